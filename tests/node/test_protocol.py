@@ -23,7 +23,7 @@ from cloudddp.agent.protocol import codec, transfer
 from cloudddp.agent.protocol.codec import MAX_PATH, MAX_TEXT, ProtocolError, encode, encode_utf8
 from cloudddp.agent.protocol.files import Have, PackRequest
 from cloudddp.agent.protocol.frames import End, FollowRequest, Frame, Heartbeat, Log, encode_frame
-from cloudddp.agent.protocol.gang import Gang, Kind, Message, Observed, Peer, Report, Unreachable
+from cloudddp.agent.protocol.gang import Gang, Kind, Message, Observed, Report, Unreachable
 from cloudddp.agent.protocol.jobs import MAX_LISTING, JobsReply, JobState, RankRecord
 from cloudddp.agent.protocol.kill import KillReply, KillRequest
 from cloudddp.agent.protocol.machine import MAX_FOLDERS, ProbeReply, ProbeRequest, is_interface
@@ -38,6 +38,7 @@ from cloudddp.agent.protocol.manifest import (
     nested,
     path_from_wire,
 )
+from cloudddp.agent.protocol.peer import Peer
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.poweroff import PowerOffReply
 from cloudddp.agent.protocol.receive import ReceiveEvent, ReceiveReply, ReceiveRequest

@@ -22,7 +22,8 @@ from cloudddp.agent.protocol.codec import (
     check_range,
     encode_utf8,
 )
-from cloudddp.agent.protocol.jobs import MAX_RANK, MAX_RANKS, JobState
+from cloudddp.agent.protocol.jobs import MAX_RANKS, JobState
+from cloudddp.agent.protocol.phases import MAX_RANK
 
 MAX_STATE = 1 << 20  # bytes of one state: 256 ranks take 50 kB
 MAX_PIECE = 1 << 16  # bytes of log in one frame

@@ -16,10 +16,7 @@ from cloudddp.agent.protocol.codec import (
 )
 from cloudddp.agent.protocol.copies import Copied
 from cloudddp.agent.protocol.pace import MAX_STRAGGLERS, Straggler
-from cloudddp.agent.protocol.phases import MAX_NODES as MAX_NODES
-from cloudddp.agent.protocol.phases import MAX_RANK as MAX_RANK
-from cloudddp.agent.protocol.phases import MAX_RESTARTS as MAX_RESTARTS
-from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.protocol.phases import MAX_NODES, MAX_RANK, MAX_RESTARTS, JobPhase
 from cloudddp.agent.protocol.stall import LeftStall
 from cloudddp.agent.protocol.training import TrainingStatus
 from cloudddp.agent.protocol.verdict import Verdict

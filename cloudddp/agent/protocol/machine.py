@@ -46,7 +46,6 @@ class ProbeReply:
     free_port: int
     agent_port: int
     time: float  # seconds since the epoch, by the node's clock
-    disk_free: int  # bytes
     timer_state: str  # systemd's ActiveState of the deadline timer, '' unless it was asked for
     timer_next: str  # systemd's NextElapseUSecRealtime, '' where none is planned
     running: tuple[str, ...]
@@ -78,7 +77,6 @@ class ProbeReply:
         check_range("free_port", self.free_port, 1, (1 << 16) - 1)
         check_range("agent_port", self.agent_port, 1, (1 << 16) - 1)
         check_range("time", self.time, 0, MAX_TIME)
-        check_range("disk_free", self.disk_free, 0, MAX_SIZE)
         check_range("version", self.version, 0, MAX_SIZE)
         check_length("running", self.running, MAX_RUNNING)
         for job in self.running:

@@ -149,7 +149,7 @@ class Nodes:
         replies: dict[str, ProbeReply | SetupReply | StartReply] = {
             "probe": ProbeReply(
                 interface="ens5", gpus=self._gpus, cpus=self._cpus,
-                python="/opt/pytorch/bin/python", free_port=29500, agent_port=29501, time=time.time(), disk_free=1 << 40,
+                python="/opt/pytorch/bin/python", free_port=29500, agent_port=29501, time=time.time(),
                 timer_state="active", timer_next="-", running=(), folders={}, torch_gpus=self._gpus,
                 efa=self._efa,
             ),

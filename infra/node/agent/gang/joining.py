@@ -35,9 +35,7 @@ class Joining:
         if not request.gang.preflight:
             self._found = Facts()
             return
-        first = request.processes[0] if request.processes else None
-        word = (first.launcher or first.rank)[0] if first else ""
-        python = program(word, store.project_folder(request.project))
+        python = program(request.program, store.project_folder(request.project))
         threading.Thread(target=self._collect, args=(python,), daemon=True).start()
 
     def _collect(self, python: str) -> None:
@@ -87,8 +85,20 @@ class Joining:
         found = preflight.problems(self._request.node, self._peers.facts, self._peers.skews)
         return tuple(one[:MAX_LINE] for one in found[:MAX_PROBLEMS])
 
-    def failed(self, problems: tuple[str, ...]) -> tuple[Unreachable, Verdict]:
-        """Return why no rank is started on this node: for the reply of `start`, and as a verdict."""
+    def give_up(
+        self, given: Optional[Verdict], *, asked: str, problems: tuple[str, ...]
+    ) -> tuple[Unreachable, Verdict]:
+        """Return why no rank is started on this node: for the reply of `start`, and as a verdict. `given`: that of a node
+        that has given up before, if any. `asked`: why this process was asked to end, or ''."""
+        missing = replace(self._peers.missing, problems=problems)
+        if given is not None:
+            return missing, given
+        if asked:
+            failure = Failure(self._request.node, Cause.AGENT, detail=asked)
+            return missing, Verdict(JobPhase.FAILED, 1, self._request.node, failure, at=time.time())
+        return self._failed(problems)
+
+    def _failed(self, problems: tuple[str, ...]) -> tuple[Unreachable, Verdict]:
         node, missing = self._request.node, self._peers.missing
         losses = self._peers.losses
         apart = [*missing.to, *missing.by]

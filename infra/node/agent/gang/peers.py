@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Optional
 
 from agent.gang.decision import Arrived
 from agent.gang.mesh import Closed, Event, Mesh, Received
@@ -50,6 +51,7 @@ class Peers:
         """Forget what is known of the last attempt, and receive what was early for this one."""
         self.attempt = attempt
         self.finished: set[int] = set()  # nodes whose ranks have all exited with 0
+        self._all_finished_at: Optional[float] = None
         self.reports: dict[int, Arrived] = {}
         self._events.extendleft(reversed(self._early))
         self._early = []
@@ -72,6 +74,13 @@ class Peers:
     def all_finished(self) -> bool:
         """Whether every rank of the job has exited with 0."""
         return self.nodes <= self.finished
+
+    def all_finished_for(self) -> float:
+        """Return for how many seconds this node has known that every rank of the job has exited with 0."""
+        if not self.all_finished:
+            return 0.0
+        self._all_finished_at = self._all_finished_at or time.monotonic()
+        return time.monotonic() - self._all_finished_at
 
     # -- messages ----------------------------------------------------------------------------------------------
 

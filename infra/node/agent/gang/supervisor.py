@@ -18,7 +18,6 @@ from agent.gang.joining import Joining
 from agent.gang.mesh import Mesh, Received
 from agent.gang.peers import Peers
 from agent.jobs import job_record, phases, poweroff
-from agent.jobs.job_record import JobRecord
 from agent.node import commands, kernel, processes
 from agent.node.shared_memory import SupervisorHeartbeat, last_line
 from agent.ranks import attempt, causes, launchers
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 PAUSE = 0.05  # seconds between two looks at the ranks
 FIRST_DECIDES = 5.0  # seconds for the first node to say why the ranks do not start, as it knows it, too
 FAILURE_GRACE = (
-    2.0  # seconds between SIGTERM and SIGKILL at most, once a rank has failed: the others cannot go on
+    2.0  # seconds from SIGTERM to SIGKILL at most, once a rank has failed: the others cannot go on
 )
 EXIT_BARRIER = 10.0  # seconds that torchrun may wait for the others after every rank of the job has finished
 LEFTOVERS_GRACE = 1.0  # seconds for processes that ranks have left behind
@@ -66,7 +65,7 @@ class _Supervisor:
         self._heartbeat = heartbeat
         self._node = request.node
         self._wake = mesh.wake
-        self._record = JobRecord(request)
+        self._record = job_record.JobRecord(request)
         self._peers = Peers(request, mesh)
         self._verdict: Optional[Verdict] = None
         self._is_joined = False  # the job has begun on all nodes
@@ -83,12 +82,15 @@ class _Supervisor:
         self._attempt = Attempt(self._request, self._record.folder, number)
         self._is_launched = False  # the launchers of this attempt were started
         self._spread = self._new_spread(number)
-        self._stall = Stall(self._node, self._record.folder, self._request.stall_minutes)
-        self._alone = isolation.Watch(self._node, self._request.gang.peers, self._request.alone_seconds)
+        self._begin_watch()
         self._stragglers = stragglers.Watch(self._node, self._record.folder, self._request.straggler_seconds)
         self._is_stopping = False  # the ranks of all nodes are being ended
         self._over_by = float("inf")  # when that is over on all nodes at the latest, by the monotonic clock
-        self._finished_at: Optional[float] = None  # when the ranks of all nodes were
+
+    def _begin_watch(self) -> None:
+        """Count the time in which ranks do nothing, or do not connect, from now on."""
+        self._stall = Stall(self._node, self._record.folder, self._request.stall_minutes)
+        self._isolation = isolation.Watch(self._node, self._request.gang.peers, self._request.alone_seconds)
 
     def _new_spread(self, number: int) -> Optional[Spread]:
         """Return what copies the newest snapshot, or the shared files, to the nodes that lack it, before ranks start."""
@@ -138,16 +140,20 @@ class _Supervisor:
         while not joining.is_done:
             self._receive(PAUSE)
             joining.announce()
-            stopped = (
-                self._record.is_stopping or self._attempt.stopped_at is not None or self._verdict is not None
-            )
-            if stopped or self._peers.lost or self._asked_to_end or joining.is_late:
-                self._give_up(joining, cancelled=self._record.is_cancelled)
+            stopped = self._record.is_stopping or self._attempt.stopped_at is not None
+            if (
+                stopped
+                or self._verdict is not None
+                or self._peers.lost
+                or self._asked_to_end
+                or joining.is_late
+            ):
+                self._give_up(joining)
                 return False
         problems = joining.problems()
         if problems:
             self._wait_for_the_first()
-            self._give_up(joining, cancelled=self._record.is_cancelled, problems=problems)
+            self._give_up(joining, problems)
         return not problems
 
     def _wait_for_the_first(self) -> None:
@@ -158,20 +164,13 @@ class _Supervisor:
             if self._record.is_stopping or self._asked_to_end:
                 return
 
-    def _give_up(self, joining: Joining, *, cancelled: bool, problems: tuple[str, ...] = ()) -> None:
-        """End before any rank was started, with the verdict of a node that has given up before, or else with an own one."""
-        if cancelled:
+    def _give_up(self, joining: Joining, problems: tuple[str, ...] = ()) -> None:
+        """End before any rank was started."""
+        if self._record.is_cancelled:
             message = Message(Kind.STOP, cancelled=True)
             verdict = Verdict(JobPhase.CANCELLED, decision.CANCELLED, self._node)
         else:
-            missing = replace(self._peers.missing, problems=problems)
-            if self._verdict is not None:
-                verdict = self._verdict
-            elif self._asked_to_end:
-                failure = Failure(self._node, Cause.AGENT, detail=self._why_asked())
-                verdict = Verdict(JobPhase.FAILED, 1, self._node, failure, at=time.time())
-            else:
-                missing, verdict = joining.failed(problems)
+            missing, verdict = joining.give_up(self._verdict, asked=self._why_asked(), problems=problems)
             self._record.unreachable(missing)
             message = Message(Kind.VERDICT, verdict=verdict)
         self._peers.send(message)
@@ -273,12 +272,12 @@ class _Supervisor:
             self._obey(notice)
         elif self._spread is not None and not self._is_launched:
             self._watch_spread(self._spread)
-        elif look is Look.ENDED or self._waits_at_exit_barrier():
+        elif look is Look.ENDED or self._peers.all_finished_for() > EXIT_BARRIER:
             self._attempt.end(LEFTOVERS_GRACE)
         else:
             self._watch_stall()
             self._watch_stragglers()
-            if text := self._alone.found(self._attempt.running_ranks):
+            if text := self._isolation.found(self._attempt.running_ranks):
                 job_record.note(self._record.folder, text)
 
     def _watch_spread(self, spread: Spread) -> None:
@@ -290,8 +289,7 @@ class _Supervisor:
             self._stop(cancelled=False)
         elif spread.is_done:
             spread.close()
-            self._stall = Stall(self._node, self._record.folder, self._request.stall_minutes)
-            self._alone = isolation.Watch(self._node, self._request.gang.peers, self._request.alone_seconds)
+            self._begin_watch()
             self._start_ranks()
 
     def _watch_others(self) -> None:
@@ -345,16 +343,12 @@ class _Supervisor:
             self._stall.noted()
 
     def _why_asked(self) -> str:
+        """Return why this process was asked to end, '' if it was not."""
+        if not self._asked_to_end:
+            return ""
         if os.getppid() != self._guard:
             return "its parent was killed"
         return f"ended by {signal.Signals(self._asked_to_end).name}: the machine may be shutting down"
-
-    def _waits_at_exit_barrier(self) -> bool:
-        """Whether torchrun still waits for its peers although every rank of the job has finished."""
-        if not self._peers.all_finished:
-            return False
-        self._finished_at = self._finished_at or time.monotonic()
-        return time.monotonic() - self._finished_at > EXIT_BARRIER
 
     # -- the end -----------------------------------------------------------------------------------------------
 

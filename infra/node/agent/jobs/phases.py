@@ -21,8 +21,18 @@ from typing import Optional
 from agent.node import kernel, processes, store
 from agent.node.processes import Task
 from cloudddp.agent.protocol.codec import MAX_TIME, check_range, has_job_id_format
-from cloudddp.agent.protocol.jobs import MAX_NODES, MAX_RANK, MAX_RANKS, MAX_RESTARTS
-from cloudddp.agent.protocol.phases import LOG_MB, MAX_RUNNING, MAX_TOKEN, JobPhase
+from cloudddp.agent.protocol.jobs import MAX_RANKS
+from cloudddp.agent.protocol.phases import (
+    LOG_MB,
+    MAX_LOG_MB,
+    MAX_NODES,
+    MAX_RANK,
+    MAX_RESTARTS,
+    MAX_RUNNING,
+    MAX_TOKEN,
+    MIN_LOG_MB,
+    JobPhase,
+)
 from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
 
 JOB_FILE = "job.json"
@@ -49,9 +59,12 @@ class JobFile:
 
     node: int
     ranks: int
-    log_mb: int = LOG_MB  # read by the wrappers of the ranks (rank_log.Limit)
+    log_mb: int = LOG_MB  # MiB of a rank's log that its wrapper keeps
     stop_grace: float = 0.0  # seconds; for the wrappers, too
     poweroff: Optional[float] = None  # seconds after the end of the job at which the node powers off
+
+    def __post_init__(self) -> None:
+        check_range("log_mb", self.log_mb, MIN_LOG_MB, MAX_LOG_MB)
 
 
 @dataclass(frozen=True)
@@ -138,6 +151,7 @@ def first_began() -> int:
 
 
 def ctime(path: Path) -> int:
+    """Return the ctime of a file (ns), which a script cannot set, unlike the mtime; 0 where there is none."""
     try:
         return os.lstat(path).st_ctime_ns
     except OSError:
@@ -217,16 +231,8 @@ def _is_gone(folder: Path, state: StateFile) -> bool:
         guarded = processes.runs(state.guard, state.guard_born)
         return not guarded and not processes.runs(state.pid, state.born)
     if state.state is JobPhase.STARTING:
-        return time.time() - _written_at(folder) > START_SECONDS
+        return time.time() - ctime(folder / JOB_FILE) / 1e9 > START_SECONDS
     return False
-
-
-def _written_at(folder: Path) -> float:
-    """Return when a job's folder got its record. A script can set the mtime of a file, but not the ctime."""
-    try:
-        return os.lstat(folder / JOB_FILE).st_ctime
-    except OSError:
-        return 0.0
 
 
 def setup_of(folder: Path) -> Optional[SetupFile]:

@@ -106,18 +106,18 @@ def not_started(job: str, rank: int, log: BinaryIO, reason: str) -> int:
     return NOT_STARTED
 
 
-def wait(job: str, rank: int, log: BinaryIO, child: subprocess.Popen[bytes], errors: str) -> int:
+def wait(job_id: str, rank: int, log: BinaryIO, child: subprocess.Popen[bytes], errors: str) -> int:
     """Wait for the end of the rank, record it, and return its exit code, -N after signal N.
 
     `errors` is the file of torch.distributed.elastic.
     """
-    folder = store.job_folder(job)
-    job_file = phases.job_file(folder)
-    ending = RankEnd(child, folder, job_file.stop_grace if job_file else 0.0)
+    folder = store.job_folder(job_id)
+    job = phases.job_file(folder) or phases.JobFile(0, 0)
+    ending = RankEnd(child, folder, job.stop_grace)
     path, log_path = folder / "ranks" / f"{rank}.json", folder / "ranks" / f"{rank}.log"
     record = RankRecord(rank, None, None, pid=child.pid, wrapper=kernel.name(os.getpid()))
     store.write(path, record)
-    keeper = rank_log.Keeper(log, log_path, rank_log.limit_of(folder))
+    keeper = rank_log.Keeper(log, log_path, job.log_mb << 20)
     keeper.start(HANDLED)
     code = child.wait()
     at = time.monotonic()

@@ -25,23 +25,12 @@ from typing import BinaryIO, Optional, Union
 from agent.node import store
 from cloudddp.agent.protocol.codec import MAX_COUNT, ProtocolError, check_range
 from cloudddp.agent.protocol.frames import MAX_PIECE, Dropped, Log
-from cloudddp.agent.protocol.phases import LOG_MB, MAX_LOG_MB, MIN_LOG_MB
 
 INTERVAL = 0.5  # seconds between two looks at the log
 BLOCK = 4096  # holes begin and end at a multiple of it
 PUNCH_HOLE = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE (fallocate(2))
 MAX_TIMES = 64 << 20  # bytes of `N.times`: 24 days of a rank that always writes
 _TIME = struct.Struct("<dQ")  # seconds since the epoch, bytes
-
-
-@dataclass(frozen=True)
-class Limit:
-    """The part of a job's record (phases.JobFile) that the wrappers of its ranks need."""
-
-    log_mb: int = LOG_MB
-
-    def __post_init__(self) -> None:
-        check_range("log_mb", self.log_mb, MIN_LOG_MB, MAX_LOG_MB)
 
 
 @dataclass(frozen=True)
@@ -62,7 +51,7 @@ class Cut:
 
 
 class Keeper:
-    """Keeps one log below its limit and records its times, in a thread. `log` is open for writing."""
+    """Keeps one log below its `limit` in bytes and records its times, in a thread. `log` is open for writing."""
 
     def __init__(self, log: BinaryIO, path: Path, limit: int) -> None:
         self._log = log.fileno()
@@ -136,11 +125,6 @@ class Keeper:
         reserve = self._path.parent.parent / store.RESERVE
         if not reserve.exists():  # it was used for the record, and there is space again
             reserve.write_bytes(bytes(store.RESERVE_BYTES))
-
-
-def limit_of(folder: Path) -> int:
-    """Return the bytes that a rank's log of this job may have."""
-    return (store.read(folder / "job.json", Limit) or Limit()).log_mb << 20
 
 
 # -- reading -----------------------------------------------------------------------------------------------

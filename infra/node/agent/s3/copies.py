@@ -357,8 +357,7 @@ def _follow(
 
 
 def _candidates(request: StartRequest) -> list[str]:
-    first = request.processes[0] if request.processes else None
-    word = (first.launcher or first.rank)[0] if first else ""
+    word = request.program
     own = [program(word, store.project_folder(request.project))] if word else []
     return list(dict.fromkeys([*own, *PYTHONS]))
 

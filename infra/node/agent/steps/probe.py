@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 import time
 from pathlib import Path
@@ -51,7 +50,6 @@ def step(request: ProbeRequest) -> ProbeReply:
         free_port=ports[0],
         agent_port=ports[1],
         time=time.time(),
-        disk_free=shutil.disk_usage(str(Path.home())).free,
         timer_state=timer.get("ActiveState", ""),
         timer_next=timer.get("NextElapseUSecRealtime", ""),
         running=running,

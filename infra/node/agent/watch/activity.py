@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, Optional
 
 from agent.jobs import phases, rank_records
-from agent.node import processes, store
+from agent.node import kernel, processes, store
 from agent.node.commands import run_quietly
 
 LONGEST_INTERVAL = 10.0  # seconds between two looks
@@ -168,10 +168,8 @@ def _grown(before: dict[int, int], after: dict[int, int]) -> int:
 
 
 def _ticks(pid: int) -> int:
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-        return int(fields[11]) + int(fields[12])
-    return 0
+    fields = kernel.stat(pid)
+    return int(fields[11]) + int(fields[12]) if len(fields) > 12 else 0
 
 
 def _bytes(pid: int) -> int:

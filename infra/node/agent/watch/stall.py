@@ -17,10 +17,10 @@ from agent.ranks.causes import last_lines
 from agent.watch import stacks
 from agent.watch.activity import Activity
 from cloudddp.agent.protocol.codec import MAX_TEXT
-from cloudddp.agent.protocol.gang import MAX_AGO, Observed
+from cloudddp.agent.protocol.gang import Observed
 from cloudddp.agent.protocol.stacks import Position, elsewhere, summary
 from cloudddp.agent.protocol.stall import LeftStall
-from cloudddp.agent.protocol.verdict import Cause, Failure
+from cloudddp.agent.protocol.verdict import MAX_AGO, Cause, Failure
 
 GATHER_SECONDS = 120.0  # for all nodes to report their stacks
 
