@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent.node import store
-from cloudddp.agent.protocol.codec import ProtocolError, decode
+from cloudddp.agent.protocol.codec import MAX_REQUEST
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,7 @@ class Pulled:
 
 
 def read(project: Path) -> Pulled:
-    try:
-        return decode(store.read_bytes(_file(project)), Pulled)
-    except (OSError, ProtocolError):
-        return Pulled()
+    return store.read(_file(project), Pulled, MAX_REQUEST) or Pulled()
 
 
 def write(project: Path, record: Pulled) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from agent.node import store
-from cloudddp.agent.protocol.codec import ProtocolError, decode
+from cloudddp.agent.protocol.codec import MAX_REQUEST
 
 
 class Origin(NamedTuple):
@@ -37,10 +37,7 @@ class Received:
 
 def read(project: Path) -> Received:
     """Return which files were received; none if there is no record, or it cannot be decoded."""
-    try:
-        return decode(store.read_bytes(_file(project)), Received)
-    except (OSError, ProtocolError):
-        return Received()
+    return store.read(_file(project), Received, MAX_REQUEST) or Received()
 
 
 def add(project: Path, copies: Mapping[str, Origin]) -> None:

@@ -17,11 +17,9 @@ from agent.files import paths, project_lock
 from agent.node import kernel, store
 from cloudddp.agent.protocol.codec import (
     MAX_ORIGIN,
+    MAX_REQUEST,
     MIXED,
-    ProtocolError,
     check_origin,
-    decode,
-    decode_mapping,
 )
 from cloudddp.agent.protocol.manifest import Entry, Manifest
 
@@ -40,8 +38,9 @@ class Synced:
 
     def __init__(self, folder: Path, origin: str = "") -> None:
         self._folder, self._origin = folder, origin
-        self._pending = _read_pending(folder)  # first: it is deleted after the manifest was replaced
-        self._manifest = _read(_record(folder, "manifest"), Entry)
+        # First: it is deleted after the manifest was replaced.
+        self._pending = store.read(_record(folder, "pending"), _Pending, MAX_REQUEST) or _Pending()
+        self._manifest = store.read_mapping(_record(folder, "manifest"), Entry)
 
     @property
     def is_interrupted(self) -> bool:
@@ -81,7 +80,7 @@ class Synced:
 
     def digests(self, present: Manifest) -> dict[str, str]:
         """Return the SHA-256 of the files that are `present`, as far as it is known."""
-        recorded = _read(_record(self._folder, "digests"), str)
+        recorded = store.read_mapping(_record(self._folder, "digests"), str)
         unsure = self._pending.files
         return {name: digest for name, digest in recorded.items() if name in present and name not in unsure}
 
@@ -145,17 +144,3 @@ def settled(folder: Path) -> tuple[Manifest, int]:
 
 def _record(folder: Path, name: str) -> Path:
     return store.ROOT / f"{name}-{folder.name}.json"
-
-
-def _read(path: Path, kind: type[store.T]) -> dict[str, store.T]:
-    try:
-        return decode_mapping(store.read_bytes(path), kind)
-    except (OSError, ProtocolError):
-        return {}
-
-
-def _read_pending(folder: Path) -> _Pending:
-    try:
-        return decode(store.read_bytes(_record(folder, "pending")), _Pending)
-    except (OSError, ProtocolError):
-        return _Pending()

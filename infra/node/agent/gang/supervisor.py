@@ -37,9 +37,8 @@ if TYPE_CHECKING:
 
 PAUSE = 0.05  # seconds between two looks at the ranks
 FIRST_DECIDES = 5.0  # seconds for the first node to say why the ranks do not start, as it knows it, too
-FAILURE_GRACE = (
-    2.0  # seconds from SIGTERM to SIGKILL at most, once a rank has failed: the others cannot go on
-)
+# Seconds from SIGTERM to SIGKILL at most, once a rank has failed: the others cannot go on.
+FAILURE_GRACE = 2.0
 EXIT_BARRIER = 10.0  # seconds that torchrun may wait for the others after every rank of the job has finished
 LEFTOVERS_GRACE = 1.0  # seconds for processes that ranks have left behind
 LAST_WORDS = 2.0  # seconds for the verdict to reach the others
@@ -140,14 +139,9 @@ class _Supervisor:
         while not joining.is_done:
             self._receive(PAUSE)
             joining.announce()
-            stopped = self._record.is_stopping or self._attempt.stopped_at is not None
-            if (
-                stopped
-                or self._verdict is not None
-                or self._peers.lost
-                or self._asked_to_end
-                or joining.is_late
-            ):
+            by_another = self._attempt.stopped_at is not None or self._verdict is not None
+            asked = self._record.is_stopping or self._asked_to_end
+            if by_another or asked or self._peers.lost or joining.is_late:
                 self._give_up(joining)
                 return False
         problems = joining.problems()
@@ -379,11 +373,8 @@ class _Supervisor:
     def _decide(self) -> None:
         """Decide if this is the first node that is left, and all that are left have reported."""
         peers = self._peers
-        if (
-            self._verdict is not None
-            or self._node != min(peers.left)
-            or not peers.left <= peers.reports.keys()
-        ):
+        is_first = self._node == min(peers.left)
+        if self._verdict is not None or not is_first or not peers.left <= peers.reports.keys():
             return
         verdict = decision.verdict(self._node, peers.reports, peers.losses)
         verdict = replace(verdict, restarts=self._attempt.number)

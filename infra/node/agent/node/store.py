@@ -17,6 +17,7 @@ from cloudddp.agent.protocol.codec import (
     check_job_id,
     check_project,
     decode,
+    decode_mapping,
     encode,
 )
 
@@ -82,12 +83,20 @@ def write_private(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def read(path: Path, kind: type[T]) -> Optional[T]:
-    """Return the record in a file, or None where there is none that fits."""
+def read(path: Path, kind: type[T], limit: int = MAX_RECORD) -> Optional[T]:
+    """Return the record in a file of at most `limit` bytes, or None where there is none that fits."""
     try:
-        return decode(read_bytes(path, MAX_RECORD), kind)
+        return decode(read_bytes(path, limit), kind)
     except (OSError, ProtocolError):
         return None
+
+
+def read_mapping(path: Path, kind: type[T]) -> dict[str, T]:
+    """Return the values of this kind in a file, by name; none where there is no file, or it cannot be decoded."""
+    try:
+        return decode_mapping(read_bytes(path), kind)
+    except (OSError, ProtocolError):
+        return {}
 
 
 def read_bytes(path: Path, limit: int = MAX_REQUEST) -> bytes:

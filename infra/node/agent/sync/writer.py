@@ -22,7 +22,7 @@ from typing import Callable, Optional
 from agent.files import paths
 from agent.node import store
 from agent.sync.replaced import Replaced
-from cloudddp.agent.protocol.codec import ProtocolError, decode_mapping
+from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.agent.protocol.manifest import Entry
 from cloudddp.agent.protocol.transfer import DIGEST, FILE_WORK, Record
 
@@ -298,10 +298,7 @@ class Partials:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._file = store.ROOT / f"partial-{folder.name}.json"
-        try:
-            self._names = decode_mapping(store.read_bytes(self._file), str)
-        except (OSError, ProtocolError):
-            self._names = {}
+        self._names = store.read_mapping(self._file, str)
 
     def size(self, name: str, entry: Entry) -> int:
         """Return how many bytes of a file there are."""
