@@ -1,7 +1,8 @@
 """Builds the agent: one .pyz that holds infra/node/agent/ and the protocol, reproducibly.
 
-The same sources give the same bytes on every computer: sorted names, fixed times and modes, and no compression, because
-the output of zlib differs between versions. So its SHA-256 identifies the agent on the nodes, wherever it was built.
+The same sources give the same bytes on every computer: sorted names, fixed times and modes, and no
+compression, because the output of zlib differs between versions. So its SHA-256 identifies the agent on the
+nodes, wherever it was built.
 """
 
 from __future__ import annotations

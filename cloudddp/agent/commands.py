@@ -48,12 +48,14 @@ def agent_command(*words: str) -> str:
 
 @functools.cache
 def parcel() -> bytes:
-    """Return the agent, gzipped. Its hash is that of the uncompressed file, so the version of zlib does not matter."""
+    """Return the agent, gzipped. Its hash is that of the uncompressed file, so the version of zlib does not
+    matter."""
     return gzip.compress(build.agent(), 6, mtime=0)
 
 
 def ship(then: str) -> str:
-    """Return the command that takes the agent, compressed, from stdin and puts it in place whole, then runs `then`.
+    """Return the command that takes the agent, compressed, from stdin and puts it in place whole, then runs
+    `then`.
 
     An intact agent is kept: a node whose disk is full can still be queried.
     """
@@ -66,5 +68,6 @@ def ship(then: str) -> str:
 
 
 def step_command(step: str) -> str:
-    """Return the command that does a step if the agent is there and whole, and exits with NO_AGENT otherwise."""
+    """Return the command that does a step if the agent is there and whole, and exits with NO_AGENT
+    otherwise."""
     return f"{_is_intact()} || exit {ExitCode.NO_AGENT.value}; {agent_command(step)}"

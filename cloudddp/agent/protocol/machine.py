@@ -35,9 +35,9 @@ def is_interface(name: str) -> bool:
 
 @dataclass(frozen=True)
 class ProbeReply:
-    """`interface` carries the private address, '' if none does. `free_port` and `agent_port` are
-    free, for the rendezvous and for the agents of a job. `running` are job ids. `folders` are the digests of the project's
-    folders (manifest.py), and None where all are the laptop's or were not requested."""
+    """`interface` carries the private address, '' if none does. `free_port` and `agent_port` are free, for
+    the rendezvous and for the agents of a job. `running` are job ids. `folders` are the digests of the
+    project's folders (manifest.py), and None where all are the laptop's or were not requested."""
 
     interface: str
     gpus: int
@@ -93,12 +93,12 @@ class ProbeReply:
 
 @dataclass(frozen=True)
 class ProbeRequest:
-    """`manifest_digest` is the digest of the laptop's manifest, '' for no comparison. `python` is job.python, '' for the
-    node's default. `boot_seconds` limits the wait for cloud-init, 0 for none. `gpus` is what the instance type has; while
-    nvidia-smi lists fewer, it is called again for up to `gpu_seconds`. `torch_seconds` limits the import of torch and the
-    use of each GPU, 0 for neither. `efa` is how many EFA devices it should have; they are counted if that is not 0.
-    `deadline`: look at the timer of the node's deadline. `only_files`: count no GPUs, for which nvidia-smi takes up to
-    seconds."""
+    """`manifest_digest` is the digest of the laptop's manifest, '' for no comparison. `python` is job.python,
+    '' for the node's default. `boot_seconds` limits the wait for cloud-init, 0 for none. `gpus` is what the
+    instance type has; while nvidia-smi lists fewer, it is called again for up to `gpu_seconds`.
+    `torch_seconds` limits the import of torch and the use of each GPU, 0 for neither. `efa` is how many EFA
+    devices it should have; they are counted if that is not 0. `deadline`: look at the timer of the node's
+    deadline. `only_files`: count no GPUs, for which nvidia-smi takes up to seconds."""
 
     project: str
     private_ip: str

@@ -1,8 +1,9 @@
 """The manifest: the files of a project, on the laptop and on a node.
 
-It maps each path of the project to its Entry. Both sides make it by the same rules, and compare digests before they send
-any of it: one for the project, then one for each folder. File names need not be UTF-8: in memory Python escapes such bytes
-(os.fsdecode), and on the wire a path has one character for each of its bytes (latin-1).
+It maps each path of the project to its Entry. Both sides make it by the same rules, and compare digests
+before they send any of it: one for the project, then one for each folder. File names need not be UTF-8: in
+memory Python escapes such bytes (os.fsdecode), and on the wire a path has one character for each of its bytes
+(latin-1).
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ Manifest = dict[str, Entry]
 
 
 def entry_of(info: os.stat_result, target: str = "") -> Optional[Entry]:
-    """Return the entry of what os.lstat saw, or None for anything but a regular file or a link. Of a file's mode only
-    the executable bit counts."""
+    """Return the entry of what os.lstat saw, or None for anything but a regular file or a link. Of a file's
+    mode only the executable bit counts."""
     if stat.S_ISLNK(info.st_mode):
         return Entry(LINK, 0, 0, 0, target)
     if stat.S_ISREG(info.st_mode):
@@ -90,7 +91,8 @@ def manifest_to_wire(manifest: Mapping[str, Entry]) -> Manifest:
 
 
 def check_folder(path: str) -> None:
-    """Raise ProtocolError for what is not the path of a folder of a project in wire form; '' is the project itself."""
+    """Raise ProtocolError for what is not the path of a folder of a project in wire form; '' is the project
+    itself."""
     check_length("a path", path, MAX_PATH)
     if path:
         _check_parts(path)

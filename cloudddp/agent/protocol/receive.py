@@ -28,8 +28,8 @@ WAITING, LISTED, COMPARED, WRITING = range(4)
 
 @dataclass(frozen=True)
 class Kept:
-    """How many files and folders that jobs wrote were in the way of a sync and are in REPLACED now, and some of their names, in wire
-    form."""
+    """How many files and folders that jobs wrote were in the way of a sync and are in REPLACED now, and some
+    of their names, in wire form."""
 
     count: int
     names: tuple[str, ...]
@@ -43,8 +43,8 @@ class Kept:
 
 @dataclass(frozen=True)
 class ReceiveReply:
-    """How many files were written and deleted; the contents of `kept` ones were there already. `version`: of the project, after
-    this sync."""
+    """How many files were written and deleted; the contents of `kept` ones were there already. `version`: of
+    the project, after this sync."""
 
     written: int = 0
     deleted: int = 0
@@ -62,9 +62,9 @@ class ReceiveReply:
 
 @dataclass(frozen=True)
 class ReceiveEvent:
-    """A line of what a node reports meanwhile: the files that it lacks; its stage, what it
-    has received, and what it has hashed or written besides; the files whose beginning on the node was wrong, to send them
-    as a whole; why it needs the files from the laptop, and which nodes it could not use; the end."""
+    """A line of what a node reports meanwhile: the files that it lacks; its stage, what it has received, and
+    what it has hashed or written besides; the files whose beginning on the node was wrong, to send them as a
+    whole; why it needs the files from the laptop, and which nodes it could not use; the end."""
 
     wants: Optional[Wants] = None
     stage: int = WAITING
@@ -86,15 +86,15 @@ class ReceiveEvent:
 
 @dataclass(frozen=True)
 class ReceiveRequest:
-    """Followed on stdin by frames: those of the transfer for the node at position 0 of `chain`, whose source is the laptop. The
-    others connect to the node before them. SOURCE names another position, or LAPTOP. The node reports ReceiveEvents,
-    one per line, serves the nodes after it, and ends with CLOSE, or when stdin does. `adds`: nothing is deleted, and the files
-    are not recorded as those of a sync.
+    """Followed on stdin by frames: those of the transfer for the node at position 0 of `chain`, whose source
+    is the laptop. The others connect to the node before them. SOURCE names another position, or LAPTOP. The
+    node reports ReceiveEvents, one per line, serves the nodes after it, and ends with CLOSE, or when stdin
+    does. `adds`: nothing is deleted, and the files are not recorded as those of a sync.
 
-    `origin` is the id of the laptop's project, "" for none. Files that another project has sent are compared by their
-    contents, not by size and time. `version`: that of the project when it was compared, 0 for any; the sync is refused where it
-    has another one. `job`: the one whose launch this sync is part of, '' for none; nobody else may change the files until it has
-    started."""
+    `origin` is the id of the laptop's project, "" for none. Files that another project has sent are compared
+    by their contents, not by size and time. `version`: that of the project when it was compared, 0 for any;
+    the sync is refused where it has another one. `job`: the one whose launch this sync is part of, '' for
+    none; nobody else may change the files until it has started."""
 
     project: str
     secret: str

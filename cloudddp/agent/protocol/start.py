@@ -40,9 +40,9 @@ class OnStall(Enum):
 
 @dataclass(frozen=True)
 class Process:
-    """A process that the agent starts: `launcher` (torchrun; empty where ranks start directly) followed by `rank`. The
-    agent puts its rank wrapper between the two, which records the log, exit code and end of each rank. A word with a
-    slash is a path relative to the project."""
+    """A process that the agent starts: `launcher` (torchrun; empty where ranks start directly) followed by
+    `rank`. The agent puts its rank wrapper between the two, which records the log, exit code and end of each
+    rank. A word with a slash is a path relative to the project."""
 
     launcher: tuple[str, ...]
     rank: tuple[str, ...]
@@ -55,9 +55,9 @@ class Process:
 
 @dataclass(frozen=True)
 class SetupReply:
-    """How the setup ended. `command` is the one that failed, with the end of its `output`. `cancelled`: the job was
-    cancelled meanwhile, and no process of its setup is left. `read_only`: the environment of Python that the command was
-    not allowed to change, or ''."""
+    """How the setup ended. `command` is the one that failed, with the end of its `output`. `cancelled`: the
+    job was cancelled meanwhile, and no process of its setup is left. `read_only`: the environment of Python
+    that the command was not allowed to change, or ''."""
 
     exit_code: int
     command: str = ""
@@ -74,9 +74,9 @@ class SetupReply:
 
 @dataclass(frozen=True)
 class SetupRequest:
-    """Run `commands` in the project unless they ran here before with the same contents of `inputs` (paths in the
-    project). They belong to the job that is being launched. The environment of `python` (a path on the node, '' for the
-    node's default) is active while they run."""
+    """Run `commands` in the project unless they ran here before with the same contents of `inputs` (paths in
+    the project). They belong to the job that is being launched. The environment of `python` (a path on the
+    node, '' for the node's default) is active while they run."""
 
     job: str
     node: int
@@ -100,9 +100,10 @@ class SetupRequest:
 
 @dataclass(frozen=True)
 class StartReply:
-    """The job's supervisor runs. `unreachable`: the job was not started, because this node or another one is not connected
-    to all others. `platform` is the node's, such as linux-x86_64; `tool` the SHA-256 of the py-spy that was sent there, ''
-    for none. `reached`: how many seconds ago the agent reached the parts of the start, by name."""
+    """The job's supervisor runs. `unreachable`: the job was not started, because this node or another one is
+    not connected to all others. `platform` is the node's, such as linux-x86_64; `tool` the SHA-256 of the
+    py-spy that was sent there, '' for none. `reached`: how many seconds ago the agent reached the parts of
+    the start, by name."""
 
     pid: int
     unreachable: Optional[Unreachable] = None
@@ -134,16 +135,16 @@ class Deadline:
 
 @dataclass(frozen=True)
 class StartRequest:
-    """Start a job's processes on this node, once its agent is connected to those of all other nodes of the `gang`. `env`
-    is common to all processes; it may hold secrets. None of it is written to the disk. A job that fails is started again
-    `retries` times in an hour.
+    """Start a job's processes on this node, once its agent is connected to those of all other nodes of the
+    `gang`. `env` is common to all processes; it may hold secrets. None of it is written to the disk. A job
+    that fails is started again `retries` times in an hour.
 
-    `save`: seconds before the `deadline`, and before a scheduled maintenance, at which the ranks are told to save and
-    end. `poweroff`: the node powers off so many seconds after the end of the job; None: it does not. `keep`: likewise
-    after a stall that ends the nodes. `results`: where the
-    node copies its results then; None: nowhere. `snapshots`: of which the newest is sent to a node that stays if this one is
-    about to end; None: none is. `version`: that of the project's files that this launch has sent or compared (transfer.py); the
-    job is refused where they have another one."""
+    `save`: seconds before the `deadline`, and before a scheduled maintenance, at which the ranks are told to
+    save and end. `poweroff`: the node powers off so many seconds after the end of the job; None: it does not.
+    `keep`: likewise after a stall that ends the nodes. `results`: where the node copies its results then;
+    None: nowhere. `snapshots`: of which the newest is sent to a node that stays if this one is about to end;
+    None: none is. `version`: that of the project's files that this launch has sent or compared (transfer.py);
+    the job is refused where they have another one."""
 
     job: str
     node: int
@@ -175,7 +176,8 @@ class StartRequest:
 
     @property
     def program(self) -> str:
-        """The program that starts the ranks, which comes from the environment of the job's Python; '' for none."""
+        """The program that starts the ranks, which comes from the environment of the job's Python; '' for
+        none."""
         first = self.processes[0] if self.processes else None
         return (first.launcher or first.rank)[0] if first else ""
 

@@ -1,8 +1,10 @@
-"""The transfer of project files as a stream of frames: from the laptop to one node, and from each node to the next.
+"""The transfer of project files as a stream of frames: from the laptop to one node, and from each node to the
+next.
 
-A receiver first gets the manifest, answers with the files that it lacks, and then gets those. All three are frames, equal on
-SSH and on the connections between nodes, so that a node passes on what it gets as it is. Whoever sends a file first seals
-the frames: an HMAC under the secret of this sync covers the head of a frame, and the heads hold the SHA-256 of the contents.
+A receiver first gets the manifest, answers with the files that it lacks, and then gets those. All three are
+frames, equal on SSH and on the connections between nodes, so that a node passes on what it gets as it is.
+Whoever sends a file first seals the frames: an HMAC under the secret of this sync covers the head of a frame,
+and the heads hold the SHA-256 of the contents.
 """
 
 from __future__ import annotations
@@ -53,8 +55,9 @@ _EXECUTABLE, _MISSING, _DELETED = 1, 2, 4  # flags
 
 
 class Record(NamedTuple):
-    """A file as it was read: `number` is its index in the listing, its size in bytes. `missing`: the sender does not have
-    it, and there are no contents; `deleted`: likewise, and the sender is the laptop, which had it when it was listed."""
+    """A file as it was read: `number` is its index in the listing, its size in bytes. `missing`: the sender
+    does not have it, and there are no contents; `deleted`: likewise, and the sender is the laptop, which had
+    it when it was listed."""
 
     number: int
     size: int
@@ -86,7 +89,8 @@ class Frame(NamedTuple):
 
 
 def _checked(decode_frame: Callable[[Frame], T]) -> Callable[[Frame], T]:
-    """Make a function that decodes a frame raise ProtocolError, whatever is wrong with the frame: a node may seal anything."""
+    """Make a function that decodes a frame raise ProtocolError, whatever is wrong with the frame: a node may
+    seal anything."""
 
     @functools.wraps(decode_frame)
     def checked(found: Frame) -> T:
@@ -112,7 +116,8 @@ def frame(secret: bytes, kind: int, head: bytes = b"", body: bytes = b"") -> byt
 
 
 def read_frame(read: Callable[[int], bytes], secret: bytes) -> Frame:
-    """Return the next frame. `read(n)` returns n bytes, fewer only at the end. Raises EOFError at the end, ProtocolError."""
+    """Return the next frame. `read(n)` returns n bytes, fewer only at the end. Raises EOFError at the end,
+    ProtocolError."""
     opening = read(_PREFIX.size + SEAL)
     if len(opening) < _PREFIX.size + SEAL:
         raise EOFError("the stream ended")
@@ -242,8 +247,9 @@ def _inflated(data: bytes, limit: int) -> bytes:
 
 @dataclass(frozen=True)
 class Listing:
-    """The files of all folders that differ on some node, in wire form; a folder without files is one that is gone.
-    `contents` is the SHA-256 (its beginning, in hex) of files that may be there with another time, by path.
+    """The files of all folders that differ on some node, in wire form; a folder without files is one that is
+    gone. `contents` is the SHA-256 (its beginning, in hex) of files that may be there with another time, by
+    path.
 
     A file's index is its position in the folders, in order.
     """
@@ -277,8 +283,9 @@ def read_listing(found: Frame) -> Listing:
 
 @dataclass(frozen=True)
 class Wants:
-    """What a node lacks: the indexes of files, and how many bytes of one it has already. `everything`: all regular files of the
-    listing. `size` is the number of bytes to send, `delete` how many files the node will delete."""
+    """What a node lacks: the indexes of files, and how many bytes of one it has already. `everything`: all
+    regular files of the listing. `size` is the number of bytes to send, `delete` how many files the node will
+    delete."""
 
     everything: bool = False
     files: tuple[int, ...] = ()
@@ -299,7 +306,8 @@ class Wants:
             check_range("an offset", offset, 0, MAX_SIZE)
 
     def of(self, entries: list[tuple[str, Entry]]) -> list[tuple[int, int]]:
-        """Return index and offset of each file that is wanted. Raises ProtocolError for one that there is not."""
+        """Return index and offset of each file that is wanted. Raises ProtocolError for one that there is
+        not."""
         chosen = range(len(entries)) if self.everything else sorted(self.files)
         offsets = {int(index): offset for index, offset in self.offsets.items()}
         if (chosen and chosen[-1] >= len(entries)) or not offsets.keys() <= set(chosen):

@@ -1,9 +1,11 @@
-"""cloudddp's program on a node: inspects the machine, receives files, starts ranks, keeps their logs and exit codes.
+"""cloudddp's program on a node: inspects the machine, receives files, starts ranks, keeps their logs and exit
+codes.
 
 Standard library only, Python 3.9 or newer. The laptop builds these modules and the protocol into one .pyz
-(cloudddp/agent/build.py), copies it over SSH and runs it: one process (`serve`) does the steps of a laptop's command.
-Afterwards only one supervisor per job runs, so the laptop may disconnect and reconnect: the state of a job is in JSON files
-that are replaced atomically, below ~/.cloudddp/jobs/JOB/. The agent does not depend on AWS or torch.
+(cloudddp/agent/build.py), copies it over SSH and runs it: one process (`serve`) does the steps of a laptop's
+command. Afterwards only one supervisor per job runs, so the laptop may disconnect and reconnect: the state of
+a job is in JSON files that are replaced atomically, below ~/.cloudddp/jobs/JOB/. The agent does not depend on
+AWS or torch.
 
         laptop: `serve`, or one STEP                              the agents of the other nodes
                     |                                                          |
@@ -22,8 +24,8 @@ that are replaced atomically, below ~/.cloudddp/jobs/JOB/. The agent does not de
                     |
     node/       kernel, processes, store, commands
 
-Imports go down only (.importlinter). Each step is the module of its name in steps/, with `REQUEST`, the type of its request,
-and `step(request)`:
+Imports go down only (.importlinter). Each step is the module of its name in steps/, with `REQUEST`, the type
+of its request, and `step(request)`:
 
     probe      inspect the machine; compare the project's files
     receive    delete and write files of the project, from the laptop or from another node
@@ -39,7 +41,7 @@ and `step(request)`:
     pulled     record what has been pulled
     pack       write files of the project to stdout, as far as the laptop lacks them
 
-A new step is a module there, its name in `dispatch.STEPS`, and its messages in the protocol. A module imports what it needs at
-its top, so that a running step does not read the .pyz again, which may be replaced. Exceptions are what takes 30 ms and few
-jobs need, and the wrapper of a rank, for which the rank waits.
+A new step is a module there, its name in `dispatch.STEPS`, and its messages in the protocol. A module imports
+what it needs at its top, so that a running step does not read the .pyz again, which may be replaced.
+Exceptions are what takes 30 ms and few jobs need, and the wrapper of a rank, for which the rank waits.
 """

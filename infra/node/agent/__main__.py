@@ -29,8 +29,8 @@ def main() -> int:
 
 
 def run() -> NoReturn:
-    """Run `main`, and end this process at once: a thread that still runs may hold the lock of stdout, for which the interpreter
-    would wait in vain while it finalizes, and abort."""
+    """Run `main`, and end this process at once: a thread that still runs may hold the lock of stdout, for
+    which the interpreter would wait in vain while it finalizes, and abort."""
     code = main()
     for stream in filter(None, (sys.stdout, sys.stderr)):  # None: it was closed before the start
         with suppress(OSError):  # the laptop has disconnected

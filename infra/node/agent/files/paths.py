@@ -27,14 +27,14 @@ def describe(path: Union[str, Path]) -> Optional[Entry]:
 
 
 def temporary(path: Path) -> Path:
-    """Return where a file is written before it gets its name. One that a killed process has left is no snapshot and no
-    result."""
+    """Return where a file is written before it gets its name. One that a killed process has left is no
+    snapshot and no result."""
     return path.with_name(f".{os.getpid()}{TEMPORARY}")
 
 
 def remove_temporaries(folder: Path, folders: Iterable[str]) -> None:
-    """Delete temporary files of a sync that was killed, in these folders below `folder`. Symbolic links are not followed.
-    Folders that no longer exist are skipped."""
+    """Delete temporary files of a sync that was killed, in these folders below `folder`. Symbolic links are
+    not followed. Folders that no longer exist are skipped."""
     for name in folders:
         with contextlib.ExitStack() as opened, contextlib.suppress(OSError):
             at: Optional[int] = None

@@ -1,8 +1,9 @@
 """The lock of a project's files on this node: who may change them, and whether somebody has.
 
-A sync holds it while it changes files. A launch keeps what it has synced until its job starts: it leaves a lease in the lock's
-file, which ends with that start, or with the process that serves the laptop. The file's time is the version of the project: each
-sync sets it before its first change, so a launch whose files were compared or sent at another version is refused.
+A sync holds it while it changes files. A launch keeps what it has synced until its job starts: it leaves a
+lease in the lock's file, which ends with that start, or with the process that serves the laptop. The file's
+time is the version of the project: each sync sets it before its first change, so a launch whose files were
+compared or sent at another version is refused.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ CHANGED = "another launch or sync has changed the project's files on this node m
 
 @dataclass(frozen=True)
 class _Lease:
-    """The launch of `job` owns the files while `session`, the agent's process that serves its laptop, runs. `at`: since when, by the
-    monotonic clock."""
+    """The launch of `job` owns the files while `session`, the agent's process that serves its laptop, runs.
+    `at`: since when, by the monotonic clock."""
 
     job: str
     session: int
@@ -93,9 +94,11 @@ class ProjectLock:
 
 @contextlib.contextmanager
 def held(folder: Path, *, within: float = BUSY, unless_leased: Optional[str] = None) -> Iterator[ProjectLock]:
-    """Hold the lock of a project. `unless_leased`: wait, too, while the launch of another job than this one owns the files.
+    """Hold the lock of a project. `unless_leased`: wait, too, while the launch of another job than this one
+    owns the files.
 
-    Raises SystemExit if that takes too long, OSError. A sync that was interrupted ends soon after its laptop is gone.
+    Raises SystemExit if that takes too long, OSError. A sync that was interrupted ends soon after its laptop
+    is gone.
     """
     deadline = time.monotonic() + within
     store.create_root()

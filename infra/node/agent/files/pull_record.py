@@ -11,8 +11,8 @@ from cloudddp.agent.protocol.codec import MAX_REQUEST
 
 @dataclass(frozen=True)
 class Pulled:
-    """`times`: path -> when it was pulled with all below it, by the file system's clock (ns). `left`: paths below these that were
-    not copied -> why."""
+    """`times`: path -> when it was pulled with all below it, by the file system's clock (ns). `left`: paths
+    below these that were not copied -> why."""
 
     times: dict[str, int] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)

@@ -1,7 +1,9 @@
-"""The files of a project that jobs wrote: what is there, without what syncs wrote, what was pulled, and copies of other nodes.
+"""The files of a project that jobs wrote: what is there, without what syncs wrote, what was pulled, and
+copies of other nodes.
 
-A new file is recognised by its ctime, which neither the job nor a tool that preserves times can set. It is compared with
-the ctime of a file that the agent creates: both come from the file system's clock, which may lag behind time.time().
+A new file is recognised by its ctime, which neither the job nor a tool that preserves times can set. It is
+compared with the ctime of a file that the agent creates: both come from the file system's clock, which may
+lag behind time.time().
 """
 
 from __future__ import annotations
@@ -37,9 +39,9 @@ SCAN_SECONDS = 10.0  # the longest that the search may take
 
 
 class Scan:
-    """Yields each new file of a project; `late` says that the limit of `seconds` was reached. `left` names what a pull has left
-    out and what cannot be read, and why. Files that were pulled count again if they were written after `again` (ns); copies of
-    what the instances in `present` wrote do not count."""
+    """Yields each new file of a project; `late` says that the limit of `seconds` was reached. `left` names
+    what a pull has left out and what cannot be read, and why. Files that were pulled count again if they were
+    written after `again` (ns); copies of what the instances in `present` wrote do not count."""
 
     def __init__(
         self,
@@ -110,6 +112,7 @@ class Scan:
 
 
 def was_written_by_jobs(project: Path) -> bool:
-    """Return whether jobs wrote anything in the project, on this node or, where it was copied from there, on another one."""
+    """Return whether jobs wrote anything in the project, on this node or, where it was copied from there, on
+    another one."""
     began = phases.first_began()
     return bool(began) and any(True for _ in Scan(project, (), (), began, again=0))

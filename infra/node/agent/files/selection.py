@@ -1,8 +1,8 @@
-"""Which new files a pull takes where no outputs are configured: all of them up to a limit, else first what is small, then
-checkpoints, the newest first. Pure.
+"""Which new files a pull takes where no outputs are configured: all of them up to a limit, else first what is
+small, then checkpoints, the newest first. Pure.
 
-Folders that usually hold a downloaded data set come last, and are not left out for their name alone: a script may write results
-there, too. `job.scratch` leaves them out.
+Folders that usually hold a downloaded data set come last, and are not left out for their name alone: a script
+may write results there, too. `job.scratch` leaves them out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _STEP = re.compile(r"(checkpoint|ckpt|step|epoch|global_step)[-_]?\d+", re.IGNOR
 
 
 class NewFile(NamedTuple):
-    """`place` is the output that contains it, or the topmost of its parent folders that no sync created. `pulled`: before."""
+    """`place` is the output that contains it, or the topmost of its parent folders that no sync created.
+    `pulled`: before."""
 
     ctime: int  # ns
     place: str
@@ -34,8 +35,8 @@ class NewFile(NamedTuple):
 
 
 def choose(new: Sequence[NewFile], limit: int) -> tuple[list[NewFile], dict[str, list[NewFile]]]:
-    """Return the files that a pull takes, up to `limit` bytes of those that were not pulled (0: all), and by their path what it
-    leaves. A checkpoint of several files in a folder of its own is one path."""
+    """Return the files that a pull takes, up to `limit` bytes of those that were not pulled (0: all), and by
+    their path what it leaves. A checkpoint of several files in a folder of its own is one path."""
     if not limit or sum(one.size for one in new if not one.pulled) <= limit:
         return list(new), {}
     folders = {os.path.dirname(one.found.name) for one in new if _is_distributed(one.found.name)}

@@ -1,4 +1,5 @@
-"""Which files of the project are copies that this node got from another one before ranks started (share/spread.py).
+"""Which files of the project are copies that this node got from another one before ranks started
+(share/spread.py).
 
 A copy is no result of this node, as long as it is unchanged and the node that wrote it is there.
 """
@@ -16,8 +17,8 @@ from cloudddp.agent.protocol.codec import MAX_REQUEST
 
 
 class Origin(NamedTuple):
-    """The instance that wrote a file (or that sent it, if the writer had left the job), and the mtime and size of the copy, which
-    are those of the original."""
+    """The instance that wrote a file (or that sent it, if the writer had left the job), and the mtime and
+    size of the copy, which are those of the original."""
 
     id: str
     mtime_ns: int

@@ -9,8 +9,8 @@ MAX_PARTS = 10_000  # of a file with holes
 
 
 def data_of(descriptor: int, size: int) -> list[tuple[int, int]]:
-    """Return where a file has data, up to `size`: begin and end of each part between two holes. Of a file with very many
-    holes the rest counts as data."""
+    """Return where a file has data, up to `size`: begin and end of each part between two holes. Of a file
+    with very many holes the rest counts as data."""
     found: list[tuple[int, int]] = []
     at = 0
     while at < size and len(found) < MAX_PARTS:
@@ -25,7 +25,8 @@ def data_of(descriptor: int, size: int) -> list[tuple[int, int]]:
 
 
 class WithoutHoles:
-    """A log without the part that ranks/rank_log.py has removed, which would be sent as zeros: a line says how long it was."""
+    """A log without the part that ranks/rank_log.py has removed, which would be sent as zeros: a line says
+    how long it was."""
 
     def __init__(self, file: BinaryIO, size: int, parts: list[tuple[int, int]]) -> None:
         self._file = file

@@ -1,8 +1,9 @@
 """What the syncs of a project have written on this node, and what of it is still there.
 
-There are three records: the manifest of the last sync; the SHA-256 of its files; and, while a sync writes or after one was
-interrupted, the files that it writes, which it writes before the first of them, and deletes last. Until then each of these files
-may be as it was or as it will be. So a sync that changes few of many files writes the manifest once, at its end.
+There are three records: the manifest of the last sync; the SHA-256 of its files; and, while a sync writes or
+after one was interrupted, the files that it writes, which it writes before the first of them, and deletes
+last. Until then each of these files may be as it was or as it will be. So a sync that changes few of many
+files writes the manifest once, at its end.
 """
 
 from __future__ import annotations
@@ -26,15 +27,16 @@ from cloudddp.agent.protocol.manifest import Entry, Manifest
 
 @dataclass(frozen=True)
 class _Pending:
-    """The files that a sync writes, since this `boot` of the node: after a crash, a file may have the size and the time, and other
-    contents."""
+    """The files that a sync writes, since this `boot` of the node: after a crash, a file may have the size
+    and the time, and other contents."""
 
     boot: str = ""
     files: dict[str, Entry] = field(default_factory=dict)
 
 
 class Synced:
-    """The files of a project that syncs have written, as they are recorded. Jobs may have changed or deleted any of them."""
+    """The files of a project that syncs have written, as they are recorded. Jobs may have changed or deleted
+    any of them."""
 
     def __init__(self, folder: Path, origin: str = "") -> None:
         self._folder, self._origin = folder, origin
@@ -63,8 +65,9 @@ class Synced:
         return self.current(frozenset())
 
     def current(self, folders: Optional[Set[str]] = None) -> Manifest:
-        """Return the recorded files that are still there, unchanged in size, time and mode. With `folders`, only files in these
-        are looked at, besides those of an interrupted sync; the others are returned as they are recorded."""
+        """Return the recorded files that are still there, unchanged in size, time and mode. With `folders`,
+        only files in these are looked at, besides those of an interrupted sync; the others are returned as
+        they are recorded."""
         root = f"{self._folder}/"  # to join Paths takes longer than to look at the files
         known, pending = self._manifest, self._pending.files
         written = pending if self._pending.boot == kernel.boot() else {}
@@ -85,8 +88,8 @@ class Synced:
         return {name: digest for name, digest in recorded.items() if name in present and name not in unsure}
 
     def begin(self, changed: Manifest) -> None:
-        """Record the files that are about to be written. For those that are only deleted nothing is recorded, so that the disk may
-        be full."""
+        """Record the files that are about to be written. For those that are only deleted nothing is recorded,
+        so that the disk may be full."""
         if self.is_foreign:
             store.replace(_origin_path(self._folder), MIXED.encode())
         if changed:
@@ -107,8 +110,8 @@ class Synced:
             store.replace(_origin_path(self._folder), self._origin.encode())
 
     def settle(self, present: Manifest) -> None:
-        """Record what is `present` if that differs from what is recorded: a later file of the same name, size and time as one that
-        is gone is no file of a sync."""
+        """Record what is `present` if that differs from what is recorded: a later file of the same name, size
+        and time as one that is gone is no file of a sync."""
         if self.is_interrupted or len(present) < len(self._manifest):
             self.record(present, self.digests(present))
 
@@ -128,8 +131,8 @@ def _origin_path(folder: Path) -> Path:
 
 
 def settled(folder: Path) -> tuple[Manifest, int]:
-    """Return what is there of what syncs have written, and its version; and record it, unless the disk is full. Raises SystemExit
-    while another sync writes."""
+    """Return what is there of what syncs have written, and its version; and record it, unless the disk is
+    full. Raises SystemExit while another sync writes."""
     with contextlib.suppress(OSError), project_lock.held(folder) as lock:
         synced = Synced(folder)
         if synced.is_interrupted:

@@ -1,8 +1,10 @@
-"""Walks results in the project: one walk for what is listed, what goes to the laptop and what is copied to S3.
+"""Walks results in the project: one walk for what is listed, what goes to the laptop and what is copied to
+S3.
 
-A symbolic link is kept where it leads to something that is walked anyway. One that leads elsewhere on the node (a scratch disk)
-is followed, as by `rsync -L`. Below it, only files that a job wrote count, so that a link to a data set does not bring the data
-set; `since` 0 brings all. The walk has limits, and what lies beyond them is left out.
+A symbolic link is kept where it leads to something that is walked anyway. One that leads elsewhere on the
+node (a scratch disk) is followed, as by `rsync -L`. Below it, only files that a job wrote count, so that a
+link to a data set does not bring the data set; `since` 0 brings all. The walk has limits, and what lies
+beyond them is left out.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ class LeftOut(Protocol):
 
 
 class Found(NamedTuple):
-    """A file, folder or link: `name` is its path in the project, `path` where it is read, `target` that of a link."""
+    """A file, folder or link: `name` is its path in the project, `path` where it is read, `target` that of a
+    link."""
 
     name: str
     path: str
@@ -51,7 +54,8 @@ class _Base:
 
 
 class Tree:
-    """A walk of the paths `roots` in a folder. `since`: ctime (ns) of the oldest file behind a link that counts."""
+    """A walk of the paths `roots` in a folder. `since`: ctime (ns) of the oldest file behind a link that
+    counts."""
 
     def __init__(
         self,
@@ -69,7 +73,8 @@ class Tree:
         self._followed = 0
 
     def below(self, root: str) -> Iterator[Found]:
-        """Yield a path and, if it is a folder, everything below it but `.git`. Raises OSError if it does not exist."""
+        """Yield a path and, if it is a folder, everything below it but `.git`. Raises OSError if it does not
+        exist."""
         bases: list[_Base] = []
         path = os.path.join(self._folder, root)
         yield from self._entry(root, path, os.lstat(path), self._project, bases)
@@ -167,7 +172,8 @@ def _is_within(path: str, folder: str) -> bool:
 
 
 def leads_to(name: str, target: str, roots: Sequence[str]) -> bool:
-    """Return whether a link ends at or below one of `roots`, by its text: as link_end in cloudddp/job/safe_names.py."""
+    """Return whether a link ends at or below one of `roots`, by its text: as link_end in
+    cloudddp/job/safe_names.py."""
     words = [word for word in target.split("/") if word not in ("", ".")]
     up = 0
     while up < len(words) and words[up] == "..":

@@ -1,5 +1,5 @@
-"""What the first node decides: the verdict of a job from the reports of its nodes, and whether a job that has failed is started
-again, in place. Pure but for the clock of the budget."""
+"""What the first node decides: the verdict of a job from the reports of its nodes, and whether a job that has
+failed is started again, in place. Pure but for the clock of the budget."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class Arrived:
 
 
 def verdict(node: int, reports: Mapping[int, Arrived], seen: Iterable[Seen]) -> Verdict:
-    """Return the verdict that this node decides, from the reports of the nodes that are left and what was `seen` of those
-    that are not."""
+    """Return the verdict that this node decides, from the reports of the nodes that are left and what was
+    `seen` of those that are not."""
     failures = [*seen]
     for one in reports.values():
         failures += [Seen(one.at - failure.ago, failure) for failure in one.report.failures]
@@ -73,8 +73,8 @@ def verdict(node: int, reports: Mapping[int, Arrived], seen: Iterable[Seen]) -> 
 
 
 def _first(failures: Sequence[Seen]) -> Optional[Seen]:
-    """Return what failed first, of failures by time. A rank that has lost another one is recorded before that one if it
-    ends faster."""
+    """Return what failed first, of failures by time. A rank that has lost another one is recorded before that
+    one if it ends faster."""
     if not failures:
         return None
     first = failures[0]
@@ -87,7 +87,8 @@ def _is_consequence(one: Seen) -> bool:
 
 
 def _exited(first: Seen, reports: Iterable[Arrived]) -> Optional[Exited]:
-    """Return the rank that had exited with 0 before the first failure: the others may have failed for want of it."""
+    """Return the rank that had exited with 0 before the first failure: the others may have failed for want of
+    it."""
     failure = first.observed.failure
     if failure.cause not in (Cause.RANK, Cause.LAUNCHER, Cause.STALL):
         return None
@@ -113,7 +114,8 @@ class Budget:
         self._failures: list[tuple[object, ...]] = []
 
     def refusal(self, verdict: Verdict, step: Optional[int]) -> Optional[str]:
-        """Return why a failed job is not started again; '' without words if nobody asked for it; None if it is."""
+        """Return why a failed job is not started again; '' without words if nobody asked for it; None if it
+        is."""
         first = verdict.first
         if not self._retries:
             return ""
@@ -126,7 +128,8 @@ class Budget:
             first.exit_code == USAGE and any(line.startswith("usage:") for line in verdict.last_lines)
         ):
             return "the script itself is wrong"
-        # Without steps, a number may be how far it got. The rank that is the first may be another one each time.
+        # Without steps, a number may be how far it got. The rank that is the first may be another one each
+        # time.
         error = last if step is None else NUMBER.sub("#", last)
         key = (first.cause, first.exit_code, first.signal, error, step)
         self._failures.append(key)
@@ -139,3 +142,10 @@ class Budget:
             return f"it has been started again {self._retries} times within an hour"
         self._times.append(now)
         return None
+
+
+def restart_note(number: int, verdict: Verdict) -> str:
+    """Return what the logs say of a job that is started again, for the time `number`."""
+    first = verdict.first
+    why = "" if first is None or first.rank is None else f": rank {first.rank} on node {first.node} failed"
+    return f"restart {number}{why}"

@@ -1,9 +1,10 @@
-"""The parent of a job's supervisor: where that is killed, or has stopped, it ends the node's ranks and records it.
+"""The parent of a job's supervisor: where that is killed, or has stopped, it ends the node's ranks and
+records it.
 
-It also copies the results to S3 when the job has ended, if that was asked for, sends the newest snapshot to a node that stays
-before this one ends, and powers the node off after a job that was
-launched with --down, or that has stalled (on_stall = "down"). If the guard is killed, too, the kernel still ends the ranks:
-each process of the job asked for a signal at the death of its parent.
+It also copies the results to S3 when the job has ended, if that was asked for, sends the newest snapshot to a
+node that stays before this one ends, and powers the node off after a job that was launched with --down, or
+that has stalled (on_stall = "down"). If the guard is killed, too, the kernel still ends the ranks: each
+process of the job asked for a signal at the death of its parent.
 """
 
 from __future__ import annotations
@@ -91,7 +92,8 @@ def _ends_the_node(folder: Path, request: StartRequest) -> bool:
 
 
 def _forward(child: int) -> list[int]:
-    """Forward a request to end: the machine may be shutting down. Return a list that the signals are added to."""
+    """Forward a request to end: the machine may be shutting down. Return a list that the signals are added
+    to."""
     asked: list[int] = []
 
     def forward(number: int, _: Any) -> None:
@@ -105,8 +107,8 @@ def _forward(child: int) -> list[int]:
 
 
 def _wait(child: int, heartbeat: SupervisorHeartbeat, patience: float) -> str:
-    """Wait for the supervisor, and reap the orphans of one that was killed. Kill one that does not run its loop although this
-    process runs, and return why; otherwise ''."""
+    """Wait for the supervisor, and reap the orphans of one that was killed. Kill one that does not run its
+    loop although this process runs, and return why; otherwise ''."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])  # sigtimedwait takes it
     try:
         looked = frozen = time.monotonic()
@@ -140,8 +142,8 @@ def _is_left(child: int) -> bool:
 
 
 def _record(folder: Path, request: StartRequest, error: str) -> None:
-    """End the ranks, and record that the supervisor was killed, or its `error`. The others have seen its connections close.
-    Raises OSError."""
+    """End the ranks, and record that the supervisor was killed, or its `error`. The others have seen its
+    connections close. Raises OSError."""
     task = phases.task(folder, request.node, own=True)
     processes.end(task, min(request.stop_grace, supervisor.FAILURE_GRACE))
     failure = Failure(request.node, Cause.AGENT, detail=error)

@@ -23,7 +23,8 @@ PATIENCE = 5.0  # seconds after the limit, for the nodes that know what is missi
 
 
 class Joining:
-    """Connects this node to all others. What the node is like is collected meanwhile, by a thread, which calls `on_facts`."""
+    """Connects this node to all others. What the node is like is collected meanwhile, by a thread, which
+    calls `on_facts`."""
 
     def __init__(self, request: StartRequest, peers: Peers, *, on_facts: Callable[[], object]) -> None:
         self._request = request
@@ -88,8 +89,8 @@ class Joining:
     def give_up(
         self, given: Optional[Verdict], *, asked: str, problems: tuple[str, ...]
     ) -> tuple[Unreachable, Verdict]:
-        """Return why no rank is started on this node: for the reply of `start`, and as a verdict. `given`: that of a node
-        that has given up before, if any. `asked`: why this process was asked to end, or ''."""
+        """Return why no rank is started on this node: for the reply of `start`, and as a verdict. `given`:
+        that of a node that has given up before, if any. `asked`: why this process was asked to end, or ''."""
         missing = replace(self._peers.missing, problems=problems)
         if given is not None:
             return missing, given
@@ -102,7 +103,8 @@ class Joining:
         node, missing = self._request.node, self._peers.missing
         losses = self._peers.losses
         apart = [*missing.to, *missing.by]
-        # A node that has ended is the cause, unless it has given up because of a connection that only this node misses.
+        # A node that has ended is the cause, unless it has given up because of a connection that only this
+        # node misses.
         peer = next((one for one in apart if one in self._peers.lost or not losses), None)
         if not problems and peer is None and not losses:
             unready = ", ".join(map(str, self._unready()))
@@ -116,6 +118,7 @@ class Joining:
         return replace(missing, problems=problems), Verdict(JobPhase.FAILED, 1, node, first, at=time.time())
 
     def _unready(self) -> list[int]:
-        """The nodes that are not yet connected to all others, or have not said what they are like. It may be this one."""
+        """The nodes that are not yet connected to all others, or have not said what they are like. It may be
+        this one."""
         own = set() if self._announced else {self._request.node}
         return sorted(own | self._peers.others - self._peers.ready)

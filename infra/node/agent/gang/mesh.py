@@ -1,10 +1,10 @@
 """Authenticated connections between the agents of one job, served by one thread.
 
-Each node connects to every other one and sends on that connection; it receives on the connections of the others. Both
-sides of a connection prove that they know the job's secret: each sends a random nonce, and the HMAC of both nonces, both
-nodes and its role. Every message then carries the HMAC of its number and text under a key made of them, so that none can
-be forged, repeated or left out. Messages are not encrypted: like the traffic of the ranks, they stay within the
-cluster's security group, and hold no secret.
+Each node connects to every other one and sends on that connection; it receives on the connections of the
+others. Both sides of a connection prove that they know the job's secret: each sends a random nonce, and the
+HMAC of both nonces, both nodes and its role. Every message then carries the HMAC of its number and text under
+a key made of them, so that none can be forged, repeated or left out. Messages are not encrypted: like the
+traffic of the ranks, they stay within the cluster's security group, and hold no secret.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from agent.node.shared_memory import mark_start
 from cloudddp.agent.protocol.codec import ProtocolError, decode, encode
 from cloudddp.agent.protocol.gang import LONGEST_MESSAGE, Gang, Message, Unreachable
 
-# Seconds until a refused connection is tried again, doubled each time: the other agent may not have started. Once it has, it
-# connects to this one, which then connects at once: of many nodes that start one by one, nobody has to ask all the others often.
+# Seconds until a refused connection is tried again, doubled each time: the other agent may not have started.
+# Once it has, it connects to this one, which then connects at once: of many nodes that start one by one,
+# nobody has to ask all the others often.
 RETRY, LONGEST_RETRY = 0.1, 1.6
 HELLO_SECONDS = 10.0  # for a connection to prove that it belongs to the job
 ANSWER_SECONDS = 5.0  # for the other side to answer, before its connection is opened again
@@ -157,7 +158,7 @@ class Mesh:
             one.close()
         self._selector.close()
 
-    # -- connections -------------------------------------------------------------------------------------------
+    # -- connections -----------------------------------------------------------------------------------------
 
     def _connect(self) -> None:
         """Open the connections that are missing; those that were once open are not replaced."""
@@ -232,7 +233,7 @@ class Mesh:
         elif node is not None and link.outgoing:
             self._retry_later(node)
 
-    # -- reading and writing -----------------------------------------------------------------------------------
+    # -- reading and writing ---------------------------------------------------------------------------------
 
     def _serve(self, link: _Link) -> None:
         if not link.connected:
@@ -300,7 +301,7 @@ class Mesh:
             if self._selector.get_key(link.socket).events != wanted:
                 self._selector.modify(link.socket, wanted, link)
 
-    # -- authentication ----------------------------------------------------------------------------------------
+    # -- authentication --------------------------------------------------------------------------------------
 
     def _hello(self, link: _Link, line: bytes) -> None:
         """The connecting side sends its nonce, gets a nonce and a proof, and sends its own proof."""
@@ -350,7 +351,7 @@ class Mesh:
         if not hmac.compare_digest(proof.encode(), self._proof(role, *names).encode()):
             raise ProtocolError("the proof is wrong")
 
-    # -- messages ----------------------------------------------------------------------------------------------
+    # -- messages --------------------------------------------------------------------------------------------
 
     def _queue(self, link: _Link, text: bytes) -> None:
         link.unsent += _seal(link, text).encode() + b" " + text + b"\n"

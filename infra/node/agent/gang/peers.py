@@ -1,6 +1,8 @@
-"""The other nodes of a job, as this one knows them: connected, ready, finished, lost, and how the job has ended there.
+"""The other nodes of a job, as this one knows them: connected, ready, finished, lost, and how the job has
+ended there.
 
-What a message says about its node is kept here. Messages that ask this node for something are returned by `poll`.
+What a message says about its node is kept here. Messages that ask this node for something are returned by
+`poll`.
 """
 
 from __future__ import annotations
@@ -82,7 +84,7 @@ class Peers:
         self._all_finished_at = self._all_finished_at or time.monotonic()
         return time.monotonic() - self._all_finished_at
 
-    # -- messages ----------------------------------------------------------------------------------------------
+    # -- messages --------------------------------------------------------------------------------------------
 
     def send(self, message: Message) -> None:
         """Send a message about the attempt that runs."""
@@ -100,8 +102,8 @@ class Peers:
         return time.monotonic() > self._heartbeat_at
 
     def send_heartbeat(self, idle: float, paces: tuple[Pace, ...]) -> None:
-        """Send a heartbeat. `idle`: for how many seconds the ranks of this node have done nothing; `paces`: how long their
-        steps take."""
+        """Send a heartbeat. `idle`: for how many seconds the ranks of this node have done nothing; `paces`:
+        how long their steps take."""
         self._heartbeat_at = time.monotonic() + self._silence / HEARTBEATS
         finished = self._node in self.finished
         self.send(Message(Kind.HEARTBEAT, finished=finished, idle=idle, paces=paces))
@@ -118,8 +120,8 @@ class Peers:
         self.send(Message(Kind.ENDED, report=report))
 
     def poll(self, seconds: float) -> Iterator[Event]:
-        """Wait for up to `seconds`, and yield what this node may have to act on, one by one: messages, and Closed for a
-        node without which the ranks cannot go on. `begin` may be called between two of them."""
+        """Wait for up to `seconds`, and yield what this node may have to act on, one by one: messages, and
+        Closed for a node without which the ranks cannot go on. `begin` may be called between two of them."""
         self._events.extend(self._mesh.poll(0.0 if self._events else seconds))
         while self._events:
             event = self._events.popleft()
@@ -136,7 +138,8 @@ class Peers:
                 yield event
 
     def _keep_early(self, event: Received) -> None:
-        """Keep a message about the next attempt. A node that works sends few of them before it begins here."""
+        """Keep a message about the next attempt. A node that works sends few of them before it begins
+        here."""
         known = sum(one.node == event.node for one in self._early)
         if event.message.attempt == self.attempt + 1 and known < MAX_EARLY:
             self._early.append(event)
@@ -165,13 +168,13 @@ class Peers:
         elif message.kind is Kind.ENDED and message.report is not None:
             self.reports[node] = Arrived(time.monotonic(), message.report)
 
-    # -- lost nodes --------------------------------------------------------------------------------------------
+    # -- lost nodes ------------------------------------------------------------------------------------------
 
     def lose_silent(self) -> bool:
         """Lose the nodes that are silent, and return whether the ranks cannot go on.
 
-        A node that was itself frozen waits for the others once more: they may have sent it their verdict, which the
-        network delivers after a while.
+        A node that was itself frozen waits for the others once more: they may have sent it their verdict,
+        which the network delivers after a while.
         """
         now = time.monotonic()
         if now - self._looked_at > self._silence / 2:
@@ -186,8 +189,9 @@ class Peers:
         return lost
 
     def lose_stuck(self) -> None:
-        """Lose nodes that send heartbeats and do not take part in the end: those that have not reported how their ranks have
-        ended, although they should have by now; or else the first one, which has not decided."""
+        """Lose nodes that send heartbeats and do not take part in the end: those that have not reported how
+        their ranks have ended, although they should have by now; or else the first one, which has not
+        decided."""
         now = time.monotonic()
         stuck = self.left - self.reports.keys() or {min(self.left)}
         for node in stuck - {self._node}:

@@ -20,11 +20,13 @@ LEAST_DISK = 1 << 28  # bytes
 LEAST_SHM = 1 << 25  # bytes: data loaders pass batches through /dev/shm, and NCCL and gloo their buffers
 NVSWITCH = "/dev/nvidia-nvswitch0"  # on machines whose GPUs the fabric manager connects
 CLOCK_SKEW = 2.0  # seconds between two nodes: more breaks certificates and the order of logs
-# Errors that need a reset of the GPU or a new machine (NVIDIA, "XID Errors", and AWS's guides for P4d and P5).
+# Errors that need a reset of the GPU or a new machine (NVIDIA, "XID Errors", and AWS's guides for P4d and
+# P5).
 FATAL_XIDS = frozenset(
     (46, 48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 109, 110, 119, 120, 136, 140, 143, 145, 149, 154, 155)
 )
-# By the names of folders: importlib.metadata reads the description of each package, and importing torch takes seconds.
+# By the names of folders: importlib.metadata reads the description of each package, and importing torch takes
+# seconds.
 VERSIONS = """
 import json, os, re, sys
 found = {"python": "%d.%d.%d" % sys.version_info[:3]}
@@ -76,7 +78,8 @@ def _gpus() -> tuple[str, str]:
 def _defects(home: Path) -> tuple[str, ...]:
     """Return what is wrong with this node by itself."""
     found = []
-    for path, least in ((str(home), LEAST_DISK), ("/dev/shm", LEAST_SHM)):  # noqa: S108  looked at, never written
+    shared_memory = "/dev/shm"  # noqa: S108  looked at, never written
+    for path, least in ((str(home), LEAST_DISK), (shared_memory, LEAST_SHM)):
         with contextlib.suppress(OSError):
             free = shutil.disk_usage(path).free
             if free < least:

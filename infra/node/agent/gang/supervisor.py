@@ -1,7 +1,8 @@
-"""A job on one node: starts its ranks once all nodes are connected, ends them when the gang has to end, records the end.
+"""A job on one node: starts its ranks once all nodes are connected, ends them when the gang has to end,
+records the end.
 
-One thread serves the connections to the other nodes (peers.py, mesh.py), looks at the ranks (attempt.py), and decides; a
-second one ends processes, which may take as long as the ranks need to save.
+One thread serves the connections to the other nodes (peers.py, mesh.py), looks at the ranks (attempt.py), and
+decides; a second one ends processes, which may take as long as the ranks need to save.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ from cloudddp.agent.protocol.pace import Straggler
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.stall import LeftStall
 from cloudddp.agent.protocol.start import OnStall, StartRequest
-from cloudddp.agent.protocol.training import PREEMPTED_EXIT_CODE
 from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
 
 if TYPE_CHECKING:
@@ -92,7 +92,8 @@ class _Supervisor:
         self._isolation = isolation.Watch(self._node, self._request.gang.peers, self._request.alone_seconds)
 
     def _new_spread(self, number: int) -> Optional[Spread]:
-        """Return what copies the newest snapshot, or the shared files, to the nodes that lack it, before ranks start."""
+        """Return what copies the newest snapshot, or the shared files, to the nodes that lack it, before
+        ranks start."""
         search = self._request.snapshots
         if search is None or len(self._request.gang.peers) == 1 or (search.restarts_only and not number):
             return None
@@ -101,7 +102,8 @@ class _Supervisor:
         return Spread(self._request, search)
 
     def run(self) -> int:
-        """Run the job to its verdict. An error of this process is sent to the others before it ends the process."""
+        """Run the job to its verdict. An error of this process is sent to the others before it ends the
+        process."""
         try:
             return self._run()
         except Exception as error:
@@ -114,7 +116,8 @@ class _Supervisor:
     def _run(self) -> int:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_signal)
-        # The end of a launcher is noticed at once: its ranks end because of it, and those of other nodes because of them.
+        # The end of a launcher is noticed at once: its ranks end because of it, and those of other nodes
+        # because of them.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
         self._record.starting()
@@ -131,7 +134,7 @@ class _Supervisor:
     def _on_signal(self, number: int, _: Any) -> None:
         self._asked_to_end = number
 
-    # -- the beginning -----------------------------------------------------------------------------------------
+    # -- the beginning ---------------------------------------------------------------------------------------
 
     def _join(self) -> bool:
         """Connect to all other nodes, in both directions; return whether the ranks can start."""
@@ -189,7 +192,7 @@ class _Supervisor:
         elif not self._attempt.number:
             poweroff.begin(self._request.job, self._request.poweroff)
 
-    # -- messages ----------------------------------------------------------------------------------------------
+    # -- messages --------------------------------------------------------------------------------------------
 
     def _receive(self, seconds: float) -> None:
         """Wait for messages for up to `seconds`, and act on them."""
@@ -226,7 +229,7 @@ class _Supervisor:
             self._accept(message.verdict)
 
     def _accept(self, verdict: Verdict) -> None:
-        """Accept a verdict: the other nodes have ended. Processes may be left here, if this node was frozen."""
+        """Accept a verdict: the others have ended. Processes may be left here, if this node was frozen."""
         if self._is_joined and self._node not in self._peers.reports:
             self._stop(cancelled=verdict.phase is JobPhase.CANCELLED)
             longest = self._request.stop_grace + processes.GIVE_UP_SECONDS
@@ -234,7 +237,7 @@ class _Supervisor:
             self._attempt.join()
         self._verdict = self._verdict or verdict
 
-    # -- while it runs -----------------------------------------------------------------------------------------
+    # -- while it runs ---------------------------------------------------------------------------------------
 
     def _turn(self) -> None:
         """One turn of the loop: messages, silence, the ranks, the end."""
@@ -251,7 +254,7 @@ class _Supervisor:
         self._decide()
 
     def _watch(self) -> None:
-        """Notice what ends the job on this node: a failure, a cancel, or that all ranks and launchers have ended."""
+        """Notice what ends the job here: a failure, a cancel, or that all ranks and launchers have ended."""
         look = self._attempt.look() if self._is_launched else Look.RUNNING
         if self._attempt.succeeded:
             self._peers.finish()
@@ -287,7 +290,7 @@ class _Supervisor:
             self._start_ranks()
 
     def _watch_others(self) -> None:
-        """Report the end of this node's ranks. Where they have ended by themselves, watch those of the other nodes."""
+        """Report the end of this node's ranks. If they ended by themselves, watch those of the others."""
         if self._node not in self._peers.reports:
             cancelled = None if self._cancelled_at is None else causes.ago_of(self._cancelled_at)
             self._peers.report(self._attempt.report(cancelled))
@@ -298,7 +301,8 @@ class _Supervisor:
                 self._watch_stall()
 
     def _watch_stall(self) -> None:
-        """Notice that no rank of any node does anything. The first node declares it, and decides what follows."""
+        """Notice that no rank of any node does anything. The first node declares it, and decides what
+        follows."""
         peers = self._peers
         is_first = self._node == min(peers.left)
         if is_first and not peers.all_finished and self._stall.is_due(peers.left - {self._node}):
@@ -344,12 +348,11 @@ class _Supervisor:
             return "its parent was killed"
         return f"ended by {signal.Signals(self._asked_to_end).name}: the machine may be shutting down"
 
-    # -- the end -----------------------------------------------------------------------------------------------
+    # -- the end ---------------------------------------------------------------------------------------------
 
     def _obey(self, notice: notices.Notice) -> None:
         """Tell the ranks of all nodes to save: this node is about to end."""
-        failure = Failure(self._node, Cause.NOTICE, exit_code=PREEMPTED_EXIT_CODE, detail=notice.detail)
-        self._attempt.fail(failure)
+        self._attempt.fail(notice.failure(self._node))
         self._stop(cancelled=False, grace=notice.grace(self._request.stop_grace))
 
     def _stop(self, *, cancelled: bool, token: str = "", grace: Optional[float] = None) -> None:
@@ -392,9 +395,6 @@ class _Supervisor:
         """Start the ranks again, after no process of the last attempt is left on any node."""
         number = self._attempt.number + 1
         attempt.clear(self._record.folder)
-        why = ""
-        if verdict.first is not None and verdict.first.rank is not None:
-            why = f": rank {verdict.first.rank} on node {verdict.first.node} failed"
-        job_record.note(self._record.folder, f"restart {number}{why}", launcher=True)
+        job_record.note(self._record.folder, decision.restart_note(number, verdict), launcher=True)
         self._begin(number)
         self._launch()

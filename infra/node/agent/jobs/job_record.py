@@ -1,5 +1,5 @@
-"""What the agents write into the folder of a job: the state, the verdict, the marks of a stop, notes in the logs, and what they
-have noticed of its ranks."""
+"""What the agents write into the folder of a job: the state, the verdict, the marks of a stop, notes in the
+logs, and what they have noticed of its ranks."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class JobRecord:
     def _write(self) -> None:
         store.write(self.folder / phases.STATE_FILE, self._state)
 
-    # -- a stop ------------------------------------------------------------------------------------------------
+    # -- a stop ----------------------------------------------------------------------------------------------
 
     @property
     def is_cancelled(self) -> bool:
@@ -86,15 +86,15 @@ class JobRecord:
                 store.write_private(mark, token.encode())
 
     def time_of_cancel(self) -> float:
-        """Return when the job was cancelled, by the monotonic clock. `kill` sets its mark first, and may have ended
-        launchers since."""
+        """Return when the job was cancelled, by the monotonic clock. `kill` sets its mark first, and may have
+        ended launchers since."""
         marked = phases.cancelled_at(self.folder)
         return time.monotonic() - (0.0 if marked is None else max(time.time() - marked, 0.0))
 
 
 def note(folder: Path, text: str, *, launcher: bool = False) -> None:
-    """Write into the log of every rank on this node what the agents do with the job: into that of the launcher if no rank has
-    one yet, or if `launcher`."""
+    """Write into the log of every rank on this node what the agents do with the job: into that of the
+    launcher if no rank has one yet, or if `launcher`."""
     shown = "".join(char if char.isprintable() else "?" for char in text)  # it may hold names of files
     line = f"{NOTE}{shown} ---\n".encode(errors="replace")
     ranks = [path for _, path in phases.rank_files(folder, ".log")]
@@ -107,8 +107,8 @@ def note(folder: Path, text: str, *, launcher: bool = False) -> None:
 
 
 def end(folder: Path, state: Optional[phases.StateFile], verdict: Verdict) -> None:
-    """Record how a job has ended: first the verdict, so that every state that has ended has one. `state`: the last one,
-    None if it is unreadable."""
+    """Record how a job has ended: first the verdict, so that every state that has ended has one. `state`: the
+    last one, None if it is unreadable."""
     verdict = verdict if verdict.at is not None else replace(verdict, at=time.time())
     store.write(folder / phases.VERDICT_FILE, verdict)
     if state is not None:
@@ -126,7 +126,7 @@ def refuse(request: StartRequest, error: str) -> None:
         end(folder, replace(state, error=error), Verdict(JobPhase.FAILED, 1, request.node, first))
 
 
-# -- what the agents have noticed: stragglers, and a stall that was left alone ---------------------------------
+# -- what the agents have noticed: stragglers, and a stall that was left alone -------------------------------
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
 """The phase of each job, and the running jobs, from the files in the jobs' folders.
 
 A job's folder holds `job.json` (JobFile), `state.json` (StateFile, written by its supervisor), `ranks/N.json`
-(RankRecord), `ranks/N.log` (with `N.times` and `N.cut`: ranks/rank_log.py), `launcher.log`, `supervisor.log`, `status.json`
-(by the script), `steps/N.json` (by the ranks: watch/pace.py), `stragglers.json` and `stall.json` (job_record.py), `rebooted.json`
-(RebootFile). While its setup runs, and where it has ended there, it holds `setup.json` (SetupFile); `setup.log` is the output of
-the setup commands. A file `cancel` (with its token) marks that the user cancelled it, an empty file `stopped` that its supervisor
-ends the ranks.
+(RankRecord), `ranks/N.log` (with `N.times` and `N.cut`: ranks/rank_log.py), `launcher.log`, `supervisor.log`,
+`status.json` (by the script), `steps/N.json` (by the ranks: watch/pace.py), `stragglers.json` and
+`stall.json` (job_record.py), `rebooted.json` (RebootFile). While its setup runs, and where it has ended
+there, it holds `setup.json` (SetupFile); `setup.log` is the output of the setup commands. A file `cancel`
+(with its token) marks that the user cancelled it, an empty file `stopped` that its supervisor ends the ranks.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ class StateFile:
 
 @dataclass(frozen=True)
 class SetupFile:
-    """A setup that runs in the process `pid`. One that has succeeded has no file; `ended` and `exit_code` are of one that
-    has failed or was cancelled. A setup that was killed has neither."""
+    """A setup that runs in the process `pid`. One that has succeeded has no file; `ended` and `exit_code` are
+    of one that has failed or was cancelled. A setup that was killed has neither."""
 
     job: str
     node: int
@@ -183,7 +183,8 @@ def job_file(folder: Path) -> Optional[JobFile]:
 
 
 def task(folder: Path, node: int, *, own: bool = False) -> Task:
-    """Return the processes that a job's supervisor started. `own`: for the supervisor and its guard themselves."""
+    """Return the processes that a job's supervisor started. `own`: for the supervisor and its guard
+    themselves."""
     return Task(f"{folder.name}/{node}", folder / STATE_FILE, own)
 
 
@@ -203,8 +204,8 @@ def recorded(folder: Path) -> Optional[StateFile]:
 
 
 def agent_runs(folder: Path) -> bool:
-    """Whether the supervisor of a job runs, also as a frozen process, or its guard, which is not stopped. True if their record
-    is unreadable: a rank may have damaged it."""
+    """Whether the supervisor of a job runs, also as a frozen process, or its guard, which is not stopped.
+    True if their record is unreadable: a rank may have damaged it."""
     state = store.read(folder / STATE_FILE, StateFile)
     if state is None or state.pid is None:
         return True
@@ -241,7 +242,8 @@ def setup_of(folder: Path) -> Optional[SetupFile]:
 
 
 def setup_phase(folder: Path) -> Optional[JobPhase]:
-    """Return the phase of a job that was not started beyond its setup. None for a job whose setup is not known."""
+    """Return the phase of a job that was not started beyond its setup. None for a job whose setup is not
+    known."""
     if setup_of(folder) is None:
         return None
     if running_setup(folder):
@@ -274,7 +276,8 @@ def _is_other_boot(recorded: str) -> bool:
 
 
 def rebooted(folder: Path) -> Optional[float]:
-    """Return when the machine started again (seconds since the epoch), if a job or its setup ended because it was rebooted."""
+    """Return when the machine started again (seconds since the epoch), if a job or its setup ended because it
+    was rebooted."""
     noticed = store.read(folder / REBOOTED_FILE, RebootFile)
     if noticed is not None:
         return noticed.at
@@ -295,8 +298,9 @@ def rebooted(folder: Path) -> Optional[float]:
 def ended_with_machine(
     phase: JobPhase, node: int, ended: Optional[float], first: Optional[Failure], booted: float
 ) -> bool:
-    """Whether a job ended with the machine, which was `booted` since. Pure. Its end was not recorded; or what failed first is
-    this node: its agent was asked to end at the shutdown, or the others have lost it, or the shutdown has ended a rank first."""
+    """Whether a job ended with the machine, which was `booted` since. Pure. Its end was not recorded; or what
+    failed first is this node: its agent was asked to end at the shutdown, or the others have lost it, or the
+    shutdown has ended a rank first."""
     if phase is JobPhase.LOST:
         return True
     if first is None or first.node != node or ended is None:
@@ -307,7 +311,8 @@ def ended_with_machine(
 
 
 def running_jobs() -> list[str]:
-    """Return the jobs that occupy this node, also those whose supervisor has exited while their ranks continue."""
+    """Return the jobs that occupy this node, also those whose supervisor has exited while their ranks
+    continue."""
     return [folder.name for folder in known_folders()[-MAX_RUNNING:] if _occupies(folder)]
 
 
@@ -341,5 +346,6 @@ def cancel_token(folder: Path) -> str:
 
 
 def modified(path: Path) -> float:
-    """Return when a file was modified, in range: a script may set any time, also one before 1970. Raises OSError."""
+    """Return when a file was modified, in range: a script may set any time, also one before 1970. Raises
+    OSError."""
     return min(max(os.lstat(path).st_mtime, 0.0), MAX_TIME)

@@ -1,9 +1,10 @@
-"""`poweroff`: the end of this node after a job that was launched with --down: it powers off, and EC2 terminates it.
+"""`poweroff`: the end of this node after a job that was launched with --down: it powers off, and EC2
+terminates it.
 
-The instance's shutdown behaviour is `terminate`, so this needs no AWS permission. The plan is a file, which `launch` writes
-before it sends anything, each job that starts replaces or removes, and `resume` extends. The guard of a job that has ended
-carries it out, and so does a timer of root (infra/node/cloudddp-idle.sh), if the guard was killed or no job was started.
-Neither does while a job runs.
+The instance's shutdown behaviour is `terminate`, so this needs no AWS permission. The plan is a file, which
+`launch` writes before it sends anything, each job that starts replaces or removes, and `resume` extends. The
+guard of a job that has ended carries it out, and so does a timer of root (infra/node/cloudddp-idle.sh), if
+the guard was killed or no job was started. Neither does while a job runs.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ PLAN = store.ROOT / "poweroff.json"  # cloudddp-idle.sh reads `seconds` of it
 PAUSE = 0.5  # seconds between two looks at the plan
 RETRY = 30.0  # seconds for a shutdown that has begun, until the next command is tried
 SECONDS = 20.0  # for a command
-UNIT = "cloudddp-deadline.service"  # the shutdown ends this process, and not that unit, which forces a poweroff that hangs
+# The shutdown ends this process, and not that unit, which forces a poweroff that hangs.
+UNIT = "cloudddp-deadline.service"
 COMMANDS = (
     ["systemctl", "start", "--no-block", UNIT],
     ["systemctl", "poweroff"],
@@ -37,8 +39,9 @@ COMMANDS = (
 
 @dataclass(frozen=True)
 class Plan:
-    """The node powers off `seconds` after `since`, or after the end of `job` if that is later. `since`: seconds since the
-    epoch by its clock, for people and to tell one plan from another; nothing is computed from it here."""
+    """The node powers off `seconds` after `since`, or after the end of `job` if that is later. `since`:
+    seconds since the epoch by its clock, for people and to tell one plan from another; nothing is computed
+    from it here."""
 
     job: str
     seconds: float
@@ -65,8 +68,8 @@ def reply() -> PowerOffReply:
 
 
 def planned(job: str, ended: Optional[float]) -> Optional[float]:
-    """Return when this node powers off because of a job that has ended, in seconds since the epoch, or None. The plan is
-    older than the end where the guard was killed."""
+    """Return when this node powers off because of a job that has ended, in seconds since the epoch, or None.
+    The plan is older than the end where the guard was killed."""
     plan = current()
     return max(plan.since, ended or 0.0) + plan.seconds if plan is not None and plan.job == job else None
 
@@ -87,8 +90,8 @@ def write(job: str, seconds: float) -> Plan:
 
 
 def after(job: str, seconds: float, busy: Callable[[], bool] = lambda: False) -> None:
-    """Power off in `seconds`, and not while the node is `busy`, unless another job is started until then. The plan may be
-    changed meanwhile. Returns once another job has taken the node."""
+    """Power off in `seconds`, and not while the node is `busy`, unless another job is started until then. The
+    plan may be changed meanwhile. Returns once another job has taken the node."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)  # a shutdown must not wait for this process
     countdown = _Countdown(job)

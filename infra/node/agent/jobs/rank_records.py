@@ -25,7 +25,8 @@ def read(folder: Path) -> list[RankRecord]:
 
 
 def settle(folder: Path, records: Sequence[RankRecord], *, asked: bool) -> None:
-    """Record an end by SIGKILL, now, for ranks whose wrapper was killed with them. `asked`: they were being ended."""
+    """Record an end by SIGKILL, now, for ranks whose wrapper was killed with them. `asked`: they were being
+    ended."""
     killed = int(signal.SIGKILL)
     for record in records:
         if record.exit_code is None:
@@ -43,7 +44,8 @@ def settle(folder: Path, records: Sequence[RankRecord], *, asked: bool) -> None:
 def training_status(folder: Path) -> Optional[TrainingStatus]:
     """Return what rank 0 last reported, or None.
 
-    A script may write anything there: unknown keys, other types and numbers that a float cannot hold are dropped.
+    A script may write anything there: unknown keys, other types and numbers that a float cannot hold are
+    dropped.
     """
     try:
         path = folder / store.STATUS_FILE

@@ -14,8 +14,8 @@ _running: list[Callable[[], None]] = []  # what kills each program that has not 
 
 
 def run_quietly(argv: list[str], timeout: float = 20.0, *, partly: bool = False) -> str:
-    """Return a program's stdout, or '' where it is missing, fails, or takes longer than `timeout` seconds. With
-    `partly`, also what a program wrote that failed."""
+    """Return a program's stdout, or '' where it is missing, fails, or takes longer than `timeout` seconds.
+    With `partly`, also what a program wrote that failed."""
     return started(argv, timeout, partly=partly)()
 
 
@@ -67,10 +67,11 @@ def program(word: str, folder: Path) -> str:
 
 
 def activated(python: str) -> dict[str, str]:
-    """Return the variables with which the programs of a Python's environment (pip, torchrun, ninja) are found first.
+    """Return the variables with which the programs of a Python's environment (pip, torchrun, ninja) are found
+    first.
 
-    The Deep Learning AMI has its environment in /opt/pytorch and not on PATH; the system's pip refuses to install there
-    (PEP 668). {} for a Python that is the first on PATH anyway.
+    The Deep Learning AMI has its environment in /opt/pytorch and not on PATH; the system's pip refuses to
+    install there (PEP 668). {} for a Python that is the first on PATH anyway.
     """
     folder, path = os.path.dirname(python), os.environ.get("PATH", os.defpath)
     if not folder or shutil.which(os.path.basename(python)) == python:
@@ -82,5 +83,6 @@ def activated(python: str) -> dict[str, str]:
 
 
 def agent_command(*words: str) -> list[str]:
-    """Return the command that runs this agent: isolated from the user's environment and without site-packages."""
+    """Return the command that runs this agent: isolated from the user's environment and without
+    site-packages."""
     return [sys.executable, "-IS", "-X", "utf8", os.path.abspath(sys.argv[0]), *words]

@@ -14,8 +14,9 @@ MAX_ERROR = 500  # characters
 _STARTING = "system not yet initialized"  # cudaErrorSystemNotReady, 802
 _PAUSE = 2.0  # seconds
 
-# `nvidia-smi -L` and device_count(), which asks NVML, list the GPUs of a machine whose fabric manager is down; the first
-# use of one fails there ("Error 802: system not yet initialized"). So each GPU is used. torchrun is imported as well.
+# `nvidia-smi -L` and device_count(), which asks NVML, list the GPUs of a machine whose fabric manager is
+# down; the first use of one fails there ("Error 802: system not yet initialized"). So each GPU is used.
+# torchrun is imported as well.
 _CHECK = """\
 import json
 try:
@@ -41,8 +42,8 @@ print(json.dumps([usable, problem]))
 def usable_gpus(python: str, seconds: float, wait: float) -> tuple[Optional[int], str]:
     """Return how many GPUs PyTorch can use, and why not more; None for a Python without torch.
 
-    If the check fails or takes longer than `seconds`, the number is 0. It is repeated for up to `wait` seconds while the
-    fabric manager starts.
+    If the check fails or takes longer than `seconds`, the number is 0. It is repeated for up to `wait`
+    seconds while the fabric manager starts.
     """
     until = time.monotonic() + wait
     found = _check(python, seconds)

@@ -1,5 +1,5 @@
-"""What a process asks of the kernel about itself and others. It imports little: the wrapper of a rank needs it before the
-rank starts."""
+"""What a process asks of the kernel about itself and others. It imports little: the wrapper of a rank needs
+it before the rank starts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _LIBRARY = ctypes.CDLL(None)
 
 
 def set_name(name: str) -> None:
-    """Name this process, and those that it forks: the node must not power off while one is named RUNS_A_JOB."""
+    """Name this process, and those that it forks: the node must not power off while one is named
+    RUNS_A_JOB."""
     _LIBRARY.prctl(PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
@@ -30,7 +31,8 @@ def adopt_orphans() -> None:
 
 
 def die_with_parent(number: int, parent_pid: int) -> None:
-    """Get a signal when the parent, `parent_pid`, ends: more exactly, the thread that started this process."""
+    """Get a signal when the parent, `parent_pid`, ends: more exactly, the thread that started this
+    process."""
     _LIBRARY.prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
     if os.getppid() != parent_pid:  # it has ended before
         os.kill(os.getpid(), number)

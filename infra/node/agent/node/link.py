@@ -1,7 +1,8 @@
-"""A connection between two agents, for a snapshot or for the project's files: those of gang/mesh.py carry short messages.
+"""A connection between two agents, for a snapshot or for the project's files: those of gang/mesh.py carry
+short messages.
 
-Both sides prove that they know the secret of the job, or of the sync, and for what they have connected. What is said about
-a file carries an HMAC under it, and the file itself is verified by its SHA-256.
+Both sides prove that they know the secret of the job, or of the sync, and for what they have connected. What
+is said about a file carries an HMAC under it, and the file itself is verified by its SHA-256.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class Link:
 
     @classmethod
     def to(cls, address: str, port: int, secret: str, purpose: str, seconds: float) -> Link:
-        """Connect within `seconds`, and prove who this side is. Raises what REFUSED names; no connection is left then."""
+        """Connect within `seconds`, and prove who this side is. Raises what REFUSED names; no connection is
+        left then."""
         connection = socket.create_connection((address, port), seconds)
         link = cls(connection, secret, purpose)
         try:
@@ -121,8 +123,8 @@ class Link:
         return dict(json.loads(line))
 
     def _line(self, deadline: float) -> bytes:
-        """Return what comes until a line break, the end, or LONGEST_LINE bytes. The whole line has to come in time: the
-        socket's own limit is for each piece of it."""
+        """Return what comes until a line break, the end, or LONGEST_LINE bytes. The whole line has to come in
+        time: the socket's own limit is for each piece of it."""
         line = b""
         while len(line) < LONGEST_LINE:
             left = deadline - time.monotonic()

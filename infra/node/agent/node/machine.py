@@ -23,8 +23,8 @@ DEEP_LEARNING_AMI_PYTHON = "/opt/pytorch/bin/python"
 def interface_of(address: str) -> str:
     """Return the name of the interface that has an IPv4 address, or ''.
 
-    Asks the kernel, so that it needs no iproute2. A loopback interface has all addresses of its network: 127.77.0.4 is
-    on `lo` though `lo` lists 127.0.0.1/8.
+    Asks the kernel, so that it needs no iproute2. A loopback interface has all addresses of its network:
+    127.77.0.4 is on `lo` though `lo` lists 127.0.0.1/8.
     """
     wanted = struct.unpack("!I", socket.inet_aton(address))[0]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
@@ -50,8 +50,9 @@ def _secondary_interface_of(address: str) -> str:
 
 
 def count_gpus(expected: int, seconds: float) -> int:
-    """Return how many GPUs `nvidia-smi -L` lists. While it lists fewer than `expected`, it is called again for up to
-    `seconds`: drivers show GPUs one after another. If a GPU is lost, nvidia-smi exits with 15 and lists the others."""
+    """Return how many GPUs `nvidia-smi -L` lists. While it lists fewer than `expected`, it is called again
+    for up to `seconds`: drivers show GPUs one after another. If a GPU is lost, nvidia-smi exits with 15 and
+    lists the others."""
     deadline = time.monotonic() + seconds
     while True:
         listed = run_quietly(["nvidia-smi", "-L"], NVIDIA_SMI_SECONDS, partly=True).splitlines()
@@ -64,8 +65,9 @@ def count_gpus(expected: int, seconds: float) -> int:
 def count_efa() -> int:
     """Return how many EFA devices the node has.
 
-    Counted are those that libfabric can use, as NCCL's plugin will; without libfabric, those that the kernel has. A
-    device has several endpoints, whose domains differ in the last part: rdmap16s27-rdm, rdmap16s27-dgrm.
+    Counted are those that libfabric can use, as NCCL's plugin will; without libfabric, those that the kernel
+    has. A device has several endpoints, whose domains differ in the last part: rdmap16s27-rdm,
+    rdmap16s27-dgrm.
     """
     fi_info = EFA_FI_INFO if os.access(EFA_FI_INFO, os.X_OK) else shutil.which("fi_info")
     if fi_info is None:

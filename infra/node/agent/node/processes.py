@@ -25,7 +25,8 @@ NO_PID = -1  # no process has this pid
 
 @dataclass(frozen=True)
 class Leader:
-    """The process that adopts a task's orphans: the supervisor, or the setup step. Part of the record of each."""
+    """The process that adopts a task's orphans: the supervisor, or the setup step. Part of the record of
+    each."""
 
     pid: int
     born: str
@@ -33,9 +34,9 @@ class Leader:
 
 @dataclass(frozen=True)
 class Task:
-    """A job on this node, or its setup. `mark` is in the environment of its processes; `record` is the file that
-    names its Leader. `own`: all descendants of this process belong to it, too. A rank can damage the record, and after the
-    death of the supervisor its guard adopts the orphans."""
+    """A job on this node, or its setup. `mark` is in the environment of its processes; `record` is the file
+    that names its Leader. `own`: all descendants of this process belong to it, too. A rank can damage the
+    record, and after the death of the supervisor its guard adopts the orphans."""
 
     mark: str
     record: Path
@@ -43,11 +44,12 @@ class Task:
 
 
 def find(task: Task) -> list[int]:
-    """Return the processes of a task, but for its leader: all that carry its mark, or descend from one that does.
+    """Return the processes of a task, but for its leader: all that carry its mark, or descend from one that
+    does.
 
-    Process groups and parents are not enough: torchrun's ranks have sessions of their own, and when torchrun and the
-    supervisor are killed they continue as children of pid 1. A process that has cleared its environment is found
-    by descent, from a marked process or from the leader.
+    Process groups and parents are not enough: torchrun's ranks have sessions of their own, and when torchrun
+    and the supervisor are killed they continue as children of pid 1. A process that has cleared its
+    environment is found by descent, from a marked process or from the leader.
     """
     parents = _parents()
     marked = set(_marked(parents, f"{TASK_VARIABLE}={task.mark}".encode()))
@@ -85,7 +87,8 @@ def _leader(task: Task) -> int:
 
 
 def any_of_job(job: str) -> bool:
-    """Return whether any process has the mark of a job, for any node: for a job whose record is unreadable."""
+    """Return whether any process has the mark of a job, for any node: for a job whose record is
+    unreadable."""
     return any(_marked(_parents(), f"{TASK_VARIABLE}={job}/".encode(), whole=False))
 
 
@@ -108,7 +111,8 @@ def _marked(pids: Iterable[int], mark: bytes, *, whole: bool = True) -> Iterable
 
 
 def runs(pid: Optional[int], born_at: str) -> bool:
-    """Return whether the process runs that was recorded with this pid and this `born`. An empty one names none."""
+    """Return whether the process runs that was recorded with this pid and this `born`. An empty one names
+    none."""
     return pid is not None and bool(born_at) and born(pid) == born_at
 
 
@@ -131,10 +135,10 @@ def end(
     latest: Callable[[], float] = lambda: float("inf"),
     first: Callable[[], Sequence[int]] = lambda: (),
 ) -> tuple[int, int]:
-    """SIGTERM, wait up to `grace` seconds, SIGKILL until none is left. Return how many were ended, and how many are
-    left. `children` are this process's own, which it must collect. `ask` is False where
-    another process sends SIGTERM. `latest` returns when the grace ends, if that has
-    become earlier, by the monotonic clock. `first` returns processes that are asked before all others."""
+    """SIGTERM, wait up to `grace` seconds, SIGKILL until none is left. Return how many were ended, and how
+    many are left. `children` are this process's own, which it must collect. `ask` is False where another
+    process sends SIGTERM. `latest` returns when the grace ends, if that has become earlier, by the monotonic
+    clock. `first` returns processes that are asked before all others."""
     ended: set[int] = set()
     asked: set[int] = set()
     planned = time.monotonic() + grace

@@ -1,4 +1,5 @@
-"""Memory that a process shares with those that it forks: a guard and its supervisor, the step `start` and what it starts."""
+"""Memory that a process shares with those that it forks: a guard and its supervisor, the step `start` and
+what it starts."""
 
 from __future__ import annotations
 
@@ -40,8 +41,9 @@ def last_line(error: BaseException) -> str:
 
 
 class SupervisorHeartbeat:
-    """How a guard knows that its supervisor still runs its loop: one that is stopped, or waits for a disk that never
-    answers, holds its ranks and ends nothing. Other nodes notice that by its messages; this is for its own node."""
+    """How a guard knows that its supervisor still runs its loop: one that is stopped, or waits for a disk
+    that never answers, holds its ranks and ends nothing. Other nodes notice that by its messages; this is for
+    its own node."""
 
     def __init__(self) -> None:
         self._page = mmap.mmap(-1, _TIME.size)
@@ -71,7 +73,8 @@ def begin_start() -> None:
 
 
 def mark_start(part: str) -> None:
-    """Note that this part has been reached, unless it was before. Processes without `begin_start` note nothing."""
+    """Note that this part has been reached, unless it was before. Processes without `begin_start` note
+    nothing."""
     place = START_PARTS.index(part) * _TIME.size
     if _start_times is not None and _TIME.unpack_from(_start_times, place) == (0.0,):
         _TIME.pack_into(_start_times, place, time.monotonic())

@@ -24,7 +24,8 @@ from cloudddp.agent.protocol.codec import (
 T = TypeVar("T")
 
 ROOT = Path.home() / ".cloudddp"
-RESERVE = "reserve"  # a file in a job's folder: its blocks are for the records that are written when the disk is full
+# A file in a job's folder: its blocks are for the records that are written when the disk is full.
+RESERVE = "reserve"
 STATUS_FILE = "status.json"  # in a job's folder: the training status that rank 0 reports
 STEPS_FOLDER = "steps"  # in a job's folder: RANK.json, in which a rank reports its steps
 RESERVE_BYTES = 1 << 16
@@ -40,8 +41,9 @@ def write(path: Path, record: Any) -> None:
 def replace(path: Path, data: bytes) -> None:
     """Replace a file atomically, so that no reader gets a partial file.
 
-    How a job ended must be recorded even on a full disk, also if another program takes each block that becomes free: then
-    blocks that are there already are used, of the file itself (not atomically) or of a reserve.
+    How a job ended must be recorded even on a full disk, also if another program takes each block that
+    becomes free: then blocks that are there already are used, of the file itself (not atomically) or of a
+    reserve.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -92,7 +94,8 @@ def read(path: Path, kind: type[T], limit: int = MAX_RECORD) -> Optional[T]:
 
 
 def read_mapping(path: Path, kind: type[T]) -> dict[str, T]:
-    """Return the values of this kind in a file, by name; none where there is no file, or it cannot be decoded."""
+    """Return the values of this kind in a file, by name; none where there is no file, or it cannot be
+    decoded."""
     try:
         return decode_mapping(read_bytes(path), kind)
     except (OSError, ProtocolError):
@@ -109,7 +112,8 @@ def read_bytes(path: Path, limit: int = MAX_REQUEST) -> bytes:
 
 
 def open_regular(path: Path, access: int = os.O_RDONLY) -> BinaryIO:
-    """Open a file for reading, or with O_RDWR for writing, too. Raises OSError for anything but a regular file.
+    """Open a file for reading, or with O_RDWR for writing, too. Raises OSError for anything but a regular
+    file.
 
     A rank may replace any file here: a pipe would block the step, and a device such as /dev/zero has no end.
     """

@@ -61,7 +61,8 @@ class Attempt:
         self._latest = float("inf")  # when the grace of the ranks ends
 
     def launch(self, *, torch: str = "") -> None:
-        """Start the launchers. An error becomes a failure of the attempt. `torch`: its version, as far as it is known."""
+        """Start the launchers. An error becomes a failure of the attempt. `torch`: its version, as far as it
+        is known."""
         try:
             for process in self._request.processes:
                 if not phases.is_stopping(self._folder):
@@ -91,7 +92,8 @@ class Attempt:
 
     def look(self) -> Look:
         """Look at ranks and launchers."""
-        # Polled first: a launcher that ends later in this look, or one of its ranks, may have failed, which the next look finds.
+        # Polled first: a launcher that ends later in this look, or one of its ranks, may have failed, which
+        # the next look finds.
         ended = all(child.poll() is not None for child in self._children)
         self._read_records()
         self._notice_killed_wrappers()
@@ -104,11 +106,11 @@ class Attempt:
         return Look.ENDED if ended else Look.RUNNING
 
     def end(self, grace: float, *, saving: bool = False) -> None:
-        """Ask the ranks to end, and kill them after `grace` seconds; another thread does it. A second call can only
-        shorten the grace.
+        """Ask the ranks to end, and kill them after `grace` seconds; another thread does it. A second call
+        can only shorten the grace.
 
-        `saving`: the ranks may need all of it. torchrun, asked to end, would kill them after 30 s (before 2.15), so they
-        are asked themselves; not with max_restarts, since it would start them again.
+        `saving`: the ranks may need all of it. torchrun, asked to end, would kill them after 30 s (before
+        2.15), so they are asked themselves; not with max_restarts, since it would start them again.
         """
         self._latest = min(self._latest, time.monotonic() + grace)
         if self.stopped_at is None:
@@ -140,7 +142,8 @@ class Attempt:
             self._ending.join()
 
     def report(self, cancelled: Optional[float]) -> Report:
-        """Return how the attempt ended here. `cancelled`: seconds since the user cancelled the job on this node."""
+        """Return how the attempt ended here. `cancelled`: seconds since the user cancelled the job on this
+        node."""
         rank_records.settle(self._folder, rank_records.read(self._folder), asked=True)
         self._records_changed = -1
         self._read_records()
@@ -161,8 +164,8 @@ class Attempt:
         return Report(self.succeeded, tuple(failures), cancelled, code, step, exits)
 
     def _has_failed_rank(self) -> bool:
-        """Whether a rank has failed. One that has lost another rank is given the time for that one to end, so that it is
-        known which of the two was the first."""
+        """Whether a rank has failed. One that has lost another rank is given the time for that one to end, so
+        that it is known which of the two was the first."""
         failed = causes.failed_ranks(self._records)
         if not failed:
             return False
@@ -172,11 +175,12 @@ class Attempt:
         found = [causes.of_rank(self._folder, self._request.node, one, self._kernel) for one in failed]
         return not all(causes.is_consequence(one.failure, one.last_lines) for one in found)
 
-    # -- looking -----------------------------------------------------------------------------------------------
+    # -- looking ---------------------------------------------------------------------------------------------
 
     def _read_records(self) -> None:
-        """Read the ranks' records if one has changed: each is replaced, which changes the folder's mtime. If that is recent, they
-        are read again at the next look: another change within the same tick would not show."""
+        """Read the ranks' records if one has changed: each is replaced, which changes the folder's mtime. If
+        that is recent, they are read again at the next look: another change within the same tick would not
+        show."""
         with contextlib.suppress(OSError):
             changed = os.stat(self._folder / "ranks").st_mtime_ns
             if changed != self._records_changed:
@@ -193,8 +197,8 @@ class Attempt:
                 self._failed_launchers[child.pid] = Seen(time.monotonic(), found)
 
     def _notice_killed_wrappers(self) -> None:
-        """Record the end of a rank whose wrapper was killed with it. An intact wrapper records it within milliseconds, unless
-        the node is busy."""
+        """Record the end of a rank whose wrapper was killed with it. An intact wrapper records it within
+        milliseconds, unless the node is busy."""
         now = time.monotonic()
         for record in self._records:
             if record.exit_code is not None or not record.pid or processes.born(record.pid):

@@ -22,7 +22,8 @@ from cloudddp.agent.protocol.jobs import RankRecord
 from cloudddp.agent.protocol.verdict import MAX_AGO, MAX_LINE, MAX_LINES, Cause, Exited, Failure
 
 TAIL_BYTES = 1 << 16
-# Seconds for the rank that was lost to end, too: it closes its connections first, and takes a while to end after that.
+# Seconds for the rank that was lost to end, too: it closes its connections first, and takes a while to end
+# after that.
 SETTLE = 0.7
 FULL = 0.005  # of a disk that are left, or less
 KERNEL_LOG_SECONDS = 2.0
@@ -96,8 +97,8 @@ def of_rank(folder: Path, node: int, record: RankRecord, before: Kernel) -> Obse
 
 
 def of_launcher(folder: Path, node: int, code: int, before: Kernel) -> Observed:
-    """Return the failure of a launcher, by its exit code as subprocess returns it. One that was killed has written nothing:
-    the last lines are then those of the rank on this node that has written last."""
+    """Return the failure of a launcher, by its exit code as subprocess returns it. One that was killed has
+    written nothing: the last lines are then those of the rank on this node that has written last."""
     number = -code if code < 0 else None
     cause = Cause.LAUNCHER
     if number == signal.SIGKILL and _oom_kills() > before.oom_kills:
@@ -122,7 +123,8 @@ def ago_of(at: Optional[float]) -> float:
 
 
 def last_lines(path: Path) -> tuple[str, ...]:
-    """Return the last lines of a log, each cut. Those of attempts before the last one say nothing of its end, nor do notes."""
+    """Return the last lines of a log, each cut. Those of attempts before the last one say nothing of its end,
+    nor do notes."""
     try:
         with store.open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -139,7 +141,8 @@ def last_lines(path: Path) -> tuple[str, ...]:
 
 
 def _is_full(folder: Path) -> bool:
-    """Whether a disk that jobs write to has no space left: that of the home folder, or that of the temporary files."""
+    """Whether a disk that jobs write to has no space left: that of the home folder, or that of the temporary
+    files."""
     for path in (str(folder), "/tmp", "/dev/shm"):  # noqa: S108  looked at, never written
         with contextlib.suppress(OSError):
             found = os.statvfs(path)
@@ -149,7 +152,8 @@ def _is_full(folder: Path) -> bool:
 
 
 def _xids(before: Kernel) -> str:
-    """Return the errors that NVIDIA's driver has logged since the job began, such as `Xid 79 (PCI:0000:00:1e)`."""
+    """Return the errors that NVIDIA's driver has logged since the job began, such as `Xid 79
+    (PCI:0000:00:1e)`."""
     found: dict[str, None] = {}
     for line in driver_log(KERNEL_LOG_SECONDS):
         stamp, match = re.match(r"\[\s*(\d+\.\d+)\]", line), XID.search(line)
@@ -159,7 +163,8 @@ def _xids(before: Kernel) -> str:
 
 
 def driver_log(seconds: float) -> list[str]:
-    """Return the kernel log's lines of NVIDIA's driver; [] where there is none. Many systems let only root read it."""
+    """Return the kernel log's lines of NVIDIA's driver; [] where there is none. Many systems let only root
+    read it."""
     if not os.path.exists(DRIVER):
         return []
     log = run_quietly(["dmesg"], seconds) or run_quietly(["sudo", "-n", "dmesg"], seconds)
@@ -177,7 +182,8 @@ def elastic_error(path: str) -> str:
 
 
 def is_consequence(failure: Failure, last_lines: Iterable[str]) -> bool:
-    """Whether a rank or launcher has written that it lost a connection to another one, or waited for it in vain."""
+    """Whether a rank or launcher has written that it lost a connection to another one, or waited for it in
+    vain."""
     if failure.cause not in (Cause.RANK, Cause.LAUNCHER):
         return False
     return any(LOST_PEER.search(line) for line in (*last_lines, failure.detail))

@@ -56,12 +56,13 @@ def launch(
 
 
 def flight_recorder(folder: Path, torch: str, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables with which NCCL's flight recorder writes its dumps into the job's folder. What the user has
-    `given`, under any of the names, stays.
+    """Return the variables with which NCCL's flight recorder writes its dumps into the job's folder. What the
+    user has `given`, under any of the names, stays.
 
-    The names changed, and the defaults of the files (pytorch/pytorch#143446). A name that is out of date is still read,
-    but a new torch warns of it in every rank (FlightRecorder.hpp and Utils.hpp of 2.15); where the version of torch is not
-    known both are set. gloo records, too, and has no pipe: its ranks dump only if the script asks for it.
+    The names changed, and the defaults of the files (pytorch/pytorch#143446). A name that is out of date is
+    still read, but a new torch warns of it in every rank (FlightRecorder.hpp and Utils.hpp of 2.15); where
+    the version of torch is not known both are set. gloo records, too, and has no pipe: its ranks dump only if
+    the script asks for it.
     """
     for name in (DUMPS, PIPES):
         (folder / name).mkdir(mode=0o700, exist_ok=True)
@@ -88,8 +89,8 @@ def flight_recorder(folder: Path, torch: str, given: Mapping[str, str]) -> dict[
 def raise_limits() -> None:
     """Raise the soft limits of open files and locked memory for ranks, which inherit them.
 
-    systemd gives sessions a soft limit of 1024 files for programs that use select(), and data loaders open more. EFA and
-    RDMA register (lock) their buffers.
+    systemd gives sessions a soft limit of 1024 files for programs that use select(), and data loaders open
+    more. EFA and RDMA register (lock) their buffers.
     """
     for kind, most in (
         (resource.RLIMIT_NOFILE, MAX_FILES),

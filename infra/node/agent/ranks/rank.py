@@ -1,7 +1,8 @@
-"""The wrapper of one rank: its output goes to a file named by its global rank; its end is recorded with the time.
+"""The wrapper of one rank: its output goes to a file named by its global rank; its end is recorded with the
+time.
 
-Between the launcher and the user's script, every rank waits for the start of this process. So it imports the rest of the
-agent only once the rank runs.
+Between the launcher and the user's script, every rank waits for the start of this process. So it imports the
+rest of the agent only once the rank runs.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ ERROR_FILE = (
 def main(job: str, *argv: str) -> int:
     """Run the rank and return its exit code.
 
-    torchrun signals this process or its group, depending on the version. The rank is in a group of its own and gets
-    each signal once, from here, so that its data-loader workers do not get it before the rank has saved.
+    torchrun signals this process or its group, depending on the version. The rank is in a group of its own
+    and gets each signal once, from here, so that its data-loader workers do not get it before the rank has
+    saved.
     """
-    # Of the launcher, without which the rank would train on. Until rank_end handles it, it ends this process and the rank.
+    # Of the launcher, without which the rank would train on. Until rank_end handles it, it ends this process
+    # and the rank.
     kernel.die_with_parent(signal.SIGTERM, os.getppid())
     supervisor = os.environ.pop(SUPERVISOR_VARIABLE, "")
     if kernel.name(int(supervisor.partition(":")[0] or 0)) != supervisor:
@@ -50,8 +53,8 @@ def main(job: str, *argv: str) -> int:
 
 
 def _node_variables() -> dict[str, str]:
-    """Return NODE_RANK and NNODES, which torchrun does not set and many programs read. NODE_RANK is torchrun's group rank: its
-    rendezvous may order the nodes in another way than the cluster does."""
+    """Return NODE_RANK and NNODES, which torchrun does not set and many programs read. NODE_RANK is
+    torchrun's group rank: its rendezvous may order the nodes in another way than the cluster does."""
     names = {"NODE_RANK": "GROUP_RANK", "NNODES": "CLOUDDDP_NUM_NODES"}
     return {name: os.environ[known] for name, known in names.items() if known in os.environ}
 

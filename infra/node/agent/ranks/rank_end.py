@@ -1,9 +1,10 @@
-"""How a rank's wrapper waits for its end, and ends it: it records that the rank runs and how it ended, forwards signals, and
-does the agent's part where that was killed.
+"""How a rank's wrapper waits for its end, and ends it: it records that the rank runs and how it ended,
+forwards signals, and does the agent's part where that was killed.
 
-The kernel signals the wrapper when its parent ends (PR_SET_PDEATHSIG), but that parent may be a launcher that lives on
-although the agent is dead, and a signal alone does not end a rank that ignores it. So the wrapper looks once a second
-whether guard or supervisor run: where neither does, it asks the rank to end, and kills it after the job's grace.
+The kernel signals the wrapper when its parent ends (PR_SET_PDEATHSIG), but that parent may be a launcher that
+lives on although the agent is dead, and a signal alone does not end a rank that ignores it. So the wrapper
+looks once a second whether guard or supervisor run: where neither does, it asks the rank to end, and kills it
+after the job's grace.
 """
 
 from __future__ import annotations
@@ -138,8 +139,8 @@ def wait(job_id: str, rank: int, log: BinaryIO, child: subprocess.Popen[bytes], 
 
 
 def _let_the_lost_rank_end(log: Path, ended: RankRecord, forwarded: set[int]) -> None:
-    """After a failure for want of another rank, wait for that one to end: torchrun would end it, and nobody would know
-    how it would have ended."""
+    """After a failure for want of another rank, wait for that one to end: torchrun would end it, and nobody
+    would know how it would have ended."""
     failure = Failure(0, Cause.RANK, ended.rank, ended.exit_code, ended.signal, ended.error)
     if not ended.exit_code or not causes.is_consequence(failure, causes.last_lines(log)):
         return

@@ -1,11 +1,13 @@
 """A rank's log on the node: which part of it is kept, when its bytes were written, and reading it.
 
-The rank has the file as its stdout and stderr, so it never waits for another process, and what it has written survives any
-of them. Its wrapper looks at the file twice a second. It removes the middle of a log that is longer than its limit by
-punching a hole into the file: the bytes after it keep their offsets, so that a client continues where it was.
+The rank has the file as its stdout and stderr, so it never waits for another process, and what it has written
+survives any of them. Its wrapper looks at the file twice a second. It removes the middle of a log that is
+longer than its limit by punching a hole into the file: the bytes after it keep their offsets, so that a
+client continues where it was.
 
-`N.cut` (Cut) is the part that was removed. It is written before the hole is punched: bytes that were read before `N.cut`
-is read again, and that are not in it, are the rank's. `N.times` has the time and the size of the log, at most twice a second.
+`N.cut` (Cut) is the part that was removed. It is written before the hole is punched: bytes that were read
+before `N.cut` is read again, and that are not in it, are the rank's. `N.times` has the time and the size of
+the log, at most twice a second.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ class Cut:
 
 
 class Keeper:
-    """Keeps one log below its `limit` in bytes and records its times, in a thread. `log` is open for writing."""
+    """Keeps one log below its `limit` in bytes and records its times, in a thread. `log` is open for
+    writing."""
 
     def __init__(self, log: BinaryIO, path: Path, limit: int) -> None:
         self._log = log.fileno()
@@ -64,7 +67,8 @@ class Keeper:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self, masked: tuple[signal.Signals, ...]) -> None:
-        """Start the thread. It must not get the signals that the main thread handles, which would then not wake up."""
+        """Start the thread. It must not get the signals that the main thread handles, which would then not
+        wake up."""
         before = signal.pthread_sigmask(signal.SIG_BLOCK, masked)
         try:
             self._thread.start()
@@ -103,7 +107,8 @@ class Keeper:
         self._last = (now, size)
 
     def _shorten(self, size: int) -> None:
-        """Remove the middle of the log if it is too long; an eighth more than necessary, so that this is rare."""
+        """Remove the middle of the log if it is too long; an eighth more than necessary, so that this is
+        rare."""
         before = self._cut
         kept = size - (before.end - before.begin if before else 0)
         if self._limit is None or kept <= self._limit:
@@ -164,8 +169,8 @@ def new_frames(rank: int, path: Path, offset: int, limit: int = MAX_COUNT) -> It
 
 
 def start_of(path: Path, since: Optional[float], tail: Optional[int]) -> int:
-    """Return the offset of the line from which to show a log: written `since` seconds ago or later, and among the last
-    `tail` lines. 0 where there is no log."""
+    """Return the offset of the line from which to show a log: written `since` seconds ago or later, and among
+    the last `tail` lines. 0 where there is no log."""
     try:
         file = store.open_regular(path)
     except OSError:
@@ -183,7 +188,8 @@ def start_of(path: Path, since: Optional[float], tail: Optional[int]) -> int:
 
 
 def _size_at(path: Path, moment: float) -> int:
-    """Return the size of a log at a time, as far as it was recorded: all later bytes were written after it."""
+    """Return the size of a log at a time, as far as it was recorded: all later bytes were written after
+    it."""
     try:
         file = store.open_regular(path)
     except OSError:
@@ -214,7 +220,8 @@ def _line_start(descriptor: int, offset: int) -> int:
 
 
 def _tail_start(descriptor: int, size: int, lines: int, cut: Optional[Cut]) -> int:
-    """Return where the last lines begin. Where they would reach into what was removed, that is shown as removed."""
+    """Return where the last lines begin. Where they would reach into what was removed, that is shown as
+    removed."""
     if lines == 0:
         return size
     lowest = cut.end if cut else 0

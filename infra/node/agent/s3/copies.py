@@ -1,10 +1,11 @@
 """Copies of a job's results to Amazon S3, by this node, when the job has ended.
 
-The upload is boto3's work, in a process of its own: a Python of the node has it (the Deep Learning AMIs have it in
-/opt/pytorch), and it knows the endpoints of all partitions, renews the credentials of the node's role, signs, sends large
-files in parts and tries again. A client of our own in the agent would have to be kept up with S3, and `aws s3 sync` either
-follows links out of the results or drops those inside them, and does not say which files are missing. This process
-chooses the files, gives up when there is no progress, and records what was copied.
+The upload is boto3's work, in a process of its own: a Python of the node has it (the Deep Learning AMIs have
+it in /opt/pytorch), and it knows the endpoints of all partitions, renews the credentials of the node's role,
+signs, sends large files in parts and tries again. A client of our own in the agent would have to be kept up
+with S3, and `aws s3 sync` either follows links out of the results or drops those inside them, and does not
+say which files are missing. This process chooses the files, gives up when there is no progress, and records
+what was copied.
 """
 
 from __future__ import annotations
@@ -80,8 +81,8 @@ class File:
 
 
 def check(request: StartRequest) -> str:
-    """Return why this node cannot copy results, or ''. It uploads the job's state, so that a missing permission is known
-    before the ranks start."""
+    """Return why this node cannot copy results, or ''. It uploads the job's state, so that a missing
+    permission is known before the ranks start."""
     destination = request.results
     if destination is None:
         return ""
@@ -97,7 +98,8 @@ def check(request: StartRequest) -> str:
 
 
 class Copy:
-    """The copy of a job's results from this node, in a thread. `ends`: when the node ends, by the monotonic clock."""
+    """The copy of a job's results from this node, in a thread. `ends`: when the node ends, by the monotonic
+    clock."""
 
     def __init__(self, request: StartRequest, destination: Destination, ends: float) -> None:
         self._request, self._destination = request, destination
@@ -192,8 +194,8 @@ class _Notes:
 
 
 def _files(request: StartRequest, destination: Destination, folder: Path, notes: _Notes) -> Iterator[File]:
-    """Return what `pull` would bring, and the state of the job: small files first, then the newest outputs (a node that
-    is about to end may not get further), then long logs."""
+    """Return what `pull` would bring, and the state of the job: small files first, then the newest outputs (a
+    node that is about to end may not get further), then long logs."""
     project = store.project_folder(request.project)
     prefix = _key(destination, request.node, OUTPUTS)
     if destination.outputs:

@@ -1,9 +1,11 @@
-"""Uploads files to Amazon S3. Runs as a process of its own, with a Python that has boto3 (copies.py starts it).
+"""Uploads files to Amazon S3. Runs as a process of its own, with a Python that has boto3 (copies.py starts
+it).
 
-stdin: a line of JSON with `bucket`, `region` and `patience`, then one for each file: `path`, `key`, `metadata`. stdout:
-lines of JSON. `{"at": N}`: bytes were sent; `{"done": N, "size": BYTES}`; `{"failed": N, "why": TEXT, "for_good": BOOL}`;
-`{"fatal": TEXT}`: nothing can be uploaded. N is the number of the file. boto3 does the rest: credentials of the node's
-role and their renewal, endpoints of all partitions, signatures, checksums, parts of large files, retries.
+stdin: a line of JSON with `bucket`, `region` and `patience`, then one for each file: `path`, `key`,
+`metadata`. stdout: lines of JSON. `{"at": N}`: bytes were sent; `{"done": N, "size": BYTES}`; `{"failed": N,
+"why": TEXT, "for_good": BOOL}`; `{"fatal": TEXT}`: nothing can be uploaded. N is the number of the file.
+boto3 does the rest: credentials of the node's role and their renewal, endpoints of all partitions,
+signatures, checksums, parts of large files, retries.
 """
 
 from __future__ import annotations
@@ -133,7 +135,8 @@ class _Uploader:
             _report({"failed": number, "why": _text(error), "for_good": not again})
 
     def _upload(self, number: int, file: dict[str, Any]) -> int:
-        """Return the number of bytes. Raises OSError for what is not a regular file, and what boto3 raises."""
+        """Return the number of bytes. Raises OSError for what is not a regular file, and what boto3
+        raises."""
         from boto3.s3.transfer import TransferConfig
 
         metadata, path = file["metadata"], file["path"]

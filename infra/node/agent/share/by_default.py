@@ -1,4 +1,5 @@
-"""What a node gets from the others before ranks start where the user has named no files to share: what jobs wrote there and not here."""
+"""What a node gets from the others before ranks start where the user has named no files to share: what jobs
+wrote there and not here."""
 
 from __future__ import annotations
 
@@ -36,8 +37,8 @@ class Plan(NamedTuple):
 def plan(
     project: Path, search: SnapshotSearch, node: int, peers: Sequence[Peer], offers: Mapping[int, Offer]
 ) -> Plan:
-    """Return what a node gets of these offers: nothing that replaces a file but an older copy of the same one, and at most half of
-    the free space. Raises OSError."""
+    """Return what a node gets of these offers: nothing that replaces a file but an older copy of the same
+    one, and at most half of the free space. Raises OSError."""
     notes: list[str] = []
     usable = _usable(offers, search, notes)
     known, wanted, in_the_way = share_record.read(project), [], {}
@@ -108,12 +109,14 @@ def _differences(
     lacked = [name for name in offers[node].beyond if not all(name in names for names in known.values())]
     if lacked:
         yield (
-            f"node {node}: not copied to other nodes: {listed(lacked)}. The limits are [job] share_mb = {search.limit / 2**20:g} and "
-            f"{MAX_SHARED:,} files; name what all ranks read in [job] share"
+            f"node {node}: not copied to other nodes: {listed(lacked)}. The limits are "
+            f"[job] share_mb = {search.limit / 2**20:g} and {MAX_SHARED:,} files; name what all "
+            "ranks read in [job] share"
         )
     if node == min(offers) and (names := differing(offers)):
         yield (
-            f"each node keeps its own version: {listed(names)}. If all ranks read the newest one, name it in [job] share"
+            f"each node keeps its own version: {listed(names)}. If all ranks read the newest one, "
+            "name it in [job] share"
         )
     for peer in peers:
         stale = [
@@ -122,4 +125,5 @@ def _differences(
             if file.origin and file.origin == peer.id and file.path not in known[peer.node]
         ]
         if stale:
-            yield f"node {node} has copies of files that node {peer.node} does not have any more: {listed(stale)}"
+            what = f"copies of files that node {peer.node} does not have any more"
+            yield f"node {node} has {what}: {listed(stale)}"

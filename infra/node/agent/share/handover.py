@@ -1,7 +1,8 @@
-"""Before a node ends: its newest snapshot is sent to a node that stays, the first one, also with nobody connected.
+"""Before a node ends: its newest snapshot is sent to a node that stays, the first one, also with nobody
+connected.
 
-The connections of the agents have ended by then. So there is one of its own (node/link.py), to the port of the agent there, which is
-free. A node accepts a path that is a snapshot by the patterns of the job only.
+The connections of the agents have ended by then. So there is one of its own (node/link.py), to the port of
+the agent there, which is free. A node accepts a path that is a snapshot by the patterns of the job only.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ PURPOSE = "handover"
 
 
 def start(request: StartRequest, began: float) -> Optional[threading.Thread]:
-    """Hand a snapshot over if this node is about to end, or take it if this is the first node that stays; return the thread
-    that does it, or None. `began`: when the job began here, by the monotonic clock."""
+    """Hand a snapshot over if this node is about to end, or take it if this is the first node that stays;
+    return the thread that does it, or None. `began`: when the job began here, by the monotonic clock."""
     folder = store.job_folder(request.job)
     verdict = phases.verdict(folder)
     first = verdict.first if verdict is not None else None
@@ -71,7 +72,7 @@ def _all_end(request: StartRequest, began: float) -> bool:
     return request.deadline.left - (time.monotonic() - began) <= request.save + ANSWER
 
 
-# -- the node that ends ------------------------------------------------------------------------------------------
+# -- the node that ends --------------------------------------------------------------------------------------
 
 
 def _send(request: StartRequest, wanted: SnapshotSearch, keeper: Peer) -> Optional[Snapshot]:
@@ -89,8 +90,8 @@ def _send(request: StartRequest, wanted: SnapshotSearch, keeper: Peer) -> Option
 
 
 def _connected(keeper: Peer, secret: str) -> Link:
-    """Connect to the node that stays. While its agent is busy with the end of the job, connections are refused, or accepted by
-    its mesh and closed: both are retried. Raises what REFUSED names."""
+    """Connect to the node that stays. While its agent is busy with the end of the job, connections are
+    refused, or accepted by its mesh and closed: both are retried. Raises what REFUSED names."""
     deadline = time.monotonic() + CONNECT
     while True:
         try:
@@ -101,7 +102,7 @@ def _connected(keeper: Peer, secret: str) -> Link:
         time.sleep(PAUSE)
 
 
-# -- the node that stays -----------------------------------------------------------------------------------------
+# -- the node that stays -------------------------------------------------------------------------------------
 
 
 def _keep(request: StartRequest, wanted: SnapshotSearch, keeper: Peer) -> Optional[Snapshot]:

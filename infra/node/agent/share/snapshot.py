@@ -51,8 +51,8 @@ def every(search: SnapshotSearch) -> tuple[Snapshot, ...]:
 
 
 def written(search: SnapshotSearch) -> tuple[tuple[Snapshot, ...], tuple[str, ...]]:
-    """Return what jobs wrote on this node, and copies of what they wrote on others, as `every`; and names of what is beyond the
-    limits."""
+    """Return what jobs wrote on this node, and copies of what they wrote on others, as `every`; and names of
+    what is beyond the limits."""
     project, began = store.project_folder(search.project), phases.first_began()
     copied = share_record.read(project)
     scan = Scan(project, search.outputs, search.scratch, began, again=0)
@@ -85,7 +85,8 @@ def _fitting(found: Sequence[Snapshot]) -> tuple[Snapshot, ...]:
 
 
 def _is_usable(name: str) -> bool:
-    """Whether a message may name a file (protocol.snapshots refuses ~), and the file is not one that is being written."""
+    """Whether a message may name a file (protocol.snapshots refuses ~), and the file is not one that is being
+    written."""
     with contextlib.suppress(UnicodeEncodeError):
         name.encode()
         return len(name) <= MAX_PATH and not name.startswith("~") and not name.endswith(paths.TEMPORARY)
@@ -119,7 +120,8 @@ def _newest_first(one: Snapshot) -> tuple[int, int]:
 
 
 def is_valid(path: Path) -> bool:
-    """Whether a file is complete, as far as that can be seen: torch.save writes zip archives with checksums. Raises OSError."""
+    """Whether a file is complete, as far as that can be seen: torch.save writes zip archives with checksums.
+    Raises OSError."""
     if path.suffix != ".pt":
         return True
     with open(path, "rb") as file:
@@ -151,8 +153,9 @@ def _remove_stale(folder: Path) -> None:
 
 
 def write(project: str, wanted: Snapshot, read: Callable[[int], bytes], *, durable: bool = True) -> None:
-    """Write the snapshot that `read` returns. The file appears under its name once it is complete and has the digest that was
-    announced, and if `durable` is on the disk. Raises OSError, and SystemExit for anything else that is not as announced."""
+    """Write the snapshot that `read` returns. The file appears under its name once it is complete and has the
+    digest that was announced, and if `durable` is on the disk. Raises OSError, and SystemExit for anything
+    else that is not as announced."""
     path = paths.replaceable(store.project_folder(project), wanted.path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = paths.temporary(path)

@@ -1,11 +1,13 @@
-"""Before ranks start: the newest snapshot, or the newest version of each shared file, is copied to the nodes that lack it.
+"""Before ranks start: the newest snapshot, or the newest version of each shared file, is copied to the nodes
+that lack it.
 
-Where the user has named no files to share, what jobs wrote on some nodes only is copied to the others. This is best effort: if it
-fails, a note is logged, and the ranks start.
+Where the user has named no files to share, what jobs wrote on some nodes only is copied to the others. This
+is best effort: if it fails, a note is logged, and the ranks start.
 
-Each node finds its files and tells the others, with a port at which they can get them. So every node knows which of them are the
-newest, and who lacks them; those get them from the nodes that have them (node/link.py). The ranks start once all have them.
-A script that sends its snapshot to all ranks by itself, as train/ does, needs none of this.
+Each node finds its files and tells the others, with a port at which they can get them. So every node knows
+which of them are the newest, and who lacks them; those get them from the nodes that have them (node/link.py).
+The ranks start once all have them. A script that sends its snapshot to all ranks by itself, as train/ does,
+needs none of this.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ PURPOSE = "spread"
 
 
 class Spread:
-    """The part of one node. Threads find, send and receive the files; all decisions are made by the thread that calls `turn`."""
+    """The part of one node. Threads find, send and receive the files; all decisions are made by the thread
+    that calls `turn`."""
 
     def __init__(self, request: StartRequest, search: SnapshotSearch) -> None:
         self._request = request
@@ -123,7 +126,7 @@ class Spread:
         if self._receiver is not None:
             self._receiver.join(WAIT)
 
-    # -- what is to be done ------------------------------------------------------------------------------------
+    # -- what is to be done ----------------------------------------------------------------------------------
 
     def _find(self) -> None:
         """Find the newest snapshot of this node, and listen for those that lack it."""
@@ -157,7 +160,8 @@ class Spread:
             self._has_it = not self._error
 
     def _named(self) -> list[Copy]:
-        """Return what this node lacks of the files that the user has named; none, with an error, if a node offers another one."""
+        """Return what this node lacks of the files that the user has named; none, with an error, if a node
+        offers another one."""
         for node, _, why in by_default.refused(self._offers, self._search):
             self._error = f"node {node} reports its newest snapshot, and {why}: nothing was copied"
             return []
@@ -203,10 +207,11 @@ class Spread:
         for name in names[:SHOWN]:
             self._note(f"node {self._node}: {name} is damaged; an older snapshot is used")
 
-    # -- sending and receiving ---------------------------------------------------------------------------------
+    # -- sending and receiving -------------------------------------------------------------------------------
 
     def _open(self, connection: socket.socket) -> Optional[Link]:
-        """Return the link of a connection, or None, with the connection closed, where none is wanted any more."""
+        """Return the link of a connection, or None, with the connection closed, where none is wanted any
+        more."""
         link = Link(connection, self._request.gang.secret, PURPOSE)
         with self._lock:
             if not self._closed and len(self._links) < len(self._peers) + MAX_STRANGERS:
@@ -301,8 +306,8 @@ class Spread:
             self._note(f"{file.path} was not copied from node {source}: {error}")
 
     def _connected(self, source: int, port: int) -> Optional[Link]:
-        """Connect to that node, again while strangers take its connections. Return None after `close`. Raises what REFUSED
-        names."""
+        """Connect to that node, again while strangers take its connections. Return None after `close`. Raises
+        what REFUSED names."""
         deadline = time.monotonic() + CONNECT
         while True:
             link = None

@@ -1,4 +1,5 @@
-"""`conclude`: record the verdict of the other nodes on this one, where it has none, or one that it decided alone."""
+"""`conclude`: record the verdict of the other nodes on this one, where it has none, or one that it decided
+alone."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ def step(request: ConcludeRequest) -> ConcludeReply:
 
 
 def _counts(folder: Path, state: StateFile, verdict: Verdict) -> bool:
-    """Whether a verdict replaces what this node has recorded. Its agent was killed before it could record an end; or the nodes
-    could not reach each other and decided apart, and then that of the first one counts."""
+    """Whether a verdict replaces what this node has recorded. Its agent was killed before it could record an
+    end; or the nodes could not reach each other and decided apart, and then that of the first one counts."""
     if processes.find(phases.task(folder, state.node)):
         return False
     if state.state is JobPhase.LOST:

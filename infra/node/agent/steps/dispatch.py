@@ -1,8 +1,8 @@
-"""Does a step: reads its request, does what it asks for, writes the reply; or, with `serve`, one step after another over one SSH
-channel, which saves the laptop a channel and this node an interpreter for each.
+"""Does a step: reads its request, does what it asks for, writes the reply; or, with `serve`, one step after
+another over one SSH channel, which saves the laptop a channel and this node an interpreter for each.
 
-`serve` does every step in a fork. What follows a step on stdout and on stderr says that it has ended: the laptop reads them as
-they are until then. The last step is done by the process itself.
+`serve` does every step in a fork. What follows a step on stdout and on stderr says that it has ended: the
+laptop reads them as they are until then. The last step is done by the process itself.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from cloudddp.agent.protocol.frames import End, FollowRequest, Heartbeat, Log, e
 REQUEST = FollowRequest
 PAUSE = 0.1  # seconds between two polls
 FIRST_PAUSE = 0.03  # likewise, until a rank has written something: the user waits for it
-# Bytes of each log that are sent between two polls. Without a limit, a rank that writes faster than the network would hide
-# the failure of another rank.
+# Bytes of each log that are sent between two polls. Without a limit, a rank that writes faster than the
+# network would hide the failure of another rank.
 MAX_AT_ONCE = 1 << 20
 
 

@@ -20,7 +20,8 @@ FINAL = (JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.CANCELLED)
 
 
 def step(request: KillRequest) -> KillReply:
-    """A job that is not known yet may be about to start, over another connection: it is marked, so that it does not."""
+    """A job that is not known yet may be about to start, over another connection: it is marked, so that it
+    does not."""
     folder = store.job_folder(request.job)
     with store.locked("jobs"):  # not in the middle of a start
         job = phases.job_file(folder)
@@ -75,8 +76,8 @@ def _runs(record: RankRecord) -> bool:
 
 
 def _supervisor_ends(folder: Path) -> bool:
-    """Wait until the supervisor sends SIGTERM, as it does for the mark, and return whether it does: a launcher gets it
-    once. One that was killed or frozen does not."""
+    """Wait until the supervisor sends SIGTERM, as it does for the mark, and return whether it does: a
+    launcher gets it once. One that was killed or frozen does not."""
     for _ in range(REACTION_POLLS):
         if (folder / phases.STOPPED_MARK).exists() or phases.phase_of(folder).ended:
             return (folder / phases.STOPPED_MARK).exists()

@@ -1,4 +1,5 @@
-"""`pack`: send files and folders of the project, or of a job's own folder, to the laptop, as far as it does not have them.
+"""`pack`: send files and folders of the project, or of a job's own folder, to the laptop, as far as it does
+not have them.
 
 The stream is described in cloudddp/agent/protocol/files.py.
 """
@@ -36,7 +37,8 @@ RECENT_NS = 10**9  # after a write so long ago another one has another time, by 
 
 
 def step(request: PackRequest) -> None:
-    """What cannot be sent (an unreadable file, a pipe) is named at the end of the stream; the other files are still sent."""
+    """What cannot be sent (an unreadable file, a pipe) is named at the end of the stream; the other files are
+    still sent."""
     folder = store.job_folder(request.job) if request.job else store.project_folder(request.project)
     roots = [os.path.normpath(name) for name in request.paths]
     notes = Notes()
@@ -63,7 +65,8 @@ class Output:
         self._last = time.monotonic()
 
     def working(self, *, looked: int = 0, hashed: int = 0) -> None:
-        """Count files that were looked at and bytes that were hashed, and report them while there is nothing to send."""
+        """Count files that were looked at and bytes that were hashed, and report them while there is nothing
+        to send."""
         self._looked += looked
         self._hashed += hashed
         if time.monotonic() - self._last > QUIET_SECONDS:
@@ -108,7 +111,8 @@ class Packer:
             if len(found) + len(same) >= files.MAX_ENTRIES:
                 roots = ", ".join(map(on_one_line, self._roots))
                 raise SystemExit(
-                    f"there are more than {files.MAX_ENTRIES:,} files below {roots}; name fewer: `cloudddp pull PATH`"
+                    f"there are more than {files.MAX_ENTRIES:,} files below {roots}; "
+                    "name fewer: `cloudddp pull PATH`"
                 )
             if stat.S_ISREG(info.st_mode):
                 if self._is_same(name, info, info.st_size):
@@ -136,7 +140,8 @@ class Packer:
                 sys.stderr.write(f"missing {on_one_line(root)}\n")
 
     def _new(self, selection: Selection) -> Iterator[Found]:
-        """Yield what jobs have written and was not pulled, up to the limit, and what was written since a job began."""
+        """Yield what jobs have written and was not pulled, up to the limit, and what was written since a job
+        began."""
         scan = Scan(
             Path(self._folder),
             (),
@@ -197,8 +202,8 @@ class Packer:
                 self._send_contents(name, file, info, contents)
 
     def _contents(self, name: str, file: io.FileIO, info: os.stat_result) -> Optional[Contents]:
-        """Return what is sent of a file. Holes of a job's own files are not sent: a file of 1 TiB may take no space on the
-        node's disk."""
+        """Return what is sent of a file. Holes of a job's own files are not sent: a file of 1 TiB may take no
+        space on the node's disk."""
         parts = data_of(file.fileno(), info.st_size) if self._of_job else [(0, info.st_size)]
         filled = sum(end - begin for begin, end in parts)
         is_log = os.path.basename(os.path.dirname(name)) == "ranks" and name.endswith(".log")

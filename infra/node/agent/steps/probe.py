@@ -111,14 +111,15 @@ def _deadline_timer() -> dict[str, str]:
 
 
 def _different_folders(folder: Path, digest: str) -> tuple[Optional[dict[str, str]], int]:
-    """Return the digests of the project's folders, or None where the manifest has this digest or none was given; and the version
-    of the project that they are of."""
+    """Return the digests of the project's folders, or None where the manifest has this digest or none was
+    given; and the version of the project that they are of."""
     if not digest:
         return None, 0
     manifest, version = settled(folder)
     folders = folder_digests(nested(manifest_to_wire(manifest)))
     if manifest_digest(folders) == digest:
         return None, version
-    # After an interrupted transfer there may be the files of two syncs. {} is as good: `receive` compares each file.
+    # After an interrupted transfer there may be the files of two syncs. {} is as good: `receive` compares
+    # each file.
     fits = len(folders) <= MAX_FILES and sum(map(len, folders)) < MAX_FOLDERS // 4
     return (folders if fits else {}), version

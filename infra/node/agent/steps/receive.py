@@ -1,4 +1,5 @@
-"""`receive`: make the project's folder equal to the laptop's, with files from the laptop or from another node.
+"""`receive`: make the project's folder equal to the laptop's, with files from the laptop or from another
+node.
 
 Here is where they come from; what is done with them is in sync/update.py.
 """
@@ -50,7 +51,8 @@ def step(request: ReceiveRequest) -> None:
 
 
 def _check_jobs(launched: str) -> None:
-    """Refuse to change the files of a job that is about to start; for a launch, also those of one that runs."""
+    """Refuse to change the files of a job that is about to start; for a launch, also those of one that
+    runs."""
     for job in phases.running_jobs():
         phase = phases.phase_of(store.job_folder(job))
         if launched or phase in (JobPhase.SETUP, JobPhase.STARTING):
@@ -95,10 +97,11 @@ class Receiver:
         self._wait_for_end()
         self._relay.close()
 
-    # -- sources -----------------------------------------------------------------------------------------------
+    # -- sources ---------------------------------------------------------------------------------------------
 
     def _from_nodes(self) -> None:
-        """Get the files from another node, or in the end from the laptop. Each one is tried once, the nearest first."""
+        """Get the files from another node, or in the end from the laptop. Each one is tried once, the nearest
+        first."""
         position = self._request.position
         waiting = [position - 1] + [0] * (position > 1)
         reasons = []
@@ -221,7 +224,7 @@ class Receiver:
             if self._laptop.silence > LOST:
                 os._exit(1)
 
-    # -- what arrives --------------------------------------------------------------------------------------------
+    # -- what arrives ----------------------------------------------------------------------------------------
 
     def _receive(self, source: Laptop | OtherNode) -> None:
         """Take frames until the source has sent all that this node lacks."""

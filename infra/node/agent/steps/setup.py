@@ -34,8 +34,8 @@ PAUSE = 0.1  # seconds between two looks at the output of a command
 def step(request: SetupRequest) -> SetupReply:
     """Run the commands in the project's folder unless the same content ran here before.
 
-    They belong to the job that is being launched: until they have ended the job is in the phase SETUP, and `kill` ends
-    them. What they leave in the background afterwards belongs to no job.
+    They belong to the job that is being launched: until they have ended the job is in the phase SETUP, and
+    `kill` ends them. What they leave in the background afterwards belongs to no job.
     """
     folder = store.project_folder(request.project)
     stamp = store.ROOT / f"setup-{folder.name}-{_digest(request, folder)[:16]}"
@@ -88,8 +88,8 @@ def _set_up(request: SetupRequest, project: Path, stamp: Path) -> SetupReply:
 
 
 def _active(request: SetupRequest, project: Path) -> dict[str, str]:
-    """Return the variables of the environment that is there now: a command may have created it. Where job.python does not exist
-    yet, that of the Python that the image has."""
+    """Return the variables of the environment that is there now: a command may have created it. Where
+    job.python does not exist yet, that of the Python that the image has."""
     return activated(machine.find_python(request.python, project) or machine.find_python("", project))
 
 
@@ -133,8 +133,9 @@ class _Copy:
                 self._closed = True
 
     def leave_with_the_client(self) -> None:
-        """Where the connection is gone, let the node power off as it is planned for a job that is never started: nobody is
-        left that would start this one. Until then the setup goes on, since a launch may be repeated."""
+        """Where the connection is gone, let the node power off as it is planned for a job that is never
+        started: nobody is left that would start this one. Until then the setup goes on, since a launch may be
+        repeated."""
         if self._is_alone():
             kernel.set_name(kernel.SETUP_ALONE)
 

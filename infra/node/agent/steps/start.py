@@ -45,7 +45,8 @@ def step(request: StartRequest) -> StartReply:
 
 
 def _record(request: StartRequest, folder: Path) -> None:
-    """Record that the job starts. The request may hold the user's secrets: it is never written to the disk."""
+    """Record that the job starts. The request may hold the user's secrets: it is never written to the
+    disk."""
     (folder / store.RESERVE).write_bytes(bytes(store.RESERVE_BYTES))
     store.write(
         folder / phases.JOB_FILE,
@@ -72,7 +73,8 @@ def _start_guard(request: StartRequest, folder: Path) -> int:
 
 
 def _be_guard(request: StartRequest, log: int) -> NoReturn:
-    """Run the job, detached from the SSH session, whose channel stays open as long as a process has its end."""
+    """Run the job, detached from the SSH session, whose channel stays open as long as a process has its
+    end."""
     code = 1
     try:
         os.setsid()

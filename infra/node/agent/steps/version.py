@@ -1,8 +1,8 @@
 """The version of the agent that the store belongs to.
 
-A job is served by one version of the agent: files and processes of another one might be misread, and a rank left
-running. So the store of another version is taken over while no job runs, and refused while one does. Before version 2
-no version was recorded.
+A job is served by one version of the agent: files and processes of another one might be misread, and a rank
+left running. So the store of another version is taken over while no job runs, and refused while one does.
+Before version 2 no version was recorded.
 """
 
 from __future__ import annotations

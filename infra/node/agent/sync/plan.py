@@ -14,8 +14,9 @@ from cloudddp.agent.protocol.transfer import SMALL, Listing, Record
 
 @dataclass
 class SyncPlan:
-    """`names` and `entries` are by index. `wanted` are the regular files whose contents are needed, `large` those that come in
-    parts, `touch` those that only have another time or mode, `move` those that only have another name."""
+    """`names` and `entries` are by index. `wanted` are the regular files whose contents are needed, `large`
+    those that come in parts, `touch` those that only have another time or mode, `move` those that only have
+    another name."""
 
     names: list[str]
     entries: list[Entry]
@@ -43,7 +44,8 @@ class SyncPlan:
         return {self.names[index]: self.entries[index] for index in indexes}
 
     def take(self, records: Mapping[int, Record]) -> None:
-        """Note the files that were written. One may have changed on the laptop since it was listed: it is as it was sent."""
+        """Note the files that were written. One may have changed on the laptop since it was listed: it is as
+        it was sent."""
         for index, record in records.items():
             name, entry = self.names[index], self.entries[index]
             if (record.mode, record.size, record.mtime_ns) != (entry.mode, entry.size, entry.mtime_ns):
@@ -52,8 +54,8 @@ class SyncPlan:
 
 
 def plan(folder: Path, synced: Optional[Synced], listing: Listing) -> SyncPlan:
-    """Return what to do; without what was `synced`, all is written and nothing deleted. Names were checked when the listing was
-    decoded."""
+    """Return what to do; without what was `synced`, all is written and nothing deleted. Names were checked
+    when the listing was decoded."""
     listed = [(path_from_wire(path), entry) for path, entry in listing.entries()]
     names = [name for name, _ in listed]
     entries = [
@@ -93,7 +95,8 @@ def plan(folder: Path, synced: Optional[Synced], listing: Listing) -> SyncPlan:
 
 
 class _Moved:
-    """The files that are no longer wanted under their name, by their contents: each can get one other name."""
+    """The files that are no longer wanted under their name, by their contents: each can get one other
+    name."""
 
     def __init__(self, folder: Path, made: SyncPlan) -> None:
         self._folder, self._old = folder, made.old
@@ -106,8 +109,8 @@ class _Moved:
         self._links: dict[str, bool] = {}
 
     def take(self, name: str, entry: Entry, digest: object) -> Optional[str]:
-        """Return the present name of a file with these contents, None where there is none that can simply be renamed: what is in
-        the way of the new name could be another such file."""
+        """Return the present name of a file with these contents, None where there is none that can simply be
+        renamed: what is in the way of the new name could be another such file."""
         names = self._names.get(str(digest))
         if not names or name in self._folders or any(parent in self._old for parent in _parents(name)):
             return None

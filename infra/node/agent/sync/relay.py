@@ -1,7 +1,8 @@
 """What a node has received of a sync, for the nodes after it: frames in memory, and files on the disk.
 
-Each node that connects gets the listing, says what it lacks, and gets that in the order in which it arrived here, as soon as it
-does. A slow one never slows the sender: what is no longer in memory is read from the disk.
+Each node that connects gets the listing, says what it lacks, and gets that in the order in which it arrived
+here, as soon as it does. A slow one never slows the sender: what is no longer in memory is read from the
+disk.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ class Batch:
 
 
 class LargeFile:
-    """A file that arrives in parts: how much there is, and a descriptor of it until it is complete or has `failed`. Then
-    there is `end`, its last frame, and the file has its name. `again`: the sender has started again, since the file was
-    changing."""
+    """A file that arrives in parts: how much there is, and a descriptor of it until it is complete or has
+    `failed`. Then there is `end`, its last frame, and the file has its name. `again`: the sender has started
+    again, since the file was changing."""
 
     def __init__(self, index: int, descriptor: int, written: int, *, again: bool = False) -> None:
         self.index, self.written, self.again = index, written, again
@@ -48,7 +49,8 @@ class LargeFile:
 
 
 class Relay:
-    """Serves the nodes after this one. `arrived`, `begin`, `grown` and `ended` are called by the thread that receives."""
+    """Serves the nodes after this one. `arrived`, `begin`, `grown` and `ended` are called by the thread that
+    receives."""
 
     def __init__(self, folder: Path, secret: str, nodes: int) -> None:
         self._folder, self._secret_text, self._secret = folder, secret, secret.encode()
@@ -74,7 +76,8 @@ class Relay:
             self._changed.notify_all()
 
     def compared(self, entries: list[tuple[str, Entry]], lacked: frozenset[int]) -> None:
-        """`entries` are those of the listing, by index; `lacked` the indexes of files that this node does not have yet."""
+        """`entries` are those of the listing, by index; `lacked` the indexes of files that this node does not
+        have yet."""
         with self._changed:
             self._is_compared, self._entries, self._lacked = True, entries, lacked
             self._changed.notify_all()
@@ -124,7 +127,7 @@ class Relay:
             self._complete = True
             self._changed.notify_all()
 
-    # -- connections -------------------------------------------------------------------------------------------
+    # -- connections -----------------------------------------------------------------------------------------
 
     def listen(self, address: str, port: int) -> None:
         """Raises OSError."""
@@ -191,7 +194,7 @@ class Relay:
     def _alive(self) -> bytes:
         return transfer.frame(self._secret, transfer.ALIVE)
 
-    # -- what is sent ------------------------------------------------------------------------------------------
+    # -- what is sent ----------------------------------------------------------------------------------------
 
     def _send(self, link: Link, wants: Wants) -> None:
         wanted = dict(wants.of(self._entries))
@@ -254,8 +257,8 @@ class Relay:
                     link.write_all(self._alive())
 
     def _open(self, item: LargeFile) -> Optional[int]:
-        """Return a descriptor of a file that arrives, or has arrived and is unchanged in size. Each costs one: there may be
-        more large files than a process may open."""
+        """Return a descriptor of a file that arrives, or has arrived and is unchanged in size. Each costs
+        one: there may be more large files than a process may open."""
         with self._changed:
             if item.failed:
                 return None

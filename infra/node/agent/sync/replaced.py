@@ -1,7 +1,8 @@
-"""What jobs wrote where a sync writes: it is kept in a folder of the project, and never overwritten or deleted.
+"""What jobs wrote where a sync writes: it is kept in a folder of the project, and never overwritten or
+deleted.
 
-A rename keeps it, so it takes no space but its own. As any new file of a job, it is pulled by default, and counts as not pulled until
-then. A link is not kept: it has no contents.
+A rename keeps it, so it takes no space but its own. As any new file of a job, it is pulled by default, and
+counts as not pulled until then. A link is not kept: it has no contents.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ PIECE = 1 << 20  # bytes
 
 
 class Replaced:
-    """`synced`: names of the files that a sync has written and nobody has changed. `place` opens the folder of a name, and returns it
-    with the last part of the name."""
+    """`synced`: names of the files that a sync has written and nobody has changed. `place` opens the folder
+    of a name, and returns it with the last part of the name."""
 
     def __init__(
         self, project: Path, synced: Container[str], place: Callable[[str], tuple[int, str]], mark: str
@@ -39,7 +40,8 @@ class Replaced:
         self._jobs: Optional[tuple[int, pull_record.Pulled]] = None
 
     def keep(self, parent: int, base: str, name: str, record: Optional[FileRecord] = None) -> None:
-        """Move what is there under a name out of the way if it is a job's, unless it is what `record` describes."""
+        """Move what is there under a name out of the way if it is a job's, unless it is what `record`
+        describes."""
         try:
             info = os.lstat(base, dir_fd=parent)
         except OSError:

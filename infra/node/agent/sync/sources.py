@@ -63,7 +63,8 @@ class Laptop:
 
     @property
     def silence(self) -> float:
-        """For how many seconds this node has been waiting for the laptop. While it works, it does not look at what has come."""
+        """For how many seconds this node has been waiting for the laptop. While it works, it does not look at
+        what has come."""
         since = self._waits_since
         return 0.0 if since is None else time.monotonic() - since
 
@@ -75,8 +76,9 @@ class Laptop:
 
 
 def _buffered_stdin() -> bytes:
-    """Return what Python has read of stdin besides the request. From now on it is read without Python's buffer: a thread that
-    waits there holds the buffer's lock, and Python aborts if the process ends meanwhile."""
+    """Return what Python has read of stdin besides the request. From now on it is read without Python's
+    buffer: a thread that waits there holds the buffer's lock, and Python aborts if the process ends
+    meanwhile."""
     descriptor, buffer = sys.stdin.fileno(), cast(BufferedReader, sys.stdin.buffer)
     os.set_blocking(descriptor, False)
     try:

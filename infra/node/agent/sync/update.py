@@ -1,8 +1,8 @@
-"""What a node does with the frames of a sync, wherever they come from: it compares the listing with its files, and changes
-these.
+"""What a node does with the frames of a sync, wherever they come from: it compares the listing with its
+files, and changes these.
 
-What is about to be written is recorded first, and the new manifest last (files/sync_record.py): after an interrupted transfer the next sync
-sends what is missing, and deletes what arrived and is no longer wanted.
+What is about to be written is recorded first, and the new manifest last (files/sync_record.py): after an
+interrupted transfer the next sync sends what is missing, and deletes what arrived and is no longer wanted.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ DISK_RESERVE = 64 << 20  # bytes that stay free
 
 
 class ProjectUpdate:
-    """The project's files while they are changed. `relay` passes on what arrives. `adds`: these are results, which no sync
-    records or deletes."""
+    """The project's files while they are changed. `relay` passes on what arrives. `adds`: these are results,
+    which no sync records or deletes."""
 
     def __init__(
         self, folder: Path, relay: Relay, lock: ProjectLock, origin: str = "", *, adds: bool = False

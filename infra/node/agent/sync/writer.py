@@ -1,7 +1,7 @@
 """Writes the files of a sync into the project's folder, through open folders, and never through a link.
 
-A file gets its name once it is complete. One that comes in parts is kept where it was begun, so that the next sync
-continues it.
+A file gets its name once it is complete. One that comes in parts is kept where it was begun, so that the next
+sync continues it.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class ProjectWriter:
-    """Writes below one folder. Names were checked where the listing was decoded (manifest.check_folders). Not for use by several
-    threads."""
+    """Writes below one folder. Names were checked where the listing was decoded (manifest.check_folders). Not
+    for use by several threads."""
 
     def __init__(
         self, folder: Path, on_work: Callable[[int], None], synced: Container[str] = frozenset()
     ) -> None:
-        """`synced` may be overwritten: files that a sync has written. `on_work` gets the bytes of files that were begun earlier, as
-        they are hashed, and FILE_WORK for each that is deleted."""
+        """`synced` may be overwritten: files that a sync has written. `on_work` gets the bytes of files that
+        were begun earlier, as they are hashed, and FILE_WORK for each that is deleted."""
         self.folder = folder
         self._on_work = on_work
         self._root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -77,7 +77,8 @@ class ProjectWriter:
         _name(parent, temporary, base)
 
     def _temporary(self) -> str:
-        """Return a new name: ext4 takes four times as long to create a file by a name that was there before."""
+        """Return a new name: ext4 takes four times as long to create a file by a name that was there
+        before."""
         return f".{self._mark}-{next(self._numbers)}{paths.TEMPORARY}"
 
     def touch(self, name: str, entry: Entry) -> None:
@@ -114,10 +115,11 @@ class ProjectWriter:
         self.touch(name, entry)
 
     def to_disk(self) -> None:
-        """Wait until all that was written is on the disk: one call for any number of files, which an fsync of each is not.
+        """Wait until all that was written is on the disk: one call for any number of files, which an fsync of
+        each is not.
 
-        After a crash of the node there may be files of the right size and time that are empty, or full of zeros: the
-        manifest, which says that they are complete, has to be written later.
+        After a crash of the node there may be files of the right size and time that are empty, or full of
+        zeros: the manifest, which says that they are complete, has to be written later.
         """
         try:
             if ctypes.CDLL(None, use_errno=True).syncfs(self._root):
@@ -171,7 +173,8 @@ class ProjectWriter:
         self._partials.forget(wanted)
 
     def _place(self, name: str) -> tuple[int, str]:
-        """Return an open folder and the name in it. What is in the way of a folder is deleted, or kept where a job wrote it."""
+        """Return an open folder and the name in it. What is in the way of a folder is deleted, or kept where
+        a job wrote it."""
         folder, _, base = name.rpartition("/")
         if not folder:
             return self._root, base
@@ -206,7 +209,8 @@ class ProjectWriter:
 
 
 def _name(parent: int, present: str, base: str, source: Optional[int] = None) -> None:
-    """Give a file its name. A folder of that name is deleted. `source` is the folder where it is, if that is another one."""
+    """Give a file its name. A folder of that name is deleted. `source` is the folder where it is, if that is
+    another one."""
     here = parent if source is None else source
     try:
         os.rename(present, base, src_dir_fd=here, dst_dir_fd=parent)

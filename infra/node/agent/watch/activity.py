@@ -16,9 +16,11 @@ from agent.node.commands import run_quietly
 
 LONGEST_INTERVAL = 10.0  # seconds between two looks
 LOOKS = 20  # in the time after which a job is stalled
-# Until a rank runs, its launcher imports torch and waits for the other nodes, for up to ten minutes: that is no stall of ranks.
+# Until a rank runs, its launcher imports torch and waits for the other nodes, for up to ten minutes: that is
+# no stall of ranks.
 START_SECONDS = 900.0
-# Of one core, for a rank and its children: the threads of NCCL, gloo and data loaders that only wait take less than 1 %.
+# Of one core, for a rank and its children: the threads of NCCL, gloo and data loaders that only wait take
+# less than 1 %.
 CPU_SHARE = 0.05
 IO_RATE = 100_000  # bytes per second that a rank reads and writes: a download, or a snapshot that is saved
 SPINNING = 1.5  # cores that a rank may use while it waits for a GPU: cudaStreamSynchronize spins on one
@@ -26,8 +28,8 @@ GPU_INTERVAL = 30.0
 GPU_SECONDS = 20.0
 GPU_QUERY = ["nvidia-smi", "--query-gpu=utilization.gpu,utilization.memory", "--format=csv,noheader,nounits"]
 BUSY_GPU = 5  # percent
-# The kernel of a collective polls a flag until the other ranks arrive. While it hangs, nvidia-smi shows 100 % utilization
-# (a kernel runs) and almost none of the memory (it moves no data).
+# The kernel of a collective polls a flag until the other ranks arrive. While it hangs, nvidia-smi shows 100 %
+# utilization (a kernel runs) and almost none of the memory (it moves no data).
 HUNG_GPU, HUNG_MEMORY = 99, 1
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -125,7 +127,8 @@ class Activity:
         return found
 
     def _use_of_cpu(self, seconds: float) -> tuple[bool, bool]:
-        """Return (whether a rank works, whether one uses CPU time in a way that waiting for a GPU explains)."""
+        """Return (whether a rank works, whether one uses CPU time in a way that waiting for a GPU
+        explains)."""
         busy = spins = False
         for record in rank_records.read(self._folder):
             self._has_ranks = self._has_ranks or record not in self._earlier

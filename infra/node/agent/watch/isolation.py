@@ -1,8 +1,8 @@
 """Notices that each node of a job trains alone: no process of its ranks is connected to another node.
 
-torch.distributed keeps a connection to the store on the first node from its initialization on. A script that starts its own ranks
-on each node (mp.spawn with MASTER_ADDR=localhost), sets RANK and WORLD_SIZE itself or never initializes torch.distributed has none,
-and succeeds: on each node the whole training is done again.
+torch.distributed keeps a connection to the store on the first node from its initialization on. A script that
+starts its own ranks on each node (mp.spawn with MASTER_ADDR=localhost), sets RANK and WORLD_SIZE itself or
+never initializes torch.distributed has none, and succeeds: on each node the whole training is done again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _MAPPED = "0000000000000000FFFF0000"  # prefix of an IPv4-mapped address in /pro
 
 
 class Watch:
-    """Looks after the ranks of a node for `seconds`, in which they have to connect to another node; with 0 not at all."""
+    """Looks after the ranks of a node for `seconds`, in which they have to connect to another node; with 0
+    not at all."""
 
     def __init__(self, node: int, peers: Collection[Peer], seconds: float) -> None:
         own = {peer.address for peer in peers if peer.node == node}
@@ -35,8 +36,8 @@ class Watch:
         self._next = 0.0
 
     def found(self, running: Callable[[], Collection[int]]) -> str:
-        """Look at the processes of the ranks that run, from time to time; return once, when the time is over and none is connected,
-        a sentence that says so, else ''."""
+        """Look at the processes of the ranks that run, from time to time; return once, when the time is over
+        and none is connected, a sentence that says so, else ''."""
         now = time.monotonic()
         if not self._applies or now < self._next:
             return ""
@@ -49,9 +50,9 @@ class Watch:
         if self._applies:
             return ""
         return (
-            f"node {self._node}: no rank has connected to another node for {self._seconds:.0f} s. If the ranks are training, each "
-            "node trains alone. Call torch.distributed.init_process_group() with RANK, WORLD_SIZE and MASTER_ADDR from the "
-            "environment, and start no ranks in the script"
+            f"node {self._node}: no rank has connected to another node for {self._seconds:.0f} s. "
+            "If the ranks are training, each node trains alone. Call torch.distributed.init_process_group() "
+            "with RANK, WORLD_SIZE and MASTER_ADDR from the environment, and start no ranks in the script"
         )
 
 

@@ -1,8 +1,9 @@
 """When this node is about to end: notices of EC2 in the instance metadata, and the cluster's deadline.
 
-A spot interruption is announced two minutes before (`spot/instance-action`), and the ranks are told to save at once; a
-scheduled maintenance (`events/maintenance/scheduled`) days before, so they are told `save` seconds before it, as before the
-deadline. A rebalance recommendation is no notice: most of those instances run on. AWS recommends to look every 5 s:
+A spot interruption is announced two minutes before (`spot/instance-action`), and the ranks are told to save
+at once; a scheduled maintenance (`events/maintenance/scheduled`) days before, so they are told `save` seconds
+before it, as before the deadline. A rebalance recommendation is no notice: most of those instances run on.
+AWS recommends to look every 5 s:
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
 """
 
@@ -19,6 +20,8 @@ from typing import Optional
 
 from agent.node import imds
 from cloudddp.agent.protocol.start import Deadline
+from cloudddp.agent.protocol.training import PREEMPTED_EXIT_CODE
+from cloudddp.agent.protocol.verdict import Cause, Failure
 
 INTERVAL = 5.0  # seconds between two looks
 FIRST = 0.5  # seconds until the first one
@@ -30,7 +33,8 @@ VERBS = {"reboot": "reboots", "stop": "stops", "retire": "retires"}
 
 @dataclass(frozen=True)
 class Notice:
-    """This node ends at `ends`, by the monotonic clock; `early` seconds before, the ranks are told to save."""
+    """This node ends at `ends`, by the monotonic clock; `early` seconds before, the ranks are told to
+    save."""
 
     ends: float
     early: float
@@ -39,6 +43,10 @@ class Notice:
     @property
     def is_due(self) -> bool:
         return time.monotonic() >= self.ends - self.early
+
+    def failure(self, node: int) -> Failure:
+        """Return it as the failure of a job, on this node."""
+        return Failure(node, Cause.NOTICE, exit_code=PREEMPTED_EXIT_CODE, detail=self.detail)
 
     def grace(self, stop_grace: float) -> float:
         """Return for how many seconds the ranks may save: as long as the notice allows."""
@@ -85,7 +93,8 @@ class _Notices:
         self._get = imds.Metadata(address).get
 
     def interruption(self) -> Optional[Notice]:
-        """Return the notice of a spot instance. Raises OSError, HTTPException, ValueError, LookupError, TypeError."""
+        """Return the notice of a spot instance. Raises OSError, HTTPException, ValueError, LookupError,
+        TypeError."""
         text, now = self._get("spot/instance-action")
         if not text:
             return None

@@ -23,8 +23,8 @@ SLACK = 0.2  # seconds by which the time of a file may differ from when it was n
 
 
 def step_report(path: Path) -> Optional[StepReport]:
-    """Return what a rank last reported, or None. A script may write anything there: what is not a number in range is
-    dropped, without a step all of it."""
+    """Return what a rank last reported, or None. A script may write anything there: what is not a number in
+    range is dropped, without a step all of it."""
     try:
         found = json.loads(store.read_bytes(path, REPORT_LIMIT))
     except (OSError, ValueError, RecursionError):
@@ -61,8 +61,8 @@ class _Rank:
         self._samples: deque[_Sample] = deque(maxlen=MOST)
 
     def take(self, report: StepReport, written: float, now: float, pause: float) -> None:
-        """Take a report that was written at `written`, by the clock of the file system, and noticed at `now`; `pause`
-        is the time between two looks."""
+        """Take a report that was written at `written`, by the clock of the file system, and noticed at `now`;
+        `pause` is the time between two looks."""
         steps = report.step - self.step if self.step is not None else None
         if steps == 0:
             return
@@ -82,8 +82,8 @@ class _Rank:
         self.step, self._noticed, self._written = report.step, now, written
 
     def pace(self, rank: int, oldest: float) -> Optional[Pace]:
-        """Return the median of the reports since `oldest`; of slow ranks, of the last ones. One step that took long does
-        not change a median."""
+        """Return the median of the reports since `oldest`; of slow ranks, of the last ones. One step that
+        took long does not change a median."""
         if self.step is None or not self._samples:
             return None
         own = self._samples[-1].own

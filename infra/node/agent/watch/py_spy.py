@@ -44,7 +44,8 @@ def shipped_digest() -> str:
 
 
 def find(python: str) -> str:
-    """Return the path of py-spy, '' if it is missing: the laptop's, or that of an environment of Python, or pip's."""
+    """Return the path of py-spy, '' if it is missing: the laptop's, or that of an environment of Python, or
+    pip's."""
     installed = store.ROOT / INSTALLED / "bin" / NAME
     places = [
         str(shipped()),
@@ -55,8 +56,9 @@ def find(python: str) -> str:
 
 
 def install(python: str) -> str:
-    """Get py-spy with the pip of a Python, into a folder of its own: the job's environment stays as it is (PEP 668 does not
-    concern --target). Return its path, '' where that fails: there is no pip, or the network is closed."""
+    """Get py-spy with the pip of a Python, into a folder of its own: the job's environment stays as it is
+    (PEP 668 does not concern --target). Return its path, '' where that fails: there is no pip, or the network
+    is closed."""
     if found := find(python):
         return found
     folder = store.ROOT / INSTALLED

@@ -19,8 +19,8 @@ from cloudddp.agent.protocol.stacks import MAX_STACK, MAX_WORD, Position, RankSt
 FOLDER = "stacks"  # in a job's folder
 AT_ONCE = 8  # ranks of which py-spy reads the stack at the same time
 MISSING = (
-    "py-spy is missing, so that stacks are less exact: only the kernel's state of the threads is known; `launch` sends it "
-    "from a computer that has cloudddp[stacks]"
+    "py-spy is missing, so that stacks are less exact: only the kernel's state of the threads is known; "
+    "`launch` sends it from a computer that has cloudddp[stacks]"
 )
 CANDIDATES = 3  # processes of a rank to try: the script may have been started by a shell
 
@@ -53,7 +53,8 @@ def gather(folder: Path) -> list[RankStack]:
 
 
 def ask_flight_recorder(folder: Path) -> None:
-    """Ask PyTorch for the dumps of its flight recorder: a rank with NCCL reads a pipe that is named after its number."""
+    """Ask PyTorch for the dumps of its flight recorder: a rank with NCCL reads a pipe that is named after its
+    number."""
     for path in (folder / launchers.PIPES).glob("*.pipe"):
         with contextlib.suppress(OSError):  # nobody reads it
             descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
@@ -93,7 +94,8 @@ def _stack(tool: str, record: RankRecord) -> RankStack:
 
 
 def _kernel_state(pid: Optional[int]) -> str:
-    """Return the state of a process's threads, and the function of the kernel that each waits in, where it is known."""
+    """Return the state of a process's threads, and the function of the kernel that each waits in, where it is
+    known."""
     lines = []
     with contextlib.suppress(OSError):
         for entry in sorted(os.listdir(f"/proc/{pid}/task"), key=int):

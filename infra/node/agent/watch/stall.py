@@ -1,7 +1,8 @@
-"""A job that does nothing: noticed when every node is idle, its stacks gathered, the cause put into a sentence.
+"""A job that does nothing: noticed when every node is idle, its stacks gathered, the cause put into a
+sentence.
 
-Each agent sends in its heartbeats for how long its ranks have been idle. The first node declares the stall; all nodes read
-the stacks of their ranks, and send what they found.
+Each agent sends in its heartbeats for how long its ranks have been idle. The first node declares the stall;
+all nodes read the stacks of their ranks, and send what they found.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ class Stall:
         self._positions[node] = positions
 
     def is_due(self, others: set[int]) -> bool:
-        """Whether this node has to declare a stall: all nodes are idle. After one that was left alone, the next is due when
-        there was activity in between."""
+        """Whether this node has to declare a stall: all nodes are idle. After one that was left alone, the
+        next is due when there was activity in between."""
         idle = min([self.idle(), *(self._idle.get(node, 0.0) for node in others)])
         if self._concluded and idle < self._limit:
             self._declared_at, self._concluded = None, False
@@ -99,7 +100,8 @@ class Stall:
         self._activity.forget_output()
 
     def conclusion(self, nodes: set[int]) -> Optional[Observed]:
-        """Return the stall as a failure, once, when all nodes have reported their stacks, or have had the time to."""
+        """Return the stall as a failure, once, when all nodes have reported their stacks, or have had the
+        time to."""
         if self._declared_at is None or self._concluded:
             return None
         if not nodes <= self._positions.keys() and time.monotonic() - self._declared_at < GATHER_SECONDS:

@@ -1,7 +1,8 @@
 """Stragglers: ranks whose steps stay slower than those of the others.
 
-Each agent sends the pace of its ranks in its heartbeats. The first node compares them and sends what has changed; every node
-keeps it with the job, and notes it in the logs of its own ranks. So it holds with nobody connected, and a follower shows it once.
+Each agent sends the pace of its ranks in its heartbeats. The first node compares them and sends what has
+changed; every node keeps it with the job, and notes it in the logs of its own ranks. So it holds with nobody
+connected, and a follower shows it once.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ class _Turn:
 
 
 class Detector:
-    """Compares the ranks. A rank is a straggler when its pace has stayed SLOW times the median for `window` seconds and
-    STEPS steps, and no longer one when it has stayed below RECOVERED times the median as long. Between the two limits
-    nothing changes. Pure."""
+    """Compares the ranks. A rank is a straggler when its pace has stayed SLOW times the median for `window`
+    seconds and STEPS steps, and no longer one when it has stayed below RECOVERED times the median as long.
+    Between the two limits nothing changes. Pure."""
 
     def __init__(self, window: float, known: Iterable[Straggler] = ()) -> None:
         self._window = window
@@ -39,11 +40,12 @@ class Detector:
         self._turns: dict[int, _Turn] = {}
 
     def look(self, paces: Mapping[int, Iterable[Pace]], now: float, clock: float) -> bool:
-        """Take the pace of the ranks of each node; return whether the stragglers have changed. `now` is a monotonic clock,
-        `clock` seconds since the epoch.
+        """Take the pace of the ranks of each node; return whether the stragglers have changed. `now` is a
+        monotonic clock, `clock` seconds since the epoch.
 
-        The lower median is compared with: with two ranks it is the faster one, and if one of two nodes is slow, a rank of the other.
-        Where any rank reports the time of its own work, intervals between reports are not compared.
+        The lower median is compared with: with two ranks it is the faster one, and if one of two nodes is
+        slow, a rank of the other. Where any rank reports the time of its own work, intervals between reports
+        are not compared.
         """
         listed = [(node, one) for node, ranks in paces.items() for one in ranks]
         own = any(one.own for _, one in listed)
@@ -111,7 +113,8 @@ class Watch:
         return self._detector.all() if self._detector.look(self._paces, now, time.time()) else None
 
     def keep(self, known: tuple[Straggler, ...]) -> bool:
-        """Keep the stragglers with the job, and note what is new about the ranks of this node. Return whether anything was."""
+        """Keep the stragglers with the job, and note what is new about the ranks of this node. Return whether
+        anything was."""
         before = {one.rank: one for one in job_record.stragglers_of(self._folder)}
         job_record.keep_stragglers(self._folder, known)
         noted = False
@@ -125,6 +128,7 @@ class Watch:
 def _note(folder: Path, one: Straggler) -> None:
     text = f"straggler: {one.text} since step {one.step}"
     if one.until is not None:
-        text = f"straggler: rank {one.rank} has caught up ({one.seconds:.3g} s per step, median {one.median:.3g} s)"
+        pace = f"{one.seconds:.3g} s per step, median {one.median:.3g} s"
+        text = f"straggler: rank {one.rank} has caught up ({pace})"
     with contextlib.suppress(OSError), open(folder / "ranks" / f"{one.rank}.log", "ab") as log:
         log.write(f"--- cloudddp: {text} ---\n".encode())
