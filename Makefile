@@ -50,7 +50,7 @@ coverage: test  ## the same, and which lines it ran; half as slow again
 
 $(LOWEST)/.installed: pyproject.toml $(VENV)/.installed
 	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(@D)
-	@$(BIN)/uv pip install --quiet --python $(@D)/bin/python --resolution lowest-direct -e '.[sim,fast,stacks]' \
+	@$(BIN)/uv pip install --quiet --python $(@D)/bin/python --resolution lowest-direct -e '.[sim,stacks]' \
 	  'hypothesis>=6.100' 'pytest>=8.3,<9.2' 'pytest-timeout>=2.3' 'pytest-xdist>=3.6'
 	@touch $@
 
@@ -76,7 +76,7 @@ check: lint types test  ## lint, types and tests, as in CI
 lint: $(VENV)/.installed  ## ruff, the import contracts, the Python version of what runs on nodes
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/lint-imports
+	@PYTHONPATH=infra/node $(BIN)/lint-imports
 	@$(BIN)/vermin --target=3.9- --violations --no-tips --quiet infra/node/agent cloudddp/agent/protocol examples
 
 types: $(VENV)/.installed  ## mypy --strict

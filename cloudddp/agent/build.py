@@ -1,7 +1,8 @@
 """Builds the agent: one .pyz that holds infra/node/agent/ and the protocol, reproducibly.
 
-The same sources give the same bytes on every computer: sorted names, fixed times and modes, and no compression, because
-the output of zlib differs between versions. So its SHA-256 identifies the agent on the nodes, wherever it was built.
+The same sources give the same bytes on every computer: sorted names, fixed times and modes, and no
+compression, because the output of zlib differs between versions. So its SHA-256 identifies the agent on the
+nodes, wherever it was built.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from cloudddp import payload
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip file can hold
-_BOOT = "boot.py"  # of the program: what Python runs first
+_MAIN = b"from agent.__main__ import run\n\nrun()\n"  # what Python runs first
 
 
 @functools.cache
@@ -27,7 +28,7 @@ def agent() -> bytes:
 def build(program: Path, protocol: Path) -> bytes:
     """Return a .pyz with the modules of the folders `program` (as `agent`) and `protocol`."""
     files = {
-        "__main__.py": (program / _BOOT).read_bytes(),
+        "__main__.py": _MAIN,
         "cloudddp/__init__.py": b"",
         "cloudddp/agent/__init__.py": b"",
         **dict(_modules(program, "agent")),
@@ -44,5 +45,5 @@ def build(program: Path, protocol: Path) -> bytes:
 
 
 def _modules(folder: Path, package: str) -> Iterator[tuple[str, bytes]]:
-    for path in folder.glob("*.py"):
-        yield f"{package}/{path.name}", path.read_bytes()
+    for path in folder.rglob("*.py"):
+        yield f"{package}/{path.relative_to(folder).as_posix()}", path.read_bytes()

@@ -32,7 +32,7 @@ def agent_path() -> str:
 
 def step_of(command: str) -> str:
     """Return the step that a command runs, or '' for a command that does not call the agent."""
-    found = re.search(r"/agent-[0-9a-f]+\.pyz (?!compile )(\w+)", command)
+    found = re.search(r"/agent-[0-9a-f]+\.pyz (\w+)", command)
     return found.group(1) if found else ""
 
 
@@ -48,19 +48,19 @@ def agent_command(*words: str) -> str:
 
 @functools.cache
 def parcel() -> bytes:
-    """Return the agent, gzipped. Its hash is that of the uncompressed file, so the version of zlib does not matter."""
+    """Return the agent, gzipped. Its hash is that of the uncompressed file, so the version of zlib does not
+    matter."""
     return gzip.compress(build.agent(), 6, mtime=0)
 
 
 def ship(then: str) -> str:
-    """Return the command that takes the agent, compressed, from stdin and puts it in place whole, then runs `then`.
+    """Return the command that takes the agent, compressed, from stdin and puts it in place whole, then runs
+    `then`.
 
-    An intact agent is kept: a node whose disk is full can still be queried. A new one is compiled, which halves each
-    later start of the agent. Nobody waits for that: until then, and if it fails, the agent runs from its sources.
+    An intact agent is kept: a node whose disk is full can still be queried.
     """
     path = f'"$HOME"/{agent_path()}'
-    compiled = f"{_PYTHON} {path} compile < /dev/null > /dev/null 2>&1 &"
-    install = f"gzip -dc > {path}.$$ && mv -f {path}.$$ {path} && {{ {compiled} }}"
+    install = f"gzip -dc > {path}.$$ && mv -f {path}.$$ {path}"
     return (
         'umask 077; mkdir -p "$HOME"/.cloudddp && '
         f"if {_is_intact()}; then cat > /dev/null; else {install}; fi && {then}"
@@ -68,5 +68,6 @@ def ship(then: str) -> str:
 
 
 def step_command(step: str) -> str:
-    """Return the command that does a step if the agent is there and whole, and exits with NO_AGENT otherwise."""
+    """Return the command that does a step if the agent is there and whole, and exits with NO_AGENT
+    otherwise."""
     return f"{_is_intact()} || exit {ExitCode.NO_AGENT.value}; {agent_command(step)}"

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from cloudddp import __version__, garbage, timings
+from cloudddp import __version__, timings
 from cloudddp.aws import answers
 from cloudddp.aws.explain import EXPIRED, action, explain
 from cloudddp.config.schema import nearest
@@ -157,7 +157,6 @@ class AWS:
                 raise
             answer = self._call(service, method, params)
         answers.check_creating(answer, method, action(service, method), self.region)
-        garbage.resume()
         if self._observe:
             self._observe(service, method, params, answer)
         return answer

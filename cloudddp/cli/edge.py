@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from cloudddp import garbage, local_state, signals
+from cloudddp import local_state, signals
 from cloudddp.cli import streams
 from cloudddp.cli.console import Console, colour
 from cloudddp.cli.main import main
@@ -48,7 +48,6 @@ def run(arguments: Sequence[str]) -> int:
         console.print_timings()
         signals.ignore()  # until the process has ended: Python resets its own handlers when the interpreter exits
         streams.flush()  # now: a stream that cannot be written when the interpreter exits means exit code 120
-        garbage.abandon()
 
 
 def _run(console: Console, arguments: Sequence[str]) -> int:

@@ -1,46 +1,17 @@
-"""Whether files are compressed on their way to the nodes, and how: only where the link is slower than the compressor.
-
-zstd level 1 where this computer can compress with it (Python 3.14, or the zstandard package: the `fast` extra) and every node
-of the transfer can decompress it, else zlib level 1. None of them is required.
-"""
+"""Whether files are compressed (zlib level 1) on their way to the nodes: only where the link is slower than zlib."""
 
 from __future__ import annotations
 
 import threading
 import time
 import zlib
-from collections.abc import Callable
-from functools import cache
-from importlib import import_module
 
-from cloudddp.agent.protocol.transfer import PLAIN, ZLIB, ZSTD
+from cloudddp.agent.protocol.transfer import PLAIN, ZLIB
 
 MEASURED = 1 << 20  # bytes after which the rate of the link is known
 SAMPLE = 1 << 16  # bytes of a frame that are compressed to see how well and how fast that works
 RARELY = 32  # frames of which one is sampled while the link is the faster one
 DECAY = 0.9  # of what was measured before, per frame: a buffer on the way takes the first ones at once
-
-Compress = Callable[[bytes], bytes]
-
-
-@cache
-def zstd_compressor() -> Compress | None:
-    """Return the function that compresses with zstd level 1, or None where this computer has none."""
-    try:
-        module = import_module("compression.zstd")
-        return lambda data: module.compress(data, 1)
-    except ImportError:
-        pass
-    try:
-        module = import_module("zstandard")
-    except ImportError:
-        return None
-    # Not shared: one object may not be used by two threads.
-    return lambda data: module.ZstdCompressor(level=1).compress(data)
-
-
-def _zlib(data: bytes) -> bytes:
-    return zlib.compress(data, 1)
 
 
 def is_worth(link: float, compressor: float, ratio: float) -> bool:
@@ -56,15 +27,8 @@ class Compression:
         self._lock = threading.Lock()
         self._total = 0
         self._bytes = self._seconds = 0.0  # recent ones of the link
-        self._codec = ZLIB
-        self._compress: Compress = _zlib
         self._speed = float("inf")  # of the compressor, as it was measured last
         self._unsampled = 0  # frames since
-
-    def use_zstd(self) -> None:
-        """All nodes can decompress it."""
-        if (found := zstd_compressor()) is not None:
-            self._codec, self._compress, self._speed = ZSTD, found, float("inf")
 
     def measure(self, size: int, seconds: float) -> None:
         """Note how long a frame has taken to leave."""
@@ -77,7 +41,6 @@ class Compression:
         """Return the codec for some data, and the data in that."""
         if not data or self._total < MEASURED:
             return PLAIN, data
-        codec, compress = self._codec, self._compress
         link = self._bytes / max(self._seconds, 1e-9)
         self._unsampled += 1
         if link > self._speed and self._unsampled < RARELY:
@@ -85,6 +48,6 @@ class Compression:
         self._unsampled = 0
         sample = data[:SAMPLE]
         began = time.thread_time()  # not the time in which other programs had the processor
-        ratio = len(compress(sample)) / len(sample)
+        ratio = len(zlib.compress(sample, 1)) / len(sample)
         self._speed = len(sample) / max(time.thread_time() - began, 1e-9)
-        return (codec, compress(data)) if is_worth(link, self._speed, ratio) else (PLAIN, data)
+        return (ZLIB, zlib.compress(data, 1)) if is_worth(link, self._speed, ratio) else (PLAIN, data)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from cloudddp.agent.decode import decode
 from cloudddp.agent.protocol.codec import ProtocolError
-from cloudddp.agent.protocol.transfer import ReceiveEvent
+from cloudddp.agent.protocol.receive import ReceiveEvent
 
 MAX_LINE = 4 << 20  # bytes of a report: the indexes of 100,000 files take 700 kB
 BYTES_PER_SECOND = 64 << 10  # of all reports, besides two long ones

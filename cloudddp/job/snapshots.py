@@ -1,4 +1,4 @@
-"""What the agents of a job copy between its nodes before ranks start (infra/node/agent/spread.py)."""
+"""What the agents of a job copy between its nodes before ranks start (infra/node/agent/share/spread.py)."""
 
 from __future__ import annotations
 

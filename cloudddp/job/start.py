@@ -10,8 +10,9 @@ from datetime import UTC, datetime
 from cloudddp import timings
 from cloudddp.agent import client
 from cloudddp.agent.client import Runner
-from cloudddp.agent.protocol.gang import Gang, Peer, Unreachable
+from cloudddp.agent.protocol.gang import Gang, Unreachable
 from cloudddp.agent.protocol.machine import ProbeReply
+from cloudddp.agent.protocol.peer import Peer
 from cloudddp.agent.protocol.start import MAX_LEFT, Deadline, OnStall, StartReply, StartRequest
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.cluster.model import Cluster
@@ -29,7 +30,7 @@ _LAPS = {
     "supervisor": ("step", "supervisor"),
     "mesh": ("supervisor", "mesh"),
     "preflight": ("supervisor", "preflight"),
-}  # name -> the laps at which it begins and ends
+}  # name -> the parts of the start at which it begins and ends
 _LISTED_PROBLEMS = 6
 
 
@@ -93,8 +94,10 @@ def _record_laps(replies: Mapping[int, StartReply]) -> None:
     now = time.monotonic()
     for node, reply in replies.items():
         for name, (begin, end) in _LAPS.items():
-            if begin in reply.laps and end in reply.laps:
-                timings.add(f"  on the node: {name}", now - reply.laps[begin], now - reply.laps[end], node)
+            if begin in reply.reached and end in reply.reached:
+                timings.add(
+                    f"  on the node: {name}", now - reply.reached[begin], now - reply.reached[end], node
+                )
 
 
 def _deadline(cluster: Cluster) -> Deadline | None:

@@ -16,15 +16,8 @@ from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.agent.protocol.machine import ProbeReply, ProbeRequest
 from cloudddp.agent.protocol.manifest import MAX_FILES, MAX_LISTED, Manifest, path_from_wire
 from cloudddp.agent.protocol.peer import Peer
-from cloudddp.agent.protocol.transfer import (
-    REPLACED,
-    Kept,
-    Listing,
-    ReceiveReply,
-    ReceiveRequest,
-    Record,
-    Wants,
-)
+from cloudddp.agent.protocol.receive import REPLACED, Kept, ReceiveReply, ReceiveRequest
+from cloudddp.agent.protocol.transfer import Listing, Record, Wants
 from cloudddp.cluster.connect import PROJECT as PROJECT
 from cloudddp.cluster.connect import probe
 from cloudddp.cluster.model import Cluster

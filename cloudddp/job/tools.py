@@ -19,11 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cloudddp.agent.client import Runner
-from cloudddp.agent.protocol.gang import Peer
 from cloudddp.agent.protocol.manifest import FILE, Entry
+from cloudddp.agent.protocol.peer import Peer
+from cloudddp.agent.protocol.receive import ReceiveReply
 from cloudddp.agent.protocol.stacks import TOOLS
 from cloudddp.agent.protocol.start import StartReply
-from cloudddp.agent.protocol.transfer import Listing, ReceiveReply
+from cloudddp.agent.protocol.transfer import Listing
 from cloudddp.cluster.model import Cluster
 from cloudddp.errors import CloudDDPError, Text
 from cloudddp.job.transfer import Transfer

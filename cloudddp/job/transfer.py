@@ -22,16 +22,9 @@ from cloudddp.agent.protocol import transfer
 from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.agent.protocol.manifest import MAX_FILES, path_from_wire
 from cloudddp.agent.protocol.peer import Peer
+from cloudddp.agent.protocol.receive import ReceiveEvent, ReceiveReply, ReceiveRequest
 from cloudddp.agent.protocol.sending import OnSent, Sender, UnreadableFile, Wanted, ignore
-from cloudddp.agent.protocol.transfer import (
-    LAPTOP,
-    ZSTD,
-    Listing,
-    ReceiveEvent,
-    ReceiveReply,
-    ReceiveRequest,
-    Wants,
-)
+from cloudddp.agent.protocol.transfer import LAPTOP, Listing, Wants
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.errors import CloudDDPError, Command, NodeError, Text
 from cloudddp.job.compression import Compression
@@ -69,7 +62,6 @@ class _Node:
     on_end: Callable[[ReceiveReply | Exception | None], None] = lambda _end: None
     continued: frozenset[int] = frozenset()  # the files of which it has a beginning
     wants_direct: bool = False  # it has asked for the files from this computer
-    has_zstd: bool = False  # it can decode it
     reply: ReceiveReply | None = None
     finished: bool = False  # its result is known
 
@@ -320,8 +312,6 @@ class Transfer:
     def _act(self, node: _Node, event: ReceiveEvent) -> None:
         if event.received:
             self._count(node, event.received)
-        if event.codecs:
-            self._decodable(node, event.codecs)
         if event.wants is not None:
             self._send(node, event.wants)
         if event.again:
@@ -333,13 +323,6 @@ class Transfer:
         if event.done is not None:
             node.reply = event.done
             self._ended(node)
-
-    def _decodable(self, node: _Node, codecs: Sequence[int]) -> None:
-        """Use zstd once all nodes have reported that they can decode it: each frame is passed on as it is."""
-        with self._lock:
-            node.has_zstd = ZSTD in codecs
-            if all(one.has_zstd for one in self._nodes):
-                self._compression.use_zstd()
 
     def _send(self, node: _Node, wants: Wants) -> None:
         """Send what a node lacks: it asks once for each listing that it got from here."""

@@ -22,14 +22,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from cloudddp.agent.protocol.manifest import Entry
-from cloudddp.agent.protocol.transfer import (
-    COMPARED,
-    FILE_WORK,
-    LAPTOP,
-    WAITING,
-    WRITING,
-    ReceiveEvent,
-)
+from cloudddp.agent.protocol.receive import COMPARED, WAITING, WRITING, ReceiveEvent
+from cloudddp.agent.protocol.transfer import FILE_WORK, LAPTOP
 
 # Seconds without progress.
 BYPASS = 30.0  # until a node gets another source; another sync of the project may hold it up for 20 s

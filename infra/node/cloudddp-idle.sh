@@ -13,7 +13,7 @@ power_off() {
     exit
 }
 
-# The agent of a job or of its setup, or a rank that has lost its agent (infra/node/agent/kernel.py, processes.py).
+# The agent of a job or of its setup, or a rank that has lost its agent (infra/node/agent/node/kernel.py).
 job_runs() {
     pgrep -x cloudddp-job > /dev/null ||
         grep -qsz '^CLOUDDDP_TASK=[^/]*/[0-9]*$' /proc/[0-9]*/environ

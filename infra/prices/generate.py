@@ -30,11 +30,28 @@ REGION = re.compile(r"(af|ap|ca|eu|il|me|mx|sa|us)-(central|east|north|northeast
 # upper bound for regions that are newer.
 GP3_DATE = "2021-07-14"
 GP3 = {
-    "af-south-1": 0.1047, "ap-east-1": 0.1056, "ap-northeast-1": 0.096, "ap-northeast-2": 0.0912, "ap-northeast-3": 0.096,
-    "ap-south-1": 0.0912, "ap-southeast-1": 0.096, "ap-southeast-2": 0.096, "ca-central-1": 0.088, "eu-central-1": 0.0952,
-    "eu-north-1": 0.0836, "eu-south-1": 0.0924, "eu-west-1": 0.088, "eu-west-2": 0.0928, "eu-west-3": 0.0928,
-    "me-south-1": 0.0968, "sa-east-1": 0.152, "us-east-1": 0.08, "us-east-2": 0.08, "us-west-1": 0.096, "us-west-2": 0.08,
-}  # fmt: skip
+    "af-south-1": 0.1047,
+    "ap-east-1": 0.1056,
+    "ap-northeast-1": 0.096,
+    "ap-northeast-2": 0.0912,
+    "ap-northeast-3": 0.096,
+    "ap-south-1": 0.0912,
+    "ap-southeast-1": 0.096,
+    "ap-southeast-2": 0.096,
+    "ca-central-1": 0.088,
+    "eu-central-1": 0.0952,
+    "eu-north-1": 0.0836,
+    "eu-south-1": 0.0924,
+    "eu-west-1": 0.088,
+    "eu-west-2": 0.0928,
+    "eu-west-3": 0.0928,
+    "me-south-1": 0.0968,
+    "sa-east-1": 0.152,
+    "us-east-1": 0.08,
+    "us-east-2": 0.08,
+    "us-west-1": 0.096,
+    "us-west-2": 0.08,
+}
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,8 @@ exec %s -IS -c "
 import sys
 sys.path.insert(0, sys.argv[1])
 del sys.argv[0]
-from agent import __main__ as agent, follow
+from agent import __main__ as agent
+from agent.steps import follow
 follow.step = lambda request: sys.stderr.write('disk error\\n') and 5
 sys.exit(agent.main())
 " "$4" "$5"

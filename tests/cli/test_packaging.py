@@ -35,7 +35,7 @@ def test_wheel_contains_infra_and_the_examples_and_no_generic_names(wheel: Path)
     examples = [path.relative_to(ROOT).as_posix() for path in copied]
     assert {"examples/ddp/train.py", "train/main.py"} <= set(examples)
     assert any("/smdistributed/" in name for name in examples)
-    agent = [f"infra/node/agent/{path.name}" for path in (ROOT / "infra" / "node" / "agent").glob("*.py")]
+    agent = [path.relative_to(ROOT).as_posix() for path in (ROOT / "infra/node/agent").rglob("*.py")]
     policies = ["infra/iam/operator.json", "infra/iam/README.md"]
     for needed in (*agent, *policies, "infra/node/cloudddp-deadline.timer", *examples):
         assert f"cloudddp/_payload/{needed}" in names

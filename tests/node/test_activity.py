@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from agent import store
-from agent.activity import Activity
+from agent.node import store
+from agent.watch.activity import Activity
 from cloudddp.agent.protocol.jobs import RankRecord
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")

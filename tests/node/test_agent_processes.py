@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from support.agentnode import alive, until
 
-from agent import processes
-from agent.processes import Task, born, find
+from agent.node import processes
+from agent.node.processes import Task, born, find
 from cloudddp.agent.protocol import TASK_VARIABLE
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")

@@ -239,8 +239,8 @@ def test_end_in_pieces_is_understood(node: Node) -> None:
 def test_step_that_was_killed_is_named(node: Node) -> None:
     node.replace_python(
         f'#!/bin/sh\n[ $5 = serve ] || exec {sys.executable} "$@"\nexec {sys.executable} -IS -c "\n'
-        "import os, sys\nsys.path.insert(0, sys.argv[1])\nfrom agent import serve, steps\n"
-        'steps.main = lambda *_: os.kill(os.getpid(), 9)\nsys.exit(serve.main())\n" "$4"\n'
+        "import os, sys\nsys.path.insert(0, sys.argv[1])\nfrom agent.steps import dispatch\n"
+        'dispatch.main = lambda *_: os.kill(os.getpid(), 9)\nsys.exit(dispatch.serve())\n" "$4"\n'
     )
     with pytest.raises(NodeError, match="step 'jobs' failed: exit code 137"):
         node.jobs()

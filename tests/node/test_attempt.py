@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from support.agentnode import Node, until
 
-from agent import attempt, store
-from agent.attempt import Attempt, Look
+from agent.node import store
+from agent.ranks import attempt
+from agent.ranks.attempt import Attempt, Look
 from cloudddp.agent.protocol.jobs import RankRecord
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")

@@ -53,11 +53,15 @@ def test_agent_holds_its_modules_and_the_protocol_only() -> None:
         names = archive.namelist()
         assert names == sorted(names)
         assert {info.compress_type for info in archive.infolist()} == {zipfile.ZIP_STORED}
-    assert {"__main__.py", "agent/__main__.py", "agent/rank.py", "cloudddp/agent/protocol/codec.py"} <= set(
-        names
-    )
-    folders = {str(Path(name).parent) for name in names}
-    assert folders == {".", "agent", "cloudddp", "cloudddp/agent", "cloudddp/agent/protocol"}
+    assert {
+        "__main__.py",
+        "agent/__main__.py",
+        "agent/ranks/rank.py",
+        "cloudddp/agent/protocol/codec.py",
+    } <= set(names)
+    folders = {Path(name).parent for name in names}
+    packages = {path.relative_to(PROGRAM.parent).parent for path in PROGRAM.rglob("__init__.py")}
+    assert folders == {*packages, *map(Path, (".", "cloudddp", "cloudddp/agent", "cloudddp/agent/protocol"))}
 
 
 def test_every_module_of_the_agent_imports_without_site_packages(node: Node) -> None:

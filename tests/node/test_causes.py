@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from support.agentnode import Node, until
 
-from agent import causes
-from agent.causes import Kernel
+from agent.ranks import causes
+from agent.ranks.causes import Kernel
 from cloudddp.agent.protocol.jobs import RankRecord
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.verdict import Cause, Verdict

@@ -17,9 +17,10 @@ import pytest
 from support.agentnode import FOREVER, HANG_GUARD, WAITING, alive, free_port, gang_of, until
 from support.gangs import Gangs, Make
 
-from agent.mesh import Mesh
+from agent.gang.mesh import Mesh
 from cloudddp.agent.protocol.codec import ProtocolError
-from cloudddp.agent.protocol.gang import Gang, Kind, Message, Observed, Peer, Report
+from cloudddp.agent.protocol.gang import Gang, Kind, Message, Observed, Report
+from cloudddp.agent.protocol.peer import Peer
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
 

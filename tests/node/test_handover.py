@@ -18,7 +18,8 @@ from support.agentnode import HANG_GUARD, Node, gang_of, processes_of, until
 from support.gangs import Gangs, Make
 from support.imds import Metadata
 
-from agent import handover, link
+from agent.node import link
+from agent.share import handover
 from cloudddp.agent.protocol.snapshots import SnapshotSearch
 from cloudddp.agent.protocol.start import Deadline
 from cloudddp.agent.protocol.verdict import Cause

@@ -11,8 +11,8 @@ import pytest
 from support.agentnode import Node, until
 from support.gangs import Processes, kill
 
-from agent import causes
-from agent.causes import Kernel
+from agent.ranks import causes
+from agent.ranks.causes import Kernel
 from cloudddp.agent.protocol.start import Process
 from cloudddp.agent.protocol.verdict import Cause, Failure
 

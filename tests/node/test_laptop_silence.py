@@ -10,7 +10,7 @@ from support.agentnode import agent_file
 PROGRAM = """
 import sys, threading, time
 sys.path.insert(0, sys.argv[1])
-from agent.sources import Laptop
+from agent.sync.sources import Laptop
 from cloudddp.agent.protocol import transfer
 laptop = Laptop(b"secret")
 time.sleep(0.3)

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from support.agentnode import Node
 
-from agent import new_files, store, tree
+from agent.files import scan, tree
+from agent.node import store
 from cloudddp.agent.protocol.files import Entry, LeftOut, PackRequest
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.results import MAX_LEFT, LeftFile, NewFilesRequest, PulledRequest
@@ -154,10 +155,10 @@ def test_search_among_old_files_has_a_time_limit(tmp_path: Path, monkeypatch: py
         (tmp_path / "far" / str(name)).touch()
     (tmp_path / "project" / "data").symlink_to(tmp_path / "far")
     clock = itertools.count()
-    monkeypatch.setattr(new_files, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    scan = new_files.Scan(tmp_path / "project", (), (), 1 << 62, seconds=4)
-    assert [*scan] == []
-    assert scan.late
+    monkeypatch.setattr(scan, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    found = scan.Scan(tmp_path / "project", (), (), 1 << 62, seconds=4)
+    assert [*found] == []
+    assert found.late
 
 
 def test_cycle_of_links_ends(node: Node) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.agentnode import Node
 
-from agent.tree import leads_to
+from agent.files.tree import leads_to
 from cloudddp.agent.protocol import files
 from cloudddp.agent.protocol.files import End, Entry, Have, LeftOut, PackRequest, Total
 from cloudddp.job.results import safe_names

@@ -12,7 +12,8 @@ import pytest
 from support.agentnode import FOREVER
 from support.gangs import Gangs, Make
 
-from agent import causes, preflight
+from agent.gang import preflight
+from agent.ranks import causes
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import Process
 from cloudddp.agent.protocol.verdict import Cause

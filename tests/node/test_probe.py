@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.agentnode import FOREVER, Node
 
-from agent import machine
+from agent.node import machine
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 
@@ -97,7 +97,6 @@ def test_probe_reports_what_a_job_needs(node: Node) -> None:
     assert found.cpus == len(os.sched_getaffinity(0))
     assert 1024 <= found.free_port < 65536
     assert os.access(found.python, os.X_OK)
-    assert found.disk_free > 0
     assert found.running == ()
     assert stat.S_IMODE(node.store.stat().st_mode) == 0o700
     node.start(FOREVER)

@@ -12,7 +12,9 @@ import pytest
 from support.agentnode import gang_of, new_mark
 from support.syncednode import SyncedNode, put
 
-from agent import phases, processes, project_lock, store
+from agent.files import project_lock
+from agent.jobs import phases
+from agent.node import processes, store
 from cloudddp.agent import client
 from cloudddp.agent.protocol.codec import encode
 from cloudddp.agent.protocol.kill import KillRequest

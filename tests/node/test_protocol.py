@@ -9,7 +9,6 @@ import json
 import time
 import zlib
 from dataclasses import asdict
-from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -20,11 +19,11 @@ from support.badanswers import BAD_FRAMES, BAD_JOBS, BAD_PROBES, JOB, PROBE, RAN
 from cloudddp import text
 from cloudddp.agent.decode import decode
 from cloudddp.agent.frames import FrameDecoder
-from cloudddp.agent.protocol import codec, transfer, zstd
+from cloudddp.agent.protocol import codec, transfer
 from cloudddp.agent.protocol.codec import MAX_PATH, MAX_TEXT, ProtocolError, encode, encode_utf8
 from cloudddp.agent.protocol.files import Have, PackRequest
 from cloudddp.agent.protocol.frames import End, FollowRequest, Frame, Heartbeat, Log, encode_frame
-from cloudddp.agent.protocol.gang import Gang, Kind, Message, Observed, Peer, Report, Unreachable
+from cloudddp.agent.protocol.gang import Gang, Kind, Message, Observed, Report, Unreachable
 from cloudddp.agent.protocol.jobs import MAX_LISTING, JobsReply, JobState, RankRecord
 from cloudddp.agent.protocol.kill import KillReply, KillRequest
 from cloudddp.agent.protocol.machine import MAX_FOLDERS, ProbeReply, ProbeRequest, is_interface
@@ -39,19 +38,17 @@ from cloudddp.agent.protocol.manifest import (
     nested,
     path_from_wire,
 )
+from cloudddp.agent.protocol.peer import Peer
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.poweroff import PowerOffReply
+from cloudddp.agent.protocol.receive import ReceiveEvent, ReceiveReply, ReceiveRequest
 from cloudddp.agent.protocol.results import JobFiles, NewFiles, NewFilesReply, NewFilesRequest, NewPath
 from cloudddp.agent.protocol.start import Process, SetupReply, SetupRequest, StartReply, StartRequest
 from cloudddp.agent.protocol.training import TrainingState, TrainingStatus
 from cloudddp.agent.protocol.transfer import (
     BATCH,
     ZLIB,
-    ZSTD,
     Listing,
-    ReceiveEvent,
-    ReceiveReply,
-    ReceiveRequest,
     Record,
     Wants,
     batch,
@@ -59,9 +56,7 @@ from cloudddp.agent.protocol.transfer import (
     read_frame,
     read_listing,
 )
-from cloudddp.agent.protocol.transfer import (
-    Frame as TransferFrame,
-)
+from cloudddp.agent.protocol.transfer import Frame as TransferFrame
 from cloudddp.agent.protocol.transfer import frame as transfer_frame
 from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
 from cloudddp.agent.protocol.version import VersionConflict
@@ -393,39 +388,6 @@ def test_text_that_never_ends_is_refused_at_once(text: str) -> None:
     with pytest.raises(ProtocolError):
         decode(data, JobsReply, limit=MAX_LISTING)
     assert time.process_time() - begin < 20
-
-
-def zstandard_encoded(data: bytes) -> tuple[int, bytes]:
-    zstandard = pytest.importorskip("zstandard")
-    return ZSTD, zstandard.ZstdCompressor(level=1).compress(data)
-
-
-needs_zstd = pytest.mark.skipif(not zstd.is_available(), reason="this computer has no libzstd")
-
-
-@needs_zstd
-def test_zstd_frame_is_decoded() -> None:
-    contents = b"import torch\n" * 50_000
-    record = Record(0, len(contents), 0, False, sha256(contents).digest()[:16])
-    raw = batch(b"k", [record], contents, zstandard_encoded)
-    assert len(raw) < len(contents) / 100
-    ((found, data),) = read_batch(read_frame(io.BytesIO(raw).read, b"k"))
-    assert (found, bytes(data)) == (record, contents)
-
-
-@needs_zstd
-@pytest.mark.parametrize("size", [0, 5, (1 << 20) - 1, (1 << 20) + 1])
-def test_zstd_data_has_exactly_the_size_that_is_named(size: int) -> None:
-    _, bomb = zstandard_encoded(b"\0" * (1 << 20))
-    with pytest.raises(codec.ProtocolError, match="not the zstd data that it says"):
-        zstd.decompress(bomb, size)
-
-
-@needs_zstd
-@given(st.binary(max_size=200))
-def test_any_bytes_are_no_zstd_data(data: bytes) -> None:
-    with pytest.raises(codec.ProtocolError):
-        zstd.decompress(data, 1000)
 
 
 def test_unknown_codec_is_refused() -> None:

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from agent import jobs, kernel, phases, store
-from agent.phases import SetupFile, StateFile
+from agent.jobs import phases
+from agent.jobs.phases import SetupFile, StateFile
+from agent.node import kernel, store
+from agent.steps import jobs
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
 

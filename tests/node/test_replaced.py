@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from support.syncednode import SyncedNode, put, tree
 
+from cloudddp.agent.protocol.receive import REPLACED
 from cloudddp.agent.protocol.results import PulledRequest
-from cloudddp.agent.protocol.transfer import REPLACED
 
 OLD = {"model.pt": "old", "x/inner": "1", "data": "2", "big": b"3" * 1_500_000, "b": "5"}
 

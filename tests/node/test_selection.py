@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from agent.selection import NewFile, choose
-from agent.tree import Found
+from agent.files.selection import NewFile, choose
+from agent.files.tree import Found
 
 MIB = 1 << 20
 

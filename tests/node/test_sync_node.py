@@ -22,8 +22,8 @@ import pytest
 from support.localsync import LocalCluster
 from support.syncednode import UP_TO_DATE, UPDATED, SyncedNode, put, tree
 
-from agent import link, store
-from agent.project_writer import ProjectWriter
+from agent.node import link, store
+from agent.sync.writer import ProjectWriter
 from cloudddp.agent import commands
 from cloudddp.agent.protocol.manifest import MAX_FILES, Entry
 from cloudddp.agent.protocol.transfer import BATCH, DONE, LISTING, MAX_BATCH, Listing, Record, batch, frame

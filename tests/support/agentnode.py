@@ -27,10 +27,11 @@ from cloudddp.agent.frames import FrameDecoder
 from cloudddp.agent.protocol import ExitCode
 from cloudddp.agent.protocol.codec import encode
 from cloudddp.agent.protocol.frames import Dropped, End, FollowRequest, Heartbeat, Log
-from cloudddp.agent.protocol.gang import Gang, Peer
+from cloudddp.agent.protocol.gang import Gang
 from cloudddp.agent.protocol.jobs import JobsRequest, JobState
 from cloudddp.agent.protocol.kill import KillReply, KillRequest
 from cloudddp.agent.protocol.machine import MAX_FOLDERS, ProbeReply, ProbeRequest
+from cloudddp.agent.protocol.peer import Peer
 from cloudddp.agent.protocol.start import Process, StartReply, StartRequest
 
 T = TypeVar("T")

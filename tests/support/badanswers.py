@@ -7,7 +7,7 @@ from typing import Any
 
 PROBE = {
     "interface": "lo", "gpus": 4, "cpus": 2, "python": "/bin/false", "free_port": 29500, "agent_port": 29501, "time": 1e9,
-    "disk_free": 1 << 40, "timer_state": "active", "timer_next": "x", "running": [], "folders": None,
+    "timer_state": "active", "timer_next": "x", "running": [], "folders": None,
     "torch_gpus": None, "torch_error": "", "efa": 0,
     "poweroff": None,
 }  # fmt: skip

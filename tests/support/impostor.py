@@ -55,7 +55,7 @@ def drain() -> None:
 def serve_nothing(request: dict[str, object]) -> None:
     """Serve the next node of the chain with frames that say that this one is alive."""
     sys.path[:0] = [str(ROOT), str(ROOT / "infra" / "node")]
-    from agent.link import Link
+    from agent.node.link import Link
     from cloudddp.agent.protocol import transfer
 
     secret = str(request["secret"])
@@ -89,7 +89,7 @@ def main(attack: str) -> None:
         "empty reports": [b"{}\n"],
         "never reads": [b"{}\n"],
         "bytes one by one": [b'{"received": %d}\n' % number for number in range(10_000)],
-        "done, and goes on": [b'{"stage": 2, "codecs": [0]}\n', b'{"done": {}}\n', b"{}\n"],
+        "done, and goes on": [b'{"stage": 2}\n', b'{"done": {}}\n', b"{}\n"],
         "alive, done": [b'{"done": {}}\n', b"{}\n"],
         "alive": [b"{}\n"],
     }

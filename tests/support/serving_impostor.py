@@ -14,9 +14,9 @@ def main(folder: str, *arguments: str) -> int:
     agent = arguments[3]  # after -IS -X utf8
     sys.path.insert(0, agent)
     sys.argv = [agent, "serve"]
-    from agent import serve, steps
+    from agent.steps import dispatch
 
-    honest = steps.main
+    honest = dispatch.main
 
     def answer(step: str, *request: bytes) -> int:
         script = f"{folder}/{step}"
@@ -26,8 +26,8 @@ def main(folder: str, *arguments: str) -> int:
             )
         return honest(step, *request)
 
-    steps.main = answer
-    return serve.main()
+    dispatch.main = answer
+    return dispatch.serve()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent.decision import Arrived, Seen, verdict
+from agent.gang.decision import Arrived, Seen, verdict
 from cloudddp.agent.protocol.gang import Observed, Report
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.verdict import Cause, Exited, Failure, Verdict

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.gang_events import (
+from agent.gang.decision import Budget
+from agent.gang.events import (
     Action,
     AnnounceStop,
     AskedToEnd,
@@ -42,8 +43,9 @@ from agent.gang_events import (
     Turned,
     WaitForRanks,
 )
-from agent.gang_state import GangState, Policy, initial
-from agent.gang_step import (
+from agent.gang.joining import PATIENCE
+from agent.gang.state import GangState, Policy, initial
+from agent.gang.step import (
     EXIT_BARRIER,
     FAILURE_GRACE,
     FIRST_DECIDES,
@@ -51,14 +53,13 @@ from agent.gang_step import (
     STUCK,
     step,
 )
-from agent.joining import PATIENCE
-from agent.restarts import Budget
 from cloudddp.agent.protocol.gang import Facts, Kind, Message, Observed, Report, Unreachable
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
 
 POLICY = Policy(silence=15.0, stop_grace=10.0, join_by=20.0, kill_seconds=5.0)
 SUCCESS = Report(True)
+NOTICE = Failure(1, Cause.NOTICE, exit_code=143, detail="spot notice")
 STOPPED = Report(False, exit_code=143)
 BOTH = Unreachable({}, ())
 
@@ -472,18 +473,16 @@ def test_cancel_on_a_node_whose_ranks_have_finished() -> None:
 
 def test_ranks_of_all_nodes_may_save_as_long_as_a_notice_allows() -> None:
     job = Job(2, retries=3).joined()
-    job.event(1, Noticed("spot notice", 100.0))
+    job.event(1, Noticed(NOTICE, 100.0))
     assert [job.did(node, EndRanks)[0] for node in range(2)] == [EndRanks(100.0, saving=True)] * 2
     job.ended(0)
-    job.ended(
-        1, Report(False, (Observed(Failure(1, Cause.NOTICE, exit_code=143, detail="spot notice"), 0.0),))
-    )
+    job.ended(1, Report(False, (Observed(NOTICE, 0.0),)))
     assert (job.first.cause, job.verdict().exit_code, job.verdict().refusal) == (Cause.NOTICE, 143, "")
 
 
 def test_later_stop_can_only_shorten_the_grace() -> None:
     job = Job(2).joined()
-    job.event(1, Noticed("spot notice", 100.0))
+    job.event(1, Noticed(NOTICE, 100.0))
     job.event(0, StopMarked(True))
     assert [one.grace for one in job.did(0, EndRanks)] == [100.0, POLICY.stop_grace]
 
@@ -623,7 +622,7 @@ FAULTS: dict[str, Event] = {
     "rank": Looked(failed=True),
     "cancel": StopMarked(True),
     "signal": AskedToEnd("x"),
-    "notice": Noticed("x", 30.0),
+    "notice": Noticed(NOTICE, 30.0),
     "done": Looked(succeeded=True, ended=True),
     "stall": STALL,
     "copy": CopyFailed("x"),

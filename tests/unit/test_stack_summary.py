@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 DUMPS = ROOT / "tests" / "support" / "stack_dumps"
 
 sys.path.insert(0, str(ROOT / "infra" / "node"))
-from agent import stack_dump  # noqa: E402
+from agent.watch import stack_dump  # noqa: E402
 
 
 def position(name: str, rank: int = 0) -> Position:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cloudddp.agent.protocol.codec import ProtocolError
-from cloudddp.agent.protocol.transfer import COMPARED, FILE_WORK, LAPTOP, WAITING, WRITING, ReceiveEvent
+from cloudddp.agent.protocol.receive import COMPARED, WAITING, WRITING, ReceiveEvent
+from cloudddp.agent.protocol.transfer import FILE_WORK, LAPTOP
 from cloudddp.job.reports import MAX_LINE, MAX_NOTES, MAX_REPORTS, Reports
 from cloudddp.job.transfer_progress import (
     BYPASS,

@@ -1,11 +1,12 @@
-"""The protocol between the laptop and the node agent: each request, reply, frame, limit and constant, defined once.
+"""The protocol between the laptop and the node agent: each request, reply, frame, limit and constant, defined
+once.
 
-Both sides import these modules: the laptop from the installed package, the agent from a copy in its .pyz. So they need
-Python 3.9 and the standard library only, and import nothing else of cloudddp.
+Both sides import these modules: the laptop from the installed package, the agent from a copy in its .pyz. So
+they need Python 3.9 and the standard library only, and import nothing else of cloudddp.
 
-A step is a command, `python3 agent.pyz STEP [REQUEST]`, or one of several over `serve` (serve.py). Its request is JSON: the
-first line of stdin, or in argv where the agent itself is on stdin (never one that holds secrets). Its reply is the last
-line on stdout; `pack` and `follow` write frames instead.
+A step is a command, `python3 agent.pyz STEP [REQUEST]`, or one of several over `serve` (serve.py). Its
+request is JSON: the first line of stdin, or in argv where the agent itself is on stdin (never one that holds
+secrets). Its reply is the last line on stdout; `pack` and `follow` write frames instead.
 
 Each module holds one topic, so that a step of the agent loads only what it needs:
 
@@ -14,9 +15,9 @@ Each module holds one topic, so that a step of the agent loads only what it need
     machine   probe
     manifest  the files of a project
     files     pack
-    transfer  receive: the frames that bring the project's files
+    transfer  the frames that bring the project's files
+    receive   receive
     sending   files -> frames
-    zstd      decompression for transfer
     peer      Peer
     phases    JobPhase
     jobs      JobState; jobs
@@ -39,8 +40,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-# Increase it when a message or a file of the node's store changes so that an older agent would misread it. An agent
-# replaces the store of another version while no job runs, and refuses to touch it while one does.
+# Increase it when a message or a file of the node's store changes so that an older agent would misread it. An
+# agent replaces the store of another version while no job runs, and refuses to touch it while one does.
 VERSION = 4
 
 LAUNCHER_RANK = -1  # the rank number of the launcher's (torchrun's) own log
@@ -51,11 +52,13 @@ RESTART_NOTE = f"{NOTE}restart "  # that before the lines of the next attempt
 TASK_VARIABLE = "CLOUDDDP_TASK"  # marks every process of a job on a node; children inherit it
 ATTEMPT_VARIABLE = "CLOUDDDP_ATTEMPT"  # of every rank: how often the job was started again
 SUPERVISOR_VARIABLE = "CLOUDDDP_SUPERVISOR"  # of every rank: the process that ends it (kernel.name)
+NOT_STARTED = 127  # the exit code of a command that cannot be started, as in a shell
+
 STATUS_VARIABLE = "CLOUDDDP_STATUS_FILE"  # the file in which rank 0 may report its training status
 STEP_VARIABLE = "CLOUDDDP_STEP_FILE"  # the file in which each rank may report its steps
 
-# Steps that any version may run while a job of another version runs: they read files and change nothing. What they
-# report about a store of another version may be incomplete.
+# Steps that any version may run while a job of another version runs: they read files and change nothing. What
+# they report about a store of another version may be incomplete.
 SAFE_STEPS = frozenset(("pack", "new_files"))
 
 

@@ -1,8 +1,8 @@
 """JSON <-> frozen dataclasses, driven by their type hints. Standard library only.
 
-The agent uses `decode` for requests and for its own files. The laptop does not use it for replies: `json.loads` builds
-every list and dict that a hostile node sends before anything is checked, which for 16 MB of `[[],[],...]` takes 400 MB.
-cloudddp/agent/decode.py decodes the same dataclasses without that.
+The agent uses `decode` for requests and for its own files. The laptop does not use it for replies:
+`json.loads` builds every list and dict that a hostile node sends before anything is checked, which for 16 MB
+of `[[],[],...]` takes 400 MB. cloudddp/agent/decode.py decodes the same dataclasses without that.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def check_length(name: str, value: Any, limit: int) -> None:
 
 
 def is_plain(text: str, others: str) -> bool:
-    """Return whether a text has ASCII letters and digits, and besides them only the characters `others`. (Compiling a
-    regular expression takes longer.)"""
+    """Return whether a text has ASCII letters and digits, and besides them only the characters `others`.
+    (Compiling a regular expression takes longer.)"""
     for character in others:
         text = text.replace(character, "")
     return text.isascii() and text.isalnum()
@@ -89,14 +89,15 @@ def check_origin(text: str) -> None:
 
 
 def encode(message: Any, *, omit_defaults: bool = False) -> bytes:
-    """Return a message as one line of JSON in ASCII, without the line break. Unpaired surrogates survive. `omit_defaults`: without
-    fields that have their default values, which `decode` adds; only between agents, which have one version."""
+    """Return a message as one line of JSON in ASCII, without the line break. Unpaired surrogates survive.
+    `omit_defaults`: without fields that have their default values, which `decode` adds; only between agents,
+    which have one version."""
     return json.dumps(message, default=_without_defaults if omit_defaults else _plain).encode("ascii")
 
 
 def encode_utf8(message: Any) -> bytes:
-    """Return a message as one line of JSON in UTF-8. Text that is not valid Unicode (the byte of a file name in an
-    error) becomes `?`, because the laptop's decoder refuses it."""
+    """Return a message as one line of JSON in UTF-8. Text that is not valid Unicode (the byte of a file name
+    in an error) becomes `?`, because the laptop's decoder refuses it."""
     return json.dumps(message, default=_plain, ensure_ascii=False).encode("utf-8", "replace")
 
 
@@ -124,7 +125,8 @@ def _defaults(kind: Any) -> dict[str, Any]:
 
 
 def decode(data: bytes, kind: type[T], *, limit: int = MAX_REQUEST) -> T:
-    """Return the dataclass of type `kind` that the JSON describes. Unknown keys are ignored. Raises ProtocolError."""
+    """Return the dataclass of type `kind` that the JSON describes. Unknown keys are ignored. Raises
+    ProtocolError."""
     found: T = _decode(data, kind, limit)
     return found
 

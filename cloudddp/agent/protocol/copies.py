@@ -32,10 +32,10 @@ def url_of(bucket: str, prefix: str) -> str:
 
 @dataclass(frozen=True)
 class Destination:
-    """Where the nodes copy a job's results when it has ended: objects of `bucket` whose keys begin with `prefix` and a
-    slash. `outputs` are the paths in the project that are copied, besides the job's logs; without them, what jobs wrote there and
-    not below `scratch`. `limit`: seconds after which a
-    node gives up; `patience`: seconds without progress after which it does."""
+    """Where the nodes copy a job's results when it has ended: objects of `bucket` whose keys begin with
+    `prefix` and a slash. `outputs` are the paths in the project that are copied, besides the job's logs;
+    without them, what jobs wrote there and not below `scratch`. `limit`: seconds after which a node gives up;
+    `patience`: seconds without progress after which it does."""
 
     bucket: str
     prefix: str
@@ -65,9 +65,9 @@ class CopyPhase(Enum):
 
 @dataclass(frozen=True)
 class Copied:
-    """What a node has copied to `url`: `files` of `expected` files, with `size` bytes. `error` is why the others are
-    missing, or ''. `notes` are about single files; `left_out` counts those that are not copied at all, such as links that
-    leave the outputs. `rank_zero`: the node ran rank 0."""
+    """What a node has copied to `url`: `files` of `expected` files, with `size` bytes. `error` is why the
+    others are missing, or ''. `notes` are about single files; `left_out` counts those that are not copied at
+    all, such as links that leave the outputs. `rank_zero`: the node ran rank 0."""
 
     url: str
     phase: CopyPhase

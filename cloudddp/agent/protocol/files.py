@@ -1,7 +1,7 @@
 """The files of a node that go to the laptop: the request `pack`, and the stream that answers it.
 
-The stream is MAGIC and then frames: a kind (1 byte), the length of the payload (4 bytes), the payload. Numbers are in
-network byte order.
+The stream is MAGIC and then frames: a kind (1 byte), the length of the payload (4 bytes), the payload.
+Numbers are in network byte order.
 
     same    numbers of PackRequest.have (4 bytes each): these files are on the node as they are on the laptop
     total   a Total: what is left to send, by a first look; before the first entry
@@ -60,8 +60,9 @@ LONGEST = {
 
 
 class Have(NamedTuple):
-    """The beginning of a file that the laptop has, or all of it. With a `digest` (SHA-256 of these `size` bytes) the node
-    compares the contents and continues the file from there; without one, the file is the same if it has that size and time."""
+    """The beginning of a file that the laptop has, or all of it. With a `digest` (SHA-256 of these `size`
+    bytes) the node compares the contents and continues the file from there; without one, the file is the same
+    if it has that size and time."""
 
     path: str
     size: int  # bytes
@@ -71,8 +72,9 @@ class Have(NamedTuple):
 
 @dataclass(frozen=True)
 class Selection:
-    """Of the whole project, what jobs wrote: what was not pulled yet, up to `limit` bytes, and what was written since `job`
-    began. `scratch` are paths that are left out; `present` as in results.NewFilesRequest."""
+    """Of the whole project, what jobs wrote: what was not pulled yet, up to `limit` bytes, and what was
+    written since `job` began. `scratch` are paths that are left out; `present` as in
+    results.NewFilesRequest."""
 
     job: str
     scratch: tuple[str, ...]
@@ -86,8 +88,8 @@ class Selection:
 
 @dataclass(frozen=True)
 class PackRequest:
-    """Files and folders of the project, or with `job` of that job's own folder (its logs), by their paths there. The answer
-    is the stream above; stderr names what is missing."""
+    """Files and folders of the project, or with `job` of that job's own folder (its logs), by their paths
+    there. The answer is the stream above; stderr names what is missing."""
 
     project: str
     paths: tuple[str, ...]
@@ -124,8 +126,8 @@ class Entry(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """A path that was not copied, and why. `counts`: a result may be missing because of it (which a pipe is not). Without a name:
-    there are more."""
+    """A path that was not copied, and why. `counts`: a result may be missing because of it (which a pipe is
+    not). Without a name: there are more."""
 
     name: str
     reason: str
@@ -142,16 +144,17 @@ class Total:
 
 @dataclass(frozen=True)
 class Work:
-    """What the agent has done so far without sending it: files that it has looked at, bytes that it has hashed."""
+    """What the agent has done so far without sending it: files that it has looked at, bytes that it has
+    hashed."""
 
     files: int
     size: int
 
 
 class End(NamedTuple):
-    """The end of a file: SETTLED; RECENT, written so shortly before that a further change need not show in its time;
-    CHANGED while it was read; or GIVEN_UP, because it became shorter. `digest`: SHA-256 of the whole file as it was read,
-    if it is a continued one (SSH verifies what arrives at once)."""
+    """The end of a file: SETTLED; RECENT, written so shortly before that a further change need not show in
+    its time; CHANGED while it was read; or GIVEN_UP, because it became shorter. `digest`: SHA-256 of the
+    whole file as it was read, if it is a continued one (SSH verifies what arrives at once)."""
 
     state: int
     digest: bytes = b""

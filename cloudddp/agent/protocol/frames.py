@@ -22,7 +22,8 @@ from cloudddp.agent.protocol.codec import (
     check_range,
     encode_utf8,
 )
-from cloudddp.agent.protocol.jobs import MAX_RANK, MAX_RANKS, JobState
+from cloudddp.agent.protocol.jobs import MAX_RANKS, JobState
+from cloudddp.agent.protocol.phases import MAX_RANK
 
 MAX_STATE = 1 << 20  # bytes of one state: 256 ranks take 50 kB
 MAX_PIECE = 1 << 16  # bytes of log in one frame
@@ -36,12 +37,12 @@ _HEADER = re.compile(rb"(?:log|dropped) (-?[0-9]{1,6}) ([0-9]{1,16}) ([0-9]{1,16
 
 @dataclass(frozen=True)
 class FollowRequest:
-    """`offsets` is where to continue each rank's log, in bytes; a rank that is not named starts at 0. With `wait` the
-    stream goes on until the job has ended, with a heartbeat every `heartbeat` seconds.
+    """`offsets` is where to continue each rank's log, in bytes; a rank that is not named starts at 0. With
+    `wait` the stream goes on until the job has ended, with a heartbeat every `heartbeat` seconds.
 
-    `ranks`: send only their logs; all if empty. A log that exists and is not in `offsets` begins with what was written in
-    the last `since` seconds, and with its last `tail` lines; an empty piece reports where that is, before the first state.
-    `setup`: send also the output of the setup commands, unless `ranks` are named.
+    `ranks`: send only their logs; all if empty. A log that exists and is not in `offsets` begins with what
+    was written in the last `since` seconds, and with its last `tail` lines; an empty piece reports where that
+    is, before the first state. `setup`: send also the output of the setup commands, unless `ranks` are named.
     """
 
     job: str
@@ -70,8 +71,8 @@ class FollowRequest:
 
 @dataclass(frozen=True)
 class Log:
-    """A piece of one rank's log, at its offset in the file. LAUNCHER_RANK is the launcher's own output, SETUP_RANK
-    that of the setup commands."""
+    """A piece of one rank's log, at its offset in the file. LAUNCHER_RANK is the launcher's own output,
+    SETUP_RANK that of the setup commands."""
 
     rank: int
     offset: int

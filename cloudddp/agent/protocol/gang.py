@@ -1,7 +1,8 @@
 """The gang: the agents of one job, which know each other; what they tell each other, and the verdict.
 
-Each agent connects to every other one over the private network, and sends on its own connection only: so every pair of
-nodes is connected in both directions before a rank starts. Messages are lines of JSON with an HMAC (mesh.py).
+Each agent connects to every other one over the private network, and sends on its own connection only: so
+every pair of nodes is connected in both directions before a rank starts. Messages are lines of JSON with an
+HMAC (agent/gang/mesh.py).
 """
 
 from __future__ import annotations
@@ -13,13 +14,12 @@ from typing import Optional
 from cloudddp.agent.protocol.codec import MAX_COUNT, ProtocolError, check_length, check_range
 from cloudddp.agent.protocol.jobs import MAX_RANKS
 from cloudddp.agent.protocol.pace import MAX_STRAGGLERS, Pace, Straggler
-from cloudddp.agent.protocol.peer import Peer as Peer
+from cloudddp.agent.protocol.peer import Peer
 from cloudddp.agent.protocol.phases import MAX_NODES, MAX_TOKEN
 from cloudddp.agent.protocol.snapshots import Offer
 from cloudddp.agent.protocol.stacks import Position
 from cloudddp.agent.protocol.stall import LeftStall
-from cloudddp.agent.protocol.verdict import MAX_AGO as MAX_AGO
-from cloudddp.agent.protocol.verdict import MAX_LINE, Exited, Failure, Verdict, check_lines
+from cloudddp.agent.protocol.verdict import MAX_AGO, MAX_LINE, Exited, Failure, Verdict, check_lines
 
 MAX_FACT = 300  # characters
 MAX_FAILURES = 300  # in one report: each rank has at most one
@@ -29,7 +29,8 @@ LONGEST_MESSAGE = 1 << 20  # bytes
 
 @dataclass(frozen=True)
 class Observed:
-    """A failure, `ago` seconds before its message was sent: clocks of nodes differ, and one may be set while a job runs."""
+    """A failure, `ago` seconds before its message was sent: clocks of nodes differ, and one may be set while
+    a job runs."""
 
     failure: Failure
     ago: float
@@ -42,9 +43,10 @@ class Observed:
 
 @dataclass(frozen=True)
 class Report:
-    """How the job ended on one node: `failures` that were no consequence of a stop; `succeeded` if every rank exited with
-    0. `step` is the last that its script has reported. `cancelled`: seconds since the user cancelled it there. `exit_code` is that of a rank that was stopped and still
-    exited by itself (143: it has saved a snapshot), or of the launcher. `exits`: the ranks that have exited with 0 by themselves."""
+    """How the job ended on one node: `failures` that were no consequence of a stop; `succeeded` if every rank
+    exited with 0. `step` is the last that its script has reported. `cancelled`: seconds since the user
+    cancelled it there. `exit_code` is that of a rank that was stopped and still exited by itself (143: it has
+    saved a snapshot), or of the launcher. `exits`: the ranks that have exited with 0 by themselves."""
 
     succeeded: bool
     failures: tuple[Observed, ...] = ()
@@ -63,7 +65,8 @@ class Report:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a node is like: `gpus` as `8 x NVIDIA H100`, versions, and `defects` in words. '' where something is missing."""
+    """What a node is like: `gpus` as `8 x NVIDIA H100`, versions, and `defects` in words. '' where something
+    is missing."""
 
     gpus: str = ""
     driver: str = ""
@@ -131,9 +134,9 @@ class Message:
 
 @dataclass(frozen=True)
 class Gang:
-    """All nodes of a job, this one included, in order, and the `secret` that its agents share. It is never written to a
-    disk. A node that sends nothing for `silence` seconds is lost. All have to be connected after `join` seconds. With
-    `preflight` they have to be alike, and without defects."""
+    """All nodes of a job, this one included, in order, and the `secret` that its agents share. It is never
+    written to a disk. A node that sends nothing for `silence` seconds is lost. All have to be connected after
+    `join` seconds. With `preflight` they have to be alike, and without defects."""
 
     peers: tuple[Peer, ...]
     secret: str
@@ -152,8 +155,9 @@ class Gang:
 
 @dataclass(frozen=True)
 class Unreachable:
-    """Connections that a node does not have: `to` those nodes, with the reason; and `by` those, which did not connect. `error`: this
-    node could not listen. `problems`: the nodes are connected, and differ or have defects."""
+    """Connections that a node does not have: `to` those nodes, with the reason; and `by` those, which did not
+    connect. `error`: this node could not listen. `problems`: the nodes are connected, and differ or have
+    defects."""
 
     to: dict[int, str]
     by: tuple[int, ...]

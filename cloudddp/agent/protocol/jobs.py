@@ -16,10 +16,7 @@ from cloudddp.agent.protocol.codec import (
 )
 from cloudddp.agent.protocol.copies import Copied
 from cloudddp.agent.protocol.pace import MAX_STRAGGLERS, Straggler
-from cloudddp.agent.protocol.phases import MAX_NODES as MAX_NODES
-from cloudddp.agent.protocol.phases import MAX_RANK as MAX_RANK
-from cloudddp.agent.protocol.phases import MAX_RESTARTS as MAX_RESTARTS
-from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.protocol.phases import MAX_NODES, MAX_RANK, MAX_RESTARTS, JobPhase
 from cloudddp.agent.protocol.stall import LeftStall
 from cloudddp.agent.protocol.training import TrainingStatus
 from cloudddp.agent.protocol.verdict import Verdict
@@ -36,10 +33,10 @@ MAX_WRAPPER = 40  # characters
 
 @dataclass(frozen=True)
 class RankRecord:
-    """One rank on its node. Times are seconds since the epoch by that node's clock. `ended` and `exit_code` are None
-    while it runs; `signal` is the signal that ended it, or None. `at` is the end by the node's monotonic clock, which
-    nobody can set. `asked`: it had been asked to stop before. `error` is what torch.distributed.elastic recorded. `wrapper`
-    names the process that records the end (kernel.name)."""
+    """One rank on its node. Times are seconds since the epoch by that node's clock. `ended` and `exit_code`
+    are None while it runs; `signal` is the signal that ended it, or None. `at` is the end by the node's
+    monotonic clock, which nobody can set. `asked`: it had been asked to stop before. `error` is what
+    torch.distributed.elastic recorded. `wrapper` names the process that records the end (kernel.name)."""
 
     rank: int
     exit_code: Optional[int]
@@ -66,15 +63,16 @@ class RankRecord:
 
 @dataclass(frozen=True)
 class JobState:
-    """The state of a job on one node. `expected` is how many ranks run there once all have started; `stopping` is True
-    while it is being stopped; `cancelled` is when the user first asked for that; `error` is why its processes could not
-    be started. `verdict` is that of all nodes, once they have agreed on it. `restarts`: how
-    often the whole job was started again. `poweroff`: seconds after the end of the job at which the node powers off; None:
-    it does not. `ends`: when it will, once the job has ended. `resumed_from`: the job that it continues, '' for none.
-    `stragglers`, of all nodes: ranks that are slow, or were. `stall`: the last one that was left alone, None for none.
-    `copied`: what the node has copied to S3; None where it was not asked to, or has not begun. `setup`: it is in its
-    setup, or has ended there: no rank was started. `rebooted`: when the machine started again, where the job ended because
-    it was rebooted."""
+    """The state of a job on one node. `expected` is how many ranks run there once all have started;
+    `stopping` is True while it is being stopped; `cancelled` is when the user first asked for that; `error`
+    is why its processes could not be started. `verdict` is that of all nodes, once they have agreed on it.
+    `restarts`: how often the whole job was started again. `poweroff`: seconds after the end of the job at
+    which the node powers off; None: it does not. `ends`: when it will, once the job has ended.
+    `resumed_from`: the job that it continues, '' for none. `stragglers`, of all nodes: ranks that are slow,
+    or were. `stall`: the last one that was left alone, None for none. `copied`: what the node has copied to
+    S3; None where it was not asked to, or has not begun. `setup`: it is in its setup, or has ended there: no
+    rank was started. `rebooted`: when the machine started again, where the job ended because it was
+    rebooted."""
 
     job: str
     phase: JobPhase

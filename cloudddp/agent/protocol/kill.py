@@ -17,8 +17,8 @@ from cloudddp.agent.protocol.training import TrainingStatus
 
 @dataclass(frozen=True)
 class KillReply:
-    """How many processes were ended, how many of them were `ranks`, and how many survived. `phase` is None for
-    a job that the node does not have; it will refuse to start it. `started`: a rank was started there."""
+    """How many processes were ended, how many of them were `ranks`, and how many survived. `phase` is None
+    for a job that the node does not have; it will refuse to start it. `started`: a rank was started there."""
 
     ended: int
     left: int
@@ -35,8 +35,8 @@ class KillReply:
 
 @dataclass(frozen=True)
 class KillRequest:
-    """Cancel a job: end every process of it on this node, SIGTERM, and SIGKILL after `grace` seconds. The supervisor of
-    the node tells the others. `token` is the same on all nodes, and no other cancel has it."""
+    """Cancel a job: end every process of it on this node, SIGTERM, and SIGKILL after `grace` seconds. The
+    supervisor of the node tells the others. `token` is the same on all nodes, and no other cancel has it."""
 
     job: str
     grace: float

@@ -35,9 +35,9 @@ def is_interface(name: str) -> bool:
 
 @dataclass(frozen=True)
 class ProbeReply:
-    """`interface` carries the private address, '' if none does. `free_port` and `agent_port` are
-    free, for the rendezvous and for the agents of a job. `running` are job ids. `folders` are the digests of the project's
-    folders (manifest.py), and None where all are the laptop's or were not requested."""
+    """`interface` carries the private address, '' if none does. `free_port` and `agent_port` are free, for
+    the rendezvous and for the agents of a job. `running` are job ids. `folders` are the digests of the
+    project's folders (manifest.py), and None where all are the laptop's or were not requested."""
 
     interface: str
     gpus: int
@@ -46,7 +46,6 @@ class ProbeReply:
     free_port: int
     agent_port: int
     time: float  # seconds since the epoch, by the node's clock
-    disk_free: int  # bytes
     timer_state: str  # systemd's ActiveState of the deadline timer, '' unless it was asked for
     timer_next: str  # systemd's NextElapseUSecRealtime, '' where none is planned
     running: tuple[str, ...]
@@ -78,7 +77,6 @@ class ProbeReply:
         check_range("free_port", self.free_port, 1, (1 << 16) - 1)
         check_range("agent_port", self.agent_port, 1, (1 << 16) - 1)
         check_range("time", self.time, 0, MAX_TIME)
-        check_range("disk_free", self.disk_free, 0, MAX_SIZE)
         check_range("version", self.version, 0, MAX_SIZE)
         check_length("running", self.running, MAX_RUNNING)
         for job in self.running:
@@ -95,12 +93,12 @@ class ProbeReply:
 
 @dataclass(frozen=True)
 class ProbeRequest:
-    """`manifest_digest` is the digest of the laptop's manifest, '' for no comparison. `python` is job.python, '' for the
-    node's default. `boot_seconds` limits the wait for cloud-init, 0 for none. `gpus` is what the instance type has; while
-    nvidia-smi lists fewer, it is called again for up to `gpu_seconds`. `torch_seconds` limits the import of torch and the
-    use of each GPU, 0 for neither. `efa` is how many EFA devices it should have; they are counted if that is not 0.
-    `deadline`: look at the timer of the node's deadline. `only_files`: count no GPUs, for which nvidia-smi takes up to
-    seconds."""
+    """`manifest_digest` is the digest of the laptop's manifest, '' for no comparison. `python` is job.python,
+    '' for the node's default. `boot_seconds` limits the wait for cloud-init, 0 for none. `gpus` is what the
+    instance type has; while nvidia-smi lists fewer, it is called again for up to `gpu_seconds`.
+    `torch_seconds` limits the import of torch and the use of each GPU, 0 for neither. `efa` is how many EFA
+    devices it should have; they are counted if that is not 0. `deadline`: look at the timer of the node's
+    deadline. `only_files`: count no GPUs, for which nvidia-smi takes up to seconds."""
 
     project: str
     private_ip: str

@@ -1,8 +1,9 @@
 """The manifest: the files of a project, on the laptop and on a node.
 
-It maps each path of the project to its Entry. Both sides make it by the same rules, and compare digests before they send
-any of it: one for the project, then one for each folder. File names need not be UTF-8: in memory Python escapes such bytes
-(os.fsdecode), and on the wire a path has one character for each of its bytes (latin-1).
+It maps each path of the project to its Entry. Both sides make it by the same rules, and compare digests
+before they send any of it: one for the project, then one for each folder. File names need not be UTF-8: in
+memory Python escapes such bytes (os.fsdecode), and on the wire a path has one character for each of its bytes
+(latin-1).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import os
 import stat
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import NamedTuple, Optional
 
 from cloudddp.agent.protocol.codec import MAX_PATH, MAX_SIZE, ProtocolError, check_length
@@ -35,8 +37,8 @@ Manifest = dict[str, Entry]
 
 
 def entry_of(info: os.stat_result, target: str = "") -> Optional[Entry]:
-    """Return the entry of what os.lstat saw, or None for anything but a regular file or a link. Of a file's mode only
-    the executable bit counts."""
+    """Return the entry of what os.lstat saw, or None for anything but a regular file or a link. Of a file's
+    mode only the executable bit counts."""
     if stat.S_ISLNK(info.st_mode):
         return Entry(LINK, 0, 0, 0, target)
     if stat.S_ISREG(info.st_mode):
@@ -61,8 +63,6 @@ def nested(manifest: Mapping[str, Entry]) -> dict[str, Folder]:
 
 def folder_digests(folders: Mapping[str, Folder]) -> dict[str, str]:
     """Return a digest for each folder's own files, equal where these are equal."""
-    from hashlib import sha256  # 2 ms: few steps need it
-
     return {
         folder: sha256(json.dumps(list(files.items())).encode()).hexdigest()[:FOLDER_DIGEST]
         for folder, files in folders.items()
@@ -71,8 +71,6 @@ def folder_digests(folders: Mapping[str, Folder]) -> dict[str, str]:
 
 def manifest_digest(folders: Mapping[str, str]) -> str:
     """Return the digest of a manifest from those of its folders."""
-    from hashlib import sha256
-
     return sha256(json.dumps(sorted(folders.items())).encode()).hexdigest()
 
 
@@ -93,7 +91,8 @@ def manifest_to_wire(manifest: Mapping[str, Entry]) -> Manifest:
 
 
 def check_folder(path: str) -> None:
-    """Raise ProtocolError for what is not the path of a folder of a project in wire form; '' is the project itself."""
+    """Raise ProtocolError for what is not the path of a folder of a project in wire form; '' is the project
+    itself."""
     check_length("a path", path, MAX_PATH)
     if path:
         _check_parts(path)

@@ -1,16 +1,18 @@
 """The pace of ranks: how long a step takes on each, and the stragglers, which hold the others up.
 
-What is compared is the time of a rank's own work: loading its batch, forward and backward. In synchronous data parallelism
-the time from one step to the next says nothing: every rank waits in the all-reduce for the slowest, so that it is the same
-on all of them. Others measure the same: MegaScale (NSDI '24, section 5) times the critical code segments of each rank with
-CUDA events, NVIDIA's resiliency extension (nvidia-resiliency-ext, "Straggler Detection") times sections that the user marks
-and compares a rank with the best one, DDP's own logger separates backward compute from communication
-(torch/csrc/distributed/c10d/logger.cpp). Only the script knows where its work ends and the wait begins, so it has to
-report the time: train/ does, and docs/tour.md shows how in a script of one's own. For ranks that report steps only, the
-interval between them is compared. That finds the slow ones where ranks do not wait for each other at every step.
+What is compared is the time of a rank's own work: loading its batch, forward and backward. In synchronous
+data parallelism the time from one step to the next says nothing: every rank waits in the all-reduce for the
+slowest, so that it is the same on all of them. Others measure the same: MegaScale (NSDI '24, section 5) times
+the critical code segments of each rank with CUDA events, NVIDIA's resiliency extension
+(nvidia-resiliency-ext, "Straggler Detection") times sections that the user marks and compares a rank with the
+best one, DDP's own logger separates backward compute from communication
+(torch/csrc/distributed/c10d/logger.cpp). Only the script knows where its work ends and the wait begins, so it
+has to report the time: train/ does, and docs/tour.md shows how in a script of one's own. For ranks that
+report steps only, the interval between them is compared. That finds the slow ones where ranks do not wait for
+each other at every step.
 
-A rank writes `{"step": 1200, "work_seconds": 0.21}` to the file that CLOUDDDP_STEP_FILE names: the time per step since
-its last report.
+A rank writes `{"step": 1200, "work_seconds": 0.21}` to the file that CLOUDDDP_STEP_FILE names: the time per
+step since its last report.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ MAX_STEP_SECONDS = 1e6
 
 @dataclass(frozen=True)
 class StepReport:
-    """The last report of a rank. `work_seconds` is the time of its own work per step, None where it does not report it."""
+    """The last report of a rank. `work_seconds` is the time of its own work per step, None where it does not
+    report it."""
 
     step: int
     work_seconds: Optional[float] = None
@@ -42,8 +45,8 @@ class StepReport:
 
 @dataclass(frozen=True)
 class Pace:
-    """How long a step took on a rank recently: the median of its last reports. `own`: of its own work, else from one
-    report to the next."""
+    """How long a step took on a rank recently: the median of its last reports. `own`: of its own work, else
+    from one report to the next."""
 
     rank: int
     step: int
@@ -58,9 +61,9 @@ class Pace:
 
 @dataclass(frozen=True)
 class Straggler:
-    """A rank that stayed slower than the others. `seconds` and `median` (of all ranks) are per step, as they were when it
-    was last looked at; `own` as in Pace. `step`, `since`: where the rank was when it became slow, and when, in seconds
-    since the epoch; `until`: when it had caught up, None while it has not."""
+    """A rank that stayed slower than the others. `seconds` and `median` (of all ranks) are per step, as they
+    were when it was last looked at; `own` as in Pace. `step`, `since`: where the rank was when it became
+    slow, and when, in seconds since the epoch; `until`: when it had caught up, None while it has not."""
 
     rank: int
     node: int

@@ -12,7 +12,8 @@ MAX_ID = 64
 
 @dataclass(frozen=True)
 class Peer:
-    """A node of a job or of a sync, and where its agent listens. `id` is that of its instance, '' where it is not needed."""
+    """A node of a job or of a sync, and where its agent listens. `id` is that of its instance, '' where it is
+    not needed."""
 
     node: int
     address: str

@@ -21,8 +21,8 @@ class Change(Enum):
 
 @dataclass(frozen=True)
 class PowerOffReply:
-    """The node powers off after `job`, in `left` seconds if no job runs on it; None: it does not. `before`: what `left` was
-    before it was changed."""
+    """The node powers off after `job`, in `left` seconds if no job runs on it; None: it does not. `before`:
+    what `left` was before it was changed."""
 
     job: str = ""
     left: Optional[float] = None
@@ -37,7 +37,8 @@ class PowerOffReply:
 
 @dataclass(frozen=True)
 class PowerOffRequest:
-    """Let the node power off in `seconds`. `job`: see Change; '' for EXTEND. Nothing is changed where another job runs."""
+    """Let the node power off in `seconds`. `job`: see Change; '' for EXTEND. Nothing is changed where another
+    job runs."""
 
     change: Change
     seconds: float

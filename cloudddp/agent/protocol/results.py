@@ -65,7 +65,8 @@ class NewFiles:
 
 @dataclass(frozen=True)
 class JobFiles:
-    """The files of one job on a node that were not pulled yet: below its outputs, and elsewhere in the project."""
+    """The files of one job on a node that were not pulled yet: below its outputs, and elsewhere in the
+    project."""
 
     job: str
     outputs: NewFiles
@@ -89,8 +90,9 @@ class LeftFile:
 
 @dataclass(frozen=True)
 class NewFilesReply:
-    """`time_ns` is when the search began, by the clock of the node's file system, for PulledRequest; `complete` is
-    False where there were too many files to look at; `rank_zero`: the node ran rank 0; `running` are job ids."""
+    """`time_ns` is when the search began, by the clock of the node's file system, for PulledRequest;
+    `complete` is False where there were too many files to look at; `rank_zero`: the node ran rank 0;
+    `running` are job ids."""
 
     time_ns: int
     complete: bool
@@ -110,10 +112,10 @@ class NewFilesReply:
 
 @dataclass(frozen=True)
 class NewFilesRequest:
-    """Search for files that were not pulled yet, of one job or ('') of all. `outputs` and `scratch` are paths in the
-    project: files below `outputs` are counted apart, files below `scratch` not at all. Without `outputs` those count as outputs that
-    files.Selection takes, with `limit`. A copy that the node got before ranks started does not count if `present`, instances that
-    answer, has the one that wrote it."""
+    """Search for files that were not pulled yet, of one job or ('') of all. `outputs` and `scratch` are paths
+    in the project: files below `outputs` are counted apart, files below `scratch` not at all. Without
+    `outputs` those count as outputs that files.Selection takes, with `limit`. A copy that the node got before
+    ranks started does not count if `present`, instances that answer, has the one that wrote it."""
 
     project: str
     outputs: tuple[str, ...]
@@ -144,7 +146,8 @@ class PulledReply:
 
 @dataclass(frozen=True)
 class PulledRequest:
-    """Remember that the paths `names` were pulled as they were at `time_ns` (of a NewFilesReply), all but what was `left`."""
+    """Remember that the paths `names` were pulled as they were at `time_ns` (of a NewFilesReply), all but
+    what was `left`."""
 
     project: str
     names: tuple[str, ...]

@@ -1,7 +1,7 @@
 """Files -> the frames of a transfer: on the laptop, and on a node that passes on what it has.
 
-A file may change while it is read. It is described as it was read, then looked at once more: a file that has changed is read
-again, and after TRIES the caller gets to know.
+A file may change while it is read. It is described as it was read, then looked at once more: a file that has
+changed is read again, and after TRIES the caller gets to know.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
 class Wanted(NamedTuple):
-    """A file to send, by its index in the listing, its path as the operating system has it, from `offset` on."""
+    """A file to send, by its index in the listing, its path as the operating system has it, from `offset`
+    on."""
 
     number: int
     path: str
@@ -53,9 +54,10 @@ def ignore(_path: str, _record: Record, _inode: Optional[int]) -> None:
 
 
 class Sender:
-    """Makes frames of files below `root`. `on_sent` gets each file's path, its record as it was read, and its inode, or None if it
-    was changing. `encode` returns some data with its codec. A file that cannot be read raises UnreadableFile, or is sent as missing
-    where `tolerant`; one that does not exist is sent as deleted otherwise."""
+    """Makes frames of files below `root`. `on_sent` gets each file's path, its record as it was read, and its
+    inode, or None if it was changing. `encode` returns some data with its codec. A file that cannot be read
+    raises UnreadableFile, or is sent as missing where `tolerant`; one that does not exist is sent as deleted
+    otherwise."""
 
     def __init__(
         self,
@@ -75,8 +77,8 @@ class Sender:
         )
 
     def frames(self, files: Iterable[Wanted]) -> Iterator[bytes]:
-        """Yield the frames of files, in order as far as their sizes are alike; b"" from time to time while there are none,
-        because what the receiver has is hashed."""
+        """Yield the frames of files, in order as far as their sizes are alike; b"" from time to time while
+        there are none, because what the receiver has is hashed."""
         records: list[Record] = []
         contents: list[bytes] = []
         size = 0
@@ -90,9 +92,14 @@ class Sender:
                     if not (self._tolerant or is_deleted):
                         raise UnreadableFile(wanted.path, error) from None
                     gone = Record(
-                        wanted.number, 0, 0, False, b"\0" * DIGEST,
-                        missing=self._tolerant, deleted=not self._tolerant,
-                    )  # fmt: skip
+                        wanted.number,
+                        0,
+                        0,
+                        False,
+                        b"\0" * DIGEST,
+                        missing=self._tolerant,
+                        deleted=not self._tolerant,
+                    )
                     records.append(gone)
                     continue
                 try:
@@ -157,8 +164,8 @@ def _open(path: str, root: int) -> tuple[int, os.stat_result]:
 
 
 def _read_small(index: int, descriptor: int, before: os.stat_result) -> tuple[Record, bytes, Optional[int]]:
-    """Return the record of a file, its contents, and its inode, or None if it was changing. `before`: its status when it was
-    opened."""
+    """Return the record of a file, its contents, and its inode, or None if it was changing. `before`: its
+    status when it was opened."""
     for attempt in range(TRIES):
         if attempt:
             before = os.fstat(descriptor)

@@ -15,8 +15,8 @@ _STDOUT_END = re.compile(rb"\0(\d{1,3})\n")
 
 
 def ask(step: str, request: bytes, *, is_last: bool = False, then: Iterable[str] = ()) -> bytes:
-    """Return what asks for a step. Its body, if any, follows. `then`: steps that are likely to follow, whose modules are
-    imported meanwhile."""
+    """Return what asks for a step. Its body, if any, follows. `then`: steps that are likely to follow, whose
+    modules are imported meanwhile."""
     names = " ".join((step, *then)).encode()
     return HEAD.pack(len(names) + len(request), len(names), is_last) + names + request
 

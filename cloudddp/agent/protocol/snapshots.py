@@ -37,9 +37,9 @@ def _check_path(text: str) -> None:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The newest snapshot of a node by mtime, as a path in the project, with its SHA-256; '' where there is none. `skipped` are
-    newer ones that are damaged, the newest first. `origin` is the instance that wrote it, or, if that has left the job, that sent
-    it; '' for the node itself."""
+    """The newest snapshot of a node by mtime, as a path in the project, with its SHA-256; '' where there is
+    none. `skipped` are newer ones that are damaged, the newest first. `origin` is the instance that wrote it,
+    or, if that has left the job, that sent it; '' for the node itself."""
 
     path: str = ""
     mtime_ns: int = 0
@@ -63,12 +63,13 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class SnapshotSearch:
-    """Look for files that match one of the `patterns`, which are relative to the project, but for those in `exclude`: files of
-    the project itself. A zip archive whose name ends in .pt, as torch.save writes it, has to be complete. `every`: the newest
-    version of each of them is shared; otherwise only the newest file.
+    """Look for files that match one of the `patterns`, which are relative to the project, but for those in
+    `exclude`: files of the project itself. A zip archive whose name ends in .pt, as torch.save writes it, has
+    to be complete. `every`: the newest version of each of them is shared; otherwise only the newest file.
 
-    Without patterns, the nodes share what jobs wrote below `outputs` (with (): in the whole project, but for `scratch`), each up to
-    `limit` bytes, with those that have no file of that name. `restarts_only`: only before a restart, not before the first start."""
+    Without patterns, the nodes share what jobs wrote below `outputs` (with (): in the whole project, but for
+    `scratch`), each up to `limit` bytes, with those that have no file of that name. `restarts_only`: only
+    before a restart, not before the first start."""
 
     project: str
     patterns: tuple[str, ...]
@@ -90,8 +91,8 @@ class SnapshotSearch:
 
 @dataclass(frozen=True)
 class Offer:
-    """The files that a node shares, the newest first, and the port at which the others can get them. Only the newest snapshot has a
-    digest. `beyond`: some of the files that the limit leaves out."""
+    """The files that a node shares, the newest first, and the port at which the others can get them. Only the
+    newest snapshot has a digest. `beyond`: some of the files that the limit leaves out."""
 
     files: tuple[Snapshot, ...]
     port: int = 0
@@ -106,8 +107,8 @@ class Offer:
 
 
 def refusal(snapshot: Snapshot, search: SnapshotSearch, latest_ns: float) -> str:
-    """Return why a snapshot that another node offers is not written here, or ''. A program on that node must not choose which
-    file is replaced, nor make it the newest for ever. Pure."""
+    """Return why a snapshot that another node offers is not written here, or ''. A program on that node must
+    not choose which file is replaced, nor make it the newest for ever. Pure."""
     if not snapshot.path:
         return ""
     name = repr(snapshot.path[:200])
@@ -128,7 +129,8 @@ class Copy:
 
 
 def copies(offers: Mapping[int, Offer], *, every: bool) -> list[Copy]:
-    """Return what has to be copied so that each node has the newest version of every file, or of the newest one. Pure."""
+    """Return what has to be copied so that each node has the newest version of every file, or of the newest
+    one. Pure."""
     versions: dict[str, dict[int, Snapshot]] = {}
     for node, offer in sorted(offers.items()):
         for file in offer.files:
@@ -145,9 +147,10 @@ def copies(offers: Mapping[int, Offer], *, every: bool) -> list[Copy]:
 
 
 def default_copies(offers: Mapping[int, Offer], ids: Mapping[int, str]) -> list[Copy]:
-    """Return what has to be copied so that the newest version of each file that a node wrote is on those that wrote none of that
-    name. `ids` are the instances of the nodes. Copies count as their holders' own files if nobody has written that name and the
-    writer has left the job. If the writer is there and lacks the file, it has deleted it. Pure."""
+    """Return what has to be copied so that the newest version of each file that a node wrote is on those that
+    wrote none of that name. `ids` are the instances of the nodes. Copies count as their holders' own files if
+    nobody has written that name and the writer has left the job. If the writer is there and lacks the file,
+    it has deleted it. Pure."""
     written: dict[str, dict[int, Snapshot]] = {}
     copied: dict[str, dict[int, Snapshot]] = {}
     # Folder of a distributed checkpoint -> mtime of the newest shard that a node wrote itself.

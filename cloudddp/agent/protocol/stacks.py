@@ -1,5 +1,5 @@
-"""The stacks of ranks: `stacks`, and what a job's ranks wait for, in a sentence. Both sides make it: the agents for the
-verdict of a stalled job, the laptop for `cloudddp stacks`."""
+"""The stacks of ranks: `stacks`, and what a job's ranks wait for, in a sentence. Both sides make it: the
+agents for the verdict of a stalled job, the laptop for `cloudddp stacks`."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ SHOWN_GROUPS = 6
 
 @dataclass(frozen=True)
 class Position:
-    """Where the main thread of a rank is. `waits` is the collective, or the function of CUDA, that it waits in; '' if it
-    does something else. `function`, `file` and `line` are the innermost of the script's own; `inside` is the function of
-    a library that was called there, with its file. `error`: why nothing is known."""
+    """Where the main thread of a rank is. `waits` is the collective, or the function of CUDA, that it waits
+    in; '' if it does something else. `function`, `file` and `line` are the innermost of the script's own;
+    `inside` is the function of a library that was called there, with its file. `error`: why nothing is
+    known."""
 
     rank: int
     waits: str = ""
@@ -66,8 +67,8 @@ class StacksReply:
 
 @dataclass(frozen=True)
 class StacksRequest:
-    """Read the stacks of a job's ranks on this node, and keep them in the job's folder. `install`: get py-spy with pip
-    where it is missing."""
+    """Read the stacks of a job's ranks on this node, and keep them in the job's folder. `install`: get py-spy
+    with pip where it is missing."""
 
     job: str
     install: bool = True
@@ -131,7 +132,8 @@ def _listed(ranks: list[int]) -> str:
 
 
 def elsewhere(positions: Iterable[Position]) -> Optional[Position]:
-    """Return the one rank that is not where the others are: it holds them up. None if there is not exactly one. Pure."""
+    """Return the one rank that is not where the others are: it holds them up. None if there is not exactly
+    one. Pure."""
     known = [one for one in positions if not one.error]
     busy = [one for one in known if not one.waits]
     if len(busy) == 1 and len(known) > 1:

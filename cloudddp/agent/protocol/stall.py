@@ -10,8 +10,8 @@ from cloudddp.agent.protocol.codec import MAX_TEXT, MAX_TIME, check_length, chec
 
 @dataclass(frozen=True)
 class LeftStall:
-    """`detail` says for how long no rank did anything, and where each one was. `since` is when that was noticed, in seconds
-    since the epoch; `until`: when a rank did something again, None while none has."""
+    """`detail` says for how long no rank did anything, and where each one was. `since` is when that was
+    noticed, in seconds since the epoch; `until`: when a rank did something again, None while none has."""
 
     since: float
     detail: str

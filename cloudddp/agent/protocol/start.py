@@ -18,14 +18,14 @@ from cloudddp.agent.protocol.codec import (
 )
 from cloudddp.agent.protocol.copies import Destination
 from cloudddp.agent.protocol.gang import Gang, Unreachable
-from cloudddp.agent.protocol.jobs import MAX_GRACE, MAX_NODES, MAX_PID, MAX_RANKS, MAX_RESTARTS
-from cloudddp.agent.protocol.phases import LOG_MB, MAX_LOG_MB, MIN_LOG_MB
+from cloudddp.agent.protocol.jobs import MAX_GRACE, MAX_PID, MAX_RANKS
+from cloudddp.agent.protocol.phases import LOG_MB, MAX_LOG_MB, MAX_NODES, MAX_RESTARTS, MIN_LOG_MB
 from cloudddp.agent.protocol.snapshots import SnapshotSearch
 
 MAX_LEFT = 1e8  # seconds until a deadline
 MAX_SAVE = 900.0  # seconds; the wrapper of a rank that was asked to end kills it after that time
 MAX_MOMENT = 40  # characters
-MAX_LAPS, MAX_LAP = 16, 40  # parts of a start, and characters of the name of one
+MAX_PARTS, MAX_PART = 16, 40  # parts of a start, and characters of the name of one
 MAX_STALL = 1e5  # minutes
 
 
@@ -40,9 +40,9 @@ class OnStall(Enum):
 
 @dataclass(frozen=True)
 class Process:
-    """A process that the agent starts: `launcher` (torchrun; empty where ranks start directly) followed by `rank`. The
-    agent puts its rank wrapper between the two, which records the log, exit code and end of each rank. A word with a
-    slash is a path relative to the project."""
+    """A process that the agent starts: `launcher` (torchrun; empty where ranks start directly) followed by
+    `rank`. The agent puts its rank wrapper between the two, which records the log, exit code and end of each
+    rank. A word with a slash is a path relative to the project."""
 
     launcher: tuple[str, ...]
     rank: tuple[str, ...]
@@ -55,9 +55,9 @@ class Process:
 
 @dataclass(frozen=True)
 class SetupReply:
-    """How the setup ended. `command` is the one that failed, with the end of its `output`. `cancelled`: the job was
-    cancelled meanwhile, and no process of its setup is left. `read_only`: the environment of Python that the command was
-    not allowed to change, or ''."""
+    """How the setup ended. `command` is the one that failed, with the end of its `output`. `cancelled`: the
+    job was cancelled meanwhile, and no process of its setup is left. `read_only`: the environment of Python
+    that the command was not allowed to change, or ''."""
 
     exit_code: int
     command: str = ""
@@ -74,9 +74,9 @@ class SetupReply:
 
 @dataclass(frozen=True)
 class SetupRequest:
-    """Run `commands` in the project unless they ran here before with the same contents of `inputs` (paths in the
-    project). They belong to the job that is being launched. The environment of `python` (a path on the node, '' for the
-    node's default) is active while they run."""
+    """Run `commands` in the project unless they ran here before with the same contents of `inputs` (paths in
+    the project). They belong to the job that is being launched. The environment of `python` (a path on the
+    node, '' for the node's default) is active while they run."""
 
     job: str
     node: int
@@ -100,24 +100,25 @@ class SetupRequest:
 
 @dataclass(frozen=True)
 class StartReply:
-    """The job's supervisor runs. `unreachable`: the job was not started, because this node or another one is not connected
-    to all others. `platform` is the node's, such as linux-x86_64; `tool` the SHA-256 of the py-spy that was sent there, ''
-    for none. `laps`: how many seconds ago the agent reached the parts of the start, by name."""
+    """The job's supervisor runs. `unreachable`: the job was not started, because this node or another one is
+    not connected to all others. `platform` is the node's, such as linux-x86_64; `tool` the SHA-256 of the
+    py-spy that was sent there, '' for none. `reached`: how many seconds ago the agent reached the parts of
+    the start, by name."""
 
     pid: int
     unreachable: Optional[Unreachable] = None
     platform: str = ""
     tool: str = ""
-    laps: dict[str, float] = field(default_factory=dict)
+    reached: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_length("platform", self.platform, MAX_MOMENT)
         check_length("tool", self.tool, 64)
         check_range("pid", self.pid, 1, MAX_PID)
-        check_length("laps", self.laps, MAX_LAPS)
-        for name, seconds in self.laps.items():
-            check_length("laps", name, MAX_LAP)
-            check_range("laps", seconds, 0, MAX_LEFT)
+        check_length("reached", self.reached, MAX_PARTS)
+        for name, seconds in self.reached.items():
+            check_length("reached", name, MAX_PART)
+            check_range("reached", seconds, 0, MAX_LEFT)
 
 
 @dataclass(frozen=True)
@@ -134,15 +135,16 @@ class Deadline:
 
 @dataclass(frozen=True)
 class StartRequest:
-    """Start a job's processes on this node, once its agent is connected to those of all other nodes of the `gang`. `env`
-    is common to all processes; it may hold secrets. A job that fails is started again `retries` times in an hour. None of it is written to the disk.
+    """Start a job's processes on this node, once its agent is connected to those of all other nodes of the
+    `gang`. `env` is common to all processes; it may hold secrets. None of it is written to the disk. A job
+    that fails is started again `retries` times in an hour.
 
-    `save`: seconds before the `deadline`, and before a scheduled maintenance, at which the ranks are told to save and
-    end. `poweroff`: the node powers off so many seconds after the end of the job; None: it does not. `keep`: likewise
-    after a stall that ends the nodes. `results`: where the
-    node copies its results then; None: nowhere. `snapshots`: of which the newest is sent to a node that stays if this one is
-    about to end; None: none is. `version`: that of the project's files that this launch has sent or compared (transfer.py); the
-    job is refused where they have another one."""
+    `save`: seconds before the `deadline`, and before a scheduled maintenance, at which the ranks are told to
+    save and end. `poweroff`: the node powers off so many seconds after the end of the job; None: it does not.
+    `keep`: likewise after a stall that ends the nodes. `results`: where the node copies its results then;
+    None: nowhere. `snapshots`: of which the newest is sent to a node that stays if this one is about to end;
+    None: none is. `version`: that of the project's files that this launch has sent or compared (transfer.py);
+    the job is refused where they have another one."""
 
     job: str
     node: int
@@ -156,7 +158,7 @@ class StartRequest:
     gang: Gang
     retries: int = 0
     stall_minutes: float = 0.0  # 0: it is not watched
-    alone_seconds: float = 0.0  # in which ranks have to connect to another node (alone.py); 0: nobody looks
+    alone_seconds: float = 0.0  # in which ranks have to connect to another node; 0: nobody looks
     straggler_seconds: float = 0.0  # for which a rank stays slow until it is a straggler; 0: nobody looks
     on_stall: OnStall = OnStall.KILL
     resumed_from: str = ""  # the job that this one continues, '' for none
@@ -171,6 +173,13 @@ class StartRequest:
 
     STEP = "start"
     REPLY = StartReply
+
+    @property
+    def program(self) -> str:
+        """The program that starts the ranks, which comes from the environment of the job's Python; '' for
+        none."""
+        first = self.processes[0] if self.processes else None
+        return (first.launcher or first.rank)[0] if first else ""
 
     def __post_init__(self) -> None:
         check_job_id("job", self.job)

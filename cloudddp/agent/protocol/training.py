@@ -1,7 +1,7 @@
 """The status of a training run, as its script reports it: step, best accuracy, how it stopped.
 
-Rank 0 writes it as JSON to the file that CLOUDDDP_STATUS_FILE names; the agent forwards the known keys. It is only the
-script's report: whether a job failed is decided by exit codes.
+Rank 0 writes it as JSON to the file that CLOUDDDP_STATUS_FILE names; the agent forwards the known keys. It is
+only the script's report: whether a job failed is decided by exit codes.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class TrainingState(Enum):
 
 @dataclass(frozen=True)
 class TrainingStatus:
-    """The last report of rank 0. `reported` is when, in seconds since the epoch by its node's clock. A field is None
-    where the script did not report it."""
+    """The last report of rank 0. `reported` is when, in seconds since the epoch by its node's clock. A field
+    is None where the script did not report it."""
 
     reported: float
     state: Optional[TrainingState] = None
@@ -64,7 +64,8 @@ class TrainingStatus:
 
     @property
     def stopped(self) -> str:
-        """How the training of a stopped job ended, or '': `stopped after step 120 of 3000, with a snapshot`."""
+        """How the training of a stopped job ended, or '': `stopped after step 120 of 3000, with a
+        snapshot`."""
         if self.preempted:
             return f"stopped{f' after {self.progress}' if self.progress else ''}, with a snapshot"
         return f"last reported {self.text}" if self.text else ""

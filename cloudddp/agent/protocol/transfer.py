@@ -1,8 +1,10 @@
-"""The transfer of project files: from the laptop to one node, and from each node to the next.
+"""The transfer of project files as a stream of frames: from the laptop to one node, and from each node to the
+next.
 
-A receiver first gets the manifest, answers with the files that it lacks, and then gets those. All three are frames, equal on
-SSH and on the connections between nodes, so that a node passes on what it gets as it is. Whoever sends a file first seals
-the frames: an HMAC under the secret of this sync covers the head of a frame, and the heads hold the SHA-256 of the contents.
+A receiver first gets the manifest, answers with the files that it lacks, and then gets those. All three are
+frames, equal on SSH and on the connections between nodes, so that a node passes on what it gets as it is.
+Whoever sends a file first seals the frames: an HMAC under the secret of this sync covers the head of a frame,
+and the heads hold the SHA-256 of the contents.
 """
 
 from __future__ import annotations
@@ -14,25 +16,19 @@ import struct
 import zlib
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any, Callable, NamedTuple, Optional, TypeVar
+from typing import Any, Callable, NamedTuple, TypeVar
 
-from cloudddp.agent.protocol import zstd
 from cloudddp.agent.protocol.codec import (
     MAX_COUNT,
     MAX_SIZE,
-    MAX_TEXT,
     ProtocolError,
-    check_job_id,
     check_length,
-    check_origin,
-    check_project,
     check_range,
     decode,
     encode,
 )
-from cloudddp.agent.protocol.manifest import FILE, MAX_FILES, Entry, Folder, check_folder, check_folders
-from cloudddp.agent.protocol.peer import Peer
-from cloudddp.agent.protocol.phases import MAX_NODES, MAX_TOKEN
+from cloudddp.agent.protocol.manifest import FILE, MAX_FILES, Entry, Folder, check_folders
+from cloudddp.agent.protocol.phases import MAX_NODES
 
 T = TypeVar("T")
 
@@ -46,16 +42,10 @@ MAX_BATCH = 8192  # files
 MAX_BODY = 2 * SMALL
 FILE_WORK = 4096  # bytes of work that a change of a file counts as, besides its contents
 MAX_LISTING = 64 << 20  # bytes, before and after decompression
-REPLACED = "replaced-by-sync"  # the folder of the project for what jobs wrote where a sync writes
-MAX_KEPT = 20  # names of that which are reported
 
 SEAL = 16  # bytes of an HMAC-SHA-256
 DIGEST = 16  # bytes of a SHA-256: nobody can find another file with the same ones
-PLAIN, ZLIB, ZSTD = range(3)  # codecs
-ALL_CODECS = (PLAIN, ZLIB, ZSTD)
-MAX_CODECS = 16
-# Stages of a node: it waits for the listing, has it, has compared it with what is there, waits for its disk.
-WAITING, LISTED, COMPARED, WRITING = range(4)
+PLAIN, ZLIB = range(2)  # codecs
 
 _PREFIX = struct.Struct(">BIQ")  # kind, bytes of the head, bytes of the body
 _RECORD = struct.Struct(">IQqB16s")  # index, size, mtime in ns, flags, digest
@@ -65,8 +55,9 @@ _EXECUTABLE, _MISSING, _DELETED = 1, 2, 4  # flags
 
 
 class Record(NamedTuple):
-    """A file as it was read: `number` is its index in the listing, its size in bytes. `missing`: the sender does not have
-    it, and there are no contents; `deleted`: likewise, and the sender is the laptop, which had it when it was listed."""
+    """A file as it was read: `number` is its index in the listing, its size in bytes. `missing`: the sender
+    does not have it, and there are no contents; `deleted`: likewise, and the sender is the laptop, which had
+    it when it was listed."""
 
     number: int
     size: int
@@ -88,11 +79,6 @@ def plain(data: bytes) -> Encoded:
     return PLAIN, data
 
 
-def codecs() -> tuple[int, ...]:
-    """Return what this computer can decode."""
-    return ALL_CODECS if zstd.is_available() else (PLAIN, ZLIB)
-
-
 class Frame(NamedTuple):
     """`raw` is the whole frame, for those to which it is passed on."""
 
@@ -103,7 +89,8 @@ class Frame(NamedTuple):
 
 
 def _checked(decode_frame: Callable[[Frame], T]) -> Callable[[Frame], T]:
-    """Make a function that decodes a frame raise ProtocolError, whatever is wrong with the frame: a node may seal anything."""
+    """Make a function that decodes a frame raise ProtocolError, whatever is wrong with the frame: a node may
+    seal anything."""
 
     @functools.wraps(decode_frame)
     def checked(found: Frame) -> T:
@@ -129,7 +116,8 @@ def frame(secret: bytes, kind: int, head: bytes = b"", body: bytes = b"") -> byt
 
 
 def read_frame(read: Callable[[int], bytes], secret: bytes) -> Frame:
-    """Return the next frame. `read(n)` returns n bytes, fewer only at the end. Raises EOFError at the end, ProtocolError."""
+    """Return the next frame. `read(n)` returns n bytes, fewer only at the end. Raises EOFError at the end,
+    ProtocolError."""
     opening = read(_PREFIX.size + SEAL)
     if len(opening) < _PREFIX.size + SEAL:
         raise EOFError("the stream ended")
@@ -236,8 +224,6 @@ def _decoded(data: bytes, codec: int, size: int) -> bytes:
         raise ProtocolError("a frame is too long")
     if codec == ZLIB:
         data = _inflated(data, size)
-    elif codec == ZSTD:
-        data = zstd.decompress(data, size)
     elif codec != PLAIN:
         raise ProtocolError("data has an unknown codec")
     if len(data) != size:
@@ -261,8 +247,9 @@ def _inflated(data: bytes, limit: int) -> bytes:
 
 @dataclass(frozen=True)
 class Listing:
-    """The files of all folders that differ on some node, in wire form; a folder without files is one that is gone.
-    `contents` is the SHA-256 (its beginning, in hex) of files that may be there with another time, by path.
+    """The files of all folders that differ on some node, in wire form; a folder without files is one that is
+    gone. `contents` is the SHA-256 (its beginning, in hex) of files that may be there with another time, by
+    path.
 
     A file's index is its position in the folders, in order.
     """
@@ -296,8 +283,9 @@ def read_listing(found: Frame) -> Listing:
 
 @dataclass(frozen=True)
 class Wants:
-    """What a node lacks: the indexes of files, and how many bytes of one it has already. `everything`: all regular files of the
-    listing. `size` is the number of bytes to send, `delete` how many files the node will delete."""
+    """What a node lacks: the indexes of files, and how many bytes of one it has already. `everything`: all
+    regular files of the listing. `size` is the number of bytes to send, `delete` how many files the node will
+    delete."""
 
     everything: bool = False
     files: tuple[int, ...] = ()
@@ -318,7 +306,8 @@ class Wants:
             check_range("an offset", offset, 0, MAX_SIZE)
 
     def of(self, entries: list[tuple[str, Entry]]) -> list[tuple[int, int]]:
-        """Return index and offset of each file that is wanted. Raises ProtocolError for one that there is not."""
+        """Return index and offset of each file that is wanted. Raises ProtocolError for one that there is
+        not."""
         chosen = range(len(entries)) if self.everything else sorted(self.files)
         offsets = {int(index): offset for index, offset in self.offsets.items()}
         if (chosen and chosen[-1] >= len(entries)) or not offsets.keys() <= set(chosen):
@@ -338,100 +327,6 @@ def read_wants(found: Frame) -> Wants:
     if found.kind != WANTS or sha256(found.body).digest() != found.head:
         raise ProtocolError("not a list of wanted files")
     return decode(found.body, Wants, limit=MAX_LISTING)
-
-
-@dataclass(frozen=True)
-class Kept:
-    """How many files and folders that jobs wrote were in the way of a sync and are in REPLACED now, and some of their names, in wire
-    form."""
-
-    count: int
-    names: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        check_range("count", self.count, 1, MAX_COUNT)
-        check_length("names", self.names, MAX_KEPT)
-        for name in self.names:
-            check_folder(name)
-
-
-@dataclass(frozen=True)
-class ReceiveReply:
-    """How many files were written and deleted; the contents of `kept` ones were there already. `version`: of the project, after
-    this sync."""
-
-    written: int = 0
-    deleted: int = 0
-    kept: int = 0
-    received: int = 0  # bytes in frames
-    version: int = 0
-    replaced: Optional[Kept] = None
-
-    def __post_init__(self) -> None:
-        for name in ("written", "deleted", "kept"):
-            check_range(name, getattr(self, name), 0, MAX_COUNT)
-        check_range("received", self.received, 0, MAX_SIZE)
-        check_range("version", self.version, 0, MAX_SIZE)
-
-
-@dataclass(frozen=True)
-class ReceiveEvent:
-    """A line of what a node reports meanwhile: the files that it lacks; the codecs that it can decode; its stage, what it
-    has received, and what it has hashed or written besides; the files whose beginning on the node was wrong, to send them
-    as a whole; why it needs the files from the laptop, and which nodes it could not use; the end."""
-
-    wants: Optional[Wants] = None
-    codecs: tuple[int, ...] = ()
-    stage: int = WAITING
-    received: int = 0  # bytes
-    worked: int = 0  # bytes
-    again: tuple[int, ...] = ()
-    direct: str = ""
-    note: str = ""
-    done: Optional[ReceiveReply] = None
-
-    def __post_init__(self) -> None:
-        check_length("codecs", self.codecs, MAX_CODECS)
-        check_range("stage", self.stage, WAITING, WRITING)
-        check_range("received", self.received, 0, MAX_SIZE)
-        check_range("worked", self.worked, 0, MAX_SIZE)
-        check_length("again", self.again, MAX_FILES)
-        check_length("direct", self.direct, MAX_TEXT)
-        check_length("note", self.note, MAX_TEXT)
-
-
-@dataclass(frozen=True)
-class ReceiveRequest:
-    """Followed on stdin by frames: those of the transfer for the node at position 0 of `chain`, whose source is the laptop. The
-    others connect to the node before them. SOURCE names another position, or LAPTOP. The node reports ReceiveEvents,
-    one per line, serves the nodes after it, and ends with CLOSE, or when stdin does. `adds`: nothing is deleted, and the files
-    are not recorded as those of a sync.
-
-    `origin` is the id of the laptop's project, "" for none. Files that another project has sent are compared by their
-    contents, not by size and time. `version`: that of the project when it was compared, 0 for any; the sync is refused where it
-    has another one. `job`: the one whose launch this sync is part of, '' for none; nobody else may change the files until it has
-    started."""
-
-    project: str
-    secret: str
-    position: int
-    chain: tuple[Peer, ...]
-    origin: str = ""
-    version: int = 0
-    job: str = ""
-    adds: bool = False
-
-    STEP = "receive"
-
-    def __post_init__(self) -> None:
-        check_project(self.project)
-        check_length("secret", self.secret, MAX_TOKEN)
-        check_origin(self.origin)
-        check_length("chain", self.chain, MAX_NODES)
-        check_range("position", self.position, 0, len(self.chain) - 1)
-        check_range("version", self.version, 0, MAX_SIZE)
-        if self.job:
-            check_job_id("job", self.job)
 
 
 LAPTOP = -1  # as a position

@@ -1,5 +1,5 @@
-"""The verdict: how a job ended on all its nodes, and what failed first. Every node keeps the same one; `conclude` gives it to
-a node that could not take part."""
+"""The verdict: how a job ended on all its nodes, and what failed first. Every node keeps the same one;
+`conclude` gives it to a node that could not take part."""
 
 from __future__ import annotations
 
@@ -43,13 +43,15 @@ class Cause(Enum):
     PREFLIGHT = "preflight"  # the nodes differ, or one has a defect
     UNREACHABLE = "unreachable"  # a node could not connect to another one before the job began
     SNAPSHOT = "snapshot"  # the newest snapshot was not copied to a node
-    NOTICE = "notice"  # the node is about to end, and the ranks were told to save: AWS gave notice, or the deadline is near
+    # The node is about to end, and the ranks were told to save: AWS gave notice, or the deadline is near.
+    NOTICE = "notice"
 
 
 @dataclass(frozen=True)
 class Exited:
-    """A rank that had exited with code 0, `ago` seconds before the failure or the message that holds this, as the first of
-    several: `others` had, too. `likely`: what the failed rank has written says that it lost a connection, or waited."""
+    """A rank that had exited with code 0, `ago` seconds before the failure or the message that holds this, as
+    the first of several: `others` had, too. `likely`: what the failed rank has written says that it lost a
+    connection, or waited."""
 
     node: int
     rank: int
@@ -66,8 +68,9 @@ class Exited:
 
 @dataclass(frozen=True)
 class Failure:
-    """What failed on `node`. `rank`, `exit_code` and `signal` are None where no rank's own end is the cause. `detail` is
-    text that a program wrote; `peer` is the other node of a connection that failed; `exited` a rank that had left."""
+    """What failed on `node`. `rank`, `exit_code` and `signal` are None where no rank's own end is the cause.
+    `detail` is text that a program wrote; `peer` is the other node of a connection that failed; `exited` a
+    rank that had left."""
 
     node: int
     cause: Cause
@@ -89,10 +92,11 @@ class Failure:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a job ended on all its nodes: the same on each of them. `first` is what failed first, with the `last_lines` of
-    its rank or launcher. `decided_by` is the node that decided: the first one that was left.
-    `restarts` is how often the job was started again, and `refusal` why not once more, '' where it was not asked for. `at` is
-    when it was given, by the clock of the node that decided: the end of the job, also for a node that learns of it later."""
+    """How a job ended on all its nodes: the same on each of them. `first` is what failed first, with the
+    `last_lines` of its rank or launcher. `decided_by` is the node that decided: the first one that was left.
+    `restarts` is how often the job was started again, and `refusal` why not once more, '' where it was not
+    asked for. `at` is when it was given, by the clock of the node that decided: the end of the job, also for
+    a node that learns of it later."""
 
     phase: JobPhase
     exit_code: int
@@ -124,14 +128,16 @@ class Verdict:
 
 @dataclass(frozen=True)
 class ConcludeReply:
-    """Whether the verdict was recorded. It is not where that of the node itself counts, or where processes of the job run."""
+    """Whether the verdict was recorded. It is not where that of the node itself counts, or where processes of
+    the job run."""
 
     recorded: bool
 
 
 @dataclass(frozen=True)
 class ConcludeRequest:
-    """Record the verdict of the other nodes on one whose agent ended without a record, or which decided alone."""
+    """Record the verdict of the other nodes on one whose agent ended without a record, or which decided
+    alone."""
 
     job: str
     verdict: Verdict

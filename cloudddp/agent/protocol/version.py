@@ -14,7 +14,8 @@ from cloudddp.agent.protocol.phases import MAX_RUNNING
 
 @dataclass(frozen=True)
 class VersionConflict:
-    """A step was refused: `jobs` run under the agent version `store`, and the step's agent has version `agent`."""
+    """A step was refused: `jobs` run under the agent version `store`, and the step's agent has version
+    `agent`."""
 
     store: int
     agent: int

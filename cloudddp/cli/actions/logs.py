@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from cloudddp import timings
 from cloudddp.agent.client import Runner
-from cloudddp.agent.protocol.jobs import MAX_RANK, MAX_RANKS
+from cloudddp.agent.protocol.jobs import MAX_RANKS
+from cloudddp.agent.protocol.phases import MAX_RANK
 from cloudddp.cli import session as sessions
 from cloudddp.cli import streams
 from cloudddp.cli.actions import deadlines

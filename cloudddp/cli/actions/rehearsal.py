@@ -20,8 +20,9 @@ from typing import Any, TypeVar
 from cloudddp.agent import client, commands
 from cloudddp.agent.protocol.codec import decode, encode
 from cloudddp.agent.protocol.machine import ProbeReply
+from cloudddp.agent.protocol.receive import ReceiveEvent, ReceiveReply, ReceiveRequest
 from cloudddp.agent.protocol.start import Process, SetupReply, SetupRequest, StartReply, StartRequest
-from cloudddp.agent.protocol.transfer import DONE, ReceiveEvent, ReceiveReply, ReceiveRequest, Wants
+from cloudddp.agent.protocol.transfer import DONE, Wants
 from cloudddp.aws import instance_types, inventory
 from cloudddp.aws.client import AWS
 from cloudddp.aws.instance_types import TypeInfo
@@ -148,7 +149,7 @@ class Nodes:
         replies: dict[str, ProbeReply | SetupReply | StartReply] = {
             "probe": ProbeReply(
                 interface="ens5", gpus=self._gpus, cpus=self._cpus,
-                python="/opt/pytorch/bin/python", free_port=29500, agent_port=29501, time=time.time(), disk_free=1 << 40,
+                python="/opt/pytorch/bin/python", free_port=29500, agent_port=29501, time=time.time(),
                 timer_state="active", timer_next="-", running=(), folders={}, torch_gpus=self._gpus,
                 efa=self._efa,
             ),

@@ -1,31 +1,38 @@
-"""The command line of the agent: `STEP [REQUEST]`, `serve`, `rank JOB COMMAND...`, `upload`, `compile`."""
+"""The command line of the agent: `STEP [REQUEST]`, `serve`, `rank JOB COMMAND...`, `upload`."""
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import suppress
+from typing import NoReturn
 
 
 def main() -> int:
-    """Imports are here: each takes milliseconds, and none of these commands needs those of another one."""
+    """Do what the arguments ask for; return the exit code. Each branch imports what only it needs."""
     command, arguments = sys.argv[1], sys.argv[2:]
     if command == "rank":
-        from agent import garbage, rank
+        from agent.ranks import rank
 
-        garbage.collect()
         return rank.main(*arguments)
     if command == "upload":
-        from agent import garbage, upload
+        from agent.s3 import upload
 
-        garbage.collect()
         return upload.main(*arguments)
-    if command == "compile":
-        from agent import compiled
-
-        return compiled.main()
     if command == "serve":
-        from agent import serve
+        from agent.steps import dispatch
 
-        return serve.main()
-    from agent import steps
+        return dispatch.serve()
+    from agent.steps import dispatch
 
-    return steps.main(command, *(word.encode() for word in arguments))
+    return dispatch.main(command, *(word.encode() for word in arguments))
+
+
+def run() -> NoReturn:
+    """Run `main`, and end this process at once: a thread that still runs may hold the lock of stdout, for
+    which the interpreter would wait in vain while it finalizes, and abort."""
+    code = main()
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None: it was closed before the start
+        with suppress(OSError):  # the laptop has disconnected
+            stream.flush()
+    os._exit(code)

@@ -1,0 +1,118 @@
+"""The files of a project that jobs wrote: what is there, without what syncs wrote, what was pulled, and
+copies of other nodes.
+
+A new file is recognised by its ctime, which neither the job nor a tool that preserves times can set. It is
+compared with the ctime of a file that the agent creates: both come from the file system's clock, which may
+lag behind time.time().
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import stat
+import time
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Optional
+
+from agent.files import paths, pull_record, share_record
+from agent.files.selection import NewFile
+from agent.files.sync_record import Synced
+from agent.files.tree import Found, LeftOut, Tree
+from agent.jobs import phases
+
+CACHES = frozenset(
+    (
+        "__pycache__",
+        ".pytest_cache",
+        ".mypy_cache",
+        ".ruff_cache",
+        ".ipynb_checkpoints",
+        ".git",
+        ".venv",
+        "venv",
+    )
+)
+SCAN_SECONDS = 10.0  # the longest that the search may take
+
+
+class Scan:
+    """Yields each new file of a project; `late` says that the limit of `seconds` was reached. `left` names
+    what a pull has left out and what cannot be read, and why. Files that were pulled count again if they were
+    written after `again` (ns); copies of what the instances in `present` wrote do not count."""
+
+    def __init__(
+        self,
+        folder: Path,
+        outputs: Sequence[str],
+        scratch: Sequence[str],
+        since: int,
+        *,
+        again: Optional[int] = None,
+        seconds: float = SCAN_SECONDS,
+        left_out: Optional[LeftOut] = None,
+        present: Collection[str] = (),
+    ) -> None:
+        self._copies = share_record.read(folder)
+        self._present = frozenset(present)
+        self.folder, self.since, self.again, self.seconds = folder, since, again, seconds
+        self.outputs = [os.path.normpath(name) for name in outputs]
+        self.scratch = frozenset(os.path.normpath(name) for name in scratch)
+        self.manifest = Synced(folder).recorded
+        self.synced = {str(parent) for name in self.manifest for parent in Path(name).parents}
+        self.record = pull_record.read(folder)
+        self.left = {name: why for name, why in self.record.left.items() if os.path.lexists(folder / name)}
+        self._renamed: dict[str, int] = {}  # folder -> its ctime
+        self.late = False
+        self._deadline = math.inf
+        self._report = left_out or self._left_out
+
+    def __iter__(self) -> Iterator[NewFile]:
+        self._deadline = time.monotonic() + self.seconds
+        tree = Tree(str(self.folder), ["."], self._report, since=self.since, skip=self._is_skipped)
+        with contextlib.suppress(OSError):
+            for one in tree.below("."):
+                if self.late:
+                    return
+                if not stat.S_ISDIR(one.info.st_mode):
+                    yield from self._if_new(one)
+                elif one.info.st_ctime_ns > one.info.st_mtime_ns:
+                    self._renamed[one.name] = one.info.st_ctime_ns
+
+    def _left_out(self, name: str, reason: str, *, counts: bool = True) -> None:
+        if counts:
+            self.left.setdefault(name, reason)
+
+    def _is_skipped(self, name: str) -> bool:
+        self.late = self.late or time.monotonic() > self._deadline
+        if self.late:
+            return True
+        last = name.rpartition("/")[2]
+        return last in CACHES or last.endswith((".pyc", paths.TEMPORARY)) or name in self.scratch
+
+    def _if_new(self, found: Found) -> Iterator[NewFile]:
+        name = found.name
+        parents = [name, *map(str, Path(name).parents)]  # the last is "."
+        # A rename of a folder leaves the times of the files in it.
+        written = max(found.info.st_ctime_ns, *(self._renamed.get(p, 0) for p in parents))
+        is_pulled = self.record.is_pulled(name, written)
+        if written < self.since or (is_pulled and (self.again is None or written < self.again)):
+            return
+        if name in self.manifest and paths.describe(self.folder / name) == self.manifest[name]:
+            return  # a sync has written it
+        if self._copies.origin(name, found.info) in self._present:
+            return
+        place = next((out for out in self.outputs if out in parents), "")
+        if not place:
+            unsynced = [p for p in parents[1:] if p not in self.synced and p != "."]
+            place = f"{unsynced[-1]}/" if unsynced else name
+        yield NewFile(written, place, found, is_pulled)
+
+
+def was_written_by_jobs(project: Path) -> bool:
+    """Return whether jobs wrote anything in the project, on this node or, where it was copied from there, on
+    another one."""
+    began = phases.first_began()
+    return bool(began) and any(True for _ in Scan(project, (), (), began, again=0))

@@ -1,0 +1,81 @@
+"""Which new files a pull takes where no outputs are configured: all of them up to a limit, else first what is
+small, then checkpoints, the newest first. Pure.
+
+Folders that usually hold a downloaded data set come last, and are not left out for their name alone: a script
+may write results there, too. `job.scratch` leaves them out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from agent.files.tree import Found
+
+SMALL = 1 << 20  # bytes; smaller files come first
+CHECKPOINTS = (".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".distcp")
+DATA = frozenset(("data", "datasets", ".data", ".cache"))
+_STEP = re.compile(r"(checkpoint|ckpt|step|epoch|global_step)[-_]?\d+", re.IGNORECASE)
+
+
+class NewFile(NamedTuple):
+    """`place` is the output that contains it, or the topmost of its parent folders that no sync created.
+    `pulled`: before."""
+
+    ctime: int  # ns
+    place: str
+    found: Found
+    pulled: bool = False
+
+    @property
+    def size(self) -> int:
+        return self.found.info.st_size
+
+
+def choose(new: Sequence[NewFile], limit: int) -> tuple[list[NewFile], dict[str, list[NewFile]]]:
+    """Return the files that a pull takes, up to `limit` bytes of those that were not pulled (0: all), and by
+    their path what it leaves. A checkpoint of several files in a folder of its own is one path."""
+    if not limit or sum(one.size for one in new if not one.pulled) <= limit:
+        return list(new), {}
+    folders = {os.path.dirname(one.found.name) for one in new if _is_distributed(one.found.name)}
+    units: dict[str, list[NewFile]] = {}
+    for one in new:
+        units.setdefault(_unit(one.found.name, folders), []).append(one)
+    taken: list[NewFile] = []
+    left: dict[str, list[NewFile]] = {}
+    for name, files in sorted(units.items(), key=lambda item: _order(*item)):
+        size = sum(one.size for one in files if not one.pulled)
+        if size <= limit:
+            limit -= size
+            taken += files
+        else:
+            left[name] = files
+    return taken, left
+
+
+def _is_distributed(name: str) -> bool:
+    """Whether a file belongs to a checkpoint of torch.distributed.checkpoint, which is a folder."""
+    return name.endswith(".distcp") or os.path.basename(name) == ".metadata"
+
+
+def _unit(name: str, distributed: set[str]) -> str:
+    """Return the folder of the checkpoint to which a file belongs, or the file itself."""
+    parts = name.split("/")
+    for at in range(len(parts) - 1, 0, -1):
+        folder = "/".join(parts[:at])
+        if folder in distributed or _STEP.fullmatch(parts[at - 1]):
+            return folder
+    return name
+
+
+def _order(name: str, files: list[NewFile]) -> tuple[int, float]:
+    size, newest = sum(one.size for one in files), max(one.found.info.st_mtime for one in files)
+    if DATA.intersection(name.split("/")[:-1]):
+        kind = 3
+    elif size < SMALL:
+        kind = 0
+    else:
+        kind = 1 if any(one.found.name.endswith(CHECKPOINTS) for one in files) else 2
+    return kind, -newest

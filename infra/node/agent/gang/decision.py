@@ -1,0 +1,147 @@
+"""What the first node decides: the verdict of a job from the reports of its nodes, and whether a job that has
+failed is started again, in place. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Optional
+
+from agent.ranks import causes
+from agent.ranks.causes import Seen
+from cloudddp.agent.protocol.gang import Report
+from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.protocol.training import PREEMPTED_EXIT_CODE
+from cloudddp.agent.protocol.verdict import MAX_AGO, Cause, Exited, Verdict
+
+CANCELLED = 130
+HOUR = 3600.0
+SAME = 3  # failures that are the same, at the same step: a further attempt would fail like them
+# Of these no further attempt can be made by the agents alone, or it would fail again.
+FINAL = (
+    Cause.START,
+    Cause.AGENT,
+    Cause.SILENT,
+    Cause.UNREACHABLE,
+    Cause.PREFLIGHT,
+    Cause.DISK,
+    Cause.NOTICE,
+)
+# The beginnings of a last line of Python that only a change of the code or of the installation helps against.
+USERS_OWN = (
+    "SyntaxError:",
+    "IndentationError:",
+    "TabError:",
+    "ModuleNotFoundError:",
+    "ImportError:",
+    "NameError:",
+)
+USAGE = 2  # the exit code of argparse
+# Times, process ids and addresses in a last line are others each time.
+NUMBER = re.compile(r"0x[0-9a-f]+|[0-9]+")
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """A report, and when it came, by this node's monotonic clock."""
+
+    at: float
+    report: Report
+
+
+def verdict(node: int, reports: Mapping[int, Arrived], seen: Iterable[Seen]) -> Verdict:
+    """Return the verdict that this node decides, from the reports of the nodes that are left and what was
+    `seen` of those that are not."""
+    failures = [*seen]
+    for one in reports.values():
+        failures += [Seen(one.at - failure.ago, failure) for failure in one.report.failures]
+    failures.sort(key=lambda one: one.at)
+    cancels = [one.at - one.report.cancelled for one in reports.values() if one.report.cancelled is not None]
+    first = _first(failures)
+    if cancels and (first is None or min(cancels) <= first.at):
+        return Verdict(JobPhase.CANCELLED, CANCELLED, node)
+    if first is not None:
+        failure = replace(first.observed.failure, exited=_exited(first, reports.values()))
+        return Verdict(JobPhase.FAILED, failure.exit_code or 1, node, failure, first.observed.last_lines)
+    if all(one.report.succeeded for one in reports.values()):
+        return Verdict(JobPhase.SUCCEEDED, 0, node)
+    codes = [one.report.exit_code for one in reports.values() if one.report.exit_code]
+    code = PREEMPTED_EXIT_CODE if PREEMPTED_EXIT_CODE in codes else next(iter(codes), 1)
+    return Verdict(JobPhase.FAILED, code, node)
+
+
+def _first(failures: Sequence[Seen]) -> Optional[Seen]:
+    """Return what failed first, of failures by time. A rank that has lost another one is recorded before that
+    one if it ends faster."""
+    if not failures:
+        return None
+    first = failures[0]
+    late = (one for one in failures if one.at <= first.at + causes.SETTLE and not _is_consequence(one))
+    return next(late, first)
+
+
+def _is_consequence(one: Seen) -> bool:
+    return causes.is_consequence(one.observed.failure, one.observed.last_lines)
+
+
+def _exited(first: Seen, reports: Iterable[Arrived]) -> Optional[Exited]:
+    """Return the rank that had exited with 0 before the first failure: the others may have failed for want of
+    it."""
+    failure = first.observed.failure
+    if failure.cause not in (Cause.RANK, Cause.LAUNCHER, Cause.STALL):
+        return None
+    stalled = failure.cause is Cause.STALL and failure.rank is None  # otherwise that rank holds the others up
+    likely = stalled or _is_consequence(first)
+    latest = first.at + causes.SETTLE if likely else first.at
+    exits = [(one.at - exited.ago, exited) for one in reports for exited in one.report.exits]
+    before = sorted((at, exited.node, exited.rank) for at, exited in exits if at <= latest)
+    if not before:
+        return None
+    at, node, rank = before[0]
+    return Exited(node, rank, round(min(max(first.at - at, 0.0), MAX_AGO), 1), len(before) - 1, likely)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The restarts that are left: `retries` in an hour. `stalls`: a job that has stalled is started again, too."""
+
+    retries: int
+    stalls: bool = False
+    times: tuple[float, ...] = ()  # of the restarts of the last hour, by the monotonic clock
+    failures: tuple[tuple[object, ...], ...] = ()  # so far
+
+    def spend(self, verdict: Verdict, step: Optional[int], now: float) -> tuple[Budget, Optional[str]]:
+        """Return what is left after a failure at this step, and why the job is not started again; '' without
+        words if nobody asked for it; None if it is."""
+        first = verdict.first
+        if not self.retries:
+            return self, ""
+        if first is None:
+            return self, "no rank has failed by itself"
+        if first.cause in FINAL or (first.cause is Cause.STALL and not self.stalls):
+            return self, ""
+        last = verdict.last_lines[-1] if verdict.last_lines else ""
+        if last.startswith(USERS_OWN) or (
+            first.exit_code == USAGE and any(line.startswith("usage:") for line in verdict.last_lines)
+        ):
+            return self, "the script itself is wrong"
+        # Without steps, a number may be how far it got. The rank that is the first may be another one each
+        # time.
+        error = last if step is None else NUMBER.sub("#", last)
+        key = (first.cause, first.exit_code, first.signal, error, step)
+        left = replace(self, failures=(*self.failures, key))
+        if left.failures.count(key) >= SAME:
+            where = f" at step {step}" if step is not None else ""
+            return left, f"the same failure has occurred {SAME} times{where}"
+        recent = tuple(one for one in self.times if now - one < HOUR)
+        if len(recent) >= self.retries:
+            return left, f"it has been started again {self.retries} times within an hour"
+        return replace(left, times=(*recent, now)), None
+
+
+def restart_note(number: int, verdict: Verdict) -> str:
+    """Return what the logs say of a job that is started again, for the time `number`."""
+    first = verdict.first
+    why = "" if first is None or first.rank is None else f": rank {first.rank} on node {first.node} failed"
+    return f"restart {number}{why}"

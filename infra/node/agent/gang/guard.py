@@ -1,0 +1,151 @@
+"""The parent of a job's supervisor: where that is killed, or has stopped, it ends the node's ranks and
+records it.
+
+It also copies the results to S3 when the job has ended, if that was asked for, sends the newest snapshot to a
+node that stays before this one ends, and powers the node off after a job that was launched with --down, or
+that has stalled (on_stall = "down"). If the guard is killed, too, the kernel still ends the ranks: each
+process of the job asked for a signal at the death of its parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from agent.gang import step, supervisor
+from agent.jobs import job_record, phases, poweroff
+from agent.node import kernel, processes, store
+from agent.node.shared_memory import SharedText, SupervisorHeartbeat
+from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.protocol.start import OnStall, StartRequest
+from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
+
+ENDED_BY = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+LOOK = 1.0  # seconds between two looks at a supervisor that runs
+LATE = 3.0  # seconds by which a heartbeat may be late, and this process in its own looks
+REAP = 5.0  # seconds for a supervisor that was killed to end: one that waits for a disk may not
+
+
+def run(request: StartRequest) -> None:
+    """Run a job on this node to its end, in this process and a child."""
+    folder = store.job_folder(request.job)
+    began = time.monotonic()
+    kernel.set_name(kernel.RUNS_A_JOB)
+    kernel.adopt_orphans()
+    own, crashed, heartbeat = os.getpid(), SharedText(), SupervisorHeartbeat()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            kernel.die_with_parent(signal.SIGTERM, own)
+            code = supervisor.run(request, heartbeat)
+        except Exception as error:
+            crashed.keep(error)
+        finally:
+            with contextlib.suppress(OSError):  # a full disk
+                sys.stderr.flush()
+            os._exit(code)
+    asked_to_end = _forward(child)
+    stuck = _wait(child, heartbeat, request.gang.silence)
+    if not phases.has_ended(folder):
+        with contextlib.suppress(OSError):  # a full disk: what follows matters more
+            _record(folder, request, stuck or crashed.text)
+    state = phases.recorded(folder)
+    if state is None or state.started is None:
+        return
+    if not asked_to_end:
+        for number in ENDED_BY:
+            signal.signal(number, signal.SIG_DFL)  # a shutdown must not wait for copies
+    transfer = copy = None
+    if request.snapshots is not None and request.snapshots.patterns and not asked_to_end:
+        from agent.share import handover  # 35 ms, which a job without snapshots need not take
+
+        transfer = handover.start(request, began)
+    if request.results is not None and not asked_to_end:
+        from agent.s3 import copies  # 35 ms, likewise
+
+        left = request.deadline.left if request.deadline is not None else float("inf")
+        copy = copies.Copy(request, request.results, began + left).start()
+    wait = request.keep if _ends_the_node(folder, request) else request.poweroff
+    if wait is not None:
+        poweroff.after(
+            request.job,
+            wait,
+            lambda: (copy is not None and copy.runs) or (transfer is not None and transfer.is_alive()),
+        )
+    if copy is not None:  # of a node that another job has taken
+        copy.join()
+    if transfer is not None:
+        transfer.join()
+
+
+def _ends_the_node(folder: Path, request: StartRequest) -> bool:
+    """Whether the job has stalled, and that is to end its nodes."""
+    verdict = phases.verdict(folder)
+    first = verdict.first if verdict is not None else None
+    return request.on_stall is OnStall.DOWN and first is not None and first.cause is Cause.STALL
+
+
+def _forward(child: int) -> list[int]:
+    """Forward a request to end: the machine may be shutting down. Return a list that the signals are added
+    to."""
+    asked: list[int] = []
+
+    def forward(number: int, _: Any) -> None:
+        asked.append(number)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, number)
+
+    for number in ENDED_BY:
+        signal.signal(number, forward)
+    return asked
+
+
+def _wait(child: int, heartbeat: SupervisorHeartbeat, patience: float) -> str:
+    """Wait for the supervisor, and reap the orphans of one that was killed. Kill one that does not run its
+    loop although this process runs, and return why; otherwise ''."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])  # sigtimedwait takes it
+    try:
+        looked = frozen = time.monotonic()
+        while _is_left(child):
+            signal.sigtimedwait([signal.SIGCHLD], LOOK)
+            now = time.monotonic()
+            if now - looked > LOOK + LATE:  # this process has not run, either: perhaps the whole node
+                frozen = now
+            looked = now
+            if now > max(heartbeat.until, frozen + patience) + LATE:
+                os.kill(child, signal.SIGKILL)
+                while _is_left(child) and time.monotonic() < now + REAP:
+                    signal.sigtimedwait([signal.SIGCHLD], LOOK)
+                return f"it did nothing for {now - heartbeat.until + patience:.0f} s, so it was killed"
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+    return ""
+
+
+def _is_left(child: int) -> bool:
+    """Reap what has ended; return whether this child has not."""
+    while True:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return False
+        if pid == child:
+            return False
+        if pid == 0:
+            return True
+
+
+def _record(folder: Path, request: StartRequest, error: str) -> None:
+    """End the ranks, and record that the supervisor was killed, or its `error`. The others have seen its
+    connections close. Raises OSError."""
+    task = phases.task(folder, request.node, own=True)
+    processes.end(task, min(request.stop_grace, step.FAILURE_GRACE))
+    failure = Failure(request.node, Cause.AGENT, detail=error)
+    verdict = Verdict(JobPhase.FAILED, 1, request.node, failure)
+    job_record.end(folder, store.read(folder / phases.STATE_FILE, phases.StateFile), verdict)

@@ -1,0 +1,140 @@
+"""What one attempt of a job is watched by on a node, besides its exit codes: stalls, stragglers and isolated ranks; and what
+copies files between the nodes before its ranks start."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Callable, Optional
+
+from agent.jobs import job_record
+from agent.share.spread import Spread
+from agent.watch import isolation, stragglers
+from agent.watch.stall import Stall
+from cloudddp.agent.protocol.gang import Kind, Message, Observed
+from cloudddp.agent.protocol.pace import Pace, Straggler
+from cloudddp.agent.protocol.stall import LeftStall
+from cloudddp.agent.protocol.start import StartRequest
+
+
+class Watches:
+    """The watches of one attempt. What they yield is sent to the other nodes."""
+
+    def __init__(self, request: StartRequest, folder: Path, attempt: int) -> None:
+        self._request = request
+        self._folder = folder
+        self._spread = _spread(request, attempt)
+        self._stragglers = stragglers.Watch(request.node, folder, request.straggler_seconds)
+        self.begin()
+
+    def begin(self) -> None:
+        """The ranks start now: until then they could not do anything."""
+        request = self._request
+        self._stall = Stall(request.node, self._folder, request.stall_minutes)
+        self._isolation = isolation.Watch(request.node, request.gang.peers, request.alone_seconds)
+
+    def take(self, node: int, message: Message) -> None:
+        """Take a message of another node."""
+        if message.kind is Kind.HEARTBEAT:
+            self._stall.heard_idle(node, message.idle)
+            self._stragglers.heard(node, message.paces)
+        elif message.kind is Kind.STALLED:
+            self._stall.gather()
+        elif message.kind is Kind.STACKS:
+            self._stall.heard_stacks(node, message.stacks)
+        elif message.kind is Kind.LEFT and message.stall is not None:
+            job_record.keep_stall(self._folder, message.stall)
+        elif message.kind is Kind.STRAGGLERS:
+            self._keep_stragglers(message.stragglers)
+        elif message.kind in (Kind.SNAPSHOT, Kind.COPIED) and self._spread is not None:
+            self._spread.act(node, message)
+
+    def noted(self) -> None:
+        """The agent has written into the logs, which is no output of the ranks."""
+        self._stall.noted()
+
+    # -- for heartbeats ----------------------------------------------------------------------------------------
+
+    def idle(self) -> float:
+        """Return for how many seconds the ranks of this node have done nothing."""
+        return self._stall.idle()
+
+    def paces(self) -> tuple[Pace, ...]:
+        """Return how long the steps of the ranks of this node take."""
+        return self._stragglers.paces()
+
+    # -- copies before the ranks start -------------------------------------------------------------------------
+
+    def start_copying(self) -> None:
+        if self._spread is not None:
+            self._spread.start()
+
+    def stop_copying(self) -> None:
+        if self._spread is not None:
+            self._spread.close()
+
+    def copy(self) -> Iterator[Message]:
+        if self._spread is not None:
+            yield from self._spread.turn()
+            if self._spread.is_done and not self._spread.error:
+                self._spread.close()
+
+    @property
+    def copy_error(self) -> str:
+        """Why this node cannot get what its ranks continue from, or ''."""
+        return "" if self._spread is None else self._spread.error
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether every node has it."""
+        return self._spread is None or self._spread.is_done
+
+    # -- while the ranks run -----------------------------------------------------------------------------------
+
+    def stall(self, *, is_first: bool, others: Optional[Collection[int]]) -> Iterator[Message]:
+        """Notice that no rank of any node does anything. The first node declares it. `others`: the other nodes that are left;
+        None if all ranks have finished."""
+        if is_first and others is not None and self._stall.is_due(set(others)):
+            self._stall.gather()
+            yield Message(Kind.STALLED)
+        found = self._stall.gathered()
+        if found is not None:
+            yield Message(Kind.STACKS, stacks=found)
+        if (over := self._stall.over()) is not None:
+            yield self._left(over)
+
+    def stalled(self, nodes: Collection[int]) -> Optional[Observed]:
+        """Return a stall that was declared, once, when all nodes have reported their stacks. Called on the first node."""
+        return self._stall.conclusion(set(nodes))
+
+    def leave_stall(self, detail: str) -> Message:
+        """Keep that a stall is left alone."""
+        return self._left(self._stall.leave(detail))
+
+    def _left(self, left: LeftStall) -> Message:
+        job_record.keep_stall(self._folder, left)
+        return Message(Kind.LEFT, stall=left)
+
+    def stragglers(self, *, is_first: bool) -> Iterator[Message]:
+        """Notice ranks that are slower than the others. The first node compares them."""
+        changed = self._stragglers.changed() if is_first else None
+        if changed is not None:
+            self._keep_stragglers(changed)
+            yield Message(Kind.STRAGGLERS, stragglers=changed)
+
+    def _keep_stragglers(self, known: tuple[Straggler, ...]) -> None:
+        if self._stragglers.keep(known):
+            self._stall.noted()
+
+    def note_isolated_ranks(self, running: Callable[[], Collection[int]]) -> None:
+        """Note in the logs that no rank of this node is connected to another node, where that is so for long."""
+        if text := self._isolation.found(running):
+            job_record.note(self._folder, text)
+
+
+def _spread(request: StartRequest, attempt: int) -> Optional[Spread]:
+    """Return what copies the newest snapshot, or the shared files, to the nodes that lack it."""
+    search = request.snapshots
+    if search is None or len(request.gang.peers) == 1 or (search.restarts_only and not attempt):
+        return None
+    return Spread(request, search)

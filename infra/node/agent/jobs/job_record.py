@@ -1,0 +1,170 @@
+"""What the agents write into the folder of a job: the state, the verdict, the marks of a stop, notes in the
+logs, and what they have noticed of its ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Optional
+
+from agent.jobs import phases
+from agent.node import kernel, processes, store
+from cloudddp.agent.protocol import NOTE
+from cloudddp.agent.protocol.codec import MAX_TEXT
+from cloudddp.agent.protocol.gang import Unreachable
+from cloudddp.agent.protocol.pace import MAX_STRAGGLERS, Straggler
+from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.protocol.stall import LeftStall
+from cloudddp.agent.protocol.start import StartRequest
+from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
+
+STRAGGLERS_FILE = "stragglers.json"
+STALL_FILE = "stall.json"
+
+
+class JobRecord:
+    """The record of a job that runs on this node. Created by its supervisor, whose parent is the guard."""
+
+    def __init__(self, request: StartRequest) -> None:
+        self.folder = store.job_folder(request.job)
+        self._state = phases.StateFile(
+            request.job,
+            request.node,
+            JobPhase.STARTING,
+            pid=os.getpid(),
+            born=processes.born(os.getpid()),
+            script=request.script,
+            expected=request.ranks,
+            max_restarts=request.max_restarts,
+            resumed_from=request.resumed_from,
+            guard=os.getppid(),
+            guard_born=processes.born(os.getppid()),
+            boot=kernel.boot(),
+        )
+
+    def starting(self) -> None:
+        self._write()
+
+    def running(self, restarts: int) -> None:
+        started = self._state.started or time.time()
+        self._state = replace(self._state, state=JobPhase.RUNNING, started=started, restarts=restarts)
+        self._write()
+
+    def cannot_start(self, error: str) -> None:
+        """Keep why the ranks could not be started; it is written with the end."""
+        self._state = replace(self._state, error=error[:MAX_TEXT])
+
+    def unreachable(self, missing: Unreachable) -> None:
+        """Record why no rank is started, for the reply of `start`."""
+        store.write(self.folder / phases.UNREACHABLE_FILE, missing)
+
+    def end(self, verdict: Verdict) -> None:
+        end(self.folder, self._state, verdict)
+
+    def _write(self) -> None:
+        store.write(self.folder / phases.STATE_FILE, self._state)
+
+    # -- a stop ----------------------------------------------------------------------------------------------
+
+    @property
+    def is_cancelled(self) -> bool:
+        return (self.folder / phases.CANCEL_MARK).exists()
+
+    @property
+    def is_stopping(self) -> bool:
+        return phases.is_stopping(self.folder)
+
+    def mark_stop(self, *, cancelled: bool, token: str) -> None:
+        """Mark that the supervisor ends the ranks. The time of a cancel that is marked already is kept."""
+        with contextlib.suppress(OSError):
+            (self.folder / phases.STOPPED_MARK).touch()
+            mark = self.folder / phases.CANCEL_MARK
+            if cancelled and not mark.exists():
+                store.write_private(mark, token.encode())
+
+    def time_of_cancel(self) -> float:
+        """Return when the job was cancelled, by the monotonic clock. `kill` sets its mark first, and may have
+        ended launchers since."""
+        marked = phases.cancelled_at(self.folder)
+        return time.monotonic() - (0.0 if marked is None else max(time.time() - marked, 0.0))
+
+
+def note(folder: Path, text: str, *, launcher: bool = False) -> None:
+    """Write into the log of every rank on this node what the agents do with the job: into that of the
+    launcher if no rank has one yet, or if `launcher`."""
+    shown = "".join(char if char.isprintable() else "?" for char in text)  # it may hold names of files
+    line = f"{NOTE}{shown} ---\n".encode(errors="replace")
+    ranks = [path for _, path in phases.rank_files(folder, ".log")]
+    for path in [*([folder / "launcher.log"] if launcher or not ranks else []), *ranks]:
+        with contextlib.suppress(OSError), open(path, "ab+") as log:
+            size = log.seek(0, os.SEEK_END)
+            # A progress bar ends with a carriage return: the note would overwrite its last state.
+            complete = size == 0 or os.pread(log.fileno(), 1, size - 1) == b"\n"
+            log.write(line if complete else b"\n" + line)
+
+
+def end(folder: Path, state: Optional[phases.StateFile], verdict: Verdict) -> None:
+    """Record how a job has ended: first the verdict, so that every state that has ended has one. `state`: the
+    last one, None if it is unreadable."""
+    verdict = verdict if verdict.at is not None else replace(verdict, at=time.time())
+    store.write(folder / phases.VERDICT_FILE, verdict)
+    if state is not None:
+        ended = replace(state, state=verdict.phase, ended=verdict.at, exit_code=verdict.exit_code)
+        store.write(folder / phases.STATE_FILE, ended)
+
+
+def refuse(request: StartRequest, error: str) -> None:
+    """Record that the job cannot be started on this node."""
+    folder = store.job_folder(request.job)
+    state = store.read(folder / phases.STATE_FILE, phases.StateFile)
+    if state is not None:
+        store.write(folder / phases.UNREACHABLE_FILE, Unreachable({}, (), error))
+        first = Failure(request.node, Cause.START, detail=error)
+        end(folder, replace(state, error=error), Verdict(JobPhase.FAILED, 1, request.node, first))
+
+
+# -- what the agents have noticed: stragglers, and a stall that was left alone -------------------------------
+
+
+@dataclass(frozen=True)
+class Stragglers:
+    """For each rank the last time that it was slow."""
+
+    known: tuple[Straggler, ...] = ()
+
+
+def stragglers_of(folder: Path) -> tuple[Straggler, ...]:
+    found = store.read(folder / STRAGGLERS_FILE, Stragglers)
+    return () if found is None else found.known[:MAX_STRAGGLERS]
+
+
+def keep_stragglers(folder: Path, known: tuple[Straggler, ...]) -> None:
+    _write(folder / STRAGGLERS_FILE, Stragglers(known))
+
+
+def stall_of(folder: Path) -> Optional[LeftStall]:
+    return store.read(folder / STALL_FILE, LeftStall)
+
+
+def keep_stall(folder: Path, stall: LeftStall) -> None:
+    _write(folder / STALL_FILE, stall)
+
+
+def close_noticed(folder: Path) -> None:
+    """Record that neither a stall nor a straggler is left: the ranks have ended."""
+    now = time.time()
+    stall = stall_of(folder)
+    if stall is not None and stall.until is None:
+        keep_stall(folder, replace(stall, until=max(now, stall.since)))
+    known = stragglers_of(folder)
+    if any(one.until is None for one in known):
+        ended = [replace(one, until=max(now, one.since)) if one.until is None else one for one in known]
+        keep_stragglers(folder, tuple(ended))
+
+
+def _write(path: Path, record: Any) -> None:
+    with contextlib.suppress(OSError):  # a full disk ends no job
+        store.write(path, record)

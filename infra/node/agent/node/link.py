@@ -1,0 +1,145 @@
+"""A connection between two agents, for a snapshot or for the project's files: those of gang/mesh.py carry
+short messages.
+
+Both sides prove that they know the secret of the job, or of the sync, and for what they have connected. What
+is said about a file carries an HMAC under it, and the file itself is verified by its SHA-256.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import secrets
+import socket
+import time
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, BinaryIO
+
+ANSWER = 5.0  # seconds for the other side to prove who it is
+STALLED = 15.0  # seconds without which nothing more of the file is taken or comes
+LONGEST_LINE = 1 << 16  # bytes
+# What an unauthenticated peer may cause.
+REFUSED = (OSError, ValueError, KeyError, TypeError, RecursionError)
+
+
+class LinkError(OSError):
+    """The other side has not kept to what was agreed; the text says how."""
+
+
+class Link:
+    """A connection, and what both sides have said first."""
+
+    def __init__(self, connection: socket.socket, secret: str, purpose: str) -> None:
+        connection.settimeout(ANSWER)
+        with contextlib.suppress(OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = connection
+        self._input: BufferedReader = connection.makefile("rb")
+        self._secret = secret.encode()
+        self._names: tuple[str, str, str] = (purpose, "", "")
+
+    @classmethod
+    def to(cls, address: str, port: int, secret: str, purpose: str, seconds: float) -> Link:
+        """Connect within `seconds`, and prove who this side is. Raises what REFUSED names; no connection is
+        left then."""
+        connection = socket.create_connection((address, port), seconds)
+        link = cls(connection, secret, purpose)
+        try:
+            link.connect()
+        except BaseException:
+            link.close()
+            raise
+        return link
+
+    def connect(self) -> None:
+        """Prove who this side is, which has connected, and check the other one. Raises what REFUSED names."""
+        own = secrets.token_hex(16)
+        self._write({"nonce": own})
+        found = self._read(ANSWER)
+        self._names = (self._names[0], own, str(found["nonce"]))
+        self._check(found, "accept")
+        self._write({"seal": self._seal("connect")})
+
+    def accept(self) -> None:
+        """The same, for the side that has listened."""
+        own, theirs = secrets.token_hex(16), str(self._read(ANSWER)["nonce"])
+        self._names = (self._names[0], theirs, own)
+        self._write({"nonce": own, "seal": self._seal("accept")})
+        self._check(self._read(ANSWER), "connect")
+
+    def write(self, name: str, text: str) -> None:
+        self._write({"text": text, "seal": self._seal(name, text)})
+
+    def read(self, name: str, seconds: float) -> str:
+        found = self._read(seconds)
+        text = str(found["text"])
+        self._check(found, name, text)
+        return text
+
+    def send(self, path: Path, size: int) -> None:
+        """Send that many bytes of a file."""
+        self._socket.settimeout(STALLED)
+        with open(path, "rb") as file:
+            if size:  # else sendfile raises ValueError
+                self._socket.sendfile(file, 0, size)
+
+    def receive(self, most: int) -> bytes:
+        """Return up to so many bytes of the file that is sent."""
+        self._socket.settimeout(STALLED)
+        return self._input.read(most)
+
+    def read_all(self, size: int) -> bytes:
+        """Return so many bytes, fewer only at the end."""
+        self._socket.settimeout(STALLED)
+        return self._input.read(size)
+
+    def write_all(self, data: bytes) -> None:
+        self._socket.settimeout(STALLED)
+        self._socket.sendall(data)
+
+    def write_part(self, file: BinaryIO, offset: int, size: int) -> None:
+        """Send a part of a file, which has it."""
+        self._socket.settimeout(STALLED)
+        self._socket.sendfile(file, offset, size)
+
+    def end(self) -> None:
+        """Wake the thread that uses the connection; it has to close it."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._input.close()
+        self._socket.close()
+
+    def _write(self, value: dict[str, Any]) -> None:
+        self._socket.sendall(json.dumps(value).encode() + b"\n")
+
+    def _read(self, seconds: float) -> dict[str, Any]:
+        line = self._line(time.monotonic() + seconds)
+        if not line.endswith(b"\n"):
+            raise LinkError("the connection has ended")
+        return dict(json.loads(line))
+
+    def _line(self, deadline: float) -> bytes:
+        """Return what comes until a line break, the end, or LONGEST_LINE bytes. The whole line has to come in
+        time: the socket's own limit is for each piece of it."""
+        line = b""
+        while len(line) < LONGEST_LINE:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("timed out")
+            self._socket.settimeout(left)
+            piece = self._input.peek(1)  # receives once at most
+            line += self._input.read(piece.find(b"\n") + 1 or min(len(piece), LONGEST_LINE - len(line)))
+            if not piece or line.endswith(b"\n"):
+                break
+        return line
+
+    def _seal(self, name: str, text: str = "") -> str:
+        return hmac.new(self._secret, json.dumps([name, *self._names, text]).encode(), "sha256").hexdigest()
+
+    def _check(self, found: dict[str, Any], name: str, text: str = "") -> None:
+        if not hmac.compare_digest(str(found["seal"]).encode(), self._seal(name, text).encode()):
+            raise LinkError("the other side does not know the secret of the job")

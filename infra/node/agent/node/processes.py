@@ -1,0 +1,178 @@
+"""The processes of a job on this node: find them all, and end them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Optional
+
+from agent.node import store
+from agent.node.commands import run_quietly
+from agent.node.kernel import born as born
+from agent.node.kernel import stat
+from cloudddp.agent.protocol import TASK_VARIABLE
+
+GIVE_UP_SECONDS = 10.0  # of SIGKILL without effect
+PAUSE = 0.05  # seconds between two polls
+NO_PID = -1  # no process has this pid
+
+
+@dataclass(frozen=True)
+class Leader:
+    """The process that adopts a task's orphans: the supervisor, or the setup step. Part of the record of
+    each."""
+
+    pid: int
+    born: str
+
+
+@dataclass(frozen=True)
+class Task:
+    """A job on this node, or its setup. `mark` is in the environment of its processes; `record` is the file
+    that names its Leader. `own`: all descendants of this process belong to it, too. A rank can damage the
+    record, and after the death of the supervisor its guard adopts the orphans."""
+
+    mark: str
+    record: Path
+    own: bool = False
+
+
+def find(task: Task) -> list[int]:
+    """Return the processes of a task, but for its leader: all that carry its mark, or descend from one that
+    does.
+
+    Process groups and parents are not enough: torchrun's ranks have sessions of their own, and when torchrun
+    and the supervisor are killed they continue as children of pid 1. A process that has cleared its
+    environment is found by descent, from a marked process or from the leader.
+    """
+    parents = _parents()
+    marked = set(_marked(parents, f"{TASK_VARIABLE}={task.mark}".encode()))
+    leader = _leader(task)
+    roots = marked | {leader} | ({os.getpid()} if task.own else set())
+    found = set(marked)
+    fresh = roots
+    while fresh:
+        fresh = {pid for pid, its_parent in parents.items() if its_parent in fresh and pid not in found}
+        found |= fresh
+    return sorted(found - {leader, os.getpid()})
+
+
+def tree(pid: int) -> list[int]:
+    """Return a process that runs, and its descendants, each after its parent."""
+    parents = _parents()
+    children: dict[int, list[int]] = {}
+    for one, its_parent in parents.items():
+        children.setdefault(its_parent, []).append(one)
+    found = [pid] if pid in parents else []
+    for one in found:
+        found += sorted(children.get(one, ()))
+    return found
+
+
+def _leader(task: Task) -> int:
+    """Return the pid of a task's leader, NO_PID if it has ended or the record names none.
+
+    The descendants of pid 0 and 1 are all processes of the machine: a damaged record must not end those.
+    """
+    record = store.read(task.record, Leader)
+    if record is None or record.pid <= 1 or not runs(record.pid, record.born):
+        return NO_PID
+    return record.pid
+
+
+def any_of_job(job: str) -> bool:
+    """Return whether any process has the mark of a job, for any node: for a job whose record is
+    unreadable."""
+    return any(_marked(_parents(), f"{TASK_VARIABLE}={job}/".encode(), whole=False))
+
+
+def _parents() -> dict[int, int]:
+    """Return pid -> parent of all processes that run."""
+    parents = {}
+    for entry in os.listdir("/proc"):
+        fields = stat(int(entry)) if entry.isdigit() else []
+        if len(fields) > 1 and fields[0] not in ("Z", "X"):
+            parents[int(entry)] = int(fields[1])
+    return parents
+
+
+def _marked(pids: Iterable[int], mark: bytes, *, whole: bool = True) -> Iterable[int]:
+    for pid in pids:
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as environ:
+            variables = environ.read().split(b"\0")
+            if mark in variables if whole else any(one.startswith(mark) for one in variables):
+                yield pid
+
+
+def runs(pid: Optional[int], born_at: str) -> bool:
+    """Return whether the process runs that was recorded with this pid and this `born`. An empty one names
+    none."""
+    return pid is not None and bool(born_at) and born(pid) == born_at
+
+
+def is_stopped(pid: Optional[int]) -> bool:
+    """Return whether a process was stopped, by SIGSTOP or a debugger."""
+    return pid is not None and stat(pid)[:1] in (["T"], ["t"])
+
+
+def parent(pid: int) -> Optional[int]:
+    fields = stat(pid)
+    return int(fields[1]) if len(fields) > 1 else None
+
+
+def end(
+    task: Task,
+    grace: float,
+    children: Sequence[subprocess.Popen[bytes]] = (),
+    *,
+    ask: bool = True,
+    latest: Callable[[], float] = lambda: float("inf"),
+    first: Callable[[], Sequence[int]] = lambda: (),
+) -> tuple[int, int]:
+    """SIGTERM, wait up to `grace` seconds, SIGKILL until none is left. Return how many were ended, and how
+    many are left. `children` are this process's own, which it must collect. `ask` is False where another
+    process sends SIGTERM. `latest` returns when the grace ends, if that has become earlier, by the monotonic
+    clock. `first` returns processes that are asked before all others."""
+    ended: set[int] = set()
+    asked: set[int] = set()
+    planned = time.monotonic() + grace
+    while True:
+        deadline = min(planned, latest())
+        pids = find(task)
+        if not pids or time.monotonic() > deadline + GIVE_UP_SECONDS:
+            return len(ended), len(pids)
+        ended.update(pids)
+        if time.monotonic() > deadline:
+            _send(pids, signal.SIGKILL)
+        elif ask:
+            # Only to the topmost: torchrun forwards it to its ranks, a rank wrapper to its rank.
+            chosen = [*first()] or [pid for pid in pids if parent(pid) not in pids]
+            fresh = [pid for pid in chosen if pid in pids and pid not in asked]
+            _send(fresh, signal.SIGTERM)
+            asked.update(fresh)
+        for child in children:
+            child.poll()
+        time.sleep(PAUSE)
+
+
+def _send(pids: list[int], number: signal.Signals) -> None:
+    denied = [str(pid) for pid in pids if _denied(pid, number)]
+    if denied:  # where sudo asks for a password they count as left
+        run_quietly(["sudo", "-n", "kill", f"-{int(number)}", *denied])
+
+
+def _denied(pid: int, number: signal.Signals) -> bool:
+    """Send a signal; return whether the process is another user's: setup commands often use sudo."""
+    try:
+        os.kill(pid, number)
+    except PermissionError:
+        return True
+    except OSError:
+        pass  # it has ended
+    return False

@@ -1,0 +1,120 @@
+"""The launchers of a job: torchrun, or the wrapper of each rank where ranks start directly."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import resource
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from agent.node import kernel, processes, store
+from agent.node.commands import activated, agent_command, program
+from cloudddp.agent.protocol import ATTEMPT_VARIABLE, SUPERVISOR_VARIABLE, TASK_VARIABLE
+from cloudddp.agent.protocol.start import Process, StartRequest
+
+DUMPS, PIPES = "flight-recorder", "pipes"  # in a job's folder
+NEW_NAMES = (2, 13)  # the first version of torch that is known to have no other names for them
+MAX_FILES = 1 << 20  # some programs close all descriptors up to the limit, which may be a billion
+
+Child = subprocess.Popen  # of bytes
+
+
+def launch(
+    request: StartRequest, process: Process, task: processes.Task, *, attempt: int, torch: str = ""
+) -> Child[bytes]:
+    """Start a launcher. It is asked to end when this process ends. Raises OSError, ValueError.
+
+    Each attempt has a rendezvous id of its own: torchrun would find the members of the last one.
+    """
+    project = store.project_folder(request.project)
+    argv = [program(word, project) for word in process.launcher[:1]] + list(process.launcher[1:])
+    if attempt:
+        argv = [f"{word}-{attempt}" if word.startswith("--rdzv-id=") else word for word in argv]
+    if process.rank:
+        argv += agent_command("rank", request.job, program(process.rank[0], project), *process.rank[1:])
+    python = program((process.launcher or process.rank)[0], project)
+    given = {**os.environ, **activated(python), **request.env, **process.env}
+    recorder = flight_recorder(store.job_folder(request.job), torch, given)
+    env = {**given, **recorder, TASK_VARIABLE: task.mark}
+    env[ATTEMPT_VARIABLE] = str(attempt)
+    env[SUPERVISOR_VARIABLE] = kernel.name(os.getpid())
+    with open(store.job_folder(request.job) / "launcher.log", "ab") as log:
+        return subprocess.Popen(
+            argv,
+            cwd=str(project),
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=kernel.death_signal(signal.SIGTERM),
+        )
+
+
+def flight_recorder(folder: Path, torch: str, given: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables with which NCCL's flight recorder writes its dumps into the job's folder. What the
+    user has `given`, under any of the names, stays.
+
+    The names changed, and the defaults of the files (pytorch/pytorch#143446). A name that is out of date is
+    still read, but a new torch warns of it in every rank (FlightRecorder.hpp and Utils.hpp of 2.15); where
+    the version of torch is not known both are set. gloo records, too, and has no pipe: its ranks dump only if
+    the script asks for it.
+    """
+    for name in (DUMPS, PIPES):
+        (folder / name).mkdir(mode=0o700, exist_ok=True)
+    settings = [
+        (("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"), "2000"),
+        (("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"), str(folder / DUMPS / "rank_")),
+        # ProcessGroupNCCL of a new torch reads the old name only, for which it takes "1" where it is not set.
+        (("TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT"), "1"),
+        (
+            ("TORCH_NCCL_DEBUG_INFO_PIPE_FILE",),
+            str(folder / PIPES / "rank_"),
+        ),  # through it a dump is asked for
+    ]
+    version = re.match(r"(\d+)\.(\d+)", torch)
+    is_new = version is not None and (int(version[1]), int(version[2])) >= NEW_NAMES
+    return {
+        name: value
+        for names, value in settings
+        if not given.keys() & set(names)
+        for name in (names[:1] if is_new else names)
+    }
+
+
+def raise_limits() -> None:
+    """Raise the soft limits of open files and locked memory for ranks, which inherit them.
+
+    systemd gives sessions a soft limit of 1024 files for programs that use select(), and data loaders open
+    more. EFA and RDMA register (lock) their buffers.
+    """
+    for kind, most in (
+        (resource.RLIMIT_NOFILE, MAX_FILES),
+        (resource.RLIMIT_MEMLOCK, resource.RLIM_INFINITY),
+    ):
+        soft, hard = resource.getrlimit(kind)
+        wanted = (
+            hard
+            if most == resource.RLIM_INFINITY
+            else most
+            if hard == resource.RLIM_INFINITY
+            else min(hard, most)
+        )
+        if soft != resource.RLIM_INFINITY and (wanted == resource.RLIM_INFINITY or wanted > soft):
+            with contextlib.suppress(OSError, ValueError):
+                resource.setrlimit(kind, (wanted, hard))
+
+
+def collect_orphans(children: Sequence[Child[bytes]]) -> None:
+    """Reap orphans that have ended, but no child that Popen waits for."""
+    known = {child.pid for child in children}
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None or ended.si_pid in known:
+                return
+            os.waitpid(ended.si_pid, os.WNOHANG)

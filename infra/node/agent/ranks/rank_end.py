@@ -1,0 +1,149 @@
+"""How a rank's wrapper waits for its end, and ends it: it records that the rank runs and how it ended,
+forwards signals, and does the agent's part where that was killed.
+
+The kernel signals the wrapper when its parent ends (PR_SET_PDEATHSIG), but that parent may be a launcher that
+lives on although the agent is dead, and a signal alone does not end a rank that ignores it. So the wrapper
+looks once a second whether guard or supervisor run: where neither does, it asks the rank to end, and kills it
+after the job's grace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO, Optional
+
+from agent.jobs import phases
+from agent.node import kernel, processes, store
+from agent.ranks import causes, rank_log
+from cloudddp.agent.protocol import NOT_STARTED
+from cloudddp.agent.protocol.jobs import RankRecord
+from cloudddp.agent.protocol.verdict import Cause, Failure
+
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+HANDLED = (*FORWARDED, signal.SIGALRM)  # which no other thread than the main one may get
+INTERVAL = 1.0  # seconds between two looks
+PAUSE = 0.05  # seconds between two looks at what a rank has left behind
+SETTLE_PAUSE = (
+    0.02  # seconds between two looks whether the launcher has ended a rank that has lost another one
+)
+LONGEST_GRACE = 910.0  # seconds: longer than any setting of stop_grace or save_minutes
+
+
+class RankEnd:
+    """Ends the rank `child` of the job in `folder`. `forwarded` holds the signals that it was sent."""
+
+    def __init__(self, child: subprocess.Popen[bytes], folder: Path, grace: float) -> None:
+        self.forwarded: set[int] = set()
+        self._child = child
+        self._folder = folder
+        self._grace = grace
+        self._asked_at: Optional[float] = None
+        self._gone_at: Optional[float] = None  # when the agent was first seen to be gone
+        self._family: dict[int, str] = {}  # pid -> born, of the rank's processes
+        for number in FORWARDED:
+            signal.signal(number, self._forward)
+        signal.signal(signal.SIGALRM, self._look)
+        signal.setitimer(signal.ITIMER_REAL, INTERVAL, INTERVAL)
+
+    def _forward(self, received: int, _: Any = None) -> None:
+        """Forward each signal once."""
+        if received in self.forwarded:
+            return
+        self.forwarded.add(received)
+        self._asked_at = self._asked_at or time.monotonic()
+        self._remember()
+        self._child.send_signal(received)
+
+    def _look(self, *_: Any) -> None:
+        now = time.monotonic()
+        if phases.agent_runs(self._folder):
+            if self._asked_at is not None and now - self._asked_at > LONGEST_GRACE:
+                self._child.kill()
+            return
+        self._gone_at = self._gone_at or now
+        self._forward(signal.SIGTERM)
+        if now - self._gone_at > self._grace:
+            self._remember()
+            self._send(signal.SIGKILL)
+
+    def finish(self) -> None:
+        """The rank has ended. Where the agent is gone, end what it has left behind: nobody else would."""
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        if phases.agent_runs(self._folder):
+            return
+        deadline = (self._gone_at or time.monotonic()) + self._grace
+        self._send(signal.SIGTERM)
+        while self._runs() and time.monotonic() < deadline:
+            time.sleep(PAUSE)
+        self._send(signal.SIGKILL)
+
+    def _remember(self) -> None:
+        """Keep which processes the rank has: once it has ended they cannot be found by descent."""
+        for pid in processes.tree(self._child.pid):
+            self._family.setdefault(pid, processes.born(pid))
+
+    def _runs(self) -> bool:
+        return any(processes.runs(pid, born) for pid, born in self._family.items())
+
+    def _send(self, number: signal.Signals) -> None:
+        for pid, born in self._family.items():
+            if processes.runs(pid, born):
+                with contextlib.suppress(OSError):
+                    os.kill(pid, number)
+
+
+def not_started(job: str, rank: int, log: BinaryIO, reason: str) -> int:
+    """Record that the rank's command cannot be started; return the exit code for that."""
+    log.write(reason.encode())
+    log.close()
+    ended = RankRecord(rank, NOT_STARTED, time.time(), at=time.monotonic())
+    store.write(store.job_folder(job) / "ranks" / f"{rank}.json", ended)
+    return NOT_STARTED
+
+
+def wait(job_id: str, rank: int, log: BinaryIO, child: subprocess.Popen[bytes], errors: str) -> int:
+    """Wait for the end of the rank, record it, and return its exit code, -N after signal N.
+
+    `errors` is the file of torch.distributed.elastic.
+    """
+    folder = store.job_folder(job_id)
+    job = phases.job_file(folder) or phases.JobFile(0, 0)
+    ending = RankEnd(child, folder, job.stop_grace)
+    path, log_path = folder / "ranks" / f"{rank}.json", folder / "ranks" / f"{rank}.log"
+    record = RankRecord(rank, None, None, pid=child.pid, wrapper=kernel.name(os.getpid()))
+    store.write(path, record)
+    keeper = rank_log.Keeper(log, log_path, job.log_mb << 20)
+    keeper.start(HANDLED)
+    code = child.wait()
+    at = time.monotonic()
+    ended = replace(
+        record,
+        ended=time.time(),
+        at=at,
+        asked=bool(ending.forwarded),
+        signal=-code if code < 0 else None,
+        exit_code=128 - code if code < 0 else code,
+        error=causes.elastic_error(errors) if code else "",
+    )
+    store.write(path, ended)
+    keeper.finish()
+    ending.finish()
+    _let_the_lost_rank_end(log_path, ended, ending.forwarded)
+    return code
+
+
+def _let_the_lost_rank_end(log: Path, ended: RankRecord, forwarded: set[int]) -> None:
+    """After a failure for want of another rank, wait for that one to end: torchrun would end it, and nobody
+    would know how it would have ended."""
+    failure = Failure(0, Cause.RANK, ended.rank, ended.exit_code, ended.signal, ended.error)
+    if not ended.exit_code or not causes.is_consequence(failure, causes.last_lines(log)):
+        return
+    deadline = time.monotonic() + causes.SETTLE
+    while time.monotonic() < deadline and not forwarded:
+        time.sleep(SETTLE_PAUSE)

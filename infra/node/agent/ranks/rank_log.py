@@ -1,0 +1,245 @@
+"""A rank's log on the node: which part of it is kept, when its bytes were written, and reading it.
+
+The rank has the file as its stdout and stderr, so it never waits for another process, and what it has written
+survives any of them. Its wrapper looks at the file twice a second. It removes the middle of a log that is
+longer than its limit by punching a hole into the file: the bytes after it keep their offsets, so that a
+client continues where it was.
+
+`N.cut` (Cut) is the part that was removed. It is written before the hole is punched: bytes that were read
+before `N.cut` is read again, and that are not in it, are the rank's. `N.times` has the time and the size of
+the log, at most twice a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Optional, Union
+
+from agent.node import store
+from cloudddp.agent.protocol.codec import MAX_COUNT, ProtocolError, check_range
+from cloudddp.agent.protocol.frames import MAX_PIECE, Dropped, Log
+
+INTERVAL = 0.5  # seconds between two looks at the log
+BLOCK = 4096  # holes begin and end at a multiple of it
+PUNCH_HOLE = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE (fallocate(2))
+MAX_TIMES = 64 << 20  # bytes of `N.times`: 24 days of a rank that always writes
+_TIME = struct.Struct("<dQ")  # seconds since the epoch, bytes
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The part of a log that was removed: the bytes from `begin` up to `end`."""
+
+    begin: int
+    end: int
+
+    def __post_init__(self) -> None:
+        check_range("begin", self.begin, 0, MAX_COUNT)
+        check_range("end", self.end, 0, MAX_COUNT)
+        if self.begin >= self.end:
+            raise ProtocolError("a cut is empty")
+
+
+# -- writing -----------------------------------------------------------------------------------------------
+
+
+class Keeper:
+    """Keeps one log below its `limit` in bytes and records its times, in a thread. `log` is open for
+    writing."""
+
+    def __init__(self, log: BinaryIO, path: Path, limit: int) -> None:
+        self._log = log.fileno()
+        self._path = path
+        self._head = limit // 4 // BLOCK * BLOCK
+        self._limit: Optional[int] = limit  # None where the file system cannot punch holes
+        self._cut = cut_of(path)  # of the rank's run before a restart
+        self._last = (0.0, -1)  # the last entry of `N.times`
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self, masked: tuple[signal.Signals, ...]) -> None:
+        """Start the thread. It must not get the signals that the main thread handles, which would then not
+        wake up."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, masked)
+        try:
+            self._thread.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def finish(self) -> None:
+        """Stop the thread, and do its work once more."""
+        self._ended.set()
+        self._thread.join()
+        self._look()
+
+    def _run(self) -> None:
+        self._look()
+        while not self._ended.wait(INTERVAL):
+            self._look()
+
+    def _look(self) -> None:
+        with contextlib.suppress(OSError):  # a full disk, for example: tried again
+            size = os.fstat(self._log).st_size
+            self._shorten(size)
+            self._record_time(size)
+
+    def _record_time(self, size: int) -> None:
+        if size == self._last[1]:
+            return
+        now = max(time.time(), self._last[0])  # ascending, so that it can be searched
+        descriptor = os.open(
+            _beside(self._path, ".times"), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600
+        )
+        try:
+            if os.fstat(descriptor).st_size < MAX_TIMES:
+                os.write(descriptor, _TIME.pack(now, size))
+        finally:
+            os.close(descriptor)
+        self._last = (now, size)
+
+    def _shorten(self, size: int) -> None:
+        """Remove the middle of the log if it is too long; an eighth more than necessary, so that this is
+        rare."""
+        before = self._cut
+        kept = size - (before.end - before.begin if before else 0)
+        if self._limit is None or kept <= self._limit:
+            return
+        begin = before.begin if before else self._head
+        end = (size - (self._limit - self._head - self._limit // 8)) // BLOCK * BLOCK
+        record = _beside(self._path, ".cut")
+        store.write(record, Cut(begin, end))
+        start = before.end if before else begin
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.fallocate(self._log, PUNCH_HOLE, ctypes.c_int64(start), ctypes.c_int64(end - start)):
+            self._limit = None
+            if before:
+                store.write(record, before)
+            else:
+                os.unlink(record)
+            return
+        self._cut = Cut(begin, end)
+        reserve = self._path.parent.parent / store.RESERVE
+        if not reserve.exists():  # it was used for the record, and there is space again
+            reserve.write_bytes(bytes(store.RESERVE_BYTES))
+
+
+# -- reading -----------------------------------------------------------------------------------------------
+
+
+def cut_of(path: Path) -> Optional[Cut]:
+    """Return what was removed of a log, or None."""
+    return store.read(_beside(path, ".cut"), Cut)
+
+
+def new_frames(rank: int, path: Path, offset: int, limit: int = MAX_COUNT) -> Iterator[Union[Log, Dropped]]:
+    """Yield what was added to a log until now, in pieces, and at most `limit` bytes of it."""
+    try:
+        file = store.open_regular(path)
+    except OSError:
+        return
+    with file:
+        size = os.fstat(file.fileno()).st_size
+        last = min(size, offset + limit)
+        cut = cut_of(path)
+        while offset < last:
+            if cut and cut.begin <= offset < cut.end:
+                yield Dropped(rank, offset, cut.end - offset)
+                last = min(size, last + cut.end - offset)
+                offset = cut.end
+                continue
+            end = min(last, offset + MAX_PIECE)
+            if cut and offset < cut.begin:
+                end = min(end, cut.begin)
+            data = os.pread(file.fileno(), end - offset, offset)
+            if not data:
+                return
+            before, cut = cut, cut_of(path)
+            if cut == before:  # otherwise some of it may have been removed before it was read
+                yield Log(rank, offset, data)
+                offset += len(data)
+
+
+def start_of(path: Path, since: Optional[float], tail: Optional[int]) -> int:
+    """Return the offset of the line from which to show a log: written `since` seconds ago or later, and among
+    the last `tail` lines. 0 where there is no log."""
+    try:
+        file = store.open_regular(path)
+    except OSError:
+        return 0
+    with file:
+        descriptor = file.fileno()
+        size = os.fstat(descriptor).st_size
+        starts = [0]
+        if since is not None:
+            written = min(size, _size_at(_beside(path, ".times"), time.time() - since))
+            starts.append(_line_start(descriptor, written))
+        if tail is not None:
+            starts.append(_tail_start(descriptor, size, tail, cut_of(path)))
+        return max(starts)
+
+
+def _size_at(path: Path, moment: float) -> int:
+    """Return the size of a log at a time, as far as it was recorded: all later bytes were written after
+    it."""
+    try:
+        file = store.open_regular(path)
+    except OSError:
+        return 0
+    with file:
+        low, high = 0, os.fstat(file.fileno()).st_size // _TIME.size
+        found = 0
+        while low < high:
+            middle = (low + high) // 2
+            entry = os.pread(file.fileno(), _TIME.size, middle * _TIME.size)
+            if len(entry) < _TIME.size:
+                return found
+            at, size = _TIME.unpack(entry)
+            if at <= moment:
+                low, found = middle + 1, size
+            else:
+                high = middle
+        return found
+
+
+def _line_start(descriptor: int, offset: int) -> int:
+    """Return where the line begins that contains this offset, or the offset itself for a very long line."""
+    begin = max(0, offset - MAX_PIECE)
+    found = os.pread(descriptor, offset - begin, begin).rfind(b"\n")
+    if found >= 0:
+        return begin + found + 1
+    return 0 if begin == 0 else offset
+
+
+def _tail_start(descriptor: int, size: int, lines: int, cut: Optional[Cut]) -> int:
+    """Return where the last lines begin. Where they would reach into what was removed, that is shown as
+    removed."""
+    if lines == 0:
+        return size
+    lowest = cut.end if cut else 0
+    position, wanted = size, lines
+    while position > lowest:
+        begin = max(lowest, position - MAX_PIECE)
+        data = os.pread(descriptor, position - begin, begin)
+        if position == size and data.endswith(b"\n"):
+            wanted += 1
+        if (count := data.count(b"\n")) >= wanted:
+            at = len(data)
+            for _ in range(wanted):
+                at = data.rindex(b"\n", 0, at)
+            return begin + at + 1
+        wanted -= count
+        position = begin
+    return cut.begin if cut else 0
+
+
+def _beside(path: Path, ending: str) -> Path:
+    return path.with_suffix(ending)

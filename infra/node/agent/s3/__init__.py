@@ -1,0 +1,1 @@
+"""Copies of a job's results to Amazon S3."""

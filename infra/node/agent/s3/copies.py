@@ -1,0 +1,396 @@
+"""Copies of a job's results to Amazon S3, by this node, when the job has ended.
+
+The upload is boto3's work, in a process of its own: a Python of the node has it (the Deep Learning AMIs have
+it in /opt/pytorch), and it knows the endpoints of all partitions, renews the credentials of the node's role,
+signs, sends large files in parts and tries again. A client of our own in the agent would have to be kept up
+with S3, and `aws s3 sync` either follows links out of the results or drops those inside them, and does not
+say which files are missing. This process chooses the files, gives up when there is no progress, and records
+what was copied.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import math
+import os
+import selectors
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Optional
+
+from agent.files.paths import on_one_line
+from agent.files.scan import Scan
+from agent.files.tree import Found, Tree
+from agent.jobs import phases
+from agent.node import imds, kernel, store
+from agent.node.commands import program, run_quietly
+from cloudddp.agent.protocol.copies import (
+    LINK,
+    LOGS,
+    MAX_KEY,
+    MAX_NOTE,
+    MAX_NOTES,
+    MTIME,
+    OUTPUTS,
+    REPORT,
+    Copied,
+    CopyPhase,
+    Destination,
+    node_prefix,
+    url_of,
+)
+from cloudddp.agent.protocol.results import EVIDENCE
+from cloudddp.agent.protocol.start import StartRequest
+
+PYTHONS = ("/opt/pytorch/bin/python", "python3")  # after that of the ranks
+HAS_BOTO3 = "import importlib.util; print('yes' if importlib.util.find_spec('boto3') else '')"
+LOOK_SECONDS = 20.0  # for a Python to say whether it has boto3
+CHECK_SECONDS = 10.0  # for the upload that is tried before ranks start
+SMALL = 1 << 20  # bytes; smaller files are copied first
+PAUSE = 2.0  # seconds before files that could not be sent are tried again
+MARGIN = 5.0  # seconds before the deadline at which the copy ends
+STATE_SECONDS = 10.0  # for the last object, which says what was copied
+KEPT = (
+    "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT_URL_S3",
+    "AWS_CA_BUNDLE",
+    "AWS_USE_FIPS_ENDPOINT",
+    "AWS_USE_DUALSTACK_ENDPOINT",
+)
+
+
+@dataclass(frozen=True)
+class File:
+    """A file to copy, or with `path` None a symbolic link, whose target is in the metadata. `size`: bytes."""
+
+    path: Optional[str]
+    key: str
+    size: int = 0
+    mtime_ns: int = 0
+    log: bool = False
+    metadata: dict[str, str] = field(default_factory=dict)
+
+
+def check(request: StartRequest) -> str:
+    """Return why this node cannot copy results, or ''. It uploads the job's state, so that a missing
+    permission is known before the ranks start."""
+    destination = request.results
+    if destination is None:
+        return ""
+    folder = store.job_folder(request.job)
+    state = File(str(folder / phases.STATE_FILE), _key(destination, request.node, LOGS, phases.STATE_FILE))
+    batch = _Batch([state])
+    _send(request, destination, batch, time.monotonic() + min(CHECK_SECONDS, request.gang.join / 2))
+    why = batch.fatal or next(iter(batch.failed.values()), "")
+    if not why and batch.left:
+        why = batch.silent
+    url = url_of(destination.bucket, destination.prefix)
+    return f"results cannot be copied to {url}: {why}"[:MAX_NOTE] if why else ""
+
+
+class Copy:
+    """The copy of a job's results from this node, in a thread. `ends`: when the node ends, by the monotonic
+    clock."""
+
+    def __init__(self, request: StartRequest, destination: Destination, ends: float) -> None:
+        self._request, self._destination = request, destination
+        self._folder = store.job_folder(request.job)
+        self._ends = min(time.monotonic() + destination.limit, ends - MARGIN)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> Copy:
+        self._thread.start()
+        return self
+
+    @property
+    def runs(self) -> bool:
+        return self._thread.is_alive()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def _run(self) -> None:
+        url = url_of(self._destination.bucket, node_prefix(self._destination.prefix, self._request.node))
+        rank_zero = (self._folder / "ranks" / "0.json").exists()
+        record = Copied(url, CopyPhase.COPYING, rank_zero=rank_zero)
+        try:
+            self._write(record)
+            record = self._copy(record)
+        except Exception as error:  # nothing here may keep the node from powering off
+            text = f"{type(error).__name__}: {error}"[:MAX_NOTE]
+            record = replace(record, phase=CopyPhase.INCOMPLETE, error=text)
+        self._write(record)
+        with contextlib.suppress(Exception):
+            report = File(
+                str(self._folder / phases.COPIED_FILE), _key(self._destination, self._request.node, REPORT)
+            )
+            _send(
+                self._request,
+                self._destination,
+                _Batch([report]),
+                min(self._ends + MARGIN, time.monotonic() + STATE_SECONDS),
+            )
+
+    def _write(self, record: Copied) -> None:
+        with contextlib.suppress(OSError):
+            store.write(self._folder / phases.COPIED_FILE, record)
+
+    def _copy(self, record: Copied) -> Copied:
+        notes = _Notes()
+        files = list(_files(self._request, self._destination, self._folder, notes))
+        batch = _Batch(files)
+        moved = time.monotonic()  # when there was progress
+        while batch.left and not batch.fatal:
+            before = len(batch.left)
+            _send(self._request, self._destination, batch, self._ends)
+            self._write(replace(record, files=len(batch.done), size=batch.size, expected=len(files)))
+            now = time.monotonic()
+            moved = now if len(batch.left) < before else moved
+            if not batch.left or now - moved > self._destination.patience or now + PAUSE > self._ends:
+                break
+            time.sleep(PAUSE)
+        error = batch.fatal
+        if batch.left and not error:
+            why = next(iter(batch.failed.values()), batch.silent)
+            error = f"{len(batch.left)} files were not copied in time: {why}"
+        notes.lines += [f"{files[number].key}: {why}" for number, why in batch.for_good.items()]
+        complete = not error and not batch.for_good and not notes.lost
+        return replace(
+            record,
+            phase=CopyPhase.COMPLETE if complete else CopyPhase.INCOMPLETE,
+            files=len(batch.done),
+            size=batch.size,
+            expected=len(files),
+            left_out=notes.count,
+            error=error[:MAX_NOTE],
+            notes=tuple(line[:MAX_NOTE] for line in notes.lines[:MAX_NOTES]),
+        )
+
+
+# -- which files -------------------------------------------------------------------------------------------
+
+
+class _Notes:
+    """What is not copied, and why. `lost` of them may be results."""
+
+    def __init__(self) -> None:
+        self.count = self.lost = 0
+        self.lines: list[str] = []
+
+    def left_out(self, name: str, reason: str, *, counts: bool = True) -> None:
+        self.count += 1
+        self.lost += counts
+        if self.count <= MAX_NOTES:
+            self.lines.append(f"{on_one_line(name)[: MAX_NOTE // 2]}: {on_one_line(reason)}")
+
+
+def _files(request: StartRequest, destination: Destination, folder: Path, notes: _Notes) -> Iterator[File]:
+    """Return what `pull` would bring, and the state of the job: small files first, then the newest outputs (a
+    node that is about to end may not get further), then long logs."""
+    project = store.project_folder(request.project)
+    prefix = _key(destination, request.node, OUTPUTS)
+    if destination.outputs:
+        outputs = _below(project, destination.outputs, prefix, notes)
+    else:
+        outputs = _keyed(_new(project, folder, destination.scratch, notes), prefix, notes)
+    logs = _key(destination, request.node, LOGS)
+    found = [*outputs, *_below(folder, (*EVIDENCE, phases.STATE_FILE), logs, notes, log=True)]
+    return iter(sorted(found, key=lambda one: (one.size > SMALL, one.log, -one.mtime_ns)))
+
+
+def _below(
+    folder: Path, names: Sequence[str], prefix: str, notes: _Notes, *, log: bool = False
+) -> Iterator[File]:
+    roots = [os.path.normpath(name) for name in names]
+    tree = Tree(str(folder), roots, notes.left_out, since=0 if log else phases.first_began())
+    existing = [root for root in roots if os.path.lexists(folder / root)]
+    return _keyed((one for root in existing for one in tree.below(root)), prefix, notes, log=log)
+
+
+def _new(project: Path, folder: Path, scratch: Sequence[str], notes: _Notes) -> Iterator[Found]:
+    """Yield what was written in the project since the job began."""
+    began = phases.began_at(folder)
+    scan = Scan(project, (), scratch, began, again=began, seconds=math.inf, left_out=notes.left_out)
+    return (one.found for one in scan)
+
+
+def _keyed(found: Iterable[Found], prefix: str, notes: _Notes, *, log: bool = False) -> Iterator[File]:
+    seen: dict[str, str] = {}
+    for one in found:
+        shown = on_one_line(one.name)
+        if shown not in seen:
+            seen[shown] = one.name
+            yield from _file(one, prefix, notes, log=log)
+        elif seen[shown] != one.name:  # else a root lies in another one
+            notes.left_out(one.name, "its key in S3 is that of another file")
+
+
+def _file(one: Found, prefix: str, notes: _Notes, *, log: bool) -> Iterator[File]:
+    if stat.S_ISDIR(one.info.st_mode):
+        return
+    # Keys are UTF-8, and S3 advises against control characters.
+    key, mtime_ns = f"{prefix}/{on_one_line(one.name)}", one.info.st_mtime_ns
+    metadata = {MTIME: str(mtime_ns)}
+    if len(key.encode()) > MAX_KEY:
+        notes.left_out(one.name, f"its key in S3 would be longer than {MAX_KEY} bytes")
+    elif not one.target:
+        yield File(one.path, key, one.info.st_size, mtime_ns, log, metadata)
+    elif one.target.isascii() and one.target.isprintable():
+        yield File(None, key, 0, mtime_ns, log, {**metadata, LINK: one.target})
+    else:
+        notes.left_out(one.name, f"a link to {one.target}", counts=False)
+
+
+def _key(destination: Destination, node: int, *names: str) -> str:
+    return "/".join([node_prefix(destination.prefix, node), *names])
+
+
+# -- the process that uploads ------------------------------------------------------------------------------
+
+
+class _Batch:
+    """Files, and what became of them, by their number."""
+
+    def __init__(self, files: list[File]) -> None:
+        self.files = files
+        self.left = dict(enumerate(files))
+        self.done: set[int] = set()
+        self.failed: dict[int, str] = {}  # they may succeed later
+        self.for_good: dict[int, str] = {}
+        self.fatal = ""
+        self.silent = ""  # why the process was ended, or how it has ended
+        self.size = 0
+
+    def take(self, numbers: list[int], line: dict[str, Any]) -> None:
+        """Take a line of the process, to which the files have the positions in `numbers`."""
+        if "fatal" in line:
+            self.fatal = str(line["fatal"])
+        elif "done" in line:
+            number = numbers[line["done"]]
+            self.done.add(number)
+            self.size += int(line["size"])
+            self.left.pop(number, None)
+            self.failed.pop(number, None)
+        elif "failed" in line:
+            number = numbers[line["failed"]]
+            if line["for_good"]:
+                self.for_good[number] = str(line["why"])
+                self.left.pop(number, None)
+            else:
+                self.failed[number] = str(line["why"])
+
+
+def _send(request: StartRequest, destination: Destination, batch: _Batch, ends: float) -> None:
+    """Upload the files that are left. Give up at `ends`, and when there is no progress."""
+    python = _python(request)
+    if not python:
+        batch.fatal = (
+            f"no Python on the node has boto3 (looked at {', '.join(_candidates(request))}); add "
+            '"pip install boto3" to [setup] run'
+        )
+        return
+    if not imds.address():
+        batch.fatal = "this node has no instance metadata, and so no credentials of a role"
+        return
+    region = _region()
+    numbers = list(batch.left)
+    header = {"bucket": destination.bucket, "region": region, "patience": max(destination.patience / 2, 1.0)}
+    lines = [json.dumps(header)]
+    for number in numbers:
+        one = batch.files[number]
+        lines.append(json.dumps({"path": one.path, "key": one.key, "metadata": one.metadata}))
+    process = subprocess.Popen(
+        [python, "-E", "-X", "utf8", os.path.abspath(sys.argv[0]), "upload"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=_environment(),
+        cwd="/",
+        start_new_session=True,
+        preexec_fn=kernel.death_signal(signal.SIGKILL),
+    )
+    try:
+        threading.Thread(target=_feed, args=(process, "\n".join(lines) + "\n"), daemon=True).start()
+        _follow(process, batch, numbers, ends, destination.patience)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _feed(process: subprocess.Popen[bytes], text: str) -> None:
+    if process.stdin is not None:
+        with contextlib.suppress(OSError), process.stdin:
+            process.stdin.write(text.encode())
+
+
+def _follow(
+    process: subprocess.Popen[bytes], batch: _Batch, numbers: list[int], ends: float, patience: float
+) -> None:
+    """Take the lines of the process until it ends, or has to be ended."""
+    assert process.stdout is not None  # noqa: S101  a pipe was asked for
+    descriptor = process.stdout.fileno()
+    heard, rest = time.monotonic(), b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(descriptor, selectors.EVENT_READ)
+        while True:
+            now = time.monotonic()
+            if now >= min(ends, heard + patience):
+                batch.silent = "the time is over" if now >= ends else f"no progress for {patience:.0f} s"
+                return
+            if not selector.select(min(ends, heard + patience) - now):
+                continue
+            data = os.read(descriptor, 1 << 16)
+            if not data:
+                batch.silent = f"the upload ended with code {process.wait()}"
+                return
+            heard = time.monotonic()
+            *whole, rest = (rest + data).split(b"\n")
+            for line in whole:
+                with contextlib.suppress(ValueError, LookupError, TypeError):
+                    batch.take(numbers, json.loads(line))
+
+
+def _candidates(request: StartRequest) -> list[str]:
+    word = request.program
+    own = [program(word, store.project_folder(request.project))] if word else []
+    return list(dict.fromkeys([*own, *PYTHONS]))
+
+
+def _python(request: StartRequest) -> str:
+    """Return a Python that has boto3, or ''."""
+    for python in _candidates(request):
+        if run_quietly([python, "-E", "-c", HAS_BOTO3], LOOK_SECONDS).strip() == "yes":
+            return python
+    return ""
+
+
+def _region() -> str:
+    """Return this node's region: S3 answers there, and names the region of another bucket."""
+    with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
+        return imds.Metadata(imds.address()).get("placement/region")[0] or "us-east-1"
+    return "us-east-1"
+
+
+def _environment() -> dict[str, str]:
+    """Return the variables of the upload: credentials come from the node's role only."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("AWS_") or name in KEPT}
+    address = imds.address()
+    found = {
+        **own,
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        "AWS_EC2_METADATA_V1_DISABLED": "true",
+        "AWS_METADATA_SERVICE_NUM_ATTEMPTS": "3",
+        "AWS_METADATA_SERVICE_TIMEOUT": "2",
+    }
+    if address != imds.ADDRESS:
+        found["AWS_EC2_METADATA_SERVICE_ENDPOINT"] = f"http://{address}/"
+    return found

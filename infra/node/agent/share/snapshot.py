@@ -1,0 +1,183 @@
+"""The files that this node offers to others before ranks start, and writing one that it receives."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import stat
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from agent.files import paths, selection, share_record
+from agent.files.scan import Scan
+from agent.files.share_record import Received
+from agent.jobs import phases
+from agent.node import store
+from cloudddp.agent.protocol.codec import MAX_PATH
+from cloudddp.agent.protocol.receive import REPLACED
+from cloudddp.agent.protocol.snapshots import (
+    MAX_BEYOND,
+    MAX_OFFER,
+    MAX_PATTERNS,
+    MAX_SHARED,
+    MAX_SNAPSHOT,
+    Snapshot,
+    SnapshotSearch,
+)
+
+PIECE = 1 << 20  # bytes
+
+
+def newest(search: SnapshotSearch) -> Snapshot:
+    project = store.project_folder(search.project)
+    skipped: list[str] = []
+    for one in _found(search):
+        path = project / one.path
+        with contextlib.suppress(OSError):
+            if is_valid(path):
+                return replace(one, digest=digest(path), skipped=tuple(skipped[:MAX_PATTERNS]))
+        skipped.append(one.path)
+    return Snapshot(skipped=tuple(skipped[:MAX_PATTERNS]))
+
+
+def every(search: SnapshotSearch) -> tuple[Snapshot, ...]:
+    """Return all files that match, the newest first, as many as one message may name. They are not read."""
+    return _fitting(_found(search))
+
+
+def written(search: SnapshotSearch) -> tuple[tuple[Snapshot, ...], tuple[str, ...]]:
+    """Return what jobs wrote on this node, and copies of what they wrote on others, as `every`; and names of
+    what is beyond the limits."""
+    project, began = store.project_folder(search.project), phases.first_began()
+    copied = share_record.read(project)
+    scan = Scan(project, search.outputs, search.scratch, began, again=0)
+    own, copies = [], []
+    for one in scan if began else ():
+        is_output = one.place in scan.outputs if search.outputs else one.place != f"{REPLACED}/"
+        if is_output and stat.S_ISREG(one.found.info.st_mode) and _is_usable(one.found.name):
+            described = _describe(one.found.name, one.found.info, copied)
+            if described.origin:
+                copies.append(described)
+            else:
+                own.append(one._replace(pulled=False))  # the limit counts those, too: other nodes lack them
+    taken, left = selection.choose(own, search.limit)
+    shared = [*(_describe(one.found.name, one.found.info, copied) for one in taken), *copies]
+    fitting = _fitting(sorted(shared, key=_newest_first))
+    cut = {one.path for one in shared} - {one.path for one in fitting}
+    beyond = [*(one.found.name for files in left.values() for one in files), *sorted(cut)]
+    return fitting, tuple(beyond[:MAX_BEYOND])
+
+
+def _fitting(found: Sequence[Snapshot]) -> tuple[Snapshot, ...]:
+    """Return as many as one message may name."""
+    length, count = 0, 0
+    for one in found[:MAX_SHARED]:
+        length += len(json.dumps(one.path)) + 200  # the other fields
+        if length > MAX_OFFER:
+            break
+        count += 1
+    return tuple(found[:count])
+
+
+def _is_usable(name: str) -> bool:
+    """Whether a message may name a file (protocol.snapshots refuses ~), and the file is not one that is being
+    written."""
+    with contextlib.suppress(UnicodeEncodeError):
+        name.encode()
+        return len(name) <= MAX_PATH and not name.startswith("~") and not name.endswith(paths.TEMPORARY)
+    return False
+
+
+def _found(search: SnapshotSearch) -> list[Snapshot]:
+    """Return the files that match, the newest first."""
+    project = store.project_folder(search.project)
+    excluded = set(search.exclude)
+    copied = share_record.read(project)
+    found: dict[str, Snapshot] = {}
+    for pattern in search.patterns:
+        # Before Python 3.13 a pattern that ends with ** finds folders only.
+        for path in project.glob(f"{pattern}/*" if pattern.endswith("**") else pattern):
+            name = path.relative_to(project).as_posix()
+            with contextlib.suppress(OSError):
+                info = os.lstat(path)
+                if stat.S_ISREG(info.st_mode) and _is_usable(name) and name not in excluded:
+                    found[name] = _describe(name, info, copied)
+    return sorted(found.values(), key=_newest_first)
+
+
+def _describe(name: str, info: os.stat_result, copied: Received) -> Snapshot:
+    mode = stat.S_IMODE(info.st_mode) & 0o777
+    return Snapshot(name, max(info.st_mtime_ns, 0), info.st_size, origin=copied.origin(name, info), mode=mode)
+
+
+def _newest_first(one: Snapshot) -> tuple[int, int]:
+    return -one.mtime_ns, -one.size
+
+
+def is_valid(path: Path) -> bool:
+    """Whether a file is complete, as far as that can be seen: torch.save writes zip archives with checksums.
+    Raises OSError."""
+    if path.suffix != ".pt":
+        return True
+    with open(path, "rb") as file:
+        if file.read(2) not in (b"PK", b""):  # a pickle, as older versions wrote
+            return True
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.testzip() is None
+    except Exception:  # whatever is wrong with it
+        return False
+
+
+def digest(path: Path, size: int = MAX_SNAPSHOT) -> str:
+    """Return the SHA-256 of the first bytes of a file, which may grow meanwhile. Raises OSError."""
+    found = hashlib.sha256()
+    with open(path, "rb") as file:
+        while piece := file.read(min(PIECE, size)):
+            found.update(piece)
+            size -= len(piece)
+    return found.hexdigest()
+
+
+@functools.cache
+def _remove_stale(folder: Path) -> None:
+    """Remove what an agent that was killed has left in a folder."""
+    for stale in folder.glob(f".*{paths.TEMPORARY}"):
+        with contextlib.suppress(OSError):
+            stale.unlink()
+
+
+def write(project: str, wanted: Snapshot, read: Callable[[int], bytes], *, durable: bool = True) -> None:
+    """Write the snapshot that `read` returns. The file appears under its name once it is complete and has the
+    digest that was announced, and if `durable` is on the disk. Raises OSError, and SystemExit for anything
+    else that is not as announced."""
+    path = paths.replaceable(store.project_folder(project), wanted.path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = paths.temporary(path)
+    _remove_stale(path.parent)
+    found, left = hashlib.sha256(), wanted.size
+    try:
+        with open(temporary, "wb") as target:
+            while left and (piece := read(min(left, PIECE))):
+                found.update(piece)
+                target.write(piece)
+                left -= len(piece)
+            target.flush()
+            if wanted.mode:
+                os.fchmod(target.fileno(), wanted.mode)
+            if durable:
+                os.fsync(target.fileno())
+        if left:
+            raise SystemExit(f"the stream of {wanted.path!r} ended {left} bytes too early")
+        if found.hexdigest() != wanted.digest:
+            raise SystemExit(f"{wanted.path!r} was damaged on its way")
+        os.utime(temporary, ns=(wanted.mtime_ns, wanted.mtime_ns))
+        os.replace(temporary, path)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()

@@ -1,0 +1,324 @@
+"""Before ranks start: the newest snapshot, or the newest version of each shared file, is copied to the nodes
+that lack it.
+
+Where the user has named no files to share, what jobs wrote on some nodes only is copied to the others. This
+is best effort: if it fails, a note is logged, and the ranks start.
+
+Each node finds its files and tells the others, with a port at which they can get them. So every node knows
+which of them are the newest, and who lacks them; those get them from the nodes that have them (node/link.py).
+The ranks start once all have them. A script that sends its snapshot to all ranks by itself, as train/ does,
+needs none of this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Optional
+
+from agent.files import share_record
+from agent.files.share_record import Origin
+from agent.jobs import job_record
+from agent.node import store
+from agent.node.link import REFUSED, Link
+from agent.node.shared_memory import last_line
+from agent.share import by_default, snapshot
+from cloudddp.agent.protocol.codec import MAX_TEXT
+from cloudddp.agent.protocol.gang import Kind, Message
+from cloudddp.agent.protocol.snapshots import Copy, Offer, Snapshot, SnapshotSearch, copies
+from cloudddp.agent.protocol.start import StartRequest
+
+CONNECT = 15.0  # seconds to connect to the node that has the newest snapshot
+LONGEST = 3600.0  # seconds for all of it: a disk may never answer
+MAX_STRANGERS = 64  # connections at a time, besides those of the nodes
+WAIT = 2.0  # seconds for a thread to remove the file that it has begun
+SHOWN = 3  # damaged snapshots that are named
+PAUSE = 0.2
+PURPOSE = "spread"
+
+
+class Spread:
+    """The part of one node. Threads find, send and receive the files; all decisions are made by the thread
+    that calls `turn`."""
+
+    def __init__(self, request: StartRequest, search: SnapshotSearch) -> None:
+        self._request = request
+        self._search = search
+        self._by_default = not search.patterns
+        self._node = request.node
+        self._peers = {peer.node: peer for peer in request.gang.peers}
+        self._offers: dict[int, Offer] = {}
+        self._holders: set[int] = set()  # nodes that hold the newest one
+        self._project = store.project_folder(request.project)
+        self._found: Optional[Offer] = None  # by this node: what it offers
+        self._listener: Optional[socket.socket] = None
+        self._links: set[Link] = set()
+        self._lock = threading.Lock()  # of _links and _closed
+        self._receiver: Optional[threading.Thread] = None
+        self._has_it = False  # this node
+        self._is_planned = False
+        self._closed = False
+        self._ends_at = float("inf")
+        self._error = ""
+
+    def start(self) -> None:
+        self._ends_at = time.monotonic() + LONGEST
+        threading.Thread(target=self._find, daemon=True).start()
+
+    def act(self, node: int, message: Message) -> None:
+        """Take a message of another node. It may come before the start."""
+        if message.kind is Kind.SNAPSHOT and message.offer is not None:
+            self._offers[node] = message.offer
+        elif message.kind is Kind.COPIED:
+            self._holders.add(node)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every node has the newest snapshot."""
+        return self._holders == self._peers.keys()
+
+    @property
+    def error(self) -> str:
+        """Why this node cannot take part, in words, or ''."""
+        if not self._error and time.monotonic() > self._ends_at and not self._by_default:
+            return f"the newest snapshot was not on every node after {LONGEST / 60:.0f} min"
+        return self._error[:MAX_TEXT]
+
+    def _fail(self, text: str) -> None:
+        if self._by_default:
+            self._note(text)
+        else:
+            self._error = text
+
+    def turn(self) -> Iterator[Message]:
+        """Do what is due, and yield what the other nodes have to know."""
+        if self._found is not None and self._node not in self._offers:
+            self._offers[self._node] = self._found
+            for file in self._found.files:
+                self._note_damaged(file.skipped)
+            usable = tuple([replace(one, skipped=()) for one in self._found.files if one.path])
+            self._offers[self._node] = self._found = replace(self._found, files=usable)
+            yield Message(Kind.SNAPSHOT, offer=self._found)
+        if not self._is_planned and self._offers.keys() == self._peers.keys():
+            self._is_planned = True
+            self._copy()
+        if self._by_default and not self._has_it and time.monotonic() > self._ends_at:
+            self._note(f"files were not copied within {LONGEST / 60:.0f} min; the ranks start without them")
+            self._has_it = True
+        if self._has_it and self._node not in self._holders:
+            self._holders.add(self._node)
+            yield Message(Kind.COPIED)
+
+    def close(self) -> None:
+        """End what runs. A file that was begun is removed."""
+        with self._lock:
+            self._closed = True
+            links = list(self._links)
+        if self._listener is not None:
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        for link in links:
+            link.end()
+        if self._receiver is not None:
+            self._receiver.join(WAIT)
+
+    # -- what is to be done ----------------------------------------------------------------------------------
+
+    def _find(self) -> None:
+        """Find the newest snapshot of this node, and listen for those that lack it."""
+        try:
+            search = self._search
+            beyond: tuple[str, ...] = ()
+            if self._by_default:
+                found, beyond = snapshot.written(search)
+            else:
+                found = snapshot.every(search) if search.every else (snapshot.newest(search),)
+            port = 0
+            if any(one.path for one in found) and len(self._peers) > 1:
+                self._listener = socket.socket()
+                self._listener.bind((self._peers[self._node].address, 0))
+                self._listener.listen(len(self._peers) + MAX_STRANGERS)
+                port = self._listener.getsockname()[1]
+                threading.Thread(target=self._serve, args=(self._listener,), daemon=True).start()
+            self._found = Offer(tuple(found), port, beyond)
+        except Exception as error:  # of which the supervisor must know, whatever it is
+            self._fail(f"its files were not found: {last_line(error)}")
+            if self._by_default:
+                self._found = Offer(())
+
+    def _copy(self) -> None:
+        """Begin to get what this node lacks."""
+        wanted = self._unnamed() if self._by_default else self._named()
+        if wanted:
+            self._receiver = threading.Thread(target=self._receive, args=(wanted,), daemon=True)
+            self._receiver.start()
+        else:
+            self._has_it = not self._error
+
+    def _named(self) -> list[Copy]:
+        """Return what this node lacks of the files that the user has named; none, with an error, if a node
+        offers another one."""
+        for node, _, why in by_default.refused(self._offers, self._search):
+            self._error = f"node {node} reports its newest snapshot, and {why}: nothing was copied"
+            return []
+        if not any(offer.files for offer in self._offers.values()):
+            if self._request.resumed_from and self._node == min(self._peers):
+                self._note(f"no node has a snapshot that matches {', '.join(self._search.patterns)}")
+            return []
+        planned = copies(self._offers, every=self._search.every)
+        self._note_copies([one for one in planned if self._node in (one.source, *one.lacking)])
+        return [one for one in planned if self._node in one.lacking]
+
+    def _unnamed(self) -> list[Copy]:
+        """Return what this node lacks of what jobs wrote on the others."""
+        try:
+            plan = by_default.plan(
+                self._project, self._search, self._node, self._request.gang.peers, self._offers
+            )
+        except OSError as error:
+            self._fail(f"nothing is copied to node {self._node}: {error}")
+            return []
+        for note in plan.notes:
+            self._note(note)
+        self._note_copies(plan.wanted)
+        return plan.wanted
+
+    def _note_copies(self, planned: list[Copy]) -> None:
+        """Note what is copied from this node, and to it, in one line for each pair of source and targets."""
+        groups: dict[tuple[int, tuple[int, ...]], list[Snapshot]] = {}
+        for one in planned:
+            groups.setdefault((one.source, one.lacking), []).append(one.file)
+        for (source, lacking), files in groups.items():
+            size = f"{sum(one.size for one in files) / 1e6:,.1f} MB"
+            several = self._search.every or self._by_default
+            what = "which only some nodes have" if several else "the newest snapshot"
+            where = ", ".join(map(str, lacking))
+            names = by_default.listed([one.path for one in files])
+            self._note(f"copying {names}, {size}, {what}, from node {source} to node {where}")
+
+    def _note(self, text: str) -> None:
+        job_record.note(store.job_folder(self._request.job), text)
+
+    def _note_damaged(self, names: tuple[str, ...]) -> None:
+        for name in names[:SHOWN]:
+            self._note(f"node {self._node}: {name} is damaged; an older snapshot is used")
+
+    # -- sending and receiving -------------------------------------------------------------------------------
+
+    def _open(self, connection: socket.socket) -> Optional[Link]:
+        """Return the link of a connection, or None, with the connection closed, where none is wanted any
+        more."""
+        link = Link(connection, self._request.gang.secret, PURPOSE)
+        with self._lock:
+            if not self._closed and len(self._links) < len(self._peers) + MAX_STRANGERS:
+                self._links.add(link)
+                return link
+        link.close()
+        return None
+
+    def _forget(self, link: Link) -> None:
+        with self._lock:
+            self._links.discard(link)
+        link.close()
+
+    def _serve(self, listener: socket.socket) -> None:
+        """Accept connections until this is closed."""
+        with listener, contextlib.suppress(OSError):
+            while not self._closed:
+                accepted, _ = listener.accept()
+                link = self._open(accepted)
+                if link is not None:
+                    threading.Thread(target=self._give, args=(link,), daemon=True).start()
+
+    def _give(self, link: Link) -> None:
+        """Send the files that a node of the job asks for. One that does not get them says so itself."""
+        try:
+            link.accept()
+            offered = {one.path: one for one in self._found.files} if self._found is not None else {}
+            while name := link.read("path", LONGEST):
+                file = offered[name]
+                path, digest = self._project / name, file.digest
+                with contextlib.suppress(OSError):  # it has gone
+                    digest = digest or (snapshot.digest(path, file.size) if snapshot.is_valid(path) else "")
+                link.write("digest", digest)
+                if digest:
+                    link.send(path, file.size)
+        except REFUSED:
+            pass  # a stranger, or a node that was lost
+        finally:
+            self._forget(link)
+
+    def _receive(self, wanted: list[Copy]) -> None:
+        """Get these files, source by source."""
+        for source in sorted({one.source for one in wanted}):
+            files = [one.file for one in wanted if one.source == source]
+            name = ""
+            try:
+                self._record(source, files)
+                link = self._connected(source, self._offers[source].port)
+                if link is None:
+                    return
+                try:
+                    for file in files:
+                        name = file.path
+                        self._receive_file(link, source, file)
+                    link.write("path", "")
+                finally:
+                    self._forget(link)
+            except (Exception, SystemExit) as error:
+                text = str(error) if isinstance(error, (*REFUSED, SystemExit)) else last_line(error)
+                self._fail(f"{name or 'a file'} was not copied from node {source}: {text}")
+                if not self._by_default:
+                    return
+        self._has_it = True
+
+    def _record(self, source: int, files: list[Snapshot]) -> None:
+        """Record that these files will be copies of what another node wrote."""
+        ids = [peer.id for peer in self._peers.values()]
+        copies_of = {}
+        for file in files:
+            origin = file.origin if file.origin in ids else self._peers[source].id
+            if origin and origin != self._peers[self._node].id:
+                copies_of[file.path] = Origin(origin, file.mtime_ns, file.size)
+        if copies_of:
+            share_record.add(self._project, copies_of)
+
+    def _receive_file(self, link: Link, source: int, file: Snapshot) -> None:
+        link.write("path", file.path)
+        digest = link.read("digest", LONGEST)
+        if not digest:
+            self._note(f"node {source}: {file.path} is damaged, or has gone; it was not copied")
+            return
+        try:
+            snapshot.write(
+                self._request.project,
+                replace(file, digest=digest),
+                link.receive,
+                durable=not self._by_default,
+            )
+        except SystemExit as error:
+            if not self._by_default:
+                raise
+            self._note(f"{file.path} was not copied from node {source}: {error}")
+
+    def _connected(self, source: int, port: int) -> Optional[Link]:
+        """Connect to that node, again while strangers take its connections. Return None after `close`. Raises
+        what REFUSED names."""
+        deadline = time.monotonic() + CONNECT
+        while True:
+            link = None
+            try:
+                link = self._open(socket.create_connection((self._peers[source].address, port), CONNECT))
+                if link is not None:
+                    link.connect()
+                return link
+            except REFUSED:
+                if link is not None:
+                    self._forget(link)
+                if self._closed or time.monotonic() > deadline:
+                    raise
+            time.sleep(PAUSE)

@@ -1,0 +1,1 @@
+"""What the laptop calls: one module for each step, named like it, and `dispatch`, which runs them."""

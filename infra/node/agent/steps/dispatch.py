@@ -1,0 +1,123 @@
+"""Does a step: reads its request, does what it asks for, writes the reply; or, with `serve`, one step after
+another over one SSH channel, which saves the laptop a channel and this node an interpreter for each.
+
+`serve` does every step in a fork. What follows a step on stdout and on stderr says that it has ended: the
+laptop reads them as they are until then. The last step is done by the process itself.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from importlib import import_module
+from types import ModuleType
+
+from agent.steps import version
+from cloudddp.agent.protocol import ExitCode
+from cloudddp.agent.protocol.codec import MAX_REQUEST, ProtocolError, decode, encode, encode_utf8
+from cloudddp.agent.protocol.serve import HEAD, STDERR_END, stdout_end
+
+STEPS = (
+    "probe",
+    "receive",
+    "setup",
+    "start",
+    "follow",
+    "kill",
+    "jobs",
+    "new_files",
+    "pulled",
+    "pack",
+    "stacks",
+    "conclude",
+    "poweroff",
+)
+
+
+def main(step: str, *request: bytes) -> int:
+    """Do a step and return the exit code. Without a `request`, it is on stdin."""
+    try:
+        return run(step, *request)
+    except BrokenPipeError:  # the laptop disconnected: the job continues
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        text = "no space is left on this node's disk: `df -h` and `du -xh` there show what uses it"
+        raise SystemExit(text) from None
+
+
+def load(step: str) -> ModuleType:
+    """Return the module of a step."""
+    if step not in STEPS:
+        raise SystemExit(f"not a step: {step!r}")
+    return import_module(f"agent.steps.{step}")
+
+
+def run(step: str, *given: bytes) -> int:
+    """Read a step's request, do it, write its reply; return the exit code."""
+    module = load(step)
+    data = given[0] if given else sys.stdin.buffer.readline(MAX_REQUEST + 1)
+    try:
+        request = decode(data, module.REQUEST)
+    except ProtocolError as error:
+        raise SystemExit(f"bad request: {error}") from None
+    conflict = version.conflict(step)
+    if conflict is not None:
+        sys.stderr.write(encode(conflict).decode() + "\n")
+        return int(ExitCode.OTHER_VERSION)
+    reply = module.step(request)
+    if isinstance(reply, int):
+        return reply
+    if reply is not None:
+        sys.stdout.buffer.write(encode_utf8(reply) + b"\n")
+        sys.stdout.buffer.flush()
+    return 0
+
+
+def serve() -> int:
+    """Do what is asked for on stdin until it ends; return the exit code."""
+    while True:
+        head = _read(HEAD.size)
+        if len(head) < HEAD.size:
+            return 0
+        size, names_size, is_last = HEAD.unpack(head)
+        if not 0 < names_size < size <= MAX_REQUEST:
+            raise SystemExit("not a step of this agent")
+        asked = _read(size)
+        if len(asked) < size:
+            return 0
+        step, *then = asked[:names_size].decode("ascii", "replace").split(" ")
+        if step in STEPS:
+            load(step)  # here: the next fork for such a step has it already
+        pid = 0 if is_last else os.fork()
+        if pid == 0:
+            return main(step, asked[names_size:])
+        for name in then:
+            load(name)
+        code = _exit_code(os.waitpid(pid, 0)[1])
+        try:
+            os.write(2, STDERR_END)
+            os.write(1, stdout_end(code))
+        except BrokenPipeError:  # the laptop has disconnected
+            return 0
+        if code:
+            return code  # it may have left a part of its input, which must not be taken for a request
+
+
+def _read(size: int) -> bytes:
+    """Return that many bytes of stdin, fewer only at its end. Never more: they belong to the step."""
+    data = bytearray()
+    while len(data) < size:
+        piece = os.read(0, size - len(data))
+        if not piece:
+            break
+        data += piece
+    return bytes(data)
+
+
+def _exit_code(status: int) -> int:
+    """Return what a shell would return for a process that ended like this."""
+    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)

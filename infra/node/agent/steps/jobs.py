@@ -1,0 +1,76 @@
+"""`jobs`: list the jobs of this node."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Optional
+
+from agent.jobs import job_record, phases, poweroff, rank_records
+from agent.node import store
+from cloudddp.agent.protocol.codec import MAX_TEXT, has_job_id_format
+from cloudddp.agent.protocol.copies import Copied, CopyPhase
+from cloudddp.agent.protocol.jobs import MAX_JOBS, JobsReply, JobsRequest, JobState
+from cloudddp.agent.protocol.phases import JobPhase
+
+REQUEST = JobsRequest
+
+
+def step(_: JobsRequest) -> JobsReply:
+    return JobsReply(tuple([state_of(folder) for folder in phases.known_folders()[-MAX_JOBS:]]))
+
+
+def state_of(folder: Path) -> JobState:
+    """Return the state of a job from its files. A job whose record is unreadable is lost."""
+    record, job = phases.recorded(folder), phases.job_file(folder)
+    setup = None if job is not None else phases.setup_of(folder)
+    if setup is not None:
+        found = JobState(
+            folder.name,
+            phases.phase_of(folder),
+            node=setup.node,
+            script=setup.script[:MAX_TEXT],
+            started=setup.started,
+            ended=setup.ended,
+            exit_code=setup.exit_code,
+            setup=True,
+        )
+    elif record is not None:
+        found = JobState(
+            folder.name,
+            record.state,
+            node=record.node,
+            exit_code=record.exit_code,
+            started=record.started,
+            ended=record.ended,
+            error=record.error[:MAX_TEXT],
+            script=record.script[:MAX_TEXT],
+            expected=record.expected,
+            max_restarts=record.max_restarts,
+            restarts=record.restarts,
+            resumed_from=record.resumed_from if has_job_id_format(record.resumed_from) else "",
+        )
+    else:
+        found = JobState(folder.name, JobPhase.LOST, exit_code=1)
+    return replace(
+        found,
+        poweroff=job.poweroff if job is not None else None,
+        ends=poweroff.planned(folder.name, found.ended) if found.phase.ended else None,
+        stopping=(record is not None or setup is not None) and phases.is_stopping(folder),
+        ranks=tuple(rank_records.read(folder)),
+        training=rank_records.training_status(folder),
+        stragglers=job_record.stragglers_of(folder),
+        stall=job_record.stall_of(folder),
+        cancelled=phases.cancelled_at(folder),
+        verdict=phases.verdict(folder) if found.phase.ended else None,
+        copied=_copied(folder) if found.phase.ended else None,
+        rebooted=phases.rebooted(folder) if found.phase.ended else None,
+    )
+
+
+def _copied(folder: Path) -> Optional[Copied]:
+    """Return what was copied to S3. The guard copies: where it was killed, the copy has ended."""
+    copied = store.read(folder / phases.COPIED_FILE, Copied)
+    if copied is not None and copied.phase is CopyPhase.COPYING and not phases.agent_runs(folder):
+        return replace(copied, phase=CopyPhase.INCOMPLETE, error="the agent that copied them was ended")
+    return copied

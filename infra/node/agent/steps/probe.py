@@ -1,0 +1,125 @@
+"""`probe`: everything that the laptop must know about a node before a job, in one reply."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Optional
+
+from agent.files.scan import was_written_by_jobs
+from agent.files.sync_record import origin_of, settled
+from agent.jobs import phases, poweroff
+from agent.node import cuda, machine, store
+from agent.node.commands import run_quietly
+from cloudddp.agent.protocol.machine import MAX_FOLDERS, ProbeReply, ProbeRequest
+from cloudddp.agent.protocol.manifest import (
+    MAX_FILES,
+    folder_digests,
+    manifest_digest,
+    manifest_to_wire,
+    nested,
+)
+
+REQUEST = ProbeRequest
+TIMER = "cloudddp-deadline.timer"
+WROTE_SECONDS = 0.2  # for the answer whether earlier jobs wrote anything
+
+
+def step(request: ProbeRequest) -> ProbeReply:
+    folder = store.project_folder(request.project)
+    store.create_root()
+    if request.boot_seconds:
+        machine.wait_for_boot(request.boot_seconds)
+    timer = _deadline_timer() if request.deadline else {}
+    counting = None if request.only_files else _Counting(request.gpus, request.gpu_seconds)
+    folders, version = _different_folders(folder, request.manifest_digest)
+    wrote = _Wrote(folder) if request.manifest_digest and not request.only_files else None
+    gpus = counting.result() if counting else 0
+    python = machine.find_python(request.python, folder)
+    running = tuple(phases.running_jobs())
+    # A job may use all of the GPUs' memory.
+    torch_gpus, torch_error = (None, "") if running else _usable_gpus(python, request)
+    ports = machine.free_ports()
+    return ProbeReply(
+        interface=machine.interface_of(request.private_ip),
+        gpus=gpus,
+        cpus=len(os.sched_getaffinity(0)),
+        python=python,
+        free_port=ports[0],
+        agent_port=ports[1],
+        time=time.time(),
+        timer_state=timer.get("ActiveState", ""),
+        timer_next=timer.get("NextElapseUSecRealtime", ""),
+        running=running,
+        poweroff=poweroff.reply(),
+        efa=machine.count_efa() if request.efa else 0,
+        folders=folders,
+        version=version,
+        wrote=wrote is not None and wrote.result(),
+        torch_gpus=torch_gpus,
+        torch_error=torch_error,
+        origin=origin_of(folder),
+    )
+
+
+class _Counting:
+    """Counts the GPUs in a thread: nvidia-smi loads the driver, and meanwhile files can be looked at."""
+
+    def __init__(self, expected: int, seconds: float) -> None:
+        self._found = 0
+        self._thread = threading.Thread(target=self._count, args=(expected, seconds), daemon=True)
+        self._thread.start()
+
+    def _count(self, expected: int, seconds: float) -> None:
+        self._found = machine.count_gpus(expected, seconds)
+
+    def result(self) -> int:
+        self._thread.join()
+        return self._found
+
+
+class _Wrote:
+    """Looks in a thread whether earlier jobs wrote anything in the project."""
+
+    def __init__(self, project: Path) -> None:
+        self._found = False
+        self._thread = threading.Thread(target=self._look, args=(project,), daemon=True)
+        if any(map(phases.was_started, phases.job_folders())):
+            self._thread.start()
+
+    def result(self) -> bool:
+        """Return whether they did, or whether that is not known in time."""
+        if self._thread.ident:
+            self._thread.join(WROTE_SECONDS)
+        return self._found or self._thread.is_alive()
+
+    def _look(self, project: Path) -> None:
+        self._found = was_written_by_jobs(project)
+
+
+def _usable_gpus(python: str, request: ProbeRequest) -> tuple[Optional[int], str]:
+    if not request.torch_seconds:
+        return None, ""
+    return cuda.usable_gpus(python, request.torch_seconds, request.gpu_seconds)
+
+
+def _deadline_timer() -> dict[str, str]:
+    shown = run_quietly(["systemctl", "show", TIMER, "-p", "ActiveState,NextElapseUSecRealtime"])
+    return dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
+
+
+def _different_folders(folder: Path, digest: str) -> tuple[Optional[dict[str, str]], int]:
+    """Return the digests of the project's folders, or None where the manifest has this digest or none was
+    given; and the version of the project that they are of."""
+    if not digest:
+        return None, 0
+    manifest, version = settled(folder)
+    folders = folder_digests(nested(manifest_to_wire(manifest)))
+    if manifest_digest(folders) == digest:
+        return None, version
+    # After an interrupted transfer there may be the files of two syncs. {} is as good: `receive` compares
+    # each file.
+    fits = len(folders) <= MAX_FILES and sum(map(len, folders)) < MAX_FOLDERS // 4
+    return (folders if fits else {}), version

@@ -1,0 +1,178 @@
+"""`setup`: run the project's setup commands, once for each content."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import BinaryIO, Optional
+
+from agent.files import paths
+from agent.jobs import phases
+from agent.node import kernel, machine, processes, store
+from agent.node.commands import activated
+from cloudddp.agent.protocol import TASK_VARIABLE
+from cloudddp.agent.protocol.codec import MAX_TEXT
+from cloudddp.agent.protocol.serve import STDERR_END
+from cloudddp.agent.protocol.start import SetupReply, SetupRequest
+
+REQUEST = SetupRequest
+CANCELLED = 130
+DENIED = "Permission denied"  # in what pip writes if it may not install
+OUTPUT_BYTES = 20_000  # of a command's output that are reported
+PIECE = 1 << 16  # bytes
+PAUSE = 0.1  # seconds between two looks at the output of a command
+
+
+def step(request: SetupRequest) -> SetupReply:
+    """Run the commands in the project's folder unless the same content ran here before.
+
+    They belong to the job that is being launched: until they have ended the job is in the phase SETUP, and
+    `kill` ends them. What they leave in the background afterwards belongs to no job.
+    """
+    folder = store.project_folder(request.project)
+    stamp = store.ROOT / f"setup-{folder.name}-{_digest(request, folder)[:16]}"
+    with store.locked("setup"):
+        if stamp.exists():
+            return SetupReply(exit_code=0)
+        return _set_up(request, folder, stamp)
+
+
+def _digest(request: SetupRequest, folder: Path) -> str:
+    content = hashlib.sha256(json.dumps(request.commands).encode())
+    for name in request.inputs:
+        with contextlib.suppress(OSError):
+            data = paths.inside(folder, name).read_bytes()
+            content.update(f"\n{name} {len(data)}\n".encode(errors="surrogateescape") + data)
+    return content.hexdigest()
+
+
+def _set_up(request: SetupRequest, project: Path, stamp: Path) -> SetupReply:
+    folder = store.job_folder(request.job)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    task = phases.setup_task(folder, request.node)
+    kernel.set_name(kernel.RUNS_A_JOB)
+    kernel.adopt_orphans()
+    own = phases.SetupFile(
+        request.job,
+        request.node,
+        request.script,
+        time.time(),
+        os.getpid(),
+        processes.born(os.getpid()),
+        boot=kernel.boot(),
+    )
+    store.write(task.record, own)
+    with _open_log(folder) as log:
+        reply = _run_all(request, project, task.mark, folder, log)
+    if reply.cancelled:
+        processes.end(task, grace=1.0)
+    if reply.exit_code:
+        code = reply.exit_code if reply.exit_code > 0 else 128 - reply.exit_code
+        with contextlib.suppress(OSError):  # a command may have deleted the whole store
+            store.write(task.record, replace(own, ended=time.time(), exit_code=min(code, 255)))
+        if DENIED in reply.output:
+            return replace(reply, read_only=_read_only(_active(request, project).get("VIRTUAL_ENV", "")))
+        return reply
+    task.record.unlink(missing_ok=True)
+    store.create_root()
+    stamp.write_text("done\n")
+    return reply
+
+
+def _active(request: SetupRequest, project: Path) -> dict[str, str]:
+    """Return the variables of the environment that is there now: a command may have created it. Where
+    job.python does not exist yet, that of the Python that the image has."""
+    return activated(machine.find_python(request.python, project) or machine.find_python("", project))
+
+
+def _open_log(folder: Path) -> BinaryIO:
+    """Open the log of the commands' output. A pipe would wait for what a command leaves in the background."""
+    number = os.open(folder / phases.SETUP_LOG, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+    return open(number, "r+b", buffering=0)
+
+
+def _run_all(request: SetupRequest, project: Path, mark: str, folder: Path, log: BinaryIO) -> SetupReply:
+    copy = _Copy(log)
+    for command in request.commands:
+        env = {**os.environ, **_active(request, project), **request.env, TASK_VARIABLE: mark}
+        code, output = _run(command, project, env, folder, copy)
+        if phases.is_stopping(folder):
+            return SetupReply(exit_code=CANCELLED, command=command[:MAX_TEXT], cancelled=True)
+        if code:
+            return SetupReply(exit_code=code, command=command[:MAX_TEXT], output=output)
+    return SetupReply(exit_code=0)
+
+
+class _Copy:
+    """Copies the log to stderr while it grows: whoever launches the job sees what its setup does."""
+
+    def __init__(self, log: BinaryIO) -> None:
+        self.log = log
+        self._copied = os.fstat(log.fileno()).st_size
+        self._closed = False
+
+    def update(self) -> None:
+        """Copy what was added. A connection that is gone does not end the setup."""
+        while not self._closed:
+            data = os.pread(self.log.fileno(), PIECE, self._copied)
+            if not data:
+                return
+            self._copied += len(data)
+            try:
+                sys.stderr.buffer.write(data.replace(STDERR_END, b""))
+                sys.stderr.buffer.flush()
+            except OSError:
+                self._closed = True
+
+    def leave_with_the_client(self) -> None:
+        """Where the connection is gone, let the node power off as it is planned for a job that is never
+        started: nobody is left that would start this one. Until then the setup goes on, since a launch may be
+        repeated."""
+        if self._is_alone():
+            kernel.set_name(kernel.SETUP_ALONE)
+
+    def _is_alone(self) -> bool:
+        if not self._closed:
+            looker = select.poll()
+            looker.register(sys.stderr.fileno(), 0)
+            self._closed = any(event & (select.POLLERR | select.POLLHUP) for _, event in looker.poll(0))
+        return self._closed
+
+
+def _read_only(environment: str) -> str:
+    """Return the folder of a virtual environment if this user may not install into it, else ''."""
+    folders = list(Path(environment).glob("lib/python3*/site-packages")) if environment else []
+    return "" if all(os.access(folder, os.W_OK) for folder in folders) else environment
+
+
+def _run(command: str, project: Path, env: dict[str, str], folder: Path, copy: _Copy) -> tuple[int, str]:
+    """Run a command, unless the job has been cancelled; return its exit code and the end of its output."""
+    begin = os.fstat(copy.log.fileno()).st_size
+    with store.locked("jobs"):  # `kill` either finds the process or comes first
+        if phases.is_stopping(folder):
+            return CANCELLED, ""
+        child = subprocess.Popen(
+            ["bash", "-c", command],
+            cwd=project,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=copy.log,
+            stderr=subprocess.STDOUT,
+        )
+    code: Optional[int] = None
+    while code is None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = child.wait(PAUSE)
+        copy.update()
+        copy.leave_with_the_client()
+    end = os.fstat(copy.log.fileno()).st_size
+    first = max(begin, end - OUTPUT_BYTES)
+    return code, os.pread(copy.log.fileno(), max(end - first, 0), first).decode(errors="replace")

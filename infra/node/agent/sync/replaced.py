@@ -1,0 +1,95 @@
+"""What jobs wrote where a sync writes: it is kept in a folder of the project, and never overwritten or
+deleted.
+
+A rename keeps it, so it takes no space but its own. As any new file of a job, it is pulled by default, and
+counts as not pulled until then. A link is not kept: it has no contents.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import time
+from collections.abc import Container
+from hashlib import sha256
+from pathlib import Path
+from typing import Callable, Optional
+
+from agent.files import pull_record
+from agent.files.scan import CACHES
+from agent.jobs import phases
+from cloudddp.agent.protocol.manifest import path_to_wire
+from cloudddp.agent.protocol.receive import MAX_KEPT, REPLACED, Kept
+from cloudddp.agent.protocol.transfer import DIGEST
+from cloudddp.agent.protocol.transfer import Record as FileRecord
+
+PIECE = 1 << 20  # bytes
+
+
+class Replaced:
+    """`synced`: names of the files that a sync has written and nobody has changed. `place` opens the folder
+    of a name, and returns it with the last part of the name."""
+
+    def __init__(
+        self, project: Path, synced: Container[str], place: Callable[[str], tuple[int, str]], mark: str
+    ) -> None:
+        self._project, self._synced, self._place = project, synced, place
+        self._folder = f"{REPLACED}/{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{mark}"
+        self._names: list[str] = []
+        self._jobs: Optional[tuple[int, pull_record.Pulled]] = None
+
+    def keep(self, parent: int, base: str, name: str, record: Optional[FileRecord] = None) -> None:
+        """Move what is there under a name out of the way if it is a job's, unless it is what `record`
+        describes."""
+        try:
+            info = os.lstat(base, dir_fd=parent)
+        except OSError:
+            return
+        if name in self._synced or f"{name}/".startswith(f"{REPLACED}/"):
+            return
+        if stat.S_ISDIR(info.st_mode):
+            is_kept = self._has_new_files(parent, base, name)
+        else:
+            is_new = stat.S_ISREG(info.st_mode) and self._is_new(name, info)
+            is_kept = is_new and not _is_same(parent, base, info, record)
+        if is_kept:
+            folder, last = self._place(f"{self._folder}/{name}")
+            os.rename(base, last, src_dir_fd=parent, dst_dir_fd=folder)
+            self._names.append(name)
+
+    @property
+    def kept(self) -> Optional[Kept]:
+        names = tuple([path_to_wire(name) for name in self._names[:MAX_KEPT]])
+        return Kept(len(self._names), names) if names else None
+
+    def _is_new(self, name: str, info: os.stat_result) -> bool:
+        """Whether a job may have written a file, and nobody has pulled it since."""
+        if self._jobs is None:
+            self._jobs = phases.first_began(), pull_record.read(self._project)
+        began, record = self._jobs
+        written = info.st_ctime_ns
+        return 0 < began <= written and not record.is_pulled(name, written)
+
+    def _has_new_files(self, parent: int, base: str, name: str) -> bool:
+        top = f"/proc/self/fd/{parent}/{base}"
+        for folder, folders, names in os.walk(top):
+            folders[:] = [one for one in folders if one not in CACHES]
+            for one in names:
+                path = os.path.join(folder, one)
+                with contextlib.suppress(OSError):
+                    info = os.lstat(path)
+                    if stat.S_ISREG(info.st_mode) and self._is_new(name + path[len(top) :], info):
+                        return True
+        return False
+
+
+def _is_same(parent: int, base: str, info: os.stat_result, record: Optional[FileRecord]) -> bool:
+    if record is None or record.size != info.st_size:
+        return False
+    found = sha256()
+    descriptor = os.open(base, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
+    with open(descriptor, "rb") as file:
+        while piece := file.read(PIECE):
+            found.update(piece)
+    return found.digest()[:DIGEST] == record.digest

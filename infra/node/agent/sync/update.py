@@ -1,0 +1,202 @@
+"""What a node does with the frames of a sync, wherever they come from: it compares the listing with its
+files, and changes these.
+
+What is about to be written is recorded first, and the new manifest last (files/sync_record.py): after an
+interrupted transfer the next sync sends what is missing, and deletes what arrived and is no longer wanted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from pathlib import Path
+from typing import Optional
+
+from agent.files.paths import remove_temporaries
+from agent.files.project_lock import ProjectLock
+from agent.files.sync_record import Synced
+from agent.sync.plan import SyncPlan, plan
+from agent.sync.relay import LargeFile, Relay
+from agent.sync.sources import SourceLost, report
+from agent.sync.writer import Partial, Partials, ProjectWriter
+from cloudddp.agent.protocol import transfer
+from cloudddp.agent.protocol.receive import WRITING, ReceiveEvent, ReceiveReply
+from cloudddp.agent.protocol.transfer import Frame, Record, Wants
+
+MAX_BEGUN = 16  # files that come in parts: each source begins one after the other
+DISK_RESERVE = 64 << 20  # bytes that stay free
+
+
+class ProjectUpdate:
+    """The project's files while they are changed. `relay` passes on what arrives. `adds`: these are results,
+    which no sync records or deletes."""
+
+    def __init__(
+        self, folder: Path, relay: Relay, lock: ProjectLock, origin: str = "", *, adds: bool = False
+    ) -> None:
+        self._folder, self._relay, self._lock, self._adds = folder, relay, lock, adds
+        self._synced = Synced(folder, origin)
+        self._plan: Optional[SyncPlan] = None
+        self._writer: Optional[ProjectWriter] = None
+        self._large: dict[int, tuple[Partial, LargeFile]] = {}
+        self._records: dict[int, Record] = {}  # of the files that were written
+        self.again: list[int] = []  # files whose beginning here was wrong: the laptop has to send them whole
+        self._restarted: set[int] = set()
+        self._is_changed = False  # files of this node
+        self.received = 0  # bytes in frames
+        # Bytes that were hashed besides, and transfer.FILE_WORK for each other change of a file.
+        self.worked = 0
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether the listing has come."""
+        return self._plan is not None
+
+    @property
+    def plan(self) -> SyncPlan:
+        assert self._plan is not None  # noqa: S101  it is made with the first frame
+        return self._plan
+
+    def begin(self, frame: Frame) -> None:
+        """Decide what this node lacks. Nothing is changed yet."""
+        listing = transfer.read_listing(frame)
+        self._relay.listed(frame.raw)
+        self._plan = made = plan(self._folder, None if self._adds else self._synced, listing)
+        self._relay.compared(listing.entries(), frozenset((*made.wanted, *made.move)))
+
+    def wants(self) -> Wants:
+        made = self.plan
+        missing = self.missing()
+        offsets = {}
+        if made.large:
+            begun = Partials(self._folder)
+            for index in made.large:
+                known = self._large.get(index)
+                there = known[0].written if known else begun.size(made.names[index], made.entries[index])
+                if there and index not in self._records:
+                    offsets[str(index)] = there
+        everything = len(missing) == made.regular
+        return Wants(everything, () if everything else tuple(missing), offsets, made.size, len(made.delete))
+
+    def missing(self) -> list[int]:
+        return [index for index in self.plan.wanted if index not in self._records]
+
+    def prepare(self) -> None:
+        """Begin to change the project's folder, once."""
+        if self._writer is not None:
+            return
+        made = self.plan
+        free = shutil.disk_usage(str(self._folder)).free
+        if made.size and free < made.size + DISK_RESERVE:
+            raise SystemExit(f"not enough disk space for the project: {free >> 20} MiB free")
+        self._is_changed = made.is_change
+        if made.is_change:
+            self._lock.changes()
+        # The probe does that, too, unless its disk was full.
+        remove_temporaries(self._folder, self._synced.interrupted_folders)
+        if not self._adds:
+            self._synced.begin(made.changed)
+        writer = ProjectWriter(self._folder, self._has_worked, made.old)
+        writer.forget_partials({made.names[index] for index in made.large})
+        for index, name in made.move.items():  # first: what is deleted or replaced later makes way for them
+            writer.move(name, made.names[index], made.entries[index])
+            self._has_worked(transfer.FILE_WORK)
+        self._relay.renamed(made.move)
+        writer.remove([*made.delete, *made.move.values()])  # the latter for folders that are empty now
+        for index in made.links:
+            writer.link(made.names[index], made.entries[index].target)
+            self._has_worked(transfer.FILE_WORK)
+        for index in made.touch:
+            writer.touch(made.names[index], made.entries[index])
+            self._has_worked(transfer.FILE_WORK)
+        self._writer = writer
+
+    def _has_worked(self, size: int) -> None:
+        self.worked += size
+
+    def take_batch(self, frame: Frame) -> None:
+        assert self._writer is not None  # noqa: S101  prepare was called
+        made = self.plan
+        for record, contents in transfer.read_batch(frame):
+            if record.missing or record.number not in made.wanted or record.number in self._records:
+                continue
+            if record.deleted:
+                self._forget(record.number)
+                continue
+            self._writer.small(made.names[record.number], record, contents)
+            self._has_worked(transfer.FILE_WORK)
+            self._records[record.number] = record
+        self._relay.arrived(frame)
+
+    def _forget(self, index: int) -> None:
+        """Delete a file here that was deleted on the laptop since it was listed."""
+        assert self._writer is not None  # noqa: S101  prepare was called
+        name = self.plan.names[index]
+        del self.plan.wanted[index], self.plan.new[name]
+        if name in self.plan.old:
+            self._writer.remove([name])
+
+    def take_part(self, frame: Frame) -> None:
+        index, offset, data = transfer.read_part(frame)
+        if index not in self.plan.wanted or index in self._records:
+            return
+        partial, large = self._begun(index)
+        if offset == 0 and partial.written:  # the sender starts again
+            self._relay.ended(large, None)
+            large = LargeFile(index, partial.restart(), 0, again=True)
+            self._large[index] = partial, large
+            self._relay.begin(large)
+        partial.write(offset, data)
+        self._relay.grown(large, partial.written)
+
+    def _begun(self, index: int) -> tuple[Partial, LargeFile]:
+        """Return a file that comes in parts, opened when the first of them arrives."""
+        assert self._writer is not None  # noqa: S101  prepare was called
+        if index not in self._large:
+            if len(self._large) >= MAX_BEGUN:
+                raise SourceLost("too many files were begun at the same time")
+            made = self.plan
+            partial = self._writer.partial(made.names[index], made.entries[index])
+            large = LargeFile(index, partial.begin(), partial.written, again=index in self._restarted)
+            self._large[index] = partial, large
+            self._relay.begin(large)
+        return self._large[index]
+
+    def take_end(self, frame: Frame, *, is_direct: bool) -> None:
+        record = transfer.read_end(frame)
+        if record.number not in self.plan.wanted or record.number in self._records:
+            return
+        partial, large = self._begun(record.number)
+        del self._large[record.number]
+        with contextlib.closing(partial):
+            good = partial.finish(record)
+        self._relay.ended(large, frame.raw if good else None)
+        if not good and is_direct and record.number not in self._restarted:
+            # Its beginning came from another node, or from an earlier sync.
+            self._restarted.add(record.number)
+            self.again.append(record.number)
+            return
+        if not good:
+            raise SourceLost(f"{self.plan.names[record.number]!r} arrived with other contents than announced")
+        self._records[record.number] = record
+
+    def finish(self) -> ReceiveReply:
+        """Record the manifest that the project has now."""
+        made = self.plan
+        if self._is_changed:
+            report(ReceiveEvent(received=self.received, stage=WRITING))
+            if self._writer is not None:
+                self._writer.to_disk()
+            made.take(self._records)
+        if made.is_change and not self._adds:
+            self._synced.record(made.new, made.digests)
+        elif not self._adds:
+            self._synced.take_over()
+        return ReceiveReply(
+            written=len(self._records) + len(made.links),
+            deleted=len(made.delete),
+            kept=len(made.touch) + len(made.move),
+            received=self.received,
+            version=self._lock.version,
+            replaced=self._writer.replaced.kept if self._writer is not None else None,
+        )

@@ -1,0 +1,182 @@
+"""Whether the ranks of this node do anything: output, training status, CPU time, I/O, GPUs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import NamedTuple, Optional
+
+from agent.jobs import phases, rank_records
+from agent.node import kernel, processes, store
+from agent.node.commands import run_quietly
+
+LONGEST_INTERVAL = 10.0  # seconds between two looks
+LOOKS = 20  # in the time after which a job is stalled
+# Until a rank runs, its launcher imports torch and waits for the other nodes, for up to ten minutes: that is
+# no stall of ranks.
+START_SECONDS = 900.0
+# Of one core, for a rank and its children: the threads of NCCL, gloo and data loaders that only wait take
+# less than 1 %.
+CPU_SHARE = 0.05
+IO_RATE = 100_000  # bytes per second that a rank reads and writes: a download, or a snapshot that is saved
+SPINNING = 1.5  # cores that a rank may use while it waits for a GPU: cudaStreamSynchronize spins on one
+GPU_INTERVAL = 30.0
+GPU_SECONDS = 20.0
+GPU_QUERY = ["nvidia-smi", "--query-gpu=utilization.gpu,utilization.memory", "--format=csv,noheader,nounits"]
+BUSY_GPU = 5  # percent
+# The kernel of a collective polls a flag until the other ranks arrive. While it hangs, nvidia-smi shows 100 %
+# utilization (a kernel runs) and almost none of the memory (it moves no data).
+HUNG_GPU, HUNG_MEMORY = 99, 1
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class GpuLoad(NamedTuple):
+    active: bool
+    hung: bool
+
+
+def gpu_load(text: str) -> Optional[GpuLoad]:
+    """Return what utilizations say, as nvidia-smi prints them: lines of `100, 0`. None for no GPU. Pure."""
+    pairs = []
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError):
+            gpu, memory = line.split(",")
+            pairs.append((int(gpu), int(memory)))
+    if not pairs:
+        return None
+    hung = [gpu >= HUNG_GPU and memory <= HUNG_MEMORY for gpu, memory in pairs]
+    active = any(gpu > BUSY_GPU and not stuck for (gpu, _), stuck in zip(pairs, hung))
+    return GpuLoad(active, any(hung) and not active)
+
+
+class _Usage(NamedTuple):
+    """What a rank's processes have used so far."""
+
+    cpu: dict[int, int]  # ticks, by pid
+    io: dict[int, int]  # bytes
+
+
+class Activity:
+    """The last activity of this node's ranks, by the monotonic clock."""
+
+    def __init__(self, folder: Path, limit: float) -> None:
+        """`limit`: seconds without activity after which the job is stalled; 0 where nobody wants to know."""
+        self._folder = folder
+        self._interval = min(limit / LOOKS, LONGEST_INTERVAL)
+        self._enabled = limit > 0
+        self._began = self._active_at = self._looked_at = time.monotonic()
+        self._has_ranks = False
+        # Of an attempt before this one.
+        self._earlier = set(rank_records.read(folder)) if limit > 0 else set()
+        self._files: list[tuple[str, int, int]] = []
+        self._usage: dict[int, _Usage] = {}  # by rank
+        self._gpu_load: Optional[GpuLoad] = None
+        self._gpus_asked = 0.0
+        self._gpus_answered = 0.0
+        self._asking: Optional[threading.Thread] = None
+
+    def idle(self) -> float:
+        """Return for how many seconds the ranks have done nothing."""
+        now = time.monotonic()
+        if not self._enabled:
+            return 0.0
+        if now - self._looked_at >= self._interval:
+            self._look(now)
+        return now - self._active_at
+
+    def forget_output(self) -> None:
+        """Do not take for activity what was written into the logs until now: a note of the agent's own."""
+        self._files = self._list_files()
+
+    def _look(self, now: float) -> None:
+        seconds, self._looked_at = now - self._looked_at, now
+        files = self._list_files()
+        busy, spins = self._use_of_cpu(seconds)
+        changed, self._files = files != self._files, files
+        if seconds > LOOKS // 2 * self._interval + 1.0:
+            changed = True  # this process was frozen, and the ranks probably with it: that is no stall
+        is_starting = not self._has_ranks and now - self._began < START_SECONDS
+        if changed or busy or is_starting:
+            self._active_at = now
+            return
+        self._ask_gpus(now)
+        load = self._gpu_load
+        if load is not None and load.active and self._gpus_answered > self._active_at:
+            self._active_at = self._gpus_answered
+        if spins and not (load is not None and load.hung):
+            self._active_at = now
+
+    def _list_files(self) -> list[tuple[str, int, int]]:
+        """Return size and time of the logs, of the training status and of the ranks' step reports."""
+        logs = phases.rank_files(self._folder, ".log")
+        reports = [
+            self._folder / store.STATUS_FILE,
+            *(store.step_file(self._folder, rank) for rank, _ in logs),
+        ]
+        found = []
+        for path in [self._folder / "launcher.log", *reports, *(path for _, path in logs)]:
+            with contextlib.suppress(OSError):
+                status = os.lstat(path)
+                # The middle of a long log is removed, which changes its time: only its size tells of output.
+                at = status.st_mtime_ns if path in reports else 0
+                found.append((path.name, status.st_size, at))
+        return found
+
+    def _use_of_cpu(self, seconds: float) -> tuple[bool, bool]:
+        """Return (whether a rank works, whether one uses CPU time in a way that waiting for a GPU
+        explains)."""
+        busy = spins = False
+        for record in rank_records.read(self._folder):
+            self._has_ranks = self._has_ranks or record not in self._earlier
+            if record.exit_code is not None or not record.pid:
+                continue
+            pids = processes.tree(record.pid)
+            usage = _Usage({pid: _ticks(pid) for pid in pids}, {pid: _bytes(pid) for pid in pids})
+            before = self._usage.get(record.rank, usage)
+            self._usage[record.rank] = usage
+            # One tick less: it may have begun before the last look.
+            cores = max(_grown(before.cpu, usage.cpu) - 1, 0) / TICKS / seconds
+            io = _grown(before.io, usage.io) / seconds
+            busy = busy or cores > SPINNING or io > IO_RATE
+            spins = spins or cores > CPU_SHARE
+        return busy, spins
+
+    def _ask_gpus(self, now: float) -> None:
+        """Ask nvidia-smi, in a thread: with a broken GPU it takes long."""
+        running = self._asking is not None and self._asking.is_alive()
+        pause = min(GPU_INTERVAL, LOOKS / 2 * self._interval)
+        if (
+            running
+            or now - self._gpus_asked < pause
+            or now - self._active_at < pause
+            or shutil.which(GPU_QUERY[0]) is None
+        ):
+            return
+        self._gpus_asked = now
+        self._asking = threading.Thread(target=self._gpus, daemon=True)
+        self._asking.start()
+
+    def _gpus(self) -> None:
+        self._gpu_load = gpu_load(run_quietly(GPU_QUERY, GPU_SECONDS))
+        self._gpus_answered = time.monotonic()
+
+
+def _grown(before: dict[int, int], after: dict[int, int]) -> int:
+    """Return how much the processes have used since; a process that is new has used all of it."""
+    return sum(max(value - before.get(pid, 0), 0) for pid, value in after.items())
+
+
+def _ticks(pid: int) -> int:
+    fields = kernel.stat(pid)
+    return int(fields[11]) + int(fields[12]) if len(fields) > 12 else 0
+
+
+def _bytes(pid: int) -> int:
+    with contextlib.suppress(OSError, ValueError):
+        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+        return sum(int(line.split()[1]) for line in lines if line.startswith(("rchar", "wchar")))
+    return 0

@@ -1,0 +1,120 @@
+"""When this node is about to end: notices of EC2 in the instance metadata, and the cluster's deadline.
+
+A spot interruption is announced two minutes before (`spot/instance-action`), and the ranks are told to save
+at once; a scheduled maintenance (`events/maintenance/scheduled`) days before, so they are told `save` seconds
+before it, as before the deadline. A rebalance recommendation is no notice: most of those instances run on.
+AWS recommends to look every 5 s:
+https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
+from typing import Optional
+
+from agent.node import imds
+from cloudddp.agent.protocol.start import Deadline
+from cloudddp.agent.protocol.training import PREEMPTED_EXIT_CODE
+from cloudddp.agent.protocol.verdict import Cause, Failure
+
+INTERVAL = 5.0  # seconds between two looks
+FIRST = 0.5  # seconds until the first one
+MARGIN = 10.0  # seconds before the end of a node at which ranks that still save are killed
+MAX_WORD = 60  # characters of a word of the service
+# What AWS does to the node, by a part of the event's code.
+VERBS = {"reboot": "reboots", "stop": "stops", "retire": "retires"}
+
+
+@dataclass(frozen=True)
+class Notice:
+    """This node ends at `ends`, by the monotonic clock; `early` seconds before, the ranks are told to
+    save."""
+
+    ends: float
+    early: float
+    detail: str
+
+    @property
+    def is_due(self) -> bool:
+        return time.monotonic() >= self.ends - self.early
+
+    def failure(self, node: int) -> Failure:
+        """Return it as the failure of a job, on this node."""
+        return Failure(node, Cause.NOTICE, exit_code=PREEMPTED_EXIT_CODE, detail=self.detail)
+
+    def grace(self, stop_grace: float) -> float:
+        """Return for how many seconds the ranks may save: as long as the notice allows."""
+        left = self.ends - time.monotonic()
+        return max(left - MARGIN, min(stop_grace, left - 1.0), 0.0)
+
+
+class Watch:
+    """Looks for notices in a thread."""
+
+    def __init__(self, deadline: Optional[Deadline], save: float) -> None:
+        self._deadline: list[Notice] = []
+        self._given: list[Notice] = []  # by AWS
+        self._save = save
+        if deadline is not None:
+            # A job that begins shortly before the deadline may use half of the time that is left.
+            early = min(save, deadline.left / 2)
+            detail = f"the cluster's deadline is at {deadline.at}"
+            self._deadline.append(Notice(time.monotonic() + deadline.left, early, detail))
+        address = imds.address()
+        if address:
+            self._metadata = _Notices(address)
+            threading.Thread(target=self._look, daemon=True).start()
+
+    def due(self) -> Optional[Notice]:
+        """Return the notice that the ranks have to be told of now, or None."""
+        return next((one for one in (*self._given, *self._deadline) if one.is_due), None)
+
+    def _look(self) -> None:
+        time.sleep(FIRST)
+        while True:
+            try:
+                given = (self._metadata.interruption(), self._metadata.maintenance(self._save))
+                self._given = [one for one in given if one is not None]
+            except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
+                pass  # the service is busy, or answers something else: the next look may succeed
+            time.sleep(INTERVAL)
+
+
+class _Notices:
+    """The notices in the instance metadata."""
+
+    def __init__(self, address: str) -> None:
+        self._get = imds.Metadata(address).get
+
+    def interruption(self) -> Optional[Notice]:
+        """Return the notice of a spot instance. Raises OSError, HTTPException, ValueError, LookupError,
+        TypeError."""
+        text, now = self._get("spot/instance-action")
+        if not text:
+            return None
+        found = json.loads(text)
+        ends = datetime.strptime(found["time"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
+        return _notice(ends, now, float("inf"), "ends", "spot notice")
+
+    def maintenance(self, save: float) -> Optional[Notice]:
+        """Return the notice of the next scheduled maintenance. Raises as `interruption`."""
+        text, now = self._get("events/maintenance/scheduled")
+        events = [one for one in json.loads(text or "[]") if one.get("State") == "active"]
+        moments = [(parsedate_to_datetime(one["NotBefore"]), str(one["Code"])[:MAX_WORD]) for one in events]
+        coming = [one for one in moments if one[0] > now]
+        if not coming:
+            return None
+        begins, code = min(coming)
+        verb = next((found for word, found in VERBS.items() if word in code), "interrupts")
+        return _notice(begins, now, save, verb, f"scheduled maintenance: {code}")
+
+
+def _notice(ends: datetime, now: datetime, early: float, verb: str, why: str) -> Notice:
+    left = max((ends - now).total_seconds(), 0.0)
+    return Notice(time.monotonic() + left, early, f"AWS {verb} it at {ends:%H:%M:%S} UTC ({why})")

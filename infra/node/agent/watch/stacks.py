@@ -1,0 +1,111 @@
+"""The stacks of a job's ranks on this node. They are kept in the job's folder, which `pull` copies."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from pathlib import Path
+from typing import Optional
+
+from agent.jobs import rank_records
+from agent.node import processes, store
+from agent.ranks import launchers
+from agent.watch import py_spy, stack_dump
+from cloudddp.agent.protocol.codec import is_plain
+from cloudddp.agent.protocol.jobs import RankRecord
+from cloudddp.agent.protocol.stacks import MAX_STACK, MAX_WORD, Position, RankStack
+
+FOLDER = "stacks"  # in a job's folder
+AT_ONCE = 8  # ranks of which py-spy reads the stack at the same time
+MISSING = (
+    "py-spy is missing, so that stacks are less exact: only the kernel's state of the threads is known; "
+    "`launch` sends it from a computer that has cloudddp[stacks]"
+)
+CANDIDATES = 3  # processes of a rank to try: the script may have been started by a shell
+
+
+def gather(folder: Path) -> list[RankStack]:
+    """Return the stacks of the ranks that run on this node, after writing them to `stacks/RANK.txt`."""
+    ask_flight_recorder(folder)
+    records = running(folder)
+    tool = py_spy.install(python_of(records[0])) if records else ""
+    found: dict[int, RankStack] = {}
+
+    def work(mine: list[RankRecord]) -> None:
+        for record in mine:
+            found[record.rank] = _stack(tool, record)
+
+    shares = [records[k::AT_ONCE] for k in range(min(AT_ONCE, len(records)))]
+    threads = [threading.Thread(target=work, args=(share,), daemon=True) for share in shares]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stacks = [found[rank] for rank in sorted(found)]
+    with contextlib.suppress(OSError):  # a full disk
+        (folder / FOLDER).mkdir(mode=0o700, exist_ok=True)
+        for one in stacks:
+            store.replace(
+                folder / FOLDER / f"{one.position.rank}.txt", one.text.encode(errors="replace") + b"\n"
+            )
+    return stacks
+
+
+def ask_flight_recorder(folder: Path) -> None:
+    """Ask PyTorch for the dumps of its flight recorder: a rank with NCCL reads a pipe that is named after its
+    number."""
+    for path in (folder / launchers.PIPES).glob("*.pipe"):
+        with contextlib.suppress(OSError):  # nobody reads it
+            descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+            try:
+                os.write(descriptor, b"1\n")
+            finally:
+                os.close(descriptor)
+
+
+def running(folder: Path) -> list[RankRecord]:
+    """Return the records of the ranks that run."""
+    return [
+        one
+        for one in rank_records.read(folder)
+        if one.exit_code is None and one.pid and processes.born(one.pid)
+    ]
+
+
+def python_of(record: RankRecord) -> str:
+    """Return the program of a rank, which is its Python unless a shell started it; '' if that is unknown."""
+    with contextlib.suppress(OSError):
+        words = Path(f"/proc/{record.pid}/cmdline").read_bytes().split(b"\0")
+        found = os.fsdecode(words[0])
+        if os.path.basename(found).startswith("python"):
+            return found
+    return ""
+
+
+def _stack(tool: str, record: RankRecord) -> RankStack:
+    reason = MISSING
+    for pid in processes.tree(record.pid or 0)[:CANDIDATES] if tool else ():
+        threads, reason = py_spy.dump(tool, pid)
+        if threads:
+            return stack_dump.rank_stack(record.rank, threads)
+    position = Position(record.rank, error=reason[:MAX_WORD])
+    return RankStack(position, f"{reason}\n{_kernel_state(record.pid)}"[:MAX_STACK])
+
+
+def _kernel_state(pid: Optional[int]) -> str:
+    """Return the state of a process's threads, and the function of the kernel that each waits in, where it is
+    known."""
+    lines = []
+    with contextlib.suppress(OSError):
+        for entry in sorted(os.listdir(f"/proc/{pid}/task"), key=int):
+            with contextlib.suppress(OSError, IndexError):
+                base = f"/proc/{pid}/task/{entry}"
+                name = Path(base, "comm").read_text(errors="replace").strip()
+                state = Path(base, "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+                waits = Path(base, "wchan").read_text(errors="replace")
+                lines.append(
+                    f"thread {name}: state {state}"
+                    + (f", in {waits}" if is_plain(waits, "_") and waits != "0" else "")
+                )
+    return "\n".join(lines)

@@ -1,0 +1,122 @@
+"""A job that does nothing: noticed when every node is idle, its stacks gathered, the cause put into a
+sentence.
+
+Each agent sends in its heartbeats for how long its ranks have been idle. The first node declares the stall;
+all nodes read the stacks of their ranks, and send what they found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Optional
+
+from agent.ranks.causes import last_lines
+from agent.watch import stacks
+from agent.watch.activity import Activity
+from cloudddp.agent.protocol.codec import MAX_TEXT
+from cloudddp.agent.protocol.gang import Observed
+from cloudddp.agent.protocol.stacks import Position, elsewhere, summary
+from cloudddp.agent.protocol.stall import LeftStall
+from cloudddp.agent.protocol.verdict import MAX_AGO, Cause, Failure
+
+GATHER_SECONDS = 120.0  # for all nodes to report their stacks
+
+
+class Stall:
+    """The watch over one attempt of a job, on one node."""
+
+    def __init__(self, node: int, folder: Path, minutes: float) -> None:
+        self._node = node
+        self._folder = folder
+        self._limit = minutes * 60.0
+        self._activity = Activity(folder, self._limit)
+        self._idle: dict[int, float] = {}  # of the other nodes
+        self._declared_at: Optional[float] = None
+        self._thread: Optional[threading.Thread] = None
+        self._own: Optional[tuple[Position, ...]] = None
+        self._positions: dict[int, tuple[Position, ...]] = {}  # by node
+        self._concluded = False
+        self._left: Optional[LeftStall] = None
+
+    def idle(self) -> float:
+        """Return for how many seconds this node's ranks have done nothing."""
+        return min(self._activity.idle(), MAX_AGO)
+
+    def heard_idle(self, node: int, seconds: float) -> None:
+        self._idle[node] = seconds
+
+    def heard_stacks(self, node: int, positions: tuple[Position, ...]) -> None:
+        self._positions[node] = positions
+
+    def is_due(self, others: set[int]) -> bool:
+        """Whether this node has to declare a stall: all nodes are idle. After one that was left alone, the
+        next is due when there was activity in between."""
+        idle = min([self.idle(), *(self._idle.get(node, 0.0) for node in others)])
+        if self._concluded and idle < self._limit:
+            self._declared_at, self._concluded = None, False
+            if self._left is not None and self._left.until is None:
+                self._left = replace(self._left, until=max(time.time(), self._left.since))
+        return 0 < self._limit <= idle and self._declared_at is None
+
+    def gather(self) -> None:
+        """Read the stacks of this node's ranks, in a thread."""
+        self._declared_at = time.monotonic()
+        self._positions = {}
+        self._thread = threading.Thread(target=self._gather, daemon=True)
+        self._thread.start()
+
+    def _gather(self) -> None:
+        found: tuple[Position, ...] = ()
+        with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: no thread can be started
+            found = tuple(one.position for one in stacks.gather(self._folder))
+        self._own = found
+
+    def gathered(self) -> Optional[tuple[Position, ...]]:
+        """Return where this node's ranks are, once, when it is known."""
+        found, self._own = self._own, None
+        if found is not None:
+            self._positions[self._node] = found
+        return found
+
+    def leave(self, detail: str) -> LeftStall:
+        """Return the record of a stall that is left alone."""
+        self._left = LeftStall(time.time(), detail)
+        return self._left
+
+    def over(self) -> Optional[LeftStall]:
+        """Return the record of a stall that was left alone, once, when there was activity again."""
+        found = self._left
+        if found is None or found.until is None:
+            return None
+        self._left = None
+        return found
+
+    def noted(self) -> None:
+        """The agent has written into the logs."""
+        self._activity.forget_output()
+
+    def conclusion(self, nodes: set[int]) -> Optional[Observed]:
+        """Return the stall as a failure, once, when all nodes have reported their stacks, or have had the
+        time to."""
+        if self._declared_at is None or self._concluded:
+            return None
+        if not nodes <= self._positions.keys() and time.monotonic() - self._declared_at < GATHER_SECONDS:
+            return None
+        self._concluded = True
+        known = {one.rank: node for node, found in self._positions.items() for one in found}
+        positions = [one for found in self._positions.values() for one in found]
+        alone = elsewhere(positions)
+        node = self._node if alone is None else known[alone.rank]
+        waited = f"{self._limit / 60:g} min" if self._limit >= 60 else f"{self._limit:g} s"
+        detail = f"no output, CPU or GPU activity of any rank for {waited}"
+        if found := summary(positions):
+            detail += f"; {found}"
+        failure = Failure(
+            node, Cause.STALL, rank=None if alone is None else alone.rank, detail=detail[:MAX_TEXT]
+        )
+        lines = () if alone is None else last_lines(self._folder / "ranks" / f"{alone.rank}.log")
+        return Observed(failure, 0.0, lines)
