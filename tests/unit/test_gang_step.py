@@ -1,7 +1,8 @@
-"""What the agents of a job do about each fault: a table. The nodes are states, whose messages reach each other at once or late.
+"""What the agents of a job do about each fault: a table. The nodes are states, whose messages reach each
+other at once or late.
 
-The table of docs/faults.md, measured with real processes, has the same rows. tests/node/test_gang*.py proves that the loop
-around the state does what it is told.
+The table of docs/faults.md, measured with real processes, has the same rows. tests/node/test_gang*.py proves
+that the loop around the state does what it is told.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ def failed(node: int, code: int = 7, *, step: int | None = None) -> Report:
 
 
 class Job:
-    """The nodes of a job. What a node sends reaches the others at once, unless it is `cut`; `actions` are what each node was
-    told to do, without what it sent."""
+    """The nodes of a job. What a node sends reaches the others at once, unless it is `cut`; `actions` are
+    what each node was told to do, without what it sent."""
 
     def __init__(self, count: int = 2, *, retries: int = 0, stalls: bool = False, **policy: Any) -> None:
         names = frozenset(range(count))
@@ -174,7 +175,7 @@ def failure_of(job: Job, node: int, report: Report) -> None:
         job.ended(other, report if other == node else STOPPED)
 
 
-# -- the beginning -----------------------------------------------------------------------------------------------
+# -- the beginning -------------------------------------------------------------------------------------------
 
 
 def test_no_rank_starts_before_every_node_is_connected_to_all_and_says_what_it_is_like() -> None:
@@ -281,7 +282,7 @@ def test_cancel_while_nodes_join(by: str) -> None:
     assert not job.did(0, Launch)
 
 
-# -- ranks -------------------------------------------------------------------------------------------------------
+# -- ranks ---------------------------------------------------------------------------------------------------
 
 
 def test_job_succeeds_once_every_rank_of_every_node_has_exited_with_0() -> None:
@@ -349,7 +350,7 @@ def test_files_that_cannot_be_copied_start_no_rank() -> None:
     assert not any(job.did(node, StartRanks) for node in range(2))
 
 
-# -- agents and nodes --------------------------------------------------------------------------------------------
+# -- agents and nodes ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("lost", range(3))
@@ -445,7 +446,7 @@ def test_first_node_that_never_decides_is_left_out() -> None:
     assert job.verdict(1, 2) == Verdict(JobPhase.FAILED, 7, 1, Failure(1, Cause.RANK, 1, 7), ("last",))
 
 
-# -- a cancel, a notice, a stall ---------------------------------------------------------------------------------
+# -- a cancel, a notice, a stall -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("nodes", [(0,), (1,), (0, 1)], ids=str)
@@ -517,7 +518,7 @@ def test_stall_is_started_again_only_if_that_is_wanted(stalls: bool, restarts: i
     assert job.states[0].attempt == restarts
 
 
-# -- restarts ----------------------------------------------------------------------------------------------------
+# -- restarts ------------------------------------------------------------------------------------------------
 
 
 def test_ranks_start_again_once_those_of_all_nodes_have_ended() -> None:
@@ -541,9 +542,11 @@ REFUSALS = {
     "not asked for": (0, [failed(0)], ""),
     "the same three times": (9, [failed(0)] * 3, "the same failure has occurred 3 times"),
     "at the same step": (9, [failed(0, step=120)] * 3, "the same failure has occurred 3 times at step 120"),
-    "it gets further": (2, [failed(0, step=one) for one in range(3)], "it has been started again 2 times within an hour"),
+    "it gets further": (2, [failed(0, step=one) for one in range(3)], "it has been started again 2 times "
+                                                                      "within an hour"),
     "the script": (
-        9, [Report(False, (Observed(Failure(0, Cause.RANK, 0, 1), 0.0, ("NameError: x",)),))], "the script itself is wrong",
+        9, [Report(False, (Observed(Failure(0, Cause.RANK, 0, 1), 0.0, ("NameError: x",)),))], "the script itself "
+                                                                                               "is wrong",
     ),
     "usage": (
         9, [Report(False, (Observed(Failure(0, Cause.RANK, 0, 2), 0.0, ("usage: x", "x: error")),))],
@@ -585,7 +588,8 @@ def test_job_that_has_lost_a_node_is_not_started_again_by_the_agents() -> None:
 
 
 def test_message_about_the_next_attempt_waits_for_it() -> None:
-    """Node 1 has begun again, and its rank has failed, before node 0 knows of the restart. A flood is not kept."""
+    """Node 1 has begun again, and its rank has failed, before node 0 knows of the restart. A flood is not
+    kept."""
     job = Job(2, retries=3).joined()
     job.event(1, Heard(0, Message(Kind.STOP)))
     job.event(1, RanksEnded(failed(1)))
@@ -616,7 +620,7 @@ def test_message_about_an_earlier_attempt_is_ignored() -> None:
     assert (job.states[1].reports, job.states[1].is_ending) == (before.reports, False)
 
 
-# -- any order ---------------------------------------------------------------------------------------------------
+# -- any order -----------------------------------------------------------------------------------------------
 
 FAULTS: dict[str, Event] = {
     "rank": Looked(failed=True),

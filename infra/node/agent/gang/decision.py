@@ -104,7 +104,8 @@ def _exited(first: Seen, reports: Iterable[Arrived]) -> Optional[Exited]:
 
 @dataclass(frozen=True)
 class Budget:
-    """The restarts that are left: `retries` in an hour. `stalls`: a job that has stalled is started again, too."""
+    """The restarts that are left: `retries` in an hour. `stalls`: a job that has stalled is started again,
+    too."""
 
     retries: int
     stalls: bool = False

@@ -1,4 +1,5 @@
-"""What happens to a job on one node, and what its agent does about it: the input and the output of state.step."""
+"""What happens to a job on one node, and what its agent does about it: the input and the output of
+state.step."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ class Moment:
     wall: float
 
 
-# -- events ----------------------------------------------------------------------------------------------------
+# -- events --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,9 @@ class Closed:
 
 @dataclass(frozen=True)
 class Turned:
-    """Time has passed: one turn of the loop. `heard`: when each other node last sent something. `is_connected`: to every
-    other node, in both directions; `missing`: the connections that this node never had."""
+    """Time has passed: one turn of the loop. `heard`: when each other node last sent something.
+    `is_connected`: to every other node, in both directions; `missing`: the connections that this node never
+    had."""
 
     heard: Mapping[int, float]
     is_connected: bool
@@ -83,8 +85,8 @@ class CopyFailed:
 
 @dataclass(frozen=True)
 class Looked:
-    """A look at the ranks of this node: whether a rank or a launcher has failed by itself, whether every launcher has
-    ended, and whether every rank has exited with 0."""
+    """A look at the ranks of this node: whether a rank or a launcher has failed by itself, whether every
+    launcher has ended, and whether every rank has exited with 0."""
 
     failed: bool = False
     ended: bool = False
@@ -129,7 +131,7 @@ Event = Union[
 ]
 
 
-# -- actions ---------------------------------------------------------------------------------------------------
+# -- actions -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -179,8 +181,8 @@ class FailRanks:
 
 @dataclass(frozen=True)
 class EndRanks:
-    """End the ranks of this node: SIGTERM, and SIGKILL after `grace` seconds. `saving`: they may need all of it.
-    `cancelled`: by the user."""
+    """End the ranks of this node: SIGTERM, and SIGKILL after `grace` seconds. `saving`: they may need all of
+    it. `cancelled`: by the user."""
 
     grace: float
     saving: bool = False

@@ -33,7 +33,8 @@ def why_not_started(state: GangState) -> tuple[Unreachable, Failure]:
     node, missing, found = state.node, state.missing, state.problems
     losses = state.losses
     apart = [*missing.to, *missing.by]
-    # A node that has ended is the cause, unless it has given up because of a connection that only this node misses.
+    # A node that has ended is the cause, unless it has given up because of a connection that only this node
+    # misses.
     peer = next((one for one in apart if one in state.lost or not losses), None)
     if not found and peer is None and not losses:
         unready = ", ".join(map(str, _unready(state)))
@@ -48,6 +49,7 @@ def why_not_started(state: GangState) -> tuple[Unreachable, Failure]:
 
 
 def _unready(state: GangState) -> list[int]:
-    """The nodes that are not yet connected to all others, or have not said what they are like. It may be this one."""
+    """The nodes that are not yet connected to all others, or have not said what they are like. It may be this
+    one."""
     own = frozenset() if state.is_announced else frozenset({state.node})
     return sorted(own | (state.others - state.ready))

@@ -17,8 +17,8 @@ NEVER = float("inf")
 
 @dataclass(frozen=True)
 class Policy:
-    """What was asked for. Times are in seconds; `join_by` is by the monotonic clock. `kill_seconds`: how long the end of
-    processes that got SIGKILL may take."""
+    """What was asked for. Times are in seconds; `join_by` is by the monotonic clock. `kill_seconds`: how long
+    the end of processes that got SIGKILL may take."""
 
     silence: float
     stop_grace: float

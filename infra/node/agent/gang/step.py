@@ -1,10 +1,11 @@
 """What the agent of one node does next: `step(state, event, moment)`.
 
-Pure: no clock, no file, no process and no connection, so that every fault and every order of events is a row of a table
-(tests/unit/test_step.py). The loop that feeds it is supervisor.py.
+Pure: no clock, no file, no process and no connection, so that every fault and every order of events is a row
+of a table (tests/unit/test_step.py). The loop that feeds it is supervisor.py.
 
-The nodes join: all connect to each other and say what they are like. Then the ranks start; when those of one node end badly,
-those of all nodes are ended, every node reports, and the first node that is left decides: the verdict, or another attempt.
+The nodes join: all connect to each other and say what they are like. Then the ranks start; when those of one
+node end badly, those of all nodes are ended, every node reports, and the first node that is left decides: the
+verdict, or another attempt.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class _Turn:
     def _send(self, kind: Kind, **more: Any) -> None:
         self._do(events.Send(Message(kind, attempt=self.state.attempt, **more)))
 
-    # -- messages of other nodes -------------------------------------------------------------------------------
+    # -- messages of other nodes -----------------------------------------------------------------------------
 
     def _heard(self, event: events.Heard) -> None:
         node, message, state = event.node, event.message, self.state
@@ -111,7 +112,8 @@ class _Turn:
             self._do(events.Pass(node, message))
 
     def _keep_early(self, event: events.Heard) -> None:
-        """Keep a message about the next attempt. A node that works sends few of them before it begins here."""
+        """Keep a message about the next attempt. A node that works sends few of them before it begins
+        here."""
         early = self.state.early
         known = sum(one.node == event.node for one in early)
         if event.message.attempt == self.state.attempt + 1 and known < MAX_EARLY:
@@ -146,13 +148,14 @@ class _Turn:
             self._do(events.WaitForRanks())
         self._end(verdict)
 
-    # -- the beginning -----------------------------------------------------------------------------------------
+    # -- the beginning ---------------------------------------------------------------------------------------
 
     def _facts_found(self, event: events.FactsFound) -> None:
         self._set(facts={**self.state.facts, self.state.node: event.facts})
 
     def _decide_start(self) -> None:
-        """Start the ranks once every node is connected to all others and has said what it is like; or give up."""
+        """Start the ranks once every node is connected to all others and has said what it is like; or give
+        up."""
         state = self.state
         if state.is_stopping:
             self._give_up(None)
@@ -184,8 +187,8 @@ class _Turn:
             self._do(events.Launch())
 
     def _give_up(self, given: Optional[Verdict], asked: str = "") -> None:
-        """End before any rank was started, with the verdict of a node that has given up before, or else an own one. `asked`:
-        why this agent was asked to end."""
+        """End before any rank was started, with the verdict of a node that has given up before, or else an
+        own one. `asked`: why this agent was asked to end."""
         state = self.state
         if state.is_cancelled:
             verdict = Verdict(JobPhase.CANCELLED, decision.CANCELLED, state.node)
@@ -207,7 +210,7 @@ class _Turn:
     def _failed(self, first: Failure) -> Verdict:
         return Verdict(JobPhase.FAILED, 1, self.state.node, first, at=self._wall)
 
-    # -- while it runs -----------------------------------------------------------------------------------------
+    # -- while it runs ---------------------------------------------------------------------------------------
 
     def _copied(self, _: events.Copied) -> None:
         if not self.state.is_ending:
@@ -257,7 +260,7 @@ class _Turn:
             self._do(events.FailRanks(Observed(failure, 0.0)))
             self._stop(cancelled=False, grace=grace)
 
-    # -- lost nodes --------------------------------------------------------------------------------------------
+    # -- lost nodes ------------------------------------------------------------------------------------------
 
     def _closed(self, event: events.Closed) -> None:
         failure = Failure(event.node, Cause.AGENT, detail=self.state.errors.get(event.node, ""))
@@ -268,8 +271,8 @@ class _Turn:
     def _turned(self, event: events.Turned) -> None:
         state = self.state
         if self._now - state.turned_at > state.policy.silence / 2:
-            # This node was frozen. It waits for the others once more: they may have sent it their verdict, which the network
-            # delivers after a while.
+            # This node was frozen. It waits for the others once more: they may have sent it their verdict,
+            # which the network delivers after a while.
             self._set(thawed_at=self._now)
         self._set(turned_at=self._now)
         if not state.is_joined:
@@ -291,8 +294,9 @@ class _Turn:
             self._stop(cancelled=False)
 
     def _lose_stuck(self) -> None:
-        """Lose nodes that send heartbeats and do not take part in the end: those that have not reported how their ranks have
-        ended, although they should have by now; or else the first one, which has not decided."""
+        """Lose nodes that send heartbeats and do not take part in the end: those that have not reported how
+        their ranks have ended, although they should have by now; or else the first one, which has not
+        decided."""
         stuck = self.state.left - self.state.reports.keys() or {min(self.state.left)}
         for node in sorted(stuck - {self.state.node}):
             failure = Failure(node, Cause.SILENT, peer=self.state.node, detail=STUCK)
@@ -308,7 +312,7 @@ class _Turn:
         self._set(lost={**self.state.lost, node: kept})
         return not has_ended
 
-    # -- the end -----------------------------------------------------------------------------------------------
+    # -- the end ---------------------------------------------------------------------------------------------
 
     def _stop_marked(self, event: events.StopMarked) -> None:
         if self.state.is_joined:

@@ -1,5 +1,5 @@
-"""A job on one node: the loop around step.step. It waits for messages, looks at the ranks and at what watches them,
-and does what follows from that.
+"""A job on one node: the loop around step.step. It waits for messages, looks at the ranks and at what watches
+them, and does what follows from that.
 
 One thread runs it; a second one ends processes, which may take as long as the ranks need to save.
 """
@@ -34,7 +34,8 @@ HEARTBEATS = 10  # in the time after which a silent node is lost
 
 
 def run(request: StartRequest, heartbeat: SupervisorHeartbeat) -> int:
-    """Run the job on this node to its verdict. Return the exit code of this process, whose guard watches the `heartbeat`."""
+    """Run the job on this node to its verdict. Return the exit code of this process, whose guard watches the
+    `heartbeat`."""
     kernel.adopt_orphans()
     launchers.raise_limits()
     try:
@@ -85,7 +86,8 @@ class _Supervisor:
         self._watches = Watches(self._request, self._record.folder, number)
 
     def run(self) -> None:
-        """Run the job to its verdict. An error of this process is sent to the others before it ends the process."""
+        """Run the job to its verdict. An error of this process is sent to the others before it ends the
+        process."""
         try:
             self._run()
         except Exception as error:
@@ -98,7 +100,8 @@ class _Supervisor:
     def _run(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_signal)
-        # The end of a launcher is noticed at once: its ranks end because of it, and those of other nodes because of them.
+        # The end of a launcher is noticed at once: its ranks end because of it, and those of other nodes
+        # because of them.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._mesh.wake.fileno(), warn_on_full_buffer=False)
         self._record.starting()
@@ -120,7 +123,7 @@ class _Supervisor:
         for action in actions:
             self._do(action)
 
-    # -- events ------------------------------------------------------------------------------------------------
+    # -- events ----------------------------------------------------------------------------------------------
 
     def _turn(self) -> Iterator[events.Event]:
         """Yield what has happened, one by one: what is done about each may change what is looked at next."""
@@ -152,7 +155,8 @@ class _Supervisor:
         return f"ended by {signal.Signals(self._signal).name}: the machine may be shutting down"
 
     def _while_ranks_run(self) -> Iterator[events.Event]:
-        """Look for what ends the job on this node: a cancel, a failure, a notice, or that all launchers have ended."""
+        """Look for what ends the job on this node: a cancel, a failure, a notice, or that all launchers have
+        ended."""
         look = self._attempt.look() if self._state.is_launched else Look.RUNNING
         yield from self._asked()
         yield events.Looked(look is Look.FAILED, look is Look.ENDED, self._attempt.succeeded)
@@ -185,7 +189,8 @@ class _Supervisor:
             yield events.Stalled(found)
 
     def _while_others_end(self) -> Iterator[events.Event]:
-        """Report the end of this node's ranks. Where they have ended by themselves, watch those of the other nodes."""
+        """Report the end of this node's ranks. Where they have ended by themselves, watch those of the other
+        nodes."""
         if not self._state.has_reported:
             cancelled = None if self._cancelled_at is None else causes.ago_of(self._cancelled_at)
             yield events.RanksEnded(self._attempt.report(cancelled))
@@ -195,7 +200,7 @@ class _Supervisor:
             else:
                 yield from self._watch_stall()
 
-    # -- actions -----------------------------------------------------------------------------------------------
+    # -- actions ---------------------------------------------------------------------------------------------
 
     def _do(self, action: events.Action) -> None:
         handlers: dict[type[Any], Callable[[Any], object]] = {

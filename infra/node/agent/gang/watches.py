@@ -1,5 +1,5 @@
-"""What one attempt of a job is watched by on a node, besides its exit codes: stalls, stragglers and isolated ranks; and what
-copies files between the nodes before its ranks start."""
+"""What one attempt of a job is watched by on a node, besides its exit codes: stalls, stragglers and isolated
+ranks; and what copies files between the nodes before its ranks start."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Watches:
         """The agent has written into the logs, which is no output of the ranks."""
         self._stall.noted()
 
-    # -- for heartbeats ----------------------------------------------------------------------------------------
+    # -- for heartbeats --------------------------------------------------------------------------------------
 
     def idle(self) -> float:
         """Return for how many seconds the ranks of this node have done nothing."""
@@ -63,7 +63,7 @@ class Watches:
         """Return how long the steps of the ranks of this node take."""
         return self._stragglers.paces()
 
-    # -- copies before the ranks start -------------------------------------------------------------------------
+    # -- copies before the ranks start -----------------------------------------------------------------------
 
     def start_copying(self) -> None:
         if self._spread is not None:
@@ -89,11 +89,11 @@ class Watches:
         """Whether every node has it."""
         return self._spread is None or self._spread.is_done
 
-    # -- while the ranks run -----------------------------------------------------------------------------------
+    # -- while the ranks run ---------------------------------------------------------------------------------
 
     def stall(self, *, is_first: bool, others: Optional[Collection[int]]) -> Iterator[Message]:
-        """Notice that no rank of any node does anything. The first node declares it. `others`: the other nodes that are left;
-        None if all ranks have finished."""
+        """Notice that no rank of any node does anything. The first node declares it. `others`: the other
+        nodes that are left; None if all ranks have finished."""
         if is_first and others is not None and self._stall.is_due(set(others)):
             self._stall.gather()
             yield Message(Kind.STALLED)
@@ -104,7 +104,8 @@ class Watches:
             yield self._left(over)
 
     def stalled(self, nodes: Collection[int]) -> Optional[Observed]:
-        """Return a stall that was declared, once, when all nodes have reported their stacks. Called on the first node."""
+        """Return a stall that was declared, once, when all nodes have reported their stacks. Called on the
+        first node."""
         return self._stall.conclusion(set(nodes))
 
     def leave_stall(self, detail: str) -> Message:
@@ -127,7 +128,8 @@ class Watches:
             self._stall.noted()
 
     def note_isolated_ranks(self, running: Callable[[], Collection[int]]) -> None:
-        """Note in the logs that no rank of this node is connected to another node, where that is so for long."""
+        """Note in the logs that no rank of this node is connected to another node, where that is so for
+        long."""
         if text := self._isolation.found(running):
             job_record.note(self._folder, text)
 
