@@ -16,13 +16,7 @@ _EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
     "trainer": [
         ("examples/trainer", "**/*"),
         ("", "train/**/*"),
-        ("", "smddp/**/*"),
-        *(("", f"bench/{name}") for name in ("__init__.py", "gpu.sh")),
-        ("", "bench/train/**/*"),
-        *(("", f"docs/{name}.md") for name in ("training", "trainer", "pipelines", "smddp", "traps")),
-        ("", "tests/train/**/*"),
-        ("", "tests/support/training/**/*"),
-        *(("", f"tests/support/{name}.py") for name in ("processes", "zygote")),
+        *(("", f"docs/{name}.md") for name in ("training", "trainer", "pipelines", "smddp")),
     ],
 }
 EXAMPLES = tuple(_EXAMPLES)
