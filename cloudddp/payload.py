@@ -1,7 +1,7 @@
 """Finds the files that cloudddp ships but does not import: `infra/` for nodes, and the examples for users.
 
-In a wheel they are below `cloudddp/_payload/`, in a checkout beside the package. Examples are found by patterns: nothing
-here depends on the names of their modules.
+In a wheel they are below `cloudddp/_payload/`, in a checkout beside the package. Examples are found by
+patterns: nothing here depends on the names of their modules.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The properties of train/ that are easy to break when it is changed. Run `pytest` in this folder: seconds, on the CPU."""
+"""The properties of train/ that are easy to break when it is changed. Run `pytest` in this folder."""
 
 import json
 import os

@@ -1,4 +1,5 @@
-"""SageMaker's data parallel interface, version 1: scripts written for it run unchanged with `train/smddp` on the path.
+"""SageMaker's data parallel interface, version 1: scripts written for it run unchanged with `train/smddp` on
+the path.
 
 smddp_checks.py reports what the ranks see; smddp_script.py is such a script.
 """
