@@ -83,7 +83,7 @@ types: $(VENV)/.installed  ## mypy --strict
 	@$(BIN)/mypy
 	@$(BIN)/mypy examples/ddp/train.py  # apart: its train.py has the name of the package train/
 
-docs: $(VENV)/.installed  ## write the generated pages of docs/
+docs: $(VENV)/.installed  ## write the generated files: two pages of docs/, the example's sbatch.sh
 	@$(BIN)/python -m cloudddp.cli.reference
 
 bench: $(VENV)/.installed  ## print the figures of bench/

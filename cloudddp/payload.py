@@ -1,7 +1,7 @@
 """Finds the files that cloudddp ships but does not import: `infra/` for nodes, and the examples for users.
 
-In a wheel they are below `cloudddp/_payload/`, in a checkout beside the package. Examples are found by patterns: nothing
-here depends on the names of their modules.
+In a wheel they are below `cloudddp/_payload/`, in a checkout beside the package. Examples are found by
+patterns: nothing here depends on the names of their modules.
 """
 
 from __future__ import annotations
@@ -16,13 +16,7 @@ _EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
     "trainer": [
         ("examples/trainer", "**/*"),
         ("", "train/**/*"),
-        ("", "smddp/**/*"),
-        *(("", f"bench/{name}") for name in ("__init__.py", "gpu.sh")),
-        ("", "bench/train/**/*"),
-        *(("", f"docs/{name}.md") for name in ("training", "trainer", "pipelines", "smddp", "traps")),
-        ("", "tests/train/**/*"),
-        ("", "tests/support/training/**/*"),
-        *(("", f"tests/support/{name}.py") for name in ("processes", "zygote")),
+        *(("", f"docs/{name}.md") for name in ("training", "trainer", "pipelines", "smddp")),
     ],
 }
 EXAMPLES = tuple(_EXAMPLES)

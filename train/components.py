@@ -10,8 +10,7 @@ from train.data.datasets import Datasets
 from train.distributed.communicator import Communicator
 from train.ema import WeightAverage
 from train.errors import UsageError
-from train.fault_injection import FaultInjection
-from train.hooks import EvaluateWithinEpoch, EverySteps, Hook, StopOnRequest
+from train.hooks import EvaluateWithinEpoch, EverySteps, FaultInjection, Hook, StopOnRequest
 from train.parallel.strategy import Strategy
 from train.record.output import RunOutput
 from train.record.profile import Profiler

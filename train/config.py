@@ -31,29 +31,34 @@ from train.flags import (
     SnapshotFlags,
 )
 
+_RESNET18 = {"model": "resnet18", "optimizer": "sgd", "lr": 0.1, "weight_decay": 1e-4, "scheduler": "step"}
 # The defaults of each dataset where no flag says otherwise. One of the places to edit for data of your own.
 RECIPES: dict[str, dict[str, Any]] = {
     "digits": {
-        "model": "small", "epochs": 8, "batch_size": 64, "optimizer": "adamw", "lr": 0.006, "weight_decay": 0.01,
+        "model": "small",
+        "epochs": 8,
+        "batch_size": 64,
+        "optimizer": "adamw",
+        "lr": 0.006,
+        "weight_decay": 0.01,
         "scheduler": "cosine",
     },
     "mnist": {"model": "mnist", "epochs": 5, "batch_size": 64, "optimizer": "adadelta", "lr": 0.01},
-    "stl10": {
-        "model": "resnet18", "epochs": 2, "batch_size": 128, "optimizer": "sgd", "lr": 0.1, "weight_decay": 1e-4,
-        "scheduler": "step",
-    },
-    "folder": {
-        "model": "resnet18", "epochs": 90, "batch_size": 256, "optimizer": "sgd", "lr": 0.1, "weight_decay": 1e-4,
-        "scheduler": "step",
-    },
+    "stl10": {**_RESNET18, "epochs": 2, "batch_size": 128},
+    "folder": {**_RESNET18, "epochs": 90, "batch_size": 256},
     "text": {
-        "model": "transformer", "epochs": 2, "batch_size": 32, "optimizer": "adamw", "lr": 0.003, "weight_decay": 0.01,
+        "model": "transformer",
+        "epochs": 2,
+        "batch_size": 32,
+        "optimizer": "adamw",
+        "lr": 0.003,
+        "weight_decay": 0.01,
         "scheduler": "cosine",
     },
     "toy": {"model": "linear", "epochs": 5, "batch_size": 32, "optimizer": "sgd", "lr": 0.001},
     "synthetic": {"model": "small", "epochs": 2, "batch_size": 64, "optimizer": "sgd", "lr": 0.02},
     "own": {"model": "own"},
-}  # fmt: skip
+}
 
 
 _POSITION = tyro.conf.arg(metavar="[RANK LOCAL_RANK]", help_behavior_hint="")

@@ -5,6 +5,8 @@ A hook runs on every rank, at the same steps, so it may use collective operation
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
@@ -149,3 +151,15 @@ class StopOnRequest(Hook):
     def after_step(self, run: Run) -> None:
         if run.stopping:
             run.save_and_stop()
+
+
+class FaultInjection(Hook):
+    """--fail-rank: ends this rank before a step like a crash, without clean-up, to test recovery; not in a
+    run that was resumed."""
+
+    def before_step(self, run: Run) -> None:
+        flags, rank = run.config.faults, run.comm.rank
+        if run.resumed or rank != flags.fail_rank or run.step + 1 != flags.fail_step:
+            return
+        print(f"rank {rank} exits with code {flags.fail_code} (--fail-rank)", file=sys.stderr, flush=True)
+        os._exit(flags.fail_code)

@@ -14,15 +14,15 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812  (the name that PyTorch code uses)
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from train import loss
 from train.errors import UsageError
-from train.metrics import accuracy
 
 Batch = Any
 Outputs = Any
+HALF_PRECISION = (torch.float16, torch.bfloat16)
 
 
 def first_part(model: nn.Module, batch: Batch) -> Outputs:
@@ -78,8 +78,8 @@ def classification(*, smoothing: float = 0.0) -> Task:
     """Return the task of predicting int64 labels [n] by scores [n, classes]. A sample with the label -100 has no loss and is
     not correct."""
     return Task(
-        loss=partial(loss.cross_entropy, smoothing=smoothing),
-        metrics={"accuracy": partial(accuracy.top, k=1), "top5": partial(accuracy.top, k=5)},
+        loss=partial(cross_entropy, smoothing=smoothing),
+        metrics={"accuracy": partial(top, k=1), "top5": partial(top, k=5)},
         best="accuracy",
         larger=True,
     )
@@ -87,15 +87,15 @@ def classification(*, smoothing: float = 0.0) -> Task:
 
 def regression() -> Task:
     """Return the task of predicting targets by outputs with the same number of elements: the summed squared error."""
-    return Task(loss=loss.squared_error)
+    return Task(loss=squared_error)
 
 
 def next_token(*, smoothing: float = 0.0) -> Task:
     """Return the task of predicting the tokens [n, length] of (inputs, targets) by scores [n, length, tokens]; the loss of a
     sample is the mean over its tokens."""
     return Task(
-        loss=partial(loss.token_loss, smoothing=smoothing),
-        metrics={"accuracy": accuracy.of_tokens},
+        loss=partial(token_loss, smoothing=smoothing),
+        metrics={"accuracy": of_tokens},
         best="loss",
     )
 
@@ -106,6 +106,54 @@ def _sum_and_count(name: str, figure: Any) -> Tensor:
         found = f"one of the shape {tuple(figure.shape)}" if isinstance(figure, Tensor) else f"{figure!r:.40}"
         raise UsageError(f"the metric {name} must return a tensor [sum, count], but returned {found}")
     return figure
+
+
+# -- losses: a number for each sample [n] ------------------------------------------------------------------
+
+
+def cross_entropy(scores: Tensor, batch: Any, *, smoothing: float) -> Tensor:
+    """Return the loss of scores [n, classes] for int64 labels [n]; 0 where the label is -100."""
+    return F.cross_entropy(_exact(scores), batch[1], reduction="none", label_smoothing=smoothing)
+
+
+def squared_error(outputs: Tensor, batch: Any) -> Tensor:
+    """Return the squared error of outputs and targets with the same number of elements, summed over those of a
+    sample."""
+    outputs = _exact(outputs)
+    # Outputs [n, 1] minus targets [n] would silently broadcast to [n, n].
+    errors: Tensor = outputs - batch[1].reshape(outputs.shape).to(outputs.dtype)
+    return errors.square().flatten(1).sum(1)
+
+
+def token_loss(scores: Tensor, batch: Any, *, smoothing: float) -> Tensor:
+    """Return the mean loss over the tokens of each sample, of scores [n, length, tokens] for int64 targets
+    [n, length]."""
+    losses = F.cross_entropy(
+        _exact(scores).flatten(0, 1), batch[1].flatten(), reduction="none", label_smoothing=smoothing
+    )
+    return losses.view(batch[1].shape).mean(1)
+
+
+def _exact(outputs: Tensor) -> Tensor:
+    """Return float32 instead of half precision."""
+    return outputs.float() if outputs.dtype in HALF_PRECISION else outputs
+
+
+# -- how many predictions are right: [right ones, predictions] ---------------------------------------------
+
+
+def top(scores: Tensor, batch: Any, *, k: int) -> Tensor:
+    """Return in how many rows the label is among the k highest scores (with fewer classes: in every row whose
+    label is a class), and the number of rows."""
+    labels = batch[1]
+    hits = scores.topk(min(k, scores.shape[1]), dim=1).indices == labels[:, None]
+    return torch.stack([hits.sum(), hits.new_full((), len(labels), dtype=torch.int64)])
+
+
+def of_tokens(scores: Tensor, batch: Any) -> Tensor:
+    """Return for how many tokens the highest score is that of the target, and the number of tokens."""
+    hits = scores.argmax(-1) == batch[1]
+    return torch.stack([hits.sum(), hits.new_full((), hits.numel(), dtype=torch.int64)])
 
 
 # -- batches -----------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from train import failures, lr_scheduler, optimizer
+from train import failures, optimizer
 from train.checkpoint.full import is_count
 from train.checkpoint.snapshots import Progress, Snapshots
 from train.config import Config
@@ -73,7 +73,7 @@ class Trainer:
         if flags.max_steps:
             self.total_steps = min(self.total_steps, flags.max_steps)
         self.optimizer = optimizer.make_optimizer(config, strategy.module)
-        self.lr = lr_scheduler.make_schedule(config, self.steps_per_epoch, self.total_steps)
+        self.lr = optimizer.make_schedule(config, self.steps_per_epoch, self.total_steps)
         self.snapshots = Snapshots(config, comm, strategy, self.optimizer, samples=self.train_reader.samples)
         self.stats = RunningStats(comm, width=2 * len(self.task.names))
         self.step = 0

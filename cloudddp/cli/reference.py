@@ -1,4 +1,5 @@
-"""The generated pages of docs/: configuration.md from spec.py's table, commands.md from the commands' own help.
+"""The generated files of the repository: docs/configuration.md from spec.py's table, docs/commands.md from the
+commands' own help, and the sbatch script of the example, as `cloudddp export slurm train.py` prints it.
 
 `python -m cloudddp.cli.reference` writes them; a test compares them with what is generated.
 """
@@ -11,6 +12,8 @@ import click
 
 from cloudddp.cli.main import main
 from cloudddp.config import example, schema, settings
+from cloudddp.job import slurm
+from cloudddp.job.new_job import Script
 
 ROOT = Path(__file__).parents[2]
 WIDTH = 78  # what click uses on a terminal of 80 columns
@@ -75,7 +78,16 @@ def _section(command: click.Command, context: click.Context, level: int) -> list
     return out
 
 
-PAGES = {"docs/configuration.md": configuration_page, "docs/commands.md": commands_page}
+def example_sbatch_script() -> str:
+    """Return examples/ddp/sbatch.sh: the script of a job with the default settings."""
+    return slurm.render(settings.resolve([]), Script("train.py"), slurm.SlurmOptions())
+
+
+PAGES = {
+    "docs/configuration.md": configuration_page,
+    "docs/commands.md": commands_page,
+    "examples/ddp/sbatch.sh": example_sbatch_script,
+}
 
 if __name__ == "__main__":
     for page, make in PAGES.items():

@@ -2,7 +2,7 @@
 
     python sagemaker_ddp.py --fake
     torchrun --standalone --nproc-per-node=2 sagemaker_ddp.py --fake
-    PYTHONPATH=../../smddp torchrun --standalone --nproc-per-node=2 sagemaker_ddp.py --fake
+    PYTHONPATH=../../train/smddp torchrun --standalone --nproc-per-node=2 sagemaker_ddp.py --fake
 
 The last one uses this repository's stand-in for the library (docs/smddp.md).
 """

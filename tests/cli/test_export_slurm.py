@@ -19,8 +19,9 @@ import click
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.harness import ROOT, CommandLine, cannot, clean_environment
+from support.harness import CommandLine, cannot, clean_environment
 
+from cloudddp.cli import reference
 from cloudddp.cli.commands import export
 from cloudddp.config.settings import RESERVED_ENVIRONMENT
 from cloudddp.job import ranks, slurm
@@ -470,5 +471,5 @@ def test_default_number_of_requeues_is_that_of_the_renderer() -> None:
     assert (option.help or "").endswith(f"[default: {slurm.MAX_REQUEUES}]")
 
 
-def test_example_is_the_output_of_the_command(line: CommandLine) -> None:
-    assert (ROOT / "examples" / "ddp" / "sbatch.sh").read_text() == line.ok("export", "slurm", "train.py")
+def test_generated_example_is_the_output_of_the_command(line: CommandLine) -> None:
+    assert reference.example_sbatch_script() == line.ok("export", "slurm", "train.py")

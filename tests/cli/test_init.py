@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -110,29 +112,34 @@ def test_requirements_of_the_trainer_are_those_of_the_extra() -> None:
     assert sorted(listed) == sorted(extra)
 
 
-def run_tests(folder: Path, *words: str) -> str:
+def run_tests(folder: Path) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words],
-        cwd=folder, env=clean_environment(), capture_output=True, text=True, timeout=500, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        cwd=folder,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 @pytest.mark.torch
 @pytest.mark.timeout(600)
-def test_tests_of_the_example_pass_in_a_copy(line: CommandLine) -> None:
+@pytest.mark.parametrize(("example", "passed"), [("ddp", 3), ("trainer", 2)])
+def test_copy_of_an_example_trains_and_passes_its_tests(line: CommandLine, example: str, passed: int) -> None:
     pytest.importorskip("sklearn")
-    line("init", "--example", "new")
-    assert "3 passed" in run_tests(line.cwd / "new")
+    line("init", "--example", example, "new")
+    assert f"{passed} passed" in run_tests(line.cwd / "new")
 
 
-@pytest.mark.torch
-@pytest.mark.timeout(600)
-def test_tests_of_the_trainer_pass_in_a_copy(line: CommandLine) -> None:
-    """All can be collected, which imports everything that they need. Some are run: they take minutes."""
-    pytest.importorskip("torchvision")
-    line("init", "--example", "trainer", "new")
-    collected = run_tests(line.cwd / "new", "--collect-only")
-    assert "tests/train/test_train_run.py::" in collected
-    run_tests(line.cwd / "new", "tests/train/test_train_sampler.py", "tests/train/test_train_step_reports.py")
+@pytest.mark.parametrize("example", payload.EXAMPLES)
+def test_links_between_the_pages_of_an_example_resolve_in_a_copy(example: str) -> None:
+    copied = payload.example(example)
+    pages = {name: path for name, path in copied.items() if name.endswith(".md")}
+    assert pages
+    for name, path in pages.items():
+        for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", path.read_text(encoding="utf-8")):
+            assert os.path.normpath(f"{Path(name).parent}/{link}") in copied, f"{name}: {link}"

@@ -23,8 +23,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("dist")
     subprocess.run(
         [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(ROOT)],
-        check=True, capture_output=True, timeout=300,
-    )  # fmt: skip
+        check=True,
+        capture_output=True,
+        timeout=300,
+    )
     (built,) = out.glob("*.whl")
     return built
 
@@ -34,13 +36,13 @@ def test_wheel_contains_infra_and_the_examples_and_no_generic_names(wheel: Path)
     copied = [path for name in payload.EXAMPLES for path in payload.example(name).values()]
     examples = [path.relative_to(ROOT).as_posix() for path in copied]
     assert {"examples/ddp/train.py", "train/main.py"} <= set(examples)
-    assert any("/smdistributed/" in name for name in examples)
+    assert any(name.startswith("train/smddp/smdistributed/") for name in examples)
     agent = [path.relative_to(ROOT).as_posix() for path in (ROOT / "infra/node/agent").rglob("*.py")]
     policies = ["infra/iam/operator.json", "infra/iam/README.md"]
     for needed in (*agent, *policies, "infra/node/cloudddp-deadline.timer", *examples):
         assert f"cloudddp/_payload/{needed}" in names
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"cloudddp"}
-    assert not any("__pycache__" in name for name in names)
+    assert not any("__pycache__" in name or "/tests/" in name for name in names)
     assert {"cloudddp/py.typed", "cloudddp/job/slurm.sh", "cloudddp/sim/iam/ec2_authorization.json"} <= set(
         names
     )

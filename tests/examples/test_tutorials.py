@@ -34,7 +34,7 @@ pytestmark = [
     pytest.mark.skipif(not find_spec("torchvision"), reason="no torchvision"),
 ]
 README = (FOLDER / "README.md").read_text(encoding="utf-8")
-STAND_IN = launch.ROOT / "smddp"
+STAND_IN = launch.ROOT / "train" / "smddp"
 RANKS = "torchrun --standalone --nproc-per-node=2"
 
 MNIST = "python mnist.py --fake --lr 1"
@@ -66,7 +66,7 @@ RESNET50_SMALL = "--batch-size 14 --image-size 32 --steps 1"
 HYBRID, HYBRID_RANKS = "python hybrid.py", f"{RANKS} hybrid.py"
 FSDP, FSDP_RANKS = "python fsdp.py --save whole.pt", f"{RANKS} fsdp.py --save sharded.pt"
 SAGEMAKER, SAGEMAKER_RANKS = "python sagemaker_ddp.py --fake", f"{RANKS} sagemaker_ddp.py --fake"
-SAGEMAKER_LIBRARY = f"PYTHONPATH=../../smddp {RANKS} sagemaker_ddp.py --fake"
+SAGEMAKER_LIBRARY = f"PYTHONPATH=../../train/smddp {RANKS} sagemaker_ddp.py --fake"
 
 RUN_HERE = [
     *(MNIST, MNIST_RANKS, MNIST_FILES, *MNIST_NODES, STL10, STL10_RANKS),
@@ -102,7 +102,7 @@ def start(command: str, cwd: Path, *more: str, port: int = 0) -> launch.Run:
     variables = {}
     while "=" in words[0]:
         name, value = words.pop(0).split("=", 1)
-        variables[name] = value.replace("../../smddp", str(STAND_IN))
+        variables[name] = value.replace("../../train/smddp", str(STAND_IN))
     words = [str(FOLDER / word) if (FOLDER / word).is_file() else word for word in (*words, *more)]
     if words[0] == "python":
         return launch.start(*words[1:], cwd=cwd, **variables)

@@ -13,8 +13,7 @@ from support.training.small_trainer import single_process
 
 from train.config import make
 from train.errors import UsageError
-from train.lr_scheduler import make_schedule
-from train.optimizer import make_optimizer
+from train.optimizer import make_optimizer, make_schedule
 from train.parallel import select
 from train.parallel.ddp import DDPStrategy
 from train.task import regression

@@ -1,4 +1,5 @@
-"""SageMaker's data parallel interface, version 1: scripts written for it run unchanged with `smddp` on the path.
+"""SageMaker's data parallel interface, version 1: scripts written for it run unchanged with `train/smddp` on
+the path.
 
 smddp_checks.py reports what the ranks see; smddp_script.py is such a script.
 """
@@ -17,7 +18,7 @@ import torch
 from support.training import launch
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("train_smddp")]
-SHIM = launch.ROOT / "smddp"
+SHIM = launch.ROOT / "train" / "smddp"
 SCRIPT = launch.CHECKS / "smddp_script.py"
 RANKS = 3
 # Registers gloo under the name of the real library's backend.

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from train.checkpoint import best, full, sharded
 from train.checkpoint.background import Background, copied
@@ -21,7 +22,6 @@ from train.config import Config, fixed_flags, flag
 from train.distributed.communicator import Communicator
 from train.errors import UsageError
 from train.parallel.strategy import Strategy
-from train.parallel.whole import fill, whole
 
 Progress = dict[str, Any]
 SAMPLES = "training samples"
@@ -244,6 +244,26 @@ class Snapshots:
             raise ValueError(f"{wrong[0]} of the scaler is {saved[wrong[0]]}")
         if saved and self.strategy.scaler.is_enabled():
             self.strategy.scaler.load_state_dict(dict(saved))
+
+
+@torch.no_grad()
+def whole(value: Tensor) -> Tensor:
+    """Return the whole tensor on the CPU. Called by every rank that holds a part of it."""
+    gathered: Tensor = value.full_tensor() if isinstance(value, DTensor) else value
+    return gathered.detach().cpu()
+
+
+@torch.no_grad()
+def fill(value: Tensor, saved: Tensor) -> None:
+    """Copy the whole tensor `saved` into `value`, or this rank's part of it. Raises `ValueError` for another
+    shape."""
+    if value.shape != saved.shape:
+        raise ValueError(f"a tensor of the shape {tuple(saved.shape)} instead of {tuple(value.shape)}")
+    if isinstance(value, DTensor):
+        local = saved.to(value.to_local().device, value.dtype)
+        # Every rank has read the same one: nothing has to be sent.
+        saved = distribute_tensor(local, value.device_mesh, value.placements, src_data_rank=None)
+    value.copy_(saved)
 
 
 def _change(name: str, before: Any, now: Any) -> str:

@@ -1,1 +1,1 @@
-"""What is measured in the steps of a run: sums over steps and ranks, speed, and how many predictions are right."""
+"""What is measured in the steps of a run: sums over steps and ranks, and speed."""

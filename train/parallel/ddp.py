@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from train.errors import TrainError
-from train.parallel.buffers import buffers_preserved
+from train.parallel.layers import buffers_preserved
 from train.parallel.strategy import Part, Strategy, explained
 from train.task import Batch, size
 

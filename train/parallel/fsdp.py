@@ -20,7 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from train.config import Config
 from train.distributed.communicator import Communicator
 from train.errors import UsageError
-from train.parallel.recompute import layers_of
+from train.parallel.layers import layers_of
 from train.parallel.strategy import AMP_DTYPES, Strategy
 
 

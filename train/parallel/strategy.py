@@ -27,8 +27,7 @@ from train.distributed.communicator import Communicator
 from train.distributed.device import move
 from train.errors import TrainError, UsageError
 from train.metrics import throughput
-from train.parallel.buffers import buffers_preserved
-from train.parallel.recompute import recompute_activations
+from train.parallel.layers import buffers_preserved, recompute_activations
 from train.task import Batch, Task, device_of, first, to_device
 
 Part = tuple[Batch, int]  # a part of this rank's samples, and how many of them count

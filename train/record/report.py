@@ -21,7 +21,6 @@ class Report(Hook):
 
     def __init__(self, config: Config, task: Task, output: RunOutput, best: BestWeights) -> None:
         self.config, self.task, self.output, self.best = config, task, output, best
-        self._train: dict[str, float] = {}
 
     def after_step(self, run: Run) -> None:
         if not run.at_end_of_epoch and not (

@@ -22,7 +22,7 @@ init = Verb(
             flag_value="ddp",
             metavar="[ddp|trainer]",
             help="Copy an example project, too: one training script (ddp, the default), or the reference trainer with its "
-            "docs and tests.",
+            "docs and a test.",
         ),
     ],
     help="""Write a commented cloudddp.toml into FOLDER.

@@ -14,10 +14,10 @@ from support.training.small_trainer import small_trainer
 from torch import Tensor
 
 from train.checkpoint.best import read_best
+from train.checkpoint.snapshots import whole
 from train.config import make
 from train.data.datasets import load
 from train.distributed.communicator import Communicator
-from train.parallel.whole import whole
 from train.trainer import Trainer
 
 TEXT = {"model": "transformer", "batch_size": 6, "epochs": 1, "optimizer": "adamw", "lr": 0.01}

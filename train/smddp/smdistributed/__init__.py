@@ -1,4 +1,4 @@
-"""The name under which SageMaker's libraries are imported; found only where `smddp` is on the path.
+"""The name under which SageMaker's libraries are imported; found only where `train/smddp` is on the path.
 
 Empty, and extends its path so that a real installation further down the path is still found.
 """
