@@ -1,0 +1,195 @@
+"""The harness of the benchmarks: commands timed in turns, a simulator, rows measured in its network, and tables.
+
+A simulator with namespace nodes has a network of its own. A benchmark that connects to these nodes has a function that
+yields rows; `rows_inside` runs it in a process in that network, this module.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+ROOT = Path(__file__).resolve().parents[1]
+BENCHMARKS = ROOT / "docs" / "benchmarks.md"
+RUNS = 11  # of each command that `compare` times
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The command line. `venv` and `examples` are the folders given with --peers, by kind."""
+
+    venv: Path | None = None
+    examples: Path | None = None
+    peers: bool = False
+    write: bool = False
+    cases: Sequence[str] = ()
+    nodes: Sequence[int] = ()
+    rtt: Sequence[int] = ()
+    turns: int = 0
+    fault: str = ""
+    seed: int = 0
+
+
+# -- commands ------------------------------------------------------------------------------------------------
+
+
+def script(name: str) -> str:
+    """Return the path of a program of this environment."""
+    return str(Path(sys.executable).with_name(name))
+
+
+def run(command: Sequence[str | Path], **more: Any) -> str:
+    """Return the output of a command. Ends the benchmark if the command fails."""
+    done: subprocess.CompletedProcess[str] = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, **more
+    )
+    if done.returncode:
+        raise SystemExit(f"{' '.join(map(str, command))}: exit {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def seconds_of(call: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+def rotated(names: Sequence[str], turn: int) -> list[str]:
+    """Return the sides in the order of a turn: each is the first one as often as the others."""
+    first = turn % len(names)
+    return [*names[first:], *names[:first]]
+
+
+def in_turns(sides: Mapping[str, Callable[[], T]], turns: int) -> dict[str, list[T]]:
+    """Call each side once for warm-up, and then in turns. Return the results by side."""
+    found: dict[str, list[T]] = {name: [] for name in sides}
+    for turn in range(turns + 1):
+        for name in rotated(list(sides), turn):
+            result = sides[name]()
+            if turn:
+                found[name].append(result)
+    return found
+
+
+def compare(commands: Sequence[Sequence[str]], env: dict[str, str]) -> None:
+    """Time whole processes in turns and print the median of each, and of the ratios of the first to the second."""
+
+    def side(command: Sequence[str]) -> Callable[[], float]:
+        return lambda: seconds_of(lambda: run(command, env=env))
+
+    named = {" ".join([Path(words[0]).name, *words[1:]]): side(words) for words in commands}
+    rows = in_turns(named, RUNS)
+    for name, row in rows.items():
+        line(name, row, "s")
+    if len(rows) > 1:
+        line("ratio", ratios(*rows.values()))
+
+
+# -- figures -------------------------------------------------------------------------------------------------
+
+
+def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    """Return the ratio of each turn."""
+    return [one / other for one, other in zip(ours, theirs, strict=True)]
+
+
+def spread(row: Sequence[float]) -> tuple[float, float, float]:
+    """Return the median, the minimum and the maximum."""
+    return statistics.median(row), min(row), max(row)
+
+
+def line(name: str, row: Sequence[float], unit: str = "") -> None:
+    middle, low, high = spread(row)
+    print(f"  {name:<50} {middle:8.3f} {unit:<2} ({low:.3f} to {high:.3f})", flush=True)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a Markdown table."""
+    cells = [f"| {' | '.join(row)} |" for row in (head, *rows)]
+    return [cells[0], "|" + "---|" * len(head), *cells[1:]]
+
+
+def conditions(load_before: float) -> str:
+    """Return when and where a benchmark ran, which began at this load average."""
+    date = time.strftime("%Y-%m-%d")
+    load = f"load average {load_before:.1f} before and {load():.1f} after."
+    return f"{date}, {os.cpu_count()} processors, {load}"
+
+
+def load() -> float:
+    return os.getloadavg()[0]
+
+
+def write_between(page: Path, name: str, lines: Sequence[str]) -> None:
+    """Put lines into a Markdown page, between its comments `NAME: begin` and `NAME: end`."""
+    begin, end = (f"<!-- {name}: {which} -->" for which in ("begin", "end"))
+    before, _, rest = page.read_text().partition(begin)
+    _, found, after = rest.partition(end)
+    if not found:
+        raise SystemExit(f"{page} has no {begin} ... {end}")
+    page.write_text("\n".join([f"{before}{begin}", *lines, f"{end}{after}"]))
+
+
+# -- the simulator -------------------------------------------------------------------------------------------
+
+
+def environment(home: str) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "CLOUDDDP_"))}
+    return {**kept, "CLOUDDDP_HOME": home}
+
+
+@contextmanager
+def simulator(nodes: str = "process", **settings: Any) -> Iterator[dict[str, str]]:
+    """Yield the environment in which AWS clients and cloudddp use a new simulator, and no command asks a question.
+
+    This process can reach nodes of kind `process`; `namespace` nodes are reachable only from what `cloudddp sim exec`
+    runs.
+    """
+    from cloudddp.sim import control
+
+    with tempfile.TemporaryDirectory(prefix="cloudddp-bench-") as home:
+        found = control.start(Path(home), nodes=nodes, **settings)
+        own = {"CLOUDDDP_YES": "1", "OMP_NUM_THREADS": "1"}
+        try:
+            yield {**environment(home), **control.environment(found), **own}
+        finally:
+            control.stop(Path(home))
+
+
+def rows_inside(function: Callable[..., Iterator[Any]], **arguments: Any) -> Iterator[Any]:
+    """Call a function of a module in the network of a new simulator; yield what it yields, as soon as it does.
+
+    Arguments and rows pass as JSON.
+    """
+    where = f"{function.__module__}:{function.__name__}"
+    task = [sys.executable, "-m", "bench.harness", where, json.dumps(arguments)]
+    with simulator("namespace") as env:
+        inside = {**env, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests")))}
+        command = [script("cloudddp"), "sim", "exec", "--", *task]
+        with subprocess.Popen(command, env=inside, stdout=subprocess.PIPE, text=True) as process:
+            yield from map(json.loads, process.stdout or ())
+    if process.returncode:
+        raise SystemExit(process.returncode)
+
+
+def _main() -> None:
+    where, arguments = sys.argv[1:]
+    module, _, name = where.partition(":")
+    for row in getattr(importlib.import_module(module), name)(**json.loads(arguments)):
+        print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    _main()
