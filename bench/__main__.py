@@ -25,6 +25,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from bench.faults.run import bench_faults
 from bench.harness import Options
@@ -53,9 +54,9 @@ BENCHES: dict[str, Callable[[Options], None]] = {
 }
 
 
-def find_peers(folders: Sequence[Path]) -> dict[str, Path]:
+def find_peers(folders: Sequence[Path]) -> dict[str, Any]:
     """Return the folders by kind. Exits with code 2 for a folder that is neither."""
-    found: dict[str, Path] = {}
+    found: dict[str, Any] = {}
     for folder in folders:
         if any((folder / "bin" / program).is_file() for program in ("torchx", "flintrock")):
             found["venv"] = folder

@@ -123,9 +123,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 def conditions(load_before: float) -> str:
     """Return when and where a benchmark ran, which began at this load average."""
-    date = time.strftime("%Y-%m-%d")
-    load = f"load average {load_before:.1f} before and {load():.1f} after."
-    return f"{date}, {os.cpu_count()} processors, {load}"
+    machine = f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} processors"
+    return f"{machine}, load average {load_before:.1f} before and {load():.1f} after."
 
 
 def load() -> float:
@@ -176,7 +175,7 @@ def rows_inside(function: Callable[..., Iterator[Any]], **arguments: Any) -> Ite
     where = f"{function.__module__}:{function.__name__}"
     task = [sys.executable, "-m", "bench.harness", where, json.dumps(arguments)]
     with simulator("namespace") as env:
-        inside = {**env, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests")))}
+        inside = {**env, "PYTHONPATH": str(ROOT)}
         command = [script("cloudddp"), "sim", "exec", "--", *task]
         with subprocess.Popen(command, env=inside, stdout=subprocess.PIPE, text=True) as process:
             yield from map(json.loads, process.stdout or ())

@@ -82,6 +82,7 @@ class Transfer(ABC):
 
     def change(self, count: int) -> None:
         """Change some files at the source."""
+        raise NotImplementedError
 
     @abstractmethod
     def clear(self, contender: str) -> None:
