@@ -1,20 +1,17 @@
-"""Measure cloudddp and its example trainer, compared with other programs where they are given.
+"""Measure cloudddp, compared with other programs where they are given.
 
     python -m bench                                  every benchmark, ours only
     python -m bench status launch                    some of them
     python -m bench help status --peers VENV         compared with torchx and flintrock
-    python -m bench trainer --peers EXAMPLES         compared with pytorch/examples
     python -m bench sync --peers                     compared with rsync (--cases, --nodes, --rtt, --turns)
     python -m bench pull                             always compared with rsync; the same options
 
---peers names a folder with the programs to compare with. It may be given twice, and is one of two things:
+VENV is a virtual environment with torchx and flintrock:
 
-    VENV      a virtual environment with torchx and flintrock, for `help` and `status`
-              (python -m venv VENV && VENV/bin/pip install torchx flintrock 'setuptools<81')
-    EXAMPLES  a checkout of github.com/pytorch/examples, for `trainer`
+    python -m venv VENV && VENV/bin/pip install torchx flintrock 'setuptools<81'
 
-Without them the rows of the peers are left out. Whole processes are timed in turns (ours, theirs, ours, ...) after one
-warm-up, and medians are printed with minimum and maximum. docs/benchmarks.md has the measurements of the trainer.
+Without it the rows of the peers are left out. Whole processes are timed in turns after one warm-up, and medians are
+printed with minimum and maximum. The trainer has benchmarks of its own: python -m bench.train.bench.
 """
 
 from __future__ import annotations
@@ -23,9 +20,8 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from bench.faults.run import bench_faults
 from bench.harness import Options
@@ -36,7 +32,6 @@ from bench.pull import bench_pull
 from bench.recovery import bench_recovery
 from bench.scale import bench_scale
 from bench.sync import bench_sync
-from bench.trainer import bench_trainer
 from bench.verbs import bench_help, bench_status
 
 BENCHES: dict[str, Callable[[Options], None]] = {
@@ -50,23 +45,14 @@ BENCHES: dict[str, Callable[[Options], None]] = {
     "link": bench_link,
     "faults": bench_faults,
     "recovery": bench_recovery,
-    "trainer": bench_trainer,
 }
 
 
-def find_peers(folders: Sequence[Path]) -> dict[str, Any]:
-    """Return the folders by kind. Exits with code 2 for a folder that is neither."""
-    found: dict[str, Any] = {}
-    for folder in folders:
-        if any((folder / "bin" / program).is_file() for program in ("torchx", "flintrock")):
-            found["venv"] = folder
-        elif (folder / "imagenet" / "main.py").is_file():
-            found["examples"] = folder
-        else:
-            kinds = "a virtual environment with torchx or flintrock nor a checkout of pytorch/examples"
-            print(f"bench: --peers {folder}: neither {kinds}", file=sys.stderr)
-            raise SystemExit(2)
-    return found
+def _environment(text: str) -> Path:
+    folder = Path(text)
+    if not any((folder / "bin" / program).is_file() for program in ("torchx", "flintrock")):
+        raise argparse.ArgumentTypeError(f"{text}: not a virtual environment with torchx or flintrock")
+    return folder
 
 
 def _texts(text: str) -> tuple[str, ...]:
@@ -86,8 +72,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("names", nargs="*", choices=[[], *BENCHES], metavar="NAME", help="default: all")
-    peers = "programs to compare with (see above); of `sync`: no folder"
-    add("--peers", metavar="DIR", type=Path, action="append", nargs="?", default=[], help=peers)
+    peers = "of `help` and `status`: VENV (see above); of `sync`: no folder, compare with rsync"
+    add("--peers", metavar="VENV", type=_environment, nargs="?", const=True, default=None, help=peers)
     cases = "of `sync`: 2000 20000 1gb unchanged changed; of `pull`: without the last"
     add("--cases", metavar="A,B", type=_texts, default=(), help=cases)
     nodes = "of `sync`: default 1,4,8; of `pull`: 1,4; of `scale`: 1 to 64"
@@ -105,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
 def main() -> None:
     given = vars(_parser().parse_args())
     names, peers = given.pop("names"), given.pop("peers")
-    options = Options(**find_peers([folder for folder in peers if folder]), peers=bool(peers), **given)
+    options = Options(venv=peers if isinstance(peers, Path) else None, peers=peers is not None, **given)
     print(f"python {sys.version.split()[0]}, {os.cpu_count()} cores, {time.strftime('%Y-%m-%d')}")
     for name in names or BENCHES:
         BENCHES[name](options)

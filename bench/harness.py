@@ -1,4 +1,4 @@
-"""The harness of the benchmarks: commands timed in turns, a simulator, rows measured in its network, and tables.
+"""The harness of the benchmarks: commands timed in turns, a simulator, and rows measured in its network.
 
 A simulator with namespace nodes has a network of its own. A benchmark that connects to these nodes has a function that
 yields rows; `rows_inside` runs it in a process in that network, this module.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -20,18 +19,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from bench.tables import line, ratios
+
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[1]
-BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 RUNS = 11  # of each command that `compare` times
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The command line. `venv` and `examples` are the folders given with --peers, by kind."""
+    """The command line. `venv` is the folder that --peers names, if any."""
 
     venv: Path | None = None
-    examples: Path | None = None
     peers: bool = False
     write: bool = False
     cases: Sequence[str] = ()
@@ -50,11 +49,20 @@ def script(name: str) -> str:
     return str(Path(sys.executable).with_name(name))
 
 
+def start(command: Sequence[str], **more: Any) -> subprocess.Popen[str]:
+    """Start a command without input; its errors are part of its output."""
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, text=True, **more)
+
+
+def finished(command: Sequence[str | Path], **more: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command without input, and return how it ended."""
+    none = subprocess.DEVNULL
+    return subprocess.run(command, stdin=none, capture_output=True, text=True, check=False, **more)
+
+
 def run(command: Sequence[str | Path], **more: Any) -> str:
     """Return the output of a command. Ends the benchmark if the command fails."""
-    done: subprocess.CompletedProcess[str] = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, **more
-    )
+    done = finished(command, **more)
     if done.returncode:
         raise SystemExit(f"{' '.join(map(str, command))}: exit {done.returncode}\n{done.stdout}{done.stderr}")
     return done.stdout
@@ -95,50 +103,6 @@ def compare(commands: Sequence[Sequence[str]], env: dict[str, str]) -> None:
         line(name, row, "s")
     if len(rows) > 1:
         line("ratio", ratios(*rows.values()))
-
-
-# -- figures -------------------------------------------------------------------------------------------------
-
-
-def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
-    """Return the ratio of each turn."""
-    return [one / other for one, other in zip(ours, theirs, strict=True)]
-
-
-def spread(row: Sequence[float]) -> tuple[float, float, float]:
-    """Return the median, the minimum and the maximum."""
-    return statistics.median(row), min(row), max(row)
-
-
-def line(name: str, row: Sequence[float], unit: str = "") -> None:
-    middle, low, high = spread(row)
-    print(f"  {name:<50} {middle:8.3f} {unit:<2} ({low:.3f} to {high:.3f})", flush=True)
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a Markdown table."""
-    cells = [f"| {' | '.join(row)} |" for row in (head, *rows)]
-    return [cells[0], "|" + "---|" * len(head), *cells[1:]]
-
-
-def conditions(load_before: float) -> str:
-    """Return when and where a benchmark ran, which began at this load average."""
-    machine = f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} processors"
-    return f"{machine}, load average {load_before:.1f} before and {load():.1f} after."
-
-
-def load() -> float:
-    return os.getloadavg()[0]
-
-
-def write_between(page: Path, name: str, lines: Sequence[str]) -> None:
-    """Put lines into a Markdown page, between its comments `NAME: begin` and `NAME: end`."""
-    begin, end = (f"<!-- {name}: {which} -->" for which in ("begin", "end"))
-    before, _, rest = page.read_text().partition(begin)
-    _, found, after = rest.partition(end)
-    if not found:
-        raise SystemExit(f"{page} has no {begin} ... {end}")
-    page.write_text("\n".join([f"{before}{begin}", *lines, f"{end}{after}"]))
 
 
 # -- the simulator -------------------------------------------------------------------------------------------

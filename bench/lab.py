@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from bench.harness import Options, line, load, rows_inside
+from bench.harness import Options, rows_inside
+from bench.tables import line, load
 
 RUNS = {1: 5, 8: 5, 32: 3, 64: 3}  # by number of nodes
 TIMEOUT = 120.0  # seconds; a guard against hanging

@@ -8,27 +8,14 @@ from __future__ import annotations
 import functools
 import itertools
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from bench.cluster import Cluster
-from bench.harness import (
-    BENCHMARKS,
-    Options,
-    conditions,
-    in_turns,
-    line,
-    load,
-    ratios,
-    rows_inside,
-    script,
-    spread,
-    table,
-    write_between,
-)
+from bench.harness import Options, in_turns, rows_inside, script, start
+from bench.tables import BENCHMARKS, conditions, line, load, ratios, spread, table, write_between
 
 RUNS = 7
 GOAL = 0.5  # seconds that `launch` may take more than 1.1 x by hand
@@ -45,7 +32,6 @@ def rows() -> Iterator[dict[str, list[tuple[float, float]]]]:
     """Yield the seconds to the first line and to the end of each turn, of launch and by hand."""
     with tempfile.TemporaryDirectory() as folder, Cluster(2, Path(folder)) as cluster:
         (cluster.folder / "first.py").write_text(SCRIPT)
-        cluster.cloudddp(*_LAUNCH)  # syncs, and warms the page cache
         ports = itertools.count(29600)
         launch = functools.partial(_first_line, cluster, [[script("cloudddp"), *_LAUNCH]])
         yield in_turns({"launch": launch, "by hand": lambda: _by_hand(cluster, next(ports))}, RUNS)
@@ -53,12 +39,10 @@ def rows() -> Iterator[dict[str, list[tuple[float, float]]]]:
 
 def _by_hand(cluster: Cluster, port: int) -> tuple[float, float]:
     """Start torchrun on each node."""
+    head, addresses = cluster.private[0], enumerate(cluster.private)
+    logins = [cluster.ssh(rank, warm=False) for rank in range(len(cluster.private))]
     return _first_line(
-        cluster,
-        [
-            [*cluster.ssh(rank, warm=False), _torchrun(cluster.private[0], address, rank, port)]
-            for rank, address in enumerate(cluster.private)
-        ],
+        cluster, [[*logins[rank], _torchrun(head, address, rank, port)] for rank, address in addresses]
     )
 
 
@@ -76,17 +60,7 @@ def _first_line(cluster: Cluster, commands: list[list[str]]) -> tuple[float, flo
     log = cluster.folder.parent / "output"
     with log.open("wb") as output:
         began = time.perf_counter()
-        started = [
-            subprocess.Popen(
-                one,
-                env=cluster.env,
-                cwd=cluster.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
-            for one in commands
-        ]
+        started = [start(one, env=cluster.env, cwd=cluster.folder, stdout=output) for one in commands]
         while b"first line" not in log.read_bytes():
             if all(one.poll() is not None for one in started) or time.perf_counter() - began > 120:
                 raise RuntimeError(log.read_text())
@@ -99,9 +73,7 @@ def _first_line(cluster: Cluster, commands: list[list[str]]) -> tuple[float, flo
 
 def bench_launch(options: Options) -> None:
     """From the command to the first line of a rank: `launch`, and the same torchrun typed by hand on both nodes."""
-    print(
-        "launch: 2 namespace nodes x 2 ranks, from the command to the first line of a rank and to its end, in turns"
-    )
+    print("launch: 2 namespace nodes x 2 ranks, from the command to the first line of a rank and to its end")
     before = load()
     (found,) = rows_inside(rows)
     cells = []

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.cluster import DIRECT, Cluster, Link
-from bench.harness import BENCHMARKS, Options, conditions, load, rows_inside, seconds_of, table, write_between
+from bench.harness import Options, rows_inside, seconds_of
 from bench.sync import fill
+from bench.tables import BENCHMARKS, conditions, load, table, write_between
 from bench.transfers import CASES, change_files
 
 ROUND_TRIPS = (0, 20, 100)  # milliseconds

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from bench import traffic
 from bench.cluster import MBIT, Cluster, Opened, together
-from bench.harness import Options, ratios, run
+from bench.harness import Options, run
+from bench.tables import ratios
 from bench.transfers import FILL, Case, Row, Transfer, medians, report, rows, seconds
 
 CONTENDERS = ("cloudddp", "open", "warm", "cold")

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.faults.lab import Lab, until
-from bench.harness import ROOT, Options, conditions, load, simulator, table, write_between
+from bench.harness import ROOT, Options, simulator
+from bench.tables import DOCS, conditions, load, table, write_between
 
 GOAL = 15.0
 # The beginning of what `watch` prints, and what has happened by then.
@@ -129,10 +130,7 @@ def difference(whole: Path, lost: Path) -> float:
 
 
 def bench_recovery(options: Options) -> None:
-    """From the loss of a node to the next training step, in parts, with `cloudddp watch`.
-
-    Exits with 1 above the goal, or if weights differ.
-    """
+    """From the loss of a node to the next training step, with `cloudddp watch`; exits with 1 if weights differ."""
     print(
         "recovery: EC2 terminates node 1 of 2 x 2 ranks; `cloudddp watch` replaces it; seconds since the loss"
     )
@@ -161,6 +159,6 @@ def bench_recovery(options: Options) -> None:
     ]
     print("\n".join(lines))
     if options.write:
-        write_between(ROOT / "docs" / "faults.md", "python -m bench recovery", lines)
+        write_between(DOCS / "faults.md", "python -m bench recovery", lines)
     if differs or moments[-1][0] > GOAL:
         raise SystemExit(f"recovery: {moments[-1][0]:.1f} s (goal: {GOAL:g}), difference {differs:.3g}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,32 +23,14 @@ from support.faults import FaultyEndpoint
 
 from bench import traffic
 from bench.cluster import DIRECT
-from bench.harness import (
-    BENCHMARKS,
-    ROOT,
-    Options,
-    conditions,
-    load,
-    rows_inside,
-    script,
-    simulator,
-    table,
-    write_between,
-)
-from bench.train import figures
+from bench.harness import Options, rows_inside, script, simulator, start
+from bench.tables import BENCHMARKS, conditions, load, table, write_between
 from cloudddp.config.spec.cluster import MAX_NODES
 
 NODES = (1, 2, 4, 8, 16, 32, 64)
 API_NODES = min(256, MAX_NODES)  # without hosts
 RUNS = 3  # of launch and exec; their medians
 VERBS = ("up", "launch", "exec", "down")
-_MEASURES = {
-    "seconds": "seconds",
-    "calls": "AWS calls",
-    "kilobytes": "kB over SSH",
-    "threads": "threads",
-    "megabytes": "MB of memory",
-}
 _SAMPLE = 0.004  # seconds
 
 
@@ -85,14 +66,8 @@ class Measuring:
         threads, peak = 0, 0
         with tempfile.TemporaryFile() as output:
             began = time.perf_counter()
-            process = subprocess.Popen(
-                [script("cloudddp"), *words],
-                env=self._env,
-                cwd=self._folder,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+            command = [script("cloudddp"), *words]
+            process = start(command, env=self._env, cwd=self._folder, stdout=output)
             stopped = False
             while process.poll() is None:
                 threads, peak = map(max, zip((threads, peak), _threads_and_peak(process.pid), strict=True))
@@ -165,14 +140,11 @@ def without_hosts(count: int) -> dict[str, Cost]:
 
 def bench_scale(options: Options) -> None:
     """What a node more costs: up, launch, exec and down of 1 to 64 nodes, and more without hosts."""
-    if options.write and not figures.AVAILABLE:
-        raise SystemExit(f"--write draws a plot, which needs matplotlib: {figures.INSTALL}")
     print(
         "scale: seconds, AWS calls, kB over SSH, threads and MB of memory of each command, on namespace nodes"
     )
-    before, found, cells = load(), [], []
+    before, cells = load(), []
     for row in rows_inside(rows, nodes=options.nodes or NODES):
-        found.append(row)
         cells.append([str(row["nodes"]), *(str(Cost(**row[verb])) for verb in VERBS)])
         print("  " + "  |  ".join(cells[-1]), flush=True)
     api = [f"{verb}: {cost}" for verb, cost in without_hosts(API_NODES).items()]
@@ -182,19 +154,3 @@ def bench_scale(options: Options) -> None:
     if options.write:
         lines = table(["nodes", *(f"`{verb}`" for verb in VERBS)], cells)
         write_between(BENCHMARKS, "python -m bench scale", [where, "", *lines, "", alone])
-        draw(found, where, ROOT / "docs" / "scale.svg")
-
-
-def draw(found: Sequence[dict[str, Any]], note: str, path: Path) -> None:
-    """Draw a panel for each measure, and in it a line for each command, over the number of nodes."""
-    sizes = [str(row["nodes"]) for row in found]
-    with figures.figure(path, figsize=(9.2, 5.4)) as figure:
-        figure.suptitle(f"by number of nodes; {note}", fontsize="medium")
-        panels = figure.subplots(2, 3).flatten()
-        for axes, (measure, title) in zip(panels, _MEASURES.items(), strict=False):
-            for verb in VERBS:
-                (line,) = axes.plot(sizes, [row[verb][measure] for row in found], label=verb)
-                line.set_gid(f"{verb}-{measure}")
-            axes.set(title=title, ylim=(0, None))
-        panels[-1].axis("off")
-        panels[-1].legend(*panels[0].get_legend_handles_labels(), loc="center", frameon=False)

@@ -20,7 +20,8 @@ from pathlib import Path
 
 from bench import traffic
 from bench.cluster import MBIT, Cluster, Opened, opened, together
-from bench.harness import Options, ratios, run, script, seconds_of, simulator
+from bench.harness import Options, run, script, seconds_of, simulator
+from bench.tables import ratios
 from bench.transfers import CASES, FILL, Case, Row, Transfer, change_files, medians, report, rows, seconds
 
 CONTENDERS = ("open", "cloudddp", "warm", "cold", "relay")

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.cluster import DIRECT, Cluster, Link, Opened
-from bench.harness import BENCHMARKS, Options, conditions, load, rotated, rows_inside, table, write_between
+from bench.harness import Options, rotated, rows_inside
+from bench.tables import BENCHMARKS, conditions, load, table, write_between
 
 GB = 10**9
 ROUND_TRIPS = (0, 50)  # milliseconds

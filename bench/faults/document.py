@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from bench.faults.cases import FAULTS
 from bench.faults.measure import Row
-from bench.harness import ROOT, conditions, table, write_between
+from bench.tables import DOCS, conditions, table, write_between
 
-PAGE = ROOT / "docs" / "faults.md"
+PAGE = DOCS / "faults.md"
 HEAD = (
     "fault",
     "nodes x ranks",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.harness import run, script
+from bench.harness import finished, run, script, start
 
 INSTANCE_TYPE = "g5.12xlarge"
 JOBS = "home/ubuntu/.cloudddp/jobs"  # on a node
@@ -89,28 +89,11 @@ class Lab:
         return done.stdout
 
     def _run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [script("cloudddp"), *words],
-            env=self.env,
-            cwd=self.folder,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=420,
-            check=False,
-        )
+        return finished([script("cloudddp"), *words], env=self.env, cwd=self.folder, timeout=420)
 
     def start(self, *words: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [script("cloudddp"), "--sim", *words],
-            env=self.env,
-            cwd=self.folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        command, own = [script("cloudddp"), "--sim", *words], {"env": self.env, "cwd": self.folder}
+        return start(command, stdout=subprocess.PIPE, start_new_session=True, **own)
 
     def fault(self, *words: str) -> None:
         """Cause a fault of the simulator; a number is a node."""

@@ -17,7 +17,8 @@ from bench.faults import document, laptop, measure
 from bench.faults.cases import FAULTS
 from bench.faults.lab import Lab
 from bench.faults.measure import Row
-from bench.harness import Options, load, simulator, table
+from bench.harness import Options, simulator
+from bench.tables import load, table
 
 
 def bench_faults(options: Options) -> None:
