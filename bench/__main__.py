@@ -10,8 +10,9 @@ VENV is a virtual environment with torchx and flintrock:
 
     python -m venv VENV && VENV/bin/pip install torchx flintrock 'setuptools<81'
 
-Without it the rows of the peers are left out. Whole processes are timed in turns after one warm-up, and medians are
-printed with minimum and maximum. The trainer has benchmarks of its own: python -m bench.train.bench.
+Without it the rows of the peers are left out. Whole processes are timed in turns after one warm-up, and
+medians are printed with minimum and maximum. The trainer has benchmarks of its own:
+python -m bench.train.bench.
 """
 
 from __future__ import annotations
@@ -83,7 +84,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--turns", metavar="N", type=int, default=0, help="of `sync` and `pull`: default 3")
     add("--fault", metavar="TEXT", default="", help="of `faults`: only those whose name contains it")
     add("--seed", type=int, default=20261123, help="of `faults`: of its random moments")
-    write = "of `faults`, `recovery`, `launch`, `scale`, `link`, `pull` and `sync --peers`: write their tables into docs/"
+    write = (
+        "write the table into docs/, if it has one: not of `help`, `status`, `sync` without --peers, `lab`"
+    )
     add("--write", action="store_true", help=write)
     return parser
 

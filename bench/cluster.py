@@ -113,7 +113,7 @@ class Cluster:
         return f"{' '.join(_SSH)} -i bench_key -o ControlPath=.ssh/bench-%h"
 
     def _connect_nodes(self) -> None:
-        """Give node 0 a key for the others and open its connections, as a careful user would for many syncs."""
+        """Give node 0 a key for the others and open its connections, as a user would for many syncs."""
         make_key = "rm -f bench_key*; ssh-keygen -q -t ed25519 -N '' -f bench_key; cat bench_key.pub"
         public = self.on(0, make_key).strip()
         for rank, address in enumerate(self.private[1:], start=1):
@@ -149,8 +149,8 @@ class Link:
         self._set(None)
 
     def be_far(self, milliseconds: int, cluster: Cluster, runner: Any, *, mbit: int = MBIT) -> None:
-        """Have a round trip, if any. All connections are opened anew: those of another link would begin with what
-        TCP has learned there."""
+        """Have a round trip, if any. All connections are opened anew: those of another link would begin with
+        what TCP has learned there."""
         cluster.disconnect()
         self._set(None)
         if milliseconds:
@@ -163,8 +163,8 @@ class Link:
 def _use_usual_congestion_control() -> str:
     """Let the laptop's TCP use cubic, Linux's default, or reno, which every namespace may use. Returns which.
 
-    The computer's own may be bbr (version 1), of which several connections through one narrow link repeat up to a
-    third of the bytes.
+    The computer's own may be bbr (version 1), of which several connections through one narrow link repeat up
+    to a third of the bytes.
     """
     setting = Path("/proc/sys/net/ipv4/tcp_congestion_control")
     for name in ("cubic", "reno"):

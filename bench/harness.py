@@ -1,7 +1,7 @@
 """The harness of the benchmarks: commands timed in turns, a simulator, and rows measured in its network.
 
-A simulator with namespace nodes has a network of its own. A benchmark that connects to these nodes has a function that
-yields rows; `rows_inside` runs it in a process in that network, this module.
+A simulator with namespace nodes has a network of its own. A benchmark that connects to these nodes has a
+function that yields rows; `rows_inside` runs it in a process in that network, this module.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def in_turns(sides: Mapping[str, Callable[[], T]], turns: int) -> dict[str, list
 
 
 def compare(commands: Sequence[Sequence[str]], env: dict[str, str]) -> None:
-    """Time whole processes in turns and print the median of each, and of the ratios of the first to the second."""
+    """Time whole processes in turns and print the median of each, and of the ratio of the first two."""
 
     def side(command: Sequence[str]) -> Callable[[], float]:
         return lambda: seconds_of(lambda: run(command, env=env))
@@ -115,10 +115,10 @@ def environment(home: str) -> dict[str, str]:
 
 @contextmanager
 def simulator(nodes: str = "process", **settings: Any) -> Iterator[dict[str, str]]:
-    """Yield the environment in which AWS clients and cloudddp use a new simulator, and no command asks a question.
+    """Yield the environment in which AWS clients and cloudddp use a new simulator; no command asks questions.
 
-    This process can reach nodes of kind `process`; `namespace` nodes are reachable only from what `cloudddp sim exec`
-    runs.
+    This process can reach nodes of kind `process`; `namespace` nodes are reachable only from what `cloudddp
+    sim exec` runs.
     """
     from cloudddp.sim import control
 
@@ -132,7 +132,7 @@ def simulator(nodes: str = "process", **settings: Any) -> Iterator[dict[str, str
 
 
 def rows_inside(function: Callable[..., Iterator[Any]], **arguments: Any) -> Iterator[Any]:
-    """Call a function of a module in the network of a new simulator; yield what it yields, as soon as it does.
+    """Call a function of a module in the network of a new simulator; yield what it yields, at once.
 
     Arguments and rows pass as JSON.
     """

@@ -37,8 +37,8 @@ def rows() -> Iterator[dict[str, float]]:
 
 
 def measure(ec2: Any, request: dict[str, Any], nodes: int) -> dict[str, float]:
-    """Return the seconds from RunInstances until SSH responds on all, and from TerminateInstances until all are
-    `terminated`."""
+    """Return the seconds from RunInstances until SSH responds on all, and from TerminateInstances until all
+    are `terminated`."""
 
     def instances() -> list[dict[str, Any]]:
         return [
@@ -80,7 +80,7 @@ def _responds(address: str) -> bool:
 
 
 def bench_lab(_: Options) -> None:
-    """Namespace nodes: from RunInstances until SSH responds on all, and from TerminateInstances until all are gone."""
+    """Namespace nodes, with plain boto3: how fast they start and end."""
     print("lab: namespace nodes, plain boto3; in brackets the load average before and after")
     before = load()
     found = list(rows_inside(rows))

@@ -1,6 +1,8 @@
-"""From the command to the first line of a rank, and to its end: `cloudddp launch`, and torchrun typed by hand.
+"""From the command to the first line of a rank, and to its end: `cloudddp launch`, and torchrun typed by
+hand.
 
-Both run on the same two namespace nodes, in turns. By hand means one OpenSSH client per node, started at once.
+Both run on the same two namespace nodes, in turns. By hand means one OpenSSH client per node, started at
+once.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ def _torchrun(head: str, own: str, node: int, port: int) -> str:
     return (
         "cd project && OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=ens5 PYTHONUNBUFFERED=1 "
         f"/opt/pytorch/bin/python -m torch.distributed.run --nnodes=2 --nproc-per-node=2 --local-addr={own} "
-        f"--rdzv-backend=c10d --rdzv-id={port} --rdzv-endpoint={head}:{port} --rdzv-conf=is_host={is_host} first.py"
+        f"--rdzv-backend=c10d --rdzv-id={port} --rdzv-endpoint={head}:{port} --rdzv-conf=is_host={is_host} "
+        "first.py"
     )
 
 
@@ -72,7 +75,7 @@ def _first_line(cluster: Cluster, commands: list[list[str]]) -> tuple[float, flo
 
 
 def bench_launch(options: Options) -> None:
-    """From the command to the first line of a rank: `launch`, and the same torchrun typed by hand on both nodes."""
+    """From the command to the first line of a rank: `launch`, and the same torchrun typed by hand."""
     print("launch: 2 namespace nodes x 2 ranks, from the command to the first line of a rank and to its end")
     before = load()
     (found,) = rows_inside(rows)

@@ -2,8 +2,10 @@
 
 On 2 namespace nodes, for each round trip, with 500 Mbit/s in each direction unless it is 0:
 
-- seconds of `status`, `exec`, a sync of 2,000 x 4 KiB and of nothing, a `launch` with direct rendezvous, and `pull`;
-- MB/s of one stream in each direction over paramiko and over OpenSSH's `ssh`, and processor seconds per GB of paramiko.
+- seconds of `status`, `exec`, a sync of 2,000 x 4 KiB and of nothing, a `launch` with direct rendezvous, and
+  `pull`;
+- MB/s of one stream in each direction over paramiko and over OpenSSH's `ssh`, and processor seconds per GB of
+  paramiko.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ def verbs(cluster: Cluster, pulled: Path) -> dict[str, float]:
 
 
 def streams(cluster: Cluster, runner: Any, size: int) -> dict[str, str]:
-    """Return the MB/s of each program and direction, and for paramiko the processor seconds per GB on the laptop."""
+    """Return the MB/s of each program and direction, and for paramiko the processor seconds per GB on the
+    laptop."""
     pieces, openssh = size // len(_PIECE), cluster.ssh(0)
     source = f'head -c {size} /dev/zero | "$@"'
     upload = ["sh", "-c", source, "sh", *openssh, "cat > /dev/null"]

@@ -1,4 +1,5 @@
-"""`cloudddp pull` side by side with rsync: seconds, bytes that the laptop received, its processor time. Contenders:
+"""`cloudddp pull` side by side with rsync: seconds, bytes that the laptop received, its processor time.
+Contenders:
 
 cloudddp   `cloudddp pull`, of all nodes with --all-nodes; it connects anew as every command does
 open       the same transfer in this process, over connections that are open

@@ -1,9 +1,9 @@
-"""From the loss of a node to the next training step, in the lab, and whether the weights in the end are those of a run
-that was not interrupted.
+"""From the loss of a node to the next training step, in the lab, and whether the weights in the end are those
+of a run that was not interrupted.
 
-A job of `train/` in float64 runs on 2 nodes x 2 ranks, detached, with snapshots on every node; `cloudddp watch` follows
-it. EC2 terminates node 1 in the middle; `watch` replaces it and resumes the job. The parts are the moments at which
-`watch` prints its steps, and those at which processes end and begin on the nodes.
+A job of `train/` in float64 runs on 2 nodes x 2 ranks, detached, with snapshots on every node; `cloudddp
+watch` follows it. EC2 terminates node 1 in the middle; `watch` replaces it and resumes the job. The parts are
+the moments at which `watch` prints its steps, and those at which processes end and begin on the nodes.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ Moments = list[tuple[float, str]]  # seconds since the loss, and what had happen
 
 
 def measure(lab: Lab) -> tuple[Moments, float]:
-    """Return what happened from the loss to the next step, and the largest difference of a weight in the end."""
+    """Return what happened from the loss to the next step, and the largest difference of a weight in the
+    end."""
     launch = ("--nproc-per-node", str(lab.ranks), "script.py", "--out")
     lab.ok("--sim", "launch", *launch, "runs/whole")
     lab.ok("--sim", "pull", "--to", "whole")
@@ -93,7 +94,8 @@ def _timed(process: subprocess.Popen[str]) -> Moments:
 
 
 def _observed(lab: Lab, job: str) -> Iterator[tuple[float, str]]:
-    """Yield when the ranks of the job had ended, when those of the next one began, and when it made its first step."""
+    """Yield when the ranks of the job had ended, when those of the next one began, and when it made its first
+    step."""
     later = ""
 
     def resumed() -> str:
@@ -130,10 +132,8 @@ def difference(whole: Path, lost: Path) -> float:
 
 
 def bench_recovery(options: Options) -> None:
-    """From the loss of a node to the next training step, with `cloudddp watch`; exits with 1 if weights differ."""
-    print(
-        "recovery: EC2 terminates node 1 of 2 x 2 ranks; `cloudddp watch` replaces it; seconds since the loss"
-    )
+    """From the loss of a node to the next training step, with `cloudddp watch`."""
+    print("recovery: EC2 terminates node 1 of 2 x 2 ranks; `cloudddp watch` replaces it")
     before = load()
     with simulator("namespace") as env, tempfile.TemporaryDirectory() as name:
         folder = Path(name)

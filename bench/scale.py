@@ -1,7 +1,9 @@
-"""What a node more costs: `up`, a direct `launch`, `exec` and `down` of 1 to 64 namespace nodes, and more without hosts.
+"""What a node more costs: `up`, a direct `launch`, `exec` and `down` of 1 to 64 namespace nodes, and more
+without hosts.
 
-Of each command: seconds; calls of the AWS API, counted by a proxy in front of it; bytes to and from the nodes; and of
-its process, the largest number of threads and the peak of its memory, read from /proc every few milliseconds.
+Of each command: seconds; calls of the AWS API, counted by a proxy in front of it; bytes to and from the
+nodes; and of its process, the largest number of threads and the peak of its memory, read from /proc every few
+milliseconds.
 """
 
 from __future__ import annotations
@@ -131,8 +133,8 @@ def rows(nodes: Sequence[int]) -> Iterator[dict[str, Any]]:
 
 
 def without_hosts(count: int) -> dict[str, Cost]:
-    """Return the cost of `up` until it waits for SSH, `ls` and `down` of instances that run and never boot: nothing
-    but the API is behind them."""
+    """Return the cost of `up` until it waits for SSH, `ls` and `down` of instances that run and never boot:
+    nothing but the API is behind them."""
     with simulator(timing={"booting": 3600.0}) as env, measuring("many", env, hosts=False) as cluster:
         up = cluster.run("up", "-n", str(count), "-t", "g5.xlarge", until="waiting for SSH")
         return {"up until it waits for SSH": up, "ls": cluster.run("ls"), "down": cluster.run("down")}
@@ -140,9 +142,7 @@ def without_hosts(count: int) -> dict[str, Cost]:
 
 def bench_scale(options: Options) -> None:
     """What a node more costs: up, launch, exec and down of 1 to 64 nodes, and more without hosts."""
-    print(
-        "scale: seconds, AWS calls, kB over SSH, threads and MB of memory of each command, on namespace nodes"
-    )
+    print("scale: seconds, AWS calls, kB over SSH, threads and MB of each command, on namespace nodes")
     before, cells = load(), []
     for row in rows_inside(rows, nodes=options.nodes or NODES):
         cells.append([str(row["nodes"]), *(str(Cost(**row[verb])) for verb in VERBS)])

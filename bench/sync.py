@@ -2,8 +2,8 @@
 
 open       the transfer of `cloudddp sync`, in this process, over connections that are open
 cloudddp   the whole command, which starts Python, asks AWS and connects
-warm       one `rsync -a --delete` per node in parallel, over OpenSSH connections that are open (ControlMaster)
-cold       the same, each over a connection of its own
+warm       one `rsync -a --delete` per node in parallel, over OpenSSH connections that are open
+(ControlMaster) cold       the same, each over a connection of its own
 relay      one rsync to node 0, then from there one per other node in parallel; all connections are open
 """
 
@@ -62,7 +62,8 @@ class Sync(Transfer):
         }
 
     def taking_part(self, case: Case, milliseconds: int) -> list[str]:
-        """A copy of 1 GB for each of many nodes takes minutes over a narrow link: there, `relay` is the better rsync."""
+        """A copy of 1 GB for each of many nodes takes minutes over a narrow link: there, `relay` is the
+        better rsync."""
         is_long = case.is_large and len(self.cluster.public) > 1 and milliseconds
         return ["open", "cloudddp", "relay"] if is_long else list(CONTENDERS)
 
@@ -121,7 +122,8 @@ def sync_rows(
 
 
 def _cells(row: Row) -> list[str]:
-    """Return a row as text. The ratio is the median of the turns' ratios to the better one of `warm` and `relay`."""
+    """Return a row as text. The ratio is the median of the turns' ratios to the better one of `warm` and
+    `relay`."""
     middle = medians(row)
     rsyncs = [seconds(row, name) for name in ("warm", "relay") if name in middle]
     better = [min(turn) for turn in zip(*rsyncs, strict=True)]

@@ -1,8 +1,8 @@
 """Transfers of files side by side with rsync, on namespace nodes: `sync` to them, and `pull` from them.
 
-Contenders transfer the same files in turns, each into a folder of its own. Where a case sends files, each turn has new
-random ones, and every contender starts from empty folders. The files are in the page cache and the disks are memory, so
-that neither side waits for a disk.
+Contenders transfer the same files in turns, each into a folder of its own. Where a case sends files, each
+turn has new random ones, and every contender starts from empty folders. The files are in the page cache and
+the disks are memory, so that neither side waits for a disk.
 """
 
 from __future__ import annotations
@@ -208,7 +208,8 @@ def seconds(row: Row, contender: str) -> list[float]:
 
 
 def change_files(source: Path, count: int) -> None:
-    """Change files, each time in another second: rsync takes a file of the same size and second for unchanged."""
+    """Change files, each time in another second: rsync takes a file of the same size and second for
+    unchanged."""
     for path in sorted(source.glob("d*/*"))[:count]:
         before = path.stat()
         path.write_bytes(os.urandom(before.st_size))

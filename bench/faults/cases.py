@@ -32,8 +32,9 @@ def _nothing(_: Lab) -> None:
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault. `script` is the argument of the script, `prepare` what happens before the job, `restore` what happens
-    after it. `goal`: seconds to the end of every rank. `codes`: the exit codes that are right, any but 0 without."""
+    """A fault. `script` is the argument of the script, `prepare` what happens before the job, `restore` what
+    happens after it. `goal`: seconds to the end of every rank. `codes`: the exit codes that are right, any
+    but 0 without."""
 
     name: str
     inject: Inject = by.nothing

@@ -1,4 +1,4 @@
-"""How the faults are caused, each a function of a Run: the lab, the job, and its processes before the fault."""
+"""How the faults are caused, each a function of a Run: the lab, the job, its processes before the fault."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Run:
     found: list[Proc]
 
     def of(self, kind: str, node: int) -> list[int]:
-        """Return the pids of one kind on a node. Of the agents, the first is the guard, the last the supervisor."""
+        """Return the pids of one kind on a node. The first agent is the guard, the last the supervisor."""
         return [one.pid for one in self.found if (one.kind, one.node) == (kind, node)]
 
 

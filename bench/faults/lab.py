@@ -1,4 +1,4 @@
-"""A cluster in the simulator, driven by the command line, and the processes of its jobs, from /proc of this computer."""
+"""A cluster in the simulator, driven by the command line, and the processes of its jobs, from /proc here."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Proc:
-    """A process of a job. `kind`: rank, wrapper, launcher or agent (guard and supervisor); `node`: an index."""
+    """A process of a job. `kind`: rank, wrapper, launcher or agent (guard and supervisor)."""
 
     pid: int
     kind: str
@@ -52,7 +52,7 @@ class Proc:
 
 
 class Lab:
-    """One cluster. `folder` is the project; a second client has a copy of the keys, as on another computer."""
+    """One cluster. `folder` is the project; a second client has a copy of the keys."""
 
     def __init__(self, env: dict[str, str], folder: Path, nodes: int, ranks: int) -> None:
         self.env, self.folder, self.count, self.ranks = env, folder, nodes, ranks

@@ -16,10 +16,11 @@ SETTLED = 60.0  # seconds until a job runs on every node, or on none
 
 
 def kill_at_moments(lab: Lab, seed: int) -> Row:
-    """Kill `launch` with SIGKILL at ten moments: half of them before the job has begun on a node, which takes a
-    fraction of the time, the others until its first steps.
+    """Kill `launch` with SIGKILL at ten moments: half of them before the job has begun on a node, which takes
+    a fraction of the time, the others until its first steps.
 
-    Afterwards either every rank of the job trains, and ends it with exit code 0, or no process is left on any node.
+    Afterwards either every rank of the job trains, and ends it with exit code 0, or no process is left on any
+    node.
     """
     row = Row(LAPTOP, lab.shape, attached=True, exit_code=-signal.SIGKILL, went_on=True)
     print(f"  seed {seed}", flush=True)
@@ -47,7 +48,7 @@ def kill_at_moments(lab: Lab, seed: int) -> Row:
 
 
 def _time_launch(lab: Lab) -> tuple[float, float]:
-    """Launch a job to its end. Return the seconds until it made steps, and those until it had begun on a node."""
+    """Launch a job to its end. Return the seconds until it made steps, and until it had begun on a node."""
     known, began = lab.known_jobs(), time.monotonic()
     process = lab.start("launch", "--nproc-per-node", str(lab.ranks), "script.py")
     job: str = until(lambda: lab.running_job(known), 60, "the job has not started")
@@ -60,7 +61,7 @@ def _time_launch(lab: Lab) -> tuple[float, float]:
 
 
 def _launch(lab: Lab, after: float) -> str:
-    """Launch a job, and kill the command and its children after some seconds. Return the job, '' if none has begun."""
+    """Launch a job, and kill the command and its children. Return the job, '' if none has begun."""
     lab.forget()
     known = lab.known_jobs()
     process = lab.start("launch", "--nproc-per-node", str(lab.ranks), "script.py")
@@ -72,7 +73,7 @@ def _launch(lab: Lab, after: float) -> str:
 
 
 def _settled(lab: Lab, job: str) -> str:
-    """Return `trained` once the job has made steps on every node and has ended, or `nothing` if it has not begun."""
+    """Return `trained` once the job has made steps on every node and ended, `nothing` if none has begun."""
 
     def runs_or_ended() -> str:
         if job and lab.steps(job):

@@ -21,8 +21,9 @@ ENDS = 30.0  # seconds for all other processes of a job to end
 
 @dataclass
 class Row:
-    """`seconds`: from the fault to the end of the last rank; from the command to its end, if no rank was to start.
-    `left`: processes of the job in the end. `state`: of `jobs`. `problems`: what is not as expected."""
+    """`seconds`: from the fault to the end of the last rank; from the command to its end, if no rank was to
+    start. `left`: processes of the job in the end. `state`: of `jobs`. `problems`: what is not as
+    expected."""
 
     fault: str
     shape: str
@@ -106,7 +107,8 @@ def measure(lab: Lab, fault: Fault, *, attached: bool) -> Row:
 
 
 def _ranks_run(lab: Lab, job: str, *, steps: bool) -> list[Proc]:
-    """Wait until every rank runs; return the processes. With `steps` until each has made steps, unless it ends before."""
+    """Wait until every rank runs; return the processes. With `steps` until each has made steps, unless it
+    ends before."""
     most: list[Proc] = []
 
     def ranks(found: list[Proc]) -> int:

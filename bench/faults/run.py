@@ -1,8 +1,9 @@
-"""Faults of a job in the lab: what the commands say, how long the last rank lives, the exit code, and what is left.
+"""Faults of a job in the lab: what the commands say, how long the last rank lives, the exit code, and what is
+left.
 
-`python -m bench faults` runs a job of gloo into each fault, on clusters of 2 nodes x 2 ranks and 4 x 1 in the simulator,
-in the foreground and detached with nobody connected. A second client, with a copy of the keys in another folder, has to
-say the same as the first. With --write it puts its table into docs/faults.md.
+`python -m bench faults` runs a job of gloo into each fault, on clusters of 2 nodes x 2 ranks and 4 x 1 in the
+simulator, in the foreground and detached with nobody connected. A second client, with a copy of the keys in
+another folder, has to say the same as the first. With --write it puts its table into docs/faults.md.
 """
 
 from __future__ import annotations
