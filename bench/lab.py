@@ -1,118 +1,90 @@
-"""Measures how fast the simulator starts and terminates hosts, with plain boto3 and sockets inside its network.
+"""How fast the simulator starts and terminates hosts, with plain boto3 and sockets inside its network.
 
-`python -m bench lab` starts a simulator and runs this file in it with `cloudddp sim exec`. It imports nothing of
-cloudddp, so that it measures what any other client of EC2 would see.
+It uses nothing of cloudddp there, so that it measures what any other client of EC2 would see.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-SIZES = (1, 8, 32, 64)
-RUNS = {1: 5, 8: 5, 32: 3, 64: 3}
+from bench.harness import Options, rows_inside
+from bench.tables import line, load
+
+RUNS = {1: 5, 8: 5, 32: 3, 64: 3}  # by number of nodes
 TIMEOUT = 120.0  # seconds; a guard against hanging
-_POLL = 0.05
 _IMAGE = "/aws/service/deeplearning/ami/x86_64/oss-nvidia-driver-gpu-pytorch-2.12-ubuntu-24.04/latest/ami-id"
 
 
-class Account:
-    """An image, a security group that admits SSH, and instances, through boto3."""
+def rows() -> Iterator[dict[str, float]]:
+    """Yield a row per launch: nodes, and the seconds that `measure` returns."""
+    import boto3
 
-    def __init__(self) -> None:
-        import boto3
-
-        self.ec2 = boto3.client("ec2")
-        self.image = boto3.client("ssm").get_parameter(Name=_IMAGE)["Parameter"]["Value"]
-        self.group = self.ec2.create_security_group(GroupName="bench", Description="bench")["GroupId"]
-        self.ec2.authorize_security_group_ingress(
-            GroupId=self.group, IpProtocol="tcp", FromPort=22, ToPort=22, CidrIp="0.0.0.0/0"
-        )
-
-    def run(self, count: int) -> list[str]:
-        reply = self.ec2.run_instances(
-            ImageId=self.image,
-            InstanceType="t3.medium",
-            MinCount=count,
-            MaxCount=count,
-            SecurityGroupIds=[self.group],
-        )
-        return [instance["InstanceId"] for instance in reply["Instances"]]
-
-    def instances(self, ids: list[str]) -> list[dict[str, Any]]:
-        pages = self.ec2.describe_instances(InstanceIds=ids)["Reservations"]
-        return [instance for page in pages for instance in page["Instances"]]
-
-    def close(self) -> None:
-        self.ec2.delete_security_group(GroupId=self.group)
-
-    def terminate(self, ids: list[str]) -> None:
-        self.ec2.terminate_instances(InstanceIds=ids)
+    ec2 = boto3.client("ec2")
+    group = ec2.create_security_group(GroupName="bench", Description="bench")["GroupId"]
+    ec2.authorize_security_group_ingress(
+        GroupId=group, IpProtocol="tcp", FromPort=22, ToPort=22, CidrIp="0.0.0.0/0"
+    )
+    image = boto3.client("ssm").get_parameter(Name=_IMAGE)["Parameter"]["Value"]
+    request = {"ImageId": image, "InstanceType": "t3.medium", "SecurityGroupIds": [group]}
+    measure(ec2, request, 1)  # warm-up: imports in the server, the first firewall rules
+    for nodes, runs in RUNS.items():
+        for _ in range(runs):
+            yield {"nodes": nodes, **measure(ec2, request, nodes)}
 
 
-def until(condition: Callable[[], bool]) -> None:
+def measure(ec2: Any, request: dict[str, Any], nodes: int) -> dict[str, float]:
+    """Return the seconds from RunInstances until SSH responds on all, and from TerminateInstances until all
+    are `terminated`."""
+
+    def instances() -> list[dict[str, Any]]:
+        return [
+            one
+            for part in ec2.describe_instances(InstanceIds=ids)["Reservations"]
+            for one in part["Instances"]
+        ]
+
+    def reach(state: str) -> None:
+        _until(lambda: {one["State"]["Name"] for one in instances()} == {state}, 0.05)
+
+    started = time.perf_counter()
+    reply = ec2.run_instances(**request, MinCount=nodes, MaxCount=nodes)
+    ids = [one["InstanceId"] for one in reply["Instances"]]
+    reach("running")
+    with ThreadPoolExecutor(nodes) as pool:
+        list(pool.map(lambda one: _until(lambda: _responds(one["PublicIpAddress"]), 0.01), instances()))
+    responding = time.perf_counter()
+    ec2.terminate_instances(InstanceIds=ids)
+    reach("terminated")
+    return {"ssh": responding - started, "gone": time.perf_counter() - responding}
+
+
+def _until(condition: Callable[[], bool], poll: float) -> None:
     deadline = time.monotonic() + TIMEOUT
     while not condition():
         if time.monotonic() > deadline:
             raise SystemExit("timed out")
-        time.sleep(_POLL)
+        time.sleep(poll)
 
 
-def all_in_state(account: Account, ids: list[str], state: str) -> bool:
-    return {instance["State"]["Name"] for instance in account.instances(ids)} == {state}
+def _responds(address: str) -> bool:
+    """Return whether an SSH server has sent its banner."""
+    try:
+        with socket.create_connection((address, 22), timeout=5) as connection:
+            return connection.recv(4) == b"SSH-"
+    except OSError:
+        return False
 
 
-def wait_for_ssh(address: str) -> None:
-    """Return when an SSH server has sent its banner, at the instance's public address."""
-    deadline = time.monotonic() + TIMEOUT
-    while time.monotonic() < deadline:
-        try:
-            with socket.create_connection((address, 22), timeout=5) as line:
-                if line.recv(4) == b"SSH-":
-                    return
-        except OSError:
-            time.sleep(0.01)
-    raise SystemExit(f"{address} does not respond")
-
-
-def measure(account: Account, count: int) -> dict[str, float]:
-    """Return the seconds from RunInstances until it returns, until all instances are `running`, until SSH responds on
-    all; and from TerminateInstances until all are `terminated`."""
-    started = time.perf_counter()
-    ids = account.run(count)
-    answered = time.perf_counter()
-    until(lambda: all_in_state(account, ids, "running"))
-    running = time.perf_counter()
-    with ThreadPoolExecutor(count) as pool:
-        list(pool.map(wait_for_ssh, [str(one["PublicIpAddress"]) for one in account.instances(ids)]))
-    ssh = time.perf_counter()
-    account.terminate(ids)
-    until(lambda: all_in_state(account, ids, "terminated"))
-    gone = time.perf_counter()
-    return {
-        "answer": answered - started,
-        "running": running - started,
-        "ssh": ssh - started,
-        "gone": gone - ssh,
-    }
-
-
-def main() -> None:
-    """Print one line of JSON per launch: {"nodes": N, "answer": s, "running": s, "ssh": s, "gone": s}."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("sizes", nargs="*", type=int, default=list(SIZES))
-    account = Account()
-    measure(account, 1)  # warm-up: imports in the server, the first firewall rules
-    for size in parser.parse_args().sizes:
-        for _ in range(RUNS.get(size, 3)):
-            print(json.dumps({"nodes": size, **measure(account, size)}), flush=True)
-    account.close()
-
-
-if __name__ == "__main__":
-    main()
+def bench_lab(_: Options) -> None:
+    """Namespace nodes, with plain boto3: how fast they start and end."""
+    print("lab: namespace nodes, plain boto3; in brackets the load average before and after")
+    before = load()
+    found = list(rows_inside(rows))
+    for nodes in RUNS:
+        for key, name in (("ssh", "until SSH responds on all"), ("gone", "until all are terminated")):
+            line(f"{nodes:2} nodes, {name}", [row[key] for row in found if row["nodes"] == nodes], "s")
+    print(f"  [{before:.1f}, {load():.1f}]")

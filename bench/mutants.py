@@ -1,11 +1,11 @@
 """Mutation check: changes one operator, number or condition at a time and runs the tests that should notice.
 
-`make mutants` runs it, in an environment with cosmic-ray. It is not part of CI: one run takes hours. The working tree
-is copied, so nothing in it changes. On Linux the tests run in a PID namespace: a mutant of the code that ends processes
-must not end those of the developer, and what a mutant leaves behind ends with its tests. Mutations that no test can
-notice are left out: type annotations (the modules import annotations from __future__), the imports for them, and the
-flags of dataclasses, and `==` for `is`; so are those that are not valid Python. Of the mutations at one place in the code, at most
-`--per-place` are tried.
+`make mutants` runs it, in an environment with cosmic-ray. It is not part of CI: one run takes hours. The
+working tree is copied, so nothing in it changes. On Linux the tests run in a PID namespace: a mutant of the
+code that ends processes must not end those of the developer, and what a mutant leaves behind ends with its
+tests. Mutations that no test can notice are left out: type annotations (the modules import annotations from
+__future__), the imports for them, and the flags of dataclasses, and `==` for `is`; so are those that are not
+valid Python. Of the mutations at one place in the code, at most `--per-place` are tried.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Target:
     tests: tuple[str, ...]
 
 
-# These modules use `is` for None and for members of enumerations only, and both are equal only to themselves: with `==`
-# the program stays the same.
+# These modules use `is` for None and for members of enumerations only, and both are equal only to themselves:
+# with `==` the program stays the same.
 EQUIVALENT = frozenset(("core/ReplaceComparisonOperator_Is_Eq", "core/ReplaceComparisonOperator_IsNot_NotEq"))
 _FOLLOW = tuple(f"tests/unit/test_follow_{part}.py" for part in ("decide", "state", "verdict"))
 TARGETS = (
@@ -123,16 +123,16 @@ def check(target: Target, copy: Path, per_place: int, limit: int) -> None:
 
 
 def isolated() -> list[str]:
-    """Return what to put before a command so that it sees no process but its own. Empty where there is no Linux.
+    """Return what to put before a command so that it sees no process but its own. Empty where there is no
+    Linux.
 
     The shell is process 1: it collects orphans, and the tests have an ordinary pid.
     """
     if sys.platform != "linux":
         return []
     user = [] if os.getuid() == 0 else ["--user", "--map-root-user"]
-    return [
-        "unshare", *user, "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", '"$@"; exit $?', "sh",
-    ]  # fmt: skip
+    shell = ["sh", "-c", '"$@"; exit $?', "sh"]
+    return ["unshare", *user, "--pid", "--fork", "--mount-proc", "--kill-child", *shell]
 
 
 def chosen(module: str, per_place: int) -> Iterator[Any]:
@@ -174,7 +174,8 @@ def is_python(mutation: Any, code: str) -> bool:
 
 
 def unnoticeable(tree: ast.AST) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Yield the ranges of annotations, decorators and `TYPE_CHECKING`, as ((line, column), (line, column))."""
+    """Yield the ranges of annotations, decorators and `TYPE_CHECKING`, as ((line, column), (line,
+    column))."""
     for node in ast.walk(tree):
         found: list[Any] = list(getattr(node, "decorator_list", []))
         found += [getattr(node, "annotation", None), getattr(node, "returns", None)]

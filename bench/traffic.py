@@ -1,7 +1,7 @@
 """Bytes between the laptop and the nodes, counted in the simulator's network by the packet filter.
 
-Sent bytes are counted before a link delays or loses them, and with what TCP repeats. Packets that the network card would
-split count with one header.
+Sent bytes are counted before a link delays or loses them, and with what TCP repeats. Packets that the network
+card would split count with one header.
 """
 
 from __future__ import annotations

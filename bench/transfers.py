@@ -1,37 +1,42 @@
-"""What the benchmarks of `sync` and `pull` share: cases, a cluster with open OpenSSH connections beside those of cloudddp, a link,
-and the table.
+"""Transfers of files side by side with rsync, on namespace nodes: `sync` to them, and `pull` from them.
 
-Each of them is run twice: outside it starts a simulator, and prints what the same file prints in the simulator's network.
+Contenders transfer the same files in turns, each into a folder of its own. Where a case sends files, each
+turn has new random ones, and every contender starts from empty folders. The files are in the page cache and
+the disks are memory, so that neither side waits for a disk.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import subprocess
-import sys
+import resource
+import statistics
+import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import traffic
-from bench.common import ROOT, replace_between, script, simulator
+from bench.cluster import DIRECT, Cluster, Link, Opened
+from bench.harness import Options, rotated, rows_inside
+from bench.tables import BENCHMARKS, conditions, load, table, write_between
 
 GB = 10**9
-MBIT = 200  # of a link with a round trip
-_SSH = ("-F", "none", "-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "-o", "LogLevel=ERROR")  # fmt: skip
-_MEASURED = ("cases", "nodes", "round_trips", "turns")
+ROUND_TRIPS = (0, 50)  # milliseconds
+TURNS = 3
+_MEMORY = Path("/dev/shm")  # noqa: S108
 
-Row = dict[str, Any]  # case, nodes, rtt, tcp, done: what was measured
+Row = dict[
+    str, Any
+]  # case, nodes, rtt, tcp; done: (seconds, bytes, processor seconds) of each turn, by contender
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
     """`files` of `size` bytes; `change`: None sends all of them, else so many are changed before each run."""
 
+    title: str
     files: int
     size: int
     change: int | None = None
@@ -42,197 +47,170 @@ class Case:
 
 
 CASES = {
-    "2000": Case(2_000, 4096),
-    "20000": Case(20_000, 4096),
-    "1gb": Case(1, GB),
-    "unchanged": Case(2_000, 4096, 0),
-    "changed": Case(2_000, 4096, 1),
+    "2000": Case("2,000 x 4 KiB", 2_000, 4096),
+    "20000": Case("20,000 x 4 KiB", 20_000, 4096),
+    "1gb": Case("one file of 1 GB", 1, GB),
+    "unchanged": Case("2,000 x 4 KiB, unchanged", 2_000, 4096, 0),
+    "changed": Case("2,000 x 4 KiB, one changed", 2_000, 4096, 1),
 }
-TITLES = {
-    "2000": "2,000 x 4 KiB",
-    "20000": "20,000 x 4 KiB",
-    "1gb": "one file of 1 GB",
-    "unchanged": "2,000 x 4 KiB, unchanged",
-    "changed": "2,000 x 4 KiB, one changed",
-}
+# Writes random files into 40 folders below the current one; runs on the laptop and on nodes.
+FILL = """
+import os
+for number in range({case.files}):
+    os.makedirs(f"d{{number % 40}}", exist_ok=True)
+    with open(f"d{{number % 40}}/f{{number}}.bin", "wb") as file:
+        for start in range(0, {case.size}, 1 << 24):
+            file.write(os.urandom(min(1 << 24, {case.size} - start)))
+"""
 
 
-# -- in the simulator's network ----------------------------------------------------------------------------
+class Transfer(ABC):
+    """One direction. `start` has how each contender is run."""
+
+    start: dict[str, Callable[[], object]]
+
+    def __init__(self, cluster: Cluster, opened: Opened, memory: Path) -> None:
+        """`memory` is a new folder for files on the laptop."""
+        self.cluster, self.opened, self.memory = cluster, opened, memory
+
+    def taking_part(self, _case: Case, _milliseconds: int) -> list[str]:
+        """Return the contenders of a case."""
+        return list(self.start)
+
+    @abstractmethod
+    def fill(self, case: Case) -> None:
+        """Write new random files at the source."""
+
+    def change(self, count: int) -> None:
+        """Change some files at the source."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def clear(self, contender: str) -> None:
+        """Remove what a contender has transferred. It also makes room: the disks are memory."""
+
+    @abstractmethod
+    def check(self, contender: str, case: Case) -> None:
+        """End the benchmark if files have not arrived."""
+
+    @abstractmethod
+    def moved(self) -> int:
+        """Return the bytes that the laptop has transferred so far."""
 
 
-class Cluster:
-    """`nodes` nodes that cloudddp has started, and OpenSSH connections to them."""
-
-    def __init__(self, name: str, nodes: int, sockets: Path) -> None:
-        self.env = {
-            **os.environ,
-            "CLOUDDDP_CLUSTER": name,
-            "CLOUDDDP_YES": "1",
-            "CLOUDDDP_SYNC_MAX_MB": "10000",
-        }
-        self._sockets = sockets
-        self.cloudddp("up", "-n", str(nodes), "-t", "g5.12xlarge", cwd=sockets)
-        (found,) = json.loads(self.cloudddp("status", "--json", cwd=sockets))
-        self.public = [node["public_ip"] for node in found["nodes"]]
-        self.private = [node["private_ip"] for node in found["nodes"]]
-        (key,) = Path(self.env["CLOUDDDP_HOME"]).glob(f"clusters/{found['cluster_id']}*/id_ed25519")
-        self._login = ["ssh", *_SSH, "-i", str(key)]
-        self.connect()
-        self._connect_nodes()
-
-    def connect(self) -> None:
-        """Open the connections from the laptop."""
-        for address in self.public:
-            command = [*self.ssh(warm=True), "-o", "ControlMaster=yes", "-fN", f"ubuntu@{address}"]
-            subprocess.run(command, check=True)
-
-    def disconnect(self) -> None:
-        for address in self.public:
-            subprocess.run(
-                [*self.ssh(warm=True), "-O", "exit", f"ubuntu@{address}"],
-                check=True,
-                stderr=subprocess.DEVNULL,
-            )
-
-    def cloudddp(self, *words: str, cwd: Path) -> str:
-        return run([script("cloudddp"), *words], env=self.env, cwd=cwd)
-
-    def ssh(self, *, warm: bool) -> list[str]:
-        path = f"{self._sockets}/%h" if warm else "none"
-        return [*self._login, "-o", f"ControlPath={path}"]
-
-    def on(self, rank: int, command: str) -> str:
-        return run([*self.ssh(warm=True), f"ubuntu@{self.public[rank]}", command])
-
-    def everywhere(self, command: str) -> list[str]:
-        return [self.on(rank, command) for rank in range(len(self.public))]
-
-    def _connect_nodes(self) -> None:
-        """Give node 0 a key for the others and open its connections, as a careful user would for many syncs."""
-        public = self.on(
-            0, "rm -f bench_key*; ssh-keygen -q -t ed25519 -N '' -f bench_key; cat bench_key.pub"
-        )
-        for rank, address in enumerate(self.private[1:], start=1):
-            self.on(rank, f"echo '{public.strip()}' >> .ssh/authorized_keys")
-            self.on(0, f"{self.from_node_0} -o ControlMaster=yes -fN {address} > /dev/null 2>&1")
-
-    @property
-    def from_node_0(self) -> str:
-        return f"ssh {' '.join(_SSH)} -i bench_key -o ControlPath=.ssh/bench-%h"
-
-    def end(self) -> None:
-        self.disconnect()
-        self.cloudddp("down", cwd=self._sockets)
+def processor_seconds() -> float:
+    """Return those of this process and its children; the bench itself only waits, and looks for files."""
+    both = (resource.getrusage(resource.RUSAGE_CHILDREN), resource.getrusage(resource.RUSAGE_SELF))
+    return sum(used.ru_utime + used.ru_stime for used in both)
 
 
-def run(command: Sequence[str], **more: Any) -> str:
-    """Return the output. Ends the benchmark if the command fails."""
-    done: subprocess.CompletedProcess[str] = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, **more
-    )
-    if done.returncode:
-        raise SystemExit(f"{' '.join(map(str, command))}: exit {done.returncode}\n{done.stdout}{done.stderr}")
-    return done.stdout
+def measure(
+    transfer: Transfer, case: Case, turns: int, names: Sequence[str]
+) -> dict[str, list[tuple[float, int, float]]]:
+    """Return (seconds, bytes, processor seconds of the laptop's processes) of each turn, by contender."""
+    found: dict[str, list[tuple[float, int, float]]] = {name: [] for name in names}
+    for name in transfer.start:
+        transfer.clear(name)
+    transfer.fill(case)
+    if case.change is not None:
+        for name in names:
+            transfer.start[name]()
+    for turn in range(turns):
+        if case.change is None and turn:
+            transfer.fill(case)
+        for name in rotated(names, turn):
+            if case.change:
+                transfer.change(case.change)  # for each: two of them may have the same folder
+            moved, used, began = transfer.moved(), processor_seconds(), time.perf_counter()
+            transfer.start[name]()
+            seconds = time.perf_counter() - began
+            found[name].append((seconds, transfer.moved() - moved, processor_seconds() - used))
+            transfer.check(name, case)
+            if case.change is None:
+                transfer.clear(name)
+    return found
 
 
-def together(commands: Sequence[Sequence[str]]) -> None:
-    started = [subprocess.Popen(one, stdin=subprocess.DEVNULL) for one in commands]
-    codes = [one.wait() for one in started]
-    if any(codes):
-        raise SystemExit(f"exit codes {codes} of {commands}")
-
-
-class Link:
-    """The link between the laptop and the nodes, which is part of the simulator."""
-
-    def __init__(self) -> None:
-        from cloudddp.sim import control  # only this process, in the simulator's network, needs it
-
-        found = control.find(Path(os.environ["CLOUDDDP_HOME"]))
-        if found is None:
-            raise SystemExit("no simulator in CLOUDDDP_HOME")
-        self._set: Callable[[dict[str, float] | None], object] = lambda wanted: control.conditions(
-            found, {"link": wanted}
-        )
-        self.tcp = _use_usual_congestion_control()
-        traffic.count()
-
-    def be_near(self) -> None:
-        """Have no round trip."""
-        self._set(None)
-
-    def be_far(self, milliseconds: int, cluster: Cluster, runner: Any, *, mbit: int = MBIT) -> None:
-        """Have a round trip, if any. All connections are opened anew: those of another link would begin with what TCP has
-        learned there."""
-        cluster.disconnect()
-        self._set(None)
-        if milliseconds:
-            self._set({"latency": milliseconds / 1000, "mbit": mbit})
-        cluster.connect()
-        for rank in range(len(cluster.public)):
-            runner.reconnect(rank)
-
-
-def _use_usual_congestion_control() -> str:
-    """Let the laptop's TCP use cubic, Linux's default, or reno, which every namespace may use. Returns which.
-
-    The computer's own may be bbr (version 1), of which several connections through one narrow link repeat up to a third of
-    the bytes.
-    """
-    setting = Path("/proc/sys/net/ipv4/tcp_congestion_control")
-    for name in ("cubic", "reno"):
-        try:
-            setting.write_text(name)
-        except PermissionError:
-            continue
-        return name
-    return setting.read_text().strip()
-
-
-def print_rows(rows: Callable[..., Iterator[Row]]) -> None:
-    """In the simulator's network: print a line of JSON per row."""
-    parser = argparse.ArgumentParser()
-    for name in _MEASURED:
-        parser.add_argument(name, type=json.loads)
-    for row in rows(**vars(parser.parse_args())):
-        print(json.dumps(row), flush=True)
-
-
-# -- outside -----------------------------------------------------------------------------------------------
+def rows(
+    kind: Callable[[Cluster, Opened, Path], Transfer],
+    cases: Sequence[str],
+    nodes: Sequence[int],
+    round_trips: Sequence[int],
+    turns: int,
+) -> Iterator[Row]:
+    """Yield a row per case, number of nodes and round trip, as it is measured. In the simulator's network."""
+    link = Link()
+    memory = _MEMORY if _MEMORY.is_dir() else None
+    for count in nodes:
+        link.be_near()
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            tempfile.TemporaryDirectory(dir=memory) as files,
+            Cluster(count, Path(folder), **DIRECT) as cluster,
+        ):
+            (cluster.folder / "job.py").write_text("")
+            cluster.cloudddp("launch", "job.py")  # `pull` is that of a job
+            with cluster.opened() as opened:
+                transfer = kind(cluster, opened, Path(files))
+                for name in cases:
+                    case = CASES[name]
+                    for milliseconds in round_trips:
+                        link.be_far(milliseconds, cluster, opened.runner)
+                        names = transfer.taking_part(case, milliseconds)
+                        done = measure(transfer, case, 1 if case.is_large else turns, names)
+                        row = {"case": name, "nodes": count, "rtt": milliseconds}
+                        yield {**row, "tcp": link.tcp, "done": done}
+            link.be_near()
 
 
 def report(
     name: str,
-    file: str,
+    function: Callable[..., Iterator[Row]],
     head: Sequence[str],
     cells: Callable[[Row], list[str]],
+    options: Options,
     *,
-    write: bool,
-    **measured: Any,
+    cases: Sequence[str],
+    nodes: Sequence[int],
 ) -> None:
-    """Run the file in the network of a new simulator, print a line per row, and with `write` put the table between the comments
-    `name` of docs/benchmarks.md."""
-    table = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
-    load, tcp = os.getloadavg()[0], ""
+    """Print a line per row of `function`; with --write, put the table between the comments `name` of
+    docs/benchmarks.md. `cases` and `nodes` are those without options."""
+    head = ["RTT", "nodes", "files", *head]
+    before, turns, tcp, body = load(), options.turns or TURNS, "", []
     print("  " + "  ".join(head))
-    with simulator("namespace") as (found, env):
-        inside = {**env, "CLOUDDDP_HOME": str(found.home), "PYTHONPATH": str(ROOT)}
-        lists = [json.dumps(measured[one]) for one in _MEASURED]
-        command = [script("cloudddp"), "sim", "exec", "--", sys.executable, file, *lists]
-        process = subprocess.Popen(command, env=inside, stdout=subprocess.PIPE, text=True)
-        with process:
-            for text in process.stdout or ():
-                row = json.loads(text)
-                tcp, found_cells = row["tcp"], cells(row)
-                print("  " + "  ".join(found_cells), flush=True)
-                table.append(f"| {' | '.join(found_cells)} |")
-    if process.returncode:
-        raise SystemExit(process.returncode)
-    where = (
-        f"medians of {measured['turns']} turns (1 of 1 GB), {time.strftime('%Y-%m-%d')}, {os.cpu_count()} processors, {tcp}, "
-        f"load average {load:.1f} before and {os.getloadavg()[0]:.1f} after."
-    )
+    for row in rows_inside(
+        function,
+        cases=options.cases or cases,
+        nodes=options.nodes or nodes,
+        round_trips=options.rtt or ROUND_TRIPS,
+        turns=turns,
+    ):
+        tcp = row["tcp"]
+        body.append([f"{row['rtt']} ms", str(row["nodes"]), CASES[row["case"]].title, *cells(row)])
+        print("  " + "  ".join(body[-1]), flush=True)
+    where = f"medians of {turns} turns (1 of 1 GB), {tcp}, {conditions(before)}"
     print(f"  {where}")
-    if write:
-        page = ROOT / "docs" / "benchmarks.md"
-        page.write_text(replace_between(page.read_text(), name, [where, "", *table]))
+    if options.write:
+        write_between(BENCHMARKS, name, [where, "", *table(head, body)])
+
+
+def medians(row: Row) -> dict[str, list[float]]:
+    """Return the median seconds, bytes and processor seconds of each contender."""
+    return {
+        name: [statistics.median(part) for part in zip(*turns, strict=True)]
+        for name, turns in row["done"].items()
+    }
+
+
+def seconds(row: Row, contender: str) -> list[float]:
+    """Return the seconds of each turn."""
+    return [turn[0] for turn in row["done"][contender]]
+
+
+def change_files(source: Path, count: int) -> None:
+    """Change files, each time in another second: rsync takes a file of the same size and second for
+    unchanged."""
+    for path in sorted(source.glob("d*/*"))[:count]:
+        before = path.stat()
+        path.write_bytes(os.urandom(before.st_size))
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1_000_000_000))

@@ -2,59 +2,52 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Sequence
 
-from bench.common import ROOT, replace_between
 from bench.faults.cases import FAULTS
 from bench.faults.measure import Row
+from bench.tables import DOCS, conditions, table, write_between
 
-PAGE = ROOT / "docs" / "faults.md"
+PAGE = DOCS / "faults.md"
 HEAD = (
-    "| fault | nodes x ranks | the command says | connected: s, exit | detached: s, exit | `jobs` | left |",
-    "|---|---|---|---|---|---|---|",
+    "fault",
+    "nodes x ranks",
+    "the command says",
+    "connected: s, exit",
+    "detached: s, exit",
+    "`jobs`",
+    "left",
 )
 LAPTOP = "the laptop is killed at ten moments of `launch`"
 
 
-def table(found: Sequence[Row]) -> list[str]:
-    """Return the lines of the table."""
-    lines = []
-    for fault, shape in dict.fromkeys((row.fault, row.shape) for row in found):
-        both = [row for row in found if (row.fault, row.shape) == (fault, shape)]
-        connected, detached = ([row for row in both if row.attached is how] for how in (True, False))
-        states = dict.fromkeys(row.state or "-" for row in both)
-        cells = [
-            fault, shape, next((row.says for row in both if row.says), "-").replace("|", "/"),
-            *(_cell(one[0]) if one else "-" for one in (connected, detached)),
-            ", ".join(states), str(sum(row.left for row in both)),
-        ]  # fmt: skip
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+def cells(found: Sequence[Row]) -> list[list[str]]:
+    """Return the rows of the table, each of a job that was connected and one that was detached."""
+    return [
+        _cells([row for row in found if (row.fault, row.shape) == key])
+        for key in dict.fromkeys((row.fault, row.shape) for row in found)
+    ]
 
 
-def _cell(row: Row) -> str:
-    if row.exit_code is None:
-        return "; ".join(row.problems) or "-"
-    seconds = "goes on" if row.went_on else f"{row.seconds:.1f}"
-    if row.again is not None:
-        seconds += f", again after {row.again:.1f}"
-    return f"{seconds}, {row.exit_code}"
+def _cells(both: list[Row]) -> list[str]:
+    how = {row.attached: row.result for row in both}
+    return [
+        both[0].fault,
+        both[0].shape,
+        next((row.says for row in both if row.says), "-").replace("|", "/"),
+        *(how.get(attached, "-") for attached in (True, False)),
+        ", ".join(dict.fromkeys(row.state or "-" for row in both)),
+        str(sum(row.left for row in both)),
+    ]
 
 
-def write(found: Sequence[Row], load: float) -> None:
+def write(found: Sequence[Row], load_before: float) -> None:
     """Put rows into the page, in the place of older ones of the same fault and shape."""
-    text = PAGE.read_text()
-    kept: dict[tuple[str, ...], str] = {}
-    for line in [*text.splitlines(), *table(found)]:
-        cells = tuple(cell.strip() for cell in line.strip("|").split(" | ")[:2])
-        if line.startswith("| ") and len(cells) == 2 and not line.startswith("| fault "):
-            kept[cells] = line
+    kept: dict[tuple[str, str], list[str]] = {}
+    older = [line[2:-2].split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    for one in [*older, *cells(found)]:
+        kept[one[0], one[1]] = one
     order = [(fault.name, shape) for shape in ("2 x 2", "4 x 1") for fault in FAULTS] + [(LAPTOP, "2 x 2")]
-    lines = [kept[key] for key in order if key in kept]
-    machine = (
-        f"Last run: {len(found)} runs, {time.strftime('%Y-%m-%d')}, {os.cpu_count()} processors, on a machine that was not "
-        f"idle: load average {load:.1f} before and {os.getloadavg()[0]:.1f} after."
-    )
-    PAGE.write_text(replace_between(text, "python -m bench faults", [machine, "", *HEAD, *lines]))
+    machine = f"Last run: {len(found)} runs, {conditions(load_before)}"
+    lines = table(HEAD, [kept[key] for key in order if key in kept])
+    write_between(PAGE, "python -m bench faults", [machine, "", *lines])

@@ -1,4 +1,4 @@
-"""How the faults are caused, each a function of a Run: the lab, the job, and its processes before the fault."""
+"""How the faults are caused, each a function of a Run: the lab, the job, its processes before the fault."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from bench.faults.lab import Lab, Node, Proc
+from bench.harness import run as run_command
 
 OOM_GROUP = Path("/sys/fs/cgroup/memory/cloudddp-bench")  # cgroups of version 1; the kernel kills in it alone
 OOM_BYTES = 256 << 20
@@ -53,40 +53,26 @@ class Run:
     job: str
     found: list[Proc]
 
-    def of(self, kind: str, node: int) -> list[Proc]:
-        net = self.lab.nodes[node].net
-        return [one for one in self.found if one.kind == kind and one.net == net]
+    def of(self, kind: str, node: int) -> list[int]:
+        """Return the pids of one kind on a node. The first agent is the guard, the last the supervisor."""
+        return [one.pid for one in self.found if (one.kind, one.node) == (kind, node)]
 
 
 Inject = Callable[[Run], None]
 Prepare = Callable[[Lab], None]
 
 
-def _kill_pids(pids: list[int], number: int = signal.SIGKILL) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
-
-
 def nothing(_: Run) -> None:
     """The script, or what was prepared before the job, is the fault."""
 
 
-def kill(kind: str, node: int, *, index: int | None = -1) -> Inject:
-    """Kill a process of a kind on a node, or all of them without an index. Of the agents, 0 is the guard, -1 the supervisor."""
+def send(kind: str, node: int, *, index: int | None = -1, number: int = signal.SIGKILL) -> Inject:
+    """Send a signal to a process of a kind on a node, or to all of them without an index."""
 
     def inject(run: Run) -> None:
-        there = run.of(kind, node)
-        _kill_pids([one.pid for one in (there if index is None else [there[index]])])
-
-    return inject
-
-
-def stop_supervisor(node: int) -> Inject:
-    """Stop the supervisor of a node: it lives, and does nothing."""
-
-    def inject(run: Run) -> None:
-        os.kill(run.of("agent", node)[-1].pid, signal.SIGSTOP)
+        pids = run.of(kind, node)
+        for pid in pids if index is None else [pids[index]]:
+            os.kill(pid, number)
 
     return inject
 
@@ -95,65 +81,25 @@ def kill_cloudddp(node: int) -> Inject:
     """Kill guard, supervisor and wrappers of a node."""
 
     def inject(run: Run) -> None:
-        _kill_pids([one.pid for kind in ("agent", "wrapper") for one in run.of(kind, node)])
+        for pid in (*run.of("agent", node), *run.of("wrapper", node)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     return inject
 
 
-def _namespace(pid: int, kind: str) -> str:
-    return str(Path(f"/proc/{pid}/ns/{kind}").readlink())
-
-
-def _pids_in(net: str) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if entry.name.isdigit() and _namespace(int(entry.name), "net") == net:
-                found.append(int(entry.name))
-    return found
-
-
-def kill_sshd(node: int) -> Inject:
-    """Kill every process of OpenSSH on a node."""
+def on_node(node: int, *command: str) -> Inject:
+    """Run a command as root of a node."""
 
     def inject(run: Run) -> None:
-        for pid in _pids_in(run.lab.nodes[node].net):
-            with contextlib.suppress(OSError):
-                if Path(f"/proc/{pid}/comm").read_text().startswith("sshd"):
-                    os.kill(pid, signal.SIGKILL)
-
-    return inject
-
-
-def kill_everything(node: int) -> Inject:
-    """`kill -9 -1` of a node's root: every process but the first one."""
-
-    def inject(run: Run) -> None:
-        there = run.lab.nodes[node]
-        pid_space = _namespace(there.init, "pid")
-        for pid in _pids_in(there.net):
-            with contextlib.suppress(OSError):
-                if pid != there.init and _namespace(pid, "pid") == pid_space:
-                    os.kill(pid, signal.SIGKILL)
+        run.lab.nodes[node].run(*command)
 
     return inject
 
 
 def sim(*words: str) -> Inject:
     """A fault of the simulator; a number is a node."""
-    return lambda run: _sim(run.lab, *words)
-
-
-def _sim(lab: Lab, *words: str) -> None:
-    lab.sim(*(lab.nodes[int(word)].instance if word.isdigit() else word for word in words))
-
-
-def interface_down(node: int) -> Inject:
-    def inject(run: Run) -> None:
-        command = ["nsenter", "-t", str(run.lab.nodes[node].init), "-n", "ip", "link", "set", "ens5", "down"]
-        subprocess.run(command, check=True)
-
-    return inject
+    return lambda run: run.lab.fault(*words)
 
 
 def out_of_memory(node: int) -> Inject:
@@ -162,7 +108,7 @@ def out_of_memory(node: int) -> Inject:
     def inject(run: Run) -> None:
         OOM_GROUP.mkdir(exist_ok=True)
         (OOM_GROUP / "memory.limit_in_bytes").write_text(str(OOM_BYTES))
-        (OOM_GROUP / "cgroup.procs").write_text(str(run.of("rank", node)[0].pid))
+        (OOM_GROUP / "cgroup.procs").write_text(str(run.of("rank", node)[0]))
 
     return inject
 
@@ -173,7 +119,7 @@ def remove_oom_group(_: Lab) -> None:
 
 
 def interrupt_spot(run: Run) -> None:
-    run.lab.sim("interrupt", run.lab.nodes[1].instance, "--seconds", "60")
+    run.lab.ok("sim", "interrupt", run.lab.nodes[1].instance, "--seconds", "60")
 
 
 def down_elsewhere(run: Run) -> None:
@@ -183,26 +129,25 @@ def down_elsewhere(run: Run) -> None:
 
 def clock_ahead(node: int) -> Inject:
     def inject(run: Run) -> None:
-        for one in (*run.of("agent", node), *run.of("rank", node)):
-            if "clock.so" not in Path(f"/proc/{one.pid}/maps").read_text():
-                raise RuntimeError(f"the {one.kind} does not use the clock that can be moved")
+        for pid in (*run.of("agent", node), *run.of("rank", node)):
+            if "clock.so" not in Path(f"/proc/{pid}/maps").read_text():
+                raise RuntimeError(f"process {pid} does not use the clock that can be moved")
         (run.lab.nodes[node].root / "home/ubuntu/clock-is-ahead").touch()
-        command = ["nsenter", "-t", str(run.of("rank", node)[0].pid), "-m", "date", "+%s"]
-        now = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        now = run.lab.nodes[node].run("date", "+%s")
         if abs(int(now) - time.time() - 3600) > 60:
             raise RuntimeError(f"the clock of node {node} has not moved: {now}")
 
     return inject
 
 
-# -- before the job ----------------------------------------------------------------------------------------------
+# -- before the job ------------------------------------------------------------------------------------------
 
 
 def prepare_clock(lab: Lab) -> None:
     """Let the programs that start from now on ask a clock that can be moved."""
     source, library = lab.folder / "clock.c", lab.folder / "clock.so"
     source.write_text(CLOCK)
-    subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", library, source, "-ldl"], check=True)
+    run_command(["cc", "-shared", "-fPIC", "-O2", "-o", library, source, "-ldl"])
     for node in lab.nodes:
         shutil.copy(library, node.root / "home/ubuntu/clock.so")
         (node.root / "etc/ld.so.preload").write_text("/home/ubuntu/clock.so\n")
@@ -214,44 +159,28 @@ def reset_clock(lab: Lab) -> None:
         (node.root / "home/ubuntu/clock-is-ahead").unlink(missing_ok=True)
 
 
-def _replace_hosts(lab: Lab, text: Callable[[Node], str]) -> None:
-    """Replace /etc/hosts of each node, which is read-only there."""
-    for node in lab.nodes:
-        (node.root / "home/ubuntu/hosts").write_text(text(node))
-        command = [
-            "nsenter",
-            "-t",
-            str(node.init),
-            "-m",
-            "mount",
-            "--bind",
-            "/home/ubuntu/hosts",
-            "/etc/hosts",
-        ]
-        subprocess.run(command, check=True)
+def host_names(own: Callable[[Node], str]) -> Prepare:
+    """Replace /etc/hosts of each node, which is read-only there, with localhost and a line more."""
+
+    def prepare(lab: Lab) -> None:
+        for node in lab.nodes:
+            (node.root / "home/ubuntu/hosts").write_text(f"127.0.0.1 localhost\n{own(node)}")
+            node.run("mount", "--bind", "/home/ubuntu/hosts", "/etc/hosts")
+
+    return prepare
 
 
-def without_names(lab: Lab) -> None:
-    """No node can resolve the host name of another one, nor its own."""
-    _replace_hosts(lab, lambda _: "127.0.0.1 localhost\n")
-
-
-def loopback_names(lab: Lab) -> None:
-    """As Debian: a node's own name is 127.0.1.1."""
-
-    def text(node: Node) -> str:
-        return f"127.0.0.1 localhost\n127.0.1.1 ip-{node.address.replace('.', '-')}\n"
-
-    _replace_hosts(lab, text)
+without_names = host_names(lambda _: "")
+loopback_names = host_names(lambda node: f"127.0.1.1 ip-{node.address.replace('.', '-')}\n")
 
 
 def cut_before(lab: Lab) -> None:
-    _sim(lab, "fault", "cut-between", "0", "1")
+    lab.fault("cut-between", "0", "1")
 
 
 def heal(lab: Lab) -> None:
-    for node in lab.nodes:
-        lab.sim("fault", "heal", node.instance)
+    for node in range(lab.count):
+        lab.fault("heal", str(node))
 
 
 def only_rendezvous_port(lab: Lab) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from bench.faults.cases import Fault, Then
 from bench.faults.injections import Run
@@ -16,13 +17,13 @@ GONE = 120.0  # seconds after which a rank counts as left
 START = 90.0  # seconds for a job to make its first steps
 WATCH = 25.0  # seconds for which a job has to go on: longer than any limit of the agents
 ENDS = 30.0  # seconds for all other processes of a job to end
-FIRST_STEPS = "step 10"  # in the log of a rank
 
 
 @dataclass
 class Row:
-    """`seconds`: from the fault to the end of the last rank; from the command to its end, if no rank was to start.
-    `left`: processes of the job in the end. `state`: of `jobs`. `problems`: what is not as expected."""
+    """`seconds`: from the fault to the end of the last rank; from the command to its end, if no rank was to
+    start. `left`: processes of the job in the end. `state`: of `jobs`. `problems`: what is not as
+    expected."""
 
     fault: str
     shape: str
@@ -36,44 +37,50 @@ class Row:
     state: str = ""
     problems: list[str] = field(default_factory=list)
 
+    @property
+    def result(self) -> str:
+        """Seconds and exit code, as the table has them."""
+        if self.exit_code is None:
+            return "; ".join(self.problems) or "-"
+        seconds = "goes on" if self.went_on else f"{self.seconds:.1f}"
+        again = "" if self.again is None else f", again after {self.again:.1f}"
+        return f"{seconds}{again}, {self.exit_code}"
+
 
 class Started:
     """A job that was launched, in the foreground or detached."""
 
     def __init__(self, lab: Lab, fault: Fault, *, attached: bool) -> None:
         self.lab = lab
-        known = {str(one["id"]) for one in _jobs(lab.run("jobs", "--json"))}
-        words = [
-            "--nproc-per-node",
-            str(lab.ranks),
-            *fault.launch,
-            "script.py",
-            *filter(None, [fault.script]),
-        ]
+        known = lab.known_jobs()
+        words = ("--nproc-per-node", str(lab.ranks), *fault.launch, "script.py", *fault.script.split())
         self.began = time.monotonic()
         self.process: subprocess.Popen[str] | None = None
         self.output, self.code, self.job = "", 0, ""
         if attached:
-            self.process = lab.start("launch", *words)
-            process = self.process
-            until(lambda: self._find(known) or process.poll() is not None, START, "the job has not started")
+            process = self.process = lab.start("launch", *words)
+            found = until(
+                lambda: lab.running_job(known) or process.poll() is not None, START, "the job has not started"
+            )
+            self.job = found if isinstance(found, str) else ""
         else:
-            done = lab.run("launch", "-d", *words)
-            self.output, self.code = done.stdout + done.stderr, done.returncode
-            self.job = done.stdout.strip()
+            self._ended(lab.run("launch", "-d", *words))
+            self.job = self.output.splitlines()[0] if self.output and not self.code else ""
 
-    def _find(self, known: set[str]) -> bool:
-        self.job = self.lab.running_job(known)
-        return bool(self.job)
+    def _ended(self, done: subprocess.CompletedProcess[str]) -> None:
+        self.output, self.code = done.stdout + done.stderr, done.returncode
 
-    def ended(self) -> None:
+    def wait(self) -> None:
         """Wait for the end of the command; ask a new one, if the job was detached."""
         if self.process is not None:
             self.output = self.process.communicate(timeout=420)[0]
             self.code = self.process.returncode
         elif not self.code:
-            done = self.lab.run("logs", "-f", self.job)
-            self.output, self.code = done.stdout + done.stderr, done.returncode
+            self._ended(self.lab.run("logs", "-f", self.job))
+
+    def kill(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
 
 
 def measure(lab: Lab, fault: Fault, *, attached: bool) -> Row:
@@ -82,99 +89,85 @@ def measure(lab: Lab, fault: Fault, *, attached: bool) -> Row:
     lab.forget()
     fault.prepare(lab)
     started = Started(lab, fault, attached=attached)
-    run: Run | None = None
     try:
         if fault.then is not Then.NEVER_STARTS:
-            run = Run(lab, started.job, _ranks_run(lab, started.job, steps=fault.then is not Then.SUCCEEDS))
-            _into(run, fault, row)
-        started.ended()
+            found = _ranks_run(lab, started.job, steps=fault.then is not Then.SUCCEEDS)
+            _into(Run(lab, started.job, found), fault, row)
+        started.wait()
     finally:
-        if started.process is not None and started.process.poll() is None:
-            started.process.kill()
-    if run is None:
+        started.kill()
+    if fault.then is Then.NEVER_STARTS:
         row.seconds = time.monotonic() - started.began
     row.exit_code = started.code
     row.says = sentence(started.output, started.job)
     _ask_others(lab, fault, started, row)
     row.left = _left(lab, fault)
-    _judge(fault, row)
+    row.problems += _problems(fault, row)
     return row
 
 
 def _ranks_run(lab: Lab, job: str, *, steps: bool) -> list[Proc]:
-    """Wait until every rank runs; return the processes. With `steps` until each has made steps, unless it ends before."""
-    deadline = time.monotonic() + START
+    """Wait until every rank runs; return the processes. With `steps` until each has made steps, unless it
+    ends before."""
     most: list[Proc] = []
-    while time.monotonic() < deadline:
+
+    def ranks(found: list[Proc]) -> int:
+        return sum(one.kind == "rank" for one in found)
+
+    def all_run() -> bool:
+        nonlocal most
         found = lab.processes(job)
-        ranks = _ranks(found)
-        if len(ranks) >= len(_ranks(most)):
-            most = found
-        if len(ranks) == lab.count * lab.ranks and (not steps or _steps(lab, job)):
-            return found
-        if len(ranks) < len(_ranks(most)):  # one has failed already: the fault is its own
-            return most
-        time.sleep(0.05)
-    raise TimeoutError(f"{job}: {len(_ranks(most))} ranks within {START:g} s")
+        if ranks(found) < ranks(most):  # one has failed already: the fault is its own
+            return True
+        most = found
+        return ranks(found) == lab.world_size and (not steps or lab.steps(job))
 
-
-def _ranks(found: list[Proc]) -> list[Proc]:
-    return [one for one in found if one.kind == "rank"]
-
-
-def _steps(lab: Lab, job: str, times: int = 1) -> bool:
-    logs = list(lab.logs(job))
-    return len(logs) == lab.count * lab.ranks and all(log.count(FIRST_STEPS) >= times for log in logs)
+    until(all_run, START, f"{job}: not every rank runs")
+    return most
 
 
 def _into(run: Run, fault: Fault, row: Row) -> None:
     """Inject the fault, and wait for what is to follow."""
-    lab, before = run.lab, {one.pid for one in _ranks(run.found)}
+    lab, before = run.lab, {one.pid for one in run.found if one.kind == "rank"}
     began = time.monotonic()
     fault.inject(run)
     if fault.then in (Then.GOES_ON, Then.SUCCEEDS):
         time.sleep(WATCH if fault.then is Then.GOES_ON else 0)
-        alive = {one.pid for one in _ranks(lab.processes(run.job))}
-        row.went_on = fault.then is Then.SUCCEEDS or alive == before
+        row.went_on = fault.then is Then.SUCCEEDS or {one.pid for one in lab.alive(run.job)} == before
         if fault.script != "no-barrier":
-            until(lambda: _steps(lab, run.job) or not lab.processes(run.job), START, "no steps")
+            until(lambda: lab.steps(run.job) or not lab.processes(run.job), START, "no steps")
             lab.finish()
-        until(lambda: not _ranks(lab.processes(run.job)), GONE, "the job does not end")
+        until(lambda: not lab.alive(run.job), GONE, "the job does not end")
         return
     if fault.inject.__name__ == "nothing":  # the script's own: it counts from the end of the first rank
         until(lambda: not before <= {one.pid for one in lab.processes(run.job)}, GONE, "no rank has ended")
         began = time.monotonic()
-    ignored = lab.nodes[fault.frozen].net if fault.frozen is not None else ""
-    _wait_gone(run, row, before, began, ignored)
+    row.seconds = _wait_gone(run, before, began, fault.frozen)
     if fault.thaws:
-        until(lambda: _decided(run, ignored), GONE, "no verdict")
+        others = _except(run.lab, fault.frozen, run.job)
+        until(lambda: not others(), GONE, "no verdict")
         began = time.monotonic()
-        lab.sim("fault", "heal", lab.nodes[fault.frozen or 0].instance)
-        _wait_gone(run, row, before, began, "")
+        lab.fault("heal", str(fault.frozen))
+        row.seconds = _wait_gone(run, before, began, None)
     if fault.then is Then.RESTARTS:
-        until(lambda: _steps(lab, run.job, 2), START, "no steps after the restart")
+        until(lambda: lab.steps(run.job, 2), START, "no steps after the restart")
         row.again = time.monotonic() - began
         lab.finish()
 
 
-def _wait_gone(run: Run, row: Row, before: set[int], began: float, ignored: str) -> None:
-    """Wait until the ranks of the first attempt have ended."""
-    while True:
-        alive = [
-            one for one in _ranks(run.lab.processes(run.job)) if one.net != ignored and one.pid in before
-        ]
-        row.seconds = time.monotonic() - began
-        if row.seconds > GONE:
+def _wait_gone(run: Run, before: set[int], began: float, frozen: int | None) -> float:
+    """Return the seconds until the ranks of the first attempt have ended, but for those of a frozen node."""
+    while [one for one in run.lab.alive(run.job) if one.node != frozen and one.pid in before]:
+        if time.monotonic() - began > GONE:
             run.lab.run("cancel", run.job)
-            raise TimeoutError(f"{len(alive)} ranks were alive {GONE:g} s later")
-        if not alive:
-            return
+            raise TimeoutError(f"ranks were alive {GONE:g} s later")
         time.sleep(0.02)
+    return time.monotonic() - began
 
 
-def _decided(run: Run, ignored: str) -> bool:
-    """Whether the agents of the other nodes have ended."""
-    return not [one for one in run.lab.processes(run.job) if one.net != ignored]
+def _except(lab: Lab, frozen: int | None, job: str = "") -> Callable[[], list[Proc]]:
+    """Return a function that returns the processes of the nodes that are not frozen."""
+    return lambda: [one for one in lab.processes(job) if one.node != frozen]
 
 
 def sentence(output: str, job: str) -> str:
@@ -186,88 +179,79 @@ def sentence(output: str, job: str) -> str:
     return text.replace(job, "JOB") if job else text
 
 
-def _jobs(done: subprocess.CompletedProcess[str]) -> list[dict[str, object]]:
+def _listed(done: subprocess.CompletedProcess[str], job: str) -> tuple[str, Any]:
+    """Return the state and the exit code of a job in the answer of `jobs --json`."""
     try:
-        return list(json.loads(done.stdout))
+        (found,) = (one for one in json.loads(done.stdout) if one["id"] == job)
     except ValueError:
-        return []
+        return "unknown", None
+    return str(found["state"]), found["exit_code"]
 
 
 def _ask_others(lab: Lab, fault: Fault, started: Started, row: Row) -> None:
     """Compare what two clients say: `jobs` of each, and `logs -f` of the second one."""
     if not started.job or not lab.instances():
         return
-    answers = []
-    for ask in (lab.run, lab.second):
-        found = [one for one in _jobs(ask("jobs", "--json")) if one["id"] == started.job]
-        answers.append((str(found[0]["state"]), found[0]["exit_code"]) if found else ("unknown", None))
-    row.state = answers[0][0]
-    if answers[0] != answers[1]:
-        row.problems.append(f"two clients differ: {answers[0]}, {answers[1]}")
+    first, second = (_listed(ask("jobs", "--json"), started.job) for ask in (lab.run, lab.second))
+    row.state = first[0]
+    if first != second:
+        row.problems.append(f"two clients differ: {first}, {second}")
     if fault.then is Then.NEVER_STARTS and started.code and row.state == "unknown":
         return
     done = lab.second("logs", "-f", started.job)
     other = sentence(done.stdout + done.stderr, started.job)
-    if fault.then is not Then.NEVER_STARTS and _stem(other) != _stem(row.says):
+    # A sentence with " finished" has the seconds that a job took.
+    if fault.then is not Then.NEVER_STARTS and other != row.says and " finished" not in other + row.says:
         row.problems.append(f"another client says: {other}")
     if done.returncode != row.exit_code and not {done.returncode, row.exit_code} <= set(fault.codes):
         row.problems.append(f"another client exits with {done.returncode}")
 
 
-def _stem(text: str) -> str:
-    """Return a sentence without what depends on the time."""
-    return text if " finished" not in text else ""
-
-
 def _left(lab: Lab, fault: Fault) -> int:
     """Return how many processes of any job are left on the nodes."""
-    frozen = lab.nodes[fault.frozen].net if fault.frozen is not None and not fault.thaws else ""
-
-    def alive() -> list[Proc]:
-        return [one for one in lab.processes() if one.net != frozen]
-
+    alive = _except(lab, None if fault.thaws else fault.frozen)
     deadline = time.monotonic() + ENDS
     while alive() and time.monotonic() < deadline:
         time.sleep(0.2)
     return len(alive())
 
 
-def _judge(fault: Fault, row: Row) -> None:
-    fails = fault.then in (Then.ENDS, Then.NEVER_STARTS)
-    if fails and not row.exit_code:
-        row.problems.append("exit code 0")
-    if not fails and row.exit_code not in (fault.codes or (0,)):
-        row.problems.append(f"exit code {row.exit_code}, expected 0")
-    if fails and fault.codes and row.exit_code not in fault.codes:
-        row.problems.append(f"exit code {row.exit_code}, expected {fault.codes}")
+def _problems(fault: Fault, row: Row) -> Iterator[str]:
+    """Yield what is not as expected."""
+    if fault.then in (Then.ENDS, Then.NEVER_STARTS):
+        if not row.exit_code:
+            yield "exit code 0"
+        if fault.codes and row.exit_code not in fault.codes:
+            yield f"exit code {row.exit_code}, expected {fault.codes}"
+    elif row.exit_code not in (fault.codes or (0,)):
+        yield f"exit code {row.exit_code}, expected 0"
     if fault.then in (Then.ENDS, Then.RESTARTS, Then.NEVER_STARTS) and row.seconds > fault.goal:
-        row.problems.append(f"{row.seconds:.1f} s, the goal is {fault.goal:g} s")
+        yield f"{row.seconds:.1f} s, the goal is {fault.goal:g} s"
     if fault.then is Then.GOES_ON and not row.went_on:
-        row.problems.append("the job has ended")
+        yield "the job has ended"
     if row.left:
-        row.problems.append(f"{row.left} processes left")
+        yield f"{row.left} processes left"
 
 
 def rows(lab: Lab, faults: list[Fault]) -> Iterator[Row]:
     """Yield two rows for each fault: in the foreground, and detached with nobody connected."""
     up: tuple[str, ...] | None = None
     try:
-        for fault in faults:
-            for attached in (True, False):
-                if up != fault.up:
-                    if up is not None:
-                        lab.down()
-                    lab.up(*fault.up)
-                    up = fault.up
-                try:
-                    row = measure(lab, fault, attached=attached)
-                    fault.restore(lab)
-                except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-                    row = Row(fault.name, lab.shape, attached, problems=[str(error)])
-                yield row
-                if fault.destroys or row.problems:
+        for fault, attached in ((fault, attached) for fault in faults for attached in (True, False)):
+            if up != fault.up:
+                if up is not None:
                     lab.down()
-                    up = None
+                lab.up(*fault.up)
+                up = fault.up
+            try:
+                row = measure(lab, fault, attached=attached)
+                fault.restore(lab)
+            except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+                row = Row(fault.name, lab.shape, attached, problems=[str(error)])
+            yield row
+            if fault.destroys or row.problems:
+                lab.down()
+                up = None
     finally:
         if up is not None:
             lab.down()

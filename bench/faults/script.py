@@ -1,5 +1,5 @@
-"""The job of `python -m bench faults`: it sums over all ranks until a file `enough` exists. Its argument is a fault of its
-own, or what it is to do when the fault comes."""
+"""The job of `python -m bench faults`: it sums over all ranks until a file `enough` exists. Its argument is a
+fault of its own, or what it is to do when the fault comes."""
 
 import datetime
 import os

@@ -342,8 +342,7 @@ def _folders(parents: tuple[str, ...]) -> list[str]:
 class ModelFiles:
     """Reads botocore's service models with msgspec; takes the place of botocore.loaders.JSONFileLoader.
 
-    EC2's model is 3 MB of JSON: with the json module, `cloudddp status` takes a seventh more processor time
-    (`python -m bench models`).
+    EC2's model is 3 MB of JSON: with the json module, `cloudddp status` takes a seventh more processor time.
     """
 
     def exists(self, file_path: str) -> bool:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import paramiko
 
 # Bytes that a server may send before the first of them is acknowledged: so many per round trip. paramiko's default of 2 MiB
-# is 17 MB/s at 100 ms, 16 MiB is 71 MB/s (`python -m bench window`).
+# is 17 MB/s at 100 ms, 16 MiB is 71 MB/s.
 DEFAULT_WINDOW, STREAM_WINDOW = 2 << 20, 16 << 20
 # Bytes per second that a stream may reach. A window for more only fills the queues on the way, whose losses slow it down:
 # 16 MiB at 20 ms and 500 Mbit/s give 37 MB/s, 4 MiB 49, 2 MiB 57.
