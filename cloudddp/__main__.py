@@ -13,7 +13,7 @@ def main() -> NoReturn:
         from cloudddp import garbage
 
         garbage.postpone()
-        from cloudddp.cli.edge import run
+        from cloudddp.cli.entry_point import run
 
         sys.exit(run(sys.argv[1:]))
     except KeyboardInterrupt:

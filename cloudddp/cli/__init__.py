@@ -5,5 +5,5 @@ main, commands/   what can be typed: the verbs, their options and their help. Th
 actions/          what each verb does: plain functions, imported when their verb is invoked
 views/            results as text for people and as JSON for programs
 console           every message; session: settings, AWS and nodes as the global options choose them
-edge              the one place that turns errors into messages and exit codes
+entry_point       the one place that turns errors into messages and exit codes
 """

@@ -16,7 +16,7 @@ from cloudddp.aws import regions
 from cloudddp.aws.client import AWS, RegionError, require_region
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import node_list, region_list
-from cloudddp.cli.sources import enter_simulator, layers_of, report_other_region, tolerated
+from cloudddp.cli.load_settings import enter_simulator, layers_of, report_other_region, tolerated
 from cloudddp.cluster import inspect, search
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.ownership import Ownership
@@ -240,11 +240,11 @@ class Session:
         """Return the error with the regions that were asked, how the last cluster of that name ended, what is lost, and what its
         nodes have copied to S3."""
         # As above.
-        from cloudddp.cli import ends
+        from cloudddp.cli import termination
 
         name, text, older = self.settings.cluster.name, "", ""
         if "reached its deadline" not in error.message:
-            text = ends.explanation(name, asked.endpoint, error.last, [asked.region, *others.regions])
+            text = termination.explanation(name, asked.endpoint, error.last, [asked.region, *others.regions])
         if name != "default" and any(one.name == "default" for one in local_state.live_clusters()):
             older = "this computer has created a cluster 'default', which may be up: see it with -c default"
         message = "; ".join(part for part in (error.message, *nor_elsewhere(others), text, older) if part)

@@ -35,7 +35,7 @@ def imported(*lines: tuple[str, ...]) -> set[str]:
     """Return the modules that a process has imported after running command lines, one after the other."""
     program = (
         "import sys\n"
-        "from cloudddp.cli.edge import run\n"
+        "from cloudddp.cli.entry_point import run\n"
         f"for words in {lines!r}: run(words)\n"
         "print('MODULES', *sys.modules)\n"
     )
@@ -285,9 +285,9 @@ def test_option_after_the_verb_wins_over_the_one_before_it(cli: Any) -> None:
 
 def test_traceback_of_a_bug_is_written_to_a_file(tmp_path: Path) -> None:
     program = (
-        "import sys\nfrom cloudddp.cli import edge\n"
+        "import sys\nfrom cloudddp.cli import entry_point\n"
         "def broken(*a, **k): raise ZeroDivisionError('by the test')\n"
-        "edge.main.main = broken\nsys.exit(edge.run([]))"
+        "entry_point.main.main = broken\nsys.exit(entry_point.run([]))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], env=clean_environment(CLOUDDDP_HOME=str(tmp_path)), cwd=ROOT,

@@ -230,7 +230,7 @@ def test_user_without_a_home(tmp_path: Path, refusing: str, verb: str, home: str
 
 # The modules may lie where that user cannot read them, so they are imported before the uid changes.
 AS_NOBODY = """
-import os, sys, click, botocore.session, moto, msgspec, platformdirs, cloudddp.cli.edge, cloudddp.aws.client, cloudddp.__main__, cloudddp.config.settings
+import os, sys, click, botocore.session, moto, msgspec, platformdirs, cloudddp.cli.entry_point, cloudddp.aws.client, cloudddp.__main__, cloudddp.config.settings
 import cloudddp.cli.actions.up, cloudddp.cli.actions.status, cloudddp.cli.actions.simulator, cloudddp.cli.commands.clusters
 import cloudddp.cli.commands.simulator, cloudddp.cluster.connect, cloudddp.sim.control
 if os.getuid() == 0: os.setgroups([]); os.setgid(54321); os.setuid(54321)

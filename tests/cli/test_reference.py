@@ -11,7 +11,7 @@ import pytest
 from support.commands import commands, context_of
 
 from cloudddp.cli import reference
-from cloudddp.cli.verbs import LazyGroup, SettingOption, Verb, load
+from cloudddp.cli.lazy_commands import LazyGroup, SettingOption, Verb, load
 from cloudddp.config import example, schema, settings, spec
 
 ROOT = Path(__file__).parents[2]

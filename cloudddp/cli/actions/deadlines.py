@@ -8,7 +8,7 @@ import threading
 from collections.abc import Collection, Iterator
 from datetime import UTC, datetime, timedelta
 
-from cloudddp.cli.actions.at_stake import at_stake
+from cloudddp.cli.actions.unsaved_work import unsaved_work
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import counted, dollars, duration, moment
 from cloudddp.cluster.model import Cluster
@@ -59,7 +59,7 @@ def _timers(console: Console, cluster: Cluster, settings: Config) -> list[thread
 
     def warn(seconds: float) -> None:
         console.warn(f"the nodes terminate in {duration(seconds)}{text}")
-        for message in at_stake(cluster, settings, jobs=False):
+        for message in unsaved_work(cluster, settings, jobs=False):
             console.warn(*message)
 
     return [threading.Timer(left - seconds, warn, [seconds]) for seconds in before if 0 < seconds < left]

@@ -13,7 +13,7 @@ from cloudddp.aws.client import AWS
 from cloudddp.aws.explain import REGION_REFUSED
 from cloudddp.cli import session as sessions
 from cloudddp.cli.actions import rehearsal
-from cloudddp.cli.actions.at_stake import at_stake
+from cloudddp.cli.actions.unsaved_work import unsaved_work
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import region_list
 from cloudddp.cli.session import Session
@@ -82,7 +82,7 @@ def _confirm(console: Console, session: Session, live: Mapping[AWS, list[Cluster
     if found:
         console.print_text("\n".join(lifecycle.summary(cluster) for _, cluster in found), err=True)
         for aws, cluster in found:
-            for line in at_stake(cluster, session.settings, aws=aws):
+            for line in unsaved_work(cluster, session.settings, aws=aws):
                 console.log("  warning: ", *line)
         console.must_confirm("Terminate these nodes?", yes=yes)
 

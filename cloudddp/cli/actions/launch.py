@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from cloudddp.cli import session as sessions
 from cloudddp.cli.actions import deadlines, planned_end
 from cloudddp.cli.actions.follow import Detached, JobStopped
-from cloudddp.cli.actions.starting import checked_script, start_and_follow
+from cloudddp.cli.actions.start_job import checked_script, start_and_follow
 from cloudddp.cli.console import Console
 from cloudddp.cli.session import Session
 from cloudddp.cluster.model import Cluster

@@ -18,7 +18,7 @@ from cloudddp.cli.actions.follow import (
     Detached,
     JobStopped,
 )
-from cloudddp.cli.actions.starting import check_nodes_min, start_and_follow
+from cloudddp.cli.actions.start_job import check_nodes_min, start_and_follow
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import counted, duration, node_list
 from cloudddp.cli.session import Session

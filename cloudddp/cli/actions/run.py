@@ -20,7 +20,7 @@ from cloudddp.cli.actions import planned_end
 from cloudddp.cli.actions.down import take_down
 from cloudddp.cli.actions.follow import Detached, JobStopped, foreground, report_end
 from cloudddp.cli.actions.results import Left, collect, ended_nodes
-from cloudddp.cli.actions.starting import checked_script, start_job, stopped_if_interrupted
+from cloudddp.cli.actions.start_job import checked_script, start_job, stopped_if_interrupted
 from cloudddp.cli.actions.up import bring_up
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import counted, credentials_end, dollars, duration, moment, node_list, toml

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from cloudddp import local_state, signals
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import counted
-from cloudddp.cli.sources import named_cluster
+from cloudddp.cli.load_settings import named_cluster
 from cloudddp.cli.views import simulator as views
 from cloudddp.config.options import GlobalOptions
 from cloudddp.errors import CloudDDPError, Command, UsageError

@@ -9,8 +9,8 @@ from typing import Any
 from cloudddp.aws.client import AWS
 from cloudddp.aws.denials import CODES as DENIED
 from cloudddp.aws.explain import REGION_REFUSED
-from cloudddp.cli import ends
 from cloudddp.cli import session as sessions
+from cloudddp.cli import termination
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import credentials_end, region_list
 from cloudddp.cli.session import Session
@@ -40,10 +40,12 @@ def status(console: Console, options: GlobalOptions, *, as_json: bool) -> None:
     _warn(console, live)
     credentials = aws.credentials_end()
     if as_json:
-        console.print_json([views.cluster_json(c, ownership, credentials, ends.planned(c)) for c in live])
+        console.print_json(
+            [views.cluster_json(c, ownership, credentials, termination.planned(c)) for c in live]
+        )
         return
-    console.print("\n\n".join(views.cluster(c, ownership, ends.planned(c)) for c in live))
-    if any(ends.planned(c) for c in live):
+    console.print("\n\n".join(views.cluster(c, ownership, termination.planned(c)) for c in live))
+    if any(termination.planned(c) for c in live):
         console.log(Command("jobs"), " shows when the nodes end because of --down")
     if ending := credentials_end(credentials):
         console.print(f"\nyour AWS {ending}")
@@ -116,7 +118,7 @@ def _remains(console: Console, aws: AWS, live: list[Cluster], name: str | None =
 
 def _json(session: Session, aws: AWS, live: list[Cluster], left: list[Remains]) -> list[dict[str, Any]]:
     ownership = session.ownership(aws)
-    clusters = [views.cluster_json(c, ownership, aws.credentials_end(), ends.planned(c)) for c in live]
+    clusters = [views.cluster_json(c, ownership, aws.credentials_end(), termination.planned(c)) for c in live]
     return clusters + [views.remains_json(one, ownership) for one in left]
 
 

@@ -17,7 +17,7 @@ from cloudddp.cli.actions.follow import (
     silence_reporter,
 )
 from cloudddp.cli.actions.resume import Busy, Request, Resumed, as_launched, awaited_ends, resume_job
-from cloudddp.cli.actions.starting import pull_before_the_end
+from cloudddp.cli.actions.start_job import pull_before_the_end
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import node_list
 from cloudddp.cli.session import Session

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from cloudddp.cli.commands.options import ANYONE, CLUSTER_SETTINGS, DRY_RUN, JSON, YES
-from cloudddp.cli.verbs import Verb
+from cloudddp.cli.lazy_commands import Verb
 
 up = Verb(
     "up",
@@ -81,7 +81,7 @@ ls = Verb(
 
 allow_me = Verb(
     "allow-me",
-    "cloudddp.cli.actions.allow_me:allow_me",
+    "cloudddp.cli.actions.nodes:allow_me",
     params=[ANYONE],
     help="""Allow SSH from this computer's current address.
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from cloudddp.cli.commands.options import CLUSTER_SETTINGS, JOB_PARAMETERS
-from cloudddp.cli.job_verb import JobVerb
-from cloudddp.cli.verbs import LazyGroup
+from cloudddp.cli.lazy_commands import LazyGroup
+from cloudddp.cli.misplaced_options import JobVerb
 
 _HERE = "cloudddp.cli.commands.export"
 VERBS = {"slurm": (f"{_HERE}:slurm", "Write an sbatch script that runs SCRIPT with ARGS.")}

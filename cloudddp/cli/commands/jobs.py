@@ -16,10 +16,10 @@ from cloudddp.cli.commands.options import (
     RESUME_SETTINGS,
     VARIABLES,
     YES,
-)  # fmt: skip
-from cloudddp.cli.job_verb import JobVerb
-from cloudddp.cli.numbers import Finite
-from cloudddp.cli.verbs import Verb
+    Finite,
+)
+from cloudddp.cli.lazy_commands import Verb
+from cloudddp.cli.misplaced_options import JobVerb
 
 _JOB = click.Argument(["job_id"], metavar="[JOB]", required=False)
 

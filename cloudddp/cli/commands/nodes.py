@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from cloudddp.cli.commands.options import ANYONE, YES
-from cloudddp.cli.verbs import Verb
+from cloudddp.cli.lazy_commands import Verb
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 

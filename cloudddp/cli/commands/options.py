@@ -1,10 +1,24 @@
-"""Options that several verbs share."""
+"""Options that several verbs share, and their numbers."""
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import click
 
-from cloudddp.cli.verbs import SettingOption
+from cloudddp.cli.lazy_commands import SettingOption
+
+
+class Finite(click.FloatRange):
+    """A number in a range. click's own range accepts nan, which passes every comparison."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not in the range {self._describe_range()}.", param, ctx)
+        return number
+
 
 JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON, with stable keys.")
 YES = click.Option(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import click
 
-from cloudddp.cli.commands.options import JSON
-from cloudddp.cli.numbers import Finite
-from cloudddp.cli.verbs import LazyGroup, Verb
+from cloudddp.cli.commands.options import JSON, Finite
+from cloudddp.cli.lazy_commands import LazyGroup, Verb
 
 _HERE = "cloudddp.cli.commands.simulator"
 VERBS = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from cloudddp.cli.ends import PlannedEnd
 from cloudddp.cli.formats import counted, dollars, duration
-from cloudddp.cli.tables import table
+from cloudddp.cli.terminal_text import table
+from cloudddp.cli.termination import PlannedEnd
 from cloudddp.cluster.cost import Cost
 from cloudddp.cluster.inspect import Remains
 from cloudddp.cluster.model import Cluster

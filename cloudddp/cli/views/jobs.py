@@ -13,8 +13,7 @@ from cloudddp.agent.protocol.pace import Straggler, current
 from cloudddp.agent.protocol.stall import LeftStall
 from cloudddp.agent.protocol.training import TrainingStatus
 from cloudddp.cli.formats import counted, duration, moment, node_list
-from cloudddp.cli.tables import table
-from cloudddp.cli.wrap import width_of
+from cloudddp.cli.terminal_text import table, width_of
 from cloudddp.errors import Command
 from cloudddp.job.status import JobRecord
 from cloudddp.text import one_line, size_of

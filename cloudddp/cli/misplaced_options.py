@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from cloudddp.cli.verbs import Verb
+from cloudddp.cli.lazy_commands import Verb
 from cloudddp.errors import Command, UsageError
 
 # Options of `launch` and `run` whose loss costs money or results. All others reach the script: `--config`, `-c`, `--env`,

@@ -1,4 +1,4 @@
-"""The edge: runs the command line and turns every error into a message, a hint and an exit code."""
+"""The entry point: runs the command line and turns every error into a message, a hint and an exit code."""
 
 from __future__ import annotations
 
