@@ -6,6 +6,7 @@ It writes the commands in messages as this user has to type them. It does not de
 from __future__ import annotations
 
 import contextlib
+import getpass
 import json
 import os
 import re
@@ -121,9 +122,6 @@ class Console:
         try:
             with open("/dev/tty", "r+b", buffering=0):  # noqa: PTH123  or getpass reads stdin
                 pass
-            # 5 ms, which most commands do not need
-            import getpass
-
             return getpass.getpass(question).strip()
         except (OSError, EOFError, UnicodeDecodeError):
             return None

@@ -6,6 +6,7 @@ A `LazyGroup` knows its commands by a table of names and short helps, so that `c
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import inspect
 from collections.abc import Iterable, Mapping
@@ -15,6 +16,7 @@ import click
 
 from cloudddp import timings
 from cloudddp.cli.console import Console
+from cloudddp.config.descriptions import DESCRIPTIONS
 from cloudddp.config.options import Flag, GlobalOptions
 from cloudddp.errors import UsageError
 
@@ -46,16 +48,15 @@ class SettingOption(click.Option):
         section: str,
         key: str,
         *names: str,
-        description: str,
         standard: str = "",
         **settings: Any,
     ) -> None:
         """`standard` is the default as the help shows it; '' where it shows none."""
+        description = _negated(DESCRIPTIONS[section][key], settings)
         shown = f" [default: {standard}]" if standard else ""
-        super().__init__(names, help=_negated(description, settings) + shown, **settings)
+        super().__init__(names, help=description + shown, **settings)
         self.section = section
         self.key = key
-        self.description = description
         self.standard = standard
 
     def flag(self, value: Any) -> Flag | None:
@@ -186,9 +187,6 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Raise UsageError with similar names for a verb that does not exist (click 8.4 does it only for `commands`)."""
         if args[0] not in self.table and not args[0].startswith("-") and not ctx.resilient_parsing:
-            # 1 ms, which `--help` need not take
-            import difflib
-
             near = [repr(name) for name in difflib.get_close_matches(args[0], self.table)]
             ctx.fail(
                 f"No such command {args[0]!r}." + (f" Did you mean {' or '.join(near)}?" if near else "")
