@@ -124,6 +124,7 @@ def _plain(name: str) -> str:
 def rows() -> Iterator[dict[str, Any]]:
     from cloudddp.cli import session
     from cloudddp.cli.console import Console
+    from cloudddp.cli.node_connections import connected
     from cloudddp.config.options import GlobalOptions
 
     link = Link()
@@ -136,7 +137,7 @@ def rows() -> Iterator[dict[str, Any]]:
         cluster.cloudddp("launch", "line.py", cwd=project)  # py-spy is there from now on
         os.environ.update(cluster.env)
         os.chdir(project)
-        with session.start(Console(), GlobalOptions()).connect() as (_, runner):
+        with connected(session.start(Console(), GlobalOptions())) as (_, runner):
             for milliseconds in ROUND_TRIPS:
                 link.be_far(milliseconds, cluster, runner, mbit=MBIT)
                 yield {

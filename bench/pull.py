@@ -129,6 +129,7 @@ def rows(cases: Sequence[str], nodes: Sequence[int], round_trips: Sequence[int],
     # Imported here because only this process, in the simulator's network, needs it.
     from cloudddp.cli import session
     from cloudddp.cli.console import Console
+    from cloudddp.cli.node_connections import connected
     from cloudddp.config.options import GlobalOptions
 
     link = Link()
@@ -144,7 +145,7 @@ def rows(cases: Sequence[str], nodes: Sequence[int], round_trips: Sequence[int],
             cluster.cloudddp("launch", "job.py", cwd=project)
             os.environ.update(cluster.env)
             os.chdir(project)
-            with session.start(Console(), GlobalOptions()).connect() as (_, runner):
+            with connected(session.start(Console(), GlobalOptions())) as (_, runner):
                 for name in cases:
                     for milliseconds in round_trips:
                         link.be_far(milliseconds, cluster, runner)

@@ -153,6 +153,7 @@ def rows(cases: Sequence[str], nodes: Sequence[int], round_trips: Sequence[int],
     # Imported here because only this process, in the simulator's network, needs it.
     from cloudddp.cli import session
     from cloudddp.cli.console import Console
+    from cloudddp.cli.node_connections import connected
     from cloudddp.config.options import GlobalOptions
 
     link = Link()
@@ -162,7 +163,7 @@ def rows(cases: Sequence[str], nodes: Sequence[int], round_trips: Sequence[int],
             cluster = Cluster(f"n{count}", count, Path(folder))
             os.environ.update(cluster.env)
             started = session.start(Console(), GlobalOptions())
-            with started.connect() as (found, runner):
+            with connected(started) as (found, runner):
                 opened = (found, runner, started.settings)
                 for name in cases:
                     for milliseconds in round_trips:

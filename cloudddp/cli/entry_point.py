@@ -31,9 +31,16 @@ from cloudddp.ssh import login_shell
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Errors caused by how files and folders are set up on this computer, not by cloudddp.
 _CAUSED_BY_FILES = (
-    errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EROFS, errno.ETXTBSY,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EROFS,
+    errno.ETXTBSY,
     *_UNWRITABLE,
-)  # fmt: skip
+)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -97,10 +97,15 @@ def global_options(*, after_verb: bool) -> list[GlobalOption]:
         ),
         option("--region", metavar="REGION", help="AWS region."),
         option("--profile", metavar="PROFILE", envvar="CLOUDDDP_PROFILE", help="AWS profile."),
-        option("--sim", is_flag=True, envvar="CLOUDDDP_SIM", help="Use the simulator on this computer instead of AWS."),
+        option(
+            "--sim",
+            is_flag=True,
+            envvar="CLOUDDDP_SIM",
+            help="Use the simulator on this computer instead of AWS.",
+        ),
         option("-v", "--verbose", is_flag=True, help="Show more output."),
         option("--timings", is_flag=True, help="Show where the time went, at the end, on stderr."),
-    ]  # fmt: skip
+    ]
 
 
 def given_options(context: click.Context) -> GlobalOptions:

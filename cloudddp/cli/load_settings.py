@@ -15,6 +15,7 @@ from cloudddp.config.project import Project
 from cloudddp.config.settings import Layer
 from cloudddp.config.spec import Config
 from cloudddp.errors import Command, UsageError
+from cloudddp.sim import control
 
 
 def tolerated(warn: Callable[[str], None], options: GlobalOptions, where: Project, verb: str) -> Config:
@@ -97,9 +98,6 @@ def report_other_region(
 
 def enter_simulator(console: Console) -> None:
     """Start the simulator unless it runs, and point this process at it."""
-    # 10 ms, which only --sim costs.
-    from cloudddp.sim import control
-
     found = control.find(local_state.home())
     if found is None:
         console.log("starting the simulator (", Command("sim", "stop"), " stops it)")

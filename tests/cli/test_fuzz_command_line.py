@@ -133,9 +133,12 @@ def place(tmp_path: Path, refusing: str) -> Place:
     project = tmp_path / "project"
     project.mkdir()
     env = clean_environment(
-        CLOUDDDP_HOME=str(tmp_path / "state"), AWS_ENDPOINT_URL=refusing, AWS_REGION="us-east-1", AWS_ACCESS_KEY_ID="x",
+        CLOUDDDP_HOME=str(tmp_path / "state"),
+        AWS_ENDPOINT_URL=refusing,
+        AWS_REGION="us-east-1",
+        AWS_ACCESS_KEY_ID="x",
         AWS_SECRET_ACCESS_KEY="x",
-    )  # fmt: skip
+    )
     return Place(project, env)
 
 
@@ -183,14 +186,25 @@ def run_in_shell(
     project = tmp_path / "project"
     project.mkdir()
     env = clean_environment(
-        PYTHONPATH=str(ROOT), CLOUDDDP_HOME=str(tmp_path / "state"), AWS_ENDPOINT_URL=refusing, AWS_REGION="us-east-1",
-        AWS_ACCESS_KEY_ID="x", AWS_SECRET_ACCESS_KEY="x",
-    )  # fmt: skip
+        PYTHONPATH=str(ROOT),
+        CLOUDDDP_HOME=str(tmp_path / "state"),
+        AWS_ENDPOINT_URL=refusing,
+        AWS_REGION="us-east-1",
+        AWS_ACCESS_KEY_ID="x",
+        AWS_SECRET_ACCESS_KEY="x",
+    )
     shell = f'{before}\nexec "$0" -m cloudddp "$@" {redirect}'
     done = subprocess.run(
-        ["sh", "-c", shell, sys.executable, *words], cwd=project, env={**env, **environment}, timeout=120,
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="surrogateescape", check=False,
-    )  # fmt: skip
+        ["sh", "-c", shell, sys.executable, *words],
+        cwd=project,
+        env={**env, **environment},
+        timeout=120,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="surrogateescape",
+        check=False,
+    )
     return checked(done.returncode, done.stdout + done.stderr)
 
 
@@ -219,9 +233,15 @@ def test_user_without_a_home(tmp_path: Path, refusing: str, verb: str, home: str
     script = f'{before}\nexec "$0" -c "{AS_NOBODY}" "$@"'
     env = clean_environment(PYTHONPATH=str(ROOT), AWS_ENDPOINT_URL=refusing, AWS_REGION="us-east-1")
     done = subprocess.run(
-        ["sh", "-c", script, sys.executable, *verb.split()], cwd=tmp_path / "project", env=env, timeout=120,
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        ["sh", "-c", script, sys.executable, *verb.split()],
+        cwd=tmp_path / "project",
+        env=env,
+        timeout=120,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     output = done.stdout + done.stderr
     assert done.returncode in CODES, output
     assert not CRASHES.search(output), output

@@ -113,8 +113,13 @@ def test_requirements_of_the_trainer_are_those_of_the_extra() -> None:
 def run_tests(folder: Path, *words: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words],
-        cwd=folder, env=clean_environment(), capture_output=True, text=True, timeout=500, check=False,
-    )  # fmt: skip
+        cwd=folder,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -75,9 +75,12 @@ def report_leaving(console: Console, cluster: Cluster, settings: Config, job: Ne
         )
     if poweroff is not None:
         console.log(
-            f"the nodes end by themselves {duration(60 * poweroff)} after the job; until then ", Command("pull"),
-            " copies its results. Then ", Command("down"), " removes what is left, which costs nothing",
-        )  # fmt: skip
+            f"the nodes end by themselves {duration(60 * poweroff)} after the job; until then ",
+            Command("pull"),
+            " copies its results. Then ",
+            Command("down"),
+            " removes what is left, which costs nothing",
+        )
     if cluster.expires is None:
         return
     left = max((cluster.expires - datetime.now(UTC)).total_seconds(), 0.0)
@@ -86,8 +89,9 @@ def report_leaving(console: Console, cluster: Cluster, settings: Config, job: Ne
         console.log(
             f"{nodes} cost{'s' * (len(cluster.live) == 1)} {dollars(cluster.hour)} an hour; until the deadline at "
             f"{moment(cluster.expires)} that is at most {dollars(cluster.hour * left / 3600)}; ",
-            Command("down"), " ends them now",
-        )  # fmt: skip
+            Command("down"),
+            " ends them now",
+        )
     early = settings.job.save_minutes
     saved = cluster.expires - timedelta(minutes=early)
     saving = (
@@ -105,16 +109,20 @@ def report_not_started(console: Console, cluster: Cluster | None, job: NewJob, l
             f"job {job.id} was not started; the nodes end by themselves in {duration(left)}, since "
             + ("this" if job.poweroff is not None else "an earlier")
             + " job was launched with --down, unless another job is started: ",
-            Command("launch"), " does that, ", Command("down"), " ends them now",
-        )  # fmt: skip
+            Command("launch"),
+            " does that, ",
+            Command("down"),
+            " ends them now",
+        )
     elif job.poweroff is not None:
         hour = cluster.hour if cluster is not None else None
         price = "" if hour is None else f" and cost {dollars(hour)} an hour"
         until = f" until {moment(cluster.expires)}" if cluster is not None and cluster.expires else ""
         console.log(
             f"job {job.id} was not started, so its --down does not end the nodes: they stay up{until}{price}; ",
-            Command("down"), " stops the bill",
-        )  # fmt: skip
+            Command("down"),
+            " stops the bill",
+        )
 
 
 def report_copies(console: Console, settings: Config, job_id: str) -> None:

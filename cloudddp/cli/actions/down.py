@@ -161,9 +161,12 @@ def take_down(session: Session, cluster_id: str | None = None) -> DownReport:
         else:
             where = inventory.named(session.settings.cluster.name)
             report = teardown.down(
-                aws, where, progress=progress, mine=session.ownership(aws).mine,
+                aws,
+                where,
+                progress=progress,
+                mine=session.ownership(aws).mine,
                 known=known.combined(_own_journals(aws, session.settings.cluster.name)),
-            )  # fmt: skip
+            )
     if report.left or report.reasons:
         raise teardown.leftovers(report)
     if not cluster_id:  # what AWS does not list any more, or never did

@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -32,22 +33,14 @@ def slurm(
     nproc_per_node: str | None,
     save_minutes: str | None,
     rendezvous: str | None,
-    gpus_per_node: str | None,
-    cpus_per_task: int | None,
-    mem: str | None,
-    time: str | None,
-    partition: str | None,
-    account: str | None,
-    job_name: str | None,
-    max_requeues: int,
-    setup: Sequence[str],
-    extra: Sequence[str],
     output: str | None,
     variables: Sequence[str],
     env_files: Sequence[str],
     script: str,
     args: Sequence[str],
+    **of_cluster: Any,
 ) -> None:
+    """`of_cluster`: the fields of SlurmOptions, which the options of the verb are named after."""
     required = _required(variables)
     assigned = [one for one in variables if "=" in one]
     given = {"nproc_per_node": nproc_per_node, "save_minutes": save_minutes, "rendezvous": rendezvous}
@@ -61,19 +54,7 @@ def slurm(
         *env_file.flags(assigned, env_files, os.environ),
     ]
     session = sessions.start(console, options, flags=flags, dry_run=True)
-    chosen = renderer.SlurmOptions(
-        gpus_per_node=gpus_per_node,
-        cpus_per_task=cpus_per_task,
-        mem=mem,
-        time=time,
-        partition=partition,
-        account=account,
-        job_name=job_name,
-        max_requeues=max_requeues,
-        required=required,
-        setup=tuple(setup),
-        extra=tuple(extra),
-    )
+    chosen = renderer.SlurmOptions(**of_cluster, required=required)
     config = session.settings
     env = {name: value for name, value in config.job.env.items() if name not in required}
     config = msgspec.structs.replace(config, job=msgspec.structs.replace(config.job, env=env))

@@ -34,8 +34,9 @@ def init(console: Console, _: GlobalOptions, *, folder: Path | None, example: st
         existing = [path for path in (folder / name for name in (CONFIG_NAME, *files)) if path.exists()]
         if existing:
             raise UsageError(
-                f"{existing[0]} already exists; nothing was written", hint="choose another folder, or remove it"
-            )  # fmt: skip
+                f"{existing[0]} already exists; nothing was written",
+                hint="choose another folder, or remove it",
+            )
         _write_project(folder, example, files, written)
     except OSError as error:
         failed = UsageError(
@@ -53,9 +54,13 @@ def init(console: Console, _: GlobalOptions, *, folder: Path | None, example: st
         )
     if not example:
         console.log(
-            "next: edit cloudddp.toml, then ", Command("up", "--dry-run"), " (shows what would be created), ", Command("up"), " and ",
+            "next: edit cloudddp.toml, then ",
+            Command("up", "--dry-run"),
+            " (shows what would be created), ",
+            Command("up"),
+            " and ",
             Command("launch", "SCRIPT"),
-        )  # fmt: skip
+        )
     else:
         there = "" if resolved(folder) == resolved(Path.cwd()) else f"cd {folder} && "
         console.log(f"next: {there}cloudddp --sim up && cloudddp --sim launch {_LAUNCH[example]}")

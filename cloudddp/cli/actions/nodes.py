@@ -14,6 +14,7 @@ from cloudddp import timings
 from cloudddp.agent.client import Runner
 from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
+from cloudddp.cli.node_connections import connected
 from cloudddp.cluster import access, connect, inspect
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.config import timing
@@ -35,7 +36,7 @@ def exec_(
     session = sessions.start(console, options, anyone=anyone)
     text = command[0] if len(command) == 1 else shlex.join(command)
     inside = f'cd "$HOME"/{PROJECT} 2>/dev/null || cd; {text}'
-    with session.connect(partly=node is not None, needed=None if node is None else [node]) as (
+    with connected(session, partly=node is not None, needed=None if node is None else [node]) as (
         cluster,
         runner,
     ):

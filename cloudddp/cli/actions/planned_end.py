@@ -19,15 +19,13 @@ from cloudddp.config import timing
 from cloudddp.errors import CloudDDPError
 from cloudddp.job import poweroff
 from cloudddp.job.poweroff import PutOff
+from cloudddp.sim import control
 
 Least = dict[str, float]  # seconds, by job
 
 
 def nodes_power_off() -> bool:
     """Return whether nodes can power off by themselves: all but the simulator's process nodes."""
-    # 10 ms, which only a planned end costs.
-    from cloudddp.sim import control
-
     found = control.find(local_state.home())
     return not (
         found is not None

@@ -147,14 +147,24 @@ class Nodes:
     def _answer(self, step: str) -> bytes:
         replies: dict[str, ProbeReply | SetupReply | StartReply] = {
             "probe": ProbeReply(
-                interface="ens5", gpus=self._gpus, cpus=self._cpus,
-                python="/opt/pytorch/bin/python", free_port=29500, agent_port=29501, time=time.time(), disk_free=1 << 40,
-                timer_state="active", timer_next="-", running=(), folders={}, torch_gpus=self._gpus,
+                interface="ens5",
+                gpus=self._gpus,
+                cpus=self._cpus,
+                python="/opt/pytorch/bin/python",
+                free_port=29500,
+                agent_port=29501,
+                time=time.time(),
+                disk_free=1 << 40,
+                timer_state="active",
+                timer_next="-",
+                running=(),
+                folders={},
+                torch_gpus=self._gpus,
                 efa=self._efa,
             ),
             "setup": SetupReply(exit_code=0),
             "start": StartReply(pid=1),
-        }  # fmt: skip
+        }
         return encode(replies[step]) if step in replies else b"{}"
 
     def each(
@@ -271,14 +281,23 @@ def launch(console: Console, settings: Config, script: Script, root: Path) -> No
         recorder.on = False
         info = instance_types.describe(aws, settings.cluster)
         nodes = Nodes(
-            found, gpus=info.gpus, cpus=info.vcpus, efa=info.max_efa,
-            hidden=settings.job.env, print=console.print,
-        )  # fmt: skip
+            found,
+            gpus=info.gpus,
+            cpus=info.vcpus,
+            efa=info.max_efa,
+            hidden=settings.job.env,
+            print=console.print,
+        )
         job = NewJob(script)
         starting.launch(
-            nodes, found, settings, job, root=root,
-            progress=lambda text: console.print(f"\n# {console.render(text)}"), hold=Hold(job),
-        )  # fmt: skip
+            nodes,
+            found,
+            settings,
+            job,
+            root=root,
+            progress=lambda text: console.print(f"\n# {console.render(text)}"),
+            hold=Hold(job),
+        )
         console.print("\n# End of the dry run. Nothing was started.")
 
 
@@ -350,9 +369,12 @@ def _bring_up(console: Console, aws: AWS, settings: Config, *, show: bool) -> tu
 
     def dial(created: Cluster, _: ClusterSpec, __: float, ___: Meanwhile) -> Nodes:
         return Nodes(
-            created, gpus=info[0].gpus, cpus=info[0].vcpus, efa=info[0].max_efa,
+            created,
+            gpus=info[0].gpus,
+            cpus=info[0].vcpus,
+            efa=info[0].max_efa,
             print=console.print if show else None,
-        )  # fmt: skip
+        )
 
     created = creating.up(
         [aws],

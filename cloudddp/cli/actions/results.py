@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +39,23 @@ from cloudddp.text import one_line, size_of
 PULL = Command("pull")
 PROJECT_ROOT = "."  # what is pulled where no outputs are configured
 SHOWN = 5  # files that were left out
+
+
+@dataclass(frozen=True, slots=True)
+class PullRequest:
+    """What `pull` was asked to copy. Without `paths`, the outputs of the job; `to` None: results/JOB in the project."""
+
+    paths: Sequence[str]
+    node: int | None
+    all_nodes: bool
+    to: Path | None
+
+    def folder(self, root: Path, job_id: str) -> Path:
+        return self.to or root / project_files.RESULTS / job_id
+
+    def targets(self, nodes: Iterable[int], first: int, folder: Path) -> dict[int, Path]:
+        """Return where the files of each node go: with `all_nodes` into a folder each, else only those of `first`."""
+        return {node: folder / f"node{node}" for node in nodes} if self.all_nodes else {first: folder}
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +160,16 @@ def pull_resumed(
 ) -> Pulled:
     """Pull from a node; if the connection breaks, connect once more and continue."""
     once = functools.partial(
-        pulling.pull, runner, names, node=node, to=to, since=since, everything=everything, selection=selection,
+        pulling.pull,
+        runner,
+        names,
+        node=node,
+        to=to,
+        since=since,
+        everything=everything,
+        selection=selection,
         progress=progress,
-    )  # fmt: skip
+    )
     try:
         return once()
     except NodeError as error:
@@ -185,15 +209,19 @@ def raise_left_out(pulled: Mapping[int, Pulled], place: str = "") -> None:
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         raise CloudDDPError(
             f"{node_list(found)}: not all results were copied: {listed or 'too many files to name'}{more}",
-            hint=f"the warnings above say why; these files stay in {place}" if place else
-                 ("the warnings above say why; the nodes keep these files until they terminate; ",
-                  Command("ssh", str(found[0])), " looks at them"),
-        )  # fmt: skip
+            hint=f"the warnings above say why; these files stay in {place}"
+            if place
+            else (
+                "the warnings above say why; the nodes keep these files until they terminate; ",
+                Command("ssh", str(found[0])),
+                " looks at them",
+            ),
+        )
 
 
-def collect_logs(console: Console, runner: Runner, job_id: str, to: Path) -> int:
-    """Pull a job's logs, verdict and dumps from every node into `to`/logs; return the number of files. Never fails: they
-    explain how a job ended, and are not its results."""
+def collect_logs(console: Console, runner: Runner, job_id: str, to: Path) -> None:
+    """Pull a job's logs, verdict and dumps from every node into `to`/logs. Never fails: they explain how a job ended,
+    and are not its results."""
 
     def pull_one(node: int) -> Pulled:
         with shown.of(node) as progress:
@@ -207,11 +235,9 @@ def collect_logs(console: Console, runner: Runner, job_id: str, to: Path) -> int
         for line in pulled.notes:
             console.warn(f"node {node}: {line}")
     files = sum(one.files for one in outcome.values.values())
-    found = sum(one.found for one in outcome.values.values())
     if files:
         size = size_of(sum(one.size for one in outcome.values.values()))
         console.log(f"logs: {counted(files, 'file')}, {size}, to {to / pulling.LOGS}")
-    return found
 
 
 def _pull_new(

@@ -343,10 +343,12 @@ def _restored(session: Session, cluster: Cluster, replaced: frozenset[int]) -> C
                     f"{node_list(replacing.missing_ranks(left))} could not be replaced: {failure.message}; "
                     f"{counted(len(left.nodes), 'node')} left",
                     hint=(
-                        "keep trying: ", Command("resume", "--wait-capacity", "2h"), "; or go on with fewer nodes: ",
+                        "keep trying: ",
+                        Command("resume", "--wait-capacity", "2h"),
+                        "; or go on with fewer nodes: ",
                         Command("resume", "--nodes-min", str(len(left.nodes))),
                     ),
-                ) from None  # fmt: skip
+                ) from None
             console.warn(f"{failure.message}: going on with {counted(len(left.nodes), 'node')}")
             return left
         except AWSError:

@@ -16,7 +16,7 @@ from cloudddp.agent.client import Runner
 from cloudddp.aws import inventory
 from cloudddp.aws.client import AWS
 from cloudddp.cli import session as sessions
-from cloudddp.cli.actions import planned_end
+from cloudddp.cli.actions import planned_end, resume, watch
 from cloudddp.cli.actions.down import take_down
 from cloudddp.cli.actions.follow import Detached, JobStopped, foreground, report_end
 from cloudddp.cli.actions.results import Left, collect, ended_nodes
@@ -24,8 +24,8 @@ from cloudddp.cli.actions.start_job import checked_script, start_job, stopped_if
 from cloudddp.cli.actions.up import bring_up
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import counted, credentials_end, dollars, duration, moment, node_list, toml
+from cloudddp.cli.node_connections import connected
 from cloudddp.cli.session import Session
-from cloudddp.cli.views import clusters as views
 from cloudddp.cli.views import lifecycle
 from cloudddp.cluster import connect, search, teardown
 from cloudddp.cluster.model import Cluster
@@ -161,9 +161,6 @@ def _run_job(session: Session, script: Script, ending: _Ending) -> JobResult:
     finished = _run_once(session, script, ending)
     if not session.settings.job.retries or ending.cluster is None:
         return finished
-    # Only a job that may be started again needs them.
-    from cloudddp.cli.actions import resume, watch
-
     try:
         times = session.settings.job.retries
         again = watch.keep_resuming(session, ending.cluster, finished, times, suggest=False)
@@ -205,14 +202,14 @@ def _collect_again(
         ending.finished = again
     with (
         contextlib.suppress(CloudDDPError),
-        session.connect(partly=True, needed=()) as (ending.cluster, runner),
+        connected(session, partly=True, needed=()) as (ending.cluster, runner),
     ):
         _collect(session, runner, ending.cluster, newest, ending)
 
 
 def _run_once(session: Session, script: Script, ending: _Ending) -> JobResult:
     job = NewJob(script, ending.keep)  # the nodes end by themselves also if this computer is lost
-    with session.connect() as (cluster, runner):
+    with connected(session) as (cluster, runner):
         ending.started, ending.job = True, job.id
         try:
             with stopped_if_interrupted(session.console, runner, job.id):
@@ -285,10 +282,16 @@ def _leave_running(cluster: Cluster) -> NoReturn:
         f"lost connection to all nodes, so the {counted(len(cluster.nodes), 'node')} were left running; "
         f"they terminate at {_deadline(cluster)}",
         hint=(
-            "when the network is back: ", Command("allow-me"), ", then ", Command("logs", "-f"), ", ",
-            Command("pull"), ", ", Command("down"),
+            "when the network is back: ",
+            Command("allow-me"),
+            ", then ",
+            Command("logs", "-f"),
+            ", ",
+            Command("pull"),
+            ", ",
+            Command("down"),
         ),
-    )  # fmt: skip
+    )
 
 
 def _leave_failed(session: Session, cluster: Cluster, ending: _Ending) -> None:
@@ -297,8 +300,15 @@ def _leave_failed(session: Session, cluster: Cluster, ending: _Ending) -> None:
     session.console.log(
         f"the job has failed: its nodes stay for {duration(minutes)} at {_price(cluster)}, and end by themselves then "
         "(--keep-on-failure): ",
-        Command("ssh"), ", ", Command("logs"), ", ", Command("pull"), "; ", Command("down"), " ends them now, and removes what is left",
-    )  # fmt: skip
+        Command("ssh"),
+        ", ",
+        Command("logs"),
+        ", ",
+        Command("pull"),
+        "; ",
+        Command("down"),
+        " ends them now, and removes what is left",
+    )
     for line in ending.held.lines:
         session.console.warn(f"not pulled: {one_line(line, 1000)}")
 
@@ -328,9 +338,12 @@ def _keep(session: Session, cluster: Cluster, ending: _Ending) -> None:
         f"cluster {cluster.name} is kept {_end_nodes_later(session, cluster, ending)}: not all files that the job wrote were "
         f"pulled{listed}",
         hint=(
-            left.pull, ", then ", Command("down"), f". {advice} [job] scratch; --discard terminates the nodes anyway",
+            left.pull,
+            ", then ",
+            Command("down"),
+            f". {advice} [job] scratch; --discard terminates the nodes anyway",
         ),
-    )  # fmt: skip
+    )
 
 
 def _end_nodes_later(session: Session, cluster: Cluster, ending: _Ending) -> str:
@@ -345,8 +358,7 @@ def _end_nodes_later(session: Session, cluster: Cluster, ending: _Ending) -> str
                 planned = poweroff.plan(runner, ending.job, seconds)
     if not planned:
         return f"until its deadline, {_deadline(cluster)}, at {_price(cluster)}"
-    hour = views.hourly(cluster)
-    cost = "" if hour is None else f", at most {dollars(hour * ending.keep_files / 60)}"
+    cost = "" if cluster.hour is None else f", at most {dollars(cluster.hour * ending.keep_files / 60)}"
     ends = moment(datetime.now(UTC) + timedelta(seconds=seconds))
     rest = sorted(cluster.nodes.keys() - planned)
     others = f" ({node_list(rest)}: until the deadline, {_deadline(cluster)})" if rest else ""
@@ -358,5 +370,4 @@ def _deadline(cluster: Cluster) -> str:
 
 
 def _price(cluster: Cluster) -> str:
-    hour = views.hourly(cluster)
-    return "an unknown price" if hour is None else f"{dollars(hour)} an hour"
+    return "an unknown price" if cluster.hour is None else f"{dollars(cluster.hour)} an hour"

@@ -90,6 +90,11 @@ def bring_up(
                 console.log(line)
 
         return creating.up(
-            clouds, spec, progress=progress, confirm=agree, on_ready=on_ready, looked_in=session.looked_in(clouds),
+            clouds,
+            spec,
+            progress=progress,
+            confirm=agree,
+            on_ready=on_ready,
+            looked_in=session.looked_in(clouds),
             on_others=name_others,
-        )  # fmt: skip
+        )

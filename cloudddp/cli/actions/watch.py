@@ -170,14 +170,17 @@ def _watched(session: Session, folder: ClusterFolder, job_id: str, put_off: PutO
         if not job.status.ended and _is_resuming(folder):
             raise _Resuming
         follower = JobFollower(
-            runner, job.id, job.nodes, Policy(wait=True), on_line=line_printer(console),
-            on_quiet=quiet_reporter(console), on_silence=silence_reporter(console, job.id),
-            ended_instances=ended_nodes_query(session, cluster),
-        )  # fmt: skip
-        try:
+            runner,
+            job.id,
+            job.nodes,
+            Policy(wait=True),
+            on_line=line_printer(console),
+            on_quiet=quiet_reporter(console),
+            on_silence=silence_reporter(console, job.id),
+            ended_instances=ended_nodes_query(session.aws, cluster),
+        )
+        with closing(follower):
             finished = follower.run()
-        finally:
-            follower.close()
         if job.poweroff is not None and finished.status in _FAILED:  # until it is resumed, if it is
             planned_end.put_off_for_check(put_off, runner)
         report_end(session, cluster, finished)

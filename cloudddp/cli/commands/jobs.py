@@ -64,7 +64,9 @@ run = JobVerb(
         *CLUSTER_SETTINGS,
         YES,
         click.Option(
-            ["--discard"], is_flag=True, help="Terminate the nodes even if they hold files that were not pulled."
+            ["--discard"],
+            is_flag=True,
+            help="Terminate the nodes even if they hold files that were not pulled.",
         ),
         click.Option(
             ["--keep", "keep_files"],
@@ -91,7 +93,7 @@ run = JobVerb(
     Example:
       cloudddp run -n 2 -t g5.12xlarge --max-cost 20 train.py --epochs 10
     """,
-)  # fmt: skip
+)
 
 logs = Verb(
     "logs",
@@ -100,7 +102,9 @@ logs = Verb(
         ANYONE,
         _JOB,
         click.Option(
-            ["-f", "--follow"], is_flag=True, help="Follow until the job ends, and exit with the job's exit code."
+            ["-f", "--follow"],
+            is_flag=True,
+            help="Follow until the job ends, and exit with the job's exit code.",
         ),
         click.Option(
             ["--rank", "only"], multiple=True, metavar="R,...", help="Show only these ranks, such as 3,8-15."
@@ -108,11 +112,21 @@ logs = Verb(
         click.Option(
             ["--node", "nodes"], multiple=True, metavar="N,...", help="Show only the ranks of these nodes."
         ),
-        click.Option(["--since"], metavar="TIME", help="Show what was written in the last 90s, 5m, 2h or 1d."),
-        click.Option(["--tail"], metavar="N", help="Show the last N lines of each rank (with --grep: that match)."),
-        click.Option(["--grep"], metavar="RE", help="Show only lines in which this regular expression is found."),
-        click.Option(["--json", "as_json"], is_flag=True, help="Print a JSON object per line: node, rank, line."),
-        click.Option(["--raw"], is_flag=True, help="Print terminal escapes as they are. They can change the terminal."),
+        click.Option(
+            ["--since"], metavar="TIME", help="Show what was written in the last 90s, 5m, 2h or 1d."
+        ),
+        click.Option(
+            ["--tail"], metavar="N", help="Show the last N lines of each rank (with --grep: that match)."
+        ),
+        click.Option(
+            ["--grep"], metavar="RE", help="Show only lines in which this regular expression is found."
+        ),
+        click.Option(
+            ["--json", "as_json"], is_flag=True, help="Print a JSON object per line: node, rank, line."
+        ),
+        click.Option(
+            ["--raw"], is_flag=True, help="Print terminal escapes as they are. They can change the terminal."
+        ),
     ],
     help="""Show the logs of a job from the beginning.
 
@@ -124,7 +138,7 @@ logs = Verb(
       cloudddp logs --rank 0 --tail 20
       cloudddp logs -f --since 5m --grep 'loss|error'
     """,
-)  # fmt: skip
+)
 
 jobs = Verb(
     "jobs",
@@ -177,7 +191,9 @@ resume = _Resume(
         _JOB,
         click.Option(["-d", "--detach"], is_flag=True, help="Start the job and return."),
         click.Option(
-            ["--replace", "replaced"], multiple=True, metavar="NODE",
+            ["--replace", "replaced"],
+            multiple=True,
+            metavar="NODE",
             help="Also replace this node, which EC2 says runs: it is terminated first.",
         ),
         *RESUME_SETTINGS,
@@ -195,7 +211,7 @@ resume = _Resume(
       cloudddp resume --replace 3 --wait-capacity 2h
       cloudddp resume -- --resume checkpoints/last.pt
     """,
-)  # fmt: skip
+)
 
 watch = Verb(
     "watch",
@@ -203,7 +219,10 @@ watch = Verb(
     params=[
         _JOB,
         click.Option(
-            ["--times"], type=click.IntRange(1, 1000), default=10, metavar="N",
+            ["--times"],
+            type=click.IntRange(1, 1000),
+            default=10,
+            metavar="N",
             help="How often the job is resumed at most. [default: 10]",
         ),
         *RESUME_SETTINGS,
@@ -218,4 +237,4 @@ watch = Verb(
     Example:
       cloudddp watch --wait-capacity 2h
     """,
-)  # fmt: skip
+)

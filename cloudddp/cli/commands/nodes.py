@@ -66,9 +66,15 @@ pull = Verb(
     params=[
         ANYONE,
         click.Argument(["paths"], nargs=-1),
-        click.Option(["--job", "job_id"], metavar="JOB", help="Job whose results to pull (default: the newest)."),
-        click.Option(["--node"], type=int, metavar="K", help="Pull from this node (default: the node that ran rank 0)."),
-        click.Option(["--all-nodes"], is_flag=True, help="Pull from every node, each into a folder of its own."),
+        click.Option(
+            ["--job", "job_id"], metavar="JOB", help="Job whose results to pull (default: the newest)."
+        ),
+        click.Option(
+            ["--node"], type=int, metavar="K", help="Pull from this node (default: the node that ran rank 0)."
+        ),
+        click.Option(
+            ["--all-nodes"], is_flag=True, help="Pull from every node, each into a folder of its own."
+        ),
         click.Option(["--to"], type=_FOLDER, help="Destination folder (default: results/JOB)."),
     ],
     help="""Copy results from the nodes to this computer.
@@ -77,7 +83,7 @@ pull = Verb(
     up to job.pull_mb of those not pulled yet). Files that are here already are not sent again, and a transfer that broke
     continues. Exits with 1 if a result was left out.
     """,
-)  # fmt: skip
+)
 
 exec_ = Verb(
     "exec",

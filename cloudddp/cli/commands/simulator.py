@@ -53,7 +53,11 @@ start = Verb(
     only_own_options=True,
     params=[
         click.Option(
-            ["--port"], type=click.IntRange(0, 65535), default=0, metavar="PORT", help="Port of the endpoint (0: any free one)."
+            ["--port"],
+            type=click.IntRange(0, 65535),
+            default=0,
+            metavar="PORT",
+            help="Port of the endpoint (0: any free one).",
         ),
         click.Option(
             ["--nodes"],
@@ -88,7 +92,7 @@ start = Verb(
 
     All times are 0 by default.
     """,
-)  # fmt: skip
+)
 
 stop = Verb(
     "stop",

@@ -18,7 +18,7 @@ UNKNOWN_OWNER = "an unknown owner"
 
 
 def cluster(found: Cluster, ownership: Ownership, planned: PlannedEnd | None = None) -> str:
-    hour = hourly(found)
+    hour = found.hour
     price = "price unknown" if hour is None else f"{dollars(hour)} an hour"
     if found.spot:
         price = "spot, " + (price if hour is None else f"at most {price}")
@@ -67,11 +67,18 @@ def nodes_table(found: Cluster) -> str:
 def clusters_table(found: list[Cluster]) -> str:
     rows = [
         (
-            c.name, c.id or "-", c.region, str(len(c.live)), c.type, time_left(c), dollars(hourly(c)),
-            amount(c.cost()), c.owner or "-",
+            c.name,
+            c.id or "-",
+            c.region,
+            str(len(c.live)),
+            c.type,
+            time_left(c),
+            dollars(c.hour),
+            amount(c.cost()),
+            c.owner or "-",
         )
         for c in found
-    ]  # fmt: skip
+    ]
     header = ("CLUSTER", "ID", "REGION", "NODES", "TYPE", "TIME LEFT", "PER HOUR", "SO FAR", "OWNER")
     redundant = () if len({c.region for c in found}) > 1 else ("REGION",)
     return table(header, rows, redundant=redundant, elastic=("OWNER",), spare=("ID",))
@@ -121,7 +128,7 @@ def cluster_json(
     credentials_end: datetime | None = None,
     planned: PlannedEnd | None = None,
 ) -> dict[str, Any]:
-    hour, bill = hourly(found), found.cost()
+    hour, bill = found.hour, found.cost()
     return {
         "cluster": found.name,
         "cluster_id": found.id or None,
@@ -156,11 +163,6 @@ def cluster_json(
 
 def at(time: datetime | None) -> str:
     return f"on {time:%Y-%m-%d at %H:%M} UTC" if time else "at an unknown time"
-
-
-def hourly(found: Cluster) -> float | None:
-    """Return what a cluster costs per hour in USD, or None where the price is unknown."""
-    return found.hour
 
 
 def time_left(found: Cluster) -> str:

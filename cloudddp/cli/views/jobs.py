@@ -62,8 +62,9 @@ def ending(known: Sequence[JobRecord]) -> Sentence:
             if left < 0:
                 return (
                     f"the nodes should have ended at {_moment(record.ends)} (job {record.id} {why}) and still run: ",
-                    Command("down"), " ends them",
-                )  # fmt: skip
+                    Command("down"),
+                    " ends them",
+                )
             return (f"the nodes end in {duration(left)}, at {_moment(record.ends)}: job {record.id} {why}",)
         if record.poweroff is not None and not record.status.ended:
             return (
@@ -105,8 +106,11 @@ def stalled(job_id: str, stall: LeftStall) -> Sentence:
     length = duration(time.time() - stall.since)
     return (
         f"job {job_id} stalled {length} ago and was left alone (on_stall = leave): {stall.detail}; ",
-        Command("stacks", job_id), " shows where each rank is now, ", Command("cancel", job_id), " ends it",
-    )  # fmt: skip
+        Command("stacks", job_id),
+        " shows where each rank is now, ",
+        Command("cancel", job_id),
+        " ends it",
+    )
 
 
 def copies(known: Sequence[JobRecord]) -> list[str]:

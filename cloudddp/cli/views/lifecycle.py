@@ -9,7 +9,7 @@ from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.aws.reservations import Reservation
 from cloudddp.cli import formats
 from cloudddp.cli.formats import counted, dollars, duration, moment
-from cloudddp.cli.views.clusters import UNKNOWN_OWNER, amount, at, hourly, nodes_table, time_left
+from cloudddp.cli.views.clusters import UNKNOWN_OWNER, amount, at, nodes_table, time_left
 from cloudddp.cluster import interfaces, reserved
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import Plan
@@ -171,11 +171,12 @@ def others(found: Sequence[Cluster]) -> list[Text]:
     return [
         (
             f"your cluster {one.name} in {one.region} also runs: {counted(len(one.live), 'node')}, "
-            f"{dollars(hourly(one))} an hour; ",
-            Command("down", "-c", one.name, "--region", one.region), " removes it",
+            f"{dollars(one.hour)} an hour; ",
+            Command("down", "-c", one.name, "--region", one.region),
+            " removes it",
         )
         for one in found
-    ]  # fmt: skip
+    ]
 
 
 def summary(found: Cluster) -> str:
