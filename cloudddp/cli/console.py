@@ -1,7 +1,8 @@
-"""The console: everything that cloudddp prints goes through here. Data on stdout, messages and progress on stderr.
+"""The console: everything that cloudddp prints goes through here. Data on stdout, messages and progress on
+stderr.
 
-It writes the commands in messages as this user has to type them. It does not depend on clusters, settings or AWS.
-"""
+It writes the commands in messages as this user has to type them. It does not depend on clusters, settings or
+AWS."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ _NOT_UTF8 = re.compile("([\udc80-\udcff]+)")
 
 
 def colour() -> bool | None:
-    """Return False where the user wants no colour (https://no-color.org), else None: click looks at the terminal."""
+    """Return False where the user wants no colour (https://no-color.org), else None: click looks at the
+    terminal."""
     return False if os.environ.get("NO_COLOR") else None
 
 
@@ -45,9 +47,8 @@ class Console:
     def log(self, *texts: Text) -> None:
         """Write a progress message to stderr.
 
-        It never fails: after the terminal is closed every write is an error, and a teardown must not stop for that. It
-        may be called by a signal handler, in the middle of another write (RuntimeError).
-        """
+        It never fails: after the terminal is closed every write is an error, and a teardown must not stop for
+        that. It may be called by a signal handler, in the middle of another write (RuntimeError)."""
         try:
             text = tuple(part for one in texts for part in parts(one))
             dim = sys.stderr.isatty() and colour() is not False
@@ -81,8 +82,8 @@ class Console:
             click.echo(text)
 
     def print_raw(self, text: str) -> None:
-        """Write a line of a command's output to stdout: bytes that are not UTF-8 (lone surrogates) as they are, but on a
-        terminal escaped. Colours are removed."""
+        """Write a line of a command's output to stdout: bytes that are not UTF-8 (lone surrogates) as they
+        are, but on a terminal escaped. Colours are removed."""
         parts = _NOT_UTF8.split(text)
         if len(parts) == 1 or sys.stdout.isatty():
             click.echo(without_colours(text))
@@ -131,8 +132,8 @@ class Console:
         return click.confirm(question, default=default, err=True)
 
     def choose(self, question: str, letters: Sequence[str]) -> str:
-        """Ask on the terminal for one of these letters, or a word that begins with it; the first one is the default.
-        Raises click.Abort at the end of the input."""
+        """Ask on the terminal for one of these letters, or a word that begins with it; the first one is the
+        default. Raises click.Abort at the end of the input."""
         shown = "/".join([letters[0].upper(), *letters[1:]])
         while True:
             answer = click.prompt(f"{question} [{shown}]", default="", show_default=False, err=True)

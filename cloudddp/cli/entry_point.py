@@ -53,7 +53,8 @@ def run(arguments: Sequence[str]) -> int:
         if noise := login_shell.warning():
             console.warn(noise)
         console.print_timings()
-        signals.ignore()  # until the process has ended: Python resets its own handlers when the interpreter exits
+        # Until the process has ended: Python resets its own handlers when the interpreter exits.
+        signals.ignore()
         streams.flush()  # now: a stream that cannot be written when the interpreter exits means exit code 120
         garbage.abandon()
 
@@ -150,8 +151,8 @@ def _bug(console: Console, error: Exception, arguments: Sequence[str]) -> int:
 
 
 def _without_values(arguments: Sequence[str]) -> list[str]:
-    """Return a command line without the values of --env and -e (also `-de K=V`), which may be secret: the file is sent
-    to us."""
+    """Return a command line without the values of --env and -e (also `-de K=V`), which may be secret: the
+    file is sent to us."""
     shown = []
     follows = False
     for word in arguments:

@@ -1,8 +1,8 @@
 """Commands that are loaded when they are needed, and the options that all of them share.
 
-A `LazyGroup` knows its commands by a table of names and short helps, so that `cloudddp --help` loads none of them. A
-`Verb` knows its function by name, so that `cloudddp VERB --help` does not load what the verb needs to run.
-"""
+A `LazyGroup` knows its commands by a table of names and short helps, so that `cloudddp --help` loads none of
+them. A `Verb` knows its function by name, so that `cloudddp VERB --help` does not load what the verb needs to
+run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class GlobalOption(click.Option):
 
 
 def _negated(description: str, settings: Mapping[str, Any]) -> str:
-    """Return the help of an option: for one that switches a setting off, that of the setting with "Do not"."""
+    """Return the help of an option: for one that switches a setting off, that of the setting with "Do
+    not"."""
     off = settings.get("flag_value") == "false"
     return f"Do not {description[0].lower()}{description[1:]}" if off else description
 
@@ -60,7 +61,8 @@ class SettingOption(click.Option):
         self.standard = standard
 
     def flag(self, value: Any) -> Flag | None:
-        """Return the setting as it was given, or None where it was not. Raises UsageError for a table's item without '='."""
+        """Return the setting as it was given, or None where it was not. Raises UsageError for a table's item
+        without '='."""
         if value is None or (self.is_flag and not value):
             return None
         if self.multiple:
@@ -80,8 +82,8 @@ class SettingOption(click.Option):
 def global_options(*, after_verb: bool) -> list[GlobalOption]:
     """Return the global options: those of the group, or those that may follow a verb.
 
-    The latter are hidden, and do not read the environment: a variable must not override an option before the verb.
-    """
+    The latter are hidden, and do not read the environment: a variable must not override an option before the
+    verb."""
 
     def option(*names: str, envvar: str = "", **settings: Any) -> GlobalOption:
         variable = None if after_verb else envvar or None
@@ -124,9 +126,8 @@ def given_options(context: click.Context) -> GlobalOptions:
 class Verb(click.Command):
     """A command whose function is imported when it is invoked.
 
-    The function gets the console and the global options, and by name the values of the command's own parameters; the
-    settings among them together, as `flags`.
-    """
+    The function gets the console and the global options, and by name the values of the command's own
+    parameters; the settings among them together, as `flags`."""
 
     def __init__(
         self,
@@ -190,7 +191,8 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Raise UsageError with similar names for a verb that does not exist (click 8.4 does it only for `commands`)."""
+        """Raise UsageError with similar names for a verb that does not exist (click 8.4 does it only for
+        `commands`)."""
         if args[0] not in self.table and not args[0].startswith("-") and not ctx.resilient_parsing:
             near = [repr(name) for name in difflib.get_close_matches(args[0], self.table)]
             ctx.fail(
@@ -209,5 +211,6 @@ class LazyGroup(click.Group):
 
 
 def _console(context: click.Context) -> Console:
-    """Return the console of this run, which knows the global options for the commands that messages suggest."""
+    """Return the console of this run, which knows the global options for the commands that messages
+    suggest."""
     return context.ensure_object(Console)

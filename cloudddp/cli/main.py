@@ -1,4 +1,5 @@
-"""`cloudddp` itself: its verbs, by name. Each is loaded when it is used; a test compares the short helps with theirs."""
+"""`cloudddp` itself: its verbs, by name. Each is loaded when it is used; a test compares the short helps with
+theirs."""
 
 from __future__ import annotations
 

@@ -28,12 +28,12 @@ def connected(
 ) -> Iterator[tuple[Cluster, Runner]]:
     """Yield (cluster, connections to its nodes) and close them.
 
-    `whole`: refuse a cluster that has lost a node. `partly`: continue without the nodes that do not answer, and
-    raise NodeError, naming them, at the end. `listing`: a replacement that boots has nothing to list, and is no
-    error. `needed`, with `partly`: only these nodes have to answer, the silence of another one is a warning.
-    """
-    # paramiko is imported after the request to AWS: two threads that import compete for the interpreter, and the
-    # request would be sent later.
+    `whole`: refuse a cluster that has lost a node. `partly`: continue without the nodes that do not answer,
+    and raise NodeError, naming them, at the end. `listing`: a replacement that boots has nothing to list, and
+    is no error. `needed`, with `partly`: only these nodes have to answer, the silence of another one is a
+    warning."""
+    # paramiko is imported after the request to AWS: two threads that import compete for the interpreter, and
+    # the request would be sent later.
     found = session.cluster(meanwhile=connect.loaded_meanwhile)
     if found.missing:
         _report_missing(session.console, found, refuse=whole)
@@ -73,7 +73,10 @@ def _warn_of_problems(session: Session, found: Cluster, nodes: Collection[int]) 
 
 def _report_missing(console: Console, found: Cluster, *, refuse: bool) -> None:
     count = found.missing
-    gone = f"{count} of {count + len(found.nodes)} nodes of cluster {found.name!r} {'is' if count == 1 else 'are'} gone"
+    gone = (
+        f"{count} of {count + len(found.nodes)} nodes of cluster {found.name!r} "
+        f"{'is' if count == 1 else 'are'} gone"
+    )
     if refuse:
         hint = (
             Command("resume"),
@@ -101,6 +104,7 @@ def _boots(cluster: Cluster, node: int, error: Exception) -> bool:
 def _not_queried(silent: dict[int, Exception]) -> NodeError:
     error = silent[min(silent)]
     return NodeError(
-        f"{node_list(silent)} could not be queried: the output does not include {'them' if len(silent) > 1 else 'it'}",
+        f"{node_list(silent)} could not be queried: the output does not include "
+        f"{'them' if len(silent) > 1 else 'it'}",
         hint=error.hint if isinstance(error, CloudDDPError) else "",
     )

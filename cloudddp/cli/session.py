@@ -49,16 +49,15 @@ class Session:
     def aws(self, *, finishing: bool = False) -> AWS:
         """Return a new connection to AWS in the cluster's region, with the credentials as they are now.
 
-        A long `run` reconnects before its teardown: the user may have logged in again in between. `finishing`: use
-        credentials until they end, without asking for a new MFA code before.
-        """
+        A long `run` reconnects before its teardown: the user may have logged in again in between.
+        `finishing`: use credentials until they end, without asking for a new MFA code before."""
         if self.region or self.options.region:
             return self._connect(self.region or self.options.region, finishing=finishing)
         return self._in_region(self._connections(self.configured[:1], finishing=finishing)[0])
 
     def _in_region(self, found: AWS) -> AWS:
-        """Return a connection to the region where the cluster is, as far as that is known, with the same credentials: a new
-        connection may ask for an MFA code."""
+        """Return a connection to the region where the cluster is, as far as that is known, with the same
+        credentials: a new connection may ask for an MFA code."""
         name = self.settings.cluster.name
         region = self._located.get(name) or self._created_in(found)
         if region in (None, found.region):
@@ -76,8 +75,8 @@ class Session:
         return self._connections(self.configured)
 
     def looked_in(self, clouds: list[AWS]) -> list[AWS]:
-        """Return `clouds`, and without --region those in which this computer has created a cluster of that name: `up` must not
-        create a second one."""
+        """Return `clouds`, and without --region those in which this computer has created a cluster of that
+        name: `up` must not create a second one."""
         if self.options.region:
             return clouds
         known = search.recorded(clouds[0].endpoint, self.settings.cluster.name)
@@ -86,8 +85,8 @@ class Session:
         ]
 
     def listed_in(self, *, all_regions: bool) -> list[AWS]:
-        """Return the regions that `ls` lists: with --region that one, else the configured ones and those in which this computer
-        has created clusters; or all that are enabled in the account."""
+        """Return the regions that `ls` lists: with --region that one, else the configured ones and those in
+        which this computer has created clusters; or all that are enabled in the account."""
         clouds = self.clouds()
         more = [] if self.options.region else search.recorded(clouds[0].endpoint)
         more += regions.enabled(clouds[0]) if all_regions else []
@@ -107,9 +106,8 @@ class Session:
     def relocated(self, asked: AWS, error: inspect.NoCluster) -> AWS:
         """Return a connection to the region where the cluster is, since it is not in that of `asked`.
 
-        Raises CloudDDPError if it is in several, or in another one than --region says; `error`, with the regions that were
-        asked, if it is in none.
-        """
+        Raises CloudDDPError if it is in several, or in another one than --region says; `error`, with the
+        regions that were asked, if it is in none."""
         name, found = self.settings.cluster.name, self.look_beyond(asked)
         places = found.own(name, anyone=self.anyone)
         if not places:
@@ -128,8 +126,8 @@ class Session:
         return [self.options.region or spec.region or os.environ.get("AWS_REGION") or None]
 
     def _connections(self, regions: Sequence[str | None], *, finishing: bool = False) -> list[AWS]:
-        """Return a connection for each region. Where `tolerant`, without those that do not exist, and if none is left, in that of
-        the AWS profile, or where this computer has created a cluster of that name."""
+        """Return a connection for each region. Where `tolerant`, without those that do not exist, and if none
+        is left, in that of the AWS profile, or where this computer has created a cluster of that name."""
         if not self.tolerant:
             return [self._connect(region, finishing=finishing) for region in regions]
         found: list[AWS] = []
@@ -160,7 +158,8 @@ class Session:
         )
 
     def _created_in(self, asked: AWS) -> str | None:
-        """Return the region in which this computer created the cluster of that name; None if it is not known or not one."""
+        """Return the region in which this computer created the cluster of that name; None if it is not known
+        or not one."""
         now, name = iso(datetime.now(UTC)), self.settings.cluster.name
         created = {
             one.region
@@ -175,8 +174,8 @@ class Session:
     def cluster(
         self, *, meanwhile: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
     ) -> Cluster:
-        """Return the caller's live cluster of that name. Raises CloudDDPError where there is none. `meanwhile` surrounds what
-        waits for AWS."""
+        """Return the caller's live cluster of that name. Raises CloudDDPError where there is none.
+        `meanwhile` surrounds what waits for AWS."""
         aws = self.aws()
         try:
             with meanwhile():
@@ -204,9 +203,9 @@ def start(
 ) -> Session:
     """Return a session. Raises UsageError before anything is called.
 
-    `tolerant_verb` is the verb, if it works with a broken configuration as long as the name of the cluster is certain. With
-    --sim the simulator is started, unless it runs, and this process is pointed at it. Not for a dry run.
-    """
+    `tolerant_verb` is the verb, if it works with a broken configuration as long as the name of the cluster is
+    certain. With --sim the simulator is started, unless it runs, and this process is pointed at it. Not for a
+    dry run."""
     where = project.find(options.config)
     if where.from_parent:
         console.log(f"using {where.from_parent}")

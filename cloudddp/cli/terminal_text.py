@@ -1,4 +1,5 @@
-"""Text that fits the terminal: lines that break at words, and tables. In a pipe or a file every line stays whole."""
+"""Text that fits the terminal: lines that break at words, and tables. In a pipe or a file every line stays
+whole."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ _WORD = re.compile(r"(?:`[^`]*`|\S)+")
 
 
 def width_of(stream: TextIO | None) -> int:
-    """Return the columns of the terminal that a stream is, COLUMNS first as shells set it; 0 if it is not one."""
+    """Return the columns of the terminal that a stream is, COLUMNS first as shells set it; 0 if it is not
+    one."""
     try:
         if stream is None or not stream.isatty():
             return 0
@@ -31,7 +33,8 @@ def width_of(stream: TextIO | None) -> int:
 
 
 def wrapped(text: str, stream: TextIO | None) -> str:
-    """Return text whose lines break at words where `stream` is a terminal, with the indent of each line's last label."""
+    """Return text whose lines break at words where `stream` is a terminal, with the indent of each line's
+    last label."""
     width = width_of(stream)
     if width < _LEAST:
         return text
@@ -55,7 +58,8 @@ def _pieces(line: str, width: int) -> Iterator[str]:
 
 
 def _indent(line: str, width: int) -> int:
-    """Return where the text begins after the labels of a line, such as `  price     `; at most half of the width."""
+    """Return where the text begins after the labels of a line, such as `  price     `; at most half of the
+    width."""
     ends = [found.end() for found in _COLUMNS.finditer(line[: width // 2])]
     start = max(ends, default=0)
     return start + 3 if line.startswith("-> ", start) else start
@@ -71,9 +75,8 @@ def table(
 ) -> str:
     """Return aligned columns in plain text.
 
-    On a terminal that is too narrow the `redundant` columns are left out, then the `elastic` ones cut, in that order,
-    then the `spare` ones left out, in that order. In a pipe or a file every column is whole.
-    """
+    On a terminal that is too narrow the `redundant` columns are left out, then the `elastic` ones cut, in
+    that order, then the `spare` ones left out, in that order. In a pipe or a file every column is whole."""
     everything = [[one_line(cell) for cell in row] for row in (header, *rows)]
     if width := width_of(sys.stdout):
         everything = _fitted(everything, width, redundant, elastic, spare)

@@ -1,6 +1,6 @@
-"""What ends the nodes of a cluster before its deadline, and what has ended them, as far as this computer knows: the journal of its
-launches says whether the last job had --down, AWS for an hour how the instances ended. AWS does not say when an instance has
-powered off."""
+"""What ends the nodes of a cluster before its deadline, and what has ended them, as far as this computer
+knows: the journal of its launches says whether the last job had --down, AWS for an hour how the instances
+ended. AWS does not say when an instance has powered off."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class PlannedEnd:
 
 
 def planned(cluster: Cluster) -> PlannedEnd | None:
-    """Return what ends the nodes after the newest job, or None. `jobs` asks the nodes, and also knows when."""
+    """Return what ends the nodes after the newest job, or None. `jobs` asks the nodes, and also knows
+    when."""
     record = _newest(cluster.id)
     if record is None or record.poweroff is None:
         return None
@@ -38,8 +39,8 @@ def planned(cluster: Cluster) -> PlannedEnd | None:
 
 
 def no_cluster(error: NoCluster, name: str, asked: AWS, others: Search) -> NoCluster:
-    """Return the error with the regions that were asked, how the last cluster of that name ended, what is lost, and
-    what its nodes have copied to S3."""
+    """Return the error with the regions that were asked, how the last cluster of that name ended, what is
+    lost, and what its nodes have copied to S3."""
     text, older = "", ""
     if "reached its deadline" not in error.message:
         text = _explanation(name, asked.endpoint, error.last, [asked.region, *others.regions])
@@ -59,20 +60,22 @@ def no_cluster(error: NoCluster, name: str, asked: AWS, others: Search) -> NoClu
 
 
 def copied_job(name: str, endpoint: str, wanted: str | None = None) -> LaunchRecord | None:
-    """Return the newest job of a cluster of that name, or the one of the id `wanted`, whose nodes were told to copy
-    its results to S3, as far as this computer knows."""
+    """Return the newest job of a cluster of that name, or the one of the id `wanted`, whose nodes were told
+    to copy its results to S3, as far as this computer knows."""
     return launch_record.in_s3(local_state.folders_of(name, endpoint), wanted)
 
 
 def _nor_elsewhere(others: Search) -> list[str]:
-    """Return the other regions without the cluster, and those that could not be asked, as parts of a sentence."""
+    """Return the other regions without the cluster, and those that could not be asked, as parts of a
+    sentence."""
     found = [f"nor in {region_list(sorted(others.regions))}"] if others.regions else []
     return found + ([f"could not be asked: {others.unanswered()}"] if others.failed else [])
 
 
 def _explanation(name: str, endpoint: str, last: Cluster | None, regions: Collection[str]) -> str:
-    """Return how the last cluster of a name ended, why as far as it is known, and what is lost; '' if nothing is known.
-    `last`: the newest one that AWS lists; `regions`: those that have answered, none with a live one."""
+    """Return how the last cluster of a name ended, why as far as it is known, and what is lost; '' if nothing
+    is known. `last`: the newest one that AWS lists; `regions`: those that have answered, none with a live
+    one."""
     cluster_id = last.id if last is not None else _not_removed(name, endpoint, regions)
     if not cluster_id:
         return ""
@@ -89,7 +92,8 @@ def _reasons(last: Cluster | None, record: LaunchRecord | None) -> list[str]:
     found = []
     if record is not None and record.poweroff is not None:
         found.append(
-            f"job {record.job} was launched with --down, so they end {duration(60 * record.poweroff)} after it"
+            f"job {record.job} was launched with --down, so they end {duration(60 * record.poweroff)} after "
+            "it"
         )
     elif record is not None and record.config.job.on_stall == "down":
         found.append(f"job {record.job} was launched with on_stall = down, which ends them after a stall")
@@ -109,7 +113,8 @@ def _newest(cluster_id: str) -> LaunchRecord | None:
 
 
 def _not_removed(name: str, endpoint: str, regions: Collection[str]) -> str:
-    """Return the newest cluster of that name that this computer created there and no `down` has removed, or ''."""
+    """Return the newest cluster of that name that this computer created there and no `down` has removed, or
+    ''."""
     known = [
         (record.expires, record.id)
         for record in local_state.known_clusters()

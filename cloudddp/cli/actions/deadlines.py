@@ -1,5 +1,5 @@
-"""Messages about a cluster's deadline and its job: warnings before it, what happens to a job that nobody follows, and a
-report if the deadline ended the job."""
+"""Messages about a cluster's deadline and its job: warnings before it, what happens to a job that nobody
+follows, and a report if the deadline ended the job."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ def warn_if_near(console: Console, cluster: Cluster) -> None:
     if left < NEAR:
         when = f"in {duration(left)}" if left > 0 else "now"
         console.warn(
-            f"the nodes terminate {when}, at {moment(cluster.expires)} (the cluster's deadline), and this job ends "
+            f"the nodes terminate {when}, at {moment(cluster.expires)} (the cluster's deadline), and this "
+            "job ends "
             "with them; results that are not pulled by then are lost"
         )
 
 
 @contextlib.contextmanager
 def warnings(console: Console, cluster: Cluster | None, settings: Config) -> Iterator[None]:
-    """Warn of the deadline 30, 10 and 3 minutes before it, while a job is followed, and name the results that it would delete.
-    `cluster` None: never."""
+    """Warn of the deadline 30, 10 and 3 minutes before it, while a job is followed, and name the results that
+    it would delete. `cluster` None: never."""
     timers = [] if cluster is None else _timers(console, cluster, settings)
     for timer in timers:
         timer.daemon = True
@@ -70,7 +71,8 @@ def report_leaving(console: Console, cluster: Cluster, settings: Config, job: Ne
     poweroff, place = job.poweroff, place_of(settings, job.id)
     if place is not None:
         console.log(
-            f"when the job has ended, each node copies its outputs and logs to {place.url}, also before the deadline and after a "
+            f"when the job has ended, each node copies its outputs and logs to {place.url}, also before the "
+            "deadline and after a "
             f"spot notice; a node that powers off waits for that, at most {duration(timing.current().copy)}"
         )
     if poweroff is not None:
@@ -87,7 +89,8 @@ def report_leaving(console: Console, cluster: Cluster, settings: Config, job: Ne
     nodes = counted(len(cluster.live), "node")
     if poweroff is None and cluster.hour is not None:
         console.log(
-            f"{nodes} cost{'s' * (len(cluster.live) == 1)} {dollars(cluster.hour)} an hour; until the deadline at "
+            f"{nodes} cost{'s' * (len(cluster.live) == 1)} {dollars(cluster.hour)} an hour; until the "
+            "deadline at "
             f"{moment(cluster.expires)} that is at most {dollars(cluster.hour * left / 3600)}; ",
             Command("down"),
             " ends them now",
@@ -102,8 +105,8 @@ def report_leaving(console: Console, cluster: Cluster, settings: Config, job: Ne
 
 
 def report_not_started(console: Console, cluster: Cluster | None, job: NewJob, left: float | None) -> None:
-    """Report what happens to the nodes when a job was not started. `left`: seconds until they power off, None if they do
-    not; `cluster` None: it is not known."""
+    """Report what happens to the nodes when a job was not started. `left`: seconds until they power off, None
+    if they do not; `cluster` None: it is not known."""
     if left is not None:
         console.log(
             f"job {job.id} was not started; the nodes end by themselves in {duration(left)}, since "
@@ -119,7 +122,8 @@ def report_not_started(console: Console, cluster: Cluster | None, job: NewJob, l
         price = "" if hour is None else f" and cost {dollars(hour)} an hour"
         until = f" until {moment(cluster.expires)}" if cluster is not None and cluster.expires else ""
         console.log(
-            f"job {job.id} was not started, so its --down does not end the nodes: they stay up{until}{price}; ",
+            f"job {job.id} was not started, so its --down does not end the nodes: they stay "
+            f"up{until}{price}; ",
             Command("down"),
             " stops the bill",
         )
@@ -135,7 +139,8 @@ def report_copies(console: Console, settings: Config, job_id: str) -> None:
 
 
 def announced_by_aws(cluster: Cluster, settings: Config, moment: float) -> bool:
-    """Whether a notice to the ranks at that moment, in seconds since the epoch, was AWS's, and not the cluster's deadline."""
+    """Whether a notice to the ranks at that moment, in seconds since the epoch, was AWS's, and not the
+    cluster's deadline."""
     early = (settings.job.save_minutes + 1) * timing.current().minute
     return cluster.expires is None or cluster.expires.timestamp() - moment > early
 
@@ -148,7 +153,8 @@ def report_if_passed(
         return
     place = place_of(settings, job_id)
     console.log(
-        f"the deadline of cluster {cluster.name}, {moment(cluster.expires)}, ended job {job_id}; results that "
+        f"the deadline of cluster {cluster.name}, {moment(cluster.expires)}, ended job {job_id}; results "
+        "that "
         "were not pulled are lost"
         + ("" if place is None else f", but for what the nodes have copied to {place.url}: "),
         *([Command("pull", "--job", job_id)] if place is not None else []),

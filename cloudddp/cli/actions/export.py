@@ -72,7 +72,10 @@ def _submission(root: Path, script: Path) -> str:
     """Return the command that submits the script in the project's folder."""
     if resolved(root) == resolved(Path.cwd()):
         return shlex.join(["sbatch", str(script)])
-    return f"cd {shlex.quote(str(root))} && {shlex.join(['sbatch', os.path.relpath(resolved(script), resolved(root))])}"
+    return (
+        f"cd {shlex.quote(str(root))} && "
+        f"{shlex.join(['sbatch', os.path.relpath(resolved(script), resolved(root))])}"
+    )
 
 
 def _required(variables: Sequence[str]) -> tuple[str, ...]:
@@ -94,8 +97,8 @@ def _find(session: Session, script: Script) -> Script:
 
 
 def _write(path: Path, text: str, *, private: bool) -> None:
-    """Write the script; `private`: it holds values of variables, which may be secret, so that only this user may read it.
-    Raises UsageError rather than replacing a file that is not such a script."""
+    """Write the script; `private`: it holds values of variables, which may be secret, so that only this user
+    may read it. Raises UsageError rather than replacing a file that is not such a script."""
     shown = one_line(str(path), 200)
     try:
         if path.exists():
@@ -115,6 +118,7 @@ def _check_replaceable(path: Path, shown: str) -> None:
         head = file.read(1 << 16)
     if renderer.MARK.encode() not in head:
         raise UsageError(
-            f"{shown} already exists and was not written by {command_line(Command('export', 'slurm'))}; it was not changed",
+            f"{shown} already exists and was not written by {command_line(Command('export', 'slurm'))}; it "
+            "was not changed",
             hint="choose another file, or remove it",
         )

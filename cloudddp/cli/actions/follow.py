@@ -69,9 +69,8 @@ class Answer(enum.Enum):
 def foreground(session: Session, runner: Runner, cluster: Cluster, job_id: str) -> JobResult:
     """Show the job's logs until it ends; return how it ended. Raises JobStopped and Detached.
 
-    Ctrl-C asks on a terminal whether to cancel the job on every node, to leave it, or to keep watching; elsewhere it
-    cancels the job. Call it inside `launch.stopped_if_interrupted`.
-    """
+    Ctrl-C asks on a terminal whether to cancel the job on every node, to leave it, or to keep watching;
+    elsewhere it cancels the job. Call it inside `launch.stopped_if_interrupted`."""
     console, grace = session.console, session.settings.job.stop_grace
     waiting = console.progress()
     waiting(f"waiting for the first output of job {job_id}")
@@ -143,7 +142,8 @@ def _answer(console: Console, interrupt: KeyboardInterrupt) -> Answer:
     try:
         return Answer(
             console.choose(
-                "\nCancel the job on every node? y: cancel, n: keep watching, d: detach, the job keeps running",
+                "\nCancel the job on every node? y: cancel, n: keep watching, d: detach, the job keeps "
+                "running",
                 [one.value for one in Answer],
             )
         )
@@ -164,7 +164,8 @@ def _cancel_now(console: Console, runner: Runner, job_id: str, grace: float) -> 
 
 
 def ended_nodes_query(aws: Callable[[], AWS], cluster: Cluster) -> Callable[[], Mapping[int, str]]:
-    """Return a function that queries AWS for nodes that have ended, on a new connection. Any thread may call it."""
+    """Return a function that queries AWS for nodes that have ended, on a new connection. Any thread may call
+    it."""
 
     def query() -> dict[int, str]:
         ended = inspect.ended_nodes(aws(), cluster, cluster.nodes, stopped=True)
@@ -180,7 +181,8 @@ def line_printer(
     shown: Callable[[str], str] | None = None,
     write: Callable[[str], None] | None = None,
 ) -> Callable[[int, int, str], None]:
-    """Return a function that prints a log line as `[rank 3 | node 1] text`; each rank has its colour on a terminal."""
+    """Return a function that prints a log line as `[rank 3 | node 1] text`; each rank has its colour on a
+    terminal."""
     shown = shown or (with_colours if sys.stdout.isatty() else without_colours)
     styled = write is None or sys.stdout.isatty()  # click removes colours elsewhere
     write = write or console.print
@@ -214,7 +216,8 @@ def quiet_reporter(console: Console) -> Callable[[int, bool], None]:
 
 
 def silence_reporter(console: Console, job_id: str) -> Callable[[Silence], None]:
-    """Return a function that reports that no rank has written anything, with the verb that shows what each one does."""
+    """Return a function that reports that no rank has written anything, with the verb that shows what each
+    one does."""
 
     def report(silent: Silence) -> None:
         step = f" ({silent.progress})" if silent.progress else ""
@@ -257,7 +260,8 @@ def report_end(session: Session, cluster: Cluster, finished: JobResult) -> None:
     unchecked = set(finished.unverified) - ended
     if finished.status == "succeeded" and (silent := {*unchecked, *finished.lost} - ended):
         console.warn(
-            f"{node_list(silent)} {'does' if len(silent) == 1 else 'do'} not respond: its ranks have finished, but the end"
+            f"{node_list(silent)} {'does' if len(silent) == 1 else 'do'} not respond: its ranks have "
+            "finished, but the end"
             " of its logs may be missing; ",
             Command("logs", finished.job),
             " shows them once it responds",

@@ -67,8 +67,8 @@ def init(console: Console, _: GlobalOptions, *, folder: Path | None, example: st
 
 
 def _example_and_folder(example: str | None, folder: Path | None) -> tuple[str | None, Path]:
-    """Return the name of an example, or None, and the folder. In `--example my-project` the value, which the option may
-    lack, is the folder. Raises UsageError."""
+    """Return the name of an example, or None, and the folder. In `--example my-project` the value, which the
+    option may lack, is the folder. Raises UsageError."""
     name = _SYNONYMS.get(example, example) if example else None
     if name is None or name in payload.EXAMPLES:
         return name, folder or Path()
@@ -84,8 +84,8 @@ def _example_and_folder(example: str | None, folder: Path | None) -> tuple[str |
 
 
 def _setup(example: str | None) -> dict[tuple[str, str], tuple[str, ...]]:
-    """Return the settings that install what an example requires, only where something is missing: an image has its own build
-    of torch, and a simulated node has no network."""
+    """Return the settings that install what an example requires, only where something is missing: an image
+    has its own build of torch, and a simulated node has no network."""
     if example is None:
         return {}
     install = f"python3 -c 'import {_MODULES[example]}' 2>/dev/null || pip install -r {_REQUIREMENTS}"

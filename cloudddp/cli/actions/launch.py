@@ -151,13 +151,14 @@ def _launch(session: Session, job: NewJob, *, detach: bool) -> JobResult | None:
 
 
 def _report_results_here(session: Session, cluster: Cluster) -> None:
-    """Report that results of earlier jobs are on this computer, at the first launch on new nodes: a script that continues from
-    them would begin again."""
+    """Report that results of earlier jobs are on this computer, at the first launch on new nodes: a script
+    that continues from them would begin again."""
     folder = ClusterFolder(cluster.id)
     found = results_here(session.root)
     if found and not folder.jobs() and folder.read(folder.restored) is None:
         session.console.log(
-            f"results of earlier jobs are on this computer and not on the nodes (the newest: {found[-1]}); if the script "
+            f"results of earlier jobs are on this computer and not on the nodes (the newest: {found[-1]}); "
+            "if the script "
             "continues from them: ",
             Command("sync", "--results"),
             " first",

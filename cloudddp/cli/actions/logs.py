@@ -64,7 +64,8 @@ class Wanted:
         )
 
     def selection(self, *, follow: bool, launcher: bool) -> Selection:
-        """Return what to read. With `follow`, all ranks: the last lines of the one that fails are reported."""
+        """Return what to read. With `follow`, all ranks: the last lines of the one that fails are
+        reported."""
         few = 0 < len(self.ranks) < MAX_RANKS  # a request cannot name more; the others are read and not shown
         ranks = (
             self.ranks | ({LAUNCHER_RANK} if launcher else set()) if few and not follow else frozenset[int]()
@@ -129,7 +130,8 @@ def _check_options(wanted: Wanted, *, follow: bool, as_json: bool, raw: bool) ->
     if follow and wanted.tail is not None and wanted.pattern is not None:
         raise UsageError(
             "with -f, --tail and --grep exclude each other",
-            hint="-f --grep shows the lines that match, from the beginning of the log; --since limits how far back",
+            hint="-f --grep shows the lines that match, from the beginning of the log; --since limits how "
+            "far back",
         )
 
 
@@ -144,7 +146,8 @@ def _read(
     follow: bool,
     bars: bool,
 ) -> JobResult:
-    """Pass each line of the job's logs to `show`: those until now, or with `follow` all until the job ends."""
+    """Pass each line of the job's logs to `show`: those until now, or with `follow` all until the job
+    ends."""
     console = session.console
     follower = JobFollower(
         runner,
@@ -244,8 +247,8 @@ def _report_setup(console: Console, record: JobRecord) -> None:
 def _after_setup(
     runner: Runner, record: JobRecord, wanted: Wanted, show: Printer
 ) -> tuple[JobRecord, Printer]:
-    """Show the output of a job's setup until that has ended. Return the job as it is then, and a printer that does not
-    repeat what was shown."""
+    """Show the output of a job's setup until that has ended. Return the job as it is then, and a printer that
+    does not repeat what was shown."""
     shown: Counter[int] = Counter()
     job, seen = record, time.monotonic()
     while True:
@@ -275,7 +278,8 @@ def _setup_only(show: Printer) -> Printer:
 
 
 def _skipping(show: Printer, shown: Counter[int], passed: Counter[int]) -> Printer:
-    """Return a printer that leaves out the lines of the setup that were shown, by node, and counts those that pass."""
+    """Return a printer that leaves out the lines of the setup that were shown, by node, and counts those that
+    pass."""
 
     def once(node: int, rank: int, line: str) -> None:
         if rank == SETUP_RANK:

@@ -63,7 +63,8 @@ def exec_(
 def _execute(
     console: Console, runner: Runner, node: int, command: str, on_end: Callable[[int | Exception], None]
 ) -> None:
-    """Start a command on a node, which may last; print each line as soon as it is complete. `on_end` gets the exit code."""
+    """Start a command on a node, which may last; print each line as soon as it is complete. `on_end` gets the
+    exit code."""
     out, err = LineSplitter(), LineSplitter()
     began = time.monotonic()
 
@@ -121,7 +122,8 @@ def ssh(console: Console, options: GlobalOptions, *, anyone: bool, words: Sequen
         f"ServerAliveCountMax={_LOST_KEEPALIVES}",
         *target.route.openssh_options(target),
     ]
-    # -F none: a `ForwardAgent yes` for every host would lend the user's keys to the node, which is not trusted.
+    # -F none: a `ForwardAgent yes` for every host would lend the user's keys to the node, which is not
+    # trusted.
     argv = [program, "-F", "none", "-p", str(target.port)]
     argv += [word for setting in settings for word in ("-o", setting)]
     console.print_timings()  # until here: OpenSSH takes the place of this process
@@ -129,8 +131,8 @@ def ssh(console: Console, options: GlobalOptions, *, anyone: bool, words: Sequen
 
 
 def _ssh_words(words: Sequence[str]) -> tuple[Sequence[str], int, Sequence[str]]:
-    """Return the options for OpenSSH before the node, the node (0 if it is not given), and what follows it. Raises
-    UsageError."""
+    """Return the options for OpenSSH before the node, the node (0 if it is not given), and what follows it.
+    Raises UsageError."""
     at = 0
     while at < len(words) and words[at].startswith("-"):
         letters = words[at][1:]

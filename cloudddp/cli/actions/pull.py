@@ -72,7 +72,8 @@ def _check_whole(to: Path, root: Path) -> None:
     what = "the project's folder" if folder == resolved(root) else project.holds_more(folder)
     if resolved(root).is_relative_to(folder) or what:
         raise UsageError(
-            f"cannot write all results to {to}: the nodes choose their names, which could be those of files in "
+            f"cannot write all results to {to}: the nodes choose their names, which could be those of files "
+            "in "
             f"{what or 'a folder that contains the project'}",
             hint=(
                 "name what you need: ",
@@ -135,8 +136,8 @@ def _pull(console: Console, session: Session, wanted: PullRequest, job_id: str |
 
 
 def _first_node(cluster: Cluster, runner: Runner, record: JobRecord, wanted: PullRequest) -> int:
-    """Return the node that is pulled from without --all-nodes: --node, or the one that ran rank 0. Raises NodeError if it
-    does not answer."""
+    """Return the node that is pulled from without --all-nodes: --node, or the one that ran rank 0. Raises
+    NodeError if it does not answer."""
     default = record.rank_zero if record.rank_zero is not None else min(cluster.nodes)
     first = default if wanted.node is None else wanted.node
     cluster.require_node(first)
@@ -177,6 +178,8 @@ def _report(console: Console, node: int, pulled: Pulled, target: Path, job_id: s
         )
     if pulled.older:
         console.warn(
-            f"{counted(pulled.older, 'pulled file')} of node {node} {'is' if pulled.older == 1 else 'are'} older than job "
-            f"{job_id}: jobs share the folder, so an earlier job may have written {'it' if pulled.older == 1 else 'them'}"
+            f"{counted(pulled.older, 'pulled file')} of node {node} {'is' if pulled.older == 1 else 'are'} "
+            "older than job "
+            f"{job_id}: jobs share the folder, so an earlier job may have written "
+            f"{'it' if pulled.older == 1 else 'them'}"
         )

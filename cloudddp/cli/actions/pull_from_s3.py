@@ -24,7 +24,8 @@ def pull_from_s3(
     record: LaunchRecord,
     wanted: PullRequest,
 ) -> None:
-    """Copy the outputs of a job, and if no paths are wanted its logs. Raises CloudDDPError if there is nothing."""
+    """Copy the outputs of a job, and if no paths are wanted its logs. Raises CloudDDPError if there is
+    nothing."""
     place = place_of(record.config, record.job)
     if place is None:
         raise CloudDDPError(f"the nodes of job {record.job} were not told to copy its results to S3")
@@ -51,7 +52,8 @@ def pull_from_s3(
             files += _report(console, number, pulled, logs)
     if not files:
         raise CloudDDPError(
-            f"nothing to pull: no {'files' if names == (PROJECT_ROOT,) else ' or '.join(names)} of node {first} in {place.url}",
+            f"nothing to pull: no {'files' if names == (PROJECT_ROOT,) else ' or '.join(names)} of node "
+            f"{first} in {place.url}",
             hint="--all-nodes copies those of all nodes"
             if len(found) > 1 and not wanted.all_nodes
             else f"look with `aws s3 ls --recursive {place.url}`",

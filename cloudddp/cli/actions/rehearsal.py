@@ -1,8 +1,8 @@
 """--dry-run: the verbs' own code against moto in this process, and nodes that print the commands they get.
 
-Nothing is called: no AWS, no SSH, no file outside a temporary folder. Ids and addresses are made up. The calls, their
-parameters, the commands on the nodes and the price are the real ones, because the code that makes them is.
-"""
+Nothing is called: no AWS, no SSH, no file outside a temporary folder. Ids and addresses are made up. The
+calls, their parameters, the commands on the nodes and the price are the real ones, because the code that
+makes them is."""
 
 from __future__ import annotations
 
@@ -131,7 +131,8 @@ class Nodes:
 
     def _shown(self, node: int, step: str, command: str, data: bytes) -> Iterator[str]:
         """Yield the lines that show a command and what it gets on stdin."""
-        yield f"\nnode {node} ({self._cluster.nodes[node].public_ip or self._cluster.nodes[node].private_ip}) $ {command}"
+        instance = self._cluster.nodes[node]
+        yield f"\nnode {node} ({instance.public_ip or instance.private_ip}) $ {command}"
         message = data.partition(b"\n")[0]
         if step == StartRequest.STEP:
             start = decode(message, StartRequest)
@@ -239,7 +240,8 @@ class Recorder:
             self._print(f"  -> {json.dumps(created)}")
 
     def _show_tags(self, specifications: Sequence[Mapping[str, Any]]) -> None:
-        """Print which objects get tags, and the tags once: those of the cluster are the same in every call."""
+        """Print which objects get tags, and the tags once: those of the cluster are the same in every
+        call."""
         kinds: dict[str, list[str]] = {}
         for one in specifications:
             tags = {tag["Key"]: tag["Value"] for tag in one["Tags"]}
@@ -257,7 +259,10 @@ class Recorder:
 
 def _shown(name: str, value: Any) -> str:
     if name == "UserData":
-        return f"<{len(value)} bytes of cloud-config: the first host key, and the timer that terminates the node at the deadline>"
+        return (
+            f"<{len(value)} bytes of cloud-config: the first host key, and the timer that terminates the "
+            "node at the deadline>"
+        )
     if isinstance(value, bytes):
         return value.decode()
     return json.dumps(value, default=str)
@@ -351,12 +356,14 @@ def _reserve(console: Console, spec: ClusterSpec) -> None:
         zone=spec.zones[0] if spec.zones else None,
     )
     console.print(
-        f"# Assumed: {spec.reservation} is an on-demand reservation for {spec.nodes} x {spec.instance_type} in {zone}."
+        f"# Assumed: {spec.reservation} is an on-demand reservation for {spec.nodes} x {spec.instance_type} "
+        f"in {zone}."
     )
 
 
 def _bring_up(console: Console, aws: AWS, settings: Config, *, show: bool) -> tuple[UpResult, str]:
-    """Return what `up` returns, and the plan that it shows before it asks. `show`: print what it does on the nodes."""
+    """Return what `up` returns, and the plan that it shows before it asks. `show`: print what it does on the
+    nodes."""
     info: list[TypeInfo] = []
     shown: list[str] = []
 

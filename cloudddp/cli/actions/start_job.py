@@ -97,8 +97,8 @@ def start_job(
 
 
 def _setup_line_printer(console: Console) -> Callable[[int, str], None]:
-    """Return a function that shows a line of the setup as `[setup | node 1] text`, on stderr: a detached launch writes the
-    job's id to stdout."""
+    """Return a function that shows a line of the setup as `[setup | node 1] text`, on stderr: a detached
+    launch writes the job's id to stdout."""
     show = line_printer(console, write=lambda text: console.print(text, err=True), shown=without_colours)
     return lambda node, line: show(node, SETUP_RANK, line)
 
@@ -115,9 +115,8 @@ def start_and_follow(
 ) -> JobResult | None:
     """Start the job, and follow it to its end unless `detach` is set. Raises JobStopped and Detached.
 
-    `suggest`: report what to type next; not where the caller goes on by itself. `on_start` is called when the job has been
-    started.
-    """
+    `suggest`: report what to type next; not where the caller goes on by itself. `on_start` is called when the
+    job has been started."""
     console = session.console
     with stopped_if_interrupted(console, runner, job.id):
         sending = start_job(session, runner, cluster, job)

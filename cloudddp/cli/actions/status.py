@@ -54,7 +54,8 @@ def status(console: Console, options: GlobalOptions, *, as_json: bool) -> None:
 def _elsewhere(
     console: Console, session: Session, aws: AWS, last: Cluster | None
 ) -> tuple[AWS, list[Cluster]]:
-    """Return the cluster in another region; raise CloudDDPError, after what is left of it in this one, if it is in none."""
+    """Return the cluster in another region; raise CloudDDPError, after what is left of it in this one, if it
+    is in none."""
     name = session.settings.cluster.name
     left = _remains(console, aws, [], name)
     for one in left:
@@ -97,7 +98,8 @@ def _all_remains(console: Console, found: Search) -> dict[AWS, list[Remains]]:
 
 
 def _report_unanswered(console: Console, session: Session, found: Search) -> None:
-    """Report the regions that could not be asked. Raises CloudDDPError if none has answered, or a configured one has not."""
+    """Report the regions that could not be asked. Raises CloudDDPError if none has answered, or a configured
+    one has not."""
     for region, error in found.failed.items():
         refused = isinstance(error, AWSError) and error.code in REGION_REFUSED
         if not found.answers or (region in session.configured and not refused):

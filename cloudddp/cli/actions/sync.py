@@ -58,13 +58,14 @@ def sync(
 
 
 def origin_of(session: Session, *, yes: bool = False, before: Callable[[], None] = lambda: None) -> Origin:
-    """Return the project's id, and how to ask on a terminal whether the files of another project may be replaced; without
-    one they may not. `before` is called before it asks."""
+    """Return the project's id, and how to ask on a terminal whether the files of another project may be
+    replaced; without one they may not. `before` is called before it asks."""
 
     def agree(nodes: Sequence[int]) -> None:
         name = session.settings.cluster.name
         held = (
-            f"{node_list(nodes)} of cluster {name!r} {'has' if len(nodes) == 1 else 'have'} the files of another project, or "
+            f"{node_list(nodes)} of cluster {name!r} {'has' if len(nodes) == 1 else 'have'} the files of "
+            "another project, or "
             "of this one from another computer or folder"
         )
         if yes:

@@ -72,9 +72,10 @@ def bring_up(
     check: Callable[[Sequence[Plan], AWS], None] = lambda *_: None,
     on_ready: Callable[[Cluster], None] = lambda _: None,
 ) -> UpResult:
-    """Create the cluster after asking, for `up` and `run`. `check` is called before it asks, and raises for what the credentials
-    cannot do. `on_ready` is called with the cluster that was created, which the caller now has to remove. Raises UsageError
-    before it asks where a node would run more ranks than the type has GPUs."""
+    """Create the cluster after asking, for `up` and `run`. `check` is called before it asks, and raises for
+    what the credentials cannot do. `on_ready` is called with the cluster that was created, which the caller
+    now has to remove. Raises UsageError before it asks where a node would run more ranks than the type has
+    GPUs."""
     console, spec, clouds = session.console, session.settings.cluster, session.clouds()
     with console.progress() as progress:
 

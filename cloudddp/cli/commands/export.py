@@ -32,7 +32,8 @@ SETTINGS = (
     click.Option(
         ["--save-minutes"],
         metavar="MIN",
-        help="Minutes before the time limit at which ranks get SIGTERM, to save a snapshot and exit.  [default: 3]",
+        help="Minutes before the time limit at which ranks get SIGTERM, to save a snapshot and exit.  "
+        "[default: 3]",
     ),
     click.Option(
         ["--rendezvous"],
@@ -51,7 +52,8 @@ slurm = JobVerb(
         click.Option(
             ["--gpus-per-node"],
             metavar="G",
-            help="GPUs of each node: a number, or a type and a number such as a100:4; 0 for none.  [default: one per rank]",
+            help="GPUs of each node: a number, or a type and a number such as a100:4; 0 for none.  "
+            "[default: one per rank]",
         ),
         click.Option(
             ["--cpus-per-task"],
@@ -83,7 +85,8 @@ slurm = JobVerb(
             ["--setup", "setup"],
             multiple=True,
             metavar="COMMAND",
-            help="Run this in the script's shell before the ranks start: 'module load cuda', '. .venv/bin/activate'.",
+            help="Run this in the script's shell before the ranks start: 'module load cuda', '. "
+            ".venv/bin/activate'.",
         ),
         click.Option(
             ["--sbatch", "extra"],
@@ -101,21 +104,23 @@ slurm = JobVerb(
             ["--env", "-e", "variables"],
             multiple=True,
             metavar="NAME[=VALUE]",
-            help="Set an environment variable in every rank; without VALUE to what it is where the job is submitted.",
+            help="Set an environment variable in every rank; without VALUE to what it is where the job is "
+            "submitted.",
         ),
         click.Option(
             ["--env-file", "env_files"],
             multiple=True,
             metavar="FILE",
-            help="Set the variables of a file of NAME=VALUE lines (dotenv) in every rank. The script has their values.",
+            help="Set the variables of a file of NAME=VALUE lines (dotenv) in every rank. The script has "
+            "their values.",
         ),
         *(one for one in JOB_PARAMETERS if isinstance(one, click.Argument)),
     ],
     help="""Write an sbatch script that runs SCRIPT with ARGS.
 
-    The script starts torchrun on every node as `launch` does, with the settings of cloudddp.toml. It requeues the job, which
-    then resumes from its snapshot, after a lost node, and when ranks exit with 143 before the time limit. Its exit code is
-    that of the rank that failed first. docs/slurm.md describes it.
+    The script starts torchrun on every node as `launch` does, with the settings of cloudddp.toml. It requeues
+    the job, which then resumes from its snapshot, after a lost node, and when ranks exit with 143 before the
+    time limit. Its exit code is that of the rank that failed first. docs/slurm.md describes it.
 
     \b
     Examples:

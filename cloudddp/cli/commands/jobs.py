@@ -33,13 +33,15 @@ launch = JobVerb(
         click.Option(
             ["--down", "ends"],
             is_flag=True,
-            help="With -d: the nodes terminate by themselves after the job, however it ends, also if it is not started.",
+            help="With -d: the nodes terminate by themselves after the job, however it ends, also if it is "
+            "not started.",
         ),
         click.Option(
             ["--keep"],
             type=Finite(0, 10_000),
             metavar="MIN",
-            help="With --down or on_stall = down: minutes for a `cloudddp pull` until the nodes terminate.  [default: 30]",
+            help="With --down or on_stall = down: minutes for a `cloudddp pull` until the nodes terminate.  "
+            "[default: 30]",
         ),
         ANYONE,
         DRY_RUN,
@@ -73,7 +75,8 @@ run = JobVerb(
             type=Finite(1, 10_000),
             default=60.0,
             metavar="MIN",
-            help="Minutes for which nodes stay that hold files that were not pulled; then they end by themselves.  [default: 60]",
+            help="Minutes for which nodes stay that hold files that were not pulled; then they end by "
+            "themselves.  [default: 60]",
         ),
         click.Option(
             ["--keep-on-failure", "keep"],
@@ -85,9 +88,9 @@ run = JobVerb(
     ],
     help="""Do a whole job: up, launch, pull and down in one command.
 
-    The files that the job wrote in the project are pulled to results/JOB (job.outputs selects some). The cluster is removed
-    whatever happens, with one exception: if not all of them could be pulled, the nodes stay for --keep minutes, and the
-    exit code is 3.
+    The files that the job wrote in the project are pulled to results/JOB (job.outputs selects some). The
+    cluster is removed whatever happens, with one exception: if not all of them could be pulled, the nodes
+    stay for --keep minutes, and the exit code is 3.
 
     \b
     Example:
@@ -130,8 +133,8 @@ logs = Verb(
     ],
     help="""Show the logs of a job from the beginning.
 
-    Without JOB, those of the job that is running, or else of the newest one. Lines of more than 64 KiB are cut, and so is
-    the middle of a log that was longer than job.log_mb.
+    Without JOB, those of the job that is running, or else of the newest one. Lines of more than 64 KiB are
+    cut, and so is the middle of a log that was longer than job.log_mb.
 
     \b
     Examples:
@@ -166,7 +169,8 @@ stacks = Verb(
     params=[ANYONE, _JOB, JSON],
     help="""Show where every rank of a job is, in a sentence and as stacks.
 
-    Without JOB, those of the job that is running. The ranks stop for a moment while py-spy reads them, and go on.
+    Without JOB, those of the job that is running. The ranks stop for a moment while py-spy reads them, and go
+    on.
     """,
 )
 
@@ -201,9 +205,10 @@ resume = _Resume(
     ],
     help="""Replace lost nodes and start a job again from its snapshot.
 
-    Nodes that have terminated are replaced by the same type in the same zone, with the same deadline. Then the script is
-    started again with the arguments and settings of JOB, or of the newest job, as a new job: where it continues is up to
-    the script. Arguments after `--` are appended to those of the script. The job has to have been launched from this computer.
+    Nodes that have terminated are replaced by the same type in the same zone, with the same deadline. Then
+    the script is started again with the arguments and settings of JOB, or of the newest job, as a new job:
+    where it continues is up to the script. Arguments after `--` are appended to those of the script. The job
+    has to have been launched from this computer.
 
     \b
     Examples:
@@ -230,8 +235,8 @@ watch = Verb(
     ],
     help="""Follow a job, and resume it when a node is lost or reboots.
 
-    Leave it running in tmux, or start it from cron: of several on this computer, one resumes the job. Ctrl-C ends it and
-    not the job. The exit code is the job's.
+    Leave it running in tmux, or start it from cron: of several on this computer, one resumes the job. Ctrl-C
+    ends it and not the job. The exit code is the job's.
 
     \b
     Example:

@@ -21,7 +21,8 @@ init = Verb(
             is_flag=False,
             flag_value="ddp",
             metavar="[ddp|trainer]",
-            help="Copy an example project, too: one training script (ddp, the default), or the reference trainer with its "
+            help="Copy an example project, too: one training script (ddp, the default), or the reference "
+            "trainer with its "
             "docs and tests.",
         ),
     ],
@@ -49,10 +50,12 @@ sync = Verb(
     ],
     help="""Send the project's files to every node.
 
-    `launch` does this first. Nodes that have the files of another project get those of this one only after a confirmation.
+    `launch` does this first. Nodes that have the files of another project get those of this one only after a
+    confirmation.
 
-    With --results, files in results/JOB go back to their places in the project, for a script that continues from its
-    checkpoints; those in results/JOB/nodeN to that node only. Files of the project itself stay as they are.
+    With --results, files in results/JOB go back to their places in the project, for a script that continues
+    from its checkpoints; those in results/JOB/nodeN to that node only. Files of the project itself stay as
+    they are.
 
     \b
     Example:
@@ -79,9 +82,9 @@ pull = Verb(
     ],
     help="""Copy results from the nodes to this computer.
 
-    PATHS are files or folders of the project on the nodes (default: job.outputs, or every file that jobs wrote in the project,
-    up to job.pull_mb of those not pulled yet). Files that are here already are not sent again, and a transfer that broke
-    continues. Exits with 1 if a result was left out.
+    PATHS are files or folders of the project on the nodes (default: job.outputs, or every file that jobs
+    wrote in the project, up to job.pull_mb of those not pulled yet). Files that are here already are not sent
+    again, and a transfer that broke continues. Exits with 1 if a result was left out.
     """,
 )
 
@@ -94,10 +97,11 @@ exec_ = Verb(
         click.Option(["--node"], type=int, metavar="K", help="Run it on this node only."),
         click.Argument(["command"], nargs=-1, required=True, type=click.UNPROCESSED),
     ],
-    help="""Run COMMAND on every node, in the project's folder. Redirect the output of what it leaves in the background.
+    help="""Run COMMAND on every node, in the project's folder. Redirect the output of what it leaves in the
+    background.
 
-    A single word is a shell command line; several words are a program and its arguments. Exits with the highest exit
-    code of all nodes.
+    A single word is a shell command line; several words are a program and its arguments. Exits with the
+    highest exit code of all nodes.
 
     \b
     Examples:
@@ -108,8 +112,8 @@ exec_ = Verb(
 
 
 class _Ssh(Verb):
-    """The verb whose words belong to OpenSSH from the first one on that is no option of cloudddp: click would read an option
-    inside `-L6006:localhost:6006`."""
+    """The verb whose words belong to OpenSSH from the first one on that is no option of cloudddp: click would
+    read an option inside `-L6006:localhost:6006`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         own = {
@@ -133,9 +137,9 @@ ssh = _Ssh(
     ],
     help="""Log in to a node with OpenSSH.
 
-    NODE is 0 by default; options of `ssh` may be before and after it. The host key is checked as strictly as by cloudddp
-    itself. Your own ssh configuration is not read; your SSH agent and ports are not forwarded to the node, but those that
-    you name.
+    NODE is 0 by default; options of `ssh` may be before and after it. The host key is checked as strictly as
+    by cloudddp itself. Your own ssh configuration is not read; your SSH agent and ports are not forwarded to
+    the node, but those that you name.
 
     \b
     Examples:

@@ -1,4 +1,5 @@
-"""The verbs on the simulator: `cloudddp sim start|stop|status|env|shell|exec|session|fault|interrupt|maintenance|conditions`."""
+"""The verbs on the simulator: `cloudddp sim
+start|stop|status|env|shell|exec|session|fault|interrupt|maintenance|conditions`."""
 
 from __future__ import annotations
 
@@ -63,19 +64,22 @@ start = Verb(
             ["--nodes"],
             type=click.Choice(["auto", "namespace", "process"]),
             default="auto",
-            help="Nodes as separate hosts (namespace), or as processes of this computer; auto: the first if possible.",
+            help="Nodes as separate hosts (namespace), or as processes of this computer; auto: the first if "
+            "possible.",
         ),
         click.Option(
             ["--interface", "interfaces"],
             multiple=True,
             metavar="NAME",
-            help="Name of the nodes' network interface (default: ens5). If repeated, the nodes take the names in turn.",
+            help="Name of the nodes' network interface (default: ens5). If repeated, the nodes take the "
+            "names in turn.",
         ),
         click.Option(
             ["--policy"],
             type=click.Path(dir_okay=False),
             metavar="FILE",
-            help="IAM policy (JSON) of the user that this simulator's key belongs to, instead of full access.",
+            help="IAM policy (JSON) of the user that this simulator's key belongs to, instead of full "
+            "access.",
         ),
         click.Option(
             ["--scp"],
@@ -118,8 +122,8 @@ env = Verb(
     only_own_options=True,
     help="""Print the variables that point AWS clients at the simulator.
 
-    They are enough for API calls. If nodes are separate hosts (namespaces), their addresses exist only inside the
-    simulator's network: use `cloudddp sim shell` or `cloudddp sim exec` for SSH to them.
+    They are enough for API calls. If nodes are separate hosts (namespaces), their addresses exist only inside
+    the simulator's network: use `cloudddp sim shell` or `cloudddp sim exec` for SSH to them.
     """,
 )
 
@@ -129,9 +133,9 @@ shell = Verb(
     only_own_options=True,
     help="""Open a shell inside the simulator's network.
 
-    Every AWS client in it uses the simulator. Nodes that are separate hosts (namespaces) can only be reached from
-    there; the other networks of this computer and the internet cannot be reached. Process nodes have no network of
-    their own, so with them the shell stays in this computer's network.
+    Every AWS client in it uses the simulator. Nodes that are separate hosts (namespaces) can only be reached
+    from there; the other networks of this computer and the internet cannot be reached. Process nodes have no
+    network of their own, so with them the shell stays in this computer's network.
     """,
 )
 
@@ -169,8 +173,9 @@ session = Verb(
     ],
     help="""Connect to a port of a node, as Session Manager does.
 
-    Stdin and stdout are the connection. It needs no route to the node and no rule of a security group. It replaces `aws ssm start-session --document-name
-    AWS-StartSSHSession` as a proxy command of ssh, or as `proxy_command` in cloudddp.toml.
+    Stdin and stdout are the connection. It needs no route to the node and no rule of a security group. It
+    replaces `aws ssm start-session --document-name AWS-StartSSHSession` as a proxy command of ssh, or as
+    `proxy_command` in cloudddp.toml.
 
     \b
     Example:
@@ -184,8 +189,8 @@ fault = Verb(
     params=[click.Argument(["kind"]), click.Argument(["nodes"], nargs=-1, required=True)],
     help="""Inject a fault into a node or its network.
 
-    NODE is a rank (in the cluster of -c, of cloudddp.toml, or the only one), an instance id or the start of one, or an
-    address. `cloudddp sim status` shows the nodes and their faults.
+    NODE is a rank (in the cluster of -c, of cloudddp.toml, or the only one), an instance id or the start of
+    one, or an address. `cloudddp sim status` shows the nodes and their faults.
 
     \b
       kill NODE          the machine fails without warning

@@ -26,7 +26,10 @@ def cluster(found: Cluster, ownership: Ownership, planned: PlannedEnd | None = N
     if not ownership.owns(found):
         head += f" (not yours; {ownership.caller})"
     if found.missing:
-        head += f"\n  warning: {counted(found.missing, 'node')} of it {'has' if found.missing == 1 else 'have'} ended"
+        head += (
+            f"\n  warning: {counted(found.missing, 'node')} of it "
+            f"{'has' if found.missing == 1 else 'have'} ended"
+        )
     if found.live:
         head += f"\n  {price}, {amount(found.cost())} so far; terminates in {time_left(found)}"
         head += "".join(f"\n  {line}" for line in _earlier(found, planned))
@@ -38,7 +41,8 @@ def _earlier(found: Cluster, planned: PlannedEnd | None) -> list[str]:
     lines = []
     if planned is not None:
         lines.append(
-            f"or {duration(60 * planned.minutes)} after the end of job {planned.job}, which was launched with --down"
+            f"or {duration(60 * planned.minutes)} after the end of job {planned.job}, which was launched "
+            "with --down"
         )
     if found.idle_minutes:
         lines.append(
@@ -88,7 +92,10 @@ def remains_text(found: Remains) -> Text:
     """Return one line for what is left of a cluster without nodes, and what removes it."""
     kinds = [one.kind for one in found.resources]
     listed = ", ".join(counted(kinds.count(kind), kind) for kind in dict.fromkeys(kinds))
-    who = f"cluster {found.name} ({found.id or 'no id'}) in {found.region} of {found.tags.owner or UNKNOWN_OWNER}"
+    who = (
+        f"cluster {found.name} ({found.id or 'no id'}) in {found.region} of "
+        f"{found.tags.owner or UNKNOWN_OWNER}"
+    )
     if found.being_created:
         return f"{who} is being created on this computer; it has no nodes yet"
     price = f", costing ${found.hour:.3f} an hour" if found.hour else ""

@@ -61,21 +61,23 @@ def ending(known: Sequence[JobRecord]) -> Sentence:
             left = record.ends - time.time()
             if left < 0:
                 return (
-                    f"the nodes should have ended at {_moment(record.ends)} (job {record.id} {why}) and still run: ",
+                    f"the nodes should have ended at {_moment(record.ends)} (job {record.id} {why}) and "
+                    "still run: ",
                     Command("down"),
                     " ends them",
                 )
             return (f"the nodes end in {duration(left)}, at {_moment(record.ends)}: job {record.id} {why}",)
         if record.poweroff is not None and not record.status.ended:
             return (
-                f"the nodes end {duration(record.poweroff)} after job {record.id}, which was launched with --down",
+                f"the nodes end {duration(record.poweroff)} after job {record.id}, which was launched with "
+                "--down",
             )
     return ()
 
 
 def troubles(known: Sequence[JobRecord]) -> list[Sentence]:
-    """Return what is wrong with jobs that run, as sentences with the next command: stragglers, and stalls that were left
-    alone; and why the newest one has failed."""
+    """Return what is wrong with jobs that run, as sentences with the next command: stragglers, and stalls
+    that were left alone; and why the newest one has failed."""
     found: list[Sentence] = []
     for record in known:
         if record.stalled is not None:
@@ -131,7 +133,10 @@ def copied_text(copied: Copied) -> str:
     if copied.phase is CopyPhase.COMPLETE:
         return what
     why = copied.error or "; ".join(copied.notes)
-    return f"not all results were copied: {copied.files} of {copied.expected} files to {url}: {one_line(why, 500)}"
+    return (
+        f"not all results were copied: {copied.files} of {copied.expected} files to {url}: "
+        f"{one_line(why, 500)}"
+    )
 
 
 def jobs_json(known: Sequence[JobRecord]) -> list[dict[str, Any]]:
@@ -139,8 +144,8 @@ def jobs_json(known: Sequence[JobRecord]) -> list[dict[str, Any]]:
 
 
 def _training(record: JobRecord, *, narrow: bool) -> str:
-    """Return the progress of the training, and the ranks that are slow; for a running job also the age of an old report: the
-    job may hang."""
+    """Return the progress of the training, and the ranks that are slow; for a running job also the age of an
+    old report: the job may hang."""
     slow = [f"rank {one.rank} ({one.ratio:.1f} x)" for one in current(record.stragglers)]
     behind = f"straggler{'s' * (len(slow) > 1)}: {', '.join(slow)}" if slow else ""
     return "; ".join(part for part in (_progress(record, narrow=narrow), behind) if part) or "-"
