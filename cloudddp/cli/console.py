@@ -7,7 +7,6 @@ AWS."""
 from __future__ import annotations
 
 import contextlib
-import getpass
 import json
 import os
 import re
@@ -123,6 +122,9 @@ class Console:
         try:
             with open("/dev/tty", "r+b", buffering=0):  # noqa: PTH123  or getpass reads stdin
                 pass
+            # `--help` loads this module and needs no getpass.
+            import getpass
+
             return getpass.getpass(question).strip()
         except (OSError, EOFError, UnicodeDecodeError):
             return None

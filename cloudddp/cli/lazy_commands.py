@@ -6,7 +6,6 @@ run."""
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 from collections.abc import Iterable, Mapping
@@ -194,6 +193,9 @@ class LazyGroup(click.Group):
         """Raise UsageError with similar names for a verb that does not exist (click 8.4 does it only for
         `commands`)."""
         if args[0] not in self.table and not args[0].startswith("-") and not ctx.resilient_parsing:
+            # `--help` loads this module and needs no difflib.
+            import difflib
+
             near = [repr(name) for name in difflib.get_close_matches(args[0], self.table)]
             ctx.fail(
                 f"No such command {args[0]!r}." + (f" Did you mean {' or '.join(near)}?" if near else "")
