@@ -10,7 +10,7 @@ def main() -> NoReturn:
     try:
         # Here, not at the top: imports may take seconds from a cold disk, and Ctrl-C during them is not an error.
         from cloudddp import timings  # noqa: F401  first: it notes when the imports began
-        from cloudddp.cli.edge import run
+        from cloudddp.cli.entry_point import run
 
         sys.exit(run(sys.argv[1:]))
     except KeyboardInterrupt:

@@ -1,9 +1,11 @@
 """The command line.
 
-main, commands/   what can be typed: the verbs, their options and their help. They import click and nothing heavy,
-                  so that every `--help` is fast
-actions/          what each verb does: plain functions, imported when their verb is invoked
-views/            results as text for people and as JSON for programs
-console           every message; session: settings, AWS and nodes as the global options choose them
-edge              the one place that turns errors into messages and exit codes
+main, commands/    what can be typed: the verbs, their options and their help. They import click and nothing else
+                   that takes long, so that every `--help` is fast
+actions/           what each verb does: plain functions, imported when their verb is invoked
+views/             results as text for people and as JSON for programs
+console            every message
+session            settings, the account and the cluster, as the global options choose them
+node_connections   connections to the nodes of that cluster
+entry_point        the one place that turns errors into messages and exit codes
 """

@@ -1,5 +1,6 @@
-"""How far a long transfer is, in bytes: on a terminal in place, elsewhere a line every few seconds; nothing for a short one.
-A node that sends nothing for a while is named, since its connection counts as broken only later."""
+"""How far a long transfer is, in bytes: on a terminal in place, elsewhere a line every few seconds; nothing
+for a short one. A node that sends nothing for a while is named, since its connection counts as broken only
+later."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ class ByteProgress:
 
     @contextmanager
     def of(self, node: int) -> Iterator[Callable[[Transfer], None]]:
-        """Yield what takes the state of the transfer from that node, as often as it changes or the node is heard."""
+        """Yield what takes the state of the transfer from that node, as often as it changes or the node is
+        heard."""
 
         def changed(transfer: Transfer) -> None:
             now = time.monotonic()
@@ -87,6 +89,7 @@ class ByteProgress:
             rate = max(received - self._received, 0) / max(now - self._at, 1e-6)
             source = f"node {node}" if len(self._transfers) == 1 else f"{len(self._transfers)} nodes"
             self._progress.update(
-                f"pulling from {source}: {size_of(done)} of {size_of(max(total, done))}, {size_of(int(rate))}/s"
+                f"pulling from {source}: {size_of(done)} of {size_of(max(total, done))}, "
+                f"{size_of(int(rate))}/s"
             )
             self._at, self._next, self._received = now, now + self._every, received

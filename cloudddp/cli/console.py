@@ -1,7 +1,8 @@
-"""The console: everything that cloudddp prints goes through here. Data on stdout, messages and progress on stderr.
+"""The console: everything that cloudddp prints goes through here. Data on stdout, messages and progress on
+stderr.
 
-It writes the commands in messages as this user has to type them. It does not depend on clusters, settings or AWS.
-"""
+It writes the commands in messages as this user has to type them. It does not depend on clusters, settings or
+AWS."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ import click
 
 from cloudddp import timings
 from cloudddp.cli.progress import Progress
-from cloudddp.cli.wrap import wrapped
+from cloudddp.cli.terminal_text import wrapped
 from cloudddp.config.options import GlobalOptions
 from cloudddp.errors import CloudDDPError, Text, parts, render
 from cloudddp.text import without_colours
@@ -26,7 +27,8 @@ _NOT_UTF8 = re.compile("([\udc80-\udcff]+)")
 
 
 def colour() -> bool | None:
-    """Return False where the user wants no colour (https://no-color.org), else None: click looks at the terminal."""
+    """Return False where the user wants no colour (https://no-color.org), else None: click looks at the
+    terminal."""
     return False if os.environ.get("NO_COLOR") else None
 
 
@@ -44,9 +46,8 @@ class Console:
     def log(self, *texts: Text) -> None:
         """Write a progress message to stderr.
 
-        It never fails: after the terminal is closed every write is an error, and a teardown must not stop for that. It
-        may be called by a signal handler, in the middle of another write (RuntimeError).
-        """
+        It never fails: after the terminal is closed every write is an error, and a teardown must not stop for
+        that. It may be called by a signal handler, in the middle of another write (RuntimeError)."""
         try:
             text = tuple(part for one in texts for part in parts(one))
             dim = sys.stderr.isatty() and colour() is not False
@@ -80,8 +81,8 @@ class Console:
             click.echo(text)
 
     def print_raw(self, text: str) -> None:
-        """Write a line of a command's output to stdout: bytes that are not UTF-8 (lone surrogates) as they are, but on a
-        terminal escaped. Colours are removed."""
+        """Write a line of a command's output to stdout: bytes that are not UTF-8 (lone surrogates) as they
+        are, but on a terminal escaped. Colours are removed."""
         parts = _NOT_UTF8.split(text)
         if len(parts) == 1 or sys.stdout.isatty():
             click.echo(without_colours(text))
@@ -121,7 +122,7 @@ class Console:
         try:
             with open("/dev/tty", "r+b", buffering=0):  # noqa: PTH123  or getpass reads stdin
                 pass
-            # 5 ms, which most commands do not need
+            # `--help` loads this module and needs no getpass.
             import getpass
 
             return getpass.getpass(question).strip()
@@ -133,8 +134,8 @@ class Console:
         return click.confirm(question, default=default, err=True)
 
     def choose(self, question: str, letters: Sequence[str]) -> str:
-        """Ask on the terminal for one of these letters, or a word that begins with it; the first one is the default.
-        Raises click.Abort at the end of the input."""
+        """Ask on the terminal for one of these letters, or a word that begins with it; the first one is the
+        default. Raises click.Abort at the end of the input."""
         shown = "/".join([letters[0].upper(), *letters[1:]])
         while True:
             answer = click.prompt(f"{question} [{shown}]", default="", show_default=False, err=True)

@@ -1,11 +1,12 @@
-"""`cloudddp` itself: its verbs, by name. Each is loaded when it is used; a test compares the short helps with theirs."""
+"""`cloudddp` itself: its verbs, by name. Each is loaded when it is used; a test compares the short helps with
+theirs."""
 
 from __future__ import annotations
 
 import click
 
 from cloudddp import __version__
-from cloudddp.cli.verbs import LazyGroup, global_options
+from cloudddp.cli.lazy_commands import LazyGroup, global_options
 
 _CLUSTERS, _JOBS = "cloudddp.cli.commands.clusters", "cloudddp.cli.commands.jobs"
 _NODES, _SIMULATOR = "cloudddp.cli.commands.nodes", "cloudddp.cli.commands.simulator"

@@ -19,7 +19,8 @@ class Progress:
     """Call it with the text of each step. On a terminal the current step has a spinner, and then its time."""
 
     def __init__(self, log: Callable[[str], None], render: Callable[[Text], str]) -> None:
-        """`log` writes a line that stays; `render` writes the commands in a text as this user has to type them."""
+        """`log` writes a line that stays; `render` writes the commands in a text as this user has to type
+        them."""
         self._log = log
         self._render = render
         self._live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
@@ -53,7 +54,8 @@ class Progress:
         return self._live
 
     def above(self, text: str) -> bool:
-        """Write lines above the spinner, which would be left in front of them; return whether there is one."""
+        """Write lines above the spinner, which would be left in front of them; return whether there is
+        one."""
         if self._status is None:
             return False
         # Imported where a terminal needs it, as above.
@@ -63,7 +65,8 @@ class Progress:
         return True
 
     def update(self, text: str) -> None:
-        """Report how far the current step is: on a terminal in its place, elsewhere on a line. It never fails."""
+        """Report how far the current step is: on a terminal in its place, elsewhere on a line. It never
+        fails."""
         if self._live and self._status is not None:
             self._step = one_line(text)
         else:

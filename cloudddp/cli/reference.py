@@ -27,10 +27,14 @@ def configuration_page() -> str:
         "",
         f"Generated from `cloudddp/config/spec/` {GENERATED}",
         "",
-        "`cloudddp init` writes a commented `cloudddp.toml`. A setting is taken from the first of these sources that has it:",
-        "flag, environment variable, `cloudddp.toml` (or `--config FILE`), `config.toml` in the user's configuration folder,",
-        "default. `cloudddp.toml` is searched for in the current folder, then in the folders above it within the repository or",
-        "below the user's home; its folder is the project. An unknown key, section or `CLOUDDDP_*` variable is an error that",
+        "`cloudddp init` writes a commented `cloudddp.toml`. A setting is taken from the first of these "
+        "sources that has it:",
+        "flag, environment variable, `cloudddp.toml` (or `--config FILE`), `config.toml` in the user's "
+        "configuration folder,",
+        "default. `cloudddp.toml` is searched for in the current folder, then in the folders above it "
+        "within the repository or",
+        "below the user's home; its folder is the project. An unknown key, section or `CLOUDDDP_*` variable "
+        "is an error that",
         "names the most similar known one, and every value is validated before anything is called.",
     ]
     for section in schema.SECTIONS:
@@ -56,8 +60,10 @@ def commands_page() -> str:
         "",
         f"Generated from the commands' own help {GENERATED}",
         "",
-        "Exit codes: 0 done; 1 failed; 2 bad usage or configuration (nothing was created or changed); 3 something is left",
-        "running or billing; 130 interrupted; `launch`, `run` and `logs -f`: the job's own code. Data goes to stdout, progress",
+        "Exit codes: 0 done; 1 failed; 2 bad usage or configuration (nothing was created or changed); 3 "
+        "something is left",
+        "running or billing; 130 interrupted; `launch`, `run` and `logs -f`: the job's own code. Data goes "
+        "to stdout, progress",
         "to stderr. The global options may come before the verb or after it.",
     ]
     root = click.Context(main, info_name="cloudddp", terminal_width=WIDTH, **main.context_settings)

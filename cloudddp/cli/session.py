@@ -1,22 +1,20 @@
-"""What a verb works with: validated settings, the AWS account behind them, and connections to the nodes."""
+"""What a verb works with: validated settings, and the AWS account and the cluster that they name."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cloudddp import local_state, timings
 from cloudddp.aws import regions
 from cloudddp.aws.client import AWS, RegionError, require_region
+from cloudddp.cli import termination
 from cloudddp.cli.console import Console
-from cloudddp.cli.formats import node_list, region_list
-from cloudddp.cli.sources import enter_simulator, layers_of, report_other_region, tolerated
+from cloudddp.cli.load_settings import enter_simulator, layers_of, report_other_region, tolerated
 from cloudddp.cluster import inspect, search
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.ownership import Ownership
@@ -24,16 +22,8 @@ from cloudddp.cluster.search import Search
 from cloudddp.config import project, settings
 from cloudddp.config.options import Flag, GlobalOptions
 from cloudddp.config.spec import Config
-from cloudddp.errors import CloudDDPError, Command, ConnectError, NodeError, Part, UsageError
+from cloudddp.errors import CloudDDPError, Command, Part, UsageError
 from cloudddp.tags import iso
-
-if TYPE_CHECKING:
-    from cloudddp.agent.client import Runner
-    from cloudddp.job.launch_record import LaunchRecord
-    from cloudddp.job.sync import Origin
-
-
-_BOOT_SECONDS = 600.0  # in which a replacement may boot
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +49,15 @@ class Session:
     def aws(self, *, finishing: bool = False) -> AWS:
         """Return a new connection to AWS in the cluster's region, with the credentials as they are now.
 
-        A long `run` reconnects before its teardown: the user may have logged in again in between. `finishing`: use
-        credentials until they end, without asking for a new MFA code before.
-        """
+        A long `run` reconnects before its teardown: the user may have logged in again in between.
+        `finishing`: use credentials until they end, without asking for a new MFA code before."""
         if self.region or self.options.region:
             return self._connect(self.region or self.options.region, finishing=finishing)
         return self._in_region(self._connections(self.configured[:1], finishing=finishing)[0])
 
     def _in_region(self, found: AWS) -> AWS:
-        """Return a connection to the region where the cluster is, as far as that is known, with the same credentials: a new
-        connection may ask for an MFA code."""
+        """Return a connection to the region where the cluster is, as far as that is known, with the same
+        credentials: a new connection may ask for an MFA code."""
         name = self.settings.cluster.name
         region = self._located.get(name) or self._created_in(found)
         if region in (None, found.region):
@@ -86,8 +75,8 @@ class Session:
         return self._connections(self.configured)
 
     def looked_in(self, clouds: list[AWS]) -> list[AWS]:
-        """Return `clouds`, and without --region those in which this computer has created a cluster of that name: `up` must not
-        create a second one."""
+        """Return `clouds`, and without --region those in which this computer has created a cluster of that
+        name: `up` must not create a second one."""
         if self.options.region:
             return clouds
         known = search.recorded(clouds[0].endpoint, self.settings.cluster.name)
@@ -96,8 +85,8 @@ class Session:
         ]
 
     def listed_in(self, *, all_regions: bool) -> list[AWS]:
-        """Return the regions that `ls` lists: with --region that one, else the configured ones and those in which this computer
-        has created clusters; or all that are enabled in the account."""
+        """Return the regions that `ls` lists: with --region that one, else the configured ones and those in
+        which this computer has created clusters; or all that are enabled in the account."""
         clouds = self.clouds()
         more = [] if self.options.region else search.recorded(clouds[0].endpoint)
         more += regions.enabled(clouds[0]) if all_regions else []
@@ -117,13 +106,12 @@ class Session:
     def relocated(self, asked: AWS, error: inspect.NoCluster) -> AWS:
         """Return a connection to the region where the cluster is, since it is not in that of `asked`.
 
-        Raises CloudDDPError if it is in several, or in another one than --region says; `error`, with the regions that were
-        asked, if it is in none.
-        """
+        Raises CloudDDPError if it is in several, or in another one than --region says; `error`, with the
+        regions that were asked, if it is in none."""
         name, found = self.settings.cluster.name, self.look_beyond(asked)
         places = found.own(name, anyone=self.anyone)
         if not places:
-            raise self._explained(error, asked, found)
+            raise termination.no_cluster(error, name, asked, found)
         if len(places) > 1 or self.options.region:
             raise is_elsewhere(name, asked, places)
         self._located[name] = next(iter(places)).region
@@ -138,8 +126,8 @@ class Session:
         return [self.options.region or spec.region or os.environ.get("AWS_REGION") or None]
 
     def _connections(self, regions: Sequence[str | None], *, finishing: bool = False) -> list[AWS]:
-        """Return a connection for each region. Where `tolerant`, without those that do not exist, and if none is left, in that of
-        the AWS profile, or where this computer has created a cluster of that name."""
+        """Return a connection for each region. Where `tolerant`, without those that do not exist, and if none
+        is left, in that of the AWS profile, or where this computer has created a cluster of that name."""
         if not self.tolerant:
             return [self._connect(region, finishing=finishing) for region in regions]
         found: list[AWS] = []
@@ -170,7 +158,8 @@ class Session:
         )
 
     def _created_in(self, asked: AWS) -> str | None:
-        """Return the region in which this computer created the cluster of that name; None if it is not known or not one."""
+        """Return the region in which this computer created the cluster of that name; None if it is not known
+        or not one."""
         now, name = iso(datetime.now(UTC)), self.settings.cluster.name
         created = {
             one.region
@@ -185,8 +174,8 @@ class Session:
     def cluster(
         self, *, meanwhile: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
     ) -> Cluster:
-        """Return the caller's live cluster of that name. Raises CloudDDPError where there is none. `meanwhile` surrounds what
-        waits for AWS."""
+        """Return the caller's live cluster of that name. Raises CloudDDPError where there is none.
+        `meanwhile` surrounds what waits for AWS."""
         aws = self.aws()
         try:
             with meanwhile():
@@ -198,124 +187,6 @@ class Session:
         for warning in found.warnings:
             self.console.warn(warning)
         return found
-
-    def origin(self, *, yes: bool = False, before: Callable[[], None] = lambda: None) -> Origin:
-        """Return the project's id, and how to ask on a terminal whether the files of another project may be replaced; without
-        one they may not. `before` is called before it asks."""
-        # 30 ms, which verbs that send no files do not need.
-        from cloudddp.job.sync import Origin
-
-        def agree(nodes: Sequence[int]) -> None:
-            name = self.settings.cluster.name
-            held = (
-                f"{node_list(nodes)} of cluster {name!r} {'has' if len(nodes) == 1 else 'have'} the files of another project, or "
-                "of this one from another computer or folder"
-            )
-            if yes:
-                return
-            if not sys.stdin.isatty():
-                raise CloudDDPError(
-                    f"{held}; nothing was changed",
-                    hint=(
-                        Command("sync", "--yes"),
-                        " replaces them; -c NAME chooses a cluster for this project",
-                    ),
-                )
-            before()
-            if not self.console.confirm(f"{held}. Replace them?"):
-                raise CloudDDPError("not confirmed; nothing was changed")
-
-        return Origin(local_state.project_id(self.root), agree)
-
-    def copied_job(self, wanted: str | None = None) -> LaunchRecord | None:
-        """Return the newest job of a cluster of that name, or the one of this id, whose nodes were told to copy its results
-        to S3, as far as this computer knows."""
-        # 30 ms, which only a cluster that has gone costs. Likewise below.
-        from cloudddp.job import launch_record
-
-        folders = local_state.folders_of(self.settings.cluster.name, self.aws().endpoint)
-        return launch_record.in_s3(folders, wanted)
-
-    def _explained(self, error: inspect.NoCluster, asked: AWS, others: Search) -> inspect.NoCluster:
-        """Return the error with the regions that were asked, how the last cluster of that name ended, what is lost, and what its
-        nodes have copied to S3."""
-        # As above.
-        from cloudddp.cli import ends
-
-        name, text, older = self.settings.cluster.name, "", ""
-        if "reached its deadline" not in error.message:
-            text = ends.explanation(name, asked.endpoint, error.last, [asked.region, *others.regions])
-        if name != "default" and any(one.name == "default" for one in local_state.live_clusters()):
-            older = "this computer has created a cluster 'default', which may be up: see it with -c default"
-        message = "; ".join(part for part in (error.message, *nor_elsewhere(others), text, older) if part)
-        # As above.
-        from cloudddp.job.results.s3_place import place_of
-
-        record = self.copied_job()
-        place = place_of(record.config, record.job) if record is not None else None
-        if record is None or place is None:
-            return inspect.NoCluster(message, hint=error.hint, last=error.last)
-        hint = (
-            f"job {record.job} was told to copy its results to {place.url}: ",
-            Command("pull", "--job", record.job),
-            " reads them",
-        )
-        return inspect.NoCluster(message, hint=hint, last=error.last)
-
-    def _warn_of_problems(self, found: Cluster, nodes: Collection[int]) -> None:
-        """Warn of failed status checks and scheduled events of these nodes."""
-        for node, text in (inspect.problems(self.aws(), found, nodes) if nodes else {}).items():
-            self.console.warn(f"node {node} ({found.nodes[node].id}): {text}")
-
-    @contextlib.contextmanager
-    def connect(
-        self,
-        *,
-        whole: bool = False,
-        partly: bool = False,
-        listing: bool = False,
-        needed: Collection[int] | None = None,
-    ) -> Iterator[tuple[Cluster, Runner]]:
-        """Yield (cluster, connections to its nodes) and close them.
-
-        `whole`: refuse a cluster that has lost a node. `partly`: continue without the nodes that do not answer, and
-        raise NodeError, naming them, at the end. `listing`: a replacement that boots has nothing to list, and is no
-        error. `needed`, with `partly`: only these nodes have to answer, the silence of another one is a warning.
-        """
-        with timings.span("imports: connections"):
-            # 10 ms, which verbs that only ask AWS do not need.
-            from cloudddp.cluster import connect
-
-        # Not earlier: two threads that import compete for the interpreter, and the request would be sent later.
-        found = self.cluster(meanwhile=connect.loaded_meanwhile)
-        if found.missing:
-            _report_missing(self.console, found, refuse=whole)
-        silent: dict[int, Exception] = {}
-        try:
-            if partly:
-                runner, silent = connect.connect_reachable(
-                    found, self.settings.cluster, progress=self.console.log
-                )
-            else:
-                runner = connect.connect(found, self.settings.cluster, progress=self.console.log)
-        except ConnectError:  # which names one node of several
-            self._warn_of_problems(found, found.nodes)
-            raise
-        try:
-            self._warn_of_problems(found, silent)
-            booting = [node for node, error in silent.items() if listing and _boots(found, node, error)]
-            for node in booting:
-                self.console.log(f"node {node} is booting: it replaces a lost node")
-                del silent[node]
-            for node, error in silent.items():
-                if needed is not None and node in needed:
-                    raise error
-                self.console.warn(str(error))
-            yield found, runner
-        finally:
-            runner.close()
-        if silent and needed is None:
-            raise _not_queried(silent)
 
 
 @timings.spanned("settings")
@@ -332,9 +203,9 @@ def start(
 ) -> Session:
     """Return a session. Raises UsageError before anything is called.
 
-    `tolerant_verb` is the verb, if it works with a broken configuration as long as the name of the cluster is certain. With
-    --sim the simulator is started, unless it runs, and this process is pointed at it. Not for a dry run.
-    """
+    `tolerant_verb` is the verb, if it works with a broken configuration as long as the name of the cluster is
+    certain. With --sim the simulator is started, unless it runs, and this process is pointed at it. Not for a
+    dry run."""
     where = project.find(options.config)
     if where.from_parent:
         console.log(f"using {where.from_parent}")
@@ -363,22 +234,17 @@ def start(
     if options.profile and not options.sim:
         os.environ["AWS_PROFILE"] = options.profile  # for a proxy command that calls AWS, such as `aws ssm`
     return Session(
-        console, options, checked, where.root, anyone,
-        files=where.files, variables=tuple(variables), env_files=tuple(env_files),
-        tolerant=bool(tolerant_verb), _broken=[broken],
-    )  # fmt: skip
-
-
-def _report_missing(console: Console, found: Cluster, *, refuse: bool) -> None:
-    count = found.missing
-    gone = f"{count} of {count + len(found.nodes)} nodes of cluster {found.name!r} {'is' if count == 1 else 'are'} gone"
-    if refuse:
-        hint = (
-            Command("resume"), " replaces them and starts the last job again; or ", Command("pull"),
-            " what you need, then ", Command("down"), " and ", Command("up"),
-        )  # fmt: skip
-        raise CloudDDPError(gone, hint=hint)
-    console.warn(gone)
+        console,
+        options,
+        checked,
+        where.root,
+        anyone,
+        files=where.files,
+        variables=tuple(variables),
+        env_files=tuple(env_files),
+        tolerant=bool(tolerant_verb),
+        _broken=[broken],
+    )
 
 
 def is_elsewhere(
@@ -394,28 +260,4 @@ def is_elsewhere(
         ]
     return CloudDDPError(
         f"cluster {name!r} is in {' and '.join(where)}, not in {asked.region}", hint=tuple(hint)
-    )
-
-
-def nor_elsewhere(others: Search) -> list[str]:
-    """Return the other regions without the cluster, and those that could not be asked, as parts of a sentence."""
-    found = [f"nor in {region_list(sorted(others.regions))}"] if others.regions else []
-    return found + ([f"could not be asked: {others.unanswered()}"] if others.failed else [])
-
-
-def _boots(cluster: Cluster, node: int, error: Exception) -> bool:
-    """Return whether a node that does not answer replaces another one and was launched a short time ago."""
-    instance = cluster.nodes[node]
-    first = min(cluster.nodes.values(), key=lambda one: one.launched or datetime.max.replace(tzinfo=UTC))
-    if instance.launched is None or instance.reservation == first.reservation:
-        return False
-    age = (datetime.now(UTC) - instance.launched).total_seconds()
-    return isinstance(error, ConnectError) and bool(error.patience) and age < _BOOT_SECONDS
-
-
-def _not_queried(silent: dict[int, Exception]) -> NodeError:
-    error = silent[min(silent)]
-    return NodeError(
-        f"{node_list(silent)} could not be queried: the output does not include {'them' if len(silent) > 1 else 'it'}",
-        hint=error.hint if isinstance(error, CloudDDPError) else "",
     )

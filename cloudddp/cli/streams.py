@@ -1,8 +1,7 @@
 """stdout and stderr that show control characters as text, on a terminal, in a pipe and in a file.
 
-Messages contain values from nodes, tags and files. If each print had to escape them, one would be forgotten; so every
-write goes through here. Colours are kept: they are ours, or text.with_colours has allowed them.
-"""
+Messages contain values from nodes, tags and files. If each print had to escape them, one would be forgotten;
+so every write goes through here. Colours are kept: they are ours, or text.with_colours has allowed them."""
 
 from __future__ import annotations
 
@@ -25,7 +24,8 @@ class _Guarded(io.TextIOWrapper):
 
 
 def guard() -> None:
-    """Wrap sys.stdout and sys.stderr. Streams that are not files (in tests, or closed) are left as they are."""
+    """Wrap sys.stdout and sys.stderr. Streams that are not files (in tests, or closed) are left as they
+    are."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper) and not isinstance(stream, _Guarded):
@@ -51,7 +51,8 @@ def flush() -> None:
 
 
 def write_raw(line: str) -> None:
-    """Write a line to stdout without the guard: the terminal interprets its escapes, as the user has asked for."""
+    """Write a line to stdout without the guard: the terminal interprets its escapes, as the user has asked
+    for."""
     sys.stdout.flush()
     stream = _guarded.get("stdout", sys.stdout)
     stream.buffer.write((line + "\n").encode(stream.encoding, "replace"))

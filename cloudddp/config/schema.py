@@ -1,7 +1,7 @@
-"""What is known of the settings in spec.py: their types, their limits in words, and their help. Pure.
+"""What is known of the settings: their types, their limits in words, and their help. Pure.
 
-One table of fields serves the file, the environment, the flags, the error messages and the generated reference.
-"""
+One table of fields serves the file, the environment, the flags, the error messages and the generated
+reference. """
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Meta
 
+from cloudddp.config.descriptions import DESCRIPTIONS
 from cloudddp.config.spec import ClusterSpec, JobSpec, SetupSpec, SyncSpec
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {
@@ -28,8 +29,8 @@ def fields(section: str) -> dict[str, Any]:
 
 
 def help_of(section: str, key: str) -> str:
-    """Return the one-sentence description of a setting."""
-    return next((m.description for m in unwrap(fields(section)[key])[1] if m.description), "")
+    """Return the description of a setting."""
+    return DESCRIPTIONS[section][key]
 
 
 def unwrap(hint: Any) -> tuple[Any, list[Meta]]:

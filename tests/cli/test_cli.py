@@ -35,7 +35,7 @@ def imported(*lines: tuple[str, ...]) -> set[str]:
     """Return the modules that a process has imported after running command lines, one after the other."""
     program = (
         "import sys\n"
-        "from cloudddp.cli.edge import run\n"
+        "from cloudddp.cli.entry_point import run\n"
         f"for words in {lines!r}: run(words)\n"
         "print('MODULES', *sys.modules)\n"
     )
@@ -137,10 +137,23 @@ def test_status_is_one_call(cli: Any, faults: Any) -> None:
     assert faults.calls == ["DescribeInstances"]
     assert [node["node"] for node in shown[0]["nodes"]] == [0, 1]
     assert set(shown[0]) == {
-        "cluster", "cluster_id", "region", "owner", "yours", "created", "expires", "usd_per_hour", "usd_so_far",
-        "usd_so_far_is_at_most", "usd_per_hour_is_at_most", "credentials_end", "nodes",
-        "ends_after_job", "ends_after_job_minutes", "idle_minutes",
-    }  # fmt: skip
+        "cluster",
+        "cluster_id",
+        "region",
+        "owner",
+        "yours",
+        "created",
+        "expires",
+        "usd_per_hour",
+        "usd_so_far",
+        "usd_so_far_is_at_most",
+        "usd_per_hour_is_at_most",
+        "credentials_end",
+        "nodes",
+        "ends_after_job",
+        "ends_after_job_minutes",
+        "idle_minutes",
+    }
 
 
 def test_status_of_no_cluster_exits_1(cli: Any) -> None:
@@ -261,9 +274,17 @@ def test_sim_option_starts_the_simulator_and_stop_ends_it(tmp_path: Path, projec
         assert "no clusters" in run("--sim", "ls").stderr
         exports = run("sim", "env").stdout
         shell = subprocess.run(
-            ["bash", "-c", f"{exports}\n{sys.executable} -c 'import boto3; print(boto3.client(\"ec2\").describe_instances()[\"Reservations\"])'"],
-            env=env, capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+            [
+                "bash",
+                "-c",
+                f'{exports}\n{sys.executable} -c \'import boto3; print(boto3.client("ec2").describe_instances()["Reservations"])\'',
+            ],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
         assert shell.stdout.strip() == "[]", shell.stderr
         inside = run("sim", "exec", "--", "sh", "-c", "echo $AWS_ENDPOINT_URL")
         assert inside.stdout.startswith("http://127.0.0.1:")
@@ -285,14 +306,19 @@ def test_option_after_the_verb_wins_over_the_one_before_it(cli: Any) -> None:
 
 def test_traceback_of_a_bug_is_written_to_a_file(tmp_path: Path) -> None:
     program = (
-        "import sys\nfrom cloudddp.cli import edge\n"
+        "import sys\nfrom cloudddp.cli import entry_point\n"
         "def broken(*a, **k): raise ZeroDivisionError('by the test')\n"
-        "edge.main.main = broken\nsys.exit(edge.run([]))"
+        "entry_point.main.main = broken\nsys.exit(entry_point.run([]))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], env=clean_environment(CLOUDDDP_HOME=str(tmp_path)), cwd=ROOT,
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", program],
+        env=clean_environment(CLOUDDDP_HOME=str(tmp_path)),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "ZeroDivisionError" in (tmp_path / "debug.log").read_text()

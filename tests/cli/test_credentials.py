@@ -214,8 +214,10 @@ def test_credential_process_works(user: User) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (f"sys.exit('no session\\n\\x1b[31mkey {SECRET} ASIAABCDEFGHIJKLMNOP\\n' + 'x ' * 9999)",
-         "failed: no session \\x1b[31mkey **** **** x x"),
+        (
+            f"sys.exit('no session\\n\\x1b[31mkey {SECRET} ASIAABCDEFGHIJKLMNOP\\n' + 'x ' * 9999)",
+            "failed: no session \\x1b[31mkey **** **** x x",
+        ),
         ("sys.exit(1)", "failed: it printed no reason"),
         ("print('log in first')", "did not print valid credentials"),
         ("print('[1]')", "did not print valid credentials"),
@@ -231,7 +233,7 @@ def test_credential_process_works(user: User) -> None:
         (printed(Expiration=5), "did not print valid credentials"),
         (printed(Expiration="2026-01-01T00:00:00Z"), "the AWS credentials of profile 'work' have expired"),
     ],
-)  # fmt: skip
+)
 def test_credential_process_that_fails_is_reported_on_one_line(user: User, text: str, message: str) -> None:
     program(user, text)
     user.refused(message, "log in again for the credential_process of profile 'work'")

@@ -13,9 +13,23 @@ from support.networks import Vpc
 
 CREATING = {"RunInstances", "CreateSecurityGroup", "ImportKeyPair"}
 CHECKS = {
-    "OpenSSH", "disk", "identity", "clock", "SSH from", "outgoing SSH", "instance type", "image", "network", "price",
-    "quota", "ec2:ImportKeyPair", "ec2:CreateSecurityGroup", "ec2:CreatePlacementGroup", "ec2:RunInstances", "capacity",
-}  # fmt: skip
+    "OpenSSH",
+    "disk",
+    "identity",
+    "clock",
+    "SSH from",
+    "outgoing SSH",
+    "instance type",
+    "image",
+    "network",
+    "price",
+    "quota",
+    "ec2:ImportKeyPair",
+    "ec2:CreateSecurityGroup",
+    "ec2:CreatePlacementGroup",
+    "ec2:RunInstances",
+    "capacity",
+}
 
 
 def checks(cli: Any, *flags: str, code: int = 0, **env: str) -> dict[str, dict[str, str]]:

@@ -23,9 +23,14 @@ def dry_run(tmp_path: Path, project: Path) -> Any:
 
     def run(*words: str, **more: str) -> str:
         done = subprocess.run(
-            [sys.executable, "-m", "cloudddp", *words], cwd=project, env={**env, **more}, capture_output=True, text=True,
-            timeout=120, check=False,
-        )  # fmt: skip
+            [sys.executable, "-m", "cloudddp", *words],
+            cwd=project,
+            env={**env, **more},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
         assert not home.exists()  # a dry run leaves no files
         return done.stdout
@@ -36,10 +41,19 @@ def dry_run(tmp_path: Path, project: Path) -> Any:
 def test_up_prints_calls_parameters_and_price(dry_run: Any) -> None:
     out = dry_run("-c", "demo", "up", "-n", "3", "-t", "p5.48xlarge", "--max-hours", "2", "--dry-run")
     for expected in (
-        "aws ec2 RunInstances", "MinCount: 3", "MaxCount: 3", "InstanceType: \"p5.48xlarge\"", "aws ssm GetParameter",
-        "aws ec2 AuthorizeSecurityGroupEgress", '"HttpTokens": "required"', "8 x NVIDIA H100", "in 2 h 00 min",
-        "203.0.113.7/32", "$165.", "$330.",
-    ):  # fmt: skip
+        "aws ec2 RunInstances",
+        "MinCount: 3",
+        "MaxCount: 3",
+        'InstanceType: "p5.48xlarge"',
+        "aws ssm GetParameter",
+        "aws ec2 AuthorizeSecurityGroupEgress",
+        '"HttpTokens": "required"',
+        "8 x NVIDIA H100",
+        "in 2 h 00 min",
+        "203.0.113.7/32",
+        "$165.",
+        "$330.",
+    ):
         assert expected in out, expected
     assert "PRIVATE KEY" not in out
 
@@ -57,9 +71,14 @@ def test_up_prints_the_tags_once_and_the_plan_last(dry_run: Any) -> None:
 
 def test_dry_run_ignores_profile_and_endpoints(dry_run: Any) -> None:
     out = dry_run(
-        "up", "-n", "1", "--dry-run",
-        AWS_PROFILE="nobody", AWS_ENDPOINT_URL_EC2="http://127.0.0.1:1", AWS_USE_FIPS_ENDPOINT="true",
-    )  # fmt: skip
+        "up",
+        "-n",
+        "1",
+        "--dry-run",
+        AWS_PROFILE="nobody",
+        AWS_ENDPOINT_URL_EC2="http://127.0.0.1:1",
+        AWS_USE_FIPS_ENDPOINT="true",
+    )
     assert "aws ec2 RunInstances" in out
 
 
@@ -104,7 +123,12 @@ def test_down_prints_the_teardown_in_order(dry_run: Any) -> None:
 def test_dry_run_refuses_bad_settings(project: Path, tmp_path: Path) -> None:
     env = clean_environment(CLOUDDDP_HOME=str(tmp_path / "home"))
     done = subprocess.run(
-        [sys.executable, "-m", "cloudddp", "up", "-n", "0", "--dry-run"], cwd=project, env=env, capture_output=True,
-        text=True, timeout=60, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "cloudddp", "up", "-n", "0", "--dry-run"],
+        cwd=project,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 2

@@ -30,10 +30,39 @@ from cloudddp.job.rank_template import Fact, bind, template
 
 TORCHRUN = "torch.distributed.run"
 NASTY = [
-    "", " ", "two words", "it's", '"quoted"', "$HOME", "$$", "${local_rank}", "$local_rank", "`id`", "$(id)", "a;b", "*", "~",
-    "#SBATCH --nodes=9", "-x", "--", "\\", "\\n", "a\nb", "\n#SBATCH --nodes=9\n", "a\r\nb", "\t", "\x01\x7f", "'\n'", "!x", "%j",
-    "ünï", "日本", "\u2028", "@@RANK@@", "EOF",
-]  # fmt: skip
+    "",
+    " ",
+    "two words",
+    "it's",
+    '"quoted"',
+    "$HOME",
+    "$$",
+    "${local_rank}",
+    "$local_rank",
+    "`id`",
+    "$(id)",
+    "a;b",
+    "*",
+    "~",
+    "#SBATCH --nodes=9",
+    "-x",
+    "--",
+    "\\",
+    "\\n",
+    "a\nb",
+    "\n#SBATCH --nodes=9\n",
+    "a\r\nb",
+    "\t",
+    "\x01\x7f",
+    "'\n'",
+    "!x",
+    "%j",
+    "ünï",
+    "日本",
+    "\u2028",
+    "@@RANK@@",
+    "EOF",
+]
 
 
 @pytest.fixture
@@ -53,9 +82,16 @@ def directives(script: str) -> list[str]:
 def test_script_for_two_nodes(line: CommandLine) -> None:
     script = line.ok("export", "slurm", "train.py", "--epochs", "3")
     assert directives(script) == [
-        "--job-name=train", "--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=1", "--exclusive", "--mem=0", "--requeue",
-        "--open-mode=append", "--signal=B:USR1@180",
-    ]  # fmt: skip
+        "--job-name=train",
+        "--nodes=2",
+        "--ntasks-per-node=1",
+        "--gpus-per-node=1",
+        "--exclusive",
+        "--mem=0",
+        "--requeue",
+        "--open-mode=append",
+        "--signal=B:USR1@180",
+    ]
     assert '    "$python" train.py --epochs 3\n' in script
     assert not re.search("@@|AWS|EC2|cloudddp-", script.replace("as on EC2", ""))
 
@@ -69,15 +105,49 @@ def test_nothing_is_written_or_called(line: CommandLine, tmp_path: Path) -> None
 
 def test_options_become_directives(line: CommandLine) -> None:
     script = line.ok(
-        "export", "slurm", "-n", "4", "--gpus-per-node", "a100:8", "--cpus-per-task", "96", "--mem", "900G", "--time",
-        "2-12:00:00", "--partition", "gpu,gpu-long", "--account", "lab_1", "--job-name", "my.job", "--save-minutes", "5",
-        "--max-requeues", "30", "--sbatch", "--qos=high", "--sbatch=--constraint=a100&nvlink", "train.py",
-    )  # fmt: skip
+        "export",
+        "slurm",
+        "-n",
+        "4",
+        "--gpus-per-node",
+        "a100:8",
+        "--cpus-per-task",
+        "96",
+        "--mem",
+        "900G",
+        "--time",
+        "2-12:00:00",
+        "--partition",
+        "gpu,gpu-long",
+        "--account",
+        "lab_1",
+        "--job-name",
+        "my.job",
+        "--save-minutes",
+        "5",
+        "--max-requeues",
+        "30",
+        "--sbatch",
+        "--qos=high",
+        "--sbatch=--constraint=a100&nvlink",
+        "train.py",
+    )
     assert directives(script) == [
-        "--job-name=my.job", "--nodes=4", "--ntasks-per-node=1", "--gpus-per-node=a100:8", "--cpus-per-task=96", "--mem=900G",
-        "--time=2-12:00:00", "--partition=gpu,gpu-long", "--account=lab_1", "--requeue", "--open-mode=append",
-        "--signal=B:USR1@300", "--qos=high", "--constraint=a100&nvlink",
-    ]  # fmt: skip
+        "--job-name=my.job",
+        "--nodes=4",
+        "--ntasks-per-node=1",
+        "--gpus-per-node=a100:8",
+        "--cpus-per-task=96",
+        "--mem=900G",
+        "--time=2-12:00:00",
+        "--partition=gpu,gpu-long",
+        "--account=lab_1",
+        "--requeue",
+        "--open-mode=append",
+        "--signal=B:USR1@300",
+        "--qos=high",
+        "--constraint=a100&nvlink",
+    ]
     assert "ranks=8 # per node" in script and "--nproc-per-node=8 " in script
     assert "--cpu-bind=none --cpus-per-task=96 " in script
     assert "max_requeues=30" in script
@@ -93,9 +163,14 @@ def test_settings_of_the_project_are_used(line: CommandLine) -> None:
     assert {"--nodes=3", "--gpus-per-node=4"} <= set(directives(script))
     assert not any(one.startswith("--signal") for one in directives(script))
     for text in (
-        "python=.venv/bin/python\n", "port=29400\n", "--max-restarts=2", '"--node-rank=$node_rank"', '"--master-addr=$head"',
-        "export A='1 2'\n", "(job_environment; exec bash -c 'make '\"'\"'data'\"'\"'') </dev/null || fail ",
-    ):  # fmt: skip
+        "python=.venv/bin/python\n",
+        "port=29400\n",
+        "--max-restarts=2",
+        '"--node-rank=$node_rank"',
+        '"--master-addr=$head"',
+        "export A='1 2'\n",
+        "(job_environment; exec bash -c 'make '\"'\"'data'\"'\"'') </dev/null || fail ",
+    ):
         assert text in script
     assert "--rdzv" not in script
 
@@ -177,7 +252,11 @@ def test_value_that_would_leave_its_directive_is_refused(option: str, value: str
         (("--time", "0"), "--time 0 is no time limit", "omit --time"),
         (("--time", "3"), "--time 3 (180 s) is not longer than job.save_minutes = 3", "give a longer --time"),
         (("--time", "0:02:59"), "(179 s)", "fewer --save-minutes"),
-        (("--gpus-per-node", "2", "--nproc-per-node", "4"), "two ranks cannot share a GPU", "omit --nproc-per-node"),
+        (
+            ("--gpus-per-node", "2", "--nproc-per-node", "4"),
+            "two ranks cannot share a GPU",
+            "omit --nproc-per-node",
+        ),
         (("--nproc-per-node", "2,4"), "job.nproc_per_node is a list", "--nproc-per-node K"),
         (("--rendezvous", "direct"), "starts ranks without torchrun", "--rendezvous c10d"),
         (("--sbatch", "--nodes=9"), "the script sets --nodes itself", "give -n N instead"),
@@ -185,7 +264,11 @@ def test_value_that_would_leave_its_directive_is_refused(option: str, value: str
         (("--sbatch", "-p gpu"), "is not an option of sbatch", "--sbatch --qos=high"),
         (("--cpus-per-task", "0"), "--cpus-per-task", ""),
         (("--max-requeues", "-1"), "--max-requeues", ""),
-        (("--save-minutes", "x"), "--save-minutes: job.save_minutes = 'x' is not allowed", "allowed: a number"),
+        (
+            ("--save-minutes", "x"),
+            "--save-minutes: job.save_minutes = 'x' is not allowed",
+            "allowed: a number",
+        ),
         (("-n", "0"), "cluster.nodes = '0' is not allowed", "allowed:"),
         (("-e", "RANK"), "torchrun sets it", "remove it"),
         (("-e", "1x"), "is not the name of a variable", "allowed: letters"),
@@ -195,9 +278,13 @@ def test_value_that_would_leave_its_directive_is_refused(option: str, value: str
         (("-e", "SLURMD_NODENAME=a"), "uses SLURMD_NODENAME itself", "choose another name"),
         (("--env-file", "names.env"), "uses rank itself", "choose another name"),
         (("--tiem", "3"), "export slurm has no option --tiem", "did you mean --time?"),
-        (("--spot",), "--spot is an option of doctor, run and up, not of export slurm", "export slurm --help"),
+        (
+            ("--spot",),
+            "--spot is an option of doctor, run and up, not of export slurm",
+            "export slurm --help",
+        ),
     ],
-)  # fmt: skip
+)
 def test_bad_usage_exits_2_and_says_what_to_type(
     line: CommandLine, words: tuple[str, ...], message: str, hint: str
 ) -> None:
@@ -260,11 +347,26 @@ def test_argument_that_is_not_utf8_is_refused(line: CommandLine) -> None:
 @pytest.mark.parametrize(
     ("limit", "seconds"),
     [
-        ("10", 600), ("10:30", 630), ("1:02:03", 3723), ("1-0", 86400), ("1-2", 93600), ("1-2:03", 93780), ("1-2:03:04", 93784),
-        ("0", 0), ("", None), ("-1", None), ("1:2:3:4", None), ("UNLIMITED", None), ("1-", None), ("1m", None), ("1 ", None),
-        ("1\n", None), ("1:234", None), ("\u0661", None),
+        ("10", 600),
+        ("10:30", 630),
+        ("1:02:03", 3723),
+        ("1-0", 86400),
+        ("1-2", 93600),
+        ("1-2:03", 93780),
+        ("1-2:03:04", 93784),
+        ("0", 0),
+        ("", None),
+        ("-1", None),
+        ("1:2:3:4", None),
+        ("UNLIMITED", None),
+        ("1-", None),
+        ("1m", None),
+        ("1 ", None),
+        ("1\n", None),
+        ("1:234", None),
+        ("\u0661", None),
     ],
-)  # fmt: skip
+)
 def test_time_limits_are_those_of_sbatch(limit: str, seconds: int | None) -> None:
     assert slurm._seconds(limit) == seconds
 
@@ -313,9 +415,22 @@ def shellcheck(script: str) -> None:
     [
         ("train.py",),
         ("-n", "1", "--rendezvous", "static", "--cpus-per-task", "4", "train.py", "--lr", "0.1"),
-        ("-e", "A=it's", "-e", "B=$x", "-e", "C", "--setup", "module load 'x'", "--setup", ". a/b", "train.py", *NASTY),
+        (
+            "-e",
+            "A=it's",
+            "-e",
+            "B=$x",
+            "-e",
+            "C",
+            "--setup",
+            "module load 'x'",
+            "--setup",
+            ". a/b",
+            "train.py",
+            *NASTY,
+        ),
     ],
-)  # fmt: skip
+)
 def test_script_passes_shellcheck(line: CommandLine, words: tuple[str, ...]) -> None:
     line.write("cloudddp.toml", '[setup]\nrun = ["echo \'x\' \\"$y\\""]\n')
     script = line.ok("export", "slurm", *words)
@@ -369,9 +484,13 @@ def run_script(line: CommandLine, script: str, **env: str) -> subprocess.Complet
         (programs / name).chmod(0o755)
     path = line.write("job.sh", script)
     own = {
-        **line.env, "PATH": f"{programs}:{Path(sys.executable).parent}:{line.env['PATH']}", "SLURM_JOB_NUM_NODES": "1",
-        "SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "here", **env,
-    }  # fmt: skip
+        **line.env,
+        "PATH": f"{programs}:{Path(sys.executable).parent}:{line.env['PATH']}",
+        "SLURM_JOB_NUM_NODES": "1",
+        "SLURM_JOB_ID": "12",
+        "SLURM_JOB_NODELIST": "here",
+        **env,
+    }
     return subprocess.run(
         ["bash", str(path)], env=own, cwd=line.cwd, capture_output=True, text=True, timeout=120, check=False
     )
@@ -397,9 +516,25 @@ def test_arguments_and_variables_reach_the_ranks_through_torchrun(line: CommandL
     values = {f"MY_{number}": text for number, text in enumerate(NASTY)}
     variables = [word for name, text in values.items() for word in ("--env", f"{name}={text}")]
     script = line.ok(
-        "export", "slurm", "-n", "1", "--nproc-per-node", "2", "--gpus-per-node", "0", *variables, "-e", "TOKEN",
-        "--setup", "export MY_SETUP='from setup'", "--setup", "export MY_CODE=7", "it's $a script.py", "--", *NASTY,
-    )  # fmt: skip
+        "export",
+        "slurm",
+        "-n",
+        "1",
+        "--nproc-per-node",
+        "2",
+        "--gpus-per-node",
+        "0",
+        *variables,
+        "-e",
+        "TOKEN",
+        "--setup",
+        "export MY_SETUP='from setup'",
+        "--setup",
+        "export MY_CODE=7",
+        "it's $a script.py",
+        "--",
+        *NASTY,
+    )
     done = run_script(line, script, TOKEN="hunter2")
     assert done.returncode == 7, done.stderr
     assert "sbatch script: rank 1 failed first, with exit code 7" in done.stderr
@@ -452,9 +587,17 @@ def test_torchrun_gets_the_same_words_as_on_ec2(rendezvous: Any) -> None:
     on_ec2 = ranks.plan(job, hosts, script, job_id="7-0", cluster="c")[1]
     planned = template(job, script, ranks=2)
     facts = {
-        Fact.PYTHON: "/py", Fact.NODES: "2", Fact.NODE_RANK: "1", Fact.ADDRESS: "10.0.0.2", Fact.INTERFACE: "ens1",
-        Fact.HEAD: "10.0.0.1", Fact.IS_HEAD: "false", Fact.PORT: "29400", Fact.RENDEZVOUS: "7-0", Fact.THREADS: "4",
-    }  # fmt: skip
+        Fact.PYTHON: "/py",
+        Fact.NODES: "2",
+        Fact.NODE_RANK: "1",
+        Fact.ADDRESS: "10.0.0.2",
+        Fact.INTERFACE: "ens1",
+        Fact.HEAD: "10.0.0.1",
+        Fact.IS_HEAD: "false",
+        Fact.PORT: "29400",
+        Fact.RENDEZVOUS: "7-0",
+        Fact.THREADS: "4",
+    }
     assert set(facts) == set(Fact)
     shell = "; ".join(f"{fact}={value}" for fact, value in facts.items())
     words = " ".join(map(slurm._shell, (*planned.launcher, *planned.rank)))

@@ -133,9 +133,12 @@ def place(tmp_path: Path, refusing: str) -> Place:
     project = tmp_path / "project"
     project.mkdir()
     env = clean_environment(
-        CLOUDDDP_HOME=str(tmp_path / "state"), AWS_ENDPOINT_URL=refusing, AWS_REGION="us-east-1", AWS_ACCESS_KEY_ID="x",
+        CLOUDDDP_HOME=str(tmp_path / "state"),
+        AWS_ENDPOINT_URL=refusing,
+        AWS_REGION="us-east-1",
+        AWS_ACCESS_KEY_ID="x",
         AWS_SECRET_ACCESS_KEY="x",
-    )  # fmt: skip
+    )
     return Place(project, env)
 
 
@@ -183,14 +186,25 @@ def run_in_shell(
     project = tmp_path / "project"
     project.mkdir()
     env = clean_environment(
-        PYTHONPATH=str(ROOT), CLOUDDDP_HOME=str(tmp_path / "state"), AWS_ENDPOINT_URL=refusing, AWS_REGION="us-east-1",
-        AWS_ACCESS_KEY_ID="x", AWS_SECRET_ACCESS_KEY="x",
-    )  # fmt: skip
+        PYTHONPATH=str(ROOT),
+        CLOUDDDP_HOME=str(tmp_path / "state"),
+        AWS_ENDPOINT_URL=refusing,
+        AWS_REGION="us-east-1",
+        AWS_ACCESS_KEY_ID="x",
+        AWS_SECRET_ACCESS_KEY="x",
+    )
     shell = f'{before}\nexec "$0" -m cloudddp "$@" {redirect}'
     done = subprocess.run(
-        ["sh", "-c", shell, sys.executable, *words], cwd=project, env={**env, **environment}, timeout=120,
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="surrogateescape", check=False,
-    )  # fmt: skip
+        ["sh", "-c", shell, sys.executable, *words],
+        cwd=project,
+        env={**env, **environment},
+        timeout=120,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="surrogateescape",
+        check=False,
+    )
     return checked(done.returncode, done.stdout + done.stderr)
 
 
@@ -219,9 +233,15 @@ def test_user_without_a_home(tmp_path: Path, refusing: str, verb: str, home: str
     script = f'{before}\nexec "$0" -c "{AS_NOBODY}" "$@"'
     env = clean_environment(PYTHONPATH=str(ROOT), AWS_ENDPOINT_URL=refusing, AWS_REGION="us-east-1")
     done = subprocess.run(
-        ["sh", "-c", script, sys.executable, *verb.split()], cwd=tmp_path / "project", env=env, timeout=120,
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        ["sh", "-c", script, sys.executable, *verb.split()],
+        cwd=tmp_path / "project",
+        env=env,
+        timeout=120,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     output = done.stdout + done.stderr
     assert done.returncode in CODES, output
     assert not CRASHES.search(output), output
@@ -230,7 +250,7 @@ def test_user_without_a_home(tmp_path: Path, refusing: str, verb: str, home: str
 
 # The modules may lie where that user cannot read them, so they are imported before the uid changes.
 AS_NOBODY = """
-import os, sys, click, botocore.session, moto, msgspec, platformdirs, cloudddp.cli.edge, cloudddp.aws.client, cloudddp.__main__, cloudddp.config.settings
+import os, sys, click, botocore.session, moto, msgspec, platformdirs, cloudddp.cli.entry_point, cloudddp.aws.client, cloudddp.__main__, cloudddp.config.settings
 import cloudddp.cli.actions.up, cloudddp.cli.actions.status, cloudddp.cli.actions.simulator, cloudddp.cli.commands.clusters
 import cloudddp.cli.commands.simulator, cloudddp.cluster.connect, cloudddp.sim.control
 if os.getuid() == 0: os.setgroups([]); os.setgid(54321); os.setuid(54321)

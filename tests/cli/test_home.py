@@ -243,7 +243,20 @@ def line(home: Path, project: Path) -> Iterator[CommandLine]:
     made.end()
 
 
-@pytest.mark.parametrize("words", [("status",), ("up", "-y"), ("down", "-y"), ("ls",), ("pull",), ("--sim", "ls"), ("sim", "start"), ("sim", "status"), ("sim", "stop")])  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("status",),
+        ("up", "-y"),
+        ("down", "-y"),
+        ("ls",),
+        ("pull",),
+        ("--sim", "ls"),
+        ("sim", "start"),
+        ("sim", "status"),
+        ("sim", "stop"),
+    ],
+)
 def test_every_verb_refuses_a_home_writable_by_others(
     line: CommandLine, home: Path, words: tuple[str, ...]
 ) -> None:
@@ -271,8 +284,13 @@ def test_simulator_folders_and_log_are_private(line: CommandLine, home: Path, tm
         )
         started = subprocess.run(
             [sys.executable, "-c", code],
-            cwd=line.cwd, env=line.env, capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
+            cwd=line.cwd,
+            env=line.env,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
         try:
             assert (tmp_path / "bait").read_text() == "unharmed"
             if name == "sim.json":  # replaced
@@ -299,9 +317,14 @@ def test_variables_stay_out_of_the_debug_log(line: CommandLine, home: Path) -> N
         "main()\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=line.cwd, env={**line.env, "AWS_REGION": "us-east-1"},
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        cwd=line.cwd,
+        env={**line.env, "AWS_REGION": "us-east-1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 1
     assert "a bug in cloudddp: RuntimeError" in done.stderr
     text = (home / "debug.log").read_text()
@@ -332,6 +355,12 @@ def test_descent_keeps_shared_folders_open(tmp_path: Path) -> None:
             descent.to(["link", "b"])
         assert descent.to(["a", "b"]).path == tmp_path / "a" / "b"
     assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*")) == [
-        "a", "a/b", "a/b/c", "a/b/d", "e", "e/f", "link",
-    ]  # fmt: skip
+        "a",
+        "a/b",
+        "a/b/c",
+        "a/b/d",
+        "e",
+        "e/f",
+        "link",
+    ]
     assert [path for path in open_files() if path.is_relative_to(tmp_path)] == []

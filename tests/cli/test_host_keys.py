@@ -56,12 +56,24 @@ def test_public_key_is_normalized(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "", "\n", "ssh-ed25519", "ssh-ed25519 ", "ssh-ed25519 AAAA", "ssh-ed25519 =", OWN[:-4], OWN + "AAAA", f"{OWN}\n{OWN}",
-        OWN.replace("ssh-ed25519", "ssh-rsa"), f'command="x" {OWN}', OWN + " " * 2000, "ssh-ed25519 \u00e9", OWN + "\x00",
+        "",
+        "\n",
+        "ssh-ed25519",
+        "ssh-ed25519 ",
+        "ssh-ed25519 AAAA",
+        "ssh-ed25519 =",
+        OWN[:-4],
+        OWN + "AAAA",
+        f"{OWN}\n{OWN}",
+        OWN.replace("ssh-ed25519", "ssh-rsa"),
+        f'command="x" {OWN}',
+        OWN + " " * 2000,
+        "ssh-ed25519 \u00e9",
+        OWN + "\x00",
         "ssh-ed25519 " + base64.b64encode(b"\0\0\0\x07ssh-rsa\0\0\0 " + bytes(36)).decode(),
     ],
     ids=lambda text: repr(text[:99]),
-)  # fmt: skip
+)
 def test_invalid_public_key_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="ssh-ed25519"):
         keys.public(text)
@@ -89,12 +101,20 @@ def test_accepted_keys(
 @pytest.mark.parametrize(
     "text",
     [
-        "", "{", "[]", "null", '{"i-0": null}', '{"i-0": {}}', '{"i-0": {"current": 7}}', '{"i-0": {"current": "x"}}',
-        json.dumps({"i-0": {"current": OWN, "pending": OTHER}}), json.dumps({"i-0": {"current": OWN + " x"}}),
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"i-0": null}',
+        '{"i-0": {}}',
+        '{"i-0": {"current": 7}}',
+        '{"i-0": {"current": "x"}}',
+        json.dumps({"i-0": {"current": OWN, "pending": OTHER}}),
+        json.dumps({"i-0": {"current": OWN + " x"}}),
         "[" * 100_000,
     ],
     ids=lambda text: repr(text[:99]),
-)  # fmt: skip
+)
 def test_damaged_host_keys_are_refused(folder: ClusterFolder, text: str) -> None:
     folder.host_keys.write_text(text)
     with pytest.raises(CloudDDPError, match=r"host_keys\.json") as caught:
@@ -103,7 +123,16 @@ def test_damaged_host_keys_are_refused(folder: ClusterFolder, text: str) -> None
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.binary(max_size=300) | st.recursive(st.none() | st.text() | st.floats() | st.sampled_from([OWN, SHARED]), lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["i-0", "current", "pending"]) | st.text(), inner)).map(lambda value: json.dumps(value).encode()))  # fmt: skip
+@given(
+    st.binary(max_size=300)
+    | st.recursive(
+        st.none() | st.text() | st.floats() | st.sampled_from([OWN, SHARED]),
+        lambda inner: (
+            st.lists(inner)
+            | st.dictionaries(st.sampled_from(["i-0", "current", "pending"]) | st.text(), inner)
+        ),
+    ).map(lambda value: json.dumps(value).encode())
+)
 def test_only_valid_keys_are_accepted(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     folder = ClusterFolder("c-1111111111", root=tmp_path_factory.getbasetemp() / "decode")
     folder.path.mkdir(parents=True, exist_ok=True)

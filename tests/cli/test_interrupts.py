@@ -233,8 +233,12 @@ def test_signal_while_the_interpreter_exits_does_not_change_the_exit_code(
 ) -> None:
     done = subprocess.run(
         [sys.executable, "-c", AT_EXIT.format(first=first, second=second)],
-        env=clean_environment(PYTHONPATH=str(ROOT)), capture_output=True, text=True, timeout=TIMEOUT, check=False,
+        env=clean_environment(PYTHONPATH=str(ROOT)),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
+    )
     assert done.returncode == code, done.stderr
     assert ("interrupted" in done.stderr) == first

@@ -57,8 +57,11 @@ def test_rank_and_local_rank_can_be_positional(cli: Any) -> None:
     cli.write("main.py", "import sys; print(sys.argv[1:])")
     logs = lines_by_rank(cli.ok("launch", "main.py", "x"))
     assert logs == {
-        0: ["['x', '0', '0']"], 1: ["['x', '1', '1']"], 2: ["['x', '2', '0']"], 3: ["['x', '3', '1']"],
-    }  # fmt: skip
+        0: ["['x', '0', '0']"],
+        1: ["['x', '1', '1']"],
+        2: ["['x', '2', '0']"],
+        3: ["['x', '3', '1']"],
+    }
 
 
 def test_words_after_double_dash_are_script_arguments(cli: Any) -> None:

@@ -52,10 +52,13 @@ def identity(user: User) -> Iterator[Identity]:
         found.replies[PORTAL] = Reply(
             {
                 "roleCredentials": {
-                    "accessKeyId": "SSOKEY", "secretAccessKey": SECRET, "sessionToken": "t", "expiration": 4_102_444_800_000,
+                    "accessKeyId": "SSOKEY",
+                    "secretAccessKey": SECRET,
+                    "sessionToken": "t",
+                    "expiration": 4_102_444_800_000,
                 }
             }
-        )  # fmt: skip
+        )
         yield found
 
 
@@ -86,9 +89,13 @@ def _seconds(text: str) -> int:
 def test_sso_session_with_refresh_token_is_renewed(user: User, identity: Identity) -> None:
     user.config(SSO)
     token = {
-        "accessToken": "old", "expiresAt": iso(minutes=-1), "refreshToken": SECRET, "clientId": "c", "clientSecret": "s",
+        "accessToken": "old",
+        "expiresAt": iso(minutes=-1),
+        "refreshToken": SECRET,
+        "clientId": "c",
+        "clientSecret": "s",
         "registrationExpiresAt": iso(hours=2),
-    }  # fmt: skip
+    }
     path = user.token("sso", "company", **token)
     identity.replies["/token"] = Reply({"accessToken": "new", "expiresIn": 3600, "refreshToken": "r2"})
     user.works("up", "-n", "1", AWS_PROFILE="work")
@@ -183,10 +190,15 @@ def test_aws_login_is_renewed_until_its_session_ends(user: User, identity: Ident
     )
     keys = {"accessKeyId": "A", "secretAccessKey": SECRET, "sessionToken": "t"}
     path = user.token(
-        "login", "arn:aws:iam::123456789012:user/alice", "sha256",
+        "login",
+        "arn:aws:iam::123456789012:user/alice",
+        "sha256",
         accessToken={**keys, "accountId": "123456789012", "expiresAt": iso(minutes=-1)},
-        tokenType="aws_sigv4", refreshToken="r", clientId="c", dpopKey=key.decode(),
-    )  # fmt: skip
+        tokenType="aws_sigv4",
+        refreshToken="r",
+        clientId="c",
+        dpopKey=key.decode(),
+    )
     identity.replies["/v1/token"] = Reply(
         {"accessToken": keys, "tokenType": "aws_sigv4", "expiresIn": 900, "refreshToken": "r2"}
     )

@@ -93,16 +93,23 @@ def test_session_is_in_the_file_that_the_aws_cli_reads(user: User) -> None:
     assert path.name == f"{digest}.json"
     assert path.stat().st_mode & 0o777 == 0o600
     assert set(json.loads(path.read_text())["Credentials"]) >= {
-        "AccessKeyId", "SecretAccessKey", "SessionToken", "Expiration",
-    }  # fmt: skip
+        "AccessKeyId",
+        "SecretAccessKey",
+        "SessionToken",
+        "Expiration",
+    }
     assert "assumed-role/trainer" in as_the_cli(user, code="000000")
 
 
 def as_the_cli(user: User, code: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", AS_THE_CLI], env={**user.cli.env, "CODE": code}, capture_output=True, text=True,
-        timeout=TIMEOUT, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", AS_THE_CLI],
+        env={**user.cli.env, "CODE": code},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 

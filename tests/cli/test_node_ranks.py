@@ -70,10 +70,14 @@ def launch_copy(ec2: Any, instance: str) -> str:
     data = ec2.describe_instance_attribute(InstanceId=instance, Attribute="userData")
     tags = [tag for tag in ours["Tags"] if tag["Key"].startswith("cloudddp:")]
     copy = ec2.run_instances(
-        ImageId=ours["ImageId"], InstanceType=ours["InstanceType"], KeyName=ours["KeyName"], MinCount=1, MaxCount=1,
+        ImageId=ours["ImageId"],
+        InstanceType=ours["InstanceType"],
+        KeyName=ours["KeyName"],
+        MinCount=1,
+        MaxCount=1,
         UserData=base64.b64decode(data["UserData"]["Value"]).decode(),
         TagSpecifications=[{"ResourceType": "instance", "Tags": tags}],
-    )  # fmt: skip
+    )
     return str(copy["Instances"][0]["InstanceId"])
 
 

@@ -9,8 +9,8 @@ import click
 import pytest
 from support.commands import verb as command_of
 
-from cloudddp.cli.job_verb import REFUSED
 from cloudddp.cli.main import main
+from cloudddp.cli.misplaced_options import REFUSED
 from cloudddp.config.options import GlobalOptions
 from cloudddp.errors import Command, UsageError, render
 

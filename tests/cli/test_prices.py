@@ -165,7 +165,7 @@ def test_generator_reads_answers_of_the_pricing_api(tmp_path: Path) -> None:
             "gp3": 0.0836,
             "types": {"g5.xlarge": 1.067},
         }
-    }  # fmt: skip
+    }
 
 
 def test_generator_compares_sources_and_prefers_the_newest(tmp_path: Path) -> None:

@@ -53,8 +53,13 @@ def on_a_disk_of(cli: Any, size: str, *words: str) -> subprocess.CompletedProces
     script = f"{mount} || exit 99; {program}; code=$?; echo contents:; find out; exit $code"
     return subprocess.run(
         ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script],
-        cwd=cli.cwd, env=cli.env, capture_output=True, text=True, timeout=TIMEOUT, check=False,
-    )  # fmt: skip
+        cwd=cli.cwd,
+        env=cli.env,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
 
 
 def test_full_disk_is_named_and_nothing_is_kept(cli: Any) -> None:

@@ -11,8 +11,9 @@ import pytest
 from support.commands import commands, context_of
 
 from cloudddp.cli import reference
-from cloudddp.cli.verbs import LazyGroup, SettingOption, Verb, load
+from cloudddp.cli.lazy_commands import LazyGroup, SettingOption, Verb, load
 from cloudddp.config import example, schema, settings, spec
+from cloudddp.config.descriptions import DESCRIPTIONS
 
 ROOT = Path(__file__).parents[2]
 EVERY = dict(commands())
@@ -70,7 +71,7 @@ def test_parameters_of_a_verb_match_its_function(path: str) -> None:
     inspect.signature(function).bind(None, None, **verb.arguments(values))  # raises TypeError
 
 
-def test_options_that_are_settings_have_the_help_and_default_of_the_setting() -> None:
+def test_options_that_are_settings_show_the_default_of_the_setting() -> None:
     options = [one for verb in VERBS.values() for one in verb.params if isinstance(one, SettingOption)]
     assert options
     for option in options:
@@ -82,9 +83,13 @@ def test_options_that_are_settings_have_the_help_and_default_of_the_setting() ->
             if isinstance(default, float)
             else str(default)
         )
-        assert option.description == schema.help_of(option.section, option.key), option.opts
         assert option.standard == (shown if len(shown) <= SHORT else ""), option.opts
         assert option.standard in str(option.help)
+
+
+def test_every_setting_has_one_description() -> None:
+    described = {section: set(table) for section, table in DESCRIPTIONS.items()}
+    assert described == {section: set(schema.fields(section)) for section in schema.SECTIONS}
 
 
 def test_written_configuration_sets_only_the_name(tmp_path: Path) -> None:

@@ -82,14 +82,20 @@ def test_cluster_of_a_colleague_does_not_end_the_search(elsewhere: CommandLine, 
     }
     pairs = [{"Key": key, "Value": value} for key, value in tags.items()]
     launched = boto3.client(
-        "ec2", endpoint_url=elsewhere.env["AWS_ENDPOINT_URL"], region_name="eu-west-1",
-        aws_access_key_id="x", aws_secret_access_key="x",
-    )  # fmt: skip
+        "ec2",
+        endpoint_url=elsewhere.env["AWS_ENDPOINT_URL"],
+        region_name="eu-west-1",
+        aws_access_key_id="x",
+        aws_secret_access_key="x",
+    )
     image = launched.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
     made = launched.run_instances(
-        ImageId=image, InstanceType="g5.xlarge", MinCount=1, MaxCount=1,
+        ImageId=image,
+        InstanceType="g5.xlarge",
+        MinCount=1,
+        MaxCount=1,
         TagSpecifications=[{"ResourceType": "instance", "Tags": pairs}],
-    )  # fmt: skip
+    )
     try:
         elsewhere.write("cloudddp.toml", '[cluster]\nregions = ["us-east-1", "eu-west-1"]\n')
         assert elsewhere("down", "-y").returncode == 0

@@ -150,10 +150,13 @@ def test_full_reservation_is_refused_before_anything_is_created(
         if image["Architecture"] == "x86_64"
     }
     answer = ec2.run_instances(
-        ImageId=image, InstanceType="g5.12xlarge", MinCount=1, MaxCount=1,
+        ImageId=image,
+        InstanceType="g5.12xlarge",
+        MinCount=1,
+        MaxCount=1,
         Placement={"AvailabilityZone": ZONE},
         CapacityReservationSpecification={"CapacityReservationTarget": {"CapacityReservationId": name}},
-    )  # fmt: skip
+    )
     done = cli("up", "-n", "2", "-t", "g5.12xlarge", "--reservation", name)
     ec2.terminate_instances(InstanceIds=[answer["Instances"][0]["InstanceId"]])
     assert done.returncode == 1

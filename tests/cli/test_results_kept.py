@@ -75,9 +75,16 @@ def test_run_pulls_every_new_file_by_default(cli: Any, remains: Any) -> None:
     assert done.returncode == 0, done.stderr
     names = {"config.txt", "data/set"}
     assert pulled_files(cli) == {
-        "checkpoints/0.pt", "checkpoints/last", "node1/checkpoints/1.pt", "dcp/.metadata", "dcp/__0_0.distcp",
-        "dcp/__1_0.distcp", "node1/dcp/__1_0.distcp", *names, *(f"node1/{one}" for one in names)
-    }  # fmt: skip
+        "checkpoints/0.pt",
+        "checkpoints/last",
+        "node1/checkpoints/1.pt",
+        "dcp/.metadata",
+        "dcp/__0_0.distcp",
+        "dcp/__1_0.distcp",
+        "node1/dcp/__1_0.distcp",
+        *names,
+        *(f"node1/{one}" for one in names),
+    }
     assert remains().nothing
 
 

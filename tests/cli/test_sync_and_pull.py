@@ -122,8 +122,11 @@ def test_file_that_a_job_changed_is_not_lost_with_the_next_sync(cli: Any) -> Non
 def test_results_go_back_to_their_places_and_no_sync_deletes_them(cli: Any) -> None:
     direct(cli, nodes=2)
     cli.env["CLOUDDDP_SHARE_MB"] = "0"
-    cli.write("write.py", "import os\nos.makedirs('ckpt'); rank = os.environ['RANK']\nopen('ckpt/' + rank + '.pt', 'w').write(rank * 9)\n"
-              "os.symlink(rank + '.pt', 'ckpt/last'); open('data.txt', 'a').write('job')\n")  # fmt: skip
+    cli.write(
+        "write.py",
+        "import os\nos.makedirs('ckpt'); rank = os.environ['RANK']\nopen('ckpt/' + rank + '.pt', 'w').write(rank * 9)\n"
+        "os.symlink(rank + '.pt', 'ckpt/last'); open('data.txt', 'a').write('job')\n",
+    )
     cli.write("data.txt", "sent")
     cli.ok("launch", "write.py")
     cli.ok("pull")

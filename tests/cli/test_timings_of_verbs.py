@@ -11,7 +11,7 @@ from cloudddp.cli.main import VERBS
 # Spans of every verb that connects to the nodes.
 START = {"total", "start of Python", "imports: command line", "settings"}
 AWS = START | {"imports: boto3", "AWS client: ec2", "AWS ec2 describe_instances"}
-NODES = AWS | {"imports: connections", "connections", "SSH connect"}
+NODES = AWS | {"connections", "SSH connect"}
 # Verb -> the words after it, and its spans, in the order in which they can be run.
 STEPS: dict[str, tuple[list[str], set[str]]] = {
     "init": (["fresh"], START - {"settings"}),
@@ -26,16 +26,27 @@ STEPS: dict[str, tuple[list[str], set[str]]] = {
     "exec": (["--", "true"], NODES | {"command"}),
     "ssh": (["0", "true"], AWS),
     "launch": (["hello.py"], NODES | {"project files", "agent: probe", "agent: start", "first line", "job"}),
-    "run": (["hello.py"], NODES | {"project files", "agent: start", "first line", "job", "wait: nodes run", "wait: nodes are terminated"}),
+    "run": (
+        ["hello.py"],
+        NODES
+        | {
+            "project files",
+            "agent: start",
+            "first line",
+            "job",
+            "wait: nodes run",
+            "wait: nodes are terminated",
+        },
+    ),
     "jobs": ([], NODES | {"agent: jobs"}),
     "logs": ([], NODES | {"agent: jobs", "logs"}),
     "stacks": ([], NODES | {"agent: jobs"}),
     "cancel": ([], NODES | {"agent: jobs"}),
     "pull": ([], NODES | {"agent: jobs", "agent: pack"}),
-    "watch": ([], (NODES | {"agent: jobs"}) - {"imports: connections"}),
-    "resume": ([], (NODES | {"agent: jobs"}) - {"imports: connections"}),
+    "watch": ([], NODES | {"agent: jobs"}),
+    "resume": ([], NODES | {"agent: jobs"}),
     "down": (["-y"], AWS | {"wait: nodes are terminated"}),
-}  # fmt: skip
+}
 
 
 def spans(text: str) -> list[str]:

@@ -14,12 +14,25 @@ from support.faults import without_element
 from support.harness import clean_environment, interrupt, wait_for
 
 EVERY_CALL = {
-    "DescribeInstances", "DescribeInstanceTypes", "GetParameter", "DescribeImages", "DescribeVpcs",
-    "DescribeSubnets", "DescribeInstanceTypeOfferings", "DescribeRouteTables", "DescribeVpcBlockPublicAccessOptions", "GetProducts",
-    "GetCallerIdentity", "ImportKeyPair",
-    "CreateSecurityGroup", "AuthorizeSecurityGroupIngress", "AuthorizeSecurityGroupEgress", "CreatePlacementGroup",
-    "RunInstances", "RunInstances (dry run)",
-}  # fmt: skip
+    "DescribeInstances",
+    "DescribeInstanceTypes",
+    "GetParameter",
+    "DescribeImages",
+    "DescribeVpcs",
+    "DescribeSubnets",
+    "DescribeInstanceTypeOfferings",
+    "DescribeRouteTables",
+    "DescribeVpcBlockPublicAccessOptions",
+    "GetProducts",
+    "GetCallerIdentity",
+    "ImportKeyPair",
+    "CreateSecurityGroup",
+    "AuthorizeSecurityGroupIngress",
+    "AuthorizeSecurityGroupEgress",
+    "CreatePlacementGroup",
+    "RunInstances",
+    "RunInstances (dry run)",
+}
 
 
 def test_up_creates_the_requested_cluster(cli: Any, ec2: Any) -> None:
@@ -31,9 +44,13 @@ def test_up_creates_the_requested_cluster(cli: Any, ec2: Any) -> None:
     for instance in found:
         tags = {tag["Key"]: tag["Value"] for tag in instance["Tags"]}
         assert {
-            "cloudddp:cluster", "cloudddp:cluster-id", "cloudddp:owner", "cloudddp:created", "cloudddp:expires",
+            "cloudddp:cluster",
+            "cloudddp:cluster-id",
+            "cloudddp:owner",
+            "cloudddp:created",
+            "cloudddp:expires",
             "cloudddp:version",
-        } <= set(tags)  # fmt: skip
+        } <= set(tags)
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", tags["cloudddp:expires"])
         assert instance["MetadataOptions"]["HttpTokens"] == "required"
         attribute = ec2.describe_instance_attribute(

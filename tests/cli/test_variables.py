@@ -33,8 +33,13 @@ def test_variables_reach_the_ranks(cli: Any) -> None:
     words = ("-e", "C=flag", "-e", "D", "-e", "EMPTY", "--env-file", "vars.env")
     out = cli.ok("launch", *words, "show.py", "A", "B", "C", "D", "E", "EMPTY", D="here\nand here", EMPTY="")
     assert shown(out) == {
-        "A": "toml", "B": "file", "C": "flag", "D": "here\nand here", "E": "two\nlines", "EMPTY": ""
-    }  # fmt: skip
+        "A": "toml",
+        "B": "file",
+        "C": "flag",
+        "D": "here\nand here",
+        "E": "two\nlines",
+        "EMPTY": "",
+    }
 
 
 def command_lines() -> list[bytes]:
@@ -116,8 +121,10 @@ NOT_SENT = "warning: not sent, since they may hold secrets: .env, .env.local, .e
 def git(folder: Path, *words: str) -> None:
     subprocess.run(
         ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b", *words],
-        check=True, capture_output=True, timeout=TIMEOUT,
-    )  # fmt: skip
+        check=True,
+        capture_output=True,
+        timeout=TIMEOUT,
+    )
 
 
 @pytest.mark.parametrize("repository", [False, True])

@@ -24,8 +24,10 @@ VERBS = [("launch", "train.py"), ("launch", "--dry-run", "train.py"), ("run", "t
 def git(folder: Path, *words: str) -> None:
     subprocess.run(
         ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b", *words],
-        check=True, capture_output=True, timeout=TIMEOUT,
-    )  # fmt: skip
+        check=True,
+        capture_output=True,
+        timeout=TIMEOUT,
+    )
 
 
 def refused(cli: Any, faults: Any, *words: str, **env: str) -> str:
@@ -75,10 +77,25 @@ def test_folders_that_hold_more_than_a_project_are_refused(
 
 
 SECRETS = (
-    "id_ed25519", "sub/server.pem", "deploy.key", ".ssh/config", ".aws/credentials", "a/.netrc", ".bash_history",
-    ".kube/config", ".docker/config.json", ".cache/huggingface/token", "keys/service-account-1.json", ".env",
-    "ID_RSA", "Server.PEM", "sub/.ENV.prod", ".envrc", "prod.env", "id_rsa_work",
-)  # fmt: skip
+    "id_ed25519",
+    "sub/server.pem",
+    "deploy.key",
+    ".ssh/config",
+    ".aws/credentials",
+    "a/.netrc",
+    ".bash_history",
+    ".kube/config",
+    ".docker/config.json",
+    ".cache/huggingface/token",
+    "keys/service-account-1.json",
+    ".env",
+    "ID_RSA",
+    "Server.PEM",
+    "sub/.ENV.prod",
+    ".envrc",
+    "prod.env",
+    "id_rsa_work",
+)
 SENT = ("id_ed25519.pub", "ca.pem", ".docker/other", "history.py", "token", "train.py")
 
 

@@ -39,6 +39,7 @@ from cloudddp.agent.protocol import files
 from cloudddp.agent.protocol.files import DATA, GIVEN_UP, LeftOut, encode_left_out, frame
 from cloudddp.cli import session
 from cloudddp.cli.console import Console
+from cloudddp.cli.node_connections import connected
 from cloudddp.config.options import GlobalOptions
 from cloudddp.errors import CloudDDPError, NodeError
 from cloudddp.job.results import progress_limit, pull
@@ -134,7 +135,7 @@ def runner(node: CompromisedNode) -> Iterator[Runner]:
         for name, value in node.cli.env.items():
             patch.setenv(name, value)
         patch.chdir(node.cli.cwd)
-        with session.start(Console(), GlobalOptions()).connect() as (_, found):
+        with connected(session.start(Console(), GlobalOptions())) as (_, found):
             yield found
 
 

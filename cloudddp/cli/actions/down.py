@@ -13,7 +13,7 @@ from cloudddp.aws.client import AWS
 from cloudddp.aws.explain import REGION_REFUSED
 from cloudddp.cli import session as sessions
 from cloudddp.cli.actions import rehearsal
-from cloudddp.cli.actions.at_stake import at_stake
+from cloudddp.cli.actions.unsaved_work import unsaved_work
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import region_list
 from cloudddp.cli.session import Session
@@ -41,8 +41,8 @@ def down(console: Console, options: GlobalOptions, *, anyone: bool, dry_run: boo
     if isinstance(refused, CredentialsError) and refused.code not in REGION_REFUSED:
         raise _without_answer(aws, name, refused)
     live = here.own(name, anyone=anyone)
-    # Another one of the same name may run in another region if this computer did not create the one that is here, or if the
-    # configuration is broken.
+    # Another one of the same name may run in another region if this computer did not create the one that is
+    # here, or if the configuration is broken.
     unsure = session.broken or not _created_here(live)
     everywhere = not live or (unsure and not options.region)
     beyond = session.look_beyond(aws) if everywhere else Search()
@@ -82,7 +82,7 @@ def _confirm(console: Console, session: Session, live: Mapping[AWS, list[Cluster
     if found:
         console.print_text("\n".join(lifecycle.summary(cluster) for _, cluster in found), err=True)
         for aws, cluster in found:
-            for line in at_stake(cluster, session.settings, aws=aws):
+            for line in unsaved_work(cluster, session.settings, aws=aws):
                 console.log("  warning: ", *line)
         console.must_confirm("Terminate these nodes?", yes=yes)
 
@@ -90,7 +90,8 @@ def _confirm(console: Console, session: Session, live: Mapping[AWS, list[Cluster
 def _report(
     console: Console, session: Session, reports: dict[str, DownReport], created_elsewhere: list[str]
 ) -> None:
-    """Print what was removed in each region. Raises CloudDDPError if nothing was because it is not the caller's."""
+    """Print what was removed in each region. Raises CloudDDPError if nothing was because it is not the
+    caller's."""
     name, ownership = session.settings.cluster.name, session.ownership(session.aws())
     others = [text for report in reports.values() for text in lifecycle.not_removed(report)]
     if others and all(report.nothing for report in reports.values()):
@@ -107,14 +108,16 @@ def _report(
         console.log(f"not removed, because it is not yours: {text} (--anyone removes it)")
     for region in created_elsewhere:
         console.log(
-            f"a cluster {name!r} was also created in {region} from this computer, and may still be up there: ",
+            f"a cluster {name!r} was also created in {region} from this computer, and may still be up "
+            "there: ",
             Command("down", "--region", region),
             " removes it",
         )
 
 
 def _in_several(name: str, places: Mapping[AWS, Sequence[Cluster]]) -> Leftovers:
-    """Return the error for several clusters of that name, none of them where this computer would have created it."""
+    """Return the error for several clusters of that name, none of them where this computer would have created
+    it."""
     found = "".join(f"\n  {lifecycle.summary(one)}" for clusters in places.values() for one in clusters)
     hint: list[Part] = []
     for aws in places:
@@ -125,8 +128,8 @@ def _in_several(name: str, places: Mapping[AWS, Sequence[Cluster]]) -> Leftovers
 
 
 def _report_unanswered(console: Console, session: Session, name: str, asked: Search, *, found: bool) -> None:
-    """Report the regions that could not be asked. Raises Leftovers, unless the user has chosen another one, or the cluster was
-    found."""
+    """Report the regions that could not be asked. Raises Leftovers, unless the user has chosen another one,
+    or the cluster was found."""
     text = f"a cluster {name!r} may run where AWS could not be asked: {asked.unanswered()}"
     if session.options.region or found:
         console.warn(text)
@@ -148,12 +151,14 @@ def _created_here(live: Mapping[AWS, Sequence[Cluster]]) -> bool:
 
 
 def _created_elsewhere(aws: AWS, name: str) -> list[str]:
-    """Return the other regions in which this computer has created a cluster of that name that is not known to be gone."""
+    """Return the other regions in which this computer has created a cluster of that name that is not known to
+    be gone."""
     return [region for region in search.recorded(aws.endpoint, name) if region != aws.region]
 
 
 def take_down(session: Session, cluster_id: str | None = None) -> DownReport:
-    """Remove the cluster, or the one with this id of several with its name. Raises Leftovers if that fails."""
+    """Remove the cluster, or the one with this id of several with its name. Raises Leftovers if that
+    fails."""
     aws = session.aws(finishing=True)
     with session.console.progress() as progress, signals.protected(lambda: progress(teardown.STILL_REMOVING)):
         if cluster_id:
@@ -161,9 +166,12 @@ def take_down(session: Session, cluster_id: str | None = None) -> DownReport:
         else:
             where = inventory.named(session.settings.cluster.name)
             report = teardown.down(
-                aws, where, progress=progress, mine=session.ownership(aws).mine,
+                aws,
+                where,
+                progress=progress,
+                mine=session.ownership(aws).mine,
                 known=known.combined(_own_journals(aws, session.settings.cluster.name)),
-            )  # fmt: skip
+            )
     if report.left or report.reasons:
         raise teardown.leftovers(report)
     if not cluster_id:  # what AWS does not list any more, or never did
@@ -187,7 +195,8 @@ def _own_journals(aws: AWS, name: str) -> Iterator[Known]:
 
 
 def _without_answer(aws: AWS, name: str, error: CloudDDPError) -> CloudDDPError:
-    """Return the error of a teardown for which AWS answered nowhere, with what this computer knows about the cluster, in any region."""
+    """Return the error of a teardown for which AWS answered nowhere, with what this computer knows about the
+    cluster, in any region."""
     now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
     lines = []
     for record in local_state.known_clusters():
@@ -210,9 +219,8 @@ def _without_answer(aws: AWS, name: str, error: CloudDDPError) -> CloudDDPError:
 def _release_name(console: Console, aws: AWS, name: str, ownership: Ownership) -> None:
     """Delete a key pair that reserves the name without being tagged as part of the cluster.
 
-    Raises CloudDDPError if it belongs to another user: `up` would refuse the name, so "does not exist" would be
-    misleading.
-    """
+    Raises CloudDDPError if it belongs to another user: `up` would refuse the name, so "does not exist" would
+    be misleading."""
     holder = name_lock.holder(aws, name)
     if holder is None:
         return

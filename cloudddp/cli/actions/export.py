@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -32,22 +33,14 @@ def slurm(
     nproc_per_node: str | None,
     save_minutes: str | None,
     rendezvous: str | None,
-    gpus_per_node: str | None,
-    cpus_per_task: int | None,
-    mem: str | None,
-    time: str | None,
-    partition: str | None,
-    account: str | None,
-    job_name: str | None,
-    max_requeues: int,
-    setup: Sequence[str],
-    extra: Sequence[str],
     output: str | None,
     variables: Sequence[str],
     env_files: Sequence[str],
     script: str,
     args: Sequence[str],
+    **of_cluster: Any,
 ) -> None:
+    """`of_cluster`: the fields of SlurmOptions, which the options of the verb are named after."""
     required = _required(variables)
     assigned = [one for one in variables if "=" in one]
     given = {"nproc_per_node": nproc_per_node, "save_minutes": save_minutes, "rendezvous": rendezvous}
@@ -61,19 +54,7 @@ def slurm(
         *env_file.flags(assigned, env_files, os.environ),
     ]
     session = sessions.start(console, options, flags=flags, dry_run=True)
-    chosen = renderer.SlurmOptions(
-        gpus_per_node=gpus_per_node,
-        cpus_per_task=cpus_per_task,
-        mem=mem,
-        time=time,
-        partition=partition,
-        account=account,
-        job_name=job_name,
-        max_requeues=max_requeues,
-        required=required,
-        setup=tuple(setup),
-        extra=tuple(extra),
-    )
+    chosen = renderer.SlurmOptions(**of_cluster, required=required)
     config = session.settings
     env = {name: value for name, value in config.job.env.items() if name not in required}
     config = msgspec.structs.replace(config, job=msgspec.structs.replace(config.job, env=env))
@@ -91,7 +72,10 @@ def _submission(root: Path, script: Path) -> str:
     """Return the command that submits the script in the project's folder."""
     if resolved(root) == resolved(Path.cwd()):
         return shlex.join(["sbatch", str(script)])
-    return f"cd {shlex.quote(str(root))} && {shlex.join(['sbatch', os.path.relpath(resolved(script), resolved(root))])}"
+    return (
+        f"cd {shlex.quote(str(root))} && "
+        f"{shlex.join(['sbatch', os.path.relpath(resolved(script), resolved(root))])}"
+    )
 
 
 def _required(variables: Sequence[str]) -> tuple[str, ...]:
@@ -113,8 +97,8 @@ def _find(session: Session, script: Script) -> Script:
 
 
 def _write(path: Path, text: str, *, private: bool) -> None:
-    """Write the script; `private`: it holds values of variables, which may be secret, so that only this user may read it.
-    Raises UsageError rather than replacing a file that is not such a script."""
+    """Write the script; `private`: it holds values of variables, which may be secret, so that only this user
+    may read it. Raises UsageError rather than replacing a file that is not such a script."""
     shown = one_line(str(path), 200)
     try:
         if path.exists():
@@ -134,6 +118,7 @@ def _check_replaceable(path: Path, shown: str) -> None:
         head = file.read(1 << 16)
     if renderer.MARK.encode() not in head:
         raise UsageError(
-            f"{shown} already exists and was not written by {command_line(Command('export', 'slurm'))}; it was not changed",
+            f"{shown} already exists and was not written by {command_line(Command('export', 'slurm'))}; it "
+            "was not changed",
             hint="choose another file, or remove it",
         )

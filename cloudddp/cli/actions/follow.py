@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import sys
 from collections.abc import Callable, Collection, Mapping
+from contextlib import closing
 from functools import partial
 from typing import NoReturn, ParamSpec
 
@@ -14,6 +15,7 @@ from cloudddp import signals, timings
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol import LAUNCHER_RANK, NOTE, RESTART_NOTE, SETUP_RANK
 from cloudddp.agent.protocol.training import TrainingStatus
+from cloudddp.aws.client import AWS
 from cloudddp.cli.actions import deadlines
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import counted, duration, node_list
@@ -35,8 +37,6 @@ from cloudddp.text import with_colours, without_colours
 P = ParamSpec("P")
 
 COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_yellow")
-LAUNCHER, SETUP = LAUNCHER_RANK, SETUP_RANK
-STACKS_VERB = "stacks"  # the verb that shows the stacks of every rank
 
 
 class JobStopped(Exception):
@@ -69,28 +69,28 @@ class Answer(enum.Enum):
 def foreground(session: Session, runner: Runner, cluster: Cluster, job_id: str) -> JobResult:
     """Show the job's logs until it ends; return how it ended. Raises JobStopped and Detached.
 
-    Ctrl-C asks on a terminal whether to cancel the job on every node, to leave it, or to keep watching; elsewhere it
-    cancels the job. Call it inside `launch.stopped_if_interrupted`.
-    """
-    waiting = session.console.progress()
+    Ctrl-C asks on a terminal whether to cancel the job on every node, to leave it, or to keep watching;
+    elsewhere it cancels the job. Call it inside `launch.stopped_if_interrupted`."""
+    console, grace = session.console, session.settings.job.stop_grace
+    waiting = console.progress()
     waiting(f"waiting for the first output of job {job_id}")
     follower = JobFollower(
         runner,
         job_id,
         cluster.nodes,
         Policy(),
-        on_line=_after(waiting.stop, line_printer(session.console)),
-        on_quiet=_after(waiting.stop, quiet_reporter(session.console)),
-        on_silence=_after(waiting.stop, silence_reporter(session.console, job_id)),
+        on_line=_after(waiting.stop, line_printer(console)),
+        on_quiet=_after(waiting.stop, quiet_reporter(console)),
+        on_silence=_after(waiting.stop, silence_reporter(console, job_id)),
         bars=True,
-        ended_instances=ended_nodes_query(session, cluster),
+        ended_instances=ended_nodes_query(session.aws, cluster),
     )
-    try:
-        with deadlines.warnings(session.console, cluster, session.settings):
-            return _followed(follower, session, runner, job_id, waiting)
-    finally:
-        waiting.stop()
-        follower.close()
+    cancel_now = partial(_cancel_now, console, runner, job_id, grace)
+    with closing(follower), deadlines.warnings(console, cluster, session.settings):
+        try:
+            return _followed(follower, console, job_id, waiting, cancel_now)
+        finally:
+            waiting.stop()
 
 
 def _after(first: Callable[[], None], then: Callable[P, None]) -> Callable[P, None]:
@@ -105,9 +105,12 @@ def _after(first: Callable[[], None], then: Callable[P, None]) -> Callable[P, No
 
 
 def _followed(
-    follower: JobFollower, session: Session, runner: Runner, job_id: str, waiting: Progress
+    follower: JobFollower,
+    console: Console,
+    job_id: str,
+    waiting: Progress,
+    cancel_now: Callable[[], NoReturn],
 ) -> JobResult:
-    console, grace = session.console, session.settings.job.stop_grace
     while True:
         try:
             return follower.run()
@@ -115,7 +118,7 @@ def _followed(
             waiting.stop()
             match _answer(console, interrupt):
                 case Answer.CANCEL:
-                    _cancel_now(console, runner, job_id, grace)
+                    cancel_now()
                 case Answer.DETACH:
                     raise Detached(job_id) from None
                 case Answer.WATCH:
@@ -123,8 +126,10 @@ def _followed(
         except Exception:
             console.log(
                 f"job {job_id} may still be running: ",
-                Command("logs", "-f", job_id), ", ", Command("cancel", job_id),
-            )  # fmt: skip
+                Command("logs", "-f", job_id),
+                ", ",
+                Command("cancel", job_id),
+            )
             raise
 
 
@@ -137,7 +142,8 @@ def _answer(console: Console, interrupt: KeyboardInterrupt) -> Answer:
     try:
         return Answer(
             console.choose(
-                "\nCancel the job on every node? y: cancel, n: keep watching, d: detach, the job keeps running",
+                "\nCancel the job on every node? y: cancel, n: keep watching, d: detach, the job keeps "
+                "running",
                 [one.value for one in Answer],
             )
         )
@@ -157,11 +163,12 @@ def _cancel_now(console: Console, runner: Runner, job_id: str, grace: float) -> 
     raise JobStopped(job_id, f"job {job_id} cancelled{f', {done.text}' if done.text else ''}{stopped}")
 
 
-def ended_nodes_query(session: Session, cluster: Cluster) -> Callable[[], Mapping[int, str]]:
-    """Return a function that queries AWS for nodes that have ended. Any thread may call it."""
+def ended_nodes_query(aws: Callable[[], AWS], cluster: Cluster) -> Callable[[], Mapping[int, str]]:
+    """Return a function that queries AWS for nodes that have ended, on a new connection. Any thread may call
+    it."""
 
     def query() -> dict[int, str]:
-        ended = inspect.ended_nodes(session.aws(), cluster, cluster.nodes, stopped=True)
+        ended = inspect.ended_nodes(aws(), cluster, cluster.nodes, stopped=True)
         return {node: one.report for node, one in ended.items()}
 
     return query
@@ -174,15 +181,16 @@ def line_printer(
     shown: Callable[[str], str] | None = None,
     write: Callable[[str], None] | None = None,
 ) -> Callable[[int, int, str], None]:
-    """Return a function that prints a log line as `[rank 3 | node 1] text`; each rank has its colour on a terminal."""
+    """Return a function that prints a log line as `[rank 3 | node 1] text`; each rank has its colour on a
+    terminal."""
     shown = shown or (with_colours if sys.stdout.isatty() else without_colours)
     styled = write is None or sys.stdout.isatty()  # click removes colours elsewhere
     write = write or console.print
 
     def show(node: int, rank: int, line: str) -> None:
-        if rank in (LAUNCHER, SETUP):
-            if launcher or rank == SETUP or is_note(line):
-                who = "setup | " if rank == SETUP else "launcher | " if launcher else ""
+        if rank in (LAUNCHER_RANK, SETUP_RANK):
+            if launcher or rank == SETUP_RANK or is_note(line):
+                who = "setup | " if rank == SETUP_RANK else "launcher | " if launcher else ""
                 label = f"[{who}node {node}]"
                 write(f"{click.style(label, dim=True) if styled else label} {shown(line)}")
             return
@@ -208,7 +216,8 @@ def quiet_reporter(console: Console) -> Callable[[int, bool], None]:
 
 
 def silence_reporter(console: Console, job_id: str) -> Callable[[Silence], None]:
-    """Return a function that reports that no rank has written anything, with the verb that shows what each one does."""
+    """Return a function that reports that no rank has written anything, with the verb that shows what each
+    one does."""
 
     def report(silent: Silence) -> None:
         step = f" ({silent.progress})" if silent.progress else ""
@@ -220,7 +229,7 @@ def silence_reporter(console: Console, job_id: str) -> Callable[[Silence], None]
         exited = f"; {exited_text(silent.exited)}" if silent.exited else ""
         console.log(
             f"no output from any rank for {_length(silent.seconds)}{last}{exited}. ",
-            Command(STACKS_VERB, job_id),
+            Command("stacks", job_id),
             " shows where each rank is",
         )
 
@@ -244,21 +253,27 @@ def report_end(session: Session, cluster: Cluster, finished: JobResult) -> None:
         )
         if why:
             console.log(why)
-    ended = _report_ended(session, cluster, finished.doubtful) if finished.doubtful else frozenset()
+    ended = _report_ended(console, session.aws, cluster, finished.doubtful)
     deadlines.report_if_passed(console, cluster, session.settings, finished.job, ended)
     if finished.rebooted:
         console.log(*after_reboot(finished.job, finished.rebooted))
     unchecked = set(finished.unverified) - ended
     if finished.status == "succeeded" and (silent := {*unchecked, *finished.lost} - ended):
         console.warn(
-            f"{node_list(silent)} {'does' if len(silent) == 1 else 'do'} not respond: its ranks have finished, but the end"
-            " of its logs may be missing; ", Command("logs", finished.job), " shows them once it responds",
-        )  # fmt: skip
+            f"{node_list(silent)} {'does' if len(silent) == 1 else 'do'} not respond: its ranks have "
+            "finished, but the end"
+            " of its logs may be missing; ",
+            Command("logs", finished.job),
+            " shows them once it responds",
+        )
     elif unchecked:
         console.log(
-            f"processes of the job may still run on {node_list(unchecked)}: ", Command("cancel", finished.job),
-            " ends them once it responds; ", Command("resume"), " connects to it again, and starts the job again",
-        )  # fmt: skip
+            f"processes of the job may still run on {node_list(unchecked)}: ",
+            Command("cancel", finished.job),
+            " ends them once it responds; ",
+            Command("resume"),
+            " connects to it again, and starts the job again",
+        )
 
 
 def _report_outcome(console: Console, finished: JobResult) -> None:
@@ -290,16 +305,21 @@ def report_stopped(console: Console, training: TrainingStatus | None) -> None:
         console.log(f"the training {training.stopped}")
 
 
-def _report_ended(session: Session, cluster: Cluster, lost: Collection[int]) -> frozenset[int]:
+def _report_ended(
+    console: Console, connect: Callable[[], AWS], cluster: Cluster, lost: Collection[int]
+) -> frozenset[int]:
     """Report what AWS reports about the nodes that were lost; return those whose instances have ended."""
+    if not lost:
+        return frozenset()
     try:
-        found = inspect.ended_nodes(session.aws(), cluster, lost, stopped=True)
+        aws = connect()
+        found = inspect.ended_nodes(aws, cluster, lost, stopped=True)
     except AWSError as error:
-        session.console.warn(f"cannot find out what happened to {node_list(lost)}: {error}")
+        console.warn(f"cannot find out what happened to {node_list(lost)}: {error}")
         return frozenset()
     for node, one in found.items():
         next_step = ("; ", *cluster.stopped_hint(node)) if one.stopped else ()
-        session.console.log(f"node {node}: AWS reports {one.report}", *next_step)
-    for node, text in inspect.problems(session.aws(), cluster, set(lost) - found.keys()).items():
-        session.console.log(f"node {node}: {text}")
+        console.log(f"node {node}: AWS reports {one.report}", *next_step)
+    for node, text in inspect.problems(aws, cluster, set(lost) - found.keys()).items():
+        console.log(f"node {node}: {text}")
     return frozenset(found)

@@ -34,8 +34,9 @@ def init(console: Console, _: GlobalOptions, *, folder: Path | None, example: st
         existing = [path for path in (folder / name for name in (CONFIG_NAME, *files)) if path.exists()]
         if existing:
             raise UsageError(
-                f"{existing[0]} already exists; nothing was written", hint="choose another folder, or remove it"
-            )  # fmt: skip
+                f"{existing[0]} already exists; nothing was written",
+                hint="choose another folder, or remove it",
+            )
         _write_project(folder, example, files, written)
     except OSError as error:
         failed = UsageError(
@@ -53,17 +54,21 @@ def init(console: Console, _: GlobalOptions, *, folder: Path | None, example: st
         )
     if not example:
         console.log(
-            "next: edit cloudddp.toml, then ", Command("up", "--dry-run"), " (shows what would be created), ", Command("up"), " and ",
+            "next: edit cloudddp.toml, then ",
+            Command("up", "--dry-run"),
+            " (shows what would be created), ",
+            Command("up"),
+            " and ",
             Command("launch", "SCRIPT"),
-        )  # fmt: skip
+        )
     else:
         there = "" if resolved(folder) == resolved(Path.cwd()) else f"cd {folder} && "
         console.log(f"next: {there}cloudddp --sim up && cloudddp --sim launch {_LAUNCH[example]}")
 
 
 def _example_and_folder(example: str | None, folder: Path | None) -> tuple[str | None, Path]:
-    """Return the name of an example, or None, and the folder. In `--example my-project` the value, which the option may
-    lack, is the folder. Raises UsageError."""
+    """Return the name of an example, or None, and the folder. In `--example my-project` the value, which the
+    option may lack, is the folder. Raises UsageError."""
     name = _SYNONYMS.get(example, example) if example else None
     if name is None or name in payload.EXAMPLES:
         return name, folder or Path()
@@ -79,8 +84,8 @@ def _example_and_folder(example: str | None, folder: Path | None) -> tuple[str |
 
 
 def _setup(example: str | None) -> dict[tuple[str, str], tuple[str, ...]]:
-    """Return the settings that install what an example requires, only where something is missing: an image has its own build
-    of torch, and a simulated node has no network."""
+    """Return the settings that install what an example requires, only where something is missing: an image
+    has its own build of torch, and a simulated node has no network."""
     if example is None:
         return {}
     install = f"python3 -c 'import {_MODULES[example]}' 2>/dev/null || pip install -r {_REQUIREMENTS}"

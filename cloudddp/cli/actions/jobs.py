@@ -6,6 +6,7 @@ from cloudddp.cli import session as sessions
 from cloudddp.cli.actions.follow import report_stopped
 from cloudddp.cli.actions.results import report_held
 from cloudddp.cli.console import Console
+from cloudddp.cli.node_connections import connected
 from cloudddp.cli.views import jobs as views
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.config.options import GlobalOptions
@@ -17,7 +18,7 @@ from cloudddp.job.results import new_files
 
 def jobs(console: Console, options: GlobalOptions, *, anyone: bool, as_json: bool) -> None:
     session = sessions.start(console, options, anyone=anyone)
-    with session.connect(partly=True, listing=True) as (_, runner):
+    with connected(session, partly=True, listing=True) as (_, runner):
         silent: dict[int, NodeError] = {}
         known = status.list_jobs(runner, silent=silent)
         if as_json:
@@ -43,7 +44,7 @@ def jobs(console: Console, options: GlobalOptions, *, anyone: bool, as_json: boo
 
 def cancel(console: Console, options: GlobalOptions, *, anyone: bool, job_id: str | None) -> None:
     session = sessions.start(console, options, anyone=anyone)
-    with session.connect(partly=True) as (_, runner):
+    with connected(session, partly=True) as (_, runner):
         record = status.find(status.list_jobs(runner), job_id)
         done = cancelling.cancel(runner, record.id, grace=session.settings.job.stop_grace)
         if done.text:

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from cloudddp.cli import session as sessions
-from cloudddp.cli.actions import deadlines, planned_end
+from cloudddp.cli.actions import deadlines, planned_end, rehearsal, watch
 from cloudddp.cli.actions.follow import Detached, JobStopped
-from cloudddp.cli.actions.starting import checked_script, start_and_follow
+from cloudddp.cli.actions.start_job import checked_script, start_and_follow
 from cloudddp.cli.console import Console
+from cloudddp.cli.node_connections import connected
 from cloudddp.cli.session import Session
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import env_file
@@ -60,9 +61,6 @@ def launch(
     keep = KEEP if keep is None else keep
     wanted = checked_script(session, Script(script, tuple(args), module))
     if dry_run:
-        # 0.1 s, as long as all other imports together: it needs all that `up` needs. Likewise below.
-        from cloudddp.cli.actions import rehearsal
-
         rehearsal.launch(console, session.settings, wanted, session.root)
         return 0
     if ends:
@@ -76,29 +74,49 @@ def launch(
             hint = (Command("cancel", job.id), ", and again if necessary")
         raise Interrupted(f"{stopped.outcome}; the cluster is still up", hint=hint) from None
     except Detached:
-        console.log(
-            f"job {job.id} keeps running: ", Command("logs", "-f", job.id), " follows it, ",
-            Command("cancel", job.id), " ends it",
-        )  # fmt: skip
+        follows, ends_it = Command("logs", "-f", job.id), Command("cancel", job.id)
+        console.log(f"job {job.id} keeps running: ", follows, " follows it, ", ends_it, " ends it")
         return EXIT_LEFTOVERS
     if finished is None:
         return 0
+    _report_next(console, finished)
+    return finished.exit_code
+
+
+def _report_next(console: Console, finished: JobResult) -> None:
+    """Report what to type after a job that has failed."""
     if finished.lost and finished.exit_code:
         console.log(
-            "next: ", Command("status"), "; with the remaining nodes: ", Command("pull"), ", ", Command("down"), ", or ",
-            Command("resume"), ", which replaces the lost ones",
-        )  # fmt: skip
+            "next: ",
+            Command("status"),
+            "; with the remaining nodes: ",
+            Command("pull"),
+            ", ",
+            Command("down"),
+            ", or ",
+            Command("resume"),
+            ", which replaces the lost ones",
+        )
     elif finished.leaving is not None:
         console.log(
-            "next: ", Command("resume"), " replaces a node that AWS ends, and starts the job again from its snapshot; after the "
-            "cluster's deadline: ", Command("down"), ", ", Command("up", "--max-hours", "HOURS"), " and ", Command("launch", "SCRIPT"),
-        )  # fmt: skip
+            "next: ",
+            Command("resume"),
+            " replaces a node that AWS ends, and starts the job again from its snapshot; after the "
+            "cluster's deadline: ",
+            Command("down"),
+            ", ",
+            Command("up", "--max-hours", "HOURS"),
+            " and ",
+            Command("launch", "SCRIPT"),
+        )
     elif finished.exit_code:
         console.log(
-            "the cluster is still up; ", Command("pull", "--job", finished.job), " copies logs, verdict and stacks, ",
-            Command("down"), " stops the bill",
-        )  # fmt: skip
-    return finished.exit_code
+            "the cluster is still up; ",
+            Command("pull", "--job", finished.job),
+            " copies logs, verdict and stacks, ",
+            Command("down"),
+            " stops the bill",
+        )
 
 
 def _require_nodes_that_end() -> None:
@@ -120,7 +138,7 @@ def _launch(session: Session, job: NewJob, *, detach: bool) -> JobResult | None:
     """Start the job, and follow it to its end unless `detach` is set."""
     with ExitStack() as connection:
         try:
-            cluster, runner = connection.enter_context(session.connect(whole=True))
+            cluster, runner = connection.enter_context(connected(session, whole=True))
         except (Exception, KeyboardInterrupt):
             deadlines.report_not_started(session.console, None, job, None)
             raise
@@ -129,20 +147,19 @@ def _launch(session: Session, job: NewJob, *, detach: bool) -> JobResult | None:
     retries = session.settings.job.retries
     if finished is None or not retries:
         return finished
-    # Only a launch with retries needs it.
-    from cloudddp.cli.actions import watch
-
     return watch.keep_resuming(session, cluster, finished, retries)
 
 
 def _report_results_here(session: Session, cluster: Cluster) -> None:
-    """Report that results of earlier jobs are on this computer, at the first launch on new nodes: a script that continues from
-    them would begin again."""
+    """Report that results of earlier jobs are on this computer, at the first launch on new nodes: a script
+    that continues from them would begin again."""
     folder = ClusterFolder(cluster.id)
     found = results_here(session.root)
     if found and not folder.jobs() and folder.read(folder.restored) is None:
         session.console.log(
-            f"results of earlier jobs are on this computer and not on the nodes (the newest: {found[-1]}); if the script "
+            f"results of earlier jobs are on this computer and not on the nodes (the newest: {found[-1]}); "
+            "if the script "
             "continues from them: ",
-            Command("sync", "--results"), " first",
-        )  # fmt: skip
+            Command("sync", "--results"),
+            " first",
+        )

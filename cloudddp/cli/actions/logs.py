@@ -7,18 +7,18 @@ import re
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 from cloudddp import timings
 from cloudddp.agent.client import Runner
+from cloudddp.agent.protocol import LAUNCHER_RANK, SETUP_RANK
 from cloudddp.agent.protocol.jobs import MAX_RANKS
 from cloudddp.agent.protocol.phases import MAX_RANK
 from cloudddp.cli import session as sessions
 from cloudddp.cli import streams
 from cloudddp.cli.actions import deadlines
 from cloudddp.cli.actions.follow import (
-    LAUNCHER,
-    SETUP,
     ended_nodes_query,
     is_note,
     line_printer,
@@ -28,6 +28,8 @@ from cloudddp.cli.actions.follow import (
 )
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import node_list
+from cloudddp.cli.node_connections import connected
+from cloudddp.cli.session import Session
 from cloudddp.cli.views.jobs import stalled
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import duration
@@ -58,14 +60,17 @@ class Wanted:
     pattern: re.Pattern[str] | None
 
     def has(self, node: int, rank: int) -> bool:
-        return (not self.ranks or rank in self.ranks or rank in (LAUNCHER, SETUP)) and (
+        return (not self.ranks or rank in self.ranks or rank in (LAUNCHER_RANK, SETUP_RANK)) and (
             not self.nodes or node in self.nodes
         )
 
     def selection(self, *, follow: bool, launcher: bool) -> Selection:
-        """Return what to read. With `follow`, all ranks: the last lines of the one that fails are reported."""
+        """Return what to read. With `follow`, all ranks: the last lines of the one that fails are
+        reported."""
         few = 0 < len(self.ranks) < MAX_RANKS  # a request cannot name more; the others are read and not shown
-        ranks = self.ranks | ({LAUNCHER} if launcher else set()) if few and not follow else frozenset[int]()
+        ranks = (
+            self.ranks | ({LAUNCHER_RANK} if launcher else set()) if few and not follow else frozenset[int]()
+        )
         tail = self.tail if self.pattern is None else None
         return Selection(tuple(sorted(ranks)), self.since, tail, setup=not self.ranks)
 
@@ -92,48 +97,21 @@ def logs(
         tail=_tail(tail),
         pattern=_pattern(grep),
     )
-    if raw and as_json:
-        raise UsageError("--raw and --json exclude each other", hint="JSON has every character of the log")
-    if follow and wanted.tail is not None and wanted.pattern is not None:
-        raise UsageError(
-            "with -f, --tail and --grep exclude each other",
-            hint="-f --grep shows the lines that match, from the beginning of the log; --since limits how far back",
-        )
+    _check_options(wanted, follow=follow, as_json=as_json, raw=raw)
     session = sessions.start(console, options, anyone=anyone)
-    with session.connect(partly=True) as (cluster, runner):
+    with connected(session, partly=True) as (cluster, runner):
         record = status.find(status.list_jobs(runner), job_id)
         _check_nodes(wanted.nodes, record)
         _check_ranks(wanted.ranks, record, cluster)
-        launcher = options.verbose
-        show = _printer(console, as_json=as_json, raw=raw, launcher=launcher)
+        show = _printer(console, as_json=as_json, raw=raw, launcher=options.verbose)
         if follow and record.status == "setup":
             record, show = _after_setup(runner, record, wanted, show)
         last = _LastLines(wanted, show, follow=follow)
-        follower = JobFollower(
-            runner,
-            record.id,
-            record.nodes if follow or not wanted.nodes else wanted.nodes,
-            Policy(wait=follow),
-            on_line=last.add,
-            on_quiet=quiet_reporter(console),
-            on_silence=silence_reporter(console, record.id),
-            bars=follow and not as_json,
-            ended_instances=ended_nodes_query(session, cluster),
-            selection=wanted.selection(follow=follow, launcher=launcher),
-        )
         if follow:
             _report_stall(console, record)
-        try:
-            with (
-                timings.span("logs"),
-                deadlines.warnings(console, cluster if follow else None, session.settings),
-            ):
-                finished = follower.run()
-        except KeyboardInterrupt:
-            console.log("the job keeps running; ", Command("cancel", record.id), " ends it")
-            raise
-        finally:
-            follower.close()
+        finished = _read(
+            session, runner, cluster, record, wanted, last.add, follow=follow, bars=follow and not as_json
+        )
         if not follow:
             last.flush()
             _refuse_incomplete(finished)
@@ -144,6 +122,53 @@ def logs(
         if finished.leaving is not None:
             console.log("before the nodes end: ", Command("pull", "--all-nodes", "--job", record.id))
         return finished.exit_code
+
+
+def _check_options(wanted: Wanted, *, follow: bool, as_json: bool, raw: bool) -> None:
+    """Raise UsageError for options that exclude each other."""
+    if raw and as_json:
+        raise UsageError("--raw and --json exclude each other", hint="JSON has every character of the log")
+    if follow and wanted.tail is not None and wanted.pattern is not None:
+        raise UsageError(
+            "with -f, --tail and --grep exclude each other",
+            hint="-f --grep shows the lines that match, from the beginning of the log; --since limits how "
+            "far back",
+        )
+
+
+def _read(
+    session: Session,
+    runner: Runner,
+    cluster: Cluster,
+    record: JobRecord,
+    wanted: Wanted,
+    show: Printer,
+    *,
+    follow: bool,
+    bars: bool,
+) -> JobResult:
+    """Pass each line of the job's logs to `show`: those until now, or with `follow` all until the job
+    ends."""
+    console = session.console
+    follower = JobFollower(
+        runner,
+        record.id,
+        record.nodes if follow or not wanted.nodes else wanted.nodes,
+        Policy(wait=follow),
+        on_line=show,
+        on_quiet=quiet_reporter(console),
+        on_silence=silence_reporter(console, record.id),
+        bars=bars,
+        ended_instances=ended_nodes_query(session.aws, cluster),
+        selection=wanted.selection(follow=follow, launcher=console.options.verbose),
+    )
+    warnings = deadlines.warnings(console, cluster if follow else None, session.settings)
+    with closing(follower), timings.span("logs"), warnings:
+        try:
+            return follower.run()
+        except KeyboardInterrupt:
+            console.log("the job keeps running; ", Command("cancel", record.id), " ends it")
+            raise
 
 
 class _LastLines:
@@ -178,9 +203,9 @@ def _printer(console: Console, *, as_json: bool, raw: bool, launcher: bool) -> P
         return line_printer(console, launcher=launcher)
 
     def show(node: int, rank: int, line: str) -> None:
-        if rank != LAUNCHER or launcher or is_note(line):
+        if rank != LAUNCHER_RANK or launcher or is_note(line):
             value = {"node": node, "rank": None if rank < 0 else rank, "line": line}
-            if rank == SETUP:
+            if rank == SETUP_RANK:
                 value["setup"] = True
             console.print(json.dumps(value))
 
@@ -212,16 +237,19 @@ def _refuse_incomplete(finished: JobResult) -> None:
 def _report_setup(console: Console, record: JobRecord) -> None:
     if record.status == "setup":
         console.log(
-            f"job {record.id} is still in its setup: ", Command("logs", "-f", record.id), " follows it, ",
-            Command("cancel", record.id), " ends it",
-        )  # fmt: skip
+            f"job {record.id} is still in its setup: ",
+            Command("logs", "-f", record.id),
+            " follows it, ",
+            Command("cancel", record.id),
+            " ends it",
+        )
 
 
 def _after_setup(
     runner: Runner, record: JobRecord, wanted: Wanted, show: Printer
 ) -> tuple[JobRecord, Printer]:
-    """Show the output of a job's setup until that has ended. Return the job as it is then, and a printer that does not
-    repeat what was shown."""
+    """Show the output of a job's setup until that has ended. Return the job as it is then, and a printer that
+    does not repeat what was shown."""
     shown: Counter[int] = Counter()
     job, seen = record, time.monotonic()
     while True:
@@ -229,13 +257,10 @@ def _after_setup(
         fresh = _skipping(show, shown, passed)
         last = _LastLines(wanted, _setup_only(fresh), follow=True)
         follower = JobFollower(
-            runner, job.id, job.nodes, Policy(wait=False), on_line=last.add,
-            selection=Selection(setup=True),
-        )  # fmt: skip
-        try:
+            runner, job.id, job.nodes, Policy(wait=False), on_line=last.add, selection=Selection(setup=True)
+        )
+        with closing(follower):
             follower.run()
-        finally:
-            follower.close()
         shown = shown | passed
         if job.status != "setup" or time.monotonic() - seen > _START_SECONDS:
             return job, _skipping(show, shown, Counter())
@@ -247,17 +272,18 @@ def _after_setup(
 
 def _setup_only(show: Printer) -> Printer:
     def shown(node: int, rank: int, line: str) -> None:
-        if rank == SETUP:
+        if rank == SETUP_RANK:
             show(node, rank, line)
 
     return shown
 
 
 def _skipping(show: Printer, shown: Counter[int], passed: Counter[int]) -> Printer:
-    """Return a printer that leaves out the lines of the setup that were shown, by node, and counts those that pass."""
+    """Return a printer that leaves out the lines of the setup that were shown, by node, and counts those that
+    pass."""
 
     def once(node: int, rank: int, line: str) -> None:
-        if rank == SETUP:
+        if rank == SETUP_RANK:
             passed[node] += 1
             if passed[node] <= shown[node]:
                 return

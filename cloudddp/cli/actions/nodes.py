@@ -1,4 +1,4 @@
-"""`exec` and `ssh`."""
+"""Access to the nodes: `exec`, `ssh` and `allow-me`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from cloudddp import timings
 from cloudddp.agent.client import Runner
 from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
-from cloudddp.cluster import connect
+from cloudddp.cli.node_connections import connected
+from cloudddp.cluster import access, connect, inspect
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.config import timing
 from cloudddp.config.options import GlobalOptions
@@ -35,7 +36,7 @@ def exec_(
     session = sessions.start(console, options, anyone=anyone)
     text = command[0] if len(command) == 1 else shlex.join(command)
     inside = f'cd "$HOME"/{PROJECT} 2>/dev/null || cd; {text}'
-    with session.connect(partly=node is not None, needed=None if node is None else [node]) as (
+    with connected(session, partly=node is not None, needed=None if node is None else [node]) as (
         cluster,
         runner,
     ):
@@ -62,7 +63,8 @@ def exec_(
 def _execute(
     console: Console, runner: Runner, node: int, command: str, on_end: Callable[[int | Exception], None]
 ) -> None:
-    """Start a command on a node, which may last; print each line as soon as it is complete. `on_end` gets the exit code."""
+    """Start a command on a node, which may last; print each line as soon as it is complete. `on_end` gets the
+    exit code."""
     out, err = LineSplitter(), LineSplitter()
     began = time.monotonic()
 
@@ -120,7 +122,8 @@ def ssh(console: Console, options: GlobalOptions, *, anyone: bool, words: Sequen
         f"ServerAliveCountMax={_LOST_KEEPALIVES}",
         *target.route.openssh_options(target),
     ]
-    # -F none: a `ForwardAgent yes` for every host would lend the user's keys to the node, which is not trusted.
+    # -F none: a `ForwardAgent yes` for every host would lend the user's keys to the node, which is not
+    # trusted.
     argv = [program, "-F", "none", "-p", str(target.port)]
     argv += [word for setting in settings for word in ("-o", setting)]
     console.print_timings()  # until here: OpenSSH takes the place of this process
@@ -128,8 +131,8 @@ def ssh(console: Console, options: GlobalOptions, *, anyone: bool, words: Sequen
 
 
 def _ssh_words(words: Sequence[str]) -> tuple[Sequence[str], int, Sequence[str]]:
-    """Return the options for OpenSSH before the node, the node (0 if it is not given), and what follows it. Raises
-    UsageError."""
+    """Return the options for OpenSSH before the node, the node (0 if it is not given), and what follows it.
+    Raises UsageError."""
     at = 0
     while at < len(words) and words[at].startswith("-"):
         letters = words[at][1:]
@@ -147,3 +150,14 @@ def _ssh_config_value(path: Path) -> str:
     """Return a path as OpenSSH reads it in an option: it splits values at spaces and expands `%`."""
     escaped = str(path).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{escaped}"'
+
+
+def allow_me(console: Console, options: GlobalOptions, *, anyone: bool) -> None:
+    session = sessions.start(console, options, anyone=anyone)
+    aws, spec = session.aws(), session.settings.cluster
+    try:
+        block = access.allow_caller(aws, spec, ownership=session.ownership(aws))
+    except inspect.NoCluster as error:
+        aws = session.relocated(aws, error)
+        block = access.allow_caller(aws, spec, ownership=session.ownership(aws))
+    console.print(f"SSH to cluster {spec.name} is allowed from {block}")

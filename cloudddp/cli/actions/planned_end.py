@@ -1,5 +1,5 @@
-"""The planned end of the nodes (`launch --down`) while `resume` and `watch` replace nodes that were lost: it is put off on the
-nodes that are left, for a limited time, and restored if the job is not resumed."""
+"""The planned end of the nodes (`launch --down`) while `resume` and `watch` replace nodes that were lost: it
+is put off on the nodes that are left, for a limited time, and restored if the job is not resumed."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.readiness import ready_minutes
 from cloudddp.config import duration as durations
 from cloudddp.config import timing
+from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import CloudDDPError
 from cloudddp.job import poweroff
 from cloudddp.job.poweroff import PutOff
+from cloudddp.sim import control
 
 Least = dict[str, float]  # seconds, by job
 
 
 def nodes_power_off() -> bool:
     """Return whether nodes can power off by themselves: all but the simulator's process nodes."""
-    # 10 ms, which only a planned end costs.
-    from cloudddp.sim import control
-
     found = control.find(local_state.home())
     return not (
         found is not None
@@ -37,23 +36,25 @@ def nodes_power_off() -> bool:
 
 
 def put_off_for_check(put_off: PutOff, runner: Runner, seconds: float = 0.0) -> None:
-    """Let no node power off until it is known whether the job is resumed, which takes `seconds` and connections."""
+    """Let no node power off until it is known whether the job is resumed, which takes `seconds` and
+    connections."""
     put_off.extend(runner, seconds + timing.current().failed_launch)
 
 
 def put_off_for_replacement(
-    put_off: PutOff, session: Session, runner: Runner, cluster: Cluster, keep: float
+    put_off: PutOff, spec: ClusterSpec, runner: Runner, cluster: Cluster, keep: float
 ) -> None:
-    """Let no node power off while others are replaced and the job is launched, and `keep` minutes after that."""
-    spec, now = session.settings.cluster, timing.current()
+    """Let no node power off while others are replaced and the job is launched, and `keep` minutes after
+    that."""
+    now = timing.current()
     boot = ready_minutes(spec, cluster.gpus) * now.minute + now.gpus + now.torch
     put_off.extend(runner, durations.seconds(spec.wait_capacity) + boot + now.launch_hold + keep * now.minute)
 
 
 @contextmanager
 def restored_after_failure(session: Session, cluster: Cluster, put_off: PutOff) -> Iterator[Least]:
-    """Restore what was put off if the block fails, that is if no job is resumed. The block adds to the dictionary that it
-    gets how many seconds the nodes of a job are to be left at least."""
+    """Restore what was put off if the block fails, that is if no job is resumed. The block adds to the
+    dictionary that it gets how many seconds the nodes of a job are to be left at least."""
     least: Least = {}
     try:
         yield least
@@ -81,5 +82,6 @@ def restore(session: Session, cluster: Cluster, put_off: PutOff, least: Least) -
     if left is not None:
         job = next(iter(plans.values()))[0]
         session.console.log(
-            f"the nodes that are left end by themselves in {duration(left)}: job {job} was launched with --down"
+            f"the nodes that are left end by themselves in {duration(left)}: job {job} was launched with "
+            "--down"
         )

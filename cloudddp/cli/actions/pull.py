@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from cloudddp.agent.client import Runner
 from cloudddp.cli import session as sessions
+from cloudddp.cli import termination
 from cloudddp.cli.actions.pull_from_s3 import pull_from_s3
 from cloudddp.cli.actions.results import (
     PROJECT_ROOT,
+    PullRequest,
     collect_logs,
     merge_shards,
     pull_from,
@@ -20,9 +23,11 @@ from cloudddp.cli.actions.results import (
 from cloudddp.cli.byte_progress import ByteProgress
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import counted, toml
+from cloudddp.cli.node_connections import connected
 from cloudddp.cli.session import Session
 from cloudddp.cluster import inspect
 from cloudddp.cluster.connect import PROJECT
+from cloudddp.cluster.model import Cluster
 from cloudddp.config import project
 from cloudddp.config.options import GlobalOptions
 from cloudddp.errors import CloudDDPError, Command, NodeError, UsageError
@@ -30,6 +35,7 @@ from cloudddp.job import project_files, status
 from cloudddp.job.results import new_files
 from cloudddp.job.results import pull as pulling
 from cloudddp.job.results.pull import Pulled
+from cloudddp.job.status import JobRecord
 from cloudddp.safe_files import resolved
 from cloudddp.text import size_of
 
@@ -46,17 +52,18 @@ def pull(
     to: Path | None,
 ) -> None:
     session = sessions.start(console, options, anyone=anyone, tolerant_verb="pull")
+    wanted = PullRequest(paths, node, all_nodes, to)
     pulling.check_names(paths)
     pulling.check_target(to or session.root / project_files.RESULTS)
     if to is not None and not (paths or session.settings.job.outputs or all_nodes):
         _check_whole(to, session.root)
     try:
-        _pull(console, session, paths=paths, job_id=job_id, node=node, all_nodes=all_nodes, to=to)
+        _pull(console, session, wanted, job_id)
     except (inspect.NoCluster, status.UnknownJob):
-        record = session.copied_job(job_id)
+        record = termination.copied_job(session.settings.cluster.name, session.aws().endpoint, job_id)
         if record is None:
             raise
-        pull_from_s3(console, session, record, paths=paths, node=node, all_nodes=all_nodes, to=to)
+        pull_from_s3(console, session, record, wanted)
 
 
 def _check_whole(to: Path, root: Path) -> None:
@@ -65,7 +72,8 @@ def _check_whole(to: Path, root: Path) -> None:
     what = "the project's folder" if folder == resolved(root) else project.holds_more(folder)
     if resolved(root).is_relative_to(folder) or what:
         raise UsageError(
-            f"cannot write all results to {to}: the nodes choose their names, which could be those of files in "
+            f"cannot write all results to {to}: the nodes choose their names, which could be those of files "
+            "in "
             f"{what or 'a folder that contains the project'}",
             hint=(
                 "name what you need: ",
@@ -75,33 +83,17 @@ def _check_whole(to: Path, root: Path) -> None:
         )
 
 
-def _pull(
-    console: Console,
-    session: Session,
-    *,
-    paths: Sequence[str],
-    job_id: str | None,
-    node: int | None,
-    all_nodes: bool,
-    to: Path | None,
-) -> None:
+def _pull(console: Console, session: Session, wanted: PullRequest, job_id: str | None) -> None:
     """Copy results from the nodes."""
-    job = session.settings.job
-    needed = None if all_nodes else [node] if node is not None else []
-    with session.connect(partly=True, needed=needed) as (cluster, runner):
+    job, paths = session.settings.job, wanted.paths
+    needed = None if wanted.all_nodes else [wanted.node] if wanted.node is not None else []
+    with connected(session, partly=True, needed=needed) as (cluster, runner):
         known = status.list_jobs(runner)
         ran = [one for one in known if not one.setup]
         record = status.find(known if job_id is not None else ran or known, job_id)
-        default = record.rank_zero if record.rank_zero is not None else min(cluster.nodes)
-        first = default if node is None else node
-        cluster.require_node(first)
-        if first not in runner.nodes and not all_nodes:
-            raise NodeError(
-                f"node {first}, which has the results of rank 0, does not answer",
-                hint=("copy those of another node with ", Command("pull", "--node", "N")),
-            )
-        base = to or session.root / project_files.RESULTS / record.id
-        targets = {k: base / f"node{k}" for k in runner.nodes} if all_nodes else {first: base}
+        first = _first_node(cluster, runner, record, wanted)
+        base = wanted.folder(session.root, record.id)
+        targets = wanted.targets(runner.nodes, first, base)
         names = paths or job.outputs or (PROJECT_ROOT,)
         selection = None if paths else new_files.selection_of(runner, job, record.id)
         since = None if paths else record.started
@@ -110,9 +102,15 @@ def _pull(
         def pull_one(source: int) -> Pulled:
             with shown.of(source) as progress:
                 pulled = pull_resumed(
-                    runner, names, node=source, to=targets[source], since=since, everything=bool(paths),
-                    selection=selection, progress=progress,
-                )  # fmt: skip
+                    runner,
+                    names,
+                    node=source,
+                    to=targets[source],
+                    since=since,
+                    everything=bool(paths),
+                    selection=selection,
+                    progress=progress,
+                )
             if pulled.found and source in replies:
                 new_files.mark_pulled(runner, source, names, replies[source].time_ns, pulled, project=PROJECT)
             return pulled
@@ -135,6 +133,20 @@ def _pull(
         raise_left_out(outcome.values)
         if record.id != (ran or known)[-1].id and not paths:
             console.warn(f"{record.id} is not the newest job: later ones may have changed these files")
+
+
+def _first_node(cluster: Cluster, runner: Runner, record: JobRecord, wanted: PullRequest) -> int:
+    """Return the node that is pulled from without --all-nodes: --node, or the one that ran rank 0. Raises
+    NodeError if it does not answer."""
+    default = record.rank_zero if record.rank_zero is not None else min(cluster.nodes)
+    first = default if wanted.node is None else wanted.node
+    cluster.require_node(first)
+    if first not in runner.nodes and not wanted.all_nodes:
+        raise NodeError(
+            f"node {first}, which has the results of rank 0, does not answer",
+            hint=("copy those of another node with ", Command("pull", "--node", "N")),
+        )
+    return first
 
 
 def _nothing_to_pull(names: Sequence[str], outputs: Sequence[str], *, running: str | None) -> CloudDDPError:
@@ -166,6 +178,8 @@ def _report(console: Console, node: int, pulled: Pulled, target: Path, job_id: s
         )
     if pulled.older:
         console.warn(
-            f"{counted(pulled.older, 'pulled file')} of node {node} {'is' if pulled.older == 1 else 'are'} older than job "
-            f"{job_id}: jobs share the folder, so an earlier job may have written {'it' if pulled.older == 1 else 'them'}"
+            f"{counted(pulled.older, 'pulled file')} of node {node} {'is' if pulled.older == 1 else 'are'} "
+            "older than job "
+            f"{job_id}: jobs share the folder, so an earlier job may have written "
+            f"{'it' if pulled.older == 1 else 'them'}"
         )

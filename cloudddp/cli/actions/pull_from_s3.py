@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from cloudddp.agent.protocol.copies import CopyPhase
-from cloudddp.cli.actions.results import PROJECT_ROOT, raise_left_out
+from cloudddp.cli.actions.results import PROJECT_ROOT, PullRequest, raise_left_out
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import counted
 from cloudddp.cli.session import Session
 from cloudddp.errors import CloudDDPError
-from cloudddp.job import project_files
 from cloudddp.job.launch_record import LaunchRecord
 from cloudddp.job.results import s3_pull
 from cloudddp.job.results.pull import LOGS, Pulled
@@ -24,13 +22,10 @@ def pull_from_s3(
     console: Console,
     session: Session,
     record: LaunchRecord,
-    *,
-    paths: Sequence[str],
-    node: int | None,
-    all_nodes: bool,
-    to: Path | None,
+    wanted: PullRequest,
 ) -> None:
-    """Copy the outputs of a job, and without `paths` its logs. Raises CloudDDPError if there is nothing."""
+    """Copy the outputs of a job, and if no paths are wanted its logs. Raises CloudDDPError if there is
+    nothing."""
     place = place_of(record.config, record.job)
     if place is None:
         raise CloudDDPError(f"the nodes of job {record.job} were not told to copy its results to S3")
@@ -40,16 +35,16 @@ def pull_from_s3(
     _report_state(console, found)
     reports = {number: one.report for number, one in found.items() if one.report is not None}
     zero = next((number for number, one in reports.items() if one.rank_zero), min(found, default=0))
-    first = zero if node is None else node
-    base = to or session.root / project_files.RESULTS / record.job
-    targets = {k: base / f"node{k}" for k in found} if all_nodes else {first: base}
-    names, files = paths or record.config.job.outputs or (PROJECT_ROOT,), 0
+    first = zero if wanted.node is None else wanted.node
+    base = wanted.folder(session.root, record.job)
+    targets = wanted.targets(found, first, base)
+    names, files = wanted.paths or record.config.job.outputs or (PROJECT_ROOT,), 0
     outputs: dict[int, Pulled] = {}
     for number, target in targets.items():
         objects = found[number].outputs if number in found else {}
         outputs[number] = s3_pull.fetch(aws, place, objects, names, node=number, to=target)
         files += _report(console, number, outputs[number], target)
-    for number, one in found.items() if not paths else ():
+    for number, one in found.items() if not wanted.paths else ():
         logs = base / LOGS / f"node{number}"
         below = sorted({name.split("/")[0] for name in one.logs if not name.startswith(("/", "."))})
         if below:
@@ -57,9 +52,10 @@ def pull_from_s3(
             files += _report(console, number, pulled, logs)
     if not files:
         raise CloudDDPError(
-            f"nothing to pull: no {'files' if names == (PROJECT_ROOT,) else ' or '.join(names)} of node {first} in {place.url}",
+            f"nothing to pull: no {'files' if names == (PROJECT_ROOT,) else ' or '.join(names)} of node "
+            f"{first} in {place.url}",
             hint="--all-nodes copies those of all nodes"
-            if len(found) > 1 and not all_nodes
+            if len(found) > 1 and not wanted.all_nodes
             else f"look with `aws s3 ls --recursive {place.url}`",
         )
     raise_left_out(outputs, place.url)

@@ -1,8 +1,8 @@
 """--dry-run: the verbs' own code against moto in this process, and nodes that print the commands they get.
 
-Nothing is called: no AWS, no SSH, no file outside a temporary folder. Ids and addresses are made up. The calls, their
-parameters, the commands on the nodes and the price are the real ones, because the code that makes them is.
-"""
+Nothing is called: no AWS, no SSH, no file outside a temporary folder. Ids and addresses are made up. The
+calls, their parameters, the commands on the nodes and the price are the real ones, because the code that
+makes them is."""
 
 from __future__ import annotations
 
@@ -132,7 +132,8 @@ class Nodes:
 
     def _shown(self, node: int, step: str, command: str, data: bytes) -> Iterator[str]:
         """Yield the lines that show a command and what it gets on stdin."""
-        yield f"\nnode {node} ({self._cluster.nodes[node].public_ip or self._cluster.nodes[node].private_ip}) $ {command}"
+        instance = self._cluster.nodes[node]
+        yield f"\nnode {node} ({instance.public_ip or instance.private_ip}) $ {command}"
         message = data.partition(b"\n")[0]
         if step == StartRequest.STEP:
             start = decode(message, StartRequest)
@@ -148,14 +149,23 @@ class Nodes:
     def _answer(self, step: str) -> bytes:
         replies: dict[str, ProbeReply | SetupReply | StartReply] = {
             "probe": ProbeReply(
-                interface="ens5", gpus=self._gpus, cpus=self._cpus,
-                python="/opt/pytorch/bin/python", free_port=29500, agent_port=29501, time=time.time(),
-                timer_state="active", timer_next="-", running=(), folders={}, torch_gpus=self._gpus,
+                interface="ens5",
+                gpus=self._gpus,
+                cpus=self._cpus,
+                python="/opt/pytorch/bin/python",
+                free_port=29500,
+                agent_port=29501,
+                time=time.time(),
+                timer_state="active",
+                timer_next="-",
+                running=(),
+                folders={},
+                torch_gpus=self._gpus,
                 efa=self._efa,
             ),
             "setup": SetupReply(exit_code=0),
             "start": StartReply(pid=1),
-        }  # fmt: skip
+        }
         return encode(replies[step]) if step in replies else b"{}"
 
     def each(
@@ -230,7 +240,8 @@ class Recorder:
             self._print(f"  -> {json.dumps(created)}")
 
     def _show_tags(self, specifications: Sequence[Mapping[str, Any]]) -> None:
-        """Print which objects get tags, and the tags once: those of the cluster are the same in every call."""
+        """Print which objects get tags, and the tags once: those of the cluster are the same in every
+        call."""
         kinds: dict[str, list[str]] = {}
         for one in specifications:
             tags = {tag["Key"]: tag["Value"] for tag in one["Tags"]}
@@ -248,7 +259,10 @@ class Recorder:
 
 def _shown(name: str, value: Any) -> str:
     if name == "UserData":
-        return f"<{len(value)} bytes of cloud-config: the first host key, and the timer that terminates the node at the deadline>"
+        return (
+            f"<{len(value)} bytes of cloud-config: the first host key, and the timer that terminates the "
+            "node at the deadline>"
+        )
     if isinstance(value, bytes):
         return value.decode()
     return json.dumps(value, default=str)
@@ -272,14 +286,23 @@ def launch(console: Console, settings: Config, script: Script, root: Path) -> No
         recorder.on = False
         info = instance_types.describe(aws, settings.cluster)
         nodes = Nodes(
-            found, gpus=info.gpus, cpus=info.vcpus, efa=info.max_efa,
-            hidden=settings.job.env, print=console.print,
-        )  # fmt: skip
+            found,
+            gpus=info.gpus,
+            cpus=info.vcpus,
+            efa=info.max_efa,
+            hidden=settings.job.env,
+            print=console.print,
+        )
         job = NewJob(script)
         starting.launch(
-            nodes, found, settings, job, root=root,
-            progress=lambda text: console.print(f"\n# {console.render(text)}"), hold=Hold(job),
-        )  # fmt: skip
+            nodes,
+            found,
+            settings,
+            job,
+            root=root,
+            progress=lambda text: console.print(f"\n# {console.render(text)}"),
+            hold=Hold(job),
+        )
         console.print("\n# End of the dry run. Nothing was started.")
 
 
@@ -333,12 +356,14 @@ def _reserve(console: Console, spec: ClusterSpec) -> None:
         zone=spec.zones[0] if spec.zones else None,
     )
     console.print(
-        f"# Assumed: {spec.reservation} is an on-demand reservation for {spec.nodes} x {spec.instance_type} in {zone}."
+        f"# Assumed: {spec.reservation} is an on-demand reservation for {spec.nodes} x {spec.instance_type} "
+        f"in {zone}."
     )
 
 
 def _bring_up(console: Console, aws: AWS, settings: Config, *, show: bool) -> tuple[UpResult, str]:
-    """Return what `up` returns, and the plan that it shows before it asks. `show`: print what it does on the nodes."""
+    """Return what `up` returns, and the plan that it shows before it asks. `show`: print what it does on the
+    nodes."""
     info: list[TypeInfo] = []
     shown: list[str] = []
 
@@ -351,9 +376,12 @@ def _bring_up(console: Console, aws: AWS, settings: Config, *, show: bool) -> tu
 
     def dial(created: Cluster, _: ClusterSpec, __: float, ___: Meanwhile) -> Nodes:
         return Nodes(
-            created, gpus=info[0].gpus, cpus=info[0].vcpus, efa=info[0].max_efa,
+            created,
+            gpus=info[0].gpus,
+            cpus=info[0].vcpus,
+            efa=info[0].max_efa,
             print=console.print if show else None,
-        )  # fmt: skip
+        )
 
     created = creating.up(
         [aws],

@@ -1,15 +1,14 @@
 """A job's results: pulled before its nodes are terminated, and reported if they were not pulled.
 
-The nodes record what was pulled and what was left out, and why. `run` terminates nodes only when they report that nothing is
-left.
-"""
+The nodes record what was pulled and what was left out, and why. `run` terminates nodes only when they report
+that nothing is left."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +41,25 @@ SHOWN = 5  # files that were left out
 
 
 @dataclass(frozen=True, slots=True)
+class PullRequest:
+    """What `pull` was asked to copy. Without `paths`, the outputs of the job; `to` None: results/JOB in the
+    project."""
+
+    paths: Sequence[str]
+    node: int | None
+    all_nodes: bool
+    to: Path | None
+
+    def folder(self, root: Path, job_id: str) -> Path:
+        return self.to or root / project_files.RESULTS / job_id
+
+    def targets(self, nodes: Iterable[int], first: int, folder: Path) -> dict[int, Path]:
+        """Return where the files of each node go: with `all_nodes` into a folder each, else only those of
+        `first`."""
+        return {node: folder / f"node{node}" for node in nodes} if self.all_nodes else {first: folder}
+
+
+@dataclass(frozen=True, slots=True)
 class Left:
     """What the nodes still hold, one line per node, and the command that pulls it."""
 
@@ -50,8 +68,8 @@ class Left:
 
 
 def ended_nodes(session: Session, cluster: Cluster, finished: JobResult | None) -> dict[int, EndedNode]:
-    """Return what AWS reports about those nodes of a job that were doubtful at its end, and have ended; nothing if AWS cannot
-    be asked."""
+    """Return what AWS reports about those nodes of a job that were doubtful at its end, and have ended;
+    nothing if AWS cannot be asked."""
     if finished is not None and finished.doubtful:
         with contextlib.suppress(CloudDDPError):  # also where the credentials can no longer be loaded
             return inspect.ended_nodes(session.aws(finishing=True), cluster, finished.doubtful)
@@ -63,10 +81,9 @@ def collect(
 ) -> Left:
     """Pull a job's outputs from every node, and return what is left there, with the reasons.
 
-    The files of nodes that have `ended` are lost, unless they still answer. Those that are gone are not asked: a connection to
-    a machine that has failed waits for an answer until its timeout. Nodes of the cluster that the runner does not reach are
-    reported as left.
-    """
+    The files of nodes that have `ended` are lost, unless they still answer. Those that are gone are not
+    asked: a connection to a machine that has failed waits for an answer until its timeout. Nodes of the
+    cluster that the runner does not reach are reported as left."""
     console, job = session.console, session.settings.job
     to = session.root / project_files.RESULTS / job_id
     lines: list[str] = []
@@ -143,9 +160,16 @@ def pull_resumed(
 ) -> Pulled:
     """Pull from a node; if the connection breaks, connect once more and continue."""
     once = functools.partial(
-        pulling.pull, runner, names, node=node, to=to, since=since, everything=everything, selection=selection,
+        pulling.pull,
+        runner,
+        names,
+        node=node,
+        to=to,
+        since=since,
+        everything=everything,
+        selection=selection,
         progress=progress,
-    )  # fmt: skip
+    )
     try:
         return once()
     except NodeError as error:
@@ -177,7 +201,8 @@ def merge_shards(console: Console, base: Path, folders: Mapping[int, Path]) -> N
 
 
 def raise_left_out(pulled: Mapping[int, Pulled], place: str = "") -> None:
-    """Raise CloudDDPError where results were not copied. What and why was reported. `place`: of the results in S3."""
+    """Raise CloudDDPError where results were not copied. What and why was reported. `place`: of the results
+    in S3."""
     found = [node for node, one in sorted(pulled.items()) if one.left is None or one.left]
     if found:
         names = [one.name for node in found for one in pulled[node].left or ()]
@@ -185,15 +210,19 @@ def raise_left_out(pulled: Mapping[int, Pulled], place: str = "") -> None:
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         raise CloudDDPError(
             f"{node_list(found)}: not all results were copied: {listed or 'too many files to name'}{more}",
-            hint=f"the warnings above say why; these files stay in {place}" if place else
-                 ("the warnings above say why; the nodes keep these files until they terminate; ",
-                  Command("ssh", str(found[0])), " looks at them"),
-        )  # fmt: skip
+            hint=f"the warnings above say why; these files stay in {place}"
+            if place
+            else (
+                "the warnings above say why; the nodes keep these files until they terminate; ",
+                Command("ssh", str(found[0])),
+                " looks at them",
+            ),
+        )
 
 
-def collect_logs(console: Console, runner: Runner, job_id: str, to: Path) -> int:
-    """Pull a job's logs, verdict and dumps from every node into `to`/logs; return the number of files. Never fails: they
-    explain how a job ended, and are not its results."""
+def collect_logs(console: Console, runner: Runner, job_id: str, to: Path) -> None:
+    """Pull a job's logs, verdict and dumps from every node into `to`/logs. Never fails: they explain how a
+    job ended, and are not its results."""
 
     def pull_one(node: int) -> Pulled:
         with shown.of(node) as progress:
@@ -207,11 +236,9 @@ def collect_logs(console: Console, runner: Runner, job_id: str, to: Path) -> int
         for line in pulled.notes:
             console.warn(f"node {node}: {line}")
     files = sum(one.files for one in outcome.values.values())
-    found = sum(one.found for one in outcome.values.values())
     if files:
         size = size_of(sum(one.size for one in outcome.values.values()))
         console.log(f"logs: {counted(files, 'file')}, {size}, to {to / pulling.LOGS}")
-    return found
 
 
 def _pull_new(
@@ -237,7 +264,8 @@ def _report(console: Console, node: int, pulled: Pulled, to: Path) -> None:
 
 
 def report_new(console: Console, runner: Runner, settings: Config, job_id: str) -> None:
-    """Report at the end of a launch which results `pull` copies and which new files it does not. Never fails."""
+    """Report at the end of a launch which results `pull` copies and which new files it does not. Never
+    fails."""
     found = new_files.find_all(runner, settings.job, project=PROJECT, job_id=job_id)
     report_held(console, found.values, settings)
 
@@ -286,12 +314,12 @@ def line_of(held: NodeFiles) -> str:
 def pull_command(
     held: list[NodeFiles], replies: Mapping[int, NewFilesReply], *, with_outputs: bool = False
 ) -> Command:
-    """Return the command that pulls these files: from the node of rank 0, which is the default, or from all nodes.
+    """Return the command that pulls these files: from the node of rank 0, which is the default, or from all
+    nodes.
 
-    `with_outputs`: with those inside the outputs, which a pull without names would copy. The names are chosen by the node, and
-    the user will type them: `--` keeps them from being options, and a name that a terminal would not show unchanged is
-    left out.
-    """
+    `with_outputs`: with those inside the outputs, which a pull without names would copy. The names are chosen
+    by the node, and the user will type them: `--` keeps them from being options, and a name that a terminal
+    would not show unchanged is left out."""
     found = [(*one.outputs, *one.others) if with_outputs else one.others for one in held]
     names = dict.fromkeys(name for one in found for name in names_of(one) if _can_be_typed(name))
     elsewhere = any(not replies[one.node].rank_zero for one in held)

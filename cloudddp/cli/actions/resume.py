@@ -18,7 +18,7 @@ from cloudddp.cli.actions.follow import (
     Detached,
     JobStopped,
 )
-from cloudddp.cli.actions.starting import check_nodes_min, start_and_follow
+from cloudddp.cli.actions.start_job import check_nodes_min, start_and_follow
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import counted, duration, node_list
 from cloudddp.cli.session import Session
@@ -28,7 +28,7 @@ from cloudddp.cluster.capacity import NotLaunched
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import timing
 from cloudddp.config.options import Flag, GlobalOptions
-from cloudddp.config.spec import Config
+from cloudddp.config.spec import Config, JobSpec
 from cloudddp.errors import (
     EXIT_LEFTOVERS,
     AWSError,
@@ -54,7 +54,8 @@ _NOTICE_MINUTES = 15  # after the end of a job in which the node that was announ
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to resume. `replaced` are nodes to replace although EC2 says that they run; `suggest` as in `start_and_follow`."""
+    """What to resume. `replaced` are nodes to replace although EC2 says that they run; `suggest` as in
+    `start_and_follow`."""
 
     job: str | None
     replaced: frozenset[int] = frozenset()
@@ -122,8 +123,8 @@ def _left(console: Console, ended: JobStopped | Detached) -> int:
 def resume_job(
     session: Session, flags: Sequence[Flag], wanted: Request, put_off: PutOff | None = None
 ) -> JobResult | None:
-    """Replace what is lost, and start the job again; follow it unless it is to be detached. `put_off`: what the caller has put
-    off for it, and restores if this fails."""
+    """Replace what is lost, and start the job again; follow it unless it is to be detached. `put_off`: what
+    the caller has put off for it, and restores if this fails."""
     cluster = session.cluster()
     put_off = PutOff() if put_off is None else put_off
     folder = ClusterFolder(cluster.id)
@@ -141,7 +142,8 @@ def resume_job(
         cluster = _restored(own, cluster, replaced)
         if not {node.id for node in cluster.nodes.values()}.intersection(record.nodes):
             own.console.warn(
-                f"no node that job {record.job} ran on is left: the script begins where it finds a snapshot elsewhere"
+                f"no node that job {record.job} ran on is left: the script begins where it finds a snapshot "
+                "elsewhere"
             )
         own = replace(own, settings=_for_nodes(own.settings, cluster))
         script = replace(record.script, args=(*record.script.args, *wanted.more))
@@ -169,7 +171,8 @@ def _lock(stack: ExitStack, folder: ClusterFolder, cluster: Cluster) -> None:
 
 
 def as_launched(session: Session, flags: Sequence[Flag], record: LaunchRecord, cluster: Cluster) -> Session:
-    """Return a session with the settings of a job when it was launched; `flags` of this command override them.
+    """Return a session with the settings of a job when it was launched; `flags` of this command override
+    them.
 
     Raises UsageError for what the job needs and is not there any more: a variable, the script, the project.
     """
@@ -221,8 +224,10 @@ def _check_replaced(cluster: Cluster, replaced: frozenset[int]) -> None:
 def _check_job(
     session: Session, cluster: Cluster, record: LaunchRecord, replaced: frozenset[int], put_off: PutOff
 ) -> JobRecord | None:
-    """Wait until the job has ended on the nodes that stay; return it as they know it, None if they do not. What is planned
-    there is put off until it can be resumed. Raises CloudDDPError if it runs, has succeeded or was resumed before; NodeError if a node that EC2 says runs does not answer, and is not to be replaced."""
+    """Wait until the job has ended on the nodes that stay; return it as they know it, None if they do not.
+    What is planned there is put off until it can be resumed. Raises CloudDDPError if it runs, has succeeded
+    or was resumed before; NodeError if a node that EC2 says runs does not answer, and is not to be
+    replaced."""
     stay = cluster.only([node.id for rank, node in cluster.nodes.items() if rank not in replaced])
     for rank in stay.nodes:
         stay.require_running(rank)
@@ -233,28 +238,29 @@ def _check_job(
     )
     with closing(runner):
         # Before anything else: the nodes of a job that was launched with --down may be about to power off.
-        planned_end.put_off_for_check(put_off, runner, _check_seconds(session))
+        planned_end.put_off_for_check(put_off, runner, _check_seconds(session.settings.job))
         ended = awaited_ends(session, cluster, silent) if silent else frozenset[int]()
         silent = {node: error for node, error in silent.items() if node not in ended}
         if silent:
             found = inspect.problems(session.aws(), cluster, silent)
             more = "".join(f"; node {node}: {text}" for node, text in found.items())
             raise NodeError(
-                f"EC2 says that {node_list(silent)} runs, and it does not answer: {silent[min(silent)]}{more}",
+                f"EC2 says that {node_list(silent)} runs, and it does not answer: "
+                f"{silent[min(silent)]}{more}",
                 hint=_replace_hint(list(silent)),
             )
         lost = set(record.nodes) - {node.id for rank, node in stay.nodes.items() if rank not in ended}
-        seconds = _check_seconds(session) if lost else 0.0
-        job = _check_ended(session, runner, record, seconds, has_run=bool(known.nodes))
-        planned_end.put_off_for_replacement(put_off, session, runner, cluster, record.keep)
+        seconds = _check_seconds(session.settings.job) if lost else 0.0
+        job = _check_ended(session.console, runner, record, seconds, has_run=bool(known.nodes))
+        planned_end.put_off_for_replacement(put_off, session.settings.cluster, runner, cluster, record.keep)
         return job
 
 
 def awaited_ends(
     session: Session, cluster: Cluster, nodes: Collection[int], least: int | None = None
 ) -> frozenset[int]:
-    """Return the nodes of these whose instances have ended. EC2 may take a while to notice: it is asked until so many of them
-    have (all), or for Timing.quiet seconds."""
+    """Return the nodes of these whose instances have ended. EC2 may take a while to notice: it is asked until
+    so many of them have (all), or for Timing.quiet seconds."""
     deadline = time.monotonic() + timing.current().quiet
     while True:
         ended = frozenset(inspect.ended_nodes(session.aws(), cluster, nodes))
@@ -263,9 +269,8 @@ def awaited_ends(
         time.sleep(_AGAIN)
 
 
-def _check_seconds(session: Session) -> float:
+def _check_seconds(job: JobSpec) -> float:
     """Return how long `_check_ended` may take."""
-    job = session.settings.job
     return job.heartbeat + job.stop_grace + timing.current().quiet
 
 
@@ -289,10 +294,10 @@ def _about_to_end(
 
 
 def _check_ended(
-    session: Session, runner: Runner, record: LaunchRecord, seconds: float, *, has_run: bool
+    console: Console, runner: Runner, record: LaunchRecord, seconds: float, *, has_run: bool
 ) -> JobRecord | None:
-    """Wait for up to `seconds`: the nodes that are left may not have noticed yet that one is lost. `has_run`: nodes are left
-    that the job was launched on."""
+    """Wait for up to `seconds`: the nodes that are left may not have noticed yet that one is lost. `has_run`:
+    nodes are left that the job was launched on."""
     limit, told = time.monotonic() + seconds, False
     while True:
         jobs = status.list_jobs(runner)
@@ -319,7 +324,7 @@ def _check_ended(
                 hint=(Command("logs", "-f", job.id), " follows it, ", Command("cancel", job.id), " ends it"),
             )
         if not told:
-            session.console.log(
+            console.log(
                 f"waiting for job {job.id} to end on the nodes that are left, for up to {duration(seconds)}"
             )
             told = True
@@ -327,7 +332,8 @@ def _check_ended(
 
 
 def _restored(session: Session, cluster: Cluster, replaced: frozenset[int]) -> Cluster:
-    """Return the cluster with new nodes for the lost ones; without them where there is no capacity and the job may go on."""
+    """Return the cluster with new nodes for the lost ones; without them where there is no capacity and the
+    job may go on."""
     console, spec = session.console, session.settings.cluster
     with console.progress() as progress:
         aws = session.aws()
@@ -343,10 +349,12 @@ def _restored(session: Session, cluster: Cluster, replaced: frozenset[int]) -> C
                     f"{node_list(replacing.missing_ranks(left))} could not be replaced: {failure.message}; "
                     f"{counted(len(left.nodes), 'node')} left",
                     hint=(
-                        "keep trying: ", Command("resume", "--wait-capacity", "2h"), "; or go on with fewer nodes: ",
+                        "keep trying: ",
+                        Command("resume", "--wait-capacity", "2h"),
+                        "; or go on with fewer nodes: ",
                         Command("resume", "--nodes-min", str(len(left.nodes))),
                     ),
-                ) from None  # fmt: skip
+                ) from None
             console.warn(f"{failure.message}: going on with {counted(len(left.nodes), 'node')}")
             return left
         except AWSError:
@@ -360,7 +368,8 @@ def _restored(session: Session, cluster: Cluster, replaced: frozenset[int]) -> C
 
 
 def _for_nodes(config: Config, cluster: Cluster) -> Config:
-    """Return the settings for the nodes that the cluster has now: a list with a number per node may be too long."""
+    """Return the settings for the nodes that the cluster has now: a list with a number per node may be too
+    long."""
     counts = config.job.nproc_per_node
     if not isinstance(counts, tuple) or len(counts) <= len(cluster.nodes):
         return config

@@ -16,16 +16,16 @@ from cloudddp.agent.client import Runner
 from cloudddp.aws import inventory
 from cloudddp.aws.client import AWS
 from cloudddp.cli import session as sessions
-from cloudddp.cli.actions import planned_end
+from cloudddp.cli.actions import planned_end, resume, watch
 from cloudddp.cli.actions.down import take_down
 from cloudddp.cli.actions.follow import Detached, JobStopped, foreground, report_end
 from cloudddp.cli.actions.results import Left, collect, ended_nodes
-from cloudddp.cli.actions.starting import checked_script, start_job, stopped_if_interrupted
+from cloudddp.cli.actions.start_job import checked_script, start_job, stopped_if_interrupted
 from cloudddp.cli.actions.up import bring_up
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import counted, credentials_end, dollars, duration, moment, node_list, toml
+from cloudddp.cli.node_connections import connected
 from cloudddp.cli.session import Session
-from cloudddp.cli.views import clusters as views
 from cloudddp.cli.views import lifecycle
 from cloudddp.cluster import connect, search, teardown
 from cloudddp.cluster.model import Cluster
@@ -33,6 +33,7 @@ from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.progress import ignore
 from cloudddp.config import env_file, timing
 from cloudddp.config.options import Flag, GlobalOptions
+from cloudddp.config.spec import ClusterSpec, Config
 from cloudddp.errors import (
     CloudDDPError,
     Command,
@@ -55,8 +56,8 @@ _UNCHECKED = Left(("the nodes were not checked, so their files are unknown",), C
 
 @dataclass(slots=True)
 class _Ending:
-    """What has to be removed, how the job ended and which files the nodes still hold: this decides whether the nodes may
-    be terminated."""
+    """What has to be removed, how the job ended and which files the nodes still hold: this decides whether
+    the nodes may be terminated."""
 
     discard: bool
     keep: float | None = None  # minutes for which the nodes stay after a job that has failed
@@ -114,7 +115,7 @@ def run(
         with signals.interruptible():  # but not the teardown
             bring_up(session, yes=yes, check=partial(_check, yes), on_ready=ending.take)
             if ending.cluster is None:
-                raise _exists(session)  # another command has created it in the meantime
+                raise _exists(session.settings.cluster.name)  # another command has created it in the meantime
             session = replace(session, region=ending.cluster.region)
             finished = _run_job(session, wanted, ending)
     except JobStopped as stopped:
@@ -130,11 +131,10 @@ def run(
 def _refuse_existing(session: Session) -> None:
     name = session.settings.cluster.name
     if search.in_regions(session.looked_in(session.clouds()), name, ignore).of(name):
-        raise _exists(session)
+        raise _exists(name)
 
 
-def _exists(session: Session) -> CloudDDPError:
-    name = session.settings.cluster.name
+def _exists(name: str) -> CloudDDPError:
     return CloudDDPError(
         f"cluster {name!r} already exists; `run` creates and removes a cluster of its own",
         hint=("use ", Command("launch"), ", or choose another name with -c"),
@@ -150,20 +150,19 @@ def _check(yes: bool, plans: Sequence[Plan], aws: AWS) -> None:
     hours = math.floor((ends - datetime.now(UTC) - _TO_REPEAT).total_seconds() / 36) / 100
     shorter = f"`--max-hours {hours:.2f}` for a shorter job, " if hours >= 0.1 else ""
     raise UsageError(
-        f"your AWS {credentials_end(ends)}, before the cluster's deadline ({moment(deadline)}): `run` may be unable "
+        f"your AWS {credentials_end(ends)}, before the cluster's deadline ({moment(deadline)}): `run` may "
+        "be unable "
         "to remove the cluster, which then costs money until that deadline. Nothing was created",
         hint=(*parts(aws.renewal_now), f"; or {shorter}or --yes to run anyway"),
     )
 
 
 def _run_job(session: Session, script: Script, ending: _Ending) -> JobResult:
-    """Run the job to its end, also on other nodes where it has lost one and may be started again; pull its results."""
+    """Run the job to its end, also on other nodes where it has lost one and may be started again; pull its
+    results."""
     finished = _run_once(session, script, ending)
     if not session.settings.job.retries or ending.cluster is None:
         return finished
-    # Only a job that may be started again needs them.
-    from cloudddp.cli.actions import resume, watch
-
     try:
         times = session.settings.job.retries
         again = watch.keep_resuming(session, ending.cluster, finished, times, suggest=False)
@@ -195,8 +194,9 @@ def _collect_again(
     again: JobResult | None = None,
     interrupted: bool = False,
 ) -> None:
-    """Pull the results of the job that continues `finished`, if one was started. `again`: how it has ended. `interrupted`: it
-    may still run. The cluster is kept if a node does not answer, since its files are unknown."""
+    """Pull the results of the job that continues `finished`, if one was started. `again`: how it has ended.
+    `interrupted`: it may still run. The cluster is kept if a node does not answer, since its files are
+    unknown."""
     newest = launch_record.find(ClusterFolder(cluster.id), None).job if again is None else again.job
     if newest == finished.job:
         return
@@ -205,14 +205,14 @@ def _collect_again(
         ending.finished = again
     with (
         contextlib.suppress(CloudDDPError),
-        session.connect(partly=True, needed=()) as (ending.cluster, runner),
+        connected(session, partly=True, needed=()) as (ending.cluster, runner),
     ):
         _collect(session, runner, ending.cluster, newest, ending)
 
 
 def _run_once(session: Session, script: Script, ending: _Ending) -> JobResult:
     job = NewJob(script, ending.keep)  # the nodes end by themselves also if this computer is lost
-    with session.connect() as (cluster, runner):
+    with connected(session) as (cluster, runner):
         ending.started, ending.job = True, job.id
         try:
             with stopped_if_interrupted(session.console, runner, job.id):
@@ -242,7 +242,8 @@ def _collect(session: Session, runner: Runner, cluster: Cluster, job_id: str, en
 
 
 def _end(session: Session, cluster: Cluster, ending: _Ending) -> None:
-    """Terminate the nodes, or report which are kept and why. Raises Leftovers, which overrides the job's exit code."""
+    """Terminate the nodes, or report which are kept and why. Raises Leftovers, which overrides the job's exit
+    code."""
     console = session.console
     with signals.protected(lambda: console.log(teardown.STILL_REMOVING)):
         try:
@@ -252,10 +253,10 @@ def _end(session: Session, cluster: Cluster, ending: _Ending) -> None:
                 if _still_live(session.aws(finishing=True), cluster):
                     _leave_running(cluster)
             elif ending.stays:
-                _leave_failed(session, cluster, ending)
+                _leave_failed(console, cluster, ending)
                 return
             elif ending.held.lines:
-                _keep(session, cluster, ending)
+                _keep(console, session.settings, cluster, ending)
             report = take_down(session, cluster.id)
         except Leftovers:
             raise
@@ -280,27 +281,42 @@ def _still_live(aws: AWS, cluster: Cluster) -> bool:
 
 
 def _leave_running(cluster: Cluster) -> NoReturn:
-    """Raise Leftovers: if this computer cannot reach the nodes, the job may still be running, so nothing is removed."""
+    """Raise Leftovers: if this computer cannot reach the nodes, the job may still be running, so nothing is
+    removed."""
     raise Leftovers(
         f"lost connection to all nodes, so the {counted(len(cluster.nodes), 'node')} were left running; "
         f"they terminate at {_deadline(cluster)}",
         hint=(
-            "when the network is back: ", Command("allow-me"), ", then ", Command("logs", "-f"), ", ",
-            Command("pull"), ", ", Command("down"),
+            "when the network is back: ",
+            Command("allow-me"),
+            ", then ",
+            Command("logs", "-f"),
+            ", ",
+            Command("pull"),
+            ", ",
+            Command("down"),
         ),
-    )  # fmt: skip
+    )
 
 
-def _leave_failed(session: Session, cluster: Cluster, ending: _Ending) -> None:
+def _leave_failed(console: Console, cluster: Cluster, ending: _Ending) -> None:
     """Report what happens to the nodes of a job that has failed, with --keep-on-failure."""
     minutes = 60 * (ending.keep or 0.0)
-    session.console.log(
-        f"the job has failed: its nodes stay for {duration(minutes)} at {_price(cluster)}, and end by themselves then "
+    console.log(
+        f"the job has failed: its nodes stay for {duration(minutes)} at {_price(cluster)}, and end by "
+        "themselves then "
         "(--keep-on-failure): ",
-        Command("ssh"), ", ", Command("logs"), ", ", Command("pull"), "; ", Command("down"), " ends them now, and removes what is left",
-    )  # fmt: skip
+        Command("ssh"),
+        ", ",
+        Command("logs"),
+        ", ",
+        Command("pull"),
+        "; ",
+        Command("down"),
+        " ends them now, and removes what is left",
+    )
     for line in ending.held.lines:
-        session.console.warn(f"not pulled: {one_line(line, 1000)}")
+        console.warn(f"not pulled: {one_line(line, 1000)}")
 
 
 def _leave_job(cluster: Cluster, job_id: str) -> NoReturn:
@@ -312,12 +328,13 @@ def _leave_job(cluster: Cluster, job_id: str) -> NoReturn:
     )
 
 
-def _keep(session: Session, cluster: Cluster, ending: _Ending) -> None:
-    """Raise Leftovers, naming what the nodes hold, how long they stay and what they cost; with `discard`, only warn."""
-    left, outputs = ending.held, session.settings.job.outputs
+def _keep(console: Console, settings: Config, cluster: Cluster, ending: _Ending) -> None:
+    """Raise Leftovers, naming what the nodes hold, how long they stay and what they cost; with `discard`,
+    only warn."""
+    left, outputs = ending.held, settings.job.outputs
     listed = "".join(f"\n  {one_line(line, 1000)}" for line in left.lines)
     if ending.discard:
-        session.console.warn(f"not pulled, and discarded with the nodes:{listed}")
+        console.warn(f"not pulled, and discarded with the nodes:{listed}")
         return
     advice = (
         f"Next time name such files in [job] outputs of cloudddp.toml (now {toml(outputs)}), or in"
@@ -325,28 +342,31 @@ def _keep(session: Session, cluster: Cluster, ending: _Ending) -> None:
         else "Next time name what nobody needs in"
     )
     raise Leftovers(
-        f"cluster {cluster.name} is kept {_end_nodes_later(session, cluster, ending)}: not all files that the job wrote were "
+        f"cluster {cluster.name} is kept {_end_nodes_later(settings.cluster, cluster, ending)}: not all "
+        "files that the job wrote were "
         f"pulled{listed}",
         hint=(
-            left.pull, ", then ", Command("down"), f". {advice} [job] scratch; --discard terminates the nodes anyway",
+            left.pull,
+            ", then ",
+            Command("down"),
+            f". {advice} [job] scratch; --discard terminates the nodes anyway",
         ),
-    )  # fmt: skip
+    )
 
 
-def _end_nodes_later(session: Session, cluster: Cluster, ending: _Ending) -> str:
+def _end_nodes_later(spec: ClusterSpec, cluster: Cluster, ending: _Ending) -> str:
     """Let the nodes end by themselves after --keep minutes; return how long they stay and what that costs."""
     seconds = ending.keep_files * timing.current().minute
     limit = (cluster.expires - datetime.now(UTC)).total_seconds() if cluster.expires else math.inf
     planned: set[int] = set()
     if ending.job and seconds < limit and planned_end.nodes_power_off():
         with contextlib.suppress(CloudDDPError, OSError):
-            runner, _ = connect.connect_reachable(cluster, session.settings.cluster)
+            runner, _ = connect.connect_reachable(cluster, spec)
             with contextlib.closing(runner):
                 planned = poweroff.plan(runner, ending.job, seconds)
     if not planned:
         return f"until its deadline, {_deadline(cluster)}, at {_price(cluster)}"
-    hour = views.hourly(cluster)
-    cost = "" if hour is None else f", at most {dollars(hour * ending.keep_files / 60)}"
+    cost = "" if cluster.hour is None else f", at most {dollars(cluster.hour * ending.keep_files / 60)}"
     ends = moment(datetime.now(UTC) + timedelta(seconds=seconds))
     rest = sorted(cluster.nodes.keys() - planned)
     others = f" ({node_list(rest)}: until the deadline, {_deadline(cluster)})" if rest else ""
@@ -358,5 +378,4 @@ def _deadline(cluster: Cluster) -> str:
 
 
 def _price(cluster: Cluster) -> str:
-    hour = views.hourly(cluster)
-    return "an unknown price" if hour is None else f"{dollars(hour)} an hour"
+    return "an unknown price" if cluster.hour is None else f"{dollars(cluster.hour)} an hour"

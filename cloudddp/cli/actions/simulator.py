@@ -1,4 +1,5 @@
-"""`sim start`, `stop`, `status`, `env`, `shell`, `exec`, `session`, `fault`, `interrupt`, `maintenance` and `conditions`.
+"""`sim start`, `stop`, `status`, `env`, `shell`, `exec`, `session`, `fault`, `interrupt`, `maintenance` and
+`conditions`.
 
 Nodes, faults and conditions are defined by the simulator.
 """
@@ -16,7 +17,7 @@ from typing import Any, NoReturn
 from cloudddp import local_state, signals
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import counted
-from cloudddp.cli.sources import named_cluster
+from cloudddp.cli.load_settings import named_cluster
 from cloudddp.cli.views import simulator as views
 from cloudddp.config.options import GlobalOptions
 from cloudddp.errors import CloudDDPError, Command, UsageError
@@ -58,7 +59,8 @@ def start(
     for kind, file in policies.items():
         if control.denies_everything(file):
             console.warn(
-                f"--{kind} {file} allows nothing, so every call is denied: it has no statement with Effect Allow. It replaces "
+                f"--{kind} {file} allows nothing, so every call is denied: it has no statement with Effect "
+                "Allow. It replaces "
                 f"{_REPLACED[kind]}"
             )
     if interfaces and found.nodes == "process":
@@ -136,7 +138,8 @@ def conditions(console: Console, _: GlobalOptions, *, changes: str | None, clear
 
 
 def _cluster(options: GlobalOptions, nodes: tuple[str, ...]) -> str | None:
-    """Return the cluster whose ranks are meant; None if no node is named by its rank (then no settings are read)."""
+    """Return the cluster whose ranks are meant; None if no node is named by its rank (then no settings are
+    read)."""
     return named_cluster(options) if any(node.isdecimal() for node in nodes) else None
 
 

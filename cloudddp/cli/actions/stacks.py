@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from cloudddp.agent.protocol.stacks import RankStack, summary
 from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
+from cloudddp.cli.node_connections import connected
 from cloudddp.cli.views.jobs import iso
 from cloudddp.config.options import GlobalOptions
 from cloudddp.errors import CloudDDPError, Command
@@ -23,7 +24,7 @@ def stacks(
     console: Console, options: GlobalOptions, *, anyone: bool, job_id: str | None, as_json: bool
 ) -> None:
     session = sessions.start(console, options, anyone=anyone)
-    with session.connect(partly=True) as (cluster, runner):
+    with connected(session, partly=True) as (cluster, runner):
         record = status.find(status.list_jobs(runner), job_id)
         if record.status.ended:
             raise CloudDDPError(

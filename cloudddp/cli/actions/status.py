@@ -9,8 +9,8 @@ from typing import Any
 from cloudddp.aws.client import AWS
 from cloudddp.aws.denials import CODES as DENIED
 from cloudddp.aws.explain import REGION_REFUSED
-from cloudddp.cli import ends
 from cloudddp.cli import session as sessions
+from cloudddp.cli import termination
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import credentials_end, region_list
 from cloudddp.cli.session import Session
@@ -40,10 +40,12 @@ def status(console: Console, options: GlobalOptions, *, as_json: bool) -> None:
     _warn(console, live)
     credentials = aws.credentials_end()
     if as_json:
-        console.print_json([views.cluster_json(c, ownership, credentials, ends.planned(c)) for c in live])
+        console.print_json(
+            [views.cluster_json(c, ownership, credentials, termination.planned(c)) for c in live]
+        )
         return
-    console.print("\n\n".join(views.cluster(c, ownership, ends.planned(c)) for c in live))
-    if any(ends.planned(c) for c in live):
+    console.print("\n\n".join(views.cluster(c, ownership, termination.planned(c)) for c in live))
+    if any(termination.planned(c) for c in live):
         console.log(Command("jobs"), " shows when the nodes end because of --down")
     if ending := credentials_end(credentials):
         console.print(f"\nyour AWS {ending}")
@@ -52,7 +54,8 @@ def status(console: Console, options: GlobalOptions, *, as_json: bool) -> None:
 def _elsewhere(
     console: Console, session: Session, aws: AWS, last: Cluster | None
 ) -> tuple[AWS, list[Cluster]]:
-    """Return the cluster in another region; raise CloudDDPError, after what is left of it in this one, if it is in none."""
+    """Return the cluster in another region; raise CloudDDPError, after what is left of it in this one, if it
+    is in none."""
     name = session.settings.cluster.name
     left = _remains(console, aws, [], name)
     for one in left:
@@ -95,7 +98,8 @@ def _all_remains(console: Console, found: Search) -> dict[AWS, list[Remains]]:
 
 
 def _report_unanswered(console: Console, session: Session, found: Search) -> None:
-    """Report the regions that could not be asked. Raises CloudDDPError if none has answered, or a configured one has not."""
+    """Report the regions that could not be asked. Raises CloudDDPError if none has answered, or a configured
+    one has not."""
     for region, error in found.failed.items():
         refused = isinstance(error, AWSError) and error.code in REGION_REFUSED
         if not found.answers or (region in session.configured and not refused):
@@ -116,7 +120,7 @@ def _remains(console: Console, aws: AWS, live: list[Cluster], name: str | None =
 
 def _json(session: Session, aws: AWS, live: list[Cluster], left: list[Remains]) -> list[dict[str, Any]]:
     ownership = session.ownership(aws)
-    clusters = [views.cluster_json(c, ownership, aws.credentials_end(), ends.planned(c)) for c in live]
+    clusters = [views.cluster_json(c, ownership, aws.credentials_end(), termination.planned(c)) for c in live]
     return clusters + [views.remains_json(one, ownership) for one in left]
 
 

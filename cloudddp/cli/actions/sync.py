@@ -1,18 +1,23 @@
-"""`sync`."""
+"""`sync`, and how every verb that sends files knows whose files are on the nodes."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from cloudddp import local_state
 from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
-from cloudddp.cli.formats import counted
+from cloudddp.cli.formats import counted, node_list
+from cloudddp.cli.node_connections import connected
 from cloudddp.cli.session import Session
 from cloudddp.config.options import GlobalOptions
-from cloudddp.errors import Command, UsageError
+from cloudddp.errors import CloudDDPError, Command, UsageError
 from cloudddp.job import project_files, unsent
 from cloudddp.job import sync as syncing
 from cloudddp.job.results.restore import restore, results_here
+from cloudddp.job.sync import Origin
 from cloudddp.local_state import ClusterFolder
 
 
@@ -28,12 +33,16 @@ def sync(
     files = project_files.of_config(session.root, session.settings)
     for note in unsent.notes(files, session.settings):
         console.warn(note)
-    with session.connect() as (cluster, runner), console.progress() as progress:
+    with connected(session) as (cluster, runner), console.progress() as progress:
         try:
             syncing.sync(
-                runner, cluster, session.settings, files=files, progress=progress,
-                origin=session.origin(yes=yes, before=progress.stop),
-            )  # fmt: skip
+                runner,
+                cluster,
+                session.settings,
+                files=files,
+                progress=progress,
+                origin=origin_of(session, yes=yes, before=progress.stop),
+            )
             if folder is not None:
                 count = restore(
                     runner, cluster, session.settings.job, folder, project=files.manifest, progress=progress
@@ -48,6 +57,34 @@ def sync(
             raise
 
 
+def origin_of(session: Session, *, yes: bool = False, before: Callable[[], None] = lambda: None) -> Origin:
+    """Return the project's id, and how to ask on a terminal whether the files of another project may be
+    replaced; without one they may not. `before` is called before it asks."""
+
+    def agree(nodes: Sequence[int]) -> None:
+        name = session.settings.cluster.name
+        held = (
+            f"{node_list(nodes)} of cluster {name!r} {'has' if len(nodes) == 1 else 'have'} the files of "
+            "another project, or "
+            "of this one from another computer or folder"
+        )
+        if yes:
+            return
+        if not sys.stdin.isatty():
+            raise CloudDDPError(
+                f"{held}; nothing was changed",
+                hint=(
+                    Command("sync", "--yes"),
+                    " replaces them; -c NAME chooses a cluster for this project",
+                ),
+            )
+        before()
+        if not session.console.confirm(f"{held}. Replace them?"):
+            raise CloudDDPError("not confirmed; nothing was changed")
+
+    return Origin(local_state.project_id(session.root), agree)
+
+
 def _results_of(session: Session, job_id: str | None) -> Path:
     """Return the folder of a job's results, by default the newest. Raises UsageError."""
     base = session.root / project_files.RESULTS
@@ -56,6 +93,10 @@ def _results_of(session: Session, job_id: str | None) -> Path:
     if not chosen:
         raise UsageError(
             f"{base} has no results" + (f" of job {job_id}" if job_id else ""),
-            hint=(f"available: {', '.join(path.name for path in found[-5:])}" if found else (Command("pull"), " copies them")),
-        )  # fmt: skip
+            hint=(
+                f"available: {', '.join(path.name for path in found[-5:])}"
+                if found
+                else (Command("pull"), " copies them")
+            ),
+        )
     return chosen[-1]

@@ -72,9 +72,10 @@ def bring_up(
     check: Callable[[Sequence[Plan], AWS], None] = lambda *_: None,
     on_ready: Callable[[Cluster], None] = lambda _: None,
 ) -> UpResult:
-    """Create the cluster after asking, for `up` and `run`. `check` is called before it asks, and raises for what the credentials
-    cannot do. `on_ready` is called with the cluster that was created, which the caller now has to remove. Raises UsageError
-    before it asks where a node would run more ranks than the type has GPUs."""
+    """Create the cluster after asking, for `up` and `run`. `check` is called before it asks, and raises for
+    what the credentials cannot do. `on_ready` is called with the cluster that was created, which the caller
+    now has to remove. Raises UsageError before it asks where a node would run more ranks than the type has
+    GPUs."""
     console, spec, clouds = session.console, session.settings.cluster, session.clouds()
     with console.progress() as progress:
 
@@ -90,6 +91,11 @@ def bring_up(
                 console.log(line)
 
         return creating.up(
-            clouds, spec, progress=progress, confirm=agree, on_ready=on_ready, looked_in=session.looked_in(clouds),
+            clouds,
+            spec,
+            progress=progress,
+            confirm=agree,
+            on_ready=on_ready,
+            looked_in=session.looked_in(clouds),
             on_others=name_others,
-        )  # fmt: skip
+        )

@@ -1,5 +1,5 @@
-"""`watch`, and launches with `--retries`: a job that loses a node, or whose node is rebooted, is resumed, as often as that
-happens."""
+"""`watch`, and launches with `--retries`: a job that loses a node, or whose node is rebooted, is resumed, as
+often as that happens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cloudddp.cli.actions.follow import (
     silence_reporter,
 )
 from cloudddp.cli.actions.resume import Busy, Request, Resumed, as_launched, awaited_ends, resume_job
-from cloudddp.cli.actions.starting import pull_before_the_end
+from cloudddp.cli.actions.start_job import pull_before_the_end
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import node_list
 from cloudddp.cli.session import Session
@@ -25,6 +25,7 @@ from cloudddp.cluster import connect, inspect
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import timing
 from cloudddp.config.options import Flag, GlobalOptions
+from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import AWSError, NodeError
 from cloudddp.job import launch_record, status
 from cloudddp.job.follow.decide import Policy
@@ -67,7 +68,7 @@ def watch(
         try:
             times, _ = _resume(session, flags, Request(job, detach=True, suggest=False), times, put_off)
         except Busy:
-            _wait_for_other(session, ClusterFolder(cluster.id))
+            _wait_for_other(console, ClusterFolder(cluster.id))
             times += 1
         except Resumed as done:
             job = done.job
@@ -85,8 +86,8 @@ def _loss(finished: JobResult) -> str:
 def keep_resuming(
     session: Session, cluster: Cluster, finished: JobResult, times: int, *, suggest: bool = True
 ) -> JobResult:
-    """Resume a job that was followed, as often as it loses a node, at most `times`; return how it ended. `suggest` as in
-    `start_and_follow`."""
+    """Resume a job that was followed, as often as it loses a node, at most `times`; return how it ended.
+    `suggest` as in `start_and_follow`."""
     folder = ClusterFolder(cluster.id)
     while times and _lost_node(session, cluster, launch_record.find(folder, finished.job), finished):
         times -= 1
@@ -94,7 +95,7 @@ def keep_resuming(
         try:
             times, again = _resume(session, (), Request(finished.job, suggest=suggest), times)
         except Busy:
-            _wait_for_other(session, folder)
+            _wait_for_other(session.console, folder)
             times += 1
             continue
         except Resumed as done:  # by another command, such as `watch`
@@ -108,7 +109,8 @@ def keep_resuming(
 def _resume(
     session: Session, flags: Sequence[Flag], wanted: Request, times: int, put_off: PutOff | None = None
 ) -> tuple[int, JobResult | None]:
-    """As `resume_job`, again if a further node is lost meanwhile, at most `times` more; return how many are left, too."""
+    """As `resume_job`, again if a further node is lost meanwhile, at most `times` more; return how many are
+    left, too."""
     while True:
         before = session.cluster()
         try:
@@ -130,10 +132,10 @@ def _is_resuming(folder: ClusterFolder) -> bool:
         return not free
 
 
-def _wait_for_other(session: Session, folder: ClusterFolder) -> None:
+def _wait_for_other(console: Console, folder: ClusterFolder) -> None:
     """Wait until no other command of this computer is resuming a job of the cluster."""
     if _is_resuming(folder):
-        session.console.log("waiting for another cloudddp command, which resumes a job of this cluster")
+        console.log("waiting for another cloudddp command, which resumes a job of this cluster")
     while _is_resuming(folder):
         time.sleep(_AGAIN)
 
@@ -142,7 +144,7 @@ def _followed(session: Session, cluster: Cluster, job_id: str, put_off: PutOff) 
     """As `_watched`; repeat it while nodes do not answer, since one may be lost at any moment."""
     folder, deadline = ClusterFolder(cluster.id), time.monotonic() + timing.current().offline
     while True:
-        _wait_for_other(session, folder)
+        _wait_for_other(session.console, folder)
         try:
             return _watched(session, folder, job_id, put_off)
         except _Resuming:
@@ -156,8 +158,8 @@ def _followed(session: Session, cluster: Cluster, job_id: str, put_off: PutOff) 
 
 
 def _watched(session: Session, folder: ClusterFolder, job_id: str, put_off: PutOff) -> tuple[str, JobResult]:
-    """Follow a job, or the one that continues it, to its end. Return its id, and how it ended. Where it has failed, the planned
-    end of its nodes is put off. Raises _Resuming."""
+    """Follow a job, or the one that continues it, to its end. Return its id, and how it ended. Where it has
+    failed, the planned end of its nodes is put off. Raises _Resuming."""
     console, cluster = session.console, session.cluster()
     runner, silent = connect.connect_reachable(cluster, session.settings.cluster, progress=console.log)
     with closing(runner):
@@ -170,14 +172,17 @@ def _watched(session: Session, folder: ClusterFolder, job_id: str, put_off: PutO
         if not job.status.ended and _is_resuming(folder):
             raise _Resuming
         follower = JobFollower(
-            runner, job.id, job.nodes, Policy(wait=True), on_line=line_printer(console),
-            on_quiet=quiet_reporter(console), on_silence=silence_reporter(console, job.id),
-            ended_instances=ended_nodes_query(session, cluster),
-        )  # fmt: skip
-        try:
+            runner,
+            job.id,
+            job.nodes,
+            Policy(wait=True),
+            on_line=line_printer(console),
+            on_quiet=quiet_reporter(console),
+            on_silence=silence_reporter(console, job.id),
+            ended_instances=ended_nodes_query(session.aws, cluster),
+        )
+        with closing(follower):
             finished = follower.run()
-        finally:
-            follower.close()
         if job.poweroff is not None and finished.status in _FAILED:  # until it is resumed, if it is
             planned_end.put_off_for_check(put_off, runner)
         report_end(session, cluster, finished)
@@ -187,8 +192,8 @@ def _watched(session: Session, folder: ClusterFolder, job_id: str, put_off: PutO
 
 
 def _lost_node(session: Session, cluster: Cluster, record: LaunchRecord, finished: JobResult) -> bool:
-    """Return whether the job has failed, and an instance on which it ran has ended, or was rebooted. EC2 may take a while to
-    notice the one, and a node to start again after the other."""
+    """Return whether the job has failed, and an instance on which it ran has ended, or was rebooted. EC2 may
+    take a while to notice the one, and a node to start again after the other."""
     if finished.status not in _FAILED:
         return False
     if finished.leaving is not None and finished.leaving not in finished.lost:
@@ -204,7 +209,7 @@ def _lost_node(session: Session, cluster: Cluster, record: LaunchRecord, finishe
         if live and set(record.nodes) - live:
             return True
         if silent and found is not None:
-            rebooted, silent = _after_silence(session, found, record.job, silent)
+            rebooted, silent = _after_silence(session.settings.cluster, found, record.job, silent)
             if rebooted:
                 return True
         limit = timing.current().offline if silent else timing.current().quiet if finished.doubtful else 0.0
@@ -214,12 +219,13 @@ def _lost_node(session: Session, cluster: Cluster, record: LaunchRecord, finishe
 
 
 def _after_silence(
-    session: Session, cluster: Cluster, job_id: str, silent: set[int]
+    spec: ClusterSpec, cluster: Cluster, job_id: str, silent: set[int]
 ) -> tuple[bool, set[int]]:
-    """Return whether a node was rebooted while the job ran, and which of the nodes that were silent do not respond yet."""
+    """Return whether a node was rebooted while the job ran, and which of the nodes that were silent do not
+    respond yet."""
     broken: dict[int, NodeError] = {}
     try:
-        runner, errors = connect.connect_reachable(cluster, session.settings.cluster)
+        runner, errors = connect.connect_reachable(cluster, spec)
         with closing(runner):
             jobs = status.list_jobs(runner, silent=broken, seconds=_LIST_SECONDS)
     except NodeError:

@@ -1,1 +1,2 @@
-"""The verbs as click commands: names, options and help. They import click and name their functions in actions/."""
+"""The verbs as click commands: names, options and help. They import click and name their functions in
+actions/."""

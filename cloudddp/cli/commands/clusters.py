@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from cloudddp.cli.commands.options import ANYONE, CLUSTER_SETTINGS, DRY_RUN, JSON, YES
-from cloudddp.cli.verbs import Verb
+from cloudddp.cli.lazy_commands import Verb
 
 up = Verb(
     "up",
@@ -28,10 +28,11 @@ down = Verb(
     params=[ANYONE, DRY_RUN, YES],
     help="""Remove the cluster and verify that nothing is left.
 
-    Finds its resources by tag, so it works from any computer with access to the account. Only your own resources are
-    removed (with --anyone, also those of others). A cluster that is not where the settings or this computer's records say
-    is looked for in every enabled region; with --region, only that one is changed. If anything is left, or a region could not
-    be asked, it is listed and the exit code is 3. It is safe to repeat.
+    Finds its resources by tag, so it works from any computer with access to the account. Only your own
+    resources are removed (with --anyone, also those of others). A cluster that is not where the settings or
+    this computer's records say is looked for in every enabled region; with --region, only that one is
+    changed. If anything is left, or a region could not be asked, it is listed and the exit code is 3. It is
+    safe to repeat.
     """,
 )
 
@@ -41,8 +42,8 @@ doctor = Verb(
     params=[*CLUSTER_SETTINGS, JSON],
     help="""Check whether `up` would work, without creating anything.
 
-    Checks this computer, credentials, clock, instance type, image, network, price, quota and permissions with the
-    settings that `up` would use. The exit code is 1 if a check fails.
+    Checks this computer, credentials, clock, instance type, image, network, price, quota and permissions with
+    the settings that `up` would use. The exit code is 1 if a check fails.
 
     \b
     Example:
@@ -56,8 +57,8 @@ status = Verb(
     params=[JSON],
     help="""Show the cluster's nodes, deadline and cost so far.
 
-    The exit code is 1 if there is no such cluster in any region; what is left of one without nodes is listed. Makes one AWS
-    call, if the cluster is where the settings or this computer's records say.
+    The exit code is 1 if there is no such cluster in any region; what is left of one without nodes is listed.
+    Makes one AWS call, if the cluster is where the settings or this computer's records say.
     """,
 )
 
@@ -74,14 +75,15 @@ ls = Verb(
 
     The remains are what was left when nodes ended at their deadline, such as Elastic IPs, which are billed.
 
-    Asks the configured regions, and those in which this computer has created clusters that are not known to be gone; if
-    there is none, every enabled region; with --region, only that one. Makes four AWS calls per region.
+    Asks the configured regions, and those in which this computer has created clusters that are not known to
+    be gone; if there is none, every enabled region; with --region, only that one. Makes four AWS calls per
+    region.
     """,
 )
 
 allow_me = Verb(
     "allow-me",
-    "cloudddp.cli.actions.allow_me:allow_me",
+    "cloudddp.cli.actions.nodes:allow_me",
     params=[ANYONE],
     help="""Allow SSH from this computer's current address.
 

@@ -16,10 +16,10 @@ from cloudddp.cli.commands.options import (
     RESUME_SETTINGS,
     VARIABLES,
     YES,
-)  # fmt: skip
-from cloudddp.cli.job_verb import JobVerb
-from cloudddp.cli.numbers import Finite
-from cloudddp.cli.verbs import Verb
+    Finite,
+)
+from cloudddp.cli.lazy_commands import Verb
+from cloudddp.cli.misplaced_options import JobVerb
 
 _JOB = click.Argument(["job_id"], metavar="[JOB]", required=False)
 
@@ -33,13 +33,15 @@ launch = JobVerb(
         click.Option(
             ["--down", "ends"],
             is_flag=True,
-            help="With -d: the nodes terminate by themselves after the job, however it ends, also if it is not started.",
+            help="With -d: the nodes terminate by themselves after the job, however it ends, also if it is "
+            "not started.",
         ),
         click.Option(
             ["--keep"],
             type=Finite(0, 10_000),
             metavar="MIN",
-            help="With --down or on_stall = down: minutes for a `cloudddp pull` until the nodes terminate.  [default: 30]",
+            help="With --down or on_stall = down: minutes for a `cloudddp pull` until the nodes terminate.  "
+            "[default: 30]",
         ),
         ANYONE,
         DRY_RUN,
@@ -64,14 +66,17 @@ run = JobVerb(
         *CLUSTER_SETTINGS,
         YES,
         click.Option(
-            ["--discard"], is_flag=True, help="Terminate the nodes even if they hold files that were not pulled."
+            ["--discard"],
+            is_flag=True,
+            help="Terminate the nodes even if they hold files that were not pulled.",
         ),
         click.Option(
             ["--keep", "keep_files"],
             type=Finite(1, 10_000),
             default=60.0,
             metavar="MIN",
-            help="Minutes for which nodes stay that hold files that were not pulled; then they end by themselves.  [default: 60]",
+            help="Minutes for which nodes stay that hold files that were not pulled; then they end by "
+            "themselves.  [default: 60]",
         ),
         click.Option(
             ["--keep-on-failure", "keep"],
@@ -83,15 +88,15 @@ run = JobVerb(
     ],
     help="""Do a whole job: up, launch, pull and down in one command.
 
-    The files that the job wrote in the project are pulled to results/JOB (job.outputs selects some). The cluster is removed
-    whatever happens, with one exception: if not all of them could be pulled, the nodes stay for --keep minutes, and the
-    exit code is 3.
+    The files that the job wrote in the project are pulled to results/JOB (job.outputs selects some). The
+    cluster is removed whatever happens, with one exception: if not all of them could be pulled, the nodes
+    stay for --keep minutes, and the exit code is 3.
 
     \b
     Example:
       cloudddp run -n 2 -t g5.12xlarge --max-cost 20 train.py --epochs 10
     """,
-)  # fmt: skip
+)
 
 logs = Verb(
     "logs",
@@ -100,7 +105,9 @@ logs = Verb(
         ANYONE,
         _JOB,
         click.Option(
-            ["-f", "--follow"], is_flag=True, help="Follow until the job ends, and exit with the job's exit code."
+            ["-f", "--follow"],
+            is_flag=True,
+            help="Follow until the job ends, and exit with the job's exit code.",
         ),
         click.Option(
             ["--rank", "only"], multiple=True, metavar="R,...", help="Show only these ranks, such as 3,8-15."
@@ -108,23 +115,33 @@ logs = Verb(
         click.Option(
             ["--node", "nodes"], multiple=True, metavar="N,...", help="Show only the ranks of these nodes."
         ),
-        click.Option(["--since"], metavar="TIME", help="Show what was written in the last 90s, 5m, 2h or 1d."),
-        click.Option(["--tail"], metavar="N", help="Show the last N lines of each rank (with --grep: that match)."),
-        click.Option(["--grep"], metavar="RE", help="Show only lines in which this regular expression is found."),
-        click.Option(["--json", "as_json"], is_flag=True, help="Print a JSON object per line: node, rank, line."),
-        click.Option(["--raw"], is_flag=True, help="Print terminal escapes as they are. They can change the terminal."),
+        click.Option(
+            ["--since"], metavar="TIME", help="Show what was written in the last 90s, 5m, 2h or 1d."
+        ),
+        click.Option(
+            ["--tail"], metavar="N", help="Show the last N lines of each rank (with --grep: that match)."
+        ),
+        click.Option(
+            ["--grep"], metavar="RE", help="Show only lines in which this regular expression is found."
+        ),
+        click.Option(
+            ["--json", "as_json"], is_flag=True, help="Print a JSON object per line: node, rank, line."
+        ),
+        click.Option(
+            ["--raw"], is_flag=True, help="Print terminal escapes as they are. They can change the terminal."
+        ),
     ],
     help="""Show the logs of a job from the beginning.
 
-    Without JOB, those of the job that is running, or else of the newest one. Lines of more than 64 KiB are cut, and so is
-    the middle of a log that was longer than job.log_mb.
+    Without JOB, those of the job that is running, or else of the newest one. Lines of more than 64 KiB are
+    cut, and so is the middle of a log that was longer than job.log_mb.
 
     \b
     Examples:
       cloudddp logs --rank 0 --tail 20
       cloudddp logs -f --since 5m --grep 'loss|error'
     """,
-)  # fmt: skip
+)
 
 jobs = Verb(
     "jobs",
@@ -152,7 +169,8 @@ stacks = Verb(
     params=[ANYONE, _JOB, JSON],
     help="""Show where every rank of a job is, in a sentence and as stacks.
 
-    Without JOB, those of the job that is running. The ranks stop for a moment while py-spy reads them, and go on.
+    Without JOB, those of the job that is running. The ranks stop for a moment while py-spy reads them, and go
+    on.
     """,
 )
 
@@ -177,7 +195,9 @@ resume = _Resume(
         _JOB,
         click.Option(["-d", "--detach"], is_flag=True, help="Start the job and return."),
         click.Option(
-            ["--replace", "replaced"], multiple=True, metavar="NODE",
+            ["--replace", "replaced"],
+            multiple=True,
+            metavar="NODE",
             help="Also replace this node, which EC2 says runs: it is terminated first.",
         ),
         *RESUME_SETTINGS,
@@ -185,9 +205,10 @@ resume = _Resume(
     ],
     help="""Replace lost nodes and start a job again from its snapshot.
 
-    Nodes that have terminated are replaced by the same type in the same zone, with the same deadline. Then the script is
-    started again with the arguments and settings of JOB, or of the newest job, as a new job: where it continues is up to
-    the script. Arguments after `--` are appended to those of the script. The job has to have been launched from this computer.
+    Nodes that have terminated are replaced by the same type in the same zone, with the same deadline. Then
+    the script is started again with the arguments and settings of JOB, or of the newest job, as a new job:
+    where it continues is up to the script. Arguments after `--` are appended to those of the script. The job
+    has to have been launched from this computer.
 
     \b
     Examples:
@@ -195,7 +216,7 @@ resume = _Resume(
       cloudddp resume --replace 3 --wait-capacity 2h
       cloudddp resume -- --resume checkpoints/last.pt
     """,
-)  # fmt: skip
+)
 
 watch = Verb(
     "watch",
@@ -203,7 +224,10 @@ watch = Verb(
     params=[
         _JOB,
         click.Option(
-            ["--times"], type=click.IntRange(1, 1000), default=10, metavar="N",
+            ["--times"],
+            type=click.IntRange(1, 1000),
+            default=10,
+            metavar="N",
             help="How often the job is resumed at most. [default: 10]",
         ),
         *RESUME_SETTINGS,
@@ -211,11 +235,11 @@ watch = Verb(
     ],
     help="""Follow a job, and resume it when a node is lost or reboots.
 
-    Leave it running in tmux, or start it from cron: of several on this computer, one resumes the job. Ctrl-C ends it and
-    not the job. The exit code is the job's.
+    Leave it running in tmux, or start it from cron: of several on this computer, one resumes the job. Ctrl-C
+    ends it and not the job. The exit code is the job's.
 
     \b
     Example:
       cloudddp watch --wait-capacity 2h
     """,
-)  # fmt: skip
+)

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from cloudddp.cli.commands.options import ANYONE, YES
-from cloudddp.cli.verbs import Verb
+from cloudddp.cli.lazy_commands import Verb
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
@@ -49,10 +49,12 @@ sync = Verb(
     ],
     help="""Send the project's files to every node.
 
-    `launch` does this first. Nodes that have the files of another project get those of this one only after a confirmation.
+    `launch` does this first. Nodes that have the files of another project get those of this one only after a
+    confirmation.
 
-    With --results, files in results/JOB go back to their places in the project, for a script that continues from its
-    checkpoints; those in results/JOB/nodeN to that node only. Files of the project itself stay as they are.
+    With --results, files in results/JOB go back to their places in the project, for a script that continues
+    from its checkpoints; those in results/JOB/nodeN to that node only. Files of the project itself stay as
+    they are.
 
     \b
     Example:
@@ -66,18 +68,24 @@ pull = Verb(
     params=[
         ANYONE,
         click.Argument(["paths"], nargs=-1),
-        click.Option(["--job", "job_id"], metavar="JOB", help="Job whose results to pull (default: the newest)."),
-        click.Option(["--node"], type=int, metavar="K", help="Pull from this node (default: the node that ran rank 0)."),
-        click.Option(["--all-nodes"], is_flag=True, help="Pull from every node, each into a folder of its own."),
+        click.Option(
+            ["--job", "job_id"], metavar="JOB", help="Job whose results to pull (default: the newest)."
+        ),
+        click.Option(
+            ["--node"], type=int, metavar="K", help="Pull from this node (default: the node that ran rank 0)."
+        ),
+        click.Option(
+            ["--all-nodes"], is_flag=True, help="Pull from every node, each into a folder of its own."
+        ),
         click.Option(["--to"], type=_FOLDER, help="Destination folder (default: results/JOB)."),
     ],
     help="""Copy results from the nodes to this computer.
 
-    PATHS are files or folders of the project on the nodes (default: job.outputs, or every file that jobs wrote in the project,
-    up to job.pull_mb of those not pulled yet). Files that are here already are not sent again, and a transfer that broke
-    continues. Exits with 1 if a result was left out.
+    PATHS are files or folders of the project on the nodes (default: job.outputs, or every file that jobs
+    wrote in the project, up to job.pull_mb of those not pulled yet). Files that are here already are not sent
+    again, and a transfer that broke continues. Exits with 1 if a result was left out.
     """,
-)  # fmt: skip
+)
 
 exec_ = Verb(
     "exec",
@@ -88,10 +96,11 @@ exec_ = Verb(
         click.Option(["--node"], type=int, metavar="K", help="Run it on this node only."),
         click.Argument(["command"], nargs=-1, required=True, type=click.UNPROCESSED),
     ],
-    help="""Run COMMAND on every node, in the project's folder. Redirect the output of what it leaves in the background.
+    help="""Run COMMAND on every node, in the project's folder. Redirect the output of what it leaves in the
+    background.
 
-    A single word is a shell command line; several words are a program and its arguments. Exits with the highest exit
-    code of all nodes.
+    A single word is a shell command line; several words are a program and its arguments. Exits with the
+    highest exit code of all nodes.
 
     \b
     Examples:
@@ -102,8 +111,8 @@ exec_ = Verb(
 
 
 class _Ssh(Verb):
-    """The verb whose words belong to OpenSSH from the first one on that is no option of cloudddp: click would read an option
-    inside `-L6006:localhost:6006`."""
+    """The verb whose words belong to OpenSSH from the first one on that is no option of cloudddp: click would
+    read an option inside `-L6006:localhost:6006`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         own = {
@@ -127,9 +136,9 @@ ssh = _Ssh(
     ],
     help="""Log in to a node with OpenSSH.
 
-    NODE is 0 by default; options of `ssh` may be before and after it. The host key is checked as strictly as by cloudddp
-    itself. Your own ssh configuration is not read; your SSH agent and ports are not forwarded to the node, but those that
-    you name.
+    NODE is 0 by default; options of `ssh` may be before and after it. The host key is checked as strictly as
+    by cloudddp itself. Your own ssh configuration is not read; your SSH agent and ports are not forwarded to
+    the node, but those that you name.
 
     \b
     Examples:

@@ -1,12 +1,12 @@
-"""The verbs on the simulator: `cloudddp sim start|stop|status|env|shell|exec|session|fault|interrupt|maintenance|conditions`."""
+"""The verbs on the simulator: `cloudddp sim
+start|stop|status|env|shell|exec|session|fault|interrupt|maintenance|conditions`."""
 
 from __future__ import annotations
 
 import click
 
-from cloudddp.cli.commands.options import JSON
-from cloudddp.cli.numbers import Finite
-from cloudddp.cli.verbs import LazyGroup, Verb
+from cloudddp.cli.commands.options import JSON, Finite
+from cloudddp.cli.lazy_commands import LazyGroup, Verb
 
 _HERE = "cloudddp.cli.commands.simulator"
 VERBS = {
@@ -54,25 +54,32 @@ start = Verb(
     only_own_options=True,
     params=[
         click.Option(
-            ["--port"], type=click.IntRange(0, 65535), default=0, metavar="PORT", help="Port of the endpoint (0: any free one)."
+            ["--port"],
+            type=click.IntRange(0, 65535),
+            default=0,
+            metavar="PORT",
+            help="Port of the endpoint (0: any free one).",
         ),
         click.Option(
             ["--nodes"],
             type=click.Choice(["auto", "namespace", "process"]),
             default="auto",
-            help="Nodes as separate hosts (namespace), or as processes of this computer; auto: the first if possible.",
+            help="Nodes as separate hosts (namespace), or as processes of this computer; auto: the first if "
+            "possible.",
         ),
         click.Option(
             ["--interface", "interfaces"],
             multiple=True,
             metavar="NAME",
-            help="Name of the nodes' network interface (default: ens5). If repeated, the nodes take the names in turn.",
+            help="Name of the nodes' network interface (default: ens5). If repeated, the nodes take the "
+            "names in turn.",
         ),
         click.Option(
             ["--policy"],
             type=click.Path(dir_okay=False),
             metavar="FILE",
-            help="IAM policy (JSON) of the user that this simulator's key belongs to, instead of full access.",
+            help="IAM policy (JSON) of the user that this simulator's key belongs to, instead of full "
+            "access.",
         ),
         click.Option(
             ["--scp"],
@@ -89,7 +96,7 @@ start = Verb(
 
     All times are 0 by default.
     """,
-)  # fmt: skip
+)
 
 stop = Verb(
     "stop",
@@ -115,8 +122,8 @@ env = Verb(
     only_own_options=True,
     help="""Print the variables that point AWS clients at the simulator.
 
-    They are enough for API calls. If nodes are separate hosts (namespaces), their addresses exist only inside the
-    simulator's network: use `cloudddp sim shell` or `cloudddp sim exec` for SSH to them.
+    They are enough for API calls. If nodes are separate hosts (namespaces), their addresses exist only inside
+    the simulator's network: use `cloudddp sim shell` or `cloudddp sim exec` for SSH to them.
     """,
 )
 
@@ -126,9 +133,9 @@ shell = Verb(
     only_own_options=True,
     help="""Open a shell inside the simulator's network.
 
-    Every AWS client in it uses the simulator. Nodes that are separate hosts (namespaces) can only be reached from
-    there; the other networks of this computer and the internet cannot be reached. Process nodes have no network of
-    their own, so with them the shell stays in this computer's network.
+    Every AWS client in it uses the simulator. Nodes that are separate hosts (namespaces) can only be reached
+    from there; the other networks of this computer and the internet cannot be reached. Process nodes have no
+    network of their own, so with them the shell stays in this computer's network.
     """,
 )
 
@@ -166,8 +173,9 @@ session = Verb(
     ],
     help="""Connect to a port of a node, as Session Manager does.
 
-    Stdin and stdout are the connection. It needs no route to the node and no rule of a security group. It replaces `aws ssm start-session --document-name
-    AWS-StartSSHSession` as a proxy command of ssh, or as `proxy_command` in cloudddp.toml.
+    Stdin and stdout are the connection. It needs no route to the node and no rule of a security group. It
+    replaces `aws ssm start-session --document-name AWS-StartSSHSession` as a proxy command of ssh, or as
+    `proxy_command` in cloudddp.toml.
 
     \b
     Example:
@@ -181,8 +189,8 @@ fault = Verb(
     params=[click.Argument(["kind"]), click.Argument(["nodes"], nargs=-1, required=True)],
     help="""Inject a fault into a node or its network.
 
-    NODE is a rank (in the cluster of -c, of cloudddp.toml, or the only one), an instance id or the start of one, or an
-    address. `cloudddp sim status` shows the nodes and their faults.
+    NODE is a rank (in the cluster of -c, of cloudddp.toml, or the only one), an instance id or the start of
+    one, or an address. `cloudddp sim status` shows the nodes and their faults.
 
     \b
       kill NODE          the machine fails without warning

@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from cloudddp.cli.ends import PlannedEnd
 from cloudddp.cli.formats import counted, dollars, duration
-from cloudddp.cli.tables import table
+from cloudddp.cli.terminal_text import table
+from cloudddp.cli.termination import PlannedEnd
 from cloudddp.cluster.cost import Cost
 from cloudddp.cluster.inspect import Remains
 from cloudddp.cluster.model import Cluster
@@ -18,7 +18,7 @@ UNKNOWN_OWNER = "an unknown owner"
 
 
 def cluster(found: Cluster, ownership: Ownership, planned: PlannedEnd | None = None) -> str:
-    hour = hourly(found)
+    hour = found.hour
     price = "price unknown" if hour is None else f"{dollars(hour)} an hour"
     if found.spot:
         price = "spot, " + (price if hour is None else f"at most {price}")
@@ -26,7 +26,10 @@ def cluster(found: Cluster, ownership: Ownership, planned: PlannedEnd | None = N
     if not ownership.owns(found):
         head += f" (not yours; {ownership.caller})"
     if found.missing:
-        head += f"\n  warning: {counted(found.missing, 'node')} of it {'has' if found.missing == 1 else 'have'} ended"
+        head += (
+            f"\n  warning: {counted(found.missing, 'node')} of it "
+            f"{'has' if found.missing == 1 else 'have'} ended"
+        )
     if found.live:
         head += f"\n  {price}, {amount(found.cost())} so far; terminates in {time_left(found)}"
         head += "".join(f"\n  {line}" for line in _earlier(found, planned))
@@ -38,7 +41,8 @@ def _earlier(found: Cluster, planned: PlannedEnd | None) -> list[str]:
     lines = []
     if planned is not None:
         lines.append(
-            f"or {duration(60 * planned.minutes)} after the end of job {planned.job}, which was launched with --down"
+            f"or {duration(60 * planned.minutes)} after the end of job {planned.job}, which was launched "
+            "with --down"
         )
     if found.idle_minutes:
         lines.append(
@@ -67,11 +71,18 @@ def nodes_table(found: Cluster) -> str:
 def clusters_table(found: list[Cluster]) -> str:
     rows = [
         (
-            c.name, c.id or "-", c.region, str(len(c.live)), c.type, time_left(c), dollars(hourly(c)),
-            amount(c.cost()), c.owner or "-",
+            c.name,
+            c.id or "-",
+            c.region,
+            str(len(c.live)),
+            c.type,
+            time_left(c),
+            dollars(c.hour),
+            amount(c.cost()),
+            c.owner or "-",
         )
         for c in found
-    ]  # fmt: skip
+    ]
     header = ("CLUSTER", "ID", "REGION", "NODES", "TYPE", "TIME LEFT", "PER HOUR", "SO FAR", "OWNER")
     redundant = () if len({c.region for c in found}) > 1 else ("REGION",)
     return table(header, rows, redundant=redundant, elastic=("OWNER",), spare=("ID",))
@@ -81,7 +92,10 @@ def remains_text(found: Remains) -> Text:
     """Return one line for what is left of a cluster without nodes, and what removes it."""
     kinds = [one.kind for one in found.resources]
     listed = ", ".join(counted(kinds.count(kind), kind) for kind in dict.fromkeys(kinds))
-    who = f"cluster {found.name} ({found.id or 'no id'}) in {found.region} of {found.tags.owner or UNKNOWN_OWNER}"
+    who = (
+        f"cluster {found.name} ({found.id or 'no id'}) in {found.region} of "
+        f"{found.tags.owner or UNKNOWN_OWNER}"
+    )
     if found.being_created:
         return f"{who} is being created on this computer; it has no nodes yet"
     price = f", costing ${found.hour:.3f} an hour" if found.hour else ""
@@ -121,7 +135,7 @@ def cluster_json(
     credentials_end: datetime | None = None,
     planned: PlannedEnd | None = None,
 ) -> dict[str, Any]:
-    hour, bill = hourly(found), found.cost()
+    hour, bill = found.hour, found.cost()
     return {
         "cluster": found.name,
         "cluster_id": found.id or None,
@@ -156,11 +170,6 @@ def cluster_json(
 
 def at(time: datetime | None) -> str:
     return f"on {time:%Y-%m-%d at %H:%M} UTC" if time else "at an unknown time"
-
-
-def hourly(found: Cluster) -> float | None:
-    """Return what a cluster costs per hour in USD, or None where the price is unknown."""
-    return found.hour
 
 
 def time_left(found: Cluster) -> str:

@@ -13,8 +13,7 @@ from cloudddp.agent.protocol.pace import Straggler, current
 from cloudddp.agent.protocol.stall import LeftStall
 from cloudddp.agent.protocol.training import TrainingStatus
 from cloudddp.cli.formats import counted, duration, moment, node_list
-from cloudddp.cli.tables import table
-from cloudddp.cli.wrap import width_of
+from cloudddp.cli.terminal_text import table, width_of
 from cloudddp.errors import Command
 from cloudddp.job.status import JobRecord
 from cloudddp.text import one_line, size_of
@@ -62,20 +61,23 @@ def ending(known: Sequence[JobRecord]) -> Sentence:
             left = record.ends - time.time()
             if left < 0:
                 return (
-                    f"the nodes should have ended at {_moment(record.ends)} (job {record.id} {why}) and still run: ",
-                    Command("down"), " ends them",
-                )  # fmt: skip
+                    f"the nodes should have ended at {_moment(record.ends)} (job {record.id} {why}) and "
+                    "still run: ",
+                    Command("down"),
+                    " ends them",
+                )
             return (f"the nodes end in {duration(left)}, at {_moment(record.ends)}: job {record.id} {why}",)
         if record.poweroff is not None and not record.status.ended:
             return (
-                f"the nodes end {duration(record.poweroff)} after job {record.id}, which was launched with --down",
+                f"the nodes end {duration(record.poweroff)} after job {record.id}, which was launched with "
+                "--down",
             )
     return ()
 
 
 def troubles(known: Sequence[JobRecord]) -> list[Sentence]:
-    """Return what is wrong with jobs that run, as sentences with the next command: stragglers, and stalls that were left
-    alone; and why the newest one has failed."""
+    """Return what is wrong with jobs that run, as sentences with the next command: stragglers, and stalls
+    that were left alone; and why the newest one has failed."""
     found: list[Sentence] = []
     for record in known:
         if record.stalled is not None:
@@ -106,8 +108,11 @@ def stalled(job_id: str, stall: LeftStall) -> Sentence:
     length = duration(time.time() - stall.since)
     return (
         f"job {job_id} stalled {length} ago and was left alone (on_stall = leave): {stall.detail}; ",
-        Command("stacks", job_id), " shows where each rank is now, ", Command("cancel", job_id), " ends it",
-    )  # fmt: skip
+        Command("stacks", job_id),
+        " shows where each rank is now, ",
+        Command("cancel", job_id),
+        " ends it",
+    )
 
 
 def copies(known: Sequence[JobRecord]) -> list[str]:
@@ -128,7 +133,10 @@ def copied_text(copied: Copied) -> str:
     if copied.phase is CopyPhase.COMPLETE:
         return what
     why = copied.error or "; ".join(copied.notes)
-    return f"not all results were copied: {copied.files} of {copied.expected} files to {url}: {one_line(why, 500)}"
+    return (
+        f"not all results were copied: {copied.files} of {copied.expected} files to {url}: "
+        f"{one_line(why, 500)}"
+    )
 
 
 def jobs_json(known: Sequence[JobRecord]) -> list[dict[str, Any]]:
@@ -136,8 +144,8 @@ def jobs_json(known: Sequence[JobRecord]) -> list[dict[str, Any]]:
 
 
 def _training(record: JobRecord, *, narrow: bool) -> str:
-    """Return the progress of the training, and the ranks that are slow; for a running job also the age of an old report: the
-    job may hang."""
+    """Return the progress of the training, and the ranks that are slow; for a running job also the age of an
+    old report: the job may hang."""
     slow = [f"rank {one.rank} ({one.ratio:.1f} x)" for one in current(record.stragglers)]
     behind = f"straggler{'s' * (len(slow) > 1)}: {', '.join(slow)}" if slow else ""
     return "; ".join(part for part in (_progress(record, narrow=narrow), behind) if part) or "-"

@@ -9,7 +9,7 @@ from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.aws.reservations import Reservation
 from cloudddp.cli import formats
 from cloudddp.cli.formats import counted, dollars, duration, moment
-from cloudddp.cli.views.clusters import UNKNOWN_OWNER, amount, at, hourly, nodes_table, time_left
+from cloudddp.cli.views.clusters import UNKNOWN_OWNER, amount, at, nodes_table, time_left
 from cloudddp.cluster import interfaces, reserved
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import Plan
@@ -24,7 +24,8 @@ from cloudddp.errors import Command, Text
 def plans(
     found: Sequence[Plan], info: TypeInfo, spec: ClusterSpec, credentials_end: datetime | None = None
 ) -> str:
-    """Return what is about to be created, in the first region that has capacity, and when the credentials end."""
+    """Return what is about to be created, in the first region that has capacity, and when the credentials
+    end."""
     lines = [plan(found[0], info, spec, credentials_end), f"  where     {_zones(found[0])}"]
     if spec.wait_capacity != "0":
         lines[-1] += f"; if no zone has capacity, tries again for {spec.wait_capacity}"
@@ -48,8 +49,10 @@ def plan(the_plan: Plan, info: TypeInfo, spec: ClusterSpec, credentials_end: dat
         f"cluster {spec.name}: {spec.nodes} x {spec.instance_type} ({gpus} each)",
         f"  price     {kind}{total} an hour: {hourly}, "
         f"{extras} for {'disks and addresses' if price.addresses else 'disks'}",
-        f"  deadline  {moment(the_plan.expires)}, in {duration(the_plan.hours * 3600)}: the nodes then terminate",
-        f"  at most   {dollars(the_plan.cost)} until then; data transfer, snapshots and taxes are not counted",
+        f"  deadline  {moment(the_plan.expires)}, in {duration(the_plan.hours * 3600)}: the nodes then "
+        "terminate",
+        f"  at most   {dollars(the_plan.cost)} until then; data transfer, snapshots and taxes are not "
+        "counted",
     ]
     if (how := _access(spec)) is not None:
         lines.append(f"  access    {how}")
@@ -69,8 +72,9 @@ def plan(the_plan: Plan, info: TypeInfo, spec: ClusterSpec, credentials_end: dat
 
 
 def _parts(price: Price) -> tuple[str, str, str]:
-    """Return the price per hour of the cluster, of a node, and of all disks and addresses, with so many decimals that
-    they add up: rounding the price of a node to cents is off by half a cent for each node. Pure."""
+    """Return the price per hour of the cluster, of a node, and of all disks and addresses, with so many
+    decimals that they add up: rounding the price of a node to cents is off by half a cent for each node.
+    Pure."""
     for decimals in (2, 3, 4, 5):
         scale = 10**decimals
         total, node, extras = (round(usd * scale) for usd in (price.hour, price.node_hour, price.extras_hour))
@@ -93,7 +97,8 @@ def _capacity(found: Reservation) -> str:
 
 
 def _network(the_plan: Plan, info: TypeInfo, spec: ClusterSpec) -> list[str]:
-    """Return what connects the nodes, and how they get their addresses, where that is not the ordinary case."""
+    """Return what connects the nodes, and how they get their addresses, where that is not the ordinary
+    case."""
     context = the_plan.context
     found = []
     if devices := interfaces.efa_devices(context.interfaces):
@@ -134,7 +139,8 @@ def up(created: UpResult) -> str:
 
 
 def nothing(name: str, regions: Sequence[str], denied: Sequence[str]) -> str:
-    """Return that there is no cluster of that name in these regions; `denied`, by a policy of the organization."""
+    """Return that there is no cluster of that name in these regions; `denied`, by a policy of the
+    organization."""
     more = f"; denied by your organization: {', '.join(denied)}" if denied else ""
     return f"cluster {name} does not exist; nothing to do (asked: {', '.join(regions)}{more})"
 
@@ -171,11 +177,12 @@ def others(found: Sequence[Cluster]) -> list[Text]:
     return [
         (
             f"your cluster {one.name} in {one.region} also runs: {counted(len(one.live), 'node')}, "
-            f"{dollars(hourly(one))} an hour; ",
-            Command("down", "-c", one.name, "--region", one.region), " removes it",
+            f"{dollars(one.hour)} an hour; ",
+            Command("down", "-c", one.name, "--region", one.region),
+            " removes it",
         )
         for one in found
-    ]  # fmt: skip
+    ]
 
 
 def summary(found: Cluster) -> str:
@@ -183,4 +190,7 @@ def summary(found: Cluster) -> str:
     age = duration((datetime.now(UTC) - found.created).total_seconds()) if found.created else "unknown time"
     known = found.id or f"without an id: {', '.join(node.id for node in found.live)}"
     count = counted(len(found.live), "node")
-    return f"cluster {found.name} ({known}) in {found.region}: {count}, created {age} ago by {found.owner or '-'}"
+    return (
+        f"cluster {found.name} ({known}) in {found.region}: {count}, created {age} ago by "
+        f"{found.owner or '-'}"
+    )

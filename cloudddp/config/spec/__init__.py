@@ -1,7 +1,7 @@
 """What the user asked for, as frozen records: ClusterSpec, JobSpec, SyncSpec and SetupSpec.
 
-Each field has its limits and its help; schema.py tells them to others. settings.py merges the sources and validates the
-values.
+Each field has its type and its limits; its help is in descriptions.py. settings.py merges the sources and
+validates the values.
 """
 
 from __future__ import annotations

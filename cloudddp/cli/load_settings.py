@@ -1,4 +1,5 @@
-"""Where the settings of a verb come from: options, the environment, files, the project's folder and the simulator."""
+"""Where the settings of a verb come from: options, the environment, files, the project's folder and the
+simulator."""
 
 from __future__ import annotations
 
@@ -15,11 +16,12 @@ from cloudddp.config.project import Project
 from cloudddp.config.settings import Layer
 from cloudddp.config.spec import Config
 from cloudddp.errors import Command, UsageError
+from cloudddp.sim import control
 
 
 def tolerated(warn: Callable[[str], None], options: GlobalOptions, where: Project, verb: str) -> Config:
-    """Return the settings without what is wrong with them, after a warning for each part. Raises UsageError if the name of the
-    cluster may be in such a part, and `verb` needs it."""
+    """Return the settings without what is wrong with them, after a warning for each part. Raises UsageError
+    if the name of the cluster may be in such a part, and `verb` needs it."""
     *given, folder = layers_of(options, (), replace(where, files=()), {})
     settings.resolve(given)  # options have to be valid
     messages: list[str] = []
@@ -43,7 +45,8 @@ def tolerated(warn: Callable[[str], None], options: GlobalOptions, where: Projec
 
 
 def named_cluster(options: GlobalOptions) -> str | None:
-    """Return the cluster that an option, a variable or a file names; None where only the folder's name is left."""
+    """Return the cluster that an option, a variable or a file names; None where only the folder's name is
+    left."""
     layers = layers_of(options, (), project.find(options.config))
     named = any("name" in layer.values.get("cluster", {}) for layer in layers[:-1])
     return settings.resolve(layers).cluster.name if named else None
@@ -57,9 +60,8 @@ def layers_of(
 ) -> list[Layer]:
     """Return every source of settings, by precedence, the highest first.
 
-    The simulator has its own region and SSH port, which override those of files and the environment; `--region` is kept,
-    since the simulator serves every region.
-    """
+    The simulator has its own region and SSH port, which override those of files and the environment;
+    `--region` is kept, since the simulator serves every region."""
     given = [
         *flags,
         *([Flag("--cluster", "cluster", "name", options.cluster)] if options.cluster is not None else []),
@@ -90,16 +92,14 @@ def report_other_region(
         if given is not None:
             if given != used:
                 console.log(
-                    f"--sim uses its own region, {used}, and not {given} ({layer.origin}); --region chooses another"
+                    f"--sim uses its own region, {used}, and not {given} ({layer.origin}); --region chooses "
+                    "another"
                 )
             return
 
 
 def enter_simulator(console: Console) -> None:
     """Start the simulator unless it runs, and point this process at it."""
-    # 10 ms, which only --sim costs.
-    from cloudddp.sim import control
-
     found = control.find(local_state.home())
     if found is None:
         console.log("starting the simulator (", Command("sim", "stop"), " stops it)")

@@ -1,8 +1,9 @@
-"""Verbs that take SCRIPT ARGS...: what follows the script belongs to it, except for some options of cloudddp, which are refused.
+"""Verbs that take SCRIPT ARGS...: what follows the script belongs to it, except for some options of cloudddp,
+which are refused.
 
-`cloudddp run train.py --max-cost 5` would otherwise create nodes without that limit, and a script that ignores unknown
-options would hide it. `--` before the script, or before the word, marks it as meant for the script.
-"""
+`cloudddp run train.py --max-cost 5` would otherwise create nodes without that limit, and a script that
+ignores unknown options would hide it. `--` before the script, or before the word, marks it as meant for the
+script."""
 
 from __future__ import annotations
 
@@ -13,18 +14,41 @@ from typing import Any
 
 import click
 
-from cloudddp.cli.verbs import Verb
+from cloudddp.cli.lazy_commands import Verb
 from cloudddp.errors import Command, UsageError
 
-# Options of `launch` and `run` whose loss costs money or results. All others reach the script: `--config`, `-c`, `--env`,
-# `--nodes`, `--tag` and `--profile` are common in scripts, and losing them changes nothing that lasts.
-REFUSED = frozenset({
-    # The nodes would be real, more expensive, or billed for longer.
-    "--dry-run", "--sim", "--max-cost", "--max-hours", "--spot", "--reservation", "-n", "-t", "--instance-type", "--region",
-    "--regions", "--idle-minutes", "--down", "--keep", "--keep-on-failure", "--discard", "--allow-cpu",
-    # Another cluster's files would be overwritten, results not copied, a job cancelled by Ctrl-C, or a run wasted.
-    "--cluster", "--results-s3", "-d", "--detach", "--nproc-per-node",
-})  # fmt: skip
+# Options of `launch` and `run` whose loss costs money or results. All others reach the script: `--config`,
+# `-c`, `--env`, `--nodes`, `--tag` and `--profile` are common in scripts, and losing them changes nothing
+# that lasts.
+REFUSED = frozenset(
+    {
+        # The nodes would be real, more expensive, or billed for longer.
+        "--dry-run",
+        "--sim",
+        "--max-cost",
+        "--max-hours",
+        "--spot",
+        "--reservation",
+        "-n",
+        "-t",
+        "--instance-type",
+        "--region",
+        "--regions",
+        "--idle-minutes",
+        "--down",
+        "--keep",
+        "--keep-on-failure",
+        "--discard",
+        "--allow-cpu",
+        # Another cluster's files would be overwritten, results not copied, a job cancelled by Ctrl-C, or a
+        # run wasted.
+        "--cluster",
+        "--results-s3",
+        "-d",
+        "--detach",
+        "--nproc-per-node",
+    }
+)
 JOB_VERBS = ("launch", "run")
 SIMILAR = 0.75  # similarity above which an unknown option counts as a misspelt option of ours
 
@@ -70,14 +94,16 @@ class JobVerb(Verb):
                     hint=(f"put it before {script}; if it is meant for the script: ", for_script),
                 )
             raise UsageError(
-                f"{name} is an option of {_verbs_with(ctx, name)}, not of {verb}, and comes after the script, "
+                f"{name} is an option of {_verbs_with(ctx, name)}, not of {verb}, and comes after the "
+                "script, "
                 "where every word belongs to the script",
                 hint=("if it is meant for the script: ", for_script),
             )
 
 
 def _ends_options(ctx: click.Context, command: click.Command, before: list[str]) -> bool:
-    """Return whether the words before the script end with the `--` that ends options, not with a value `--`."""
+    """Return whether the words before the script end with the `--` that ends options, not with a value
+    `--`."""
     if not before or before[-1] != "--":
         return False
     try:
@@ -148,8 +174,8 @@ def _option_in(word: str, options: dict[str, click.Option]) -> str:
 
 
 def _options_again(ctx: click.Context, command: click.Command, before: Sequence[str]) -> list[str]:
-    """Return the verb's options as they were given, without the values of variables, which may be secret, and without
-    the global options, which a hint has before the verb."""
+    """Return the verb's options as they were given, without the values of variables, which may be secret, and
+    without the global options, which a hint has before the verb."""
     values, _, order = command.make_parser(ctx).parse_args(list(before))
     words: list[str] = []
     for parameter in order:

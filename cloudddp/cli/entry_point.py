@@ -1,4 +1,4 @@
-"""The edge: runs the command line and turns every error into a message, a hint and an exit code."""
+"""The entry point: runs the command line and turns every error into a message, a hint and an exit code."""
 
 from __future__ import annotations
 
@@ -31,9 +31,16 @@ from cloudddp.ssh import login_shell
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Errors caused by how files and folders are set up on this computer, not by cloudddp.
 _CAUSED_BY_FILES = (
-    errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EROFS, errno.ETXTBSY,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EROFS,
+    errno.ETXTBSY,
     *_UNWRITABLE,
-)  # fmt: skip
+)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -46,7 +53,8 @@ def run(arguments: Sequence[str]) -> int:
         if noise := login_shell.warning():
             console.warn(noise)
         console.print_timings()
-        signals.ignore()  # until the process has ended: Python resets its own handlers when the interpreter exits
+        # Until the process has ended: Python resets its own handlers when the interpreter exits.
+        signals.ignore()
         streams.flush()  # now: a stream that cannot be written when the interpreter exits means exit code 120
 
 
@@ -142,8 +150,8 @@ def _bug(console: Console, error: Exception, arguments: Sequence[str]) -> int:
 
 
 def _without_values(arguments: Sequence[str]) -> list[str]:
-    """Return a command line without the values of --env and -e (also `-de K=V`), which may be secret: the file is sent
-    to us."""
+    """Return a command line without the values of --env and -e (also `-de K=V`), which may be secret: the
+    file is sent to us."""
     shown = []
     follows = False
     for word in arguments:

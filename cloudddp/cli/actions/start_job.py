@@ -8,9 +8,11 @@ from pathlib import Path
 
 from cloudddp import signals
 from cloudddp.agent.client import Runner
+from cloudddp.agent.protocol import SETUP_RANK
 from cloudddp.cli.actions import deadlines
-from cloudddp.cli.actions.follow import SETUP, Detached, JobStopped, foreground, line_printer, report_end
+from cloudddp.cli.actions.follow import Detached, JobStopped, foreground, line_printer, report_end
 from cloudddp.cli.actions.results import collect, ended_nodes, report_new
+from cloudddp.cli.actions.sync import origin_of
 from cloudddp.cli.console import Console
 from cloudddp.cli.session import Session
 from cloudddp.cluster.model import Cluster
@@ -28,9 +30,14 @@ from cloudddp.text import without_colours
 def checked_script(session: Session, script: Script, *, fresh: bool = False) -> Script:
     """Return the script by its path in the project. Raises UsageError before anything is called."""
     found = launch.prepare(
-        session.root, Path.cwd(), script, session.settings, fresh=fresh,
-        secret_files=map(Path, session.env_files), warn=session.console.warn,
-    )  # fmt: skip
+        session.root,
+        Path.cwd(),
+        script,
+        session.settings,
+        fresh=fresh,
+        secret_files=map(Path, session.env_files),
+        warn=session.console.warn,
+    )
     if (here := Path.cwd()) != session.root and here.is_relative_to(session.root):
         session.console.log(
             f"the project is {session.root}: ranks start there, not in {here.relative_to(session.root)}/"
@@ -54,19 +61,31 @@ def start_job(
     deadlines.warn_if_near(session.console, cluster)
     check_nodes_min(session.settings, len(cluster.nodes) + cluster.missing)
     record = launch_record.of_launch(
-        job, session.settings, root=session.root, files=session.files, variables=session.variables,
-        env_files=session.env_files, nodes=[node.id for node in cluster.nodes.values()],
-    )  # fmt: skip
+        job,
+        session.settings,
+        root=session.root,
+        files=session.files,
+        variables=session.variables,
+        env_files=session.env_files,
+        nodes=[node.id for node in cluster.nodes.values()],
+    )
     folder = ClusterFolder(cluster.id)
     launch_record.keep(folder, record)
     hold = Hold(job)
     try:
         with session.console.progress() as progress:
             return launch.launch(
-                runner, cluster, session.settings, job, root=session.root, progress=progress, hold=hold,
-                secret_files=map(Path, session.env_files), origin=session.origin(before=progress.stop),
+                runner,
+                cluster,
+                session.settings,
+                job,
+                root=session.root,
+                progress=progress,
+                hold=hold,
+                secret_files=map(Path, session.env_files),
+                origin=origin_of(session, before=progress.stop),
                 on_setup_line=_setup_line_printer(session.console),
-            )  # fmt: skip
+            )
     except signals.HungUp:
         raise  # what has started continues
     except (Exception, KeyboardInterrupt):
@@ -78,10 +97,10 @@ def start_job(
 
 
 def _setup_line_printer(console: Console) -> Callable[[int, str], None]:
-    """Return a function that shows a line of the setup as `[setup | node 1] text`, on stderr: a detached launch writes the
-    job's id to stdout."""
+    """Return a function that shows a line of the setup as `[setup | node 1] text`, on stderr: a detached
+    launch writes the job's id to stdout."""
     show = line_printer(console, write=lambda text: console.print(text, err=True), shown=without_colours)
-    return lambda node, line: show(node, SETUP, line)
+    return lambda node, line: show(node, SETUP_RANK, line)
 
 
 def start_and_follow(
@@ -96,9 +115,8 @@ def start_and_follow(
 ) -> JobResult | None:
     """Start the job, and follow it to its end unless `detach` is set. Raises JobStopped and Detached.
 
-    `suggest`: report what to type next; not where the caller goes on by itself. `on_start` is called when the job has been
-    started.
-    """
+    `suggest`: report what to type next; not where the caller goes on by itself. `on_start` is called when the
+    job has been started."""
     console = session.console
     with stopped_if_interrupted(console, runner, job.id):
         sending = start_job(session, runner, cluster, job)

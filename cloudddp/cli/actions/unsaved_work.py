@@ -22,11 +22,11 @@ from cloudddp.ssh.connection import Target
 from cloudddp.ssh.fleet import Fleet
 
 
-def at_stake(
+def unsaved_work(
     found: Cluster, settings: Config, *, jobs: bool = True, aws: AWS | None = None
 ) -> list[tuple[Part, ...]]:
-    """Return a message for each running job (with `jobs`) and each node with results that were not pulled. Never fails. `aws` is
-    asked about nodes that do not answer."""
+    """Return a message for each running job (with `jobs`) and each node with results that were not pulled.
+    Never fails. `aws` is asked about nodes that do not answer."""
     try:
         targets, lost = connect.targets(found, settings.cluster)
     except Exception as error:

@@ -1,8 +1,8 @@
 """Commands that are loaded when they are needed, and the options that all of them share.
 
-A `LazyGroup` knows its commands by a table of names and short helps, so that `cloudddp --help` loads none of them. A
-`Verb` knows its function by name, so that `cloudddp VERB --help` does not load what the verb needs to run.
-"""
+A `LazyGroup` knows its commands by a table of names and short helps, so that `cloudddp --help` loads none of
+them. A `Verb` knows its function by name, so that `cloudddp VERB --help` does not load what the verb needs to
+run."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import click
 
 from cloudddp import timings
 from cloudddp.cli.console import Console
+from cloudddp.config.descriptions import DESCRIPTIONS
 from cloudddp.config.options import Flag, GlobalOptions
 from cloudddp.errors import UsageError
 
@@ -33,7 +34,8 @@ class GlobalOption(click.Option):
 
 
 def _negated(description: str, settings: Mapping[str, Any]) -> str:
-    """Return the help of an option: for one that switches a setting off, that of the setting with "Do not"."""
+    """Return the help of an option: for one that switches a setting off, that of the setting with "Do
+    not"."""
     off = settings.get("flag_value") == "false"
     return f"Do not {description[0].lower()}{description[1:]}" if off else description
 
@@ -46,20 +48,20 @@ class SettingOption(click.Option):
         section: str,
         key: str,
         *names: str,
-        description: str,
         standard: str = "",
         **settings: Any,
     ) -> None:
         """`standard` is the default as the help shows it; '' where it shows none."""
+        description = _negated(DESCRIPTIONS[section][key], settings)
         shown = f" [default: {standard}]" if standard else ""
-        super().__init__(names, help=_negated(description, settings) + shown, **settings)
+        super().__init__(names, help=description + shown, **settings)
         self.section = section
         self.key = key
-        self.description = description
         self.standard = standard
 
     def flag(self, value: Any) -> Flag | None:
-        """Return the setting as it was given, or None where it was not. Raises UsageError for a table's item without '='."""
+        """Return the setting as it was given, or None where it was not. Raises UsageError for a table's item
+        without '='."""
         if value is None or (self.is_flag and not value):
             return None
         if self.multiple:
@@ -79,8 +81,8 @@ class SettingOption(click.Option):
 def global_options(*, after_verb: bool) -> list[GlobalOption]:
     """Return the global options: those of the group, or those that may follow a verb.
 
-    The latter are hidden, and do not read the environment: a variable must not override an option before the verb.
-    """
+    The latter are hidden, and do not read the environment: a variable must not override an option before the
+    verb."""
 
     def option(*names: str, envvar: str = "", **settings: Any) -> GlobalOption:
         variable = None if after_verb else envvar or None
@@ -96,10 +98,15 @@ def global_options(*, after_verb: bool) -> list[GlobalOption]:
         ),
         option("--region", metavar="REGION", help="AWS region."),
         option("--profile", metavar="PROFILE", envvar="CLOUDDDP_PROFILE", help="AWS profile."),
-        option("--sim", is_flag=True, envvar="CLOUDDDP_SIM", help="Use the simulator on this computer instead of AWS."),
+        option(
+            "--sim",
+            is_flag=True,
+            envvar="CLOUDDDP_SIM",
+            help="Use the simulator on this computer instead of AWS.",
+        ),
         option("-v", "--verbose", is_flag=True, help="Show more output."),
         option("--timings", is_flag=True, help="Show where the time went, at the end, on stderr."),
-    ]  # fmt: skip
+    ]
 
 
 def given_options(context: click.Context) -> GlobalOptions:
@@ -118,9 +125,8 @@ def given_options(context: click.Context) -> GlobalOptions:
 class Verb(click.Command):
     """A command whose function is imported when it is invoked.
 
-    The function gets the console and the global options, and by name the values of the command's own parameters; the
-    settings among them together, as `flags`.
-    """
+    The function gets the console and the global options, and by name the values of the command's own
+    parameters; the settings among them together, as `flags`."""
 
     def __init__(
         self,
@@ -184,9 +190,10 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Raise UsageError with similar names for a verb that does not exist (click 8.4 does it only for `commands`)."""
+        """Raise UsageError with similar names for a verb that does not exist (click 8.4 does it only for
+        `commands`)."""
         if args[0] not in self.table and not args[0].startswith("-") and not ctx.resilient_parsing:
-            # 1 ms, which `--help` need not take
+            # `--help` loads this module and needs no difflib.
             import difflib
 
             near = [repr(name) for name in difflib.get_close_matches(args[0], self.table)]
@@ -206,5 +213,6 @@ class LazyGroup(click.Group):
 
 
 def _console(context: click.Context) -> Console:
-    """Return the console of this run, which knows the global options for the commands that messages suggest."""
+    """Return the console of this run, which knows the global options for the commands that messages
+    suggest."""
     return context.ensure_object(Console)

@@ -1,0 +1,110 @@
+"""Connections to the nodes of the caller's cluster, and what is reported of the nodes that do not answer."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator
+from datetime import UTC, datetime
+
+from cloudddp.agent.client import Runner
+from cloudddp.cli.console import Console
+from cloudddp.cli.formats import node_list
+from cloudddp.cli.session import Session
+from cloudddp.cluster import connect, inspect
+from cloudddp.cluster.model import Cluster
+from cloudddp.errors import CloudDDPError, Command, ConnectError, NodeError
+
+_BOOT_SECONDS = 600.0  # in which a replacement may boot
+
+
+@contextlib.contextmanager
+def connected(
+    session: Session,
+    *,
+    whole: bool = False,
+    partly: bool = False,
+    listing: bool = False,
+    needed: Collection[int] | None = None,
+) -> Iterator[tuple[Cluster, Runner]]:
+    """Yield (cluster, connections to its nodes) and close them.
+
+    `whole`: refuse a cluster that has lost a node. `partly`: continue without the nodes that do not answer,
+    and raise NodeError, naming them, at the end. `listing`: a replacement that boots has nothing to list, and
+    is no error. `needed`, with `partly`: only these nodes have to answer, the silence of another one is a
+    warning."""
+    # paramiko is imported after the request to AWS: two threads that import compete for the interpreter, and
+    # the request would be sent later.
+    found = session.cluster(meanwhile=connect.loaded_meanwhile)
+    if found.missing:
+        _report_missing(session.console, found, refuse=whole)
+    silent: dict[int, Exception] = {}
+    try:
+        if partly:
+            runner, silent = connect.connect_reachable(
+                found, session.settings.cluster, progress=session.console.log
+            )
+        else:
+            runner = connect.connect(found, session.settings.cluster, progress=session.console.log)
+    except ConnectError:  # which names one node of several
+        _warn_of_problems(session, found, found.nodes)
+        raise
+    try:
+        _warn_of_problems(session, found, silent)
+        booting = [node for node, error in silent.items() if listing and _boots(found, node, error)]
+        for node in booting:
+            session.console.log(f"node {node} is booting: it replaces a lost node")
+            del silent[node]
+        for node, error in silent.items():
+            if needed is not None and node in needed:
+                raise error
+            session.console.warn(str(error))
+        yield found, runner
+    finally:
+        runner.close()
+    if silent and needed is None:
+        raise _not_queried(silent)
+
+
+def _warn_of_problems(session: Session, found: Cluster, nodes: Collection[int]) -> None:
+    """Warn of failed status checks and scheduled events of these nodes."""
+    for node, text in (inspect.problems(session.aws(), found, nodes) if nodes else {}).items():
+        session.console.warn(f"node {node} ({found.nodes[node].id}): {text}")
+
+
+def _report_missing(console: Console, found: Cluster, *, refuse: bool) -> None:
+    count = found.missing
+    gone = (
+        f"{count} of {count + len(found.nodes)} nodes of cluster {found.name!r} "
+        f"{'is' if count == 1 else 'are'} gone"
+    )
+    if refuse:
+        hint = (
+            Command("resume"),
+            " replaces them and starts the last job again; or ",
+            Command("pull"),
+            " what you need, then ",
+            Command("down"),
+            " and ",
+            Command("up"),
+        )
+        raise CloudDDPError(gone, hint=hint)
+    console.warn(gone)
+
+
+def _boots(cluster: Cluster, node: int, error: Exception) -> bool:
+    """Return whether a node that does not answer replaces another one and was launched a short time ago."""
+    instance = cluster.nodes[node]
+    first = min(cluster.nodes.values(), key=lambda one: one.launched or datetime.max.replace(tzinfo=UTC))
+    if instance.launched is None or instance.reservation == first.reservation:
+        return False
+    age = (datetime.now(UTC) - instance.launched).total_seconds()
+    return isinstance(error, ConnectError) and bool(error.patience) and age < _BOOT_SECONDS
+
+
+def _not_queried(silent: dict[int, Exception]) -> NodeError:
+    error = silent[min(silent)]
+    return NodeError(
+        f"{node_list(silent)} could not be queried: the output does not include "
+        f"{'them' if len(silent) > 1 else 'it'}",
+        hint=error.hint if isinstance(error, CloudDDPError) else "",
+    )
