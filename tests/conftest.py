@@ -34,6 +34,16 @@ settings.register_profile(
 )
 settings.load_profile("cloudddp")
 
+LONGEST_ID = 60  # characters of one parameter
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Shorten long texts, which pytest-xdist sends to each worker as a part of the test's id."""
+    if not isinstance(val, str | bytes) or len(val) <= LONGEST_ID:
+        return None
+    start = val[:LONGEST_ID] if isinstance(val, str) else val[:LONGEST_ID].decode("latin-1")
+    return f"{start.encode('unicode_escape').decode()}...{len(val)}"
+
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
