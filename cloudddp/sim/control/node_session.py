@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudddp.errors import CloudDDPError
-from cloudddp.sim.control import admin_client
+from cloudddp.sim.control.admin_client import nodes
 from cloudddp.sim.control.environment import enter
 from cloudddp.sim.control.record import Simulator
 from cloudddp.sim.linux import kernel
@@ -28,7 +28,7 @@ def relay(sim: Simulator, target: str, port: int) -> None:
 
     Call it while there is a single thread. This process moves to the node's network.
     """
-    node = next((one for one in admin_client.nodes(sim) if one["instance_id"] == target), None)
+    node = next((one for one in nodes(sim) if one["instance_id"] == target), None)
     if node is None or node["state"] != "running" or not node["home"]:
         raise CloudDDPError(
             "An error occurred (TargetNotConnected) when calling the StartSession operation: "
