@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -17,6 +18,22 @@ def wrap(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         where = getattr(owner, "__qualname__", None) or getattr(owner, "__name__", repr(owner))
         raise RuntimeError(f"this version of moto has no {where}.{name}; the simulator supports moto 5.2")
     setattr(owner, name, make(getattr(owner, name)))
+
+
+def override(owner: Any, name: str, method: Callable[..., Any]) -> None:
+    """Replace a function or method of moto by `method`, which gets the original one before the arguments of the call.
+
+    Raises RuntimeError if moto has no such attribute.
+    """
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return method(original, *args, **kwargs)
+
+        return call
+
+    wrap(owner, name, make)
 
 
 def add(owner: Any, **methods: Any) -> None:

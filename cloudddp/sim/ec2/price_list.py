@@ -6,13 +6,12 @@ no prices.
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable
 from typing import Any
 
 from cloudddp.sim.ec2.account_conditions import CONDITIONS
-from cloudddp.sim.ec2.patch import wrap
+from cloudddp.sim.ec2.patch import override
 
 PUBLISHED = "2026-11-01T00:00:00Z"
 
@@ -21,17 +20,13 @@ def install() -> None:
     """Answer GetProducts where moto mocks boto3 in this process; the server does it in api/pricing.py."""
     from moto.core.botocore_stubber import BotocoreStubber
 
-    wrap(BotocoreStubber, "process_request", _in_process)
+    override(BotocoreStubber, "process_request", _in_process)
 
 
-def _in_process(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def process(self: Any, request: Any) -> Any:
-        if not str(request.url).startswith("https://api.pricing."):
-            return original(self, request)
-        return 200, {"Content-Type": "application/x-amz-json-1.1"}, answer(request.body or b"{}")
-
-    return process
+def _in_process(original: Callable[..., Any], self: Any, request: Any) -> Any:
+    if not str(request.url).startswith("https://api.pricing."):
+        return original(self, request)
+    return 200, {"Content-Type": "application/x-amz-json-1.1"}, answer(request.body or b"{}")
 
 
 def answer(body: bytes | str) -> str:

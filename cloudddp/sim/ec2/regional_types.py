@@ -7,12 +7,11 @@ without the type, as for an invented name.
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Callable
 from typing import Any
 
 from cloudddp.sim.ec2 import catalog
-from cloudddp.sim.ec2.patch import client_error, wrap
+from cloudddp.sim.ec2.patch import client_error, override
 
 # A type with AMD GPUs, which moto's recording leaves out (EC2 User Guide, "Amazon EC2 G4 instances").
 _G4AD = {
@@ -30,7 +29,7 @@ def install() -> None:
     from moto.ec2.models import EC2Backend
 
     _add_g4ad()
-    wrap(EC2Backend, "describe_instance_types", _in_region)
+    override(EC2Backend, "describe_instance_types", _in_region)
 
 
 def _add_g4ad() -> None:
@@ -51,15 +50,13 @@ def _add_g4ad() -> None:
             ]
 
 
-def _in_region(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def describe(self: Any, instance_types: Any = None, filters: Any = None) -> Any:
-        missing = [name for name in instance_types or () if not catalog.zones(self.region_name, name)]
-        if missing:
-            client_error(
-                "InvalidInstanceType",
-                f"The following supplied instance types do not exist: [{', '.join(missing)}]",
-            )
-        return original(self, instance_types, filters)
-
-    return describe
+def _in_region(
+    original: Callable[..., Any], self: Any, instance_types: Any = None, filters: Any = None
+) -> Any:
+    missing = [name for name in instance_types or () if not catalog.zones(self.region_name, name)]
+    if missing:
+        client_error(
+            "InvalidInstanceType",
+            f"The following supplied instance types do not exist: [{', '.join(missing)}]",
+        )
+    return original(self, instance_types, filters)

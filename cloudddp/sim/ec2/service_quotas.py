@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 from cloudddp.sim.ec2.account_conditions import CONDITIONS
-from cloudddp.sim.ec2.patch import wrap
+from cloudddp.sim.ec2.patch import override
 
 UNLIMITED = 100_000.0  # without a condition, nothing is limited
 
@@ -28,15 +27,11 @@ def install() -> None:
     """Patch moto's GetServiceQuota."""
     from moto.servicequotas.models import ServiceQuotasBackend
 
-    wrap(ServiceQuotasBackend, "get_service_quota", _with_ec2)
+    override(ServiceQuotasBackend, "get_service_quota", _with_ec2)
 
 
-def _with_ec2(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def get(self: Any, service_code: str, quota_code: str) -> dict[str, Any]:
-        if service_code != "ec2" or quota_code not in _CODES:
-            return dict(original(self, service_code=service_code, quota_code=quota_code))
-        limit = CONDITIONS.read().quota.get(_CODES[quota_code], UNLIMITED)
-        return {"ServiceCode": "ec2", "QuotaCode": quota_code, "Value": float(limit), "Adjustable": True}
-
-    return get
+def _with_ec2(original: Callable[..., Any], self: Any, service_code: str, quota_code: str) -> dict[str, Any]:
+    if service_code != "ec2" or quota_code not in _CODES:
+        return dict(original(self, service_code=service_code, quota_code=quota_code))
+    limit = CONDITIONS.read().quota.get(_CODES[quota_code], UNLIMITED)
+    return {"ServiceCode": "ec2", "QuotaCode": quota_code, "Value": float(limit), "Adjustable": True}

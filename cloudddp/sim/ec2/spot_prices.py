@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
 from cloudddp.sim.ec2 import catalog
 from cloudddp.sim.ec2.account_conditions import CONDITIONS
-from cloudddp.sim.ec2.patch import wrap
+from cloudddp.sim.ec2.patch import override
 
 _PER_VCPU = 0.05  # USD per hour: plausible, and invented
 
@@ -18,20 +17,16 @@ def install() -> None:
     """Patch moto's response."""
     from moto.ec2.responses.spot_instances import SpotInstances
 
-    wrap(SpotInstances, "describe_spot_price_history", _current)
+    override(SpotInstances, "describe_spot_price_history", _current)
 
 
-def _current(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def describe(self: Any) -> Any:
-        answer = original(self)
-        for one in answer.result["SpotPriceHistory"]:
-            one["SpotPrice"] = f"{_price(one['InstanceType'], one['AvailabilityZone']):.6f}"
-            one["Timestamp"] = datetime.now(UTC)
-            one["ProductDescription"] = "Linux/UNIX"
-        return answer
-
-    return describe
+def _current(original: Callable[..., Any], self: Any) -> Any:
+    answer = original(self)
+    for one in answer.result["SpotPriceHistory"]:
+        one["SpotPrice"] = f"{_price(one['InstanceType'], one['AvailabilityZone']):.6f}"
+        one["Timestamp"] = datetime.now(UTC)
+        one["ProductDescription"] = "Linux/UNIX"
+    return answer
 
 
 def _price(instance_type: str, zone: str) -> float:

@@ -18,9 +18,9 @@ from cloudddp.sim.ec2 import capacity, encryption, reservations, scheduled_event
 from cloudddp.sim.ec2.account_conditions import CONDITIONS
 from cloudddp.sim.ec2.patch import LOCK
 from cloudddp.sim.guest import log
-from cloudddp.sim.hosts import moto_hooks
+from cloudddp.sim.hosts import moto_instances
 from cloudddp.sim.hosts.host_backend import Hosts
-from cloudddp.sim.hosts.instance_state import require_state, set_reason, set_state, set_user_initiated
+from cloudddp.sim.hosts.moto_instances import require_state, set_reason, set_state, set_user_initiated
 from cloudddp.sim.hosts.node_spec import spec_of
 
 VISIBLE_SECONDS = 3600.0  # EC2 shows a terminated instance for about an hour
@@ -72,7 +72,7 @@ class Lifecycle:
 
     def install(self) -> None:
         """Install the hooks, and start the thread that watches deadlines if the hosts do not."""
-        self._moto_terminate, self._moto_stop = moto_hooks.install(self)
+        self._moto_terminate, self._moto_stop = moto_instances.install(self)
         self._hosts.on_end = self._host_ended
         if not self._hosts.runs_timers:
             threading.Thread(target=self._watch_deadlines, name="deadlines", daemon=True).start()
