@@ -17,7 +17,7 @@ from support.simlab import Laptop, client_of
 
 from cloudddp.sim import control
 from cloudddp.sim.aws import CONDITIONS, rehearse
-from cloudddp.sim.ec2.importing import data_files_parsed_once
+from cloudddp.sim.ec2.speed import data_files_parsed_once
 from cloudddp.sim.linux import processes
 
 

@@ -10,8 +10,8 @@ import pytest
 from support.account import Account, refused
 
 from cloudddp.sim.aws import CONDITIONS, rehearse
-from cloudddp.sim.net.faults import Faults
 from cloudddp.sim.net.nftables import ruleset
+from cloudddp.sim.net.policy import Faults
 from cloudddp.sim.net.security_groups import policy_for
 
 ANYONE = [{"CidrIp": "0.0.0.0/0"}]

@@ -33,7 +33,7 @@ def interrupt(sim: Simulator, node: str, *, seconds: float, cluster: str | None 
 def maintenance(
     sim: Simulator, node: str, *, seconds: float, code: str, cluster: str | None = None
 ) -> dict[str, Any]:
-    """Schedule maintenance of a node in `seconds`; see ec2/scheduled_events.py for the codes. Raises UsageError."""
+    """Schedule maintenance of a node in `seconds`; see ec2/instance_status.py for the codes. Raises UsageError."""
     return _post(sim, "maintenance", {"node": node, "seconds": seconds, "code": code, "cluster": cluster})
 
 

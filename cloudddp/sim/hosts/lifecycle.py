@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from cloudddp.sim.ec2 import capacity, encryption, reservations, scheduled_events, spot, status_checks
+from cloudddp.sim.ec2 import capacity, encryption, instance_status, reservations, spot
 from cloudddp.sim.ec2.account_conditions import CONDITIONS
 from cloudddp.sim.ec2.patch import LOCK
 from cloudddp.sim.guest import log
@@ -196,19 +196,19 @@ class Lifecycle:
             spot.close(record.instance, spot.NO_CAPACITY)
             self.terminate(record.instance, _INTERRUPTED)
 
-    def maintain(self, instance_id: str, event: scheduled_events.ScheduledEvent) -> None:
+    def maintain(self, instance_id: str, event: instance_status.ScheduledEvent) -> None:
         """Let a scheduled event take place. No error if the instance does not run."""
         record = self._records.get(instance_id)
         if record is None or record.instance.state != "running":
             return
-        effect = scheduled_events.CODES[event.code][1]
-        if effect == scheduled_events.REBOOT:
+        effect = instance_status.CODES[event.code][1]
+        if effect == instance_status.REBOOT:
             self.reboot(record.instance)
-        elif effect == scheduled_events.STOP and spot.is_one_time(record.instance):
+        elif effect == instance_status.STOP and spot.is_one_time(record.instance):
             self.terminate(record.instance, _MAINTAINED)
-        elif effect == scheduled_events.STOP:
+        elif effect == instance_status.STOP:
             self.stop(record.instance, _MAINTAINED)
-        scheduled_events.complete(record.instance, event)
+        instance_status.complete(record.instance, event)
 
     def _end_of_block(self, instance_id: str) -> None:
         record = self._records.get(instance_id)
@@ -288,7 +288,7 @@ class Lifecycle:
             spec = spec_of(record.instance)
             record.deadline = spec.user_data.deadline
             # A namespace node waits by itself, so that its timers run meanwhile.
-            status_checks.set_failing(record.instance, False)
+            instance_status.set_failing(record.instance, False)
             booting = self._timing.booting + (0.0 if self._hosts.runs_timers else spec.boot.ssh_seconds)
             if not booting:
                 self._hosts.boot(spec)
@@ -309,7 +309,7 @@ class Lifecycle:
             return
         try:
             self._hosts.halt(record.instance.id)
-            status_checks.set_failing(record.instance, False)
+            instance_status.set_failing(record.instance, False)
             self._hosts.boot(spec_of(record.instance))
         except Exception as error:  # as in _boot: it must not be shown as running without a host
             log.write(f"{record.instance.id} does not reboot: {error}")

@@ -1,26 +1,34 @@
-"""The price list of the simulated AWS: what GetProducts of the Pricing API answers, which moto lacks.
+"""What instances cost: on demand, by GetProducts of the Pricing API, which moto lacks, and on the spot market.
 
-It has the prices that the condition `prices` sets, in AWS's format. Without the condition it is empty: the simulator knows
-no prices.
+The price list has the prices that the condition `prices` sets, in AWS's format. Without the condition it is empty: the
+simulator knows no prices. DescribeSpotPriceHistory has the current price in each zone; moto's are 0.00001, of 2006.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
+from cloudddp.sim.ec2 import catalog
 from cloudddp.sim.ec2.account_conditions import CONDITIONS
 from cloudddp.sim.ec2.patch import override
 
 PUBLISHED = "2026-11-01T00:00:00Z"
+_PER_VCPU = 0.05  # USD per hour: plausible, and invented
 
 
 def install() -> None:
-    """Answer GetProducts where moto mocks boto3 in this process; the server does it in api/pricing.py."""
+    """Patch moto's history of spot prices, and answer GetProducts where moto mocks boto3 in this process.
+
+    In the server, api/pricing.py answers GetProducts.
+    """
     from moto.core.botocore_stubber import BotocoreStubber
+    from moto.ec2.responses.spot_instances import SpotInstances
 
     override(BotocoreStubber, "process_request", _in_process)
+    override(SpotInstances, "describe_spot_price_history", _current)
 
 
 def _in_process(original: Callable[..., Any], self: Any, request: Any) -> Any:
@@ -68,3 +76,22 @@ def _entry(wanted: dict[str, str], usd: float) -> dict[str, Any]:
         "version": "20261101000000",
         "publicationDate": PUBLISHED,
     }
+
+
+def _current(original: Callable[..., Any], self: Any) -> Any:
+    answer = original(self)
+    for one in answer.result["SpotPriceHistory"]:
+        one["SpotPrice"] = f"{_price(one['InstanceType'], one['AvailabilityZone']):.6f}"
+        one["Timestamp"] = datetime.now(UTC)
+        one["ProductDescription"] = "Linux/UNIX"
+    return answer
+
+
+def _price(instance_type: str, zone: str) -> float:
+    """Return the price that a condition sets, or one that depends on type and zone."""
+    found = CONDITIONS.read().spot_prices.get(zone, {}).get(instance_type)
+    return (
+        catalog.vcpus(instance_type) * _PER_VCPU * (1 + (ord(zone[-1]) - ord("a")) / 10)
+        if found is None
+        else found
+    )

@@ -1,4 +1,7 @@
-"""Service Quotas of EC2: the vCPU quotas, as the conditions set them. moto knows those of VPC only."""
+"""How calls show the quotas that the conditions set: DescribeAccountAttributes, and GetServiceQuota of Service Quotas.
+
+moto's limit of Elastic IPs is always 5, and it knows only the quotas of VPC. What a quota refuses: see capacity.py.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,9 @@ from typing import Any
 
 from cloudddp.sim.ec2.account_conditions import CONDITIONS
 from cloudddp.sim.ec2.patch import override
+
+_ADDRESSES = ("max-elastic-ips", "vpc-max-elastic-ips")
+
 
 UNLIMITED = 100_000.0  # without a condition, nothing is limited
 
@@ -24,10 +30,26 @@ _CODES = {
 
 
 def install() -> None:
-    """Patch moto's GetServiceQuota."""
+    """Patch moto's answers."""
+    from moto.ec2.responses.account_attributes import AccountAttributes
     from moto.servicequotas.models import ServiceQuotasBackend
 
+    override(AccountAttributes, "describe_account_attributes", _describe)
     override(ServiceQuotasBackend, "get_service_quota", _with_ec2)
+
+
+def _describe(original: Callable[..., Any], self: Any) -> Any:
+    answer = original(self)
+    wanted = self._get_param("AttributeNames", [])
+    quota = CONDITIONS.read().quota.get("addresses")
+    shown = [
+        one for one in answer.result["AccountAttributes"] if not wanted or one["AttributeName"] in wanted
+    ]
+    for one in shown:
+        if quota is not None and one["AttributeName"] in _ADDRESSES:
+            one["AttributeValues"] = [{"AttributeValue": str(quota)}]
+    answer.result["AccountAttributes"] = shown
+    return answer
 
 
 def _with_ec2(original: Callable[..., Any], self: Any, service_code: str, quota_code: str) -> dict[str, Any]:

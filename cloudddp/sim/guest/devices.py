@@ -1,4 +1,7 @@
-"""The command nvidia-smi: the queries that launchers and health checks use. All output says that it is simulated."""
+"""The commands nvidia-smi and fi_info: the queries that launchers and health checks use, about the node's devices.
+
+All output says that it is simulated. No program can use a GPU, or send through an EFA device.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,11 @@ _NO_DRIVER = (
 LOST = "Unable to determine the device handle for GPU {}: Unknown Error"
 LOST_CODE = 15
 
+_NO_DATA = 61  # ENODATA, of which fi_info makes its exit status
+_ENDPOINTS = (("rdm", "FI_EP_RDM", "FI_PROTO_EFA"), ("dgrm", "FI_EP_DGRAM", "FI_PROTO_EFA"))
 
-def main(arguments: list[str]) -> int:
+
+def nvidia_smi(arguments: list[str]) -> int:
     """Print what nvidia-smi prints for the GPUs of the instance type. Returns its exit code: 9 without a GPU."""
     on_node.require()
     facts = on_node.facts()
@@ -34,13 +40,13 @@ def main(arguments: list[str]) -> int:
         print(_NO_DRIVER)
         return 9
     lost = min(int(facts.get("boot", {}).get("failed_gpus", 0)), len(gpus))
-    code = answer(gpus[: len(gpus) - lost], arguments) if lost < len(gpus) or not lost else 0
+    code = answer_nvidia_smi(gpus[: len(gpus) - lost], arguments) if lost < len(gpus) or not lost else 0
     for index in range(len(gpus) - lost, len(gpus)):
         print(LOST.format(f"00000000:{index:02X}:00.0"))
     return LOST_CODE if lost else code
 
 
-def answer(gpus: list[dict[str, Any]], arguments: list[str]) -> int:
+def answer_nvidia_smi(gpus: list[dict[str, Any]], arguments: list[str]) -> int:
     """Print the answer for these GPUs (name, memory_mib, seed). Returns the exit code."""
     options = dict(argument.partition("=")[::2] for argument in arguments if argument.startswith("--"))
     if arguments in ([], ["-q"]):
@@ -97,4 +103,29 @@ def _query(gpus: list[dict[str, Any]], fields: list[str], form: list[str]) -> in
     if "noheader" not in form:
         print(", ".join(name + _HEADER_UNITS.get(name, "") for name in fields))
     print("\n".join(rows))
+    return 0
+
+
+def fi_info(arguments: list[str]) -> int:
+    """Print what `fi_info -p efa` prints for the EFA interfaces of the instance. Returns its exit code."""
+    on_node.require()
+    return _answer_fi_info(int(on_node.facts().get("efa_devices", 0)), arguments)
+
+
+def _answer_fi_info(devices: int, arguments: list[str]) -> int:
+    """Print two endpoints for each device, as libfabric's provider for EFA has them; `-t TYPE` selects one of them."""
+    pairs = dict(zip(arguments[::2], arguments[1::2], strict=False))
+    if len(arguments) % 2 or not pairs.keys() <= {"-p", "-t"}:
+        print(f"fi_info (simulated): unsupported: {' '.join(arguments)}", file=sys.stderr)
+        return 2
+    found = [one for one in _ENDPOINTS if pairs.get("-t", one[1]) == one[1]]
+    if not devices or not found or pairs.get("-p", "efa") != "efa":
+        print("fi_getinfo: -61 (No data available)")
+        return _NO_DATA
+    for index in range(devices):
+        for suffix, endpoint, protocol in found:
+            print(
+                f"provider: efa\n    fabric: efa\n    domain: rdmap{16 + index}s27-{suffix}\n    version: 0.0\n"
+                f"    type: {endpoint}\n    protocol: {protocol}"
+            )
     return 0

@@ -1,7 +1,8 @@
-"""DescribeInstanceTypes per region: a type that a region does not offer is unknown there. moto knows all types everywhere.
+"""The regions of an account, and the instance types of a region: moto lists every region and knows all types everywhere.
 
-"InvalidInstanceType: The following supplied instance types do not exist: [p5.48xlarge]" is the answer in a region
-without the type, as for an invented name.
+DescribeRegions has the regions of the caller's partition that are enabled. A type that a region does not offer is
+unknown there: "InvalidInstanceType: The following supplied instance types do not exist: [p5.48xlarge]", as for an
+invented name.
 """
 
 from __future__ import annotations
@@ -25,11 +26,23 @@ _G4AD = {
 
 
 def install() -> None:
-    """Patch moto's look-up of instance types, and add g4ad.xlarge."""
+    """Patch moto's list of regions and its look-up of instance types, and add g4ad.xlarge."""
     from moto.ec2.models import EC2Backend
+    from moto.ec2.models.availability_zones_and_regions import RegionsAndZonesBackend
 
+    override(RegionsAndZonesBackend, "describe_regions", _enabled)
     _add_g4ad()
     override(EC2Backend, "describe_instance_types", _in_region)
+
+
+def _enabled(original: Callable[..., Any], self: Any, region_names: list[str] | None = None) -> Any:
+    from moto.utilities.utils import get_partition
+
+    return [
+        one
+        for one in original(self, region_names)
+        if get_partition(one.name) == self.partition and one.opt_in_status != "not-opted-in"
+    ]
 
 
 def _add_g4ad() -> None:

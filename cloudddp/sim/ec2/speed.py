@@ -1,11 +1,31 @@
-"""Faster imports of moto: the simulator's server takes 1.2 s of processor time to start instead of 2.0 s."""
+"""Makes moto faster: its imports, and what it computes for every request though it never changes.
+
+The simulator's server takes 1.2 s of processor time to start instead of 2.0 s, and a small call a third less.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 from collections.abc import Iterator
 from typing import Any
+
+from cloudddp.sim.ec2.patch import wrap
+
+
+def install() -> None:
+    """Let moto compute the names of the methods of a class only once."""
+    from moto.core import responses
+
+    wrap(responses, "method_names_from_class", functools.cache)
+
+
+def install_in_server() -> None:
+    """Let moto's server list its folder only once per host name; a rehearsal does not import it. Call it once per process."""
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication
+
+    wrap(DomainDispatcherApplication, "get_backend_for_host", functools.lru_cache(maxsize=64))
 
 
 @contextlib.contextmanager
