@@ -1,6 +1,4 @@
-"""Shared fixtures: a simulator for each worker, the command line that uses it, and a faulty endpoint in front
-of it.
-"""
+"""Shared fixtures: a simulator for each worker, the command line, and a faulty endpoint between them."""
 
 from __future__ import annotations
 
@@ -49,9 +47,7 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Assign tests that share a module-scoped fixture to one worker, so that the fixture is created only
-    once.
-    """
+    """Assign tests that share a module-scoped fixture to one worker, which creates it only once."""
     for item in items:
         if not isinstance(item, pytest.Function) or item.get_closest_marker("xdist_group"):
             continue
@@ -119,9 +115,7 @@ def ec2(simulator: Any) -> Any:
 def cli(
     simulator: Any, pool: Pool, ec2: Any, project: Path, request: pytest.FixtureRequest
 ) -> Iterator[CommandLine]:
-    """The command line against the simulator; afterwards the test's cluster is kept for another test or
-    removed.
-    """
+    """The command line against the simulator; the test's cluster is kept for another test or removed."""
     from cloudddp.sim import control
 
     cluster = f"t{abs(hash(request.node.nodeid)) % 10**9}"
@@ -168,9 +162,7 @@ def remains(ec2: Any, cli: CommandLine) -> Callable[[], Remains]:
 
 @pytest.fixture
 def conditions(simulator: Any, cli: CommandLine) -> Iterator[Callable[..., dict[str, Any]]]:
-    """Set the simulator's conditions and return all of them; the test's end clears them, before `cli` removes
-    nodes.
-    """
+    """Set the simulator's conditions and return all; they are cleared before `cli` removes nodes."""
 
     def post(**body: Any) -> dict[str, Any]:
         status, answer = post_conditions(simulator.endpoint, body)

@@ -1,4 +1,6 @@
-"""AWS in this process: every boto3 call is answered by moto with EC2's rules, without a server and without nodes."""
+"""AWS in this process: every boto3 call is answered by moto with EC2's rules, without a server and without
+nodes.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import os
 from collections.abc import Iterator
 
 from cloudddp.sim.control.environment import HIDDEN
-from cloudddp.sim.ec2 import install
+from cloudddp.sim.ec2 import catalog, install, reservations
 from cloudddp.sim.ec2.account_conditions import CONDITIONS
 from cloudddp.sim.ec2.speed import fast_imports
 
@@ -20,8 +22,8 @@ _ACCOUNT = "123456789012"  # moto's default
 def rehearse(instance_profile: str = "") -> Iterator[None]:
     """Answer every boto3 call in the block; instances run at once.
 
-    `instance_profile` is a name or ARN that exists in the account, or ''. Needs no credentials, and restores the environment on exit. The region is that of AWS_REGION or
-    AWS_DEFAULT_REGION, or us-east-1.
+    `instance_profile` is a name or ARN that exists in the account, or ''. Needs no credentials, and restores
+    the environment on exit. The region is that of AWS_REGION or AWS_DEFAULT_REGION, or us-east-1.
     """
     before = dict(os.environ)
     region = before.get("AWS_REGION") or before.get("AWS_DEFAULT_REGION") or "us-east-1"
@@ -57,8 +59,6 @@ def reserve(name: str, *, instance_type: str, count: int, zone: str | None) -> s
     """
     from moto.core.models import DEFAULT_ACCOUNT_ID
     from moto.ec2.models import ec2_backends
-
-    from cloudddp.sim.ec2 import catalog, reservations
 
     region = zone[:-1] if zone else os.environ["AWS_REGION"]
     chosen = zone or next(iter(catalog.zones(region, instance_type)), f"{region}a")

@@ -1,6 +1,4 @@
-"""STS in the simulator: roles that require MFA, sessions that end, and a clock that differs from this
-computer's.
-"""
+"""STS in the simulator: roles that require MFA, sessions that end, and a clock that differs from ours."""
 
 from __future__ import annotations
 

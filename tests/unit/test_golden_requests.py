@@ -1,7 +1,7 @@
 """The exact requests of `up`, for six instance types in six accounts, are those in tests/golden.
 
-A change shows as a diff. After one that is wanted: UPDATE_GOLDEN=1 python -m pytest
-tests/unit/test_golden_requests.py
+A change shows as a diff, a call on each line. After one that is wanted:
+UPDATE_GOLDEN=1 python -m pytest tests/unit/test_golden_requests.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""No module imports itself through others: neither in cloudddp nor in the agent, and also not within a
-function.
-"""
+"""No module of cloudddp or of the agent imports itself through others, also not within a function."""
 
 from __future__ import annotations
 
@@ -25,9 +23,7 @@ REMAINING = (
 
 
 def imports(folder: Path) -> dict[str, set[str]]:
-    """Return the modules below a package's folder, each with those that it names in an import anywhere in its
-    text.
-    """
+    """Return the modules below a package's folder, each with those that its imports name anywhere."""
     files = {name(path, folder): path for path in folder.rglob("*.py")}
     return {module: set(named(path, module)) & files.keys() - {module} for module, path in files.items()}
 

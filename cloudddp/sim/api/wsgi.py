@@ -36,7 +36,9 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call; texts are '' if the request lacks them. `parameters` are flat: Tag.1.Key, with upper-case names."""
+    """One call; texts are '' if the request lacks them. `parameters` are flat: Tag.1.Key, with upper-case
+    names.
+    """
 
     key: str  # the caller's access key id
     service: str  # as requests are signed for: ec2, ssm, sts, pricing, servicequotas

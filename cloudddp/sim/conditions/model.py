@@ -63,7 +63,7 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class LaunchFailure:
-    """The end of some instances of the next `launches` that EC2 has accepted. `code` is that of their StateReason."""
+    """The end of some instances of the next `launches` that EC2 accepts. `code`: of their StateReason."""
 
     code: str
     message: str = ""
@@ -84,7 +84,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Boot:
-    """How slowly and how badly nodes boot. Applies to every boot that begins from then on. Seconds, except for numbers of GPUs."""
+    """How slowly and how badly nodes boot that boot from then on. Seconds, except for numbers of GPUs."""
 
     ssh_seconds: float = 0.0  # from cloud-init's network stage until sshd starts; timers run meanwhile
     nologin_seconds: float = 0.0  # after sshd has started, in which /run/nologin exists
@@ -97,7 +97,7 @@ class Boot:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A wide-area link between the laptop and the nodes. Applies to every packet between the laptop and a node, in each direction by itself."""
+    """A wide-area link between the laptop and each node. Applies to each direction by itself."""
 
     latency: float = 0.0  # seconds of a round trip
     mbit: float = 0.0  # 0: not limited
@@ -108,8 +108,8 @@ class Link:
 class Role:
     """The rules of one role.
 
-    `codes`: those of the caller's MFA device, each valid once; None for a role that does not require MFA. `seconds`:
-    the length of a session, of present ones too. `refuse`: nobody may assume it.
+    `codes`: those of the caller's MFA device, each valid once; None for a role that does not require MFA.
+    `seconds`: the length of a session, of present ones too. `refuse`: nobody may assume it.
     """
 
     codes: tuple[str, ...] | None = None
@@ -156,7 +156,7 @@ class Conditions:
         return Link(**self.link) if self.link else None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON form; `reading.merge(Conditions(), to_json(), names)` returns the same conditions."""
+        """Return the JSON form; `merge(Conditions(), to_json(), names)` returns the same conditions."""
         plain = {entry.name: dict(getattr(self, entry.name)) for entry in fields(self)}
         for key in ("capacity", "spot_prices"):
             plain[key] = {zone: dict(types) for zone, types in getattr(self, key).items()}

@@ -74,7 +74,7 @@ _LINK_SETTINGS = tuple(field.name for field in fields(Link))
 
 
 class InvalidCondition(ValueError):
-    """A condition that cannot be set. `known` lists valid names, the closest first (not all of a long list)."""
+    """A condition that cannot be set. `known` has valid names, the closest first (not all of a long list)."""
 
     def __init__(self, message: str, known: Iterable[str] = ()) -> None:
         super().__init__(message)

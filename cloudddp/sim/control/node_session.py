@@ -1,7 +1,8 @@
-"""A connection to a port of a node that needs no route from this computer, as AWS Systems Manager provides it.
+"""A connection to a port of a node that needs no route from this computer, as AWS Systems Manager provides
+it.
 
-On AWS an agent on the node connects to the node's own port, so neither a public address nor a rule of a security group is
-needed ("You can close inbound ports on the node",
+On AWS an agent on the node connects to the node's own port, so neither a public address nor a rule of a
+security group is needed ("You can close inbound ports on the node",
 https://docs.aws.amazon.com/systems-manager/latest/userguide/session-manager-getting-started-enable-ssh-connections.html).
 """
 
@@ -24,7 +25,8 @@ _TIMEOUT = 10.0  # seconds to connect
 
 
 def relay(sim: Simulator, target: str, port: int) -> None:
-    """Connect stdin and stdout with a port of a node, until one side ends. Raises CloudDDPError, worded as by AWS.
+    """Connect stdin and stdout with a port of a node, until one side ends. Raises CloudDDPError, worded as by
+    AWS.
 
     Call it while there is a single thread. This process moves to the node's network.
     """

@@ -1,11 +1,11 @@
 """What DescribeInstanceStatus returns: the instance status check, and scheduled events.
 
-EC2 sends ARP requests to a node for the check, which fails while the node is frozen or cut off (EC2 User Guide, "Status
-checks for Amazon EC2 instances"). On AWS it takes some minutes to fail; here it fails at once.
+EC2 sends ARP requests to a node for the check, which fails while the node is frozen or cut off (EC2 User
+Guide, "Status checks for Amazon EC2 instances"). On AWS it takes some minutes to fail; here it fails at once.
 
-Scheduled events take place, and the metadata service lists them too. Codes, the form in the metadata, and what happens
-to an instance with an EBS root volume: EC2 User Guide, "Scheduled events for your instances" and "Types of scheduled
-events". A spot instance that cannot be stopped is terminated.
+Scheduled events take place, and the metadata service lists them too. Codes, the form in the metadata, and
+what happens to an instance with an EBS root volume: EC2 User Guide, "Scheduled events for your instances" and
+"Types of scheduled events". A spot instance that cannot be stopped is terminated.
 """
 
 from __future__ import annotations

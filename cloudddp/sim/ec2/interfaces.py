@@ -15,8 +15,10 @@ from cloudddp.sim.ec2.patch import LOCK, client_error, override, wrap
 
 _KINDS = ("interface", "efa", "efa-only")
 _TRACKING = {  # ConnectionTrackingSpecification: the range of each timeout in seconds, of EC2's model
-    "TcpEstablishedTimeout": (60, 432_000), "UdpStreamTimeout": (60, 180), "UdpTimeout": (30, 60),
-}  # fmt: skip
+    "TcpEstablishedTimeout": (60, 432_000),
+    "UdpStreamTimeout": (60, 180),
+    "UdpTimeout": (30, 60),
+}
 
 
 def install() -> None:

@@ -1,7 +1,8 @@
-"""What instances cost: on demand, by GetProducts of the Pricing API, which moto lacks, and on the spot market.
+"""What instances cost on demand, by the Pricing API, which moto lacks, and on the spot market.
 
-The price list has the prices that the condition `prices` sets, in AWS's format. Without the condition it is empty: the
-simulator knows no prices. DescribeSpotPriceHistory has the current price in each zone; moto's are 0.00001, of 2006.
+The price list has the prices that the condition `prices` sets, in AWS's format. Without the condition it is
+empty: the simulator knows no prices. DescribeSpotPriceHistory has the current price in each zone; moto's are
+0.00001, of 2006.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def products(request: dict[str, Any], prices: Any) -> list[str]:
 
 
 def _entry(wanted: dict[str, str], usd: float) -> dict[str, Any]:
-    """Return one product with its on-demand term, as the price list has it (AWS Price List, "Reading a price list file")."""
+    """Return one product with its on-demand term (AWS Price List, "Reading a price list file")."""
     sku, offer, rate = "ABCDEFGHIJKLMNOP", "JRTCKXETXF", "6YS6EN2CT7"
     dimension = {
         "unit": "Hrs",

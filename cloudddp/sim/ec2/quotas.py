@@ -1,6 +1,7 @@
-"""How calls show the quotas that the conditions set: DescribeAccountAttributes, and GetServiceQuota of Service Quotas.
+"""How DescribeAccountAttributes and GetServiceQuota show the quotas that the conditions set.
 
-moto's limit of Elastic IPs is always 5, and it knows only the quotas of VPC. What a quota refuses: see capacity.py.
+moto's limit of Elastic IPs is always 5, and it knows only the quotas of VPC. What a quota refuses: see
+capacity.py.
 """
 
 from __future__ import annotations

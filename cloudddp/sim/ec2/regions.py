@@ -1,8 +1,8 @@
-"""The regions of an account, and the instance types of a region: moto lists every region and knows all types everywhere.
+"""The regions of an account and the types of a region: moto lists every region and has all types everywhere.
 
-DescribeRegions has the regions of the caller's partition that are enabled. A type that a region does not offer is
-unknown there: "InvalidInstanceType: The following supplied instance types do not exist: [p5.48xlarge]", as for an
-invented name.
+DescribeRegions has the regions of the caller's partition that are enabled. A type that a region does not
+offer is unknown there: "InvalidInstanceType: The following supplied instance types do not exist:
+[p5.48xlarge]", as for an invented name.
 """
 
 from __future__ import annotations

@@ -22,7 +22,10 @@ def install() -> None:
 
 
 def install_in_server() -> None:
-    """Let moto's server list its folder only once per host name; a rehearsal does not import it. Call it once per process."""
+    """Let moto's server, which a rehearsal does not import, list its folder only once per host name.
+
+    Call it once per process.
+    """
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication
 
     wrap(DomainDispatcherApplication, "get_backend_for_host", functools.lru_cache(maxsize=64))
@@ -32,9 +35,10 @@ def install_in_server() -> None:
 def fast_imports() -> Iterator[None]:
     """While moto is imported, collect no garbage, and parse each of botocore's data files once.
 
-    An import leaves almost no garbage, and collections would visit its 100,000 permanent objects again and again. moto
-    asks three new boto3 sessions for the regions (moto/ec2/models/availability_zones_and_regions.py), and each of them
-    would parse the same 1.5 MB of endpoints.
+    An import leaves almost no garbage, and collections would visit its 100,000 permanent objects again and
+    again. moto asks three new boto3 sessions for the regions
+    (moto/ec2/models/availability_zones_and_regions.py), and each of them would parse the same 1.5 MB of
+    endpoints.
     """
     collecting = gc.isenabled()
     gc.disable()

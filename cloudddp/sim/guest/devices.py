@@ -1,4 +1,5 @@
-"""The commands nvidia-smi and fi_info: the queries that launchers and health checks use, about the node's devices.
+"""The commands nvidia-smi and fi_info: the queries that launchers and health checks use, about the node's
+devices.
 
 All output says that it is simulated. No program can use a GPU, or send through an EFA device.
 """
@@ -15,9 +16,12 @@ if TYPE_CHECKING:
 
 _VERSION = "simulated"
 _HEADER_UNITS = {
-    "memory.total": " [MiB]", "memory.free": " [MiB]", "memory.used": " [MiB]",
-    "utilization.gpu": " [%]", "power.draw": " [W]",
-}  # fmt: skip
+    "memory.total": " [MiB]",
+    "memory.free": " [MiB]",
+    "memory.used": " [MiB]",
+    "utilization.gpu": " [%]",
+    "power.draw": " [W]",
+}
 _NO_DRIVER = (
     "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest"
     " NVIDIA driver is installed and running. (simulated node: the instance type has no GPU)"
@@ -32,7 +36,7 @@ _ENDPOINTS = (("rdm", "FI_EP_RDM", "FI_PROTO_EFA"), ("dgrm", "FI_EP_DGRAM", "FI_
 
 
 def nvidia_smi(arguments: list[str]) -> int:
-    """Print what nvidia-smi prints for the GPUs of the instance type. Returns its exit code: 9 without a GPU."""
+    """Print what nvidia-smi prints for the instance's GPUs. Returns its exit code: 9 without a GPU."""
     on_node.require()
     facts = on_node.facts()
     gpus = list(facts.get("gpus", []))
@@ -77,13 +81,24 @@ def _values(gpus: list[dict[str, Any]], index: int) -> dict[str, tuple[Any, str]
     gpu = gpus[index]
     name, uuid, memory = f"{gpu['name']} (simulated)", _uuid(gpu, index), gpu["memory_mib"]
     return {
-        "index": (index, ""), "count": (len(gpus), ""), "name": (name, ""), "gpu_name": (name, ""),
-        "uuid": (uuid, ""), "gpu_uuid": (uuid, ""), "pci.bus_id": (f"00000000:{index:02X}:00.0", ""),
-        "memory.total": (memory, "MiB"), "memory.free": (memory, "MiB"), "memory.used": (0, "MiB"),
-        "utilization.gpu": (0, "%"), "utilization.memory": (0, "%"), "temperature.gpu": (30, ""),
-        "power.draw": ("0.00", "W"), "driver_version": (_VERSION, ""), "compute_mode": ("Default", ""),
+        "index": (index, ""),
+        "count": (len(gpus), ""),
+        "name": (name, ""),
+        "gpu_name": (name, ""),
+        "uuid": (uuid, ""),
+        "gpu_uuid": (uuid, ""),
+        "pci.bus_id": (f"00000000:{index:02X}:00.0", ""),
+        "memory.total": (memory, "MiB"),
+        "memory.free": (memory, "MiB"),
+        "memory.used": (0, "MiB"),
+        "utilization.gpu": (0, "%"),
+        "utilization.memory": (0, "%"),
+        "temperature.gpu": (30, ""),
+        "power.draw": ("0.00", "W"),
+        "driver_version": (_VERSION, ""),
+        "compute_mode": ("Default", ""),
         "ecc.errors.uncorrected.volatile.total": (0, ""),
-    }  # fmt: skip
+    }
 
 
 def _query(gpus: list[dict[str, Any]], fields: list[str], form: list[str]) -> int:
@@ -113,7 +128,9 @@ def fi_info(arguments: list[str]) -> int:
 
 
 def _answer_fi_info(devices: int, arguments: list[str]) -> int:
-    """Print two endpoints for each device, as libfabric's provider for EFA has them; `-t TYPE` selects one of them."""
+    """Print two endpoints for each device, as libfabric's provider for EFA has them; `-t TYPE` selects one of
+    them.
+    """
     pairs = dict(zip(arguments[::2], arguments[1::2], strict=False))
     if len(arguments) % 2 or not pairs.keys() <= {"-p", "-t"}:
         print(f"fi_info (simulated): unsupported: {' '.join(arguments)}", file=sys.stderr)

@@ -14,12 +14,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _FLAGS = {
-    "--value": "--value", "--now": "--now", "--no-block": "--no-block",
-    "-f": "--force", "-ff": "--force", "--force": "--force",
-}  # fmt: skip
+    "--value": "--value",
+    "--now": "--now",
+    "--no-block": "--no-block",
+    "-f": "--force",
+    "-ff": "--force",
+    "--force": "--force",
+}
 _IGNORED = {
-    "-q", "--quiet", "--no-pager", "--no-legend", "--plain", "--all", "-a", "--no-ask-password", "-l", "--full",
-}  # fmt: skip
+    *("-q", "--quiet", "-a", "--all", "-l", "--full"),
+    *("--plain", "--no-pager", "--no-legend", "--no-ask-password"),
+}
 _QUERIES = ("show", "is-active", "is-enabled", "is-failed", "status", "cat")
 _CHANGES = ("start", "stop", "restart", "reload", "enable", "disable")
 

@@ -68,7 +68,7 @@ def _list(hooks: Hooks, original: Callable[..., Any], backend: Any, *args: Any, 
 
 
 def _function(method: Callable[..., Any]) -> Callable[..., Any]:
-    """As an attribute of a class, a plain function gets the instance as an argument; a bound method does not."""
+    """As an attribute of a class, a function gets the instance as an argument; a bound method does not."""
     return lambda instance, *args, **kwargs: method(instance, *args, **kwargs)
 
 
@@ -92,7 +92,9 @@ def set_user_initiated(instance: Any) -> None:
 
 
 def require_state(instance: Any, allowed: tuple[str, ...], action: str) -> None:
-    """Fail the request unless the instance is in one of the states. `action`: a participle, such as "rebooted"."""
+    """Fail the request unless the instance is in one of the states. `action`: a participle, such as
+    "rebooted".
+    """
     from moto.ec2.exceptions import EC2ClientError
 
     if instance.state not in allowed:

@@ -1,4 +1,6 @@
-"""What the lab's firewall has to enforce: nodes and the rules of their security groups, and injected faults. Pure data."""
+"""What the lab's firewall has to enforce: nodes and the rules of their security groups, and injected faults.
+Pure data.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ class Member:
     """A node on the network. A node with several groups may do what any of them allows.
 
     `public` answers other public addresses, or the laptop, only if the route to them is an internet gateway.
-    `source` is the address from which the node reaches public addresses, its own or a NAT gateway's; None if it does not.
+    `source` is the address from which the node reaches public addresses, its own or a NAT gateway's; None if
+    it does not.
     """
 
     private: str
@@ -46,7 +49,8 @@ class Member:
 class Policy:
     """The whole policy; compared and replaced as a whole. `ingress` and `egress` are keyed by group id.
 
-    `vpn` are the VPCs whose private addresses the laptop reaches, each with the address that nodes see it under.
+    `vpn` are the VPCs whose private addresses the laptop reaches, each with the address that nodes see it
+    under.
     """
 
     members: tuple[Member, ...] = ()
@@ -57,7 +61,9 @@ class Policy:
 
 @dataclass(slots=True)
 class Faults:
-    """The injected faults in effect, by the private addresses of the nodes. Changes take effect with the next Router.apply."""
+    """The injected faults in effect, by the private addresses of the nodes. Changes take effect with the next
+    Router.apply.
+    """
 
     cut: set[str] = field(default_factory=set)
     cut_pairs: set[frozenset[str]] = field(default_factory=set)
