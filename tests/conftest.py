@@ -1,4 +1,4 @@
-"""Shared fixtures: a simulator for each worker, the command line that uses it, and a faulty endpoint in front of it."""
+"""Shared fixtures: a simulator for each worker, the command line, and a faulty endpoint between them."""
 
 from __future__ import annotations
 
@@ -34,10 +34,20 @@ settings.register_profile(
 )
 settings.load_profile("cloudddp")
 
+LONGEST_ID = 60  # characters of one parameter
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Shorten long texts, which pytest-xdist sends to each worker as a part of the test's id."""
+    if not isinstance(val, str | bytes) or len(val) <= LONGEST_ID:
+        return None
+    start = val[:LONGEST_ID] if isinstance(val, str) else val[:LONGEST_ID].decode("latin-1")
+    return f"{start.encode('unicode_escape').decode()}...{len(val)}"
+
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Assign tests that share a module-scoped fixture to one worker, so that the fixture is created only once."""
+    """Assign tests that share a module-scoped fixture to one worker, which creates it only once."""
     for item in items:
         if not isinstance(item, pytest.Function) or item.get_closest_marker("xdist_group"):
             continue
@@ -56,7 +66,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_simulator_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Fail if a test has started a simulator and not stopped it; stop those of tests that were interrupted."""
+    """Fail if a test has not stopped the simulator that it started; stop those of interrupted tests."""
     base = tmp_path_factory.getbasetemp()
     with simulators.stopped_after_this_process(base):
         yield
@@ -105,7 +115,7 @@ def ec2(simulator: Any) -> Any:
 def cli(
     simulator: Any, pool: Pool, ec2: Any, project: Path, request: pytest.FixtureRequest
 ) -> Iterator[CommandLine]:
-    """The command line against the simulator; afterwards the test's cluster is kept for another test or removed."""
+    """The command line against the simulator; the test's cluster is kept for another test or removed."""
     from cloudddp.sim import control
 
     cluster = f"t{abs(hash(request.node.nodeid)) % 10**9}"
@@ -152,7 +162,7 @@ def remains(ec2: Any, cli: CommandLine) -> Callable[[], Remains]:
 
 @pytest.fixture
 def conditions(simulator: Any, cli: CommandLine) -> Iterator[Callable[..., dict[str, Any]]]:
-    """Set the simulator's conditions and return all of them; the test's end clears them, before `cli` removes nodes."""
+    """Set the simulator's conditions and return all; they are cleared before `cli` removes nodes."""
 
     def post(**body: Any) -> dict[str, Any]:
         status, answer = post_conditions(simulator.endpoint, body)

@@ -1,4 +1,6 @@
-"""AWS in this process: every boto3 call is answered by moto with EC2's rules, without a server and without nodes."""
+"""AWS in this process: every boto3 call is answered by moto with EC2's rules, without a server and without
+nodes.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +9,21 @@ import os
 from collections.abc import Iterator
 
 from cloudddp.sim.control.environment import HIDDEN
-from cloudddp.sim.ec2 import install, instance_profiles
+from cloudddp.sim.ec2 import catalog, install, reservations
 from cloudddp.sim.ec2.account_conditions import CONDITIONS
-from cloudddp.sim.ec2.importing import fast_imports
+from cloudddp.sim.ec2.speed import fast_imports
 
 __all__ = ["CONDITIONS", "rehearse", "reserve"]
+
+_ACCOUNT = "123456789012"  # moto's default
 
 
 @contextlib.contextmanager
 def rehearse(instance_profile: str = "") -> Iterator[None]:
     """Answer every boto3 call in the block; instances run at once.
 
-    `instance_profile` is a name or ARN that exists in the account, or ''. Needs no credentials, and restores the environment on exit. The region is that of AWS_REGION or
-    AWS_DEFAULT_REGION, or us-east-1.
+    `instance_profile` is a name or ARN that exists in the account, or ''. Needs no credentials, and restores
+    the environment on exit. The region is that of AWS_REGION or AWS_DEFAULT_REGION, or us-east-1.
     """
     before = dict(os.environ)
     region = before.get("AWS_REGION") or before.get("AWS_DEFAULT_REGION") or "us-east-1"
@@ -41,7 +45,7 @@ def rehearse(instance_profile: str = "") -> Iterator[None]:
             install.install()  # in this environment: moto's imports ask boto3 for regions, which reads AWS_PROFILE
         with moto.mock_aws():
             if instance_profile:
-                instance_profiles.add(instance_profile, region)
+                _add_profile(instance_profile, region)
             yield
     finally:
         os.environ.clear()
@@ -56,8 +60,6 @@ def reserve(name: str, *, instance_type: str, count: int, zone: str | None) -> s
     from moto.core.models import DEFAULT_ACCOUNT_ID
     from moto.ec2.models import ec2_backends
 
-    from cloudddp.sim.ec2 import catalog, reservations
-
     region = zone[:-1] if zone else os.environ["AWS_REGION"]
     chosen = zone or next(iter(catalog.zones(region, instance_type)), f"{region}a")
     reservations.assume(
@@ -68,3 +70,16 @@ def reserve(name: str, *, instance_type: str, count: int, zone: str | None) -> s
         zone=chosen,
     )
     return chosen
+
+
+def _add_profile(profile: str, region: str) -> None:
+    """Create an instance profile, given by name or ARN, in moto's account."""
+    from moto.iam.models import iam_backends
+    from moto.utilities.utils import get_partition
+
+    is_arn = profile.startswith("arn:")
+    path, _, name = (profile.partition(":instance-profile")[2] if is_arn else f"/{profile}").rpartition("/")
+    backend = iam_backends[_ACCOUNT][get_partition(region)]
+    created = backend.create_instance_profile(name, f"{path}/", [])
+    if is_arn:
+        created.account_id = profile.split(":")[4]

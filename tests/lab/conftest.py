@@ -1,4 +1,4 @@
-"""One simulator of each kind per test process, shared by tests that do not harm it, and clients that clean up."""
+"""One simulator of each kind per test process, for tests that do not harm it, and clients that clean up."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.simlab import Laptop, client_of
 
 from cloudddp.sim import control
 from cloudddp.sim.aws import CONDITIONS, rehearse
-from cloudddp.sim.ec2.importing import data_files_parsed_once
+from cloudddp.sim.ec2.speed import data_files_parsed_once
 from cloudddp.sim.linux import processes
 
 
@@ -107,9 +107,23 @@ def remote(sim: control.Simulator) -> Iterator[Account]:
     account.leave()
 
 
-@pytest.fixture(params=["server", "rehearsal"])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test of `account` in process, and a second time over HTTP if it has the mark `over_http`."""
+    if "account" in metafunc.fixturenames:
+        marked = metafunc.definition.get_closest_marker("over_http")
+        metafunc.parametrize("account", ["rehearsal", "server"] if marked else ["rehearsal"], indirect=True)
+
+
+@pytest.fixture
 def account(request: pytest.FixtureRequest) -> Iterator[Account]:
-    """The account over HTTP and in process: both must have the same rules."""
+    """The account in process, or over HTTP for tests that are marked so.
+
+    Both run the same patched moto, so EC2's rules are the same in both. Over HTTP run about 30 cases, some of
+    each module, for what differs: errors and their status, nested lists, times and unusual characters in
+    requests and responses, JSON beside the query protocol, actions that moto lacks, and tokens, which outlive
+    the tests of a server that is shared. Throttling, lost responses, signatures and concurrent calls have
+    tests of their own, which use `remote`.
+    """
     if request.param == "server":
         yield request.getfixturevalue("remote")
         return

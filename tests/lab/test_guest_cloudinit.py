@@ -16,7 +16,7 @@ from support.harness import cannot
 
 from cloudddp import payload
 from cloudddp.cluster.user_data import Identity, user_data
-from cloudddp.sim.guest import cloud_init, dispatch, nvidia
+from cloudddp.sim.guest import cloud_init, devices, dispatch
 from cloudddp.sim.hosts import user_data as parser
 from cloudddp.sim.hosts.machine import overlay
 
@@ -127,14 +127,14 @@ def test_yaml_types_beyond_json() -> None:
 def test_nvidia_smi_queries(
     arguments: list[str], lines: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert nvidia.answer(GPUS, arguments) == 0
+    assert devices.answer_nvidia_smi(GPUS, arguments) == 0
     assert capsys.readouterr().out.splitlines() == lines
 
 
 def test_nvidia_smi_lists_simulated_gpus(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert nvidia.answer(GPUS, ["-L"]) == 0
+    assert devices.answer_nvidia_smi(GPUS, ["-L"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition(" (UUID")[0] for line in lines] == [
         f"GPU {n}: NVIDIA A10G (simulated)" for n in (0, 1)
@@ -146,7 +146,7 @@ def test_nvidia_smi_lists_simulated_gpus(
     "arguments", [["--query-gpu=nonsense", "--format=csv"], ["--query-gpu=name", "--format=xml"], ["-r"]]
 )
 def test_nvidia_smi_rejects_unknown_queries(arguments: list[str]) -> None:
-    assert nvidia.answer(GPUS, arguments) != 0
+    assert devices.answer_nvidia_smi(GPUS, arguments) != 0
 
 
 # -- outside a node ------------------------------------------------------------------------------------------

@@ -3,44 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import boto3
 import pytest
 from botocore.exceptions import ClientError
+from support.account import Account
 from support.simlab import IMAGE_PARAMETER, make_key, until
 
-from cloudddp.sim import control
 from cloudddp.sim.aws import rehearse
 
 Client = Callable[[str], Any]
 
 
-@pytest.fixture(params=["server", "rehearsal"])
-def client(request: pytest.FixtureRequest) -> Iterator[Client]:
-    if request.param == "rehearsal":
-        with rehearse():
-            yield boto3.client
-        return
-    sim: control.Simulator = request.getfixturevalue("sim")
-    yield lambda service: boto3.client(
-        service,
-        endpoint_url=sim.endpoint,
-        region_name=sim.region,
-        aws_access_key_id="anyone",
-        aws_secret_access_key="anything",
-    )
-    ec2 = boto3.client(
-        "ec2",
-        endpoint_url=sim.endpoint,
-        region_name=sim.region,
-        aws_access_key_id="anyone",
-        aws_secret_access_key="anything",
-    )
-    if ids := [i["InstanceId"] for i in instances(ec2)]:
-        ec2.terminate_instances(InstanceIds=ids)
-        until(lambda: not instances(ec2))
+@pytest.fixture
+def client(account: Account) -> Client:
+    return account.client
 
 
 def instances(ec2: Any, **filters: str) -> list[dict[str, Any]]:
@@ -70,6 +49,7 @@ def tags(cluster: str) -> list[dict[str, str]]:
     ]
 
 
+@pytest.mark.over_http
 @pytest.mark.parametrize("architecture", ["x86_64", "arm64"])
 def test_ssm_parameters_name_the_deep_learning_images(client: Client, architecture: str) -> None:
     name = IMAGE_PARAMETER.replace("x86_64", architecture)
@@ -82,6 +62,7 @@ def test_ssm_parameters_name_the_deep_learning_images(client: Client, architectu
     assert image["BlockDeviceMappings"][0]["Ebs"]["VolumeSize"] == 75
 
 
+@pytest.mark.over_http
 def test_images_by_owner_and_name(client: Client) -> None:
     wanted = [{"Name": "name", "Values": ["Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 22.04) *"]}]
     for owner in ("amazon", "898082745236"):
@@ -137,6 +118,7 @@ def test_instance_without_subnet_uses_a_default_subnet(client: Client) -> None:
     assert [group["GroupName"] for group in instance["SecurityGroups"]] == ["default"]
 
 
+@pytest.mark.over_http
 def test_resources_of_a_launch_are_tagged(client: Client) -> None:
     ec2 = client("ec2")
     group = ec2.create_security_group(
@@ -255,6 +237,7 @@ def test_volume_without_delete_on_termination_remains(client: Client) -> None:
     ec2.delete_volume(VolumeId=volume["VolumeId"])
 
 
+@pytest.mark.over_http
 def test_terminating_an_unknown_instance_has_no_effect(client: Client) -> None:
     ec2 = client("ec2")
     (instance,) = launch(client)
@@ -288,6 +271,7 @@ def test_rehearsals_are_independent(monkeypatch: pytest.MonkeyPatch) -> None:
         assert instances(boto3.client("ec2")) == []
 
 
+@pytest.mark.over_http
 @pytest.mark.parametrize("text", ["a\x01b", "\x00", "bell\x07", "\x1b[31m", "\ufffe"])
 def test_characters_that_xml_cannot_represent_are_rejected(client: Client, text: str) -> None:
     ec2 = client("ec2")
@@ -310,6 +294,7 @@ def test_characters_that_xml_cannot_represent_are_rejected(client: Client, text:
     assert "Tags" not in found
 
 
+@pytest.mark.over_http
 def test_other_characters_are_kept(client: Client) -> None:
     ec2 = client("ec2")
     (instance,) = launch(client, UserData=b"\x00\x01 any bytes")

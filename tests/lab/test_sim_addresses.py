@@ -141,6 +141,7 @@ def test_quota_of_elastic_ips(account: Account) -> None:
         account.ec2.allocate_address()
 
 
+@pytest.mark.over_http
 def test_addresses_by_tag(account: Account) -> None:
     tags = [{"ResourceType": "elastic-ip", "Tags": [{"Key": "of", "Value": "a"}]}]
     address = account.ec2.allocate_address(TagSpecifications=tags)["AllocationId"]

@@ -23,6 +23,7 @@ def test_insufficient_capacity_names_other_zones(
     account.launch(2, InstanceType="g5.2xlarge", Placement={"AvailabilityZone": "us-east-1a"})
 
 
+@pytest.mark.over_http
 def test_capacity_is_used_and_freed(account: Account) -> None:
     here = {"Placement": {"AvailabilityZone": "us-east-1a"}}
     account.conditions(capacity={"us-east-1a": {"g5.xlarge": 2}})

@@ -24,6 +24,7 @@ def layout(instance: dict[str, Any]) -> list[tuple[int, int, str]]:
     ]
 
 
+@pytest.mark.over_http
 @pytest.mark.parametrize("index", [0, 1])
 def test_interfaces_have_cards_and_end_with_the_instance(account: Account, index: int) -> None:
     request = cards(4, index=index)

@@ -21,6 +21,7 @@ def test_placement_group_attributes(account: Account) -> None:
     assert shown["Tags"] == tags
 
 
+@pytest.mark.over_http
 def test_placement_group_filters(account: Account) -> None:
     for name, strategy in (("a", "cluster"), ("b", "spread"), ("c", "partition")):
         account.ec2.create_placement_group(
@@ -108,6 +109,7 @@ def test_cluster_group_rejects_stoppable_spot_instances(account: Account, behavi
         )
 
 
+@pytest.mark.over_http
 def test_dry_run_has_no_effect(account: Account) -> None:
     with refused("DryRunOperation"):
         account.ec2.create_placement_group(GroupName="near", DryRun=True)

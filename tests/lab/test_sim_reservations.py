@@ -67,6 +67,7 @@ def reservation(account: Account) -> Any:
         account.ec2.cancel_capacity_reservation(CapacityReservationId=name)
 
 
+@pytest.mark.over_http
 def test_reservation_attributes(account: Account, reservation: str) -> None:
     """EC2 API reference, CapacityReservation."""
     found = shown(account, reservation)
@@ -184,6 +185,7 @@ def test_reservation_in_a_placement_group(account: Account) -> None:
     account.ec2.cancel_capacity_reservation(CapacityReservationId=name)
 
 
+@pytest.mark.over_http
 def test_block_attributes(account: Account) -> None:
     block(account)
     found = shown(account, BLOCK)

@@ -1,4 +1,4 @@
-"""STS in the simulator: roles that require MFA, sessions that end, and a clock that differs from this computer's."""
+"""STS in the simulator: roles that require MFA, sessions that end, and a clock that differs from ours."""
 
 from __future__ import annotations
 
@@ -35,9 +35,11 @@ def client_with(sim: control.Simulator, issued: dict[str, Any], service: str) ->
     )
 
 
+@pytest.mark.over_http
 def test_role_with_mfa_needs_an_unused_code(account: Account) -> None:
-    """AssumeRole without a code, with a wrong one and with a used one is AccessDenied (IAM user guide, MFA-protected
-    API access)."""
+    """AssumeRole without a code, with a wrong one and with a used one is AccessDenied (IAM user guide,
+    MFA-protected API access).
+    """
     account.conditions(roles={ROLE: {"codes": ["123456"]}})
     with refused("AccessDenied") as refusal:
         assume(account)
@@ -69,7 +71,9 @@ def test_session_is_as_long_as_the_condition_requires(account: Account) -> None:
 def test_ended_session_is_refused_with_the_code_of_each_service(
     remote: Account, sim: control.Simulator
 ) -> None:
-    """EC2's error code list: RequestExpired; the common errors of STS and SSM: ExpiredToken, ExpiredTokenException."""
+    """EC2's error code list: RequestExpired; the common errors of STS and SSM: ExpiredToken,
+    ExpiredTokenException.
+    """
     issued = assume(remote)
     client_with(sim, issued, "ec2").describe_vpcs()
     remote.conditions(roles={ROLE: {"seconds": 0}})

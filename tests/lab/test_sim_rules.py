@@ -10,8 +10,8 @@ import pytest
 from support.account import Account, refused
 
 from cloudddp.sim.aws import CONDITIONS, rehearse
-from cloudddp.sim.net.faults import Faults
 from cloudddp.sim.net.nftables import ruleset
+from cloudddp.sim.net.policy import Faults
 from cloudddp.sim.net.security_groups import policy_for
 
 ANYONE = [{"CidrIp": "0.0.0.0/0"}]
@@ -106,6 +106,7 @@ def test_host_bits_are_cleared(account: Account, group: str) -> None:
     assert shown(account, group)[0]["IpRanges"] == [{"CidrIp": "100.68.0.0/18"}]
 
 
+@pytest.mark.over_http
 def test_authorize_is_all_or_none(account: Account, group: str) -> None:
     one, two, three = (rule("tcp", port, port) for port in (1, 2, 3))
     authorize = account.ec2.authorize_security_group_ingress
@@ -119,6 +120,7 @@ def test_authorize_is_all_or_none(account: Account, group: str) -> None:
     assert [r["FromPort"] for r in shown(account, group)] == [1, 2]
 
 
+@pytest.mark.over_http
 def test_revoke_returns_the_rule(account: Account, group: str) -> None:
     account.ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=[rule("tcp", 5, 6)])
     answer = account.ec2.revoke_security_group_ingress(GroupId=group, IpPermissions=[rule("6", 5, 6)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from support.account import Account, refused
 
 SPOT = {
@@ -24,6 +25,7 @@ def spot(account: Account, count: int = 1) -> list[dict[str, Any]]:
     return account.running(count, InstanceMarketOptions=SPOT, TagSpecifications=tags)
 
 
+@pytest.mark.over_http
 def test_spot_instances_have_requests(account: Account) -> None:
     instances = spot(account, 2)
     assert {instance["InstanceLifecycle"] for instance in instances} == {"spot"}

@@ -45,6 +45,7 @@ def test_number_and_length_of_tags_are_limited(account: Account, tags: dict[str,
     assert account.instances() == []
 
 
+@pytest.mark.over_http
 def test_longest_tags_and_fifty_of_them_are_allowed(account: Account) -> None:
     tags = {f"{number:02}" + "k" * 125: "ä" * 256 for number in range(50)}
     (instance,) = account.launch(TagSpecifications=tagged("instance", tags))

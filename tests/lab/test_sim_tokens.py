@@ -22,6 +22,7 @@ def ids(instances: list[dict[str, Any]]) -> list[str]:
     return [instance["InstanceId"] for instance in instances]
 
 
+@pytest.mark.over_http
 def test_same_token_returns_the_same_instances(account: Account, token: str) -> None:
     first = account.launch(2, ClientToken=token)
     assert ids(account.launch(2, ClientToken=token)) == ids(first)
@@ -32,6 +33,7 @@ def test_requests_without_token_are_separate(account: Account) -> None:
     assert ids(account.launch()) != ids(account.launch())
 
 
+@pytest.mark.over_http
 def test_repeated_request_shows_current_states(account: Account, token: str) -> None:
     (instance,) = account.running(ClientToken=token)
     (again,) = account.launch(ClientToken=token)
@@ -56,6 +58,7 @@ def test_zone_by_name_or_subnet_is_the_same(account: Account, token: str) -> Non
         account.launch(ClientToken=token, SubnetId=account.subnet("us-east-1a"))
 
 
+@pytest.mark.over_http
 def test_parameter_mismatch_is_rejected(account: Account, token: str) -> None:
     account.launch(ClientToken=token)
     for change in ({"InstanceType": "g5.2xlarge"}, {"UserData": "other"}, {"MaxCount": 2}):
@@ -64,6 +67,7 @@ def test_parameter_mismatch_is_rejected(account: Account, token: str) -> None:
     assert len(account.instances()) == 1
 
 
+@pytest.mark.over_http
 def test_token_of_terminated_instances_is_rejected(account: Account, token: str) -> None:
     (instance,) = account.running(ClientToken=token)
     account.end(instance["InstanceId"])
@@ -88,6 +92,7 @@ def test_dry_run_does_not_use_the_token(account: Account, token: str) -> None:
     assert len(account.instances()) == 1
 
 
+@pytest.mark.over_http
 def test_token_is_limited_to_64_characters(account: Account) -> None:
     with refused("InvalidParameterValue"):
         account.launch(ClientToken="x" * 65)

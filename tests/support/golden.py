@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
 from collections.abc import Mapping
 from datetime import datetime
@@ -87,6 +88,16 @@ class _Names:
             return self._known.setdefault(found[0], f"{found[1]}-{count + 1:08}")
 
         return _TIME.sub("<time>", _ID.sub(name, value))
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Return the calls in a file: one on each line, as JSON."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def write(path: Path, calls: list[dict[str, Any]]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(f"{json.dumps(call)}\n" for call in calls))
 
 
 def invalid(call: Mapping[str, Any]) -> str:

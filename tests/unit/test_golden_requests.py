@@ -1,11 +1,11 @@
 """The exact requests of `up`, for six instance types in six accounts, are those in tests/golden.
 
-A change shows as a diff. After one that is wanted: UPDATE_GOLDEN=1 python -m pytest tests/unit/test_golden_requests.py
+A change shows as a diff, a call on each line. After one that is wanted:
+UPDATE_GOLDEN=1 python -m pytest tests/unit/test_golden_requests.py
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -96,16 +96,16 @@ def test_requests_are_those_of_the_golden_file(
     spec = ClusterSpec(name="golden", instance_type=instance_type)
     found = golden.requests(spec, lambda aws: ACCOUNTS[account](aws, instance_type))
     assert [text for call in found if (text := golden.invalid(call))] == []
-    path = golden.FOLDER / account / f"{instance_type}.json"
+    path = golden.FOLDER / account / f"{instance_type}.jsonl"
     if os.environ.get("UPDATE_GOLDEN"):
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(found, indent=1) + "\n")
-    assert found == json.loads(path.read_text())
+        golden.write(path, found)
+    assert found == golden.read(path)
 
 
 def test_no_golden_file_is_left_over() -> None:
-    expected = {f"{account}/{name}.json" for account in ACCOUNTS for name in golden.TYPES}
-    assert {str(path.relative_to(golden.FOLDER)) for path in golden.FOLDER.rglob("*.json")} == expected
+    expected = {f"{account}/{name}.jsonl" for account in ACCOUNTS for name in golden.TYPES}
+    files = (path for path in golden.FOLDER.rglob("*") if path.is_file())
+    assert {str(path.relative_to(golden.FOLDER)) for path in files} == expected
 
 
 def test_invalid_request_is_reported() -> None:

@@ -24,13 +24,12 @@ from typing import Any
 
 from cloudddp.sim.api import node_names
 from cloudddp.sim.api.authorization import Permissions
-from cloudddp.sim.api.calls import read_body
 from cloudddp.sim.api.faults import FaultInjector, InvalidFault
-from cloudddp.sim.api.wsgi import Environ, StartResponse, respond
-from cloudddp.sim.conditions.link import Link
-from cloudddp.sim.conditions.model import InvalidCondition
+from cloudddp.sim.api.wsgi import Environ, StartResponse, read_body, respond
+from cloudddp.sim.conditions.model import Link
+from cloudddp.sim.conditions.reading import InvalidCondition
 from cloudddp.sim.conditions.store import Store
-from cloudddp.sim.ec2 import scheduled_events, status_checks
+from cloudddp.sim.ec2 import instance_status
 from cloudddp.sim.hosts.host_backend import HostBackend
 from cloudddp.sim.hosts.lifecycle import Lifecycle
 from cloudddp.sim.metadata.tree import Notice
@@ -160,7 +159,7 @@ class AdminApi:
         healed = self._faults.inject(str(kind), nodes)
         for node in nodes:
             failing = {"freeze", "cut"}.intersection(self._faults.of_node(node, {}))
-            status_checks.set_failing(self._lifecycle.instance(node["instance_id"]), bool(failing))
+            instance_status.set_failing(self._lifecycle.instance(node["instance_id"]), bool(failing))
         return {"kind": kind, "nodes": [node["instance_id"] for node in nodes], "healed": healed}
 
     def _interrupt(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -186,12 +185,12 @@ class AdminApi:
         node = self._find(request.get("node"), request.get("cluster"))
         instance = self._lifecycle.instance(node["instance_id"])
         code = request.get("code", "instance-reboot")
-        if code not in scheduled_events.CODES:
-            raise BadRequest(f"unknown code {code!r}", f"known: {', '.join(scheduled_events.CODES)}")
+        if code not in instance_status.CODES:
+            raise BadRequest(f"unknown code {code!r}", f"known: {', '.join(instance_status.CODES)}")
         seconds = _seconds(request, 600)
         begins = datetime.now(UTC) + timedelta(seconds=seconds)
-        event = scheduled_events.ScheduledEvent.of(str(code), begins.replace(microsecond=0))
-        scheduled_events.schedule(instance, event)
+        event = instance_status.ScheduledEvent.of(str(code), begins.replace(microsecond=0))
+        instance_status.schedule(instance, event)
         timer = threading.Timer(seconds, self._lifecycle.maintain, (instance.id, event))
         timer.daemon = True
         timer.start()

@@ -13,11 +13,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from xml.sax.saxutils import escape
 
-from cloudddp.sim.api.calls import Call, read_call
 from cloudddp.sim.api.proxy import NOT_AWS, error_response
-from cloudddp.sim.api.wsgi import Application, Environ, StartResponse, respond
+from cloudddp.sim.api.wsgi import Application, Call, Environ, StartResponse, read_call, respond
 from cloudddp.sim.control.environment import ACCESS_KEY
 from cloudddp.sim.ec2 import encryption
+from cloudddp.sim.ec2.resource_facts import MotoResources
 from cloudddp.sim.iam import denials
 from cloudddp.sim.iam.documents import Policy
 from cloudddp.sim.iam.evaluate import Check, Decision, evaluate
@@ -106,8 +106,6 @@ def _principal(account: str, call: Call) -> str:
 
 
 def _resources(request: Request) -> Resources:
-    from cloudddp.sim.ec2.resource_facts import MotoResources
-
     return MotoResources(request.account, request.region)
 
 

@@ -12,9 +12,8 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from cloudddp.sim.api.calls import Call, read_call
 from cloudddp.sim.api.proxy import NOT_AWS, error_response
-from cloudddp.sim.api.wsgi import Application, Environ, StartResponse
+from cloudddp.sim.api.wsgi import Application, Call, Environ, StartResponse, read_call
 from cloudddp.sim.conditions.model import Rejection
 from cloudddp.sim.conditions.store import Store
 from cloudddp.sim.ec2 import role_sessions

@@ -17,8 +17,7 @@ from xml.sax.saxutils import escape
 
 from werkzeug.serving import ThreadedWSGIServer, WSGIRequestHandler
 
-from cloudddp.sim.api.calls import Call, read_call
-from cloudddp.sim.api.wsgi import Application, Environ, StartResponse
+from cloudddp.sim.api.wsgi import Application, Call, Environ, StartResponse, read_call
 from cloudddp.sim.ec2 import node_roles, role_sessions
 from cloudddp.sim.iam import denials
 from cloudddp.sim.iam.evaluate import Check, evaluate

@@ -1,12 +1,11 @@
-"""Serves the Pricing API, which moto lacks: see ec2/price_list.py."""
+"""Serves the Pricing API, which moto lacks: see ec2/prices.py."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cloudddp.sim.api.calls import read_body, read_call
-from cloudddp.sim.api.wsgi import Application, Environ, StartResponse, respond
-from cloudddp.sim.ec2 import price_list
+from cloudddp.sim.api.wsgi import Application, Environ, StartResponse, read_body, read_call, respond
+from cloudddp.sim.ec2 import prices
 
 
 def with_pricing(application: Application) -> Application:
@@ -15,7 +14,7 @@ def with_pricing(application: Application) -> Application:
     def serve(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         if read_call(environ).action != "GetProducts":
             return application(environ, start_response)
-        text = price_list.answer(read_body(environ) or b"{}")
+        text = prices.answer(read_body(environ) or b"{}")
         return respond(start_response, 200, "application/x-amz-json-1.1", text)
 
     return serve

@@ -10,8 +10,7 @@ import socket
 import time
 from collections.abc import Iterable
 
-from cloudddp.sim.api.calls import read_call
-from cloudddp.sim.api.wsgi import Application, Environ, StartResponse, respond
+from cloudddp.sim.api.wsgi import Application, Environ, StartResponse, read_call, respond
 from cloudddp.sim.conditions.store import Store
 from cloudddp.sim.ec2.patch import xml_error
 

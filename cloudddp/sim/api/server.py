@@ -32,9 +32,9 @@ from cloudddp.sim.control import record
 from cloudddp.sim.control.options import KINDS, PolicyFile, read_policy
 from cloudddp.sim.control.process import CANNOT_START
 from cloudddp.sim.control.record import INTERFACE, TIMING, Simulator
-from cloudddp.sim.ec2 import dispatch, install
+from cloudddp.sim.ec2 import install, speed
 from cloudddp.sim.ec2.account_conditions import CONDITIONS
-from cloudddp.sim.ec2.importing import fast_imports
+from cloudddp.sim.ec2.speed import fast_imports
 from cloudddp.sim.hosts import host_backend
 from cloudddp.sim.hosts.host_backend import HostBackend
 from cloudddp.sim.hosts.lifecycle import Lifecycle, Timing
@@ -182,7 +182,7 @@ def _build(
         from cloudddp.sim.api.node_s3 import NodeS3Server
 
         install.install()
-        dispatch.install_in_server()
+        speed.install_in_server()
     timing = Timing(**{name.replace("-", "_"): value for name, value in _timing(options).items()})
     lifecycle = Lifecycle(backend.hosts, timing)
     lifecycle.install()

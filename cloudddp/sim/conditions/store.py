@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cloudddp.sim.conditions.model import Conditions, LaunchFailure, Names, Rejection, merge
-from cloudddp.sim.conditions.roles import Role
+from cloudddp.sim.conditions.model import Conditions, LaunchFailure, Rejection, Role
+from cloudddp.sim.conditions.reading import Names, merge
 
 NOT_AUTHORIZED = "UnauthorizedOperation"
 THROTTLED = Rejection("RequestLimitExceeded", "Request limit exceeded.", 503)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
+import urllib.error
+import urllib.request
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cloudddp.errors import CloudDDPError, UsageError
 from cloudddp.sim.control.record import Simulator
-
-if TYPE_CHECKING:
-    import urllib.error
-    import urllib.request
 
 _TIMEOUT = 10  # seconds
 
@@ -19,8 +17,8 @@ _TIMEOUT = 10  # seconds
 def fault(sim: Simulator, kind: str, nodes: Sequence[str], *, cluster: str | None = None) -> dict[str, Any]:
     """Inject a fault (see api/faults.py); ranks refer to `cluster`.
 
-    Returns kind, nodes (instance ids) and healed (the faults that `heal` ended). Raises UsageError for an unknown
-    fault or node.
+    Returns kind, nodes (instance ids) and healed (the faults that `heal` ended). Raises UsageError for an
+    unknown fault or node.
     """
     return _post(sim, "fault", {"kind": kind, "nodes": list(nodes), "cluster": cluster})
 
@@ -33,26 +31,30 @@ def interrupt(sim: Simulator, node: str, *, seconds: float, cluster: str | None 
 def maintenance(
     sim: Simulator, node: str, *, seconds: float, code: str, cluster: str | None = None
 ) -> dict[str, Any]:
-    """Schedule maintenance of a node in `seconds`; see ec2/scheduled_events.py for the codes. Raises UsageError."""
+    """Schedule maintenance of a node in `seconds`; see ec2/instance_status.py for the codes. Raises
+    UsageError.
+    """
     return _post(sim, "maintenance", {"node": node, "seconds": seconds, "code": code, "cluster": cluster})
 
 
 def conditions(sim: Simulator, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Change the conditions of the account (see conditions/model.py). Returns all of them. Raises UsageError."""
+    """Change the account's conditions (see conditions/model.py). Returns all of them. Raises UsageError."""
     return _post(sim, "conditions", changes)
 
 
 def permissions(sim: Simulator) -> dict[str, dict[str, int]]:
-    """Return access key -> permission, such as ec2:CreateTags -> how many calls needed it. Raises CloudDDPError."""
+    """Return access key -> permission, such as ec2:CreateTags -> how many calls needed it. Raises
+    CloudDDPError.
+    """
     return {key: dict(counts) for key, counts in _read(sim, "permissions").items()}
 
 
 def nodes(sim: Simulator) -> list[dict[str, Any]]:
     """Return a record for each instance that is not terminated, by cluster and rank. Raises CloudDDPError.
 
-    Keys: cluster (a name, or None), rank (or None), instance_id, state, private_ip, public_ip, ssh_port, home, deadline
-    (ISO 8601, UTC, or None), processes (pids), faults (those in effect, named as for `fault`; `cut-between ID`),
-    interruption (when a spot node will be terminated, ISO 8601, UTC, or None).
+    Keys: cluster (a name, or None), rank (or None), instance_id, state, private_ip, public_ip, ssh_port,
+    home, deadline (ISO 8601, UTC, or None), processes (pids), faults (those in effect, named as for `fault`;
+    `cut-between ID`), interruption (when a spot node will be terminated, ISO 8601, UTC, or None).
     """
     return [dict(node) for node in _read(sim, "nodes")]
 
@@ -65,8 +67,6 @@ def is_healthy(sim: Simulator) -> bool:
 
 
 def get(url: str | urllib.request.Request) -> bytes:
-    import urllib.request  # 10 ms, which commands that only look for the server need not take; likewise below
-
     # No proxy, even if the environment sets one: the address is a loopback address.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(url, timeout=_TIMEOUT) as response:
@@ -84,9 +84,6 @@ def _read(sim: Simulator, page: str) -> Any:
 
 
 def _post(sim: Simulator, page: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    import urllib.error
-    import urllib.request
-
     request = urllib.request.Request(  # noqa: S310  the endpoint is the simulator's
         f"{sim.endpoint}/_cloudddp/{page}",
         data=json.dumps(body).encode(),

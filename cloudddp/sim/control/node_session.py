@@ -1,7 +1,8 @@
-"""A connection to a port of a node that needs no route from this computer, as AWS Systems Manager provides it.
+"""A connection to a port of a node that needs no route from this computer, as AWS Systems Manager provides
+it.
 
-On AWS an agent on the node connects to the node's own port, so neither a public address nor a rule of a security group is
-needed ("You can close inbound ports on the node",
+On AWS an agent on the node connects to the node's own port, so neither a public address nor a rule of a
+security group is needed ("You can close inbound ports on the node",
 https://docs.aws.amazon.com/systems-manager/latest/userguide/session-manager-getting-started-enable-ssh-connections.html).
 """
 
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudddp.errors import CloudDDPError
-from cloudddp.sim.control import admin_client
+from cloudddp.sim.control.admin_client import nodes
 from cloudddp.sim.control.environment import enter
 from cloudddp.sim.control.record import Simulator
 from cloudddp.sim.linux import kernel
@@ -24,11 +25,12 @@ _TIMEOUT = 10.0  # seconds to connect
 
 
 def relay(sim: Simulator, target: str, port: int) -> None:
-    """Connect stdin and stdout with a port of a node, until one side ends. Raises CloudDDPError, worded as by AWS.
+    """Connect stdin and stdout with a port of a node, until one side ends. Raises CloudDDPError, worded as by
+    AWS.
 
     Call it while there is a single thread. This process moves to the node's network.
     """
-    node = next((one for one in admin_client.nodes(sim) if one["instance_id"] == target), None)
+    node = next((one for one in nodes(sim) if one["instance_id"] == target), None)
     if node is None or node["state"] != "running" or not node["home"]:
         raise CloudDDPError(
             "An error occurred (TargetNotConnected) when calling the StartSession operation: "

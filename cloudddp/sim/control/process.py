@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from cloudddp.errors import CloudDDPError
-from cloudddp.sim.control import admin_client
+from cloudddp.sim.control.admin_client import is_healthy
 from cloudddp.sim.control.options import Options, read_policy
 from cloudddp.sim.control.record import Simulator, find, record_path
 from cloudddp.sim.hosts import node_folder
@@ -148,7 +148,7 @@ def _await_server(pid: int, home: Path, timeout: float) -> Simulator:
         if _has_ended(pid):
             raise _start_error("the simulator's server ended while starting", home)
         simulator = find(home)
-        if simulator and simulator.pid == pid and admin_client.is_healthy(simulator):
+        if simulator and simulator.pid == pid and is_healthy(simulator):
             return simulator
         time.sleep(_POLL_SECONDS)
     _clean_up(home)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cloudddp.sim.conditions.model import Names
+from cloudddp.sim.conditions.reading import Names
 from cloudddp.sim.conditions.store import Store
 from cloudddp.sim.ec2 import catalog
 

@@ -5,12 +5,11 @@ An unknown filter is answered with EC2's error.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import Any
 
-from cloudddp.sim.ec2.patch import client_error, wrap
+from cloudddp.sim.ec2.patch import client_error, override, wrap
 
 # filter -> attribute path of moto's Instance
 _ATTRIBUTES = {
@@ -50,28 +49,26 @@ def install() -> None:
         return {**original, **_ATTRIBUTES}
 
     wrap(utils, "filter_dict_attribute_mapping", extend)
-    wrap(utils, "passes_filter_dict", _passes)
+    override(utils, "passes_filter_dict", _passes)
     wrap(utils, "instance_value_in_filter_values", lambda _original: _matches)
 
 
-def _passes(original: Callable[..., bool]) -> Callable[..., bool]:
-    @functools.wraps(original)
-    def passes(instance: Any, filter_dict: dict[str, Any]) -> bool:
-        plain = {name: values for name, values in filter_dict.items() if name not in _SPECIAL}
-        special = {name: values for name, values in filter_dict.items() if name in _SPECIAL}
-        if not all(_matches(_SPECIAL[name](instance), values) for name, values in special.items()):
+def _passes(original: Callable[..., bool], instance: Any, filter_dict: dict[str, Any]) -> bool:
+    for name, values in filter_dict.items():
+        if name in _SPECIAL:
+            passes = _matches(_SPECIAL[name](instance), values)
+        else:
+            passes = _moto_passes(original, instance, name, values)
+        if not passes:
             return False
-        return all(moto_passes(instance, name, values) for name, values in plain.items())
+    return True
 
-    def moto_passes(instance: Any, name: str, values: Any) -> bool:
-        try:
-            return original(instance, {name: values})
-        except NotImplementedError:  # moto has no such filter
-            client_error(
-                "InvalidParameterValue", f"The filter '{name}' is invalid (or unknown to the simulator)"
-            )
 
-    return passes
+def _moto_passes(original: Callable[..., bool], instance: Any, name: str, values: Any) -> bool:
+    try:
+        return original(instance, {name: values})
+    except NotImplementedError:  # moto has no such filter
+        client_error("InvalidParameterValue", f"The filter '{name}' is invalid (or unknown to the simulator)")
 
 
 def _groups(attribute: str) -> Callable[[Any], list[str]]:

@@ -7,11 +7,10 @@ is gone is a `blackhole`; moto shows every route as active. The lab's router fol
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
-from cloudddp.sim.ec2.patch import LOCK, client_error, wrap
+from cloudddp.sim.ec2.patch import LOCK, client_error, override, wrap
 
 
 def install() -> None:
@@ -19,10 +18,10 @@ def install() -> None:
     from moto.ec2.models import EC2Backend
     from moto.ec2.models.route_tables import Route
 
-    wrap(EC2Backend, "create_default_vpc", _create_default_vpc)
-    wrap(EC2Backend, "create_route", _create_route)
-    wrap(EC2Backend, "detach_internet_gateway", _detach)
-    wrap(EC2Backend, "delete_vpc", _delete_vpc)
+    override(EC2Backend, "create_default_vpc", _create_default_vpc)
+    override(EC2Backend, "create_route", _create_route)
+    override(EC2Backend, "detach_internet_gateway", _detach)
+    override(EC2Backend, "delete_vpc", _delete_vpc)
     wrap(Route, "state", lambda _: property(_state))
 
 
@@ -38,62 +37,46 @@ def require_gateway(backend: Any, vpc_id: str) -> None:
         client_error("Gateway.NotAttached", f"Network {vpc_id} is not attached to any internet gateway")
 
 
-def _create_default_vpc(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def create(self: Any) -> Any:
-        vpc = original(self)
-        gateway = self.create_internet_gateway()
-        self.attach_internet_gateway(gateway.id, vpc.id)
-        main = next(one for one in self.route_tables.values() if one.vpc_id == vpc.id)
-        self.create_route(main.id, "0.0.0.0/0", gateway_id=gateway.id)
-        return vpc
-
-    return create
+def _create_default_vpc(original: Callable[..., Any], self: Any) -> Any:
+    vpc = original(self)
+    gateway = self.create_internet_gateway()
+    self.attach_internet_gateway(gateway.id, vpc.id)
+    main = next(one for one in self.route_tables.values() if one.vpc_id == vpc.id)
+    self.create_route(main.id, "0.0.0.0/0", gateway_id=gateway.id)
+    return vpc
 
 
-def _create_route(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def create(self: Any, route_table_id: str, *args: Any, **kwargs: Any) -> Any:
-        gateway_id = kwargs.get("gateway_id") or ""
-        if gateway_id.startswith("igw-"):
-            gateway, table = self.get_internet_gateway(gateway_id), self.get_route_table(route_table_id)
-            if gateway.vpc is None or gateway.vpc.id != table.vpc_id:
-                client_error(
-                    "InvalidParameterValue",
-                    f"route table {route_table_id} and network gateway {gateway_id} belong to different networks",
-                )
-        return original(self, route_table_id, *args, **kwargs)
-
-    return create
+def _create_route(
+    original: Callable[..., Any], self: Any, route_table_id: str, *args: Any, **kwargs: Any
+) -> Any:
+    gateway_id = kwargs.get("gateway_id") or ""
+    if gateway_id.startswith("igw-"):
+        gateway, table = self.get_internet_gateway(gateway_id), self.get_route_table(route_table_id)
+        if gateway.vpc is None or gateway.vpc.id != table.vpc_id:
+            client_error(
+                "InvalidParameterValue",
+                f"route table {route_table_id} and network gateway {gateway_id} belong to different networks",
+            )
+    return original(self, route_table_id, *args, **kwargs)
 
 
-def _detach(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def detach(self: Any, internet_gateway_id: str, vpc_id: str) -> None:
-        with LOCK:
-            interfaces = list(self.enis.values())
-            if any(one.public_ip and one.subnet.vpc_id == vpc_id for one in interfaces):
-                client_error(
-                    "DependencyViolation",
-                    f"Network {vpc_id} has some mapped public address(es). "
-                    "Please unmap those public address(es) before detaching the gateway.",
-                )
-            original(self, internet_gateway_id, vpc_id)
-
-    return detach
+def _detach(original: Callable[..., None], self: Any, internet_gateway_id: str, vpc_id: str) -> None:
+    with LOCK:
+        interfaces = list(self.enis.values())
+        if any(one.public_ip and one.subnet.vpc_id == vpc_id for one in interfaces):
+            client_error(
+                "DependencyViolation",
+                f"Network {vpc_id} has some mapped public address(es). "
+                "Please unmap those public address(es) before detaching the gateway.",
+            )
+        original(self, internet_gateway_id, vpc_id)
 
 
-def _delete_vpc(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def delete(self: Any, vpc_id: str) -> Any:
-        with LOCK:
-            if attached_gateway(self, vpc_id) is not None:
-                client_error(
-                    "DependencyViolation", f"The vpc '{vpc_id}' has dependencies and cannot be deleted."
-                )
-            return original(self, vpc_id)
-
-    return delete
+def _delete_vpc(original: Callable[..., Any], self: Any, vpc_id: str) -> Any:
+    with LOCK:
+        if attached_gateway(self, vpc_id) is not None:
+            client_error("DependencyViolation", f"The vpc '{vpc_id}' has dependencies and cannot be deleted.")
+        return original(self, vpc_id)
 
 
 def _state(route: Any) -> str:

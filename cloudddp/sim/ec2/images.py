@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
 from cloudddp.sim.ec2.ami_catalog import IMAGES, OWNER, ROOT_GIB
-from cloudddp.sim.ec2.patch import wrap
+from cloudddp.sim.ec2.patch import override, wrap
 
 BY_ID = {image.image_id: image for image in IMAGES}
 
@@ -19,40 +18,31 @@ def install() -> None:
     """Add the images and the parameters to every region; let own images have what their creation requests."""
     from moto.ec2.models import amis
     from moto.ec2.responses.amis import AmisResponse
+    from moto.ssm.models import ParameterDict
 
     _add_images()
-    _add_parameters()
-    wrap(amis.Ami, "__init__", _with_root_volume)
-    wrap(AmisResponse, "register_image", _register)
+    override(ParameterDict, "_check_loading_status", _load_parameters)
+    override(amis.Ami, "__init__", _with_root_volume)
+    override(AmisResponse, "register_image", _register)
 
 
-def _with_root_volume(original: Callable[..., None]) -> Callable[..., None]:
+def _with_root_volume(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
     """Replace moto's root device type `standard`, which EC2 does not have."""
-
-    @functools.wraps(original)
-    def create(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        if self.root_device_type == "standard":
-            self.root_device_type = "ebs"
-
-    return create
+    original(self, *args, **kwargs)
+    if self.root_device_type == "standard":
+        self.root_device_type = "ebs"
 
 
-def _register(original: Callable[..., Any]) -> Callable[..., Any]:
+def _register(original: Callable[..., Any], self: Any) -> Any:
     """Keep the architecture, root device and size of RegisterImage; moto keeps name and description only."""
-
-    @functools.wraps(original)
-    def register(self: Any) -> Any:
-        answer = original(self)
-        image = self.ec2_backend.amis[answer.result["ImageId"]]
-        image.architecture = self._get_param("Architecture") or "i386"  # EC2's default for an EBS root volume
-        image.root_device_name = self._get_param("RootDeviceName") or image.root_device_name
-        for disk in self._get_param("BlockDeviceMappings", []):
-            if disk.get("DeviceName") == image.root_device_name and disk.get("Ebs", {}).get("VolumeSize"):
-                image.ebs_snapshot.volume.size = int(disk["Ebs"]["VolumeSize"])
-        return answer
-
-    return register
+    answer = original(self)
+    image = self.ec2_backend.amis[answer.result["ImageId"]]
+    image.architecture = self._get_param("Architecture") or "i386"  # EC2's default for an EBS root volume
+    image.root_device_name = self._get_param("RootDeviceName") or image.root_device_name
+    for disk in self._get_param("BlockDeviceMappings", []):
+        if disk.get("DeviceName") == image.root_device_name and disk.get("Ebs", {}).get("VolumeSize"):
+            image.ebs_snapshot.volume.size = int(disk["Ebs"]["VolumeSize"])
+    return answer
 
 
 def _add_images() -> None:
@@ -97,37 +87,30 @@ def _add_images() -> None:
     wrap(amis.Ami, "block_device_mappings", mappings)
 
 
-def _add_parameters() -> None:
+def _load_parameters(original: Callable[..., None], self: Any, key: str) -> None:
+    """Add the parameters that name the images, when one of theirs is read."""
     from moto.core.utils import utcnow
     from moto.ssm import models
 
+    original(self, key)
+    prefix = str(key or "")
+    loaded = getattr(self, "_deep_learning", False)
+    if loaded or not (prefix.startswith(_PARAMETERS) or _PARAMETERS.startswith(prefix or "?")):
+        return
+    self._deep_learning = True
     parameter: Any = models.Parameter
-
-    def check(original: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(original)
-        def load(self: Any, key: str) -> None:
-            original(self, key)
-            prefix = str(key or "")
-            loaded = getattr(self, "_deep_learning", False)
-            if loaded or not (prefix.startswith(_PARAMETERS) or _PARAMETERS.startswith(prefix or "?")):
-                return
-            self._deep_learning = True
-            for image in IMAGES:
-                self[image.parameter].append(
-                    parameter(
-                        account_id=self.account_id,
-                        name=image.parameter,
-                        value=image.image_id,
-                        parameter_type="String",
-                        description=image.name,
-                        allowed_pattern=None,
-                        keyid=None,
-                        last_modified_date=utcnow(),
-                        version=1,
-                        data_type="text",
-                    )
-                )
-
-        return load
-
-    wrap(models.ParameterDict, "_check_loading_status", check)
+    for image in IMAGES:
+        self[image.parameter].append(
+            parameter(
+                account_id=self.account_id,
+                name=image.parameter,
+                value=image.image_id,
+                parameter_type="String",
+                description=image.name,
+                allowed_pattern=None,
+                keyid=None,
+                last_modified_date=utcnow(),
+                version=1,
+                data_type="text",
+            )
+        )

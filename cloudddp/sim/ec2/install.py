@@ -5,29 +5,26 @@ from __future__ import annotations
 from types import ModuleType
 
 from cloudddp.sim.ec2 import (
-    account_attributes,
-    dispatch,
-    enabled_regions,
     filters,
     gateways,
     images,
+    instance_status,
     interfaces,
     ip_addresses,
     key_pairs,
     late_listing,
     placement,
-    price_list,
+    prices,
     public_access,
-    regional_types,
+    quotas,
+    regions,
     reservations,
     role_sessions,
     run_instances,
     security_group_rules,
     security_groups,
-    service_quotas,
+    speed,
     spot,
-    spot_prices,
-    status_checks,
     stop_start,
     tags,
     termination,
@@ -38,13 +35,16 @@ from cloudddp.sim.ec2.patch import wrap
 
 # The order matters where two modules wrap the same method: the later one is the outer one.
 _MODULES: tuple[ModuleType, ...] = (
-    account_attributes, enabled_regions, regional_types, images, volumes, ip_addresses, gateways, public_access, interfaces, security_groups, key_pairs, security_group_rules, placement, spot,
-    reservations, filters, run_instances, status_checks, stop_start, termination, xml_characters, tags, late_listing, role_sessions,
-    service_quotas, spot_prices, price_list, dispatch,
-)  # fmt: skip
+    *(quotas, regions, images, volumes, ip_addresses, gateways, public_access, interfaces),
+    *(security_groups, key_pairs, security_group_rules, placement, spot, reservations, filters),
+    *(run_instances, instance_status, stop_start, termination, xml_characters, tags, late_listing),
+    *(role_sessions, prices, speed),
+)
 _VALIDATIONS = (
-    "ENABLE_AMI_VALIDATION", "EC2_ENABLE_INSTANCE_TYPE_VALIDATION", "ENABLE_KEYPAIR_VALIDATION",
-)  # fmt: skip
+    "ENABLE_AMI_VALIDATION",
+    "EC2_ENABLE_INSTANCE_TYPE_VALIDATION",
+    "ENABLE_KEYPAIR_VALIDATION",
+)
 
 _installed = False
 

@@ -6,18 +6,19 @@ by card and index, have the requested type, and are deleted with the instance. A
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 from cloudddp.sim.ec2 import catalog, ip_addresses
-from cloudddp.sim.ec2.patch import LOCK, client_error, wrap
+from cloudddp.sim.ec2.patch import LOCK, client_error, override, wrap
 
 _KINDS = ("interface", "efa", "efa-only")
 _TRACKING = {  # ConnectionTrackingSpecification: the range of each timeout in seconds, of EC2's model
-    "TcpEstablishedTimeout": (60, 432_000), "UdpStreamTimeout": (60, 180), "UdpTimeout": (30, 60),
-}  # fmt: skip
+    "TcpEstablishedTimeout": (60, 432_000),
+    "UdpStreamTimeout": (60, 180),
+    "UdpTimeout": (30, 60),
+}
 
 
 def install() -> None:
@@ -27,13 +28,13 @@ def install() -> None:
     from moto.ec2.responses.elastic_network_interfaces import ElasticNetworkInterfaces
 
     wrap(Instance, "prep_nics", lambda _original: _prepare)
-    wrap(Instance, "attach_eni", _attach)
-    wrap(Instance, "detach_eni", _detach)
+    override(Instance, "attach_eni", _attach)
+    override(Instance, "detach_eni", _detach)
     wrap(Instance, "network_interfaces", lambda _original: property(visible))
-    wrap(Attachment, "__init__", _set_card_index)
-    wrap(ElasticNetworkInterfaces, "create_network_interface", _create_interface)
-    wrap(ElasticNetworkInterfaces, "attach_network_interface", _attach_interface)
-    wrap(ElasticNetworkInterfaces, "delete_network_interface", _delete_interface)
+    override(Attachment, "__init__", _set_card_index)
+    override(ElasticNetworkInterfaces, "create_network_interface", _create_interface)
+    override(ElasticNetworkInterfaces, "attach_network_interface", _attach_interface)
+    override(ElasticNetworkInterfaces, "delete_network_interface", _delete_interface)
 
 
 def kind(nic: dict[str, Any]) -> str:
@@ -240,76 +241,56 @@ def _key(card: int, index: int) -> Any:
     return index if card == 0 else (card, index)
 
 
-def _attach(original: Callable[..., str]) -> Callable[..., str]:
-    @functools.wraps(original)
-    def attach(self: Any, eni: Any, device_index: int) -> str:
-        before, self.nics = self.nics, {}
-        attachment = original(self, eni, device_index)
-        self.nics = {**before, _key(getattr(eni, "network_card_index", 0), int(device_index)): eni}
-        return attachment
-
-    return attach
+def _attach(original: Callable[..., str], self: Any, eni: Any, device_index: int) -> str:
+    before, self.nics = self.nics, {}
+    attachment = original(self, eni, device_index)
+    self.nics = {**before, _key(getattr(eni, "network_card_index", 0), int(device_index)): eni}
+    return attachment
 
 
-def _detach(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def detach(self: Any, eni: Any) -> None:
-        others = {key: nic for key, nic in self.nics.items() if nic is not eni}
-        original(self, eni)
-        self.nics = others
-        eni.network_card_index = 0
-
-    return detach
+def _detach(original: Callable[..., None], self: Any, eni: Any) -> None:
+    others = {key: nic for key, nic in self.nics.items() if nic is not eni}
+    original(self, eni)
+    self.nics = others
+    eni.network_card_index = 0
 
 
-def _set_card_index(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def create(self: Any, eni: Any) -> None:
-        original(self, eni)
-        self.network_card_index = getattr(eni, "network_card_index", 0)
-
-    return create
+def _set_card_index(original: Callable[..., None], self: Any, eni: Any) -> None:
+    original(self, eni)
+    self.network_card_index = getattr(eni, "network_card_index", 0)
 
 
-def _create_interface(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def create(self: Any) -> Any:
-        interface_type = self._get_param("InterfaceType") or "interface"
-        with LOCK:
-            subnet = self.ec2_backend.get_subnet(self._get_param("SubnetId"))
-            ip_addresses.check_in_subnet(subnet, self._get_param("PrivateIpAddress"))
-            answer = original(self)
-            interface = answer.result["NetworkInterface"]
-            interface.interface_type = interface_type
-            if interface_type == "efa-only":
-                ip_addresses.remove_address(interface)
-        return answer
-
-    return create
+def _create_interface(original: Callable[..., Any], self: Any) -> Any:
+    interface_type = self._get_param("InterfaceType") or "interface"
+    with LOCK:
+        subnet = self.ec2_backend.get_subnet(self._get_param("SubnetId"))
+        ip_addresses.check_in_subnet(subnet, self._get_param("PrivateIpAddress"))
+        answer = original(self)
+        interface = answer.result["NetworkInterface"]
+        interface.interface_type = interface_type
+        if interface_type == "efa-only":
+            ip_addresses.remove_address(interface)
+    return answer
 
 
-def _attach_interface(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def attach(self: Any) -> Any:
-        with LOCK:
-            interface = self.ec2_backend.get_network_interface(self._get_param("NetworkInterfaceId"))
-            instance = self.ec2_backend.get_instance(self._get_param("InstanceId"))
-            if interface.instance is not None:
-                client_error("InvalidNetworkInterface.InUse", f"Interface: [{interface.id}] in use.")
-            nic = _as_request(
-                interface, self._get_int_param("NetworkCardIndex") or 0, self._get_int_param("DeviceIndex")
-            )
-            if kind(nic) != "interface" and instance.state != "stopped":
-                client_error("IncorrectInstanceState", "An EFA can be attached to a stopped instance only.")
-            attached = [
-                _as_request(eni, getattr(eni, "network_card_index", 0), eni.device_index)
-                for eni in visible(instance)
-            ]
-            check(instance.instance_type, [*attached, nic], count=1, groups=False)
-            interface.network_card_index = position(nic)[0]
-            return original(self)
-
-    return attach
+def _attach_interface(original: Callable[..., Any], self: Any) -> Any:
+    with LOCK:
+        interface = self.ec2_backend.get_network_interface(self._get_param("NetworkInterfaceId"))
+        instance = self.ec2_backend.get_instance(self._get_param("InstanceId"))
+        if interface.instance is not None:
+            client_error("InvalidNetworkInterface.InUse", f"Interface: [{interface.id}] in use.")
+        nic = _as_request(
+            interface, self._get_int_param("NetworkCardIndex") or 0, self._get_int_param("DeviceIndex")
+        )
+        if kind(nic) != "interface" and instance.state != "stopped":
+            client_error("IncorrectInstanceState", "An EFA can be attached to a stopped instance only.")
+        attached = [
+            _as_request(eni, getattr(eni, "network_card_index", 0), eni.device_index)
+            for eni in visible(instance)
+        ]
+        check(instance.instance_type, [*attached, nic], count=1, groups=False)
+        interface.network_card_index = position(nic)[0]
+        return original(self)
 
 
 def _as_request(interface: Any, card: int, index: int | None) -> dict[str, Any]:
@@ -317,18 +298,12 @@ def _as_request(interface: Any, card: int, index: int | None) -> dict[str, Any]:
     return {"NetworkCardIndex": card, "DeviceIndex": index, "InterfaceType": interface.interface_type}
 
 
-def _delete_interface(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def delete(self: Any) -> Any:
-        with LOCK:
-            interface = self.ec2_backend.get_network_interface(self._get_param("NetworkInterfaceId"))
-            if interface.status == "in-use":
-                client_error(
-                    "InvalidParameterValue", f"Network interface '{interface.id}' is currently in use."
-                )
-            return original(self)
-
-    return delete
+def _delete_interface(original: Callable[..., Any], self: Any) -> Any:
+    with LOCK:
+        interface = self.ec2_backend.get_network_interface(self._get_param("NetworkInterfaceId"))
+        if interface.status == "in-use":
+            client_error("InvalidParameterValue", f"Network interface '{interface.id}' is currently in use.")
+        return original(self)
 
 
 def release(instance: Any) -> None:

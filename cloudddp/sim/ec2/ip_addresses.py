@@ -6,14 +6,13 @@ instance's public address; the lab's router follows after each call.
 
 from __future__ import annotations
 
-import functools
 import ipaddress
 from collections.abc import Callable
 from typing import Any
 
 from cloudddp.sim.ec2.account_conditions import CONDITIONS
 from cloudddp.sim.ec2.gateways import require_gateway
-from cloudddp.sim.ec2.patch import LOCK, client_error, wrap
+from cloudddp.sim.ec2.patch import LOCK, client_error, override, wrap
 
 
 def install() -> None:
@@ -22,15 +21,15 @@ def install() -> None:
     from moto.ec2.models.subnets import Subnet
     from moto.ec2.responses.elastic_ip_addresses import ElasticIPAddresses
 
-    wrap(Subnet, "get_available_subnet_ip", _next_address)
+    override(Subnet, "get_available_subnet_ip", _next_address)
     wrap(Subnet, "available_ip_address_count", _count_available)
-    wrap(EC2Backend, "delete_subnet", _delete_subnet)
-    wrap(EC2Backend, "create_network_interface", _create_interface)
-    wrap(EC2Backend, "delete_network_interface", _delete_interface)
-    wrap(EC2Backend, "allocate_address", _allocate)
-    wrap(EC2Backend, "associate_address", _associate)
-    wrap(ElasticIPAddresses, "associate_address", _allow_reassociation)
-    wrap(EC2Backend, "release_address", _release)
+    override(EC2Backend, "delete_subnet", _delete_subnet)
+    override(EC2Backend, "create_network_interface", _create_interface)
+    override(EC2Backend, "delete_network_interface", _delete_interface)
+    override(EC2Backend, "allocate_address", _allocate)
+    override(EC2Backend, "associate_address", _associate)
+    override(ElasticIPAddresses, "associate_address", _allow_reassociation)
+    override(EC2Backend, "release_address", _release)
 
 
 def subnet_full(subnet_id: str) -> None:
@@ -55,15 +54,11 @@ def disassociate(interface: Any) -> None:
             interface.public_ip = None
 
 
-def _next_address(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def address(self: Any, instance: Any) -> Any:
-        try:
-            return original(self, instance)
-        except StopIteration:
-            subnet_full(self.id)
-
-    return address
+def _next_address(original: Callable[..., Any], self: Any, instance: Any) -> Any:
+    try:
+        return original(self, instance)
+    except StopIteration:
+        subnet_full(self.id)
 
 
 def _count_available(original: Any) -> property:
@@ -75,53 +70,45 @@ def _count_available(original: Any) -> property:
     return property(count)
 
 
-def _delete_subnet(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def delete(self: Any, subnet_id: str) -> Any:
-        with LOCK:
-            if any(interface.subnet.id == subnet_id for interface in self.enis.values()):
-                client_error(
-                    "DependencyViolation",
-                    f"The subnet '{subnet_id}' has dependencies and cannot be deleted.",
-                )
-            return original(self, subnet_id)
-
-    return delete
+def _delete_subnet(original: Callable[..., Any], self: Any, subnet_id: str) -> Any:
+    with LOCK:
+        if any(interface.subnet.id == subnet_id for interface in self.enis.values()):
+            client_error(
+                "DependencyViolation",
+                f"The subnet '{subnet_id}' has dependencies and cannot be deleted.",
+            )
+        return original(self, subnet_id)
 
 
-def _create_interface(original: Callable[..., Any]) -> Callable[..., Any]:
+def _create_interface(
+    original: Callable[..., Any],
+    self: Any,
+    subnet: Any,
+    private_ip_address: Any,
+    private_ip_addresses: Any = None,
+    *more: Any,
+    **kwargs: Any,
+) -> Any:
     """Assign unique addresses of the subnet: moto assigns random ones."""
-
-    @functools.wraps(original)
-    def create(
-        self: Any,
-        subnet: Any,
-        private_ip_address: Any,
-        private_ip_addresses: Any = None,
-        *more: Any,
-        **kwargs: Any,
-    ) -> Any:
-        with LOCK:
-            subnet = self.get_subnet(subnet) if isinstance(subnet, str) else subnet
-            for one in private_ip_addresses or []:
-                check_in_subnet(subnet, one["PrivateIpAddress"] if isinstance(one, dict) else one)
-            without_address = kwargs.get("interface_type") == "efa-only"
-            if without_address:  # removed below; given none, moto would assign one
-                private_ip_address = str(subnet.cidr.network_address)
-            elif not private_ip_addresses:
-                private_ip_address = _assign(subnet, private_ip_address, self)
-            try:
-                interface = original(self, subnet, private_ip_address, private_ip_addresses, *more, **kwargs)
-            except Exception:
-                subnet.del_subnet_ip(private_ip_address)
-                raise
-            interface.interface_type = kwargs.get("interface_type") or "interface"
-            if without_address:
-                _clear(interface)
-            CONDITIONS.use_addresses(subnet.id, len(interface.private_ip_addresses))
-            return interface
-
-    return create
+    with LOCK:
+        subnet = self.get_subnet(subnet) if isinstance(subnet, str) else subnet
+        for one in private_ip_addresses or []:
+            check_in_subnet(subnet, one["PrivateIpAddress"] if isinstance(one, dict) else one)
+        without_address = kwargs.get("interface_type") == "efa-only"
+        if without_address:  # removed below; given none, moto would assign one
+            private_ip_address = str(subnet.cidr.network_address)
+        elif not private_ip_addresses:
+            private_ip_address = _assign(subnet, private_ip_address, self)
+        try:
+            interface = original(self, subnet, private_ip_address, private_ip_addresses, *more, **kwargs)
+        except Exception:
+            subnet.del_subnet_ip(private_ip_address)
+            raise
+        interface.interface_type = kwargs.get("interface_type") or "interface"
+        if without_address:
+            _clear(interface)
+        CONDITIONS.use_addresses(subnet.id, len(interface.private_ip_addresses))
+        return interface
 
 
 def _assign(subnet: Any, requested: str | list[str] | None, backend: Any) -> str:
@@ -157,15 +144,11 @@ def check_in_subnet(subnet: Any, address: str | None) -> None:
         )
 
 
-def _delete_interface(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def delete(self: Any, eni_id: str) -> None:
-        with LOCK:
-            interface = self.enis.get(eni_id)
-            original(self, eni_id)
-            _free(interface)
-
-    return delete
+def _delete_interface(original: Callable[..., None], self: Any, eni_id: str) -> None:
+    with LOCK:
+        interface = self.enis.get(eni_id)
+        original(self, eni_id)
+        _free(interface)
 
 
 def _free(interface: Any) -> None:
@@ -179,41 +162,35 @@ def _clear(interface: Any) -> None:
     interface.private_dns_name = None
 
 
-def _allocate(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def allocate(self: Any, domain: str, address: str | None = None, **kwargs: Any) -> Any:
-        with LOCK:
-            if address:  # recovering a released address is not simulated
-                client_error("InvalidAddress.NotFound", f"Address '{address}' not found.")
-            quota = CONDITIONS.read().quota.get("addresses")
-            if quota is not None and len(self.addresses) >= quota:
-                client_error("AddressLimitExceeded", "The maximum number of addresses has been reached.")
-            return original(self, domain, **kwargs)
-
-    return allocate
+def _allocate(
+    original: Callable[..., Any], self: Any, domain: str, address: str | None = None, **kwargs: Any
+) -> Any:
+    with LOCK:
+        if address:  # recovering a released address is not simulated
+            client_error("InvalidAddress.NotFound", f"Address '{address}' not found.")
+        quota = CONDITIONS.read().quota.get("addresses")
+        if quota is not None and len(self.addresses) >= quota:
+            client_error("AddressLimitExceeded", "The maximum number of addresses has been reached.")
+        return original(self, domain, **kwargs)
 
 
-def _associate(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def associate(self: Any, instance: Any = None, eni: Any = None, **kwargs: Any) -> Any:
-        with LOCK:
-            eni = eni or _only_interface(instance)
-            instance = eni.instance
-            if not eni.private_ip_address:
-                client_error(
-                    "InvalidParameterValue", f"Network interface '{eni.id}' has no private IP address."
-                )
-            require_gateway(self, eni.subnet.vpc_id)
-            if instance is not None and instance.state not in ("running", "stopping", "stopped"):
-                client_error(
-                    "InvalidInstanceID",
-                    f"The {instance.state} instance '{instance.id}' is not in a valid state for this operation.",
-                )
-            elastic = original(self, instance=instance, eni=eni, **kwargs)
-            _end_replaced(self, elastic, eni)
-            return elastic
-
-    return associate
+def _associate(
+    original: Callable[..., Any], self: Any, instance: Any = None, eni: Any = None, **kwargs: Any
+) -> Any:
+    with LOCK:
+        eni = eni or _only_interface(instance)
+        instance = eni.instance
+        if not eni.private_ip_address:
+            client_error("InvalidParameterValue", f"Network interface '{eni.id}' has no private IP address.")
+        require_gateway(self, eni.subnet.vpc_id)
+        if instance is not None and instance.state not in ("running", "stopping", "stopped"):
+            client_error(
+                "InvalidInstanceID",
+                f"The {instance.state} instance '{instance.id}' is not in a valid state for this operation.",
+            )
+        elastic = original(self, instance=instance, eni=eni, **kwargs)
+        _end_replaced(self, elastic, eni)
+        return elastic
 
 
 def _end_replaced(backend: Any, elastic: Any, eni: Any) -> None:
@@ -236,27 +213,18 @@ def _only_interface(instance: Any) -> Any:
     return instance.nics[0]
 
 
-def _allow_reassociation(original: Callable[..., Any]) -> Callable[..., Any]:
+def _allow_reassociation(original: Callable[..., Any], self: Any) -> Any:
     """Let an address move by default, as EC2 does in a VPC; moto requires AllowReassociation."""
-
-    @functools.wraps(original)
-    def associate_address(self: Any) -> Any:
-        if self._get_param("AllowReassociation") is None:
-            self.params["AllowReassociation"] = True
-        return original(self)
-
-    return associate_address
+    if self._get_param("AllowReassociation") is None:
+        self.params["AllowReassociation"] = True
+    return original(self)
 
 
-def _release(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def release(self: Any, address: str | None = None, allocation_id: str | None = None) -> None:
-        with LOCK:
-            (elastic,) = (
-                self.address_by_ip([address]) if address else self.address_by_allocation([allocation_id])
-            )
-            if elastic.eni is not None:
-                client_error("InvalidIPAddress.InUse", f"Address {elastic.public_ip} is in use.")
-            original(self, address=address, allocation_id=allocation_id)
-
-    return release
+def _release(
+    original: Callable[..., None], self: Any, address: str | None = None, allocation_id: str | None = None
+) -> None:
+    with LOCK:
+        (elastic,) = self.address_by_ip([address]) if address else self.address_by_allocation([allocation_id])
+        if elastic.eni is not None:
+            client_error("InvalidIPAddress.InUse", f"Address {elastic.public_ip} is in use.")
+        original(self, address=address, allocation_id=allocation_id)

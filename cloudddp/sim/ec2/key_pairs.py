@@ -11,11 +11,10 @@ already exists in that Region"; InvalidKeyPair.NotFound). A name that does not e
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
-from cloudddp.sim.ec2.patch import LOCK, client_error, wrap
+from cloudddp.sim.ec2.patch import LOCK, client_error, override
 
 
 def install() -> None:
@@ -24,38 +23,28 @@ def install() -> None:
     from moto.ec2.responses.key_pairs import KeyPairs
 
     for name in ("create_key_pair", "import_key_pair", "delete_key_pair"):
-        wrap(EC2Backend, name, _with_lock)
-    wrap(KeyPairs, "delete_key_pair", _delete_by_id)
+        override(EC2Backend, name, _with_lock)
+    override(KeyPairs, "delete_key_pair", _delete_by_id)
 
 
-def _with_lock(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with LOCK:
-            return original(*args, **kwargs)
-
-    return call
+def _with_lock(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with LOCK:
+        return original(*args, **kwargs)
 
 
-def _delete_by_id(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def delete(self: Any) -> Any:
-        pair_id, name = self._get_param("KeyPairId"), self._get_param("KeyName")
-        if not pair_id:
-            if not name:
-                client_error(
-                    "MissingParameter", "The request must contain the parameter KeyName or KeyPairId"
-                )
-            return original(self)
-        self.error_on_dryrun()
-        with LOCK:
-            pairs = list(self.ec2_backend.key_pairs.values())
-            found = next((pair for pair in pairs if pair.id == pair_id), None)
-            if found is None or (name and found.key_name != name):
-                client_error("InvalidKeyPair.NotFound", f"The key pair '{pair_id}' does not exist")
-            self.ec2_backend.delete_key_pair(found.key_name)
-        from moto.core.responses import ActionResult
+def _delete_by_id(original: Callable[..., Any], self: Any) -> Any:
+    pair_id, name = self._get_param("KeyPairId"), self._get_param("KeyName")
+    if not pair_id:
+        if not name:
+            client_error("MissingParameter", "The request must contain the parameter KeyName or KeyPairId")
+        return original(self)
+    self.error_on_dryrun()
+    with LOCK:
+        pairs = list(self.ec2_backend.key_pairs.values())
+        found = next((pair for pair in pairs if pair.id == pair_id), None)
+        if found is None or (name and found.key_name != name):
+            client_error("InvalidKeyPair.NotFound", f"The key pair '{pair_id}' does not exist")
+        self.ec2_backend.delete_key_pair(found.key_name)
+    from moto.core.responses import ActionResult
 
-        return ActionResult({"Return": True, "KeyPairId": pair_id})
-
-    return delete
+    return ActionResult({"Return": True, "KeyPairId": pair_id})

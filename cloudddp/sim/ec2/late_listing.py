@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from cloudddp.sim.ec2.account_conditions import CONDITIONS
-from cloudddp.sim.ec2.patch import backend_data, wrap
+from cloudddp.sim.ec2.patch import backend_data, override
 
 # Method of moto's backend -> kind, as in ResourceType.
 _LISTINGS = {
@@ -29,9 +29,9 @@ def install() -> None:
     """Patch moto's listings, and record when a resource gets its first tag."""
     from moto.ec2.models import EC2Backend
 
-    wrap(EC2Backend, "create_tags", _recording)
+    override(EC2Backend, "create_tags", _recording)
     for method, kind in _LISTINGS.items():
-        wrap(EC2Backend, method, functools.partial(_hiding, kind))
+        override(EC2Backend, method, functools.partial(_hiding, kind))
 
 
 def listed(backend: Any, kind: str, filters: Mapping[str, Any] | None, found: list[T]) -> list[T]:
@@ -49,20 +49,12 @@ def _first_tagged(backend: Any) -> dict[str, float]:
     return times
 
 
-def _recording(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def create_tags(self: Any, resource_ids: list[str], tags: Any) -> Any:
-        for one in resource_ids:
-            _first_tagged(self).setdefault(one, time.monotonic())
-        return original(self, resource_ids, tags)
-
-    return create_tags
+def _recording(original: Callable[..., Any], self: Any, resource_ids: list[str], tags: Any) -> Any:
+    for one in resource_ids:
+        _first_tagged(self).setdefault(one, time.monotonic())
+    return original(self, resource_ids, tags)
 
 
-def _hiding(kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def describe(self: Any, *args: Any, **kwargs: Any) -> Any:
-        filters = kwargs.get("filters") or (args[-1] if args and isinstance(args[-1], dict) else None)
-        return listed(self, kind, filters, original(self, *args, **kwargs))
-
-    return describe
+def _hiding(kind: str, original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    filters = kwargs.get("filters") or (args[-1] if args and isinstance(args[-1], dict) else None)
+    return listed(self, kind, filters, original(self, *args, **kwargs))

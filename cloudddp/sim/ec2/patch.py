@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -12,11 +13,28 @@ LOCK = threading.RLock()
 
 
 def wrap(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-    """Replace an attribute of moto by `make(attribute)`. Raises RuntimeError if moto has no such attribute."""
+    """Replace an attribute of moto by `make(attribute)`. Raises RuntimeError if moto has none."""
     if not hasattr(owner, name):
         where = getattr(owner, "__qualname__", None) or getattr(owner, "__name__", repr(owner))
         raise RuntimeError(f"this version of moto has no {where}.{name}; the simulator supports moto 5.2")
     setattr(owner, name, make(getattr(owner, name)))
+
+
+def override(owner: Any, name: str, method: Callable[..., Any]) -> None:
+    """Replace a function or method of moto by `method`, which gets the original one before the arguments of
+    the call.
+
+    Raises RuntimeError if moto has no such attribute.
+    """
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return method(original, *args, **kwargs)
+
+        return call
+
+    wrap(owner, name, make)
 
 
 def add(owner: Any, **methods: Any) -> None:
@@ -30,7 +48,7 @@ def add(owner: Any, **methods: Any) -> None:
 
 
 def backend_data(backend: Any, name: str, make: Callable[[], Any]) -> Any:
-    """Return data kept with one account and region, created by `make` on first use. moto's reset discards it."""
+    """Return data of one account and region, created by `make` on first use. moto's reset discards it."""
     return backend.__dict__.setdefault(f"_cloudddp_{name}", make())
 
 
@@ -55,7 +73,9 @@ def server_error(code: str, message: str) -> NoReturn:
 
 
 def error_response(response: Any, error: Any) -> tuple[int, dict[str, str], Any]:
-    """Return the answer to a call of one of moto's EC2 responses that fails with an EC2ClientError before it begins."""
+    """Return the answer to a call of one of moto's EC2 responses that fails with an EC2ClientError before it
+    begins.
+    """
     from moto.core.responses import ActionResult
 
     status, headers, body = response.serialized(ActionResult(error))

@@ -11,16 +11,16 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from cloudddp.sim.ec2.account_conditions import CONDITIONS
-from cloudddp.sim.ec2.patch import wrap
+from cloudddp.sim.ec2.patch import override
 
 
 def install() -> None:
     from moto.sts.models import STSBackend
     from moto.sts.responses import TokenResponse
 
-    wrap(TokenResponse, "assume_role", _with_rules)
-    wrap(TokenResponse, "assume_role_with_web_identity", _with_web_identity)
-    wrap(STSBackend, "assume_role", _with_duration)
+    override(TokenResponse, "assume_role", _with_rules)
+    override(TokenResponse, "assume_role_with_web_identity", _with_web_identity)
+    override(STSBackend, "assume_role", _with_duration)
 
 
 def has_ended(access_key: str) -> bool:
@@ -44,41 +44,30 @@ def end_of(session: Any) -> datetime:
     return min(ends, ends + timedelta(seconds=seconds - session.cloudddp_seconds))
 
 
-def _with_rules(assume_role: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def checked(response: Any) -> Any:
-        arn = response._get_param("RoleArn")
-        role = CONDITIONS.role(arn)
-        serial, code = (response._get_param(name) for name in ("SerialNumber", "TokenCode"))
-        if role.refuse or (role.codes is not None and not (serial and code)):
-            _deny(
-                f"User: {_caller(response)} is not authorized to perform: sts:AssumeRole on resource: {arn}"
-            )
-        if role.codes is not None and not CONDITIONS.use_code(arn, code):
-            _deny("MultiFactorAuthentication failed with invalid MFA one time pass code. ")
-        return assume_role(response)
-
-    return checked
+def _with_rules(original: Callable[[Any], Any], response: Any) -> Any:
+    arn = response._get_param("RoleArn")
+    role = CONDITIONS.role(arn)
+    serial, code = (response._get_param(name) for name in ("SerialNumber", "TokenCode"))
+    if role.refuse or (role.codes is not None and not (serial and code)):
+        _deny(f"User: {_caller(response)} is not authorized to perform: sts:AssumeRole on resource: {arn}")
+    if role.codes is not None and not CONDITIONS.use_code(arn, code):
+        _deny("MultiFactorAuthentication failed with invalid MFA one time pass code. ")
+    return original(response)
 
 
-def _with_web_identity(assume_role: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def checked(response: Any) -> Any:
-        if CONDITIONS.role(response._get_param("RoleArn")).refuse:
-            _deny("Not authorized to perform sts:AssumeRoleWithWebIdentity")
-        return assume_role(response)
-
-    return checked
+def _with_web_identity(original: Callable[[Any], Any], response: Any) -> Any:
+    if CONDITIONS.role(response._get_param("RoleArn")).refuse:
+        _deny("Not authorized to perform sts:AssumeRoleWithWebIdentity")
+    return original(response)
 
 
-def _with_duration(assume_role: Callable[..., Any]) -> Callable[..., Any]:
-    def limited(backend: Any, **kwargs: Any) -> Any:
-        seconds = CONDITIONS.role(kwargs["role_arn"]).seconds
-        if seconds is not None:
-            kwargs["duration"] = min(seconds, kwargs["duration"])
-        session = assume_role(backend, **kwargs)
-        session.cloudddp_seconds = kwargs["duration"]
-        return session
-
-    return limited
+def _with_duration(original: Callable[..., Any], backend: Any, **kwargs: Any) -> Any:
+    seconds = CONDITIONS.role(kwargs["role_arn"]).seconds
+    if seconds is not None:
+        kwargs["duration"] = min(seconds, kwargs["duration"])
+    session = original(backend, **kwargs)
+    session.cloudddp_seconds = kwargs["duration"]
+    return session
 
 
 def _caller(response: Any) -> str:

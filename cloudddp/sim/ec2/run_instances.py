@@ -5,7 +5,6 @@ A launch is all or nothing up to MinCount, and leaves nothing behind when it fai
 
 from __future__ import annotations
 
-import functools
 from base64 import b64decode
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +21,7 @@ from cloudddp.sim.ec2 import (
     volumes,
 )
 from cloudddp.sim.ec2.current_request import is_spot, parameters, serving
-from cloudddp.sim.ec2.patch import LOCK, client_error, wrap
+from cloudddp.sim.ec2.patch import LOCK, client_error, override
 
 _USER_DATA_LIMIT = 16384  # bytes, before base64
 
@@ -32,30 +31,26 @@ def install() -> None:
     from moto.ec2.models import EC2Backend
     from moto.ec2.responses.instances import InstanceResponse
 
-    wrap(InstanceResponse, "run_instances", _respond)
-    wrap(EC2Backend, "run_instances", _launch)
+    override(InstanceResponse, "run_instances", _respond)
+    override(EC2Backend, "run_instances", _launch)
 
 
-def _respond(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def run_instances(self: Any) -> Any:
-        from moto.core.responses import ActionResult
+def _respond(original: Callable[..., Any], self: Any) -> Any:
+    from moto.core.responses import ActionResult
 
-        request = _plain(self.params)
-        _check_counts(request)
-        _check_user_data(request.get("UserData"))
-        _check_profile(self, request.get("IamInstanceProfile") or {})
-        if request.get("DryRun"):
-            return original(self)
-        with LOCK:
-            reservation, new = client_tokens.launch_once(
-                self.ec2_backend, request, lambda: _create(self, request, original)
-            )
-            if not new:
-                _show_current_states(self)
-            return ActionResult(reservation)
-
-    return run_instances
+    request = _plain(self.params)
+    _check_counts(request)
+    _check_user_data(request.get("UserData"))
+    _check_profile(self, request.get("IamInstanceProfile") or {})
+    if request.get("DryRun"):
+        return original(self)
+    with LOCK:
+        reservation, new = client_tokens.launch_once(
+            self.ec2_backend, request, lambda: _create(self, request, original)
+        )
+        if not new:
+            _show_current_states(self)
+        return ActionResult(reservation)
 
 
 def _plain(value: Any) -> Any:
@@ -133,24 +128,22 @@ def _check_profile(response: Any, profile: dict[str, Any]) -> None:
         )
 
 
-def _launch(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def run(self: Any, image_id: str, count: int, *args: Any, **kwargs: Any) -> Any:
-        with LOCK:
-            launch, group, reserved = _check(self, image_id, count, kwargs)
-            granted = capacity.grant(self, launch)
-            kwargs["disable_api_termination"] = bool(parameters().get("DisableApiTermination"))
-            reservation = _all_or_none(self, lambda: original(self, image_id, granted, *args, **kwargs))
-            for instance in reservation.instances:
-                if reserved is None:
-                    capacity.allocate(instance)
-                else:
-                    reservations.join(instance, reserved)
-                instance.reservation_id = reservation.id
-                _complete(instance, group, kwargs)
-            return reservation
-
-    return run
+def _launch(
+    original: Callable[..., Any], self: Any, image_id: str, count: int, *args: Any, **kwargs: Any
+) -> Any:
+    with LOCK:
+        launch, group, reserved = _check(self, image_id, count, kwargs)
+        granted = capacity.grant(self, launch)
+        kwargs["disable_api_termination"] = bool(parameters().get("DisableApiTermination"))
+        reservation = _all_or_none(self, lambda: original(self, image_id, granted, *args, **kwargs))
+        for instance in reservation.instances:
+            if reserved is None:
+                capacity.allocate(instance)
+            else:
+                reservations.join(instance, reserved)
+            instance.reservation_id = reservation.id
+            _complete(instance, group, kwargs)
+        return reservation
 
 
 def _check(

@@ -5,13 +5,12 @@ moto accepts any text as a protocol, a port or a network. The rules are enforced
 
 from __future__ import annotations
 
-import functools
 import ipaddress
 from collections.abc import Callable
 from typing import Any
 
 from cloudddp.sim.ec2 import security_groups
-from cloudddp.sim.ec2.patch import LOCK, client_error, wrap
+from cloudddp.sim.ec2.patch import LOCK, client_error, override
 
 _PROTOCOL_NAMES = {"6": "tcp", "17": "udp", "1": "icmp", "58": "icmpv6"}
 _WITH_PORTS = ("tcp", "udp", "icmp", "icmpv6")
@@ -27,12 +26,12 @@ def install() -> None:
     from moto.ec2.models.security_groups import SecurityGroupRule
     from moto.ec2.responses.security_groups import SecurityGroups
 
-    wrap(SecurityGroups, "_process_rules_from_querystring", _parse)
-    wrap(SecurityGroupRule, "__init__", _create)
-    wrap(EC2Backend, "modify_security_group_rules", _modify)
+    override(SecurityGroups, "_process_rules_from_querystring", _parse)
+    override(SecurityGroupRule, "__init__", _create)
+    override(EC2Backend, "modify_security_group_rules", _modify)
     for side in ("ingress", "egress"):
-        wrap(SecurityGroups, f"authorize_security_group_{side}", _authorize)
-        wrap(SecurityGroups, f"revoke_security_group_{side}", _revoke)
+        override(SecurityGroups, f"authorize_security_group_{side}", _authorize)
+        override(SecurityGroups, f"revoke_security_group_{side}", _revoke)
 
 
 def normalize(protocol: Any, first: Any, last: Any) -> tuple[str, int | None, int | None]:
@@ -118,19 +117,15 @@ def _ranges(listed: list[Any]) -> list[dict[str, Any]]:
     return found
 
 
-def _parse(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def process(self: Any) -> list[dict[str, Any]]:
-        action = self._get_action()
-        if action.startswith("Update") and not self._get_param("IpPermissions"):
-            return list(original(self))  # descriptions of rules that are given by id
-        rules = [_normalized(rule) for rule in original(self)]
-        if action.startswith("Authorize"):
-            _check_new(rules)
-            _check_groups(self.ec2_backend, rules)
-        return rules
-
-    return process
+def _parse(original: Callable[..., Any], self: Any) -> list[dict[str, Any]]:
+    action = self._get_action()
+    if action.startswith("Update") and not self._get_param("IpPermissions"):
+        return list(original(self))  # descriptions of rules that are given by id
+    rules = [_normalized(rule) for rule in original(self)]
+    if action.startswith("Authorize"):
+        _check_new(rules)
+        _check_groups(self.ec2_backend, rules)
+    return rules
 
 
 def _normalized(rule: dict[str, Any]) -> dict[str, Any]:
@@ -172,13 +167,9 @@ def _check_groups(backend: Any, rules: list[dict[str, Any]]) -> None:
     security_groups.find(backend, (pair["GroupId"] for pair in pairs if pair.get("GroupId")))
 
 
-def _create(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def create(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        _remove_meaningless_ports(self)
-
-    return create
+def _create(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+    original(self, *args, **kwargs)
+    _remove_meaningless_ports(self)
 
 
 def _remove_meaningless_ports(rule: Any) -> None:
@@ -186,25 +177,23 @@ def _remove_meaningless_ports(rule: Any) -> None:
         rule.from_port = rule.to_port = None
 
 
-def _modify(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def modify(self: Any, group_id: str, rules: dict[str, dict[str, Any]]) -> None:
-        with LOCK:
-            changes = {name: _normalized_change(rule) for name, rule in rules.items()}
-            security_groups.find(
-                self, (new["ReferencedGroupId"] for new in changes.values() if new.get("ReferencedGroupId"))
-            )
-            group = self.get_security_group_by_name_or_id(group_id)
-            for name, new in changes.items():
-                _check_kind(group and group.get_rule(name), new)
-            original(self, group_id, changes)
-            for name, new in changes.items():
-                rule = group.get_rule(name)
-                _remove_meaningless_ports(rule)
-                if new.get("ReferencedGroupId"):  # which moto does not change
-                    rule.source_group = {**rule.source_group, "GroupId": new["ReferencedGroupId"]}
-
-    return modify
+def _modify(
+    original: Callable[..., None], self: Any, group_id: str, rules: dict[str, dict[str, Any]]
+) -> None:
+    with LOCK:
+        changes = {name: _normalized_change(rule) for name, rule in rules.items()}
+        security_groups.find(
+            self, (new["ReferencedGroupId"] for new in changes.values() if new.get("ReferencedGroupId"))
+        )
+        group = self.get_security_group_by_name_or_id(group_id)
+        for name, new in changes.items():
+            _check_kind(group and group.get_rule(name), new)
+        original(self, group_id, changes)
+        for name, new in changes.items():
+            rule = group.get_rule(name)
+            _remove_meaningless_ports(rule)
+            if new.get("ReferencedGroupId"):  # which moto does not change
+                rule.source_group = {**rule.source_group, "GroupId": new["ReferencedGroupId"]}
 
 
 def _check_kind(rule: Any, new: dict[str, Any]) -> None:
@@ -245,40 +234,31 @@ def _rules(response: Any) -> tuple[Any, list[Any]]:
     return group, [*group.ingress_rules, *group.egress_rules] if group else []
 
 
-def _authorize(original: Callable[..., Any]) -> Callable[..., Any]:
+def _authorize(original: Callable[..., Any], self: Any) -> Any:
     """Create all rules of a request or none, and return all. moto keeps those before the one that it rejects."""
-
-    @functools.wraps(original)
-    def authorize(self: Any) -> Any:
-        with LOCK:
-            group, before = _rules(self)
-            try:
-                answer = original(self)
-            except Exception:
-                if group:
-                    group.ingress_rules = [rule for rule in group.ingress_rules if _contains(before, rule)]
-                    group.egress_rules = [rule for rule in group.egress_rules if _contains(before, rule)]
-                raise
-            new = [rule for rule in _rules(self)[1] if not _contains(before, rule)]
-            answer.result["SecurityGroupRules"] = new
-            return answer
-
-    return authorize
-
-
-def _revoke(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def revoke(self: Any) -> Any:
-        with LOCK:
-            _, before = _rules(self)
+    with LOCK:
+        group, before = _rules(self)
+        try:
             answer = original(self)
-            after = _rules(self)[1]
-            answer.result["RevokedSecurityGroupRules"] = [
-                _description(rule) for rule in before if not _contains(after, rule)
-            ]
-            return answer
+        except Exception:
+            if group:
+                group.ingress_rules = [rule for rule in group.ingress_rules if _contains(before, rule)]
+                group.egress_rules = [rule for rule in group.egress_rules if _contains(before, rule)]
+            raise
+        new = [rule for rule in _rules(self)[1] if not _contains(before, rule)]
+        answer.result["SecurityGroupRules"] = new
+        return answer
 
-    return revoke
+
+def _revoke(original: Callable[..., Any], self: Any) -> Any:
+    with LOCK:
+        _, before = _rules(self)
+        answer = original(self)
+        after = _rules(self)[1]
+        answer.result["RevokedSecurityGroupRules"] = [
+            _description(rule) for rule in before if not _contains(after, rule)
+        ]
+        return answer
 
 
 def _contains(rules: list[Any], rule: Any) -> bool:

@@ -5,12 +5,11 @@ Rules are checked in security_group_rules.py, and enforced in net/.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from cloudddp.sim.ec2.patch import LOCK, client_error, wrap
+from cloudddp.sim.ec2.patch import LOCK, client_error, override, wrap
 
 
 def install() -> None:
@@ -19,12 +18,12 @@ def install() -> None:
     from moto.ec2.models.elastic_network_interfaces import NetworkInterface
     from moto.ec2.responses.security_groups import SecurityGroups
 
-    wrap(EC2Backend, "delete_security_group", _delete)
-    wrap(SecurityGroups, "delete_security_group", _respond_to_delete)
-    wrap(EC2Backend, "create_vpc", _allow_group_members)
-    wrap(EC2Backend, "create_network_interface", _check_interface)
-    wrap(EC2Backend, "modify_instance_security_groups", _modify_instance)
-    wrap(EC2Backend, "modify_network_interface_attribute", _modify_interface)
+    override(EC2Backend, "delete_security_group", _delete)
+    override(SecurityGroups, "delete_security_group", _respond_to_delete)
+    override(EC2Backend, "create_vpc", _allow_group_members)
+    override(EC2Backend, "create_network_interface", _check_interface)
+    override(EC2Backend, "modify_instance_security_groups", _modify_instance)
+    override(EC2Backend, "modify_network_interface_attribute", _modify_interface)
     # moto adds the instance's groups to those of every interface, so that none could ever be removed.
     wrap(NetworkInterface, "group_set", lambda _original: property(lambda self: self._group_set))
 
@@ -45,42 +44,31 @@ def find(backend: Any, ids: Iterable[str]) -> list[Any]:
     return found
 
 
-def _allow_group_members(original: Callable[..., Any]) -> Callable[..., Any]:
+def _allow_group_members(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     """Add the rule of a VPC's default group that allows its own members, which moto leaves out."""
+    from moto.ec2.models.security_groups import SecurityGroupRule
 
-    @functools.wraps(original)
-    def create(self: Any, *args: Any, **kwargs: Any) -> Any:
-        from moto.ec2.models.security_groups import SecurityGroupRule
-
-        vpc = original(self, *args, **kwargs)
-        group = self.get_default_security_group(vpc.id)
-        itself = {"GroupId": group.id, "OwnerId": self.account_id, "UserId": self.account_id}
-        group.add_ingress_rule(
-            SecurityGroupRule(self, "-1", group.id, None, None, None, itself, is_egress=False)
-        )
-        return vpc
-
-    return create
+    vpc = original(self, *args, **kwargs)
+    group = self.get_default_security_group(vpc.id)
+    itself = {"GroupId": group.id, "OwnerId": self.account_id, "UserId": self.account_id}
+    group.add_ingress_rule(SecurityGroupRule(self, "-1", group.id, None, None, None, itself, is_egress=False))
+    return vpc
 
 
-def _check_interface(original: Callable[..., Any]) -> Callable[..., Any]:
+def _check_interface(
+    original: Callable[..., Any],
+    self: Any,
+    subnet: Any,
+    address: Any,
+    others: Any = None,
+    group_ids: Any = None,
+    *more: Any,
+    **kwargs: Any,
+) -> Any:
     """Reject groups of another VPC, and unknown ones, which moto would create."""
-
-    @functools.wraps(original)
-    def create(
-        self: Any,
-        subnet: Any,
-        address: Any,
-        others: Any = None,
-        group_ids: Any = None,
-        *more: Any,
-        **kwargs: Any,
-    ) -> Any:
-        subnet = self.get_subnet(subnet) if isinstance(subnet, str) else subnet
-        _check_vpc(subnet, find(self, group_ids or []))
-        return original(self, subnet, address, others, group_ids, *more, **kwargs)
-
-    return create
+    subnet = self.get_subnet(subnet) if isinstance(subnet, str) else subnet
+    _check_vpc(subnet, find(self, group_ids or []))
+    return original(self, subnet, address, others, group_ids, *more, **kwargs)
 
 
 def _check_vpc(subnet: Any, groups: Iterable[Any]) -> None:
@@ -92,72 +80,61 @@ def _check_vpc(subnet: Any, groups: Iterable[Any]) -> None:
             )
 
 
-def _modify_instance(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def modify(self: Any, instance_id: str, new_group_id_list: list[str]) -> Any:
-        with LOCK:
-            instance, groups = self.get_instance(instance_id), find(self, new_group_id_list)
-            if len(instance.nics) > 1:
-                client_error(
-                    "InvalidInstanceID",
-                    f"There are multiple interfaces attached to instance '{instance_id}'. "
-                    "Please specify an interface ID for the operation instead.",
-                )
-            _check_vpc(instance.nics[0].subnet, groups)
-            instance.nics[0]._group_set = groups
-            return original(self, instance_id, new_group_id_list)
-
-    return modify
-
-
-def _modify_interface(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def modify(self: Any, eni_id: str, group_ids: list[str], *args: Any, **kwargs: Any) -> None:
-        with LOCK:
-            interface, groups = self.get_network_interface(eni_id), find(self, group_ids)
-            _check_vpc(interface.subnet, groups)
-            original(self, eni_id, group_ids, *args, **kwargs)
-            instance = interface.instance
-            if groups and instance is not None and instance.nics.get(0) is interface:
-                instance.security_groups = list(groups)
-
-    return modify
-
-
-def _delete(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def delete(self: Any, name: str | None = None, group_id: str | None = None) -> Any:
-        with LOCK:
-            group = self.get_security_group_from_id(group_id) if group_id else None
-            if name and not group_id:
-                group = self.get_security_group_from_name(name)
-            if group:
-                _check_unused(self, group, by_name=not group_id)
-            return original(self, name=name, group_id=group_id)
-
-    return delete
-
-
-def _respond_to_delete(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Reject a default group, which is deleted with its VPC only, and return the id of the deleted group."""
-
-    @functools.wraps(original)
-    def delete(self: Any) -> Any:
-        from moto.core.responses import ActionResult
-
-        name, group_id = self._get_param("GroupName"), self._get_param("GroupId")
-        group = self.ec2_backend.get_security_group_from_id(group_id) if group_id else None
-        if name == "default" or (group and group.name == "default"):
+def _modify_instance(
+    original: Callable[..., Any], self: Any, instance_id: str, new_group_id_list: list[str]
+) -> Any:
+    with LOCK:
+        instance, groups = self.get_instance(instance_id), find(self, new_group_id_list)
+        if len(instance.nics) > 1:
             client_error(
-                "CannotDelete",
-                f'the specified group: "{group_id or name}" name: "default" cannot be deleted by a user',
+                "InvalidInstanceID",
+                f"There are multiple interfaces attached to instance '{instance_id}'. "
+                "Please specify an interface ID for the operation instead.",
             )
-        if group is None and name:
-            group = self.ec2_backend.get_security_group_from_name(name)
-        original(self)
-        return ActionResult({"Return": True, "GroupId": group.id if group else group_id})
+        _check_vpc(instance.nics[0].subnet, groups)
+        instance.nics[0]._group_set = groups
+        return original(self, instance_id, new_group_id_list)
 
-    return delete
+
+def _modify_interface(
+    original: Callable[..., None], self: Any, eni_id: str, group_ids: list[str], *args: Any, **kwargs: Any
+) -> None:
+    with LOCK:
+        interface, groups = self.get_network_interface(eni_id), find(self, group_ids)
+        _check_vpc(interface.subnet, groups)
+        original(self, eni_id, group_ids, *args, **kwargs)
+        instance = interface.instance
+        if groups and instance is not None and instance.nics.get(0) is interface:
+            instance.security_groups = list(groups)
+
+
+def _delete(
+    original: Callable[..., Any], self: Any, name: str | None = None, group_id: str | None = None
+) -> Any:
+    with LOCK:
+        group = self.get_security_group_from_id(group_id) if group_id else None
+        if name and not group_id:
+            group = self.get_security_group_from_name(name)
+        if group:
+            _check_unused(self, group, by_name=not group_id)
+        return original(self, name=name, group_id=group_id)
+
+
+def _respond_to_delete(original: Callable[..., Any], self: Any) -> Any:
+    """Reject a default group, which is deleted with its VPC only, and return the id of the deleted group."""
+    from moto.core.responses import ActionResult
+
+    name, group_id = self._get_param("GroupName"), self._get_param("GroupId")
+    group = self.ec2_backend.get_security_group_from_id(group_id) if group_id else None
+    if name == "default" or (group and group.name == "default"):
+        client_error(
+            "CannotDelete",
+            f'the specified group: "{group_id or name}" name: "default" cannot be deleted by a user',
+        )
+    if group is None and name:
+        group = self.ec2_backend.get_security_group_from_name(name)
+    original(self)
+    return ActionResult({"Return": True, "GroupId": group.id if group else group_id})
 
 
 def _check_unused(backend: Any, group: Any, *, by_name: bool) -> None:

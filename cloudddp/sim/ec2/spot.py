@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from cloudddp.sim.ec2.patch import LOCK, client_error, wrap
+from cloudddp.sim.ec2.patch import LOCK, client_error, override, wrap
 
 BY_USER = "instance-terminated-by-user"
 NO_CAPACITY = "instance-terminated-no-capacity"
@@ -25,11 +24,11 @@ def install() -> None:
     from moto.ec2.models import EC2Backend
     from moto.ec2.models.spot_requests import SpotInstanceRequest
 
-    wrap(SpotInstanceRequest, "__init__", _create)
+    override(SpotInstanceRequest, "__init__", _create)
     wrap(SpotInstanceRequest, "status", lambda _original: property(_status))
     wrap(SpotInstanceRequest, "create_time", lambda _original: property(lambda self: self._created))
-    wrap(SpotInstanceRequest, "get_filter_value", _filter_value)
-    wrap(EC2Backend, "describe_spot_instance_requests", _describe)
+    override(SpotInstanceRequest, "get_filter_value", _filter_value)
+    override(EC2Backend, "describe_spot_instance_requests", _describe)
     wrap(EC2Backend, "cancel_spot_instance_requests", lambda _original: _cancel)
 
 
@@ -92,15 +91,11 @@ def _set_state(spot_request: Any, state: str, code: str) -> None:
     spot_request._updated = datetime.now(UTC)
 
 
-def _create(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def create(self: Any, *args: Any, **kwargs: Any) -> None:
-        self._created = self._updated = datetime.now(UTC)
-        original(self, *args, **kwargs)
-        _set_state(self, "active", "fulfilled")
-        self.instance.spot_instance_request_id = self.id
-
-    return create
+def _create(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+    self._created = self._updated = datetime.now(UTC)
+    original(self, *args, **kwargs)
+    _set_state(self, "active", "fulfilled")
+    self.instance.spot_instance_request_id = self.id
 
 
 def _status(spot_request: Any) -> dict[str, Any]:
@@ -111,27 +106,23 @@ def _status(spot_request: Any) -> dict[str, Any]:
     }
 
 
-def _filter_value(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def value(self: Any, filter_name: str, method_name: str | None = None) -> Any:
-        values = {
-            "instance-id": self.instance.id,
-            "status-code": self._status_code,
-            "launch.instance-type": self.instance.instance_type,
-            "launched-availability-zone": self.instance.placement.zone,
-        }
-        return values[filter_name] if filter_name in values else original(self, filter_name, method_name)
-
-    return value
+def _filter_value(
+    original: Callable[..., Any], self: Any, filter_name: str, method_name: str | None = None
+) -> Any:
+    values = {
+        "instance-id": self.instance.id,
+        "status-code": self._status_code,
+        "launch.instance-type": self.instance.instance_type,
+        "launched-availability-zone": self.instance.placement.zone,
+    }
+    return values[filter_name] if filter_name in values else original(self, filter_name, method_name)
 
 
-def _describe(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def describe(self: Any, filters: Any = None, spot_instance_ids: list[str] | None = None) -> Any:
-        _check_exist(self, spot_instance_ids or [])
-        return original(self, filters=filters, spot_instance_ids=spot_instance_ids)
-
-    return describe
+def _describe(
+    original: Callable[..., Any], self: Any, filters: Any = None, spot_instance_ids: list[str] | None = None
+) -> Any:
+    _check_exist(self, spot_instance_ids or [])
+    return original(self, filters=filters, spot_instance_ids=spot_instance_ids)
 
 
 def _cancel(backend: Any, request_ids: list[str]) -> list[Any]:

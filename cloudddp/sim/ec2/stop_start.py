@@ -6,12 +6,11 @@ and started in hosts/lifecycle.py.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from cloudddp.sim.ec2 import capacity, catalog, reservations, spot
-from cloudddp.sim.ec2.patch import LOCK, client_error, wrap
+from cloudddp.sim.ec2.patch import LOCK, client_error, override
 
 
 def install() -> None:
@@ -20,53 +19,41 @@ def install() -> None:
     from moto.ec2.models.instances import Instance
     from moto.ec2.responses.instances import InstanceResponse
 
-    wrap(Instance, "stop", _free_capacity)
-    wrap(EC2Backend, "stop_instances", _stop)
-    wrap(EC2Backend, "start_instances", _start)
-    wrap(EC2Backend, "modify_instance_attribute", _modify)
-    wrap(InstanceResponse, "_attribute_value_handler", _check_attribute_name)
+    override(Instance, "stop", _free_capacity)
+    override(EC2Backend, "stop_instances", _stop)
+    override(EC2Backend, "start_instances", _start)
+    override(EC2Backend, "modify_instance_attribute", _modify)
+    override(InstanceResponse, "_attribute_value_handler", _check_attribute_name)
 
 
-def _free_capacity(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def stop(self: Any) -> Any:
-        with LOCK:
-            capacity.release(self)
-            reservations.leave(self)
-            return original(self)
-
-    return stop
+def _free_capacity(original: Callable[..., Any], self: Any) -> Any:
+    with LOCK:
+        capacity.release(self)
+        reservations.leave(self)
+        return original(self)
 
 
-def _stop(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def stop(self: Any, instance_ids: list[str]) -> Any:
-        with LOCK:
-            instances = self.get_multi_instances_by_id(list(dict.fromkeys(instance_ids)))
-            _check_states(instances, ("pending", "running", "stopping", "stopped"), "stopped")
-            for instance in instances:
-                if spot.is_one_time(instance):
-                    client_error(
-                        "UnsupportedOperation",
-                        f"You can't stop the Spot Instance '{instance.id}' because it is associated with a one-time "
-                        "Spot Instance request. You can only stop Spot Instances associated with persistent Spot "
-                        "Instance requests.",
-                    )
-            return original(self, instance_ids)
-
-    return stop
+def _stop(original: Callable[..., Any], self: Any, instance_ids: list[str]) -> Any:
+    with LOCK:
+        instances = self.get_multi_instances_by_id(list(dict.fromkeys(instance_ids)))
+        _check_states(instances, ("pending", "running", "stopping", "stopped"), "stopped")
+        for instance in instances:
+            if spot.is_one_time(instance):
+                client_error(
+                    "UnsupportedOperation",
+                    f"You can't stop the Spot Instance '{instance.id}' because it is associated with a one-time "
+                    "Spot Instance request. You can only stop Spot Instances associated with persistent Spot "
+                    "Instance requests.",
+                )
+        return original(self, instance_ids)
 
 
-def _start(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def start(self: Any, instance_ids: list[str]) -> Any:
-        with LOCK:
-            instances = self.get_multi_instances_by_id(list(dict.fromkeys(instance_ids)))
-            _check_states(instances, ("pending", "running", "stopped"), "started")
-            _allocate_all(self, [instance for instance in instances if instance.state == "stopped"])
-            return original(self, instance_ids)
-
-    return start
+def _start(original: Callable[..., Any], self: Any, instance_ids: list[str]) -> Any:
+    with LOCK:
+        instances = self.get_multi_instances_by_id(list(dict.fromkeys(instance_ids)))
+        _check_states(instances, ("pending", "running", "stopped"), "started")
+        _allocate_all(self, [instance for instance in instances if instance.state == "stopped"])
+        return original(self, instance_ids)
 
 
 def _allocate_all(backend: Any, instances: Iterable[Any]) -> None:
@@ -101,32 +88,24 @@ def _check_states(instances: Iterable[Any], allowed: tuple[str, ...], what: str)
             )
 
 
-def _modify(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def modify(self: Any, instance_id: str, key: str, value: Any) -> Any:
-        with LOCK:
-            if key == "instance_type":
-                _check_type(self.get_instance(instance_id), value)
-            return original(self, instance_id, key, value)
-
-    return modify
+def _modify(original: Callable[..., Any], self: Any, instance_id: str, key: str, value: Any) -> Any:
+    with LOCK:
+        if key == "instance_type":
+            _check_type(self.get_instance(instance_id), value)
+        return original(self, instance_id, key, value)
 
 
-def _check_attribute_name(original: Callable[..., Any]) -> Callable[..., Any]:
+def _check_attribute_name(original: Callable[..., Any], self: Any) -> Any:
     """Reject unknown attributes: moto would set any attribute of its own object."""
     from moto.ec2.models.instances import Instance
 
-    @functools.wraps(original)
-    def modify(self: Any) -> Any:
-        name = self._get_param("Attribute")
-        if name is not None and name not in Instance.VALID_ATTRIBUTES:
-            client_error(
-                "InvalidParameterValue",
-                f"Value ({name}) for parameter attribute is invalid. Unknown attribute.",
-            )
-        return original(self)
-
-    return modify
+    name = self._get_param("Attribute")
+    if name is not None and name not in Instance.VALID_ATTRIBUTES:
+        client_error(
+            "InvalidParameterValue",
+            f"Value ({name}) for parameter attribute is invalid. Unknown attribute.",
+        )
+    return original(self)
 
 
 def _check_type(instance: Any, instance_type: str) -> None:

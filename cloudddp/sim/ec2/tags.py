@@ -6,11 +6,10 @@ takes seconds.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from cloudddp.sim.ec2.patch import client_error, error_response, wrap
+from cloudddp.sim.ec2.patch import client_error, error_response, override, wrap
 
 _MOST = 50
 _LONGEST_KEY, _LONGEST_VALUE = 127, 256  # characters, in the service model of EC2 (2016-11-15)
@@ -31,29 +30,24 @@ def install() -> None:
         ]
 
     wrap(TaggedEC2Resource, "get_tags", lambda _: get_tags)
-    wrap(EC2BaseResponse, "call_action", _check)
+    override(EC2BaseResponse, "call_action", _check)
 
 
-def _check(original: Callable[..., Any]) -> Callable[..., Any]:
+def _check(original: Callable[..., Any], self: Any) -> Any:
     """Check the tags of every call that writes tags, before it has any effect.
 
     Limits: Amazon EC2 User Guide, "Tag your Amazon EC2 resources"; TagLimitExceeded: API reference, "Error codes". The
     sentence about reserved keys is that of EC2 (github.com/kubernetes-sigs/cluster-api-provider-aws/pull/5461).
     """
+    from moto.ec2.exceptions import EC2ClientError
 
-    @functools.wraps(original)
-    def call(self: Any) -> Any:
-        from moto.ec2.exceptions import EC2ClientError
-
-        try:
-            if not self._get_action().startswith(("Describe", "Delete")):
-                for tags in _tag_lists(self.params):
-                    _check_tags(tags)
-        except EC2ClientError as error:
-            return error_response(self, error)
-        return original(self)
-
-    return call
+    try:
+        if not self._get_action().startswith(("Describe", "Delete")):
+            for tags in _tag_lists(self.params):
+                _check_tags(tags)
+    except EC2ClientError as error:
+        return error_response(self, error)
+    return original(self)
 
 
 def _tag_lists(params: Any) -> Iterator[list[Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,7 @@ from cloudddp.sim.ec2 import encryption
 from cloudddp.sim.ec2.ami_catalog import ROOT_GIB
 from cloudddp.sim.ec2.current_request import parameters
 from cloudddp.sim.ec2.images import BY_ID
-from cloudddp.sim.ec2.patch import client_error, wrap
+from cloudddp.sim.ec2.patch import client_error, override, wrap
 
 _GP3_THROUGHPUT = 125  # MiB/s, AWS's default
 _GP3_MAX_THROUGHPUT = 2000
@@ -24,7 +23,7 @@ def install() -> None:
 
     wrap(Instance, "setup_defaults", lambda _original: _create_root)
     wrap(Instance, "add_block_device", lambda _original: _create_and_attach)
-    wrap(InstanceResponse, "_parse_block_device_mapping", _parse_mappings)
+    override(InstanceResponse, "_parse_block_device_mapping", _parse_mappings)
 
 
 def check(backend: Any, image_id: str, mappings: list[dict[str, Any]]) -> None:
@@ -100,23 +99,19 @@ def _create_and_attach(
     instance.ec2_backend.attach_volume(volume.id, instance.id, device_path, delete_on_termination)
 
 
-def _parse_mappings(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def parse(self: Any) -> Any:
-        get = self._get_param
-        # Without instance store: EC2 accepts such a mapping, and ignores it for a type that has none.
-        ebs = [one for one in get("BlockDeviceMappings", []) if "Ebs" in one or not one.get("VirtualName")]
-        self._get_param = lambda name, *more: ebs if name == "BlockDeviceMappings" else get(name, *more)
-        try:
-            mappings = original(self)
-        finally:
-            del self._get_param
-        image = BY_ID.get(get("ImageId"))
-        for mapping, requested in zip(mappings, ebs, strict=True):
-            if image and mapping["DeviceName"] == image.root_device:
-                delete = requested.get("Ebs", {}).get("DeleteOnTermination", True)
-                mapping["Ebs"]["DeleteOnTermination"] = delete
-                mapping["Ebs"]["VolumeSize"] = mapping["Ebs"]["VolumeSize"] or ROOT_GIB
-        return mappings
-
-    return parse
+def _parse_mappings(original: Callable[..., Any], self: Any) -> Any:
+    get = self._get_param
+    # Without instance store: EC2 accepts such a mapping, and ignores it for a type that has none.
+    ebs = [one for one in get("BlockDeviceMappings", []) if "Ebs" in one or not one.get("VirtualName")]
+    self._get_param = lambda name, *more: ebs if name == "BlockDeviceMappings" else get(name, *more)
+    try:
+        mappings = original(self)
+    finally:
+        del self._get_param
+    image = BY_ID.get(get("ImageId"))
+    for mapping, requested in zip(mappings, ebs, strict=True):
+        if image and mapping["DeviceName"] == image.root_device:
+            delete = requested.get("Ebs", {}).get("DeleteOnTermination", True)
+            mapping["Ebs"]["DeleteOnTermination"] = delete
+            mapping["Ebs"]["VolumeSize"] = mapping["Ebs"]["VolumeSize"] or ROOT_GIB
+    return mappings

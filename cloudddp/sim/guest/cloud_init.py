@@ -28,9 +28,18 @@ INSTANCE_FOLDER = Path("/var/lib/cloud/instance")  # has a marker file for each 
 PER_BOOT = Path("/var/lib/cloud/scripts/per-boot")  # programs to run at every boot
 STATUS = Path("/run/cloud-init/status.json")
 SUPPORTED = {  # or the default on every node
-    "bootcmd", "disable_root", "manage_etc_hosts", "preserve_hostname", "runcmd", "ssh_authorized_keys",
-    "ssh_deletekeys", "ssh_genkeytypes", "ssh_keys", "users", "write_files",
-}  # fmt: skip
+    "bootcmd",
+    "disable_root",
+    "manage_etc_hosts",
+    "preserve_hostname",
+    "runcmd",
+    "ssh_authorized_keys",
+    "ssh_deletekeys",
+    "ssh_genkeytypes",
+    "ssh_keys",
+    "users",
+    "write_files",
+}
 _TRUE = ("true", "1", "yes")
 _ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -155,9 +164,13 @@ def _run_script(name: str, text: str) -> None:
 def _run(path: Path) -> None:
     with LOG.open("ab") as log:
         child_processes.run(
-            [str(path)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/",
+            [str(path)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd="/",
             env={**_ENVIRONMENT, "INSTANCE_ID": on_node.facts()["instance_id"]},
-        )  # fmt: skip
+        )
 
 
 def _install_host_keys(config: dict[str, Any]) -> None:
@@ -176,9 +189,12 @@ def _install_host_keys(config: dict[str, Any]) -> None:
 def _install_host_key(path: Path, private: str) -> None:
     _write(path, private.strip().encode() + b"\n", 0o600)
     public = child_processes.run(
-        ["ssh-keygen", "-y", "-f", str(path)], check=False, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        ["ssh-keygen", "-y", "-f", str(path)],
+        check=False,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+    )
     if public.returncode:
         path.unlink()
         _record_error("ssh_keys", f"{path.name} in the user data is not a valid private key")

@@ -12,12 +12,12 @@ SBIN = ("poweroff", "halt", "reboot", "shutdown")  # commands in /usr/sbin
 # Command -> module, function. A node runs a dozen commands at each boot: only what one needs is imported, and none of typing,
 # dataclasses and pathlib, which together take longer than Python to start.
 _COMMANDS = {
-    **dict.fromkeys(SBIN, ("shutdown", "main")),
+    **dict.fromkeys(SBIN, ("systemctl", "power")),
     "systemctl": ("systemctl", "main"),
     "sudo": ("sudo", "main"),
     "cloud-init": ("cloud_init", "status"),
-    "nvidia-smi": ("nvidia", "main"),
-    "fi_info": ("efa", "main"),
+    "nvidia-smi": ("devices", "nvidia_smi"),
+    "fi_info": ("devices", "fi_info"),
 }
 
 

@@ -182,9 +182,15 @@ def _sudo(message: dict[str, Any], descriptors: list[int], connection: socket.so
         identity = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
     try:
         process = child_processes.start(
-            message["argv"], stdin=stdin, stdout=stdout, stderr=stderr, cwd=message["cwd"],
-            env={**environment, **message["env"]}, start_new_session=True, **identity,
-        )  # fmt: skip
+            message["argv"],
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            cwd=message["cwd"],
+            env={**environment, **message["env"]},
+            start_new_session=True,
+            **identity,
+        )
     except OSError as error:
         return {"error": f"{message['argv'][0]}: {error.strerror}", "exit_code": 1}
     threading.Thread(target=_relay_signals, args=(connection, process), daemon=True).start()

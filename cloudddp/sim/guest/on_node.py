@@ -38,7 +38,7 @@ def require() -> None:
 
 def facts() -> dict[str, Any]:
     """Return the simulator's description of this node: instance_id, gpus, efa_devices, cloud_config, script, login_keys,
-    boot (the fields of conditions.boot.Boot)."""
+    boot (the fields of conditions.model.Boot)."""
     import json
 
     with open(f"{STATE_FOLDER}/node.json") as file:

@@ -1,10 +1,12 @@
-"""The command systemctl: the verbs that launchers use, with systemd's output and exit codes."""
+"""The command systemctl: the verbs that launchers use, with systemd's output and exit codes.
+
+poweroff, halt, reboot and shutdown are here too: on a real machine they are links to systemctl.
+"""
 
 from __future__ import annotations
 
 import sys
 
-from . import shutdown
 from .init_client import request
 
 TYPE_CHECKING = False
@@ -12,12 +14,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _FLAGS = {
-    "--value": "--value", "--now": "--now", "--no-block": "--no-block",
-    "-f": "--force", "-ff": "--force", "--force": "--force",
-}  # fmt: skip
+    "--value": "--value",
+    "--now": "--now",
+    "--no-block": "--no-block",
+    "-f": "--force",
+    "-ff": "--force",
+    "--force": "--force",
+}
 _IGNORED = {
-    "-q", "--quiet", "--no-pager", "--no-legend", "--plain", "--all", "-a", "--no-ask-password", "-l", "--full",
-}  # fmt: skip
+    *("-q", "--quiet", "-a", "--all", "-l", "--full"),
+    *("--plain", "--no-pager", "--no-legend", "--no-ask-password"),
+}
 _QUERIES = ("show", "is-active", "is-enabled", "is-failed", "status", "cat")
 _CHANGES = ("start", "stop", "restart", "reload", "enable", "disable")
 
@@ -152,10 +159,35 @@ def _is_system_running(_flags: set[str]) -> int:
     return 0
 
 
+def _power(action: str, *, force: bool = False, seconds: float = 0.0) -> int:
+    """Ask init for `poweroff`, `reboot` or `cancel`. Returns an exit code."""
+    reply = request({"verb": "power", "action": action, "force": force, "seconds": seconds})
+    if "error" in reply:
+        print(f"Failed to {action}: {reply['error']}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def power(name: str, arguments: list[str]) -> int:
+    """poweroff, halt and reboot act at once; `shutdown` now, in minutes (1 by default), or -c to cancel."""
+    if name != "shutdown":
+        force = bool({"-f", "--force"} & set(arguments))
+        return _power("reboot" if name == "reboot" else "poweroff", force=force)
+    if "-c" in arguments:
+        return _power("cancel")
+    when = next((argument for argument in arguments if not argument.startswith("-")), "+1")
+    minutes = "0" if when == "now" else when.removeprefix("+")
+    if not minutes.isdecimal():
+        print(f"shutdown (simulated node): expected `now` or minutes, got {when!r}", file=sys.stderr)
+        return 1
+    action = "reboot" if {"-r", "--reboot"} & set(arguments) else "poweroff"
+    return _power(action, seconds=60.0 * int(minutes))
+
+
 _WITHOUT_UNITS: dict[str, Callable[[set[str]], int]] = {
-    "poweroff": lambda flags: shutdown.request("poweroff", force="--force" in flags),
-    "halt": lambda flags: shutdown.request("poweroff", force="--force" in flags),
-    "reboot": lambda flags: shutdown.request("reboot", force="--force" in flags),
+    "poweroff": lambda flags: _power("poweroff", force="--force" in flags),
+    "halt": lambda flags: _power("poweroff", force="--force" in flags),
+    "reboot": lambda flags: _power("reboot", force="--force" in flags),
     "daemon-reload": lambda _flags: 0,  # unit files are read when they are needed
     "is-system-running": _is_system_running,
     "list-timers": _list_timers,

@@ -15,19 +15,23 @@ _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zµ]*)\s*")
 _MOMENT = re.compile(r"(\d{4})-(\d\d?)-(\d\d?)[ T](\d\d?):(\d\d?)(?::(\d\d?))? UTC")
 _TRUE = ("true", "yes", "1", "on")
 _UNITS = {
-    **dict.fromkeys(("us", "usec", "µs"), 1e-6), **dict.fromkeys(("ms", "msec"), 1e-3),
+    **dict.fromkeys(("us", "usec", "µs"), 1e-6),
+    **dict.fromkeys(("ms", "msec"), 1e-3),
     **dict.fromkeys(("", "s", "sec", "second", "seconds"), 1.0),
     **dict.fromkeys(("m", "min", "minute", "minutes"), 60.0),
     **dict.fromkeys(("h", "hr", "hour", "hours"), 3600.0),
-    **dict.fromkeys(("d", "day", "days"), 86400.0), **dict.fromkeys(("w", "week", "weeks"), 604800.0),
-}  # fmt: skip
+    **dict.fromkeys(("d", "day", "days"), 86400.0),
+    **dict.fromkeys(("w", "week", "weeks"), 604800.0),
+}
 # Supported, or without effect on a simulated node, where units are not ordered.
 _SUPPORTED = {
-    "Unit.Description", "Unit.Documentation", "Unit.DefaultDependencies", "Unit.After", "Unit.Before", "Unit.Wants",
-    "Timer.OnCalendar", "Timer.OnBootSec", "Timer.OnActiveSec", "Timer.OnUnitActiveSec", "Timer.Persistent", "Timer.AccuracySec",
-    "Timer.Unit", "Service.Type", "Service.ExecStart", "Service.RemainAfterExit", "Service.StandardOutput",
-    "Service.StandardError", "Install.WantedBy",
-}  # fmt: skip
+    *("Unit.Description", "Unit.Documentation", "Unit.DefaultDependencies"),
+    *("Unit.After", "Unit.Before", "Unit.Wants", "Install.WantedBy"),
+    *("Timer.OnCalendar", "Timer.OnBootSec", "Timer.OnActiveSec", "Timer.OnUnitActiveSec"),
+    *("Timer.Persistent", "Timer.AccuracySec", "Timer.Unit"),
+    *("Service.Type", "Service.ExecStart", "Service.RemainAfterExit"),
+    *("Service.StandardOutput", "Service.StandardError"),
+}
 _UNSUPPORTED_TRIGGERS = {
     "Timer.OnStartupSec",
     "Timer.OnUnitInactiveSec",

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cloudddp.sim.hosts import lab_namespaces
+from cloudddp.sim.hosts.namespace import NamespaceHosts
 from cloudddp.sim.hosts.node_spec import NodeSpec
 from cloudddp.sim.net import addresses
 from cloudddp.sim.net.policy import LAPTOP, PUBLIC
@@ -90,8 +91,6 @@ def select(home: Path, kind: str, *, port: int, ssh_port: int, interfaces: tuple
 
 
 def _namespaces(home: Path, port: int, interfaces: tuple[str, ...]) -> HostBackend:
-    from cloudddp.sim.hosts.namespace import NamespaceHosts
-
     as_root = os.getuid() == 0
     lab_namespaces.enter()
     router = Router()
@@ -111,7 +110,7 @@ def _namespaces(home: Path, port: int, interfaces: tuple[str, ...]) -> HostBacke
 
 
 def _loopback(home: Path, ssh_port: int, *, why: str) -> HostBackend:
-    from cloudddp.sim.hosts.loopback import LoopbackHosts
+    from cloudddp.sim.hosts.loopback import LoopbackHosts  # imports asyncssh
 
     guard, network, ssh_port = _reserve_network(ssh_port)
     addresses.use_network(network)

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from cloudddp.sim.ec2 import capacity, encryption, reservations, scheduled_events, spot, status_checks
+from cloudddp.sim.ec2 import capacity, encryption, instance_status, reservations, spot
 from cloudddp.sim.ec2.account_conditions import CONDITIONS
 from cloudddp.sim.ec2.patch import LOCK
 from cloudddp.sim.guest import log
-from cloudddp.sim.hosts import moto_hooks
+from cloudddp.sim.hosts import moto_instances
 from cloudddp.sim.hosts.host_backend import Hosts
-from cloudddp.sim.hosts.instance_state import require_state, set_reason, set_state, set_user_initiated
+from cloudddp.sim.hosts.moto_instances import require_state, set_reason, set_state, set_user_initiated
 from cloudddp.sim.hosts.node_spec import spec_of
 
 VISIBLE_SECONDS = 3600.0  # EC2 shows a terminated instance for about an hour
@@ -72,7 +72,7 @@ class Lifecycle:
 
     def install(self) -> None:
         """Install the hooks, and start the thread that watches deadlines if the hosts do not."""
-        self._moto_terminate, self._moto_stop = moto_hooks.install(self)
+        self._moto_terminate, self._moto_stop = moto_instances.install(self)
         self._hosts.on_end = self._host_ended
         if not self._hosts.runs_timers:
             threading.Thread(target=self._watch_deadlines, name="deadlines", daemon=True).start()
@@ -196,19 +196,19 @@ class Lifecycle:
             spot.close(record.instance, spot.NO_CAPACITY)
             self.terminate(record.instance, _INTERRUPTED)
 
-    def maintain(self, instance_id: str, event: scheduled_events.ScheduledEvent) -> None:
+    def maintain(self, instance_id: str, event: instance_status.ScheduledEvent) -> None:
         """Let a scheduled event take place. No error if the instance does not run."""
         record = self._records.get(instance_id)
         if record is None or record.instance.state != "running":
             return
-        effect = scheduled_events.CODES[event.code][1]
-        if effect == scheduled_events.REBOOT:
+        effect = instance_status.CODES[event.code][1]
+        if effect == instance_status.REBOOT:
             self.reboot(record.instance)
-        elif effect == scheduled_events.STOP and spot.is_one_time(record.instance):
+        elif effect == instance_status.STOP and spot.is_one_time(record.instance):
             self.terminate(record.instance, _MAINTAINED)
-        elif effect == scheduled_events.STOP:
+        elif effect == instance_status.STOP:
             self.stop(record.instance, _MAINTAINED)
-        scheduled_events.complete(record.instance, event)
+        instance_status.complete(record.instance, event)
 
     def _end_of_block(self, instance_id: str) -> None:
         record = self._records.get(instance_id)
@@ -288,7 +288,7 @@ class Lifecycle:
             spec = spec_of(record.instance)
             record.deadline = spec.user_data.deadline
             # A namespace node waits by itself, so that its timers run meanwhile.
-            status_checks.set_failing(record.instance, False)
+            instance_status.set_failing(record.instance, False)
             booting = self._timing.booting + (0.0 if self._hosts.runs_timers else spec.boot.ssh_seconds)
             if not booting:
                 self._hosts.boot(spec)
@@ -309,7 +309,7 @@ class Lifecycle:
             return
         try:
             self._hosts.halt(record.instance.id)
-            status_checks.set_failing(record.instance, False)
+            instance_status.set_failing(record.instance, False)
             self._hosts.boot(spec_of(record.instance))
         except Exception as error:  # as in _boot: it must not be shown as running without a host
             log.write(f"{record.instance.id} does not reboot: {error}")

@@ -6,7 +6,7 @@ from base64 import b64decode
 from dataclasses import dataclass
 from typing import Any
 
-from cloudddp.sim.conditions.boot import Boot
+from cloudddp.sim.conditions.model import Boot
 from cloudddp.sim.ec2.account_conditions import CONDITIONS
 from cloudddp.sim.ec2.catalog import gpus
 from cloudddp.sim.guest import log

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from cloudddp.sim.ec2 import node_roles, role_sessions, scheduled_events
+from cloudddp.sim.ec2 import instance_status, node_roles, role_sessions
 
 _VERSION = re.compile(r"latest|1\.0|\d{4}-\d\d-\d\d")
 
@@ -171,8 +171,8 @@ def _public_key(instance: Any) -> str:
 
 def _maintenance(instance: Any) -> Tree:
     return {
-        "history": json.dumps(scheduled_events.metadata(instance, completed=True)),
-        "scheduled": json.dumps(scheduled_events.metadata(instance, completed=False)),
+        "history": json.dumps(instance_status.events_in_metadata(instance, completed=True)),
+        "scheduled": json.dumps(instance_status.events_in_metadata(instance, completed=False)),
     }
 
 

@@ -7,13 +7,12 @@ or public, is assigned to two interfaces at a time. Patches moto's address alloc
 
 from __future__ import annotations
 
-import functools
 import ipaddress
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from cloudddp.sim.ec2.patch import client_error, server_error, wrap
+from cloudddp.sim.ec2.patch import client_error, override, server_error, wrap
 
 
 def use_network(network: str, *, public: str | None = None) -> None:
@@ -28,17 +27,15 @@ def use_network(network: str, *, public: str | None = None) -> None:
     whole = ipaddress.IPv4Network(network)
     upper = ipaddress.IPv4Network(public) if public else list(whole.subnets(prefixlen_diff=1))[1]
 
-    def create_vpc(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def create(self: Any, cidr_block: str, *args: Any, **kwargs: Any) -> Any:
-            block = network if kwargs.get("is_default") else cidr_block
-            return original(self, block, *args, **kwargs)
+    def create_vpc(
+        original: Callable[..., Any], self: Any, cidr_block: str, *args: Any, **kwargs: Any
+    ) -> Any:
+        block = network if kwargs.get("is_default") else cidr_block
+        return original(self, block, *args, **kwargs)
 
-        return create
-
-    wrap(vpcs.VPCBackend, "create_vpc", create_vpc)
-    wrap(Subnet, "get_available_subnet_ip", _next_unused)
-    wrap(Subnet, "request_ip", _request_unused)
+    override(vpcs.VPCBackend, "create_vpc", create_vpc)
+    override(Subnet, "get_available_subnet_ip", _next_unused)
+    override(Subnet, "request_ip", _request_unused)
     pool = PublicAddressPool(upper)
     for module, name in (
         (elastic_network_interfaces, "random_public_ip"),
@@ -97,29 +94,21 @@ def _used_elsewhere(subnet: Any, address: str) -> bool:
     )
 
 
-def _next_unused(original: Callable[..., Any]) -> Callable[..., str]:
-    @functools.wraps(original)
-    def address(self: Any, instance: Any) -> str:
-        skipped = []
-        try:
-            while _used_elsewhere(self, found := str(original(self, instance))):
-                skipped.append(found)
-            return found
-        finally:
-            for one in skipped:
-                self.del_subnet_ip(one)
-
-    return address
+def _next_unused(original: Callable[..., Any], self: Any, instance: Any) -> str:
+    skipped = []
+    try:
+        while _used_elsewhere(self, found := str(original(self, instance))):
+            skipped.append(found)
+        return found
+    finally:
+        for one in skipped:
+            self.del_subnet_ip(one)
 
 
-def _request_unused(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def request(self: Any, ip: str, instance: Any) -> None:
-        if _used_elsewhere(self, ip):
-            client_error(
-                "InvalidIPAddress.InUse",
-                f"Address {ip} is in use in another VPC or region, and in this simulator they share one network.",
-            )
-        original(self, ip, instance)
-
-    return request
+def _request_unused(original: Callable[..., None], self: Any, ip: str, instance: Any) -> None:
+    if _used_elsewhere(self, ip):
+        client_error(
+            "InvalidIPAddress.InUse",
+            f"Address {ip} is in use in another VPC or region, and in this simulator they share one network.",
+        )
+    original(self, ip, instance)

@@ -14,7 +14,7 @@ import sys
 import threading
 from dataclasses import asdict, dataclass
 
-from cloudddp.sim.conditions.link import Link
+from cloudddp.sim.conditions.model import Link
 from cloudddp.sim.linux import netlink
 from cloudddp.sim.net.nftables import LINK_CHAIN, LINK_TABLE, link_ruleset, nft
 

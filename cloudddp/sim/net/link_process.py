@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from cloudddp.sim.conditions.link import Link
+from cloudddp.sim.conditions.model import Link
 from cloudddp.sim.linux import netlink
 from cloudddp.sim.net.nftables import LINK_MARK
 

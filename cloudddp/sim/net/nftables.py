@@ -9,8 +9,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 
-from cloudddp.sim.net.faults import Faults
-from cloudddp.sim.net.policy import LAPTOP, S3, S3_PORT, Member, Policy, Rule
+from cloudddp.sim.net.policy import LAPTOP, S3, S3_PORT, Faults, Member, Policy, Rule
 
 METADATA = "169.254.169.254"  # the instance metadata service
 LINK_TABLE, LINK_CHAIN = "cloudddp_link", "link"

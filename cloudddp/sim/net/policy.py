@@ -1,4 +1,6 @@
-"""What the lab's firewall has to enforce: the nodes on the network and the rules of their security groups. Pure data."""
+"""What the lab's firewall has to enforce: nodes and the rules of their security groups, and injected faults.
+Pure data.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ class Member:
     """A node on the network. A node with several groups may do what any of them allows.
 
     `public` answers other public addresses, or the laptop, only if the route to them is an internet gateway.
-    `source` is the address from which the node reaches public addresses, its own or a NAT gateway's; None if it does not.
+    `source` is the address from which the node reaches public addresses, its own or a NAT gateway's; None if
+    it does not.
     """
 
     private: str
@@ -46,10 +49,35 @@ class Member:
 class Policy:
     """The whole policy; compared and replaced as a whole. `ingress` and `egress` are keyed by group id.
 
-    `vpn` are the VPCs whose private addresses the laptop reaches, each with the address that nodes see it under.
+    `vpn` are the VPCs whose private addresses the laptop reaches, each with the address that nodes see it
+    under.
     """
 
     members: tuple[Member, ...] = ()
     ingress: Mapping[str, tuple[Rule, ...]] = field(default_factory=dict)
     egress: Mapping[str, tuple[Rule, ...]] = field(default_factory=dict)
     vpn: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Faults:
+    """The injected faults in effect, by the private addresses of the nodes. Changes take effect with the next
+    Router.apply.
+    """
+
+    cut: set[str] = field(default_factory=set)
+    cut_pairs: set[frozenset[str]] = field(default_factory=set)
+    cut_from: set[tuple[str, str]] = field(default_factory=set)  # sender, receiver
+    drop_ssh: set[str] = field(default_factory=set)
+    slow_ssh: set[str] = field(default_factory=set)
+
+    def affects(self, address: str) -> bool:
+        single = address in self.cut | self.drop_ssh | self.slow_ssh
+        return single or any(address in pair for pair in (*self.cut_pairs, *self.cut_from))
+
+    def heal(self, address: str) -> None:
+        """Remove every fault of a node."""
+        for addresses in (self.cut, self.drop_ssh, self.slow_ssh):
+            addresses.discard(address)
+        self.cut_pairs = {pair for pair in self.cut_pairs if address not in pair}
+        self.cut_from = {pair for pair in self.cut_from if address not in pair}

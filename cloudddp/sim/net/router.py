@@ -11,10 +11,9 @@ import subprocess
 import threading
 from pathlib import Path
 
-from cloudddp.sim.net.faults import Faults
 from cloudddp.sim.net.link import WideAreaLink
 from cloudddp.sim.net.nftables import METADATA, nft, ruleset
-from cloudddp.sim.net.policy import LAPTOP, PUBLIC, S3, Policy
+from cloudddp.sim.net.policy import LAPTOP, PUBLIC, S3, Faults, Policy
 
 MTU = 9001  # as inside a VPC
 _BLACKHOLE = "void0"  # an interface whose packets vanish

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from datetime import datetime
 
-from cloudddp.sim.guest import nvidia
+from cloudddp.sim.guest import devices
 from cloudddp.sim.hosts.user_data import UserData
 
 _REFUSED = ("poweroff", "shutdown", "reboot", "halt")
@@ -161,8 +161,8 @@ def scripts(
     systemctl = _SYSTEMCTL.format(timer=shlex.quote(user_data.timer), elapse=shlex.quote(elapse))
     good = len(gpus) - min(failed_gpus, len(gpus))
     listed = [f"GPU {index}: {name} (simulated)" for index, name in enumerate(gpus[:good])]
-    listed += [nvidia.LOST.format(f"00000000:{index:02X}:00.0") for index in range(good, len(gpus))]
-    code = nvidia.LOST_CODE if good < len(gpus) else 0
+    listed += [devices.LOST.format(f"00000000:{index:02X}:00.0") for index in range(good, len(gpus))]
+    code = devices.LOST_CODE if good < len(gpus) else 0
     domains = "\n".join(
         f"provider: efa\n    fabric: efa\n    domain: rdmap{16 + index}s27-rdm\n    type: FI_EP_RDM"
         for index in range(efa_devices)

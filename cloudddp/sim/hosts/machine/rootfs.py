@@ -27,33 +27,41 @@ _TORCH = "opt/pytorch"  # where the Deep Learning AMI has it
 _STATE = Path(on_node.STATE_FOLDER).relative_to("/")
 
 _ETC_COPIED = (
-    "bash.bashrc", "default", "gai.conf", "host.conf", "inputrc", "ld.so.cache", "ld.so.conf", "locale.alias",
-    "localtime", "login.defs", "magic", "mime.types", "nsswitch.conf", "os-release", "profile", "profile.d",
-    "protocols", "rpc", "services", "shells", "skel", "timezone",
-)  # fmt: skip
+    *("bash.bashrc", "inputrc", "profile", "profile.d", "shells", "skel"),
+    *("gai.conf", "host.conf", "nsswitch.conf", "protocols", "rpc", "services"),
+    *("ld.so.cache", "ld.so.conf", "locale.alias", "localtime", "timezone"),
+    *("default", "login.defs", "magic", "mime.types", "os-release"),
+)
 _ETC_MOUNTED = ("alternatives", "ca-certificates", "ld.so.conf.d", "pki", "ssl/certs", "terminfo")
 _TOP_FOLDERS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _DEVICES = ("full", "null", "random", "tty", "urandom", "zero")
 _DEVICE_LINKS = (
-    ("ptmx", "pts/ptmx"), ("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2"),
-)  # fmt: skip
+    ("ptmx", "pts/ptmx"),
+    ("fd", "/proc/self/fd"),
+    ("stdin", "fd/0"),
+    ("stdout", "fd/1"),
+    ("stderr", "fd/2"),
+)
 _FOLDERS = (
-    "dev", "etc/pam.d", "etc/ssh", "etc/systemd/system", "home", "mnt", "opt", "proc", "root", "run", "srv", "sys", "usr",
-    "var/cache/apt/archives/partial", "var/lib/apt/lists/partial", "var/lib/cloud", "var/lib/dpkg", "var/log", "var/tmp",
-    "etc/apt/apt.conf.d", "etc/apt/preferences.d", "etc/apt/sources.list.d",
-)  # fmt: skip
+    *("dev", "home", "mnt", "opt", "proc", "root", "run", "srv", "sys", "usr"),
+    *("etc/pam.d", "etc/ssh", "etc/systemd/system"),
+    *("etc/apt/apt.conf.d", "etc/apt/preferences.d", "etc/apt/sources.list.d"),
+    *("var/cache/apt/archives/partial", "var/lib/apt/lists/partial", "var/lib/dpkg"),
+    *("var/lib/cloud", "var/log", "var/tmp"),
+)
 _SMALL = 256 << 20  # bytes; for /run, /dev and /root
 
 # Not namespaced; container runtimes protect these, too. Writing to the first affects the computer, the others reveal
 # data about it.
 _PROC_READ_ONLY = ("bus", "fs", "irq", "sys", "sysrq-trigger")
 _PROC_HIDDEN = (
-    "acpi", "asound", "interrupts", "kallsyms", "kcore", "key-users", "keys", "kmsg", "latency_stats", "sched_debug",
-    "scsi", "timer_list", "timer_stats",
-)  # fmt: skip
+    *("acpi", "asound", "interrupts", "kcore", "latency_stats", "scsi"),
+    *("kallsyms", "kmsg", "sched_debug", "timer_list", "timer_stats", "key-users", "keys"),
+)
 _SYS_HIDDEN = (
-    "block", "class/block", "dev/block", "devices/virtual/powercap", "firmware", "fs/cgroup", "kernel/security",
-)  # fmt: skip
+    *("block", "class/block", "dev/block"),
+    *("devices/virtual/powercap", "firmware", "fs/cgroup", "kernel/security"),
+)
 
 _SSHD = """\
 Port 22
