@@ -124,7 +124,7 @@ def _plain(name: str) -> str:
 def rows() -> Iterator[dict[str, Any]]:
     from cloudddp.cli import session
     from cloudddp.cli.console import Console
-    from cloudddp.config.options import GlobalOptions
+    from cloudddp.config.global_options import GlobalOptions
 
     link = Link()
     os.environ.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_NPROC_PER_NODE="1")

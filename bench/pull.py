@@ -129,7 +129,7 @@ def rows(cases: Sequence[str], nodes: Sequence[int], round_trips: Sequence[int],
     # Imported here because only this process, in the simulator's network, needs it.
     from cloudddp.cli import session
     from cloudddp.cli.console import Console
-    from cloudddp.config.options import GlobalOptions
+    from cloudddp.config.global_options import GlobalOptions
 
     link = Link()
     os.environ.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_NPROC_PER_NODE="1")

@@ -153,7 +153,7 @@ def rows(cases: Sequence[str], nodes: Sequence[int], round_trips: Sequence[int],
     # Imported here because only this process, in the simulator's network, needs it.
     from cloudddp.cli import session
     from cloudddp.cli.console import Console
-    from cloudddp.config.options import GlobalOptions
+    from cloudddp.config.global_options import GlobalOptions
 
     link = Link()
     for count in nodes:

@@ -232,7 +232,7 @@ class ClusterFolder:
 
     @property
     def launch(self) -> Path:
-        """How the nodes were launched: see replacement.py."""
+        """How the nodes were launched: see replacement_plan.py."""
         return self.path / "launch.json"
 
     def job(self, job_id: str) -> Path:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from cloudddp import local_state
 from cloudddp.cli.formats import duration
-from cloudddp.cluster import inspect
+from cloudddp.cluster import lookup
 from cloudddp.cluster.model import Cluster
 from cloudddp.errors import CloudDDPError
 from cloudddp.local_state import ClusterFolder
@@ -41,8 +41,8 @@ def explanation(name: str, endpoint: str, last: Cluster | None, regions: Collect
     cluster_id = last.id if last is not None else _not_removed(name, endpoint, regions)
     if not cluster_id:
         return ""
-    how = inspect.how_ended(last) if last is not None else "has no nodes any more"
-    by_itself = last is None or how == inspect.POWERED_OFF
+    how = lookup.how_ended(last) if last is not None else "has no nodes any more"
+    by_itself = last is None or how == lookup.POWERED_OFF
     reasons = _reasons(last, _newest(cluster_id)) if by_itself else []
     why = f" ({'; '.join(reasons)})" if reasons else ""
     lost = "; results that were not pulled from them are lost" if by_itself else ""

@@ -17,12 +17,12 @@ from cloudddp.aws.client import AWS, RegionError, require_region
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import node_list, region_list
 from cloudddp.cli.sources import enter_simulator, layers_of, report_other_region, tolerated
-from cloudddp.cluster import inspect, search
+from cloudddp.cluster import lookup, region_search
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.ownership import Ownership
-from cloudddp.cluster.search import Search
+from cloudddp.cluster.region_search import Search
 from cloudddp.config import project, settings
-from cloudddp.config.options import Flag, GlobalOptions
+from cloudddp.config.global_options import Flag, GlobalOptions
 from cloudddp.config.spec import Config
 from cloudddp.errors import CloudDDPError, Command, ConnectError, NodeError, Part, UsageError
 from cloudddp.tags import iso
@@ -90,7 +90,7 @@ class Session:
         create a second one."""
         if self.options.region:
             return clouds
-        known = search.recorded(clouds[0].endpoint, self.settings.cluster.name)
+        known = region_search.recorded(clouds[0].endpoint, self.settings.cluster.name)
         return clouds + [
             clouds[0].at(region) for region in known if region not in [one.region for one in clouds]
         ]
@@ -99,7 +99,7 @@ class Session:
         """Return the regions that `ls` lists: with --region that one, else the configured ones and those in which this computer
         has created clusters; or all that are enabled in the account."""
         clouds = self.clouds()
-        more = [] if self.options.region else search.recorded(clouds[0].endpoint)
+        more = [] if self.options.region else region_search.recorded(clouds[0].endpoint)
         more += regions.enabled(clouds[0]) if all_regions else []
         known = [one.region for one in clouds]
         return clouds + [clouds[0].at(region) for region in dict.fromkeys(more) if region not in known]
@@ -107,14 +107,14 @@ class Session:
     def look_beyond(self, asked: AWS) -> Search:
         """Look for the cluster wherever it may be other than in the region of `asked`."""
         configured = [region for region in self.configured if region and asked.has_region(region)]
-        return search.beyond(asked, self.settings.cluster.name, configured)
+        return region_search.beyond(asked, self.settings.cluster.name, configured)
 
     @property
     def broken(self) -> bool:
         """Whether a part of the configuration could not be used."""
         return any(self._broken)
 
-    def relocated(self, asked: AWS, error: inspect.NoCluster) -> AWS:
+    def relocated(self, asked: AWS, error: lookup.NoCluster) -> AWS:
         """Return a connection to the region where the cluster is, since it is not in that of `asked`.
 
         Raises CloudDDPError if it is in several, or in another one than --region says; `error`, with the regions that were
@@ -190,11 +190,11 @@ class Session:
         aws = self.aws()
         try:
             with meanwhile():
-                found = inspect.get(aws, self.settings.cluster.name, self.ownership(aws))
-        except inspect.NoCluster as error:
+                found = lookup.get(aws, self.settings.cluster.name, self.ownership(aws))
+        except lookup.NoCluster as error:
             with meanwhile():
                 aws = self.relocated(aws, error)
-                found = inspect.get(aws, self.settings.cluster.name, self.ownership(aws))
+                found = lookup.get(aws, self.settings.cluster.name, self.ownership(aws))
         for warning in found.warnings:
             self.console.warn(warning)
         return found
@@ -236,7 +236,7 @@ class Session:
         folders = local_state.folders_of(self.settings.cluster.name, self.aws().endpoint)
         return launch_record.in_s3(folders, wanted)
 
-    def _explained(self, error: inspect.NoCluster, asked: AWS, others: Search) -> inspect.NoCluster:
+    def _explained(self, error: lookup.NoCluster, asked: AWS, others: Search) -> lookup.NoCluster:
         """Return the error with the regions that were asked, how the last cluster of that name ended, what is lost, and what its
         nodes have copied to S3."""
         # As above.
@@ -249,22 +249,22 @@ class Session:
             older = "this computer has created a cluster 'default', which may be up: see it with -c default"
         message = "; ".join(part for part in (error.message, *nor_elsewhere(others), text, older) if part)
         # As above.
-        from cloudddp.job.results.s3_place import place_of
+        from cloudddp.job.results.s3_location import place_of
 
         record = self.copied_job()
         place = place_of(record.config, record.job) if record is not None else None
         if record is None or place is None:
-            return inspect.NoCluster(message, hint=error.hint, last=error.last)
+            return lookup.NoCluster(message, hint=error.hint, last=error.last)
         hint = (
             f"job {record.job} was told to copy its results to {place.url}: ",
             Command("pull", "--job", record.job),
             " reads them",
         )
-        return inspect.NoCluster(message, hint=hint, last=error.last)
+        return lookup.NoCluster(message, hint=hint, last=error.last)
 
     def _warn_of_problems(self, found: Cluster, nodes: Collection[int]) -> None:
         """Warn of failed status checks and scheduled events of these nodes."""
-        for node, text in (inspect.problems(self.aws(), found, nodes) if nodes else {}).items():
+        for node, text in (lookup.problems(self.aws(), found, nodes) if nodes else {}).items():
             self.console.warn(f"node {node} ({found.nodes[node].id}): {text}")
 
     @contextlib.contextmanager

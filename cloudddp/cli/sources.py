@@ -10,7 +10,7 @@ from cloudddp import local_state, timings
 from cloudddp.cli.console import Console
 from cloudddp.config import project, settings, tolerant
 from cloudddp.config.example import name_for
-from cloudddp.config.options import Flag, GlobalOptions
+from cloudddp.config.global_options import Flag, GlobalOptions
 from cloudddp.config.project import Project
 from cloudddp.config.settings import Layer
 from cloudddp.config.spec import Config

@@ -12,7 +12,7 @@ from cloudddp.agent.protocol.machine import MAX_FOLDERS, ProbeReply, ProbeReques
 from cloudddp.cluster import host_keys
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.progress import ProgressCallback, ignore
-from cloudddp.cluster.reach import SSHRoutes, remembered
+from cloudddp.cluster.ssh_routes import SSHRoutes, remembered
 from cloudddp.config import timing
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import CloudDDPError, NodeError

@@ -16,13 +16,13 @@ from cloudddp import signals
 from cloudddp.aws import inventory, reservations
 from cloudddp.aws.client import AWS
 from cloudddp.aws.inventory import Resource
-from cloudddp.cluster import addresses, known, name_lock, placement, replacement
-from cloudddp.cluster.capacity import Attempt, Next, NotLaunched, attempt, next_step
-from cloudddp.cluster.known import Known
+from cloudddp.cluster import created_ids, name_lock, node_addresses, placement_group, replacement_plan
+from cloudddp.cluster.created_ids import Known
+from cloudddp.cluster.launch_errors import Attempt, Next, NotLaunched, attempt, next_step
 from cloudddp.cluster.name_lock import NameTaken
 from cloudddp.cluster.plan import Launch
+from cloudddp.cluster.plan_types import Ref, Request
 from cloudddp.cluster.progress import ProgressCallback, ignore
-from cloudddp.cluster.requests import Ref, Request
 from cloudddp.cluster.teardown import down, leftovers
 from cloudddp.config import timing
 from cloudddp.errors import AWSError, CloudDDPError, Command, CredentialsError, UsageError
@@ -46,7 +46,7 @@ _NOT_FOUND_YET = (
     "InvalidPlacementGroup.Unknown",
 )
 _RETRY_SECONDS = 0.5
-_SHOWN = {"key-pair": "key pair", "security-group": "security group", placement.STEP: "placement group"}
+_SHOWN = {"key-pair": "key pair", "security-group": "security group", placement_group.STEP: "placement group"}
 _CLEAN_UP_POLLS = 60  # in the time that a capacity reservation gets to clean up: every 10 s
 
 
@@ -109,7 +109,7 @@ class CreatedResources:
         Raises NameTaken, NotLaunched if no zone has, AWSError, CloudDDPError.
         """
         answers: dict[str, Any] = {}
-        allocations = [one for one in self._plan.requests if one.step.startswith(addresses.STEP)]
+        allocations = [one for one in self._plan.requests if one.step.startswith(node_addresses.STEP)]
         for request in self._plan.requests:
             if request in allocations:
                 continue
@@ -136,9 +136,9 @@ class CreatedResources:
             self._record(request)
         with signals.deferred(self._on_signal):
             try:
-                addresses.in_parallel([functools.partial(self._send, one) for one in requests])
+                node_addresses.in_parallel([functools.partial(self._send, one) for one in requests])
             except AWSError as error:
-                explained = addresses.explained(error)
+                explained = node_addresses.explained(error)
                 if next_step(error.code) is not Next.REGION:
                     raise explained from None
                 raise NotLaunched([attempt(self._plan.region, "", explained)], explained) from None
@@ -210,7 +210,7 @@ class CreatedResources:
         if not name_lock.abandoned(self._aws, holder):
             raise name_lock.taken(self._aws, self._name, holder)
         self._progress(f"removing the remains of cluster {holder.cluster_id}, which had this name")
-        kept = known.from_journal(ClusterFolder(holder.cluster_id))
+        kept = created_ids.from_journal(ClusterFolder(holder.cluster_id))
         report = down(self._aws, inventory.with_id(holder.cluster_id), known=kept, progress=ignore)
         if report.left or report.reasons:
             raise leftovers(report)
@@ -240,7 +240,7 @@ class CreatedResources:
         with signals.deferred(self._on_signal):
             resolved = _resolved(request.params, answers)
             if not self._replacing:
-                replacement.keep(self._folder, resolved)
+                replacement_plan.keep(self._folder, resolved)
             answer = self._call(replace(request, params=resolved))
             self.launched = time.monotonic()
             self._instances = [item["InstanceId"] for item in answer["Instances"]]
@@ -308,12 +308,12 @@ class CreatedResources:
         return answer
 
     def _keep(self, request: Request, answer: Mapping[str, Any]) -> None:
-        resource = known.created(request, answer)
+        resource = created_ids.created(request, answer)
         if resource is None:
             return
         self._resources.append(resource)
         self._folder.journal(
-            known.CREATED, step=request.step, kind=resource.kind, id=resource.id, detail=resource.detail
+            created_ids.CREATED, step=request.step, kind=resource.kind, id=resource.id, detail=resource.detail
         )
 
 
@@ -325,7 +325,7 @@ def _was_refused(error: AWSError) -> bool:
 def _repeats(request: Request, retries: int) -> bool:
     """Return whether a call may have had its effect twice: AllocateAddress has no idempotency token, and botocore repeats
     a call whose answer was lost."""
-    return retries > 0 and request.step.startswith(addresses.STEP)
+    return retries > 0 and request.step.startswith(node_addresses.STEP)
 
 
 def _resolved(value: Any, answers: Mapping[str, Any]) -> Any:

@@ -11,9 +11,9 @@ from cloudddp import signals
 from cloudddp.aws import inventory
 from cloudddp.aws.client import AWS
 from cloudddp.cluster import name_lock, prices
-from cloudddp.cluster.capacity import NotLaunched
 from cloudddp.cluster.create import CreatedResources
-from cloudddp.cluster.known import Known
+from cloudddp.cluster.created_ids import Known
+from cloudddp.cluster.launch_errors import NotLaunched
 from cloudddp.cluster.progress import ProgressCallback, ignore
 from cloudddp.cluster.teardown import STILL_REMOVING, DownReport, down, leftovers
 from cloudddp.config import timing

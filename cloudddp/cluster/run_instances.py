@@ -10,9 +10,9 @@ from typing import Any
 from cloudddp.aws.instance_types import MAX_TCP_TIMEOUT
 from cloudddp.aws.networks import Subnet
 from cloudddp.aws.reservations import Reservation
-from cloudddp.cluster import interfaces, placement
+from cloudddp.cluster import interfaces, placement_group
+from cloudddp.cluster.plan_types import LaunchContext, Ref, Request, tagged
 from cloudddp.cluster.prices import iops_of
-from cloudddp.cluster.requests import LaunchContext, Ref, Request, tagged
 from cloudddp.config import connection
 from cloudddp.config.spec import ClusterSpec
 
@@ -74,7 +74,7 @@ def run_instances(
             "MarketType": "spot",
             "SpotOptions": {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"},
         }
-    if group := placement.name_for(context, spec.name, cluster_id):
+    if group := placement_group.name_for(context, spec.name, cluster_id):
         params["Placement"] = {"GroupName": group}
     if context.reservation is not None:
         params |= _into(context.reservation)

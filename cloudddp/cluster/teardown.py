@@ -20,7 +20,7 @@ from cloudddp.aws.client import AWS
 from cloudddp.aws.inventory import Filters, Instance, Resource
 from cloudddp.cluster import cost, prices
 from cloudddp.cluster.cost import Cost
-from cloudddp.cluster.known import NOTHING, Known, identity
+from cloudddp.cluster.created_ids import NOTHING, Known, identity
 from cloudddp.cluster.progress import ProgressCallback
 from cloudddp.config import timing
 from cloudddp.errors import (

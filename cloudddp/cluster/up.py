@@ -13,23 +13,23 @@ from functools import partial
 from cloudddp.aws import quotas
 from cloudddp.aws.client import AWS
 from cloudddp.aws.instance_types import TypeInfo
-from cloudddp.cluster import addresses, name_lock, preconditions, reach
-from cloudddp.cluster.capacity import Next, NotLaunched, attempt, next_step
+from cloudddp.cluster import name_lock, node_addresses, preconditions, ssh_routes
+from cloudddp.cluster.capacity_retry import create_in_any
 from cloudddp.cluster.connect import Dial, dial
 from cloudddp.cluster.create import CreatedResources
 from cloudddp.cluster.identity import new_identity
-from cloudddp.cluster.inspect import ambiguous
+from cloudddp.cluster.launch_errors import Next, NotLaunched, attempt, next_step
+from cloudddp.cluster.lookup import ambiguous
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.name_lock import NameTaken
 from cloudddp.cluster.offers import Offer, Offers
 from cloudddp.cluster.ownership import Ownership
-from cloudddp.cluster.placing import create_in_any
 from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.prices import billed_hours
 from cloudddp.cluster.progress import ProgressCallback
-from cloudddp.cluster.readiness import check_intact, make_ready, wait_running
+from cloudddp.cluster.region_search import in_regions
 from cloudddp.cluster.rollback import after_loss_of_state, after_removal, roll_back
-from cloudddp.cluster.search import in_regions
+from cloudddp.cluster.wait_ready import check_intact, make_ready, wait_running
 from cloudddp.config import connection, timing
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import AWSError, CloudDDPError, Command, ConnectError, Leftovers
@@ -55,8 +55,8 @@ def up(
     looked_in: Sequence[AWS] = (),
     on_others: Callable[[Sequence[Cluster]], None] = lambda _: None,
     dial: Dial = dial,
-    check_route: Callable[[ClusterSpec], None] = reach.check_route,
-    ssh_sources: Callable[[AWS, ClusterSpec], tuple[str, ...]] = reach.ssh_sources,
+    check_route: Callable[[ClusterSpec], None] = ssh_routes.check_route,
+    ssh_sources: Callable[[AWS, ClusterSpec], tuple[str, ...]] = ssh_routes.ssh_sources,
 ) -> UpResult:
     """Create the cluster and return when every node is ready to train; check it and return if it already exists.
 
@@ -178,7 +178,7 @@ def _wait_running(
         failed = [attempt(aws.region, created.zone, error)]
         raise NotLaunched(failed, error, remaining, accepted=True) from None
     if the_plan.elastic_ips:
-        addresses.provide(aws, cluster, progress)
+        node_addresses.provide(aws, cluster, progress)
         cluster = wait_running(aws, spec, the_plan.cluster_id, gpus, progress)
     return cluster
 
@@ -233,11 +233,11 @@ def _check_existing(
     progress(
         f"cluster {cluster.name} already exists; checking whether all of its nodes ({len(nodes)}) are ready"
     )
-    spec = reach.remembered(spec, ClusterFolder(cluster.id).record())
+    spec = ssh_routes.remembered(spec, ClusterFolder(cluster.id).record())
     if any(node.state != "running" for node in nodes):
         cluster = wait_running(aws, spec, cluster.id, cluster.gpus, progress, addressed=False)
-    if connection.mode(spec) == "public" and addresses.missing(aws, cluster):
-        addresses.provide(aws, cluster, progress)
+    if connection.mode(spec) == "public" and node_addresses.missing(aws, cluster):
+        node_addresses.provide(aws, cluster, progress)
         cluster = wait_running(aws, spec, cluster.id, cluster.gpus, progress)
     make_ready(aws, cluster, spec, progress, dial)
     return cluster

@@ -19,7 +19,7 @@ from typing import Any, NoReturn, get_args, get_origin
 import msgspec
 
 from cloudddp.config import connection, duration, extra_tags
-from cloudddp.config.options import Flag
+from cloudddp.config.global_options import Flag
 from cloudddp.config.schema import SECTIONS, allowed, fields, nearest, unwrap
 from cloudddp.config.spec import ClusterSpec, Config, JobSpec, SetupSpec, SyncSpec
 from cloudddp.errors import Command, UsageError

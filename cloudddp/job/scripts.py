@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from cloudddp.errors import Command, UsageError
-from cloudddp.job.new_job import Script
+from cloudddp.job.job_request import Script
 
 SHOWN = 10  # names in a hint
 # Programs that start the ranks themselves, or Python, with the words that come before the script.

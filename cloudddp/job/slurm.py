@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 
 from cloudddp.config.spec import Config
 from cloudddp.errors import Command, UsageError, command_line
-from cloudddp.job.new_job import Script
+from cloudddp.job.job_request import Script
 from cloudddp.job.rank_template import Fact, Word, template
 from cloudddp.text import one_line
 

@@ -9,7 +9,7 @@ from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.stacks import MAX_STACKS, RankStack, StacksReply, StacksRequest
 from cloudddp.cluster.model import Cluster
 from cloudddp.errors import Text
-from cloudddp.job import tools
+from cloudddp.job import py_spy
 
 SECONDS = 180.0  # py-spy may have to be installed first
 
@@ -18,7 +18,7 @@ def gather(
     runner: Runner, cluster: Cluster, job_id: str, progress: Callable[[Text], None]
 ) -> dict[int, tuple[RankStack, ...]]:
     """Return the stacks of the ranks that run, by node. Raises NodeError; NoSuchJob if a node does not know the job."""
-    tool = tools.local()
+    tool = py_spy.local()
     replies = _ask(runner, StacksRequest(job_id, install=tool is None), runner.nodes)
     lacking = {node for node, reply in replies.items() if reply.lacks_tool and tool is not None}
     if tool is not None and lacking:

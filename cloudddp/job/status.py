@@ -17,7 +17,7 @@ from cloudddp.agent.protocol.stall import LeftStall
 from cloudddp.agent.protocol.training import TrainingStatus
 from cloudddp.agent.protocol.verdict import ConcludeRequest, Verdict
 from cloudddp.errors import CloudDDPError, Command, NodeError
-from cloudddp.job.new_job import LONGEST_SCRIPT
+from cloudddp.job.job_request import LONGEST_SCRIPT
 from cloudddp.job.outcome import (
     ExitedRank,
     JobStatus,

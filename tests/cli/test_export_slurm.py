@@ -24,7 +24,7 @@ from support.harness import ROOT, CommandLine, cannot, clean_environment
 from cloudddp.cli.commands import export
 from cloudddp.config.settings import RESERVED_ENVIRONMENT
 from cloudddp.job import ranks, slurm
-from cloudddp.job.new_job import Script
+from cloudddp.job.job_request import Script
 from cloudddp.job.rank_template import Fact, bind, template
 
 TORCHRUN = "torch.distributed.run"

@@ -39,7 +39,7 @@ from cloudddp.agent.protocol import files
 from cloudddp.agent.protocol.files import DATA, GIVEN_UP, LeftOut, encode_left_out, frame
 from cloudddp.cli import session
 from cloudddp.cli.console import Console
-from cloudddp.config.options import GlobalOptions
+from cloudddp.config.global_options import GlobalOptions
 from cloudddp.errors import CloudDDPError, NodeError
 from cloudddp.job.results import progress_limit, pull
 from cloudddp.job.results.receive import Transfer

@@ -6,7 +6,6 @@ import pytest
 
 from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.agent.protocol.transfer import COMPARED, FILE_WORK, LAPTOP, WAITING, WRITING, ReceiveEvent
-from cloudddp.job.reports import MAX_LINE, MAX_NOTES, MAX_REPORTS, Reports
 from cloudddp.job.transfer_progress import (
     BYPASS,
     LEAST,
@@ -17,6 +16,7 @@ from cloudddp.job.transfer_progress import (
     next_source,
     stalled,
 )
+from cloudddp.job.transfer_reports import MAX_LINE, MAX_NOTES, MAX_REPORTS, Reports
 
 
 def chain(*received: int, stage: int = COMPARED) -> list[Progress]:

@@ -20,11 +20,11 @@ from cloudddp.cli.formats import counted, duration, node_list
 from cloudddp.cli.progress import Progress
 from cloudddp.cli.session import Session
 from cloudddp.cli.views.jobs import after_reboot
-from cloudddp.cluster import inspect
+from cloudddp.cluster import lookup
 from cloudddp.cluster.model import Cluster
 from cloudddp.errors import AWSError, Command
 from cloudddp.job import cancel, unsent
-from cloudddp.job.advice import advice
+from cloudddp.job.failure_hints import advice
 from cloudddp.job.follow.decide import Policy
 from cloudddp.job.follow.events import Silence
 from cloudddp.job.follow.follower import JobFollower
@@ -161,7 +161,7 @@ def ended_nodes_query(session: Session, cluster: Cluster) -> Callable[[], Mappin
     """Return a function that queries AWS for nodes that have ended. Any thread may call it."""
 
     def query() -> dict[int, str]:
-        ended = inspect.ended_nodes(session.aws(), cluster, cluster.nodes, stopped=True)
+        ended = lookup.ended_nodes(session.aws(), cluster, cluster.nodes, stopped=True)
         return {node: one.report for node, one in ended.items()}
 
     return query
@@ -293,13 +293,13 @@ def report_stopped(console: Console, training: TrainingStatus | None) -> None:
 def _report_ended(session: Session, cluster: Cluster, lost: Collection[int]) -> frozenset[int]:
     """Report what AWS reports about the nodes that were lost; return those whose instances have ended."""
     try:
-        found = inspect.ended_nodes(session.aws(), cluster, lost, stopped=True)
+        found = lookup.ended_nodes(session.aws(), cluster, lost, stopped=True)
     except AWSError as error:
         session.console.warn(f"cannot find out what happened to {node_list(lost)}: {error}")
         return frozenset()
     for node, one in found.items():
         next_step = ("; ", *cluster.stopped_hint(node)) if one.stopped else ()
         session.console.log(f"node {node}: AWS reports {one.report}", *next_step)
-    for node, text in inspect.problems(session.aws(), cluster, set(lost) - found.keys()).items():
+    for node, text in lookup.problems(session.aws(), cluster, set(lost) - found.keys()).items():
         session.console.log(f"node {node}: {text}")
     return frozenset(found)

@@ -8,7 +8,7 @@ from cloudddp.cli.actions.results import report_held
 from cloudddp.cli.console import Console
 from cloudddp.cli.views import jobs as views
 from cloudddp.cluster.connect import PROJECT
-from cloudddp.config.options import GlobalOptions
+from cloudddp.config.global_options import GlobalOptions
 from cloudddp.errors import NodeError
 from cloudddp.job import cancel as cancelling
 from cloudddp.job import status

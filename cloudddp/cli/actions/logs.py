@@ -30,7 +30,7 @@ from cloudddp.cli.formats import node_list
 from cloudddp.cli.views.jobs import stalled
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import duration
-from cloudddp.config.options import GlobalOptions
+from cloudddp.config.global_options import GlobalOptions
 from cloudddp.errors import Command, NodeError, UsageError
 from cloudddp.job import status
 from cloudddp.job.follow.decide import Policy

@@ -17,7 +17,7 @@ from cloudddp.cli.console import Console
 from cloudddp.cluster import connect
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.config import timing
-from cloudddp.config.options import GlobalOptions
+from cloudddp.config.global_options import GlobalOptions
 from cloudddp.errors import CloudDDPError, Command, UsageError
 from cloudddp.job.follow.lines import LineSplitter
 from cloudddp.local_state import ClusterFolder, write_atomic

@@ -11,9 +11,9 @@ from cloudddp import local_state, signals
 from cloudddp.agent.client import Runner
 from cloudddp.cli.formats import duration
 from cloudddp.cli.session import Session
-from cloudddp.cluster import connect, inspect
+from cloudddp.cluster import connect, lookup
 from cloudddp.cluster.model import Cluster
-from cloudddp.cluster.readiness import ready_minutes
+from cloudddp.cluster.wait_ready import ready_minutes
 from cloudddp.config import duration as durations
 from cloudddp.config import timing
 from cloudddp.errors import CloudDDPError
@@ -74,7 +74,7 @@ def restore(session: Session, cluster: Cluster, put_off: PutOff, least: Least) -
         signals.protected(lambda: session.console.log("still restoring the planned end of the nodes")),
         suppress(CloudDDPError, OSError),
     ):
-        found = inspect.refresh(session.aws(), cluster.name, cluster.id) or cluster
+        found = lookup.refresh(session.aws(), cluster.name, cluster.id) or cluster
         runner, _ = connect.connect_reachable(found, session.settings.cluster)
         with closing(runner):
             left = poweroff.restore(runner, plans)

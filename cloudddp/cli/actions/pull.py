@@ -21,10 +21,10 @@ from cloudddp.cli.byte_progress import ByteProgress
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import counted, toml
 from cloudddp.cli.session import Session
-from cloudddp.cluster import inspect
+from cloudddp.cluster import lookup
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.config import project
-from cloudddp.config.options import GlobalOptions
+from cloudddp.config.global_options import GlobalOptions
 from cloudddp.errors import CloudDDPError, Command, NodeError, UsageError
 from cloudddp.job import project_files, status
 from cloudddp.job.results import new_files
@@ -52,7 +52,7 @@ def pull(
         _check_whole(to, session.root)
     try:
         _pull(console, session, paths=paths, job_id=job_id, node=node, all_nodes=all_nodes, to=to)
-    except (inspect.NoCluster, status.UnknownJob):
+    except (lookup.NoCluster, status.UnknownJob):
         record = session.copied_job(job_id)
         if record is None:
             raise

@@ -18,7 +18,7 @@ from cloudddp.cli.console import Console
 from cloudddp.cli.formats import counted
 from cloudddp.cli.sources import named_cluster
 from cloudddp.cli.views import simulator as views
-from cloudddp.config.options import GlobalOptions
+from cloudddp.config.global_options import GlobalOptions
 from cloudddp.errors import CloudDDPError, Command, UsageError
 from cloudddp.sim import control
 from cloudddp.sim.control import Simulator

@@ -8,7 +8,7 @@ from cloudddp.agent.protocol.stacks import RankStack, summary
 from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
 from cloudddp.cli.views.jobs import iso
-from cloudddp.config.options import GlobalOptions
+from cloudddp.config.global_options import GlobalOptions
 from cloudddp.errors import CloudDDPError, Command
 from cloudddp.job import stacks as gathering
 from cloudddp.job import status

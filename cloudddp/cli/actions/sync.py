@@ -8,7 +8,7 @@ from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import counted
 from cloudddp.cli.session import Session
-from cloudddp.config.options import GlobalOptions
+from cloudddp.config.global_options import GlobalOptions
 from cloudddp.errors import Command, UsageError
 from cloudddp.job import project_files, unsent
 from cloudddp.job import sync as syncing

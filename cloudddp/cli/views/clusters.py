@@ -9,7 +9,7 @@ from cloudddp.cli.ends import PlannedEnd
 from cloudddp.cli.formats import counted, dollars, duration
 from cloudddp.cli.tables import table
 from cloudddp.cluster.cost import Cost
-from cloudddp.cluster.inspect import Remains
+from cloudddp.cluster.lookup import Remains
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.ownership import Ownership
 from cloudddp.errors import Command, Text

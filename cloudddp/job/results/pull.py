@@ -1,6 +1,6 @@
 """Pulling results: a stream of files from a node, written next to its destination and moved there once it is complete.
 
-The node is told what is here (known.py), so files that did not change are not sent again, and a transfer that broke
+The node is told what is here (local_files.py), so files that did not change are not sent again, and a transfer that broke
 continues.
 
 A node is not trusted: any program that runs there as the login user decides what is sent. So only what was
@@ -25,15 +25,15 @@ from cloudddp.agent.protocol.files import PackRequest, Selection
 from cloudddp.agent.protocol.results import EVIDENCE, LeftFile
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.errors import Command, NodeError, UsageError, parts
-from cloudddp.job.results import incoming, known, safe_names
-from cloudddp.job.results.errors import OTHER_FOLDER_HINT, cannot_write
+from cloudddp.job.results import incoming, local_files, safe_names
+from cloudddp.job.results.file_stream import Reader, Refused, Truncated
 from cloudddp.job.results.incoming import Incoming
-from cloudddp.job.results.notes import CHANGED, LONGEST, MISSING, Notes
-from cloudddp.job.results.place import Move, identity
+from cloudddp.job.results.move import Move, identity
 from cloudddp.job.results.progress_limit import ProgressLimit
+from cloudddp.job.results.pull_notes import CHANGED, LONGEST, MISSING, Notes
 from cloudddp.job.results.receive import Progress, Receive
 from cloudddp.job.results.safe_names import Parts
-from cloudddp.job.results.stream import Reader, Refused, Truncated
+from cloudddp.job.results.write_errors import OTHER_FOLDER_HINT, cannot_write
 from cloudddp.safe_files import Folder, resolved
 from cloudddp.text import one_line
 
@@ -208,7 +208,7 @@ class _Pull:
     def _receive(self, arrived: Incoming, target: Folder, since: int) -> Receive:
         """Receive what was requested from the node."""
         node = self._node
-        found = known.find(arrived.before, target, self._roots)
+        found = local_files.find(arrived.before, target, self._roots)
         request = PackRequest(
             PROJECT,
             tuple("/".join((".", *root)) for root in self._roots),

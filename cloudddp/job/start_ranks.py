@@ -19,9 +19,9 @@ from cloudddp.config import timing
 from cloudddp.config.spec import Config
 from cloudddp.errors import Command, NodeError
 from cloudddp.job import snapshots
-from cloudddp.job.new_job import NewJob
+from cloudddp.job.job_request import NewJob
 from cloudddp.job.ranks import NodePlan
-from cloudddp.job.results.s3_place import destination
+from cloudddp.job.results.s3_location import destination
 from cloudddp.text import one_line
 
 _LISTED_PAIRS = 4

@@ -12,11 +12,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cloudddp.aws import denials, inventory, regions
+from cloudddp.aws.botocore_errors import REGION_REFUSED
 from cloudddp.aws.client import AWS
-from cloudddp.aws.explain import REGION_REFUSED
-from cloudddp.cluster import inspect
-from cloudddp.cluster.addresses import in_parallel
+from cloudddp.cluster import lookup
 from cloudddp.cluster.model import Cluster
+from cloudddp.cluster.node_addresses import in_parallel
 from cloudddp.cluster.ownership import Ownership
 from cloudddp.cluster.progress import ProgressCallback
 from cloudddp.errors import AWSError, CloudDDPError, ToolCommand
@@ -95,7 +95,7 @@ def ask(clouds: Sequence[AWS]) -> Search:
 
     def one(aws: AWS) -> list[Cluster] | CloudDDPError:
         try:
-            return inspect.find(aws)
+            return lookup.find(aws)
         except CloudDDPError as error:
             return error
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cloudddp import local_state
 from cloudddp.errors import CloudDDPError
-from cloudddp.job.results.notes import Notes
+from cloudddp.job.results.pull_notes import Notes
 from cloudddp.safe_files import Folder
 
 

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cloudddp.aws.inventory import Resource
-from cloudddp.cluster.requests import Request
+from cloudddp.cluster.plan_types import Request
 from cloudddp.config import timing
 from cloudddp.local_state import ClusterFolder
 from cloudddp.tags import Tags, decode
