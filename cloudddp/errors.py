@@ -43,6 +43,13 @@ Part = str | Command
 Text = Part | tuple[Part, ...]  # ("repeat ", Command("down")) reads "repeat `cloudddp down`"
 
 
+ProgressCallback = Callable[[Text], None]  # by which long operations report progress, one sentence at a time
+
+
+def ignore_progress(_: Text) -> None:
+    """Report nothing."""
+
+
 def parts(text: Text) -> tuple[Part, ...]:
     return text if isinstance(text, tuple) else (text,)
 

@@ -1,4 +1,4 @@
-"""The caller: the owner of what is created, and the address from which SSH comes. Read-only."""
+"""The caller: the owner of what is created, the regions of the account, and the address from which SSH comes. Read-only."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
+from cloudddp.aws.answers import Id, Record
 from cloudddp.aws.client import AWS
 from cloudddp.errors import CloudDDPError
 from cloudddp.text import one_line
@@ -23,6 +24,15 @@ CHECKIP = "https://checkip.amazonaws.com"
 
 # A role assumed without a session name: botocore and the SDKs generate a new name for each session.
 _GENERATED = re.compile(r"(assumed-role/[^/]+)/(?:botocore-session|aws-sdk-[a-z-]+|aws-go-sdk)-[0-9]+")
+
+
+class _Region(Record, frozen=True):
+    region_name: Id
+
+
+def enabled_regions(aws: AWS) -> list[str]:
+    """Return the regions that are enabled in the account, of the partition of `aws`. One AWS call."""
+    return [one.region_name for one in aws.listed("ec2", "describe_regions", "Regions", _Region)]
 
 
 def owner(aws: AWS) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloudddp import local_state, timings
-from cloudddp.aws import regions
+from cloudddp.aws.caller import enabled_regions
 from cloudddp.aws.client import AWS, RegionError, require_region
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import node_list, region_list
@@ -100,7 +100,7 @@ class Session:
         has created clusters; or all that are enabled in the account."""
         clouds = self.clouds()
         more = [] if self.options.region else region_search.recorded(clouds[0].endpoint)
-        more += regions.enabled(clouds[0]) if all_regions else []
+        more += enabled_regions(clouds[0]) if all_regions else []
         known = [one.region for one in clouds]
         return clouds + [clouds[0].at(region) for region in dict.fromkeys(more) if region not in known]
 

@@ -21,10 +21,10 @@ from cloudddp.cluster.launch_errors import Attempt, NotLaunched, attempt
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.offers import Offer
 from cloudddp.cluster.plan import Plan, lifetime
-from cloudddp.cluster.progress import ProgressCallback
-from cloudddp.config import duration, timing
+from cloudddp.config import timing
 from cloudddp.config.spec import ClusterSpec
-from cloudddp.errors import AWSError, CloudDDPError, Command, Interrupted, UsageError
+from cloudddp.config.spec.limits import seconds_of
+from cloudddp.errors import AWSError, CloudDDPError, Command, Interrupted, ProgressCallback, UsageError
 
 Create = Callable[[Offer, ClusterSpec], tuple[Cluster, Plan]]
 Look = Callable[[], tuple[Sequence[Offer], Sequence[Attempt]]]
@@ -70,7 +70,7 @@ def create_in_any(
 def _create_in_any(
     look: Look, spec: ClusterSpec, create: Create, progress: ProgressCallback, waiting: _Waiting
 ) -> tuple[Cluster, Plan]:
-    wait = duration.seconds(spec.wait_capacity)
+    wait = seconds_of(spec.wait_capacity)
     deadline, until = time.monotonic() + wait, datetime.now(UTC) + timedelta(seconds=wait)
     limits = timing.current()
     pause = limits.capacity_first

@@ -22,10 +22,17 @@ from cloudddp.cluster.launch_errors import Attempt, Next, NotLaunched, attempt, 
 from cloudddp.cluster.name_lock import NameTaken
 from cloudddp.cluster.plan import Launch
 from cloudddp.cluster.plan_types import Ref, Request
-from cloudddp.cluster.progress import ProgressCallback, ignore
 from cloudddp.cluster.teardown import down, leftovers
 from cloudddp.config import timing
-from cloudddp.errors import AWSError, CloudDDPError, Command, CredentialsError, UsageError
+from cloudddp.errors import (
+    AWSError,
+    CloudDDPError,
+    Command,
+    CredentialsError,
+    ProgressCallback,
+    UsageError,
+    ignore_progress,
+)
 from cloudddp.local_state import ClusterFolder
 from cloudddp.tags import TAG_NODE_RANK
 
@@ -211,7 +218,7 @@ class CreatedResources:
             raise name_lock.taken(self._aws, self._name, holder)
         self._progress(f"removing the remains of cluster {holder.cluster_id}, which had this name")
         kept = created_ids.from_journal(ClusterFolder(holder.cluster_id))
-        report = down(self._aws, inventory.with_id(holder.cluster_id), known=kept, progress=ignore)
+        report = down(self._aws, inventory.with_id(holder.cluster_id), known=kept, progress=ignore_progress)
         if report.left or report.reasons:
             raise leftovers(report)
 

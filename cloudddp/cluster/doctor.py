@@ -24,12 +24,12 @@ from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.aws.networks import Subnet
 from cloudddp.aws.reservations import Reservation
 from cloudddp.cluster import capacity_reservation, interfaces, offers, region_search, ssh_routes
-from cloudddp.cluster.identity import new_identity
 from cloudddp.cluster.offers import Offer
 from cloudddp.cluster.permission import dry_run_parameters, hint_of_denial, is_about_default_group, key_hint
 from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.plan_types import Ref, Request
 from cloudddp.cluster.prices import Price
+from cloudddp.cluster.user_data import new_identity
 from cloudddp.config import connection
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import AWSError, CloudDDPError, Text
@@ -60,7 +60,7 @@ class Check:
 
 
 def examine(clouds: list[AWS], spec: ClusterSpec) -> Iterator[Check]:
-    """Yield the checks of settings that preconditions.check accepts, those of this computer first. Makes read-only calls, and creating ones as DryRun."""
+    """Yield the checks of settings that up.check_settings accepts, those of this computer first. Makes read-only calls, and creating ones as DryRun."""
     yield from _this_computer()
     names = {aws.region: f"{aws.region}: " if len(clouds) > 1 else "" for aws in clouds}
     refused = region_search.not_enabled(region_search.ask(clouds), clouds[0])

@@ -16,9 +16,8 @@ from cloudddp.aws import elastic_ips, inventory
 from cloudddp.aws.client import AWS
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan_types import Request, tagged
-from cloudddp.cluster.progress import ProgressCallback
 from cloudddp.config import timing
-from cloudddp.errors import AWSError, CloudDDPError, Command, Text
+from cloudddp.errors import AWSError, CloudDDPError, Command, ProgressCallback, Text
 
 STEP = "address"
 _PARALLEL = 8  # calls at a time: 256 nodes take 32 rounds, and EC2's request rate is not exceeded

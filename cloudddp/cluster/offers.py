@@ -24,14 +24,13 @@ from cloudddp.cluster import (
     placement_group,
     prices,
 )
-from cloudddp.cluster.identity import idle_guard, new_identity, units
 from cloudddp.cluster.launch_errors import Attempt, attempt, exhausted, widening
 from cloudddp.cluster.permission import require_launch
 from cloudddp.cluster.plan import Plan, plan
 from cloudddp.cluster.plan_types import LaunchContext
 from cloudddp.cluster.prices import Price
 from cloudddp.cluster.ssh_routes import public_sources
-from cloudddp.cluster.user_data import Identity
+from cloudddp.cluster.user_data import Identity, idle_guard, new_identity, units
 from cloudddp.config import connection, timing
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import CloudDDPError, Command, UsageError

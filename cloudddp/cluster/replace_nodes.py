@@ -21,17 +21,16 @@ from cloudddp.aws.inventory import Instance
 from cloudddp.cluster import created_ids, host_keys, lookup, node_addresses, replacement_plan
 from cloudddp.cluster.connect import Dial, dial
 from cloudddp.cluster.create import CreatedResources
-from cloudddp.cluster.identity import idle_guard, units
 from cloudddp.cluster.launch_errors import Next, NotLaunched, attempt, next_step
 from cloudddp.cluster.model import Cluster
-from cloudddp.cluster.progress import ProgressCallback
 from cloudddp.cluster.replacement_plan import Replacement
 from cloudddp.cluster.ssh_routes import remembered
-from cloudddp.cluster.user_data import Identity
+from cloudddp.cluster.user_data import Identity, idle_guard, units
 from cloudddp.cluster.wait_ready import check_intact, make_ready, wait_running
-from cloudddp.config import duration, timing
+from cloudddp.config import timing
 from cloudddp.config.spec import ClusterSpec
-from cloudddp.errors import AWSError, CloudDDPError, Command, Interrupted, Leftovers
+from cloudddp.config.spec.limits import seconds_of
+from cloudddp.errors import AWSError, CloudDDPError, Command, Interrupted, Leftovers, ProgressCallback
 from cloudddp.local_state import ClusterFolder
 from cloudddp.ssh import keys
 from cloudddp.tags import parse_time
@@ -182,7 +181,7 @@ def _launch(
             "the deadline of the cluster is unknown", hint=(Command("down"), " and ", Command("up"))
         )
     identity = _identity(folder)
-    deadline = time.monotonic() + duration.seconds(spec.wait_capacity)
+    deadline = time.monotonic() + seconds_of(spec.wait_capacity)
     pause = timing.current().capacity_first
     waiting = missing_ranks(cluster)
     number = 1 + sum(event.get("method") == created_ids.RUN for event in folder.events())

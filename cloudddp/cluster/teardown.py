@@ -21,7 +21,6 @@ from cloudddp.aws.inventory import Filters, Instance, Resource
 from cloudddp.cluster import cost, prices
 from cloudddp.cluster.cost import Cost
 from cloudddp.cluster.created_ids import NOTHING, Known, identity
-from cloudddp.cluster.progress import ProgressCallback
 from cloudddp.config import timing
 from cloudddp.errors import (
     AWSError,
@@ -29,6 +28,7 @@ from cloudddp.errors import (
     Command,
     CredentialsError,
     Leftovers,
+    ProgressCallback,
     UsageError,
     renewal_first,
 )

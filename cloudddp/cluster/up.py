@@ -10,29 +10,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from cloudddp.aws import quotas
+from cloudddp.aws import instance_types, quotas
 from cloudddp.aws.client import AWS
 from cloudddp.aws.instance_types import TypeInfo
-from cloudddp.cluster import name_lock, node_addresses, preconditions, ssh_routes
+from cloudddp.cluster import capacity_reservation, interfaces, name_lock, node_addresses, ssh_routes
 from cloudddp.cluster.capacity_retry import create_in_any
 from cloudddp.cluster.connect import Dial, dial
 from cloudddp.cluster.create import CreatedResources
-from cloudddp.cluster.identity import new_identity
 from cloudddp.cluster.launch_errors import Next, NotLaunched, attempt, next_step
 from cloudddp.cluster.lookup import ambiguous
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.name_lock import NameTaken
 from cloudddp.cluster.offers import Offer, Offers
 from cloudddp.cluster.ownership import Ownership
+from cloudddp.cluster.permission import require_key_region
 from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.prices import billed_hours
-from cloudddp.cluster.progress import ProgressCallback
 from cloudddp.cluster.region_search import in_regions
 from cloudddp.cluster.rollback import after_loss_of_state, after_removal, roll_back
+from cloudddp.cluster.user_data import new_identity
 from cloudddp.cluster.wait_ready import check_intact, make_ready, wait_running
 from cloudddp.config import connection, timing
 from cloudddp.config.spec import ClusterSpec
-from cloudddp.errors import AWSError, CloudDDPError, Command, ConnectError, Leftovers
+from cloudddp.errors import AWSError, CloudDDPError, Command, ConnectError, Leftovers, ProgressCallback
 from cloudddp.local_state import ClusterFolder, ClusterRecord
 from cloudddp.tags import iso
 
@@ -43,6 +43,19 @@ class UpResult:
 
     cluster: Cluster
     plan: Plan | None
+
+
+def check_settings(clouds: Sequence[AWS], spec: ClusterSpec) -> None:
+    """Raise UsageError for an unknown instance type, and for settings that exclude each other. `clouds`: the regions.
+
+    Makes no call.
+    """
+    ssh_routes.check_settings(spec)
+    instance_types.require_known_type(clouds[0], spec.instance_type)
+    capacity_reservation.check_settings(spec)
+    interfaces.check_settings(spec)
+    for aws in clouds:
+        require_key_region(spec, aws.region)
 
 
 def up(
@@ -67,7 +80,7 @@ def up(
     to remove it, even if this function does not return. Raises UsageError, NameTaken, CloudDDPError, Interrupted,
     Leftovers.
     """
-    preconditions.check(clouds, spec)
+    check_settings(clouds, spec)
     looked = in_regions(looked_in or clouds, spec.name, progress)
     on_others(looked.others(spec.name))
     for aws, existing in looked.of(spec.name).items():

@@ -14,8 +14,8 @@ from cloudddp.cli.session import Session
 from cloudddp.cluster import connect, lookup
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.wait_ready import ready_minutes
-from cloudddp.config import duration as durations
 from cloudddp.config import timing
+from cloudddp.config.spec.limits import seconds_of
 from cloudddp.errors import CloudDDPError
 from cloudddp.job import poweroff
 from cloudddp.job.poweroff import PutOff
@@ -47,7 +47,7 @@ def put_off_for_replacement(
     """Let no node power off while others are replaced and the job is launched, and `keep` minutes after that."""
     spec, now = session.settings.cluster, timing.current()
     boot = ready_minutes(spec, cluster.gpus) * now.minute + now.gpus + now.torch
-    put_off.extend(runner, durations.seconds(spec.wait_capacity) + boot + now.launch_hold + keep * now.minute)
+    put_off.extend(runner, seconds_of(spec.wait_capacity) + boot + now.launch_hold + keep * now.minute)
 
 
 @contextmanager

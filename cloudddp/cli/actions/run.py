@@ -30,7 +30,6 @@ from cloudddp.cli.views import lifecycle
 from cloudddp.cluster import connect, region_search, teardown
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import Plan
-from cloudddp.cluster.progress import ignore
 from cloudddp.config import env_file, timing
 from cloudddp.config.global_options import Flag, GlobalOptions
 from cloudddp.errors import (
@@ -39,6 +38,7 @@ from cloudddp.errors import (
     Interrupted,
     Leftovers,
     UsageError,
+    ignore_progress,
     parts,
     renewal_first,
 )
@@ -129,7 +129,7 @@ def run(
 
 def _refuse_existing(session: Session) -> None:
     name = session.settings.cluster.name
-    if region_search.in_regions(session.looked_in(session.clouds()), name, ignore).of(name):
+    if region_search.in_regions(session.looked_in(session.clouds()), name, ignore_progress).of(name):
         raise _exists(session)
 
 
