@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cloudddp import local_state, timings
+from cloudddp import local_state, state_folder, timings
 from cloudddp.aws.caller import enabled_regions
 from cloudddp.aws.client import AWS, RegionError, require_region
 from cloudddp.cli.console import Console
@@ -225,7 +225,7 @@ class Session:
             if not self.console.confirm(f"{held}. Replace them?"):
                 raise CloudDDPError("not confirmed; nothing was changed")
 
-        return Origin(local_state.project_id(self.root), agree)
+        return Origin(state_folder.project_id(self.root), agree)
 
     def copied_job(self, wanted: str | None = None) -> LaunchRecord | None:
         """Return the newest job of a cluster of that name, or the one of this id, whose nodes were told to copy its results
@@ -350,7 +350,7 @@ def start(
             raise
         checked, broken = tolerated(console.warn, options, where, tolerant_verb), True
     if not dry_run:
-        local_state.check_home()
+        state_folder.check_home()
         if options.sim:
             if options.region:
                 require_region(options.region)  # before anything is started

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from cloudddp import local_state, timings
+from cloudddp import state_folder, timings
 from cloudddp.cli.console import Console
 from cloudddp.config import project, settings, tolerant
 from cloudddp.config.example import name_for
@@ -100,11 +100,11 @@ def enter_simulator(console: Console) -> None:
     # 10 ms, which only --sim costs.
     from cloudddp.sim import control
 
-    found = control.find(local_state.home())
+    found = control.find(state_folder.home())
     if found is None:
         console.log("starting the simulator (", Command("sim", "stop"), " stops it)")
         with timings.span("start of the simulator"):
-            found = control.start(local_state.home(), nodes=os.environ.get("CLOUDDDP_SIM_NODES", "auto"))
+            found = control.start(state_folder.home(), nodes=os.environ.get("CLOUDDDP_SIM_NODES", "auto"))
         if found.why:
             console.log(f"its nodes share this computer's network and processes: {found.why}")
     control.enter(found)

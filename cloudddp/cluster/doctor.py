@@ -33,7 +33,7 @@ from cloudddp.cluster.user_data import new_identity
 from cloudddp.config import connection
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import AWSError, CloudDDPError, Text
-from cloudddp.local_state import home
+from cloudddp.state_folder import home
 from cloudddp.text import one_line, reason_of
 
 Status = Literal["pass", "note", "warn", "fail"]

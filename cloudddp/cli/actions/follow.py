@@ -25,11 +25,11 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.errors import AWSError, Command
 from cloudddp.job import cancel, unsent
 from cloudddp.job.failure_hints import advice
+from cloudddp.job.failure_text import exited_text
 from cloudddp.job.follow.decide import Policy
 from cloudddp.job.follow.events import Silence
 from cloudddp.job.follow.follower import JobFollower
 from cloudddp.job.follow.verdict import JobResult
-from cloudddp.job.outcome import exited_text
 from cloudddp.text import with_colours, without_colours
 
 P = ParamSpec("P")

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 
-from cloudddp import local_state, signals
+from cloudddp import signals, state_folder
 from cloudddp.agent.client import Runner
 from cloudddp.cli.formats import duration
 from cloudddp.cli.session import Session
@@ -28,7 +28,7 @@ def nodes_power_off() -> bool:
     # 10 ms, which only a planned end costs.
     from cloudddp.sim import control
 
-    found = control.find(local_state.home())
+    found = control.find(state_folder.home())
     return not (
         found is not None
         and found.nodes == "process"

@@ -11,7 +11,7 @@ from cloudddp.cli.views.jobs import iso
 from cloudddp.config.global_options import GlobalOptions
 from cloudddp.errors import CloudDDPError, Command
 from cloudddp.job import status
-from cloudddp.job.outcome import exited_text
+from cloudddp.job.failure_text import exited_text
 from cloudddp.job.py_spy import gather_stacks
 from cloudddp.job.status import JobRecord
 from cloudddp.text import one_line

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cloudddp import local_state
+from cloudddp import state_folder
 from cloudddp.agent import client, failures
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.files import PackRequest, Selection
@@ -109,7 +109,7 @@ def check_target(to: Path, *, hint: str = OTHER_FOLDER_HINT) -> None:
     existing = next(path for path in (real, *real.parents) if _exists(path))
     if _is_state(existing):
         raise UsageError(
-            f"cannot write results to {to}: it is inside CLOUDDDP_HOME ({local_state.home()}), cloudddp's own folder",
+            f"cannot write results to {to}: it is inside CLOUDDDP_HOME ({state_folder.home()}), cloudddp's own folder",
             hint=hint,
         )
     if not existing.is_dir():
@@ -131,7 +131,7 @@ def check_names(names: Sequence[str]) -> tuple[Parts, ...]:
 
 def _is_state(folder: Path) -> bool:
     """Return whether a folder is CLOUDDDP_HOME or inside it, by whatever name."""
-    home = identity(local_state.home())
+    home = identity(state_folder.home())
     return home is not None and any(identity(path) == home for path in (folder, *folder.parents))
 
 
