@@ -134,25 +134,7 @@ def plan(
     created = context.now.replace(microsecond=0)
     latest = capacity_reservation.latest_end(context.reservation) if context.reservation is not None else None
     expires = created + lifetime(spec, price, created, latest)
-    tags = [
-        {"Key": key, "Value": value}
-        for key, value in {
-            TAG_CLUSTER: spec.name,
-            TAG_ID: identity.cluster_id,
-            TAG_OWNER: context.owner,
-            TAG_CREATED: iso(created),
-            TAG_EXPIRES: iso(expires),
-            TAG_VERSION: __version__,
-            TAG_NODES: str(spec.nodes),
-            TAG_GPUS: str(context.info.gpus),
-            TAG_EFA: str(interfaces.efa_devices(context.interfaces)),
-            TAG_PRICE: f"{price.hour / spec.nodes:.4f}",
-            **({TAG_REQUIRE_EFA: "yes"} if spec.require_efa else {}),
-            **({TAG_IDLE: f"{spec.idle_minutes:.2f}"} if spec.idle_minutes else {}),
-            "Name": f"cloudddp-{spec.name}",
-            **spec.tags,  # may replace Name, which is for the user's eyes only; cloudddp:* is refused before
-        }.items()
-    ]
+    tags = _tags(spec, context, identity, price, created, expires)
     key = key_name(spec.name)
     data = user_data(identity, created, expires, units, idle)
     description = CONFIG_RULE if spec.ssh_from else CALLER_RULE
@@ -192,6 +174,36 @@ def plan(
         for subnet in context.subnets
     )
     return Plan(identity.cluster_id, context, requests, launches, price, created, expires)
+
+
+def _tags(
+    spec: ClusterSpec,
+    context: LaunchContext,
+    identity: Identity,
+    price: Price,
+    created: datetime,
+    expires: datetime,
+) -> list[dict[str, str]]:
+    """Return the tags of everything that the plan creates."""
+    return [
+        {"Key": key, "Value": value}
+        for key, value in {
+            TAG_CLUSTER: spec.name,
+            TAG_ID: identity.cluster_id,
+            TAG_OWNER: context.owner,
+            TAG_CREATED: iso(created),
+            TAG_EXPIRES: iso(expires),
+            TAG_VERSION: __version__,
+            TAG_NODES: str(spec.nodes),
+            TAG_GPUS: str(context.info.gpus),
+            TAG_EFA: str(interfaces.efa_devices(context.interfaces)),
+            TAG_PRICE: f"{price.hour / spec.nodes:.4f}",
+            **({TAG_REQUIRE_EFA: "yes"} if spec.require_efa else {}),
+            **({TAG_IDLE: f"{spec.idle_minutes:.2f}"} if spec.idle_minutes else {}),
+            "Name": f"cloudddp-{spec.name}",
+            **spec.tags,  # may replace Name, which is for the user's eyes only; cloudddp:* is refused before
+        }.items()
+    ]
 
 
 def _placement_group(

@@ -1,6 +1,20 @@
 """The user data of a node: its first host key and its deadline, as a cloud-config.
 
 The id and the keys of a cluster, and the units that end its nodes, are made here; all else is pure.
+
+bootcmd arms the deadline: runcmd comes after multi-user.target, so a boot that hangs would never reach it.
+bootcmd runs before sysinit.target, where `shutdown -P +N` fails, since that is a D-Bus call to logind and no
+bus is up. A systemctl of root needs none: it connects to /run/systemd/private (systemd,
+bus_connect_transport_systemd), and cloud-init itself calls `systemctl daemon-reload` in that stage
+(cc_mounts). A link in timers.target.wants would take effect at the next boot only, because this boot's jobs
+are planned already, so the timer is started; without --no-block, systemctl could wait for a job that waits
+for cloud-init. The units have DefaultDependencies=no: they wait for no target. Nothing in user data helps
+against a boot that hangs before cloud-init has the network.
+
+runcmd enables the timer, for later boots, and `up` checks it over SSH. cloud-init runs BOOT_CHECK at every
+boot, which shuts down a node that boots after its deadline: a timer that is first started after its time
+never fires, nor does one that fired just before a reboot, nor one whose stamp a wrong clock put into the
+future. The last command runs it again, for a deadline that passes before the timer is armed.
 """
 
 from __future__ import annotations
@@ -109,19 +123,6 @@ def user_data(
     is YAML with every value quoted. cloud-init writes the host key before sshd starts (unit order of
     cloud-init-network), so sshd never presents another one; it does so once per instance (cc_ssh: PER_INSTANCE), so the
     key that replaced it survives a reboot.
-
-    bootcmd arms the deadline: runcmd comes after multi-user.target, so a boot that hangs would never reach it. bootcmd
-    runs before sysinit.target, where `shutdown -P +N` fails, since that is a D-Bus call to logind and no bus is up. A
-    systemctl of root needs none: it connects to /run/systemd/private (systemd, bus_connect_transport_systemd), and
-    cloud-init itself calls `systemctl daemon-reload` in that stage (cc_mounts). A link in timers.target.wants would take
-    effect at the next boot only, because this boot's jobs are planned already, so the timer is started; without
-    --no-block, systemctl could wait for a job that waits for cloud-init. The units have DefaultDependencies=no: they wait
-    for no target. Nothing in user data helps against a boot that hangs before cloud-init has the network.
-
-    runcmd enables the timer, for later boots, and `up` checks it over SSH. cloud-init runs BOOT_CHECK at every boot, which
-    shuts down a node that boots after its deadline: a timer that is first started after its time never fires, nor does
-    one that fired just before a reboot, nor one whose stamp a wrong clock put into the future. The last command runs it
-    again, for a deadline that passes before the timer is armed.
 
     The timer of `idle` is armed by runcmd, so that it does not fire during the boot.
 
