@@ -175,9 +175,12 @@ class ConnectError(NodeError):
         if self.other_node is None:
             return self._hint
         return (
-            "other nodes answer, so it is the node itself: ", Command("status"), " shows its state, ",
-            Command("resume", "--replace", str(self.other_node)), " replaces it and starts the job again",
-        )  # fmt: skip
+            "other nodes answer, so it is the node itself: ",
+            Command("status"),
+            " shows its state, ",
+            Command("resume", "--replace", str(self.other_node)),
+            " replaces it and starts the job again",
+        )
 
 
 class Leftovers(CloudDDPError):

@@ -19,9 +19,13 @@ _FIX = "fix ~/.aws/config or ~/.aws/credentials"
 _SECRET = re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{8,}|[A-Za-z0-9+/=_-]{40,}")
 _SHOWN = 300  # characters of another program's message
 _CONFIGURATION = (
-    exceptions.InvalidConfigError, exceptions.ConfigNotFound, exceptions.ConfigParseError,
-    exceptions.UnknownCredentialError, exceptions.ProfileNotFound, exceptions.ParamValidationError,
-)  # fmt: skip
+    exceptions.InvalidConfigError,
+    exceptions.ConfigNotFound,
+    exceptions.ConfigParseError,
+    exceptions.UnknownCredentialError,
+    exceptions.ProfileNotFound,
+    exceptions.ParamValidationError,
+)
 _INVALID_DATA = (
     ValueError,
     LookupError,

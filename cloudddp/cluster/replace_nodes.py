@@ -188,9 +188,17 @@ def _launch(
     while waiting:
         now = datetime.now(UTC).replace(microsecond=0)
         plan = replacement_plan.plan(
-            launch, identity, rank=waiting[0], zone=zone, region=aws.region, attempt=number, now=now,
-            expires=expires, units=units(), idle=idle_guard(cluster.idle_minutes, spec.ssh_port),
-        )  # fmt: skip
+            launch,
+            identity,
+            rank=waiting[0],
+            zone=zone,
+            region=aws.region,
+            attempt=number,
+            now=now,
+            expires=expires,
+            units=units(),
+            idle=idle_guard(cluster.idle_minutes, spec.ssh_port),
+        )
         progress(
             f"launching node {plan.rank}: {launch['InstanceType']} in {zone}, until {expires:%Y-%m-%d %H:%M} UTC"
         )

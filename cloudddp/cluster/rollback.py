@@ -130,8 +130,10 @@ def after_removal(error: ConnectError) -> NodeError:
     if any(isinstance(part, Command) and part.words[0] in ("status", "down") for part in parts(hint)):
         hint = (
             "for an image that boots more slowly, set a larger ready_minutes in cloudddp.toml; else the node has "
-            "failed, and ", Command("up"), " starts others",
-        )  # fmt: skip
+            "failed, and ",
+            Command("up"),
+            " starts others",
+        )
     return NodeError(f"{error.message}; every node was removed", hint=hint, reason=error.reason)
 
 

@@ -39,8 +39,13 @@ Mine = Callable[[Instance | Resource], bool]
 T = TypeVar("T", Instance, Resource)
 STILL_REMOVING = "still removing everything; this takes a moment"
 _DELETION_ORDER = (
-    "network interface", "volume", "Elastic IP", "placement group", "security group", "key pair",
-)  # fmt: skip
+    "network interface",
+    "volume",
+    "Elastic IP",
+    "placement group",
+    "security group",
+    "key pair",
+)
 
 
 @dataclass(frozen=True, slots=True)

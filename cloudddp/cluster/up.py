@@ -98,9 +98,11 @@ def up(
         identity, private_key = new_identity()
         the_plan = offer.plan(spec, identity)
         files = partial(
-            ClusterFolder(identity.cluster_id).create, _record(offer.aws, spec, the_plan),
-            private_key=private_key, host_public=identity.host_public,
-        )  # fmt: skip
+            ClusterFolder(identity.cluster_id).create,
+            _record(offer.aws, spec, the_plan),
+            private_key=private_key,
+            host_public=identity.host_public,
+        )
         return _create(offer, spec, the_plan, files, progress, on_ready, dial), the_plan
 
     try:

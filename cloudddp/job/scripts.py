@@ -22,9 +22,20 @@ from cloudddp.job.job_request import Script
 SHOWN = 10  # names in a hint
 # Programs that start the ranks themselves, or Python, with the words that come before the script.
 STARTERS = {
-    "accelerate": ("launch",), "lightning": ("run",), "fabric": ("run",), "uv": ("run",), "poetry": ("run",), "pipenv": ("run",),
-    "conda": ("run",), "pixi": ("run",), "deepspeed": (), "colossalai": ("run",), "mpirun": (), "mpiexec": (), "srun": (),
-}  # fmt: skip
+    "accelerate": ("launch",),
+    "lightning": ("run",),
+    "fabric": ("run",),
+    "uv": ("run",),
+    "poetry": ("run",),
+    "pipenv": ("run",),
+    "conda": ("run",),
+    "pixi": ("run",),
+    "deepspeed": (),
+    "colossalai": ("run",),
+    "mpirun": (),
+    "mpiexec": (),
+    "srun": (),
+}
 # Those that also install what the project needs, which the nodes do in [setup].
 INSTALLERS = ("uv", "poetry", "pipenv", "conda", "pixi")
 SHELLS = (".sh", ".bash")

@@ -150,9 +150,13 @@ def _not_connected(found: Mapping[int, Unreachable], gang: Gang, cluster: Cluste
     if problems:
         return NodeError(
             "the nodes are not fit for a job: " + "; ".join(list(problems)[:_LISTED_PROBLEMS]),
-            hint=(Command("exec"), " runs a command on all nodes, to correct it; ", Command("launch", "--no-preflight"),
-                  " starts all the same"),
-        )  # fmt: skip
+            hint=(
+                Command("exec"),
+                " runs a command on all nodes, to correct it; ",
+                Command("launch", "--no-preflight"),
+                " starts all the same",
+            ),
+        )
     ports = {peer.node: f"{peer.address}:{peer.port}" for peer in gang.peers}
     pairs = {
         (node, other): reason for node, one in found.items() for other, reason in sorted(one.to.items())

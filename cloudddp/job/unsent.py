@@ -77,9 +77,12 @@ def _ignored_names(files: Snapshot, config: Config) -> list[str]:
         (*file_listing.NEVER_SENT, *_BUILT, *config.sync.exclude, *config.sync.include)
     )
     return [
-        name for name in sorted(names)
-        if not hidden(name) and not _rule(name.rstrip("/"), config) and not file_listing.is_below(name.rstrip("/"), scratch)
-    ]  # fmt: skip
+        name
+        for name in sorted(names)
+        if not hidden(name)
+        and not _rule(name.rstrip("/"), config)
+        and not file_listing.is_below(name.rstrip("/"), scratch)
+    ]
 
 
 def _rule(name: str, config: Config) -> str:

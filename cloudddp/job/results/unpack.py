@@ -104,9 +104,10 @@ class Unpack:
         if guarded is not None:
             self._guarded = path[: guarded + 1]
             self._notes.left_out(
-                "/".join(self._guarded), "git or cloudddp would act on it, so `pull` never writes it",
+                "/".join(self._guarded),
+                "git or cloudddp would act on it, so `pull` never writes it",
                 counts=path[guarded] != ".git",  # which is no result
-            )  # fmt: skip
+            )
             return True
         if safe_names.too_long(path):
             self._notes.left_out(entry.name, "its path is too long")
