@@ -40,10 +40,11 @@ def opened() -> Iterator[Opened]:
     # Imported here because the process outside of the simulator's network does not need it.
     from cloudddp.cli import session
     from cloudddp.cli.console import Console
-    from cloudddp.config.options import GlobalOptions
+    from cloudddp.cli.node_connections import connected
+    from cloudddp.config.global_options import GlobalOptions
 
     started = session.start(Console(), GlobalOptions())
-    with started.connect() as (found, runner):
+    with connected(started) as (found, runner):
         yield Opened(found, runner, started.settings)
 
 

@@ -43,6 +43,13 @@ Part = str | Command
 Text = Part | tuple[Part, ...]  # ("repeat ", Command("down")) reads "repeat `cloudddp down`"
 
 
+ProgressCallback = Callable[[Text], None]  # by which long operations report progress, one sentence at a time
+
+
+def ignore_progress(_: Text) -> None:
+    """Report nothing."""
+
+
 def parts(text: Text) -> tuple[Part, ...]:
     return text if isinstance(text, tuple) else (text,)
 
@@ -168,9 +175,12 @@ class ConnectError(NodeError):
         if self.other_node is None:
             return self._hint
         return (
-            "other nodes answer, so it is the node itself: ", Command("status"), " shows its state, ",
-            Command("resume", "--replace", str(self.other_node)), " replaces it and starts the job again",
-        )  # fmt: skip
+            "other nodes answer, so it is the node itself: ",
+            Command("status"),
+            " shows its state, ",
+            Command("resume", "--replace", str(self.other_node)),
+            " replaces it and starts the job again",
+        )
 
 
 class Leftovers(CloudDDPError):

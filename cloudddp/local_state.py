@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
-import re
-import secrets
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -23,55 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from cloudddp import safe_files
-from cloudddp.errors import CloudDDPError, Command, UsageError
+from cloudddp.errors import CloudDDPError, Command
 from cloudddp.safe_files import Folder
+from cloudddp.state_folder import home
 from cloudddp.tags import parse_cluster_id
 
 _ORPHAN_SECONDS = 86400.0  # of a key without a record, until it is removed
 USUAL_USER = "ubuntu"  # for clusters whose record names no login user
-
-
-def home() -> Path:
-    """Return the state folder: CLOUDDDP_HOME if set, else the platform's state folder of the user."""
-    if chosen := os.environ.get("CLOUDDDP_HOME"):
-        return Path(chosen).absolute()
-    import platformdirs  # takes 10 ms, which `--help` does not need
-
-    # Without a home folder (no HOME, no account with that uid) platformdirs raises, or returns a relative path.
-    with contextlib.suppress(RuntimeError):
-        if (found := Path(platformdirs.user_state_dir("cloudddp"))).is_absolute():
-            return found
-    raise UsageError("there is no home folder for cloudddp's state", hint="set HOME, or CLOUDDDP_HOME")
-
-
-def user_config() -> Path | None:
-    """Return the path of the user's configuration file, whether or not it exists; None without a home folder."""
-    import platformdirs
-
-    with contextlib.suppress(RuntimeError):
-        if (found := Path(platformdirs.user_config_dir("cloudddp"))).is_absolute():
-            return found / "config.toml"
-    return None
-
-
-def check_home() -> None:
-    """Raise UsageError if the state folder exists and other users can write to it. Changes nothing."""
-    safe_files.check(home())
-
-
-def write_atomic(path: Path, data: bytes | str, mode: int = 0o600) -> None:
-    """Replace `path` so that a reader, or a crash, sees the old file or the new one, never a part.
-
-    Its folder becomes private, and no symbolic link inside the state folder is followed. Raises UsageError, OSError.
-    """
-    content = data.encode() if isinstance(data, str) else data
-    with _private(path.parent) as folder:
-        folder.replace(path.name, content, mode)
-
-
-def _private(path: Path) -> Folder:
-    root = home() if path.is_relative_to(home()) else path
-    return safe_files.private(root, *path.relative_to(root).parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,17 +43,6 @@ class ClusterRecord:
     connect: str = ""
     proxy_jump: str = ""
     proxy_command: str = ""
-
-
-def project_id(root: Path) -> str:
-    """Return the random id of a project folder on this computer; nodes remember whose files they have."""
-    name = hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:32]
-    path = home() / "projects" / name
-    with contextlib.suppress(OSError, ValueError):
-        if re.fullmatch("[0-9a-f]{32}", found := path.read_text("ascii")):
-            return found
-    write_atomic(path, new := secrets.token_hex(16))
-    return new
 
 
 def known_clusters() -> list[ClusterRecord]:
@@ -232,7 +176,7 @@ class ClusterFolder:
 
     @property
     def launch(self) -> Path:
-        """How the nodes were launched: see replacement.py."""
+        """How the nodes were launched: see replacement_plan.py."""
         return self.path / "launch.json"
 
     def job(self, job_id: str) -> Path:
@@ -410,8 +354,13 @@ class ClusterFolder:
         """Remove the keys of a cluster that is gone; the journal and the record stay as history."""
         with contextlib.suppress(FileNotFoundError), self._open(make=False) as folder:
             for path in (
-                self.private_key, self.host_key, self.host_keys, self.known_hosts, self._lock, self._resume_lock,
-            ):  # fmt: skip
+                self.private_key,
+                self.host_key,
+                self.host_keys,
+                self.known_hosts,
+                self._lock,
+                self._resume_lock,
+            ):
                 folder.remove(path.name)
 
 

@@ -1,28 +1,36 @@
-"""The caller: the owner of what is created, and the address from which SSH comes. Read-only."""
+"""The caller: the owner of what is created, the regions of the account, and the address from which SSH comes. Read-only."""
 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import re
 import socket
+import urllib.request
 from collections.abc import Mapping
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from cloudddp.aws.answers import Id, Record
 from cloudddp.aws.client import AWS
 from cloudddp.errors import CloudDDPError
 from cloudddp.text import one_line
-
-if TYPE_CHECKING:
-    import http.client
-    import urllib.request
 
 UNKNOWN_OWNER = "unknown"  # if STS returns no ARN
 CHECKIP = "https://checkip.amazonaws.com"
 
 # A role assumed without a session name: botocore and the SDKs generate a new name for each session.
 _GENERATED = re.compile(r"(assumed-role/[^/]+)/(?:botocore-session|aws-sdk-[a-z-]+|aws-go-sdk)-[0-9]+")
+
+
+class _Region(Record, frozen=True):
+    region_name: Id
+
+
+def enabled_regions(aws: AWS) -> list[str]:
+    """Return the regions that are enabled in the account, of the partition of `aws`. One AWS call."""
+    return [one.region_name for one in aws.listed("ec2", "describe_regions", "Regions", _Region)]
 
 
 def owner(aws: AWS) -> str:
@@ -65,8 +73,6 @@ def caller_block() -> str:
 
 def _opener() -> urllib.request.OpenerDirector:
     """Return an opener that connects over IPv4, without the proxy of the environment: SSH does not use it either."""
-    import http.client  # these take 11 ms, which `status` does not need
-    import urllib.request
 
     def connect(address: tuple[str, int], *options: Any) -> socket.socket:
         found = socket.getaddrinfo(*address, socket.AF_INET, socket.SOCK_STREAM)

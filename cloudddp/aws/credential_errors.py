@@ -9,8 +9,8 @@ from typing import Any
 from botocore import exceptions
 
 from cloudddp.aws import credential_source as kinds
+from cloudddp.aws.botocore_errors import CREDENTIALS_HINT, shown, skewed, unreachable
 from cloudddp.aws.credential_source import Source
-from cloudddp.aws.explain import CREDENTIALS_HINT, shown, skewed, unreachable
 from cloudddp.errors import AWSError, CloudDDPError, CredentialsError, UsageError
 from cloudddp.text import one_line
 
@@ -19,9 +19,13 @@ _FIX = "fix ~/.aws/config or ~/.aws/credentials"
 _SECRET = re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{8,}|[A-Za-z0-9+/=_-]{40,}")
 _SHOWN = 300  # characters of another program's message
 _CONFIGURATION = (
-    exceptions.InvalidConfigError, exceptions.ConfigNotFound, exceptions.ConfigParseError,
-    exceptions.UnknownCredentialError, exceptions.ProfileNotFound, exceptions.ParamValidationError,
-)  # fmt: skip
+    exceptions.InvalidConfigError,
+    exceptions.ConfigNotFound,
+    exceptions.ConfigParseError,
+    exceptions.UnknownCredentialError,
+    exceptions.ProfileNotFound,
+    exceptions.ParamValidationError,
+)
 _INVALID_DATA = (
     ValueError,
     LookupError,

@@ -10,8 +10,8 @@ from typing import Any
 
 from cloudddp.aws import answers
 from cloudddp.aws.answers import Count, Id, Record, Tagged
+from cloudddp.aws.botocore_errors import action
 from cloudddp.aws.client import AWS
-from cloudddp.aws.explain import action
 from cloudddp.tags import TAG_CLUSTER, TAG_ID, Tags, decode
 from cloudddp.text import one_line
 

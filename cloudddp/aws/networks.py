@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv6Address, ip_network
+from ipaddress import ip_network
 from typing import Any
 
+from cloudddp.aws import route_tables
 from cloudddp.aws.answers import Count, Id, Record, Tagged
 from cloudddp.aws.client import AWS
 from cloudddp.aws.public_access import Block, block
+from cloudddp.aws.route_tables import RouteTable
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import CloudDDPError, ToolCommand, UsageError
 from cloudddp.text import one_line
@@ -21,7 +23,6 @@ _PRIVATE = (
     "--proxy-jump USER@HOST through a jump host"
 )
 _BLOCK_PUBLIC_ACCESS = "VPC Block Public Access"
-_Address = IPv4Address | IPv6Address
 
 
 class _Vpc(Tagged, frozen=True):
@@ -47,39 +48,6 @@ class _Subnet(Tagged, frozen=True):
 
 class _Offering(Record, frozen=True):
     location: Id
-
-
-class _Association(Record, frozen=True):
-    subnet_id: str = ""
-    main: bool = False
-
-
-class _Route(Record, frozen=True):
-    """A route. Without an address block it is one of a prefix list."""
-
-    destination_cidr_block: str = ""
-    destination_ipv6_cidr_block: str = ""
-    state: str = "active"
-    gateway_id: str = ""
-    nat_gateway_id: str = ""
-    transit_gateway_id: str = ""
-    network_interface_id: str = ""
-    vpc_peering_connection_id: str = ""
-
-    def __post_init__(self) -> None:
-        """Raise ValueError for what is no address block."""
-        if block := self.block:
-            ip_network(block, strict=False)
-
-    @property
-    def block(self) -> str:
-        return self.destination_cidr_block or self.destination_ipv6_cidr_block
-
-
-class _RouteTable(Record, frozen=True):
-    vpc_id: str = ""
-    associations: tuple[_Association, ...] = ()
-    routes: tuple[_Route, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +85,7 @@ def candidates(aws: AWS, spec: ClusterSpec, *, reached_from: Sequence[str]) -> t
     chosen = _in_zones(spec, chosen, aws.region)
     chosen = _offered(spec, chosen, _zones_offering(aws, spec.instance_type), aws.region)
     if reached_from:
-        chosen = _reachable(chosen, _route_tables(aws, chosen[0].vpc_id), reached_from)
+        chosen = _reachable(chosen, route_tables.listed(aws, chosen[0].vpc_id), reached_from)
         chosen = _unblocked(chosen, block(aws), aws.region)
     return _one_per_zone(_large(spec, chosen))
 
@@ -192,7 +160,7 @@ def _no_default_vpc(aws: AWS, found: Sequence[Subnet], reached_from: Sequence[st
                 "; or try another region",
             ),
         )
-    tables = _route_tables(aws)
+    tables = route_tables.listed(aws)
     blocks = reached_from or ("0.0.0.0/0",)
     routed = _with_gateway(found, tables, blocks)
     public = _open(routed, block(aws) if reached_from and routed else None)
@@ -203,7 +171,7 @@ def _no_default_vpc(aws: AWS, found: Sequence[Subnet], reached_from: Sequence[st
             if one in public
             else f"blocked by {_BLOCK_PUBLIC_ACCESS}"
             if one in routed
-            else f"private, {_default_route(_table_of(one, tables))}"
+            else f"private, {route_tables.default_route(route_tables.table_of(one.id, one.vpc_id, tables))}"
         )
         for one in (*public, *(one for one in found if one not in public))
     ]
@@ -309,13 +277,7 @@ def _offered(spec: ClusterSpec, found: Sequence[Subnet], offered: set[str], regi
     return chosen
 
 
-def _route_tables(aws: AWS, vpc_id: str = "") -> list[_RouteTable]:
-    """Return the route tables of a VPC, or of all VPCs."""
-    filters = [{"Name": "vpc-id", "Values": [vpc_id]}] if vpc_id else []
-    return aws.listed("ec2", "describe_route_tables", "RouteTables", _RouteTable, Filters=filters)
-
-
-def _reachable(found: Sequence[Subnet], tables: Sequence[_RouteTable], blocks: Sequence[str]) -> list[Subnet]:
+def _reachable(found: Sequence[Subnet], tables: Sequence[RouteTable], blocks: Sequence[str]) -> list[Subnet]:
     """Return the subnets whose nodes answer at a public address: replies leave through an internet gateway.
 
     A node in any other subnet has no way to reply, also with a public address (Amazon VPC User Guide, "Enable internet
@@ -325,7 +287,10 @@ def _reachable(found: Sequence[Subnet], tables: Sequence[_RouteTable], blocks: S
         return chosen
     raise UsageError(
         "no subnet has a route to an internet gateway, so SSH cannot reach public addresses there: "
-        + "; ".join(f"{one.described}: {_default_route(_table_of(one, tables))}" for one in found[:_LISTED]),
+        + "; ".join(
+            f"{one.described}: {route_tables.default_route(route_tables.table_of(one.id, one.vpc_id, tables))}"
+            for one in found[:_LISTED]
+        ),
         hint=f"give a public subnet with --subnets; or {_PRIVATE}",
     )
 
@@ -338,13 +303,20 @@ def _unblocked(found: Sequence[Subnet], blocked: Block | None, region: str) -> l
         (
             "; or exclude one from it, which takes some minutes: ",
             ToolCommand(
-                "aws", "ec2", "create-vpc-block-public-access-exclusion", "--region", region, "--subnet-id", found[0].id,
-                "--internet-gateway-exclusion-mode", "allow-bidirectional",
+                "aws",
+                "ec2",
+                "create-vpc-block-public-access-exclusion",
+                "--region",
+                region,
+                "--subnet-id",
+                found[0].id,
+                "--internet-gateway-exclusion-mode",
+                "allow-bidirectional",
             ),
         )
         if blocked.exclusions_allowed
         else ("; your organization allows no exclusions",)
-    )  # fmt: skip
+    )
     raise UsageError(
         f"{_BLOCK_PUBLIC_ACCESS} is {blocked.mode} in {region}, so SSH cannot reach public addresses in {_listed(found)}",
         hint=(f"give a subnet that is excluded from it with --subnets; or {_PRIVATE}", *exclude),
@@ -356,53 +328,18 @@ def _open(found: Sequence[Subnet], blocked: Block | None) -> list[Subnet]:
 
 
 def _with_gateway(
-    found: Sequence[Subnet], tables: Sequence[_RouteTable], blocks: Sequence[str]
+    found: Sequence[Subnet], tables: Sequence[RouteTable], blocks: Sequence[str]
 ) -> list[Subnet]:
     """Return the subnets with a route through an internet gateway to one of the address blocks."""
     addresses = [ip_network(block, strict=False).network_address for block in blocks]
-    return [one for one in found if any(_leaves_by_gateway(_table_of(one, tables), a) for a in addresses)]
-
-
-def _table_of(subnet: Subnet, tables: Sequence[_RouteTable]) -> _RouteTable:
-    """Return the route table of a subnet: its own, else the main one of its VPC."""
-    main = _RouteTable()
-    for table in tables:
-        for association in table.associations:
-            if association.subnet_id == subnet.id:
-                return table
-            if association.main and table.vpc_id in ("", subnet.vpc_id):
-                main = table
-    return main
-
-
-def _leaves_by_gateway(table: _RouteTable, address: _Address) -> bool:
-    """Return whether the most specific active route to an address leads to an internet gateway."""
-    best, gateway = -1, ""
-    for route in table.routes:
-        if not route.block or route.state != "active":  # a prefix list, or a target that is gone
-            continue
-        network = ip_network(route.block, strict=False)
-        if network.version == address.version and address in network and network.prefixlen > best:
-            best, gateway = network.prefixlen, route.gateway_id
-    return gateway.startswith("igw-")
-
-
-def _default_route(table: _RouteTable) -> str:
-    """Return what the route table does with other addresses, for a message."""
-    for route in table.routes:
-        if route.destination_cidr_block != "0.0.0.0/0":
-            continue
-        target = (
-            route.gateway_id
-            or route.nat_gateway_id
-            or route.transit_gateway_id
-            or route.network_interface_id
-            or route.vpc_peering_connection_id
-            or "an unknown target"
+    return [
+        one
+        for one in found
+        if any(
+            route_tables.leaves_by_gateway(route_tables.table_of(one.id, one.vpc_id, tables), a)
+            for a in addresses
         )
-        gone = " (blackhole)" if route.state == "blackhole" else ""
-        return one_line(f"0.0.0.0/0 goes to {target}{gone}", 100)
-    return "no default route (0.0.0.0/0)"
+    ]
 
 
 def _large(spec: ClusterSpec, found: Sequence[Subnet]) -> list[Subnet]:

@@ -52,9 +52,18 @@ class Usage:
     def increase(self, region: str) -> Text:
         """Return how to ask for a sufficient quota in a region."""
         request = ToolCommand(
-            "aws", "service-quotas", "request-service-quota-increase", "--region", region, "--service-code", "ec2",
-            "--quota-code", self.quota.code, "--desired-value", str(self.used + self.needed),
-        )  # fmt: skip
+            "aws",
+            "service-quotas",
+            "request-service-quota-increase",
+            "--region",
+            region,
+            "--service-code",
+            "ec2",
+            "--quota-code",
+            self.quota.code,
+            "--desired-value",
+            str(self.used + self.needed),
+        )
         return ("ask for more (hours to days): ", request)
 
 

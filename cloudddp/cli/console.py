@@ -19,7 +19,7 @@ import click
 from cloudddp import timings
 from cloudddp.cli.progress import Progress
 from cloudddp.cli.terminal_text import wrapped
-from cloudddp.config.options import GlobalOptions
+from cloudddp.config.global_options import GlobalOptions
 from cloudddp.errors import CloudDDPError, Text, parts, render
 from cloudddp.text import without_colours
 

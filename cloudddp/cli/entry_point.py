@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from cloudddp import local_state, signals
+from cloudddp import signals, state_folder
 from cloudddp.cli import streams
 from cloudddp.cli.console import Console, colour
 from cloudddp.cli.main import main
@@ -127,7 +127,7 @@ def _current_folder_is_gone() -> bool:
 
 def _is_in_state_folder(error: OSError) -> bool:
     try:
-        home = local_state.home()
+        home = state_folder.home()
     except CloudDDPError:  # there is none
         return False
     path = Path(str(error.filename or ""))
@@ -137,10 +137,10 @@ def _is_in_state_folder(error: OSError) -> bool:
 def _bug(console: Console, error: Exception, arguments: Sequence[str]) -> int:
     """Keep the traceback in a file: it is for the developers, not for the user."""
     try:
-        path = local_state.home() / "debug.log"
+        path = state_folder.home() / "debug.log"
         line = " ".join(["cloudddp", *_without_values(arguments)])
         text = f"{line}\n{''.join(traceback.format_exception(error))}"
-        local_state.write_atomic(path, text.encode(errors="backslashreplace"))
+        state_folder.write_atomic(path, text.encode(errors="backslashreplace"))
         details = f"the details are in {path}"
     except (OSError, CloudDDPError):
         details = "".join(traceback.format_exception_only(error)).strip()

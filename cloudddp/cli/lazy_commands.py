@@ -16,7 +16,7 @@ import click
 from cloudddp import timings
 from cloudddp.cli.console import Console
 from cloudddp.config.descriptions import DESCRIPTIONS
-from cloudddp.config.options import Flag, GlobalOptions
+from cloudddp.config.global_options import Flag, GlobalOptions
 from cloudddp.errors import UsageError
 
 Table = Mapping[str, tuple[str, str]]

@@ -7,11 +7,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from cloudddp import local_state, timings
+from cloudddp import state_folder, timings
 from cloudddp.cli.console import Console
 from cloudddp.config import project, settings, tolerant
 from cloudddp.config.example import name_for
-from cloudddp.config.options import Flag, GlobalOptions
+from cloudddp.config.global_options import Flag, GlobalOptions
 from cloudddp.config.project import Project
 from cloudddp.config.settings import Layer
 from cloudddp.config.spec import Config
@@ -100,11 +100,11 @@ def report_other_region(
 
 def enter_simulator(console: Console) -> None:
     """Start the simulator unless it runs, and point this process at it."""
-    found = control.find(local_state.home())
+    found = control.find(state_folder.home())
     if found is None:
         console.log("starting the simulator (", Command("sim", "stop"), " stops it)")
         with timings.span("start of the simulator"):
-            found = control.start(local_state.home(), nodes=os.environ.get("CLOUDDDP_SIM_NODES", "auto"))
+            found = control.start(state_folder.home(), nodes=os.environ.get("CLOUDDDP_SIM_NODES", "auto"))
         if found.why:
             console.log(f"its nodes share this computer's network and processes: {found.why}")
     control.enter(found)

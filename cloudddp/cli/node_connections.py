@@ -10,7 +10,7 @@ from cloudddp.agent.client import Runner
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import node_list
 from cloudddp.cli.session import Session
-from cloudddp.cluster import connect, inspect
+from cloudddp.cluster import connect, lookup
 from cloudddp.cluster.model import Cluster
 from cloudddp.errors import CloudDDPError, Command, ConnectError, NodeError
 
@@ -67,7 +67,7 @@ def connected(
 
 def _warn_of_problems(session: Session, found: Cluster, nodes: Collection[int]) -> None:
     """Warn of failed status checks and scheduled events of these nodes."""
-    for node, text in (inspect.problems(session.aws(), found, nodes) if nodes else {}).items():
+    for node, text in (lookup.problems(session.aws(), found, nodes) if nodes else {}).items():
         session.console.warn(f"node {node} ({found.nodes[node].id}): {text}")
 
 

@@ -13,7 +13,7 @@ import click
 from cloudddp.cli.main import main
 from cloudddp.config import example, schema, settings
 from cloudddp.job import slurm
-from cloudddp.job.new_job import Script
+from cloudddp.job.job_request import Script
 
 ROOT = Path(__file__).parents[2]
 WIDTH = 78  # what click uses on a terminal of 80 columns

@@ -9,18 +9,18 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from cloudddp import local_state, timings
-from cloudddp.aws import regions
+from cloudddp import local_state, state_folder, timings
+from cloudddp.aws.caller import enabled_regions
 from cloudddp.aws.client import AWS, RegionError, require_region
 from cloudddp.cli import termination
 from cloudddp.cli.console import Console
 from cloudddp.cli.load_settings import enter_simulator, layers_of, report_other_region, tolerated
-from cloudddp.cluster import inspect, search
+from cloudddp.cluster import lookup, region_search
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.ownership import Ownership
-from cloudddp.cluster.search import Search
+from cloudddp.cluster.region_search import Search
 from cloudddp.config import project, settings
-from cloudddp.config.options import Flag, GlobalOptions
+from cloudddp.config.global_options import Flag, GlobalOptions
 from cloudddp.config.spec import Config
 from cloudddp.errors import CloudDDPError, Command, Part, UsageError
 from cloudddp.tags import iso
@@ -79,7 +79,7 @@ class Session:
         name: `up` must not create a second one."""
         if self.options.region:
             return clouds
-        known = search.recorded(clouds[0].endpoint, self.settings.cluster.name)
+        known = region_search.recorded(clouds[0].endpoint, self.settings.cluster.name)
         return clouds + [
             clouds[0].at(region) for region in known if region not in [one.region for one in clouds]
         ]
@@ -88,22 +88,22 @@ class Session:
         """Return the regions that `ls` lists: with --region that one, else the configured ones and those in
         which this computer has created clusters; or all that are enabled in the account."""
         clouds = self.clouds()
-        more = [] if self.options.region else search.recorded(clouds[0].endpoint)
-        more += regions.enabled(clouds[0]) if all_regions else []
+        more = [] if self.options.region else region_search.recorded(clouds[0].endpoint)
+        more += enabled_regions(clouds[0]) if all_regions else []
         known = [one.region for one in clouds]
         return clouds + [clouds[0].at(region) for region in dict.fromkeys(more) if region not in known]
 
     def look_beyond(self, asked: AWS) -> Search:
         """Look for the cluster wherever it may be other than in the region of `asked`."""
         configured = [region for region in self.configured if region and asked.has_region(region)]
-        return search.beyond(asked, self.settings.cluster.name, configured)
+        return region_search.beyond(asked, self.settings.cluster.name, configured)
 
     @property
     def broken(self) -> bool:
         """Whether a part of the configuration could not be used."""
         return any(self._broken)
 
-    def relocated(self, asked: AWS, error: inspect.NoCluster) -> AWS:
+    def relocated(self, asked: AWS, error: lookup.NoCluster) -> AWS:
         """Return a connection to the region where the cluster is, since it is not in that of `asked`.
 
         Raises CloudDDPError if it is in several, or in another one than --region says; `error`, with the
@@ -179,11 +179,11 @@ class Session:
         aws = self.aws()
         try:
             with meanwhile():
-                found = inspect.get(aws, self.settings.cluster.name, self.ownership(aws))
-        except inspect.NoCluster as error:
+                found = lookup.get(aws, self.settings.cluster.name, self.ownership(aws))
+        except lookup.NoCluster as error:
             with meanwhile():
                 aws = self.relocated(aws, error)
-                found = inspect.get(aws, self.settings.cluster.name, self.ownership(aws))
+                found = lookup.get(aws, self.settings.cluster.name, self.ownership(aws))
         for warning in found.warnings:
             self.console.warn(warning)
         return found
@@ -221,7 +221,7 @@ def start(
             raise
         checked, broken = tolerated(console.warn, options, where, tolerant_verb), True
     if not dry_run:
-        local_state.check_home()
+        state_folder.check_home()
         if options.sim:
             if options.region:
                 require_region(options.region)  # before anything is started

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from cloudddp import local_state
 from cloudddp.aws.client import AWS
 from cloudddp.cli.formats import duration, region_list
-from cloudddp.cluster import inspect
-from cloudddp.cluster.inspect import NoCluster
+from cloudddp.cluster import lookup
+from cloudddp.cluster.lookup import NoCluster
 from cloudddp.cluster.model import Cluster
-from cloudddp.cluster.search import Search
+from cloudddp.cluster.region_search import Search
 from cloudddp.errors import CloudDDPError, Command
 from cloudddp.job import launch_record
 from cloudddp.job.launch_record import LaunchRecord
-from cloudddp.job.results.s3_place import place_of
+from cloudddp.job.results.s3_location import place_of
 from cloudddp.local_state import ClusterFolder
 
 
@@ -79,8 +79,8 @@ def _explanation(name: str, endpoint: str, last: Cluster | None, regions: Collec
     cluster_id = last.id if last is not None else _not_removed(name, endpoint, regions)
     if not cluster_id:
         return ""
-    how = inspect.how_ended(last) if last is not None else "has no nodes any more"
-    by_itself = last is None or how == inspect.POWERED_OFF
+    how = lookup.how_ended(last) if last is not None else "has no nodes any more"
+    by_itself = last is None or how == lookup.POWERED_OFF
     reasons = _reasons(last, _newest(cluster_id)) if by_itself else []
     why = f" ({'; '.join(reasons)})" if reasons else ""
     lost = "; results that were not pulled from them are lost" if by_itself else ""

@@ -11,11 +11,10 @@ from cloudddp.agent.protocol.codec import MAX_REPLY
 from cloudddp.agent.protocol.machine import MAX_FOLDERS, ProbeReply, ProbeRequest
 from cloudddp.cluster import host_keys
 from cloudddp.cluster.model import Cluster
-from cloudddp.cluster.progress import ProgressCallback, ignore
-from cloudddp.cluster.reach import SSHRoutes, remembered
+from cloudddp.cluster.ssh_routes import SSHRoutes, remembered
 from cloudddp.config import timing
 from cloudddp.config.spec import ClusterSpec
-from cloudddp.errors import CloudDDPError, NodeError
+from cloudddp.errors import CloudDDPError, NodeError, ProgressCallback, ignore_progress
 from cloudddp.local_state import USUAL_USER, ClusterFolder
 from cloudddp.ssh import paramiko_fixes
 from cloudddp.ssh.connection import Target
@@ -83,7 +82,7 @@ def connect(
     within: float = 0.0,
     meanwhile: Meanwhile = lambda _: None,
     *,
-    progress: ProgressCallback = ignore,
+    progress: ProgressCallback = ignore_progress,
     dial: Dial = dial,
 ) -> Runner:
     """Return open SSH connections to every node, retrying for `within` seconds while nodes boot.
@@ -105,7 +104,7 @@ def connect(
 
 @timings.spanned("connections")
 def connect_reachable(
-    cluster: Cluster, spec: ClusterSpec, *, progress: ProgressCallback = ignore
+    cluster: Cluster, spec: ClusterSpec, *, progress: ProgressCallback = ignore_progress
 ) -> tuple[Runner, dict[int, Exception]]:
     """Connect to the nodes that answer, as `connect` does; return also why others do not. Raises if none answers."""
     folder, instances = _key_owners(cluster)

@@ -15,29 +15,24 @@ from typing import Any, Protocol
 from cloudddp import signals
 from cloudddp.aws import inventory, reservations
 from cloudddp.aws.client import AWS
-from cloudddp.aws.inventory import Resource
-from cloudddp.cluster import addresses, known, name_lock, placement, replacement
-from cloudddp.cluster.capacity import Attempt, Next, NotLaunched, attempt, next_step
-from cloudddp.cluster.known import Known
+from cloudddp.cluster import created_ids, name_lock, node_addresses, placement_group, replacement_plan
+from cloudddp.cluster.created_ids import CreatedIds, Known
+from cloudddp.cluster.launch_errors import Attempt, Next, NotLaunched, attempt, next_step
 from cloudddp.cluster.name_lock import NameTaken
 from cloudddp.cluster.plan import Launch
-from cloudddp.cluster.progress import ProgressCallback, ignore
-from cloudddp.cluster.requests import Ref, Request
+from cloudddp.cluster.plan_types import Ref, Request
 from cloudddp.cluster.teardown import down, leftovers
 from cloudddp.config import timing
-from cloudddp.errors import AWSError, CloudDDPError, Command, CredentialsError, UsageError
+from cloudddp.errors import (
+    AWSError,
+    CloudDDPError,
+    Command,
+    ProgressCallback,
+    ignore_progress,
+)
 from cloudddp.local_state import ClusterFolder
 from cloudddp.tags import TAG_NODE_RANK
 
-# The error of the last attempt of a call, of which an earlier attempt may have succeeded.
-_AMBIGUOUS = (
-    "InternalError",
-    "InternalFailure",
-    "Unavailable",
-    "ServiceUnavailable",
-    "RequestLimitExceeded",
-    "Throttling",
-)
 _NOT_FOUND_YET = (
     "InvalidGroup.NotFound",
     "InvalidSecurityGroupID.NotFound",  # RunInstances, for a group that is given by its id
@@ -46,7 +41,7 @@ _NOT_FOUND_YET = (
     "InvalidPlacementGroup.Unknown",
 )
 _RETRY_SECONDS = 0.5
-_SHOWN = {"key-pair": "key pair", "security-group": "security group", placement.STEP: "placement group"}
+_SHOWN = {"key-pair": "key pair", "security-group": "security group", placement_group.STEP: "placement group"}
 _CLEAN_UP_POLLS = 60  # in the time that a capacity reservation gets to clean up: every 10 s
 
 
@@ -80,10 +75,7 @@ class CreatedResources:
         replacing: bool = False,
     ) -> None:
         self.holds_name = False
-        self._instances: list[str] = []
-        self._resources: list[Resource] = []
-        self._unanswered: set[str] = set()  # steps that were sent and whose outcome is unknown
-        self._last_answer = time.monotonic()
+        self._created = CreatedIds()
         self.launched: float | None = None  # time.monotonic() when AWS accepted the launch
         self.zone = ""  # in which the nodes were launched
         self._aws, self._name, self._plan, self._folder = aws, name, plan, folder
@@ -93,15 +85,12 @@ class CreatedResources:
     @property
     def known(self) -> Known:
         """What exists, or may exist."""
-        listed_from = self._last_answer + timing.current().settle
-        return Known(
-            tuple(self._instances), tuple(self._resources), listed_from, uncertain=bool(self._unanswered)
-        )
+        return self._created.known
 
     @property
     def requested_nodes(self) -> bool:
         """Whether there may be an instance."""
-        return bool(self._instances) or "nodes" in self._unanswered
+        return bool(self._created.instances) or self._created.may_have("nodes")
 
     def create(self) -> None:
         """Send the requests of the plan, and launch the nodes in the first zone that has capacity.
@@ -109,7 +98,7 @@ class CreatedResources:
         Raises NameTaken, NotLaunched if no zone has, AWSError, CloudDDPError.
         """
         answers: dict[str, Any] = {}
-        allocations = [one for one in self._plan.requests if one.step.startswith(addresses.STEP)]
+        allocations = [one for one in self._plan.requests if one.step.startswith(node_addresses.STEP)]
         for request in self._plan.requests:
             if request in allocations:
                 continue
@@ -136,9 +125,9 @@ class CreatedResources:
             self._record(request)
         with signals.deferred(self._on_signal):
             try:
-                addresses.in_parallel([functools.partial(self._send, one) for one in requests])
+                node_addresses.in_parallel([functools.partial(self._send, one) for one in requests])
             except AWSError as error:
-                explained = addresses.explained(error)
+                explained = node_addresses.explained(error)
                 if next_step(error.code) is not Next.REGION:
                     raise explained from None
                 raise NotLaunched([attempt(self._plan.region, "", explained)], explained) from None
@@ -192,7 +181,7 @@ class CreatedResources:
             holder = name_lock.holder(self._aws, self._name)
             if holder is not None and holder.cluster_id == self._plan.cluster_id:
                 self.holds_name = True  # botocore has repeated a call whose answer was lost
-                self._resources.append(holder.key)
+                self._created.resources.append(holder.key)
                 return
             if holder is not None:
                 self._remove_abandoned(holder)
@@ -210,8 +199,8 @@ class CreatedResources:
         if not name_lock.abandoned(self._aws, holder):
             raise name_lock.taken(self._aws, self._name, holder)
         self._progress(f"removing the remains of cluster {holder.cluster_id}, which had this name")
-        kept = known.from_journal(ClusterFolder(holder.cluster_id))
-        report = down(self._aws, inventory.with_id(holder.cluster_id), known=kept, progress=ignore)
+        kept = created_ids.from_journal(ClusterFolder(holder.cluster_id))
+        report = down(self._aws, inventory.with_id(holder.cluster_id), known=kept, progress=ignore_progress)
         if report.left or report.reasons:
             raise leftovers(report)
 
@@ -240,11 +229,10 @@ class CreatedResources:
         with signals.deferred(self._on_signal):
             resolved = _resolved(request.params, answers)
             if not self._replacing:
-                replacement.keep(self._folder, resolved)
+                replacement_plan.keep(self._folder, resolved)
             answer = self._call(replace(request, params=resolved))
             self.launched = time.monotonic()
-            self._instances = [item["InstanceId"] for item in answer["Instances"]]
-            self._folder.journal_created(self._instances)
+            self._folder.journal_created(self._created.instances)
             self._tag_ranks(answer["Instances"])
 
     def _tag_ranks(self, instances: list[dict[str, Any]]) -> None:
@@ -287,45 +275,21 @@ class CreatedResources:
 
     def _send(self, request: Request) -> Any:
         """Make a call once, and keep what it has created. Safe to call from several threads."""
-        self._unanswered.add(request.step)
-        try:
+        with self._created.calling(request):
             answer = self._aws.call("ec2", request.method, **request.params)
-        except UsageError:  # it was not sent
-            self._unanswered.discard(request.step)
-            raise
-        except AWSError as error:
-            # Without a connection a key pair exists only if an earlier attempt was lost. It costs nothing, and the next `up`
-            # of the name removes it: an offline computer must not report leftovers.
-            refused = _was_refused(error) or (error.unsent and request.step == "key-pair")
-            if refused and not _repeats(request, error.retries):
-                self._unanswered.discard(request.step)
-            raise
-        finally:
-            self._last_answer = time.monotonic()
-        if not _repeats(request, int(answer.get("ResponseMetadata", {}).get("RetryAttempts") or 0)):
-            self._unanswered.discard(request.step)
         self._keep(request, answer)
         return answer
 
     def _keep(self, request: Request, answer: Mapping[str, Any]) -> None:
-        resource = known.created(request, answer)
-        if resource is None:
-            return
-        self._resources.append(resource)
-        self._folder.journal(
-            known.CREATED, step=request.step, kind=resource.kind, id=resource.id, detail=resource.detail
-        )
-
-
-def _was_refused(error: AWSError) -> bool:
-    """Return whether the call had no effect. Credentials that could not be loaded: it was not sent."""
-    return error.code not in _AMBIGUOUS if error.code else isinstance(error, CredentialsError)
-
-
-def _repeats(request: Request, retries: int) -> bool:
-    """Return whether a call may have had its effect twice: AllocateAddress has no idempotency token, and botocore repeats
-    a call whose answer was lost."""
-    return retries > 0 and request.step.startswith(addresses.STEP)
+        resource = self._created.answered(request, answer)
+        if resource is not None:
+            self._folder.journal(
+                created_ids.CREATED,
+                step=request.step,
+                kind=resource.kind,
+                id=resource.id,
+                detail=resource.detail,
+            )
 
 
 def _resolved(value: Any, answers: Mapping[str, Any]) -> Any:

@@ -16,24 +16,24 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any, Literal, TypeVar
 
 from cloudddp.aws import caller as callers
-from cloudddp.aws import denials, images, instance_types, keys, quotas
+from cloudddp.aws import denials, images, instance_types, kms, quotas
+from cloudddp.aws.botocore_errors import action
 from cloudddp.aws.client import AWS
-from cloudddp.aws.explain import action
 from cloudddp.aws.images import Image
 from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.aws.networks import Subnet
 from cloudddp.aws.reservations import Reservation
-from cloudddp.cluster import interfaces, offers, reach, reserved, search
-from cloudddp.cluster.identity import new_identity
+from cloudddp.cluster import capacity_reservation, interfaces, offers, region_search, ssh_routes
 from cloudddp.cluster.offers import Offer
 from cloudddp.cluster.permission import dry_run_parameters, hint_of_denial, is_about_default_group, key_hint
 from cloudddp.cluster.plan import Plan
+from cloudddp.cluster.plan_types import Ref, Request
 from cloudddp.cluster.prices import Price
-from cloudddp.cluster.requests import Ref, Request
+from cloudddp.cluster.user_data import new_identity
 from cloudddp.config import connection
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import AWSError, CloudDDPError, Text
-from cloudddp.local_state import home
+from cloudddp.state_folder import home
 from cloudddp.text import one_line, reason_of
 
 Status = Literal["pass", "note", "warn", "fail"]
@@ -60,10 +60,10 @@ class Check:
 
 
 def examine(clouds: list[AWS], spec: ClusterSpec) -> Iterator[Check]:
-    """Yield the checks of settings that preconditions.check accepts, those of this computer first. Makes read-only calls, and creating ones as DryRun."""
+    """Yield the checks of settings that up.check_settings accepts, those of this computer first. Makes read-only calls, and creating ones as DryRun."""
     yield from _this_computer()
     names = {aws.region: f"{aws.region}: " if len(clouds) > 1 else "" for aws in clouds}
-    refused = search.not_enabled(search.ask(clouds), clouds[0])
+    refused = region_search.not_enabled(region_search.ask(clouds), clouds[0])
     for region, problem in refused.items():
         yield replace(_failed(f"{names[region]}region", problem), region=region)
     clouds = [aws for aws in clouds if aws.region not in refused]
@@ -83,7 +83,7 @@ def examine(clouds: list[AWS], spec: ClusterSpec) -> Iterator[Check]:
     yield _clock(identity)
     ssh_from, address = _caller(clouds[0], spec)
     yield address
-    yield _outgoing_ssh() if reach.is_direct(spec) else _route(spec)
+    yield _outgoing_ssh() if ssh_routes.is_direct(spec) else _route(spec)
     for aws in clouds:
         for check in _once(_region(aws, spec, ssh_from, owner)):
             yield replace(check, name=f"{names[aws.region]}{check.name}", region=aws.region)
@@ -172,7 +172,7 @@ def _clock(answer: Mapping[str, Any]) -> Check:
 def _route(spec: ClusterSpec) -> Check:
     """Check the route to nodes that SSH does not reach directly: the jump host, or the proxy command's program."""
     try:
-        reach.check_route(spec)
+        ssh_routes.check_route(spec)
     except CloudDDPError as error:
         return _failed("route to the nodes", error)
     return Check(
@@ -184,11 +184,11 @@ def _route(spec: ClusterSpec) -> Check:
 
 def _caller(aws: AWS, spec: ClusterSpec) -> tuple[tuple[str, ...], Check]:
     try:
-        blocks = reach.ssh_sources(aws, spec)
+        blocks = ssh_routes.ssh_sources(aws, spec)
     except CloudDDPError as error:
         return (), _failed("SSH from", error)
     shown = ", ".join(blocks) or "nobody: the proxy command needs no rule"
-    if not spec.ssh_from and reach.is_direct(spec):
+    if not spec.ssh_from and ssh_routes.is_direct(spec):
         shown += ", this computer's address"
     return blocks, Check("SSH from", "pass", shown)
 
@@ -217,7 +217,7 @@ def _region(aws: AWS, spec: ClusterSpec, ssh_from: tuple[str, ...], owner: str) 
         asked.checks[-1] = Check("image", "warn", image.warning)
     reservation = None
     if spec.reservation:
-        reservation = asked("reservation", lambda: _reservation(aws, spec, image), reserved.title)
+        reservation = asked("reservation", lambda: _reservation(aws, spec, image), capacity_reservation.title)
     subnets = asked("network", lambda: offers.subnets(aws, spec, ssh_from, reservation), _network_detail)
     price = asked("price", lambda: offers.price(aws, spec, reservation), _price_detail)
     if price is not None and _age(price) > _PRICE_AGE:
@@ -247,9 +247,9 @@ def _type_for(aws: AWS, spec: ClusterSpec) -> TypeInfo:
 
 
 def _reservation(aws: AWS, spec: ClusterSpec, image: Image | None) -> Reservation:
-    found = reserved.find(aws, spec)
+    found = capacity_reservation.find(aws, spec)
     if image is not None:
-        reserved.check_platform(found, image.platform)
+        capacity_reservation.check_platform(found, image.platform)
     if found is None:
         raise CloudDDPError(f"there is no reservation {spec.reservation} in {aws.region}")
     return found
@@ -326,7 +326,7 @@ def _key(aws: AWS, key: str) -> Check:
     """Check that a KMS key can be used for volumes; its policy is checked only by a launch."""
     shown = one_line(key, 300)
     try:
-        problem = keys.problem(aws, key)
+        problem = kms.problem(aws, key)
     except AWSError as error:
         if error.code in denials.CODES:  # `up` does not need the call
             return Check("KMS key", "note", f"{shown} is not checked: {error.message}")

@@ -23,8 +23,7 @@ import msgspec
 from cloudddp import payload, timings
 from cloudddp.agent.client import Runner
 from cloudddp.agent.failures import failure_text
-from cloudddp.cluster.progress import ProgressCallback
-from cloudddp.errors import CloudDDPError, Command, ConnectError, NodeError
+from cloudddp.errors import CloudDDPError, Command, ConnectError, NodeError, ProgressCallback
 from cloudddp.local_state import ClusterFolder
 from cloudddp.ssh import keys
 from cloudddp.ssh.fleet import Outcome

@@ -16,15 +16,21 @@ from cloudddp.aws.images import Image
 from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.aws.networks import Subnet
 from cloudddp.aws.reservations import Reservation
-from cloudddp.cluster import addresses, interfaces, name_lock, placement, prices, reserved
-from cloudddp.cluster.capacity import Attempt, attempt, exhausted, widening
-from cloudddp.cluster.identity import idle_guard, new_identity, units
+from cloudddp.cluster import (
+    capacity_reservation,
+    interfaces,
+    name_lock,
+    node_addresses,
+    placement_group,
+    prices,
+)
+from cloudddp.cluster.launch_errors import Attempt, attempt, exhausted, widening
 from cloudddp.cluster.permission import require_launch
 from cloudddp.cluster.plan import Plan, plan
+from cloudddp.cluster.plan_types import LaunchContext
 from cloudddp.cluster.prices import Price
-from cloudddp.cluster.reach import public_sources
-from cloudddp.cluster.requests import LaunchContext
-from cloudddp.cluster.user_data import Identity
+from cloudddp.cluster.ssh_routes import public_sources
+from cloudddp.cluster.user_data import Identity, idle_guard, new_identity, units
 from cloudddp.config import connection, timing
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import CloudDDPError, Command, UsageError
@@ -130,10 +136,10 @@ class Offers:
 
 def _offer(aws: AWS, spec: ClusterSpec, ssh_from: tuple[str, ...], owner: str) -> Offer:
     info = instance_types.describe(aws, spec)
-    reservation = reserved.find(aws, spec)
+    reservation = capacity_reservation.find(aws, spec)
     usual = price(aws, spec, reservation)
     image = images.find(aws, spec, info)
-    reserved.check_platform(reservation, image.platform)
+    capacity_reservation.check_platform(reservation, image.platform)
     found = subnets(aws, spec, ssh_from, reservation)
     offer = offer_of(aws, spec, info, image, found, usual, ssh_from, owner, reservation)
     check_addresses(offer, spec)
@@ -162,7 +168,7 @@ def offer_of(
         owner,
         datetime.now(UTC),
         interfaces=interfaces.choose(spec, info),
-        own_placement_group=placement.wanted(spec, info, reservation),
+        own_placement_group=placement_group.wanted(spec, info, reservation),
         reservation=reservation,
     )
     spot = pricing.spot(aws, spec.instance_type, [one.zone for one in found]) if spec.spot else None
@@ -173,7 +179,7 @@ def offer_of(
 def check_addresses(offer: Offer, spec: ClusterSpec) -> None:
     """Raise CloudDDPError if the nodes need more Elastic IPs than the account may have. Two AWS calls, or none."""
     if interfaces.needs_elastic_ip(offer.context.interfaces, public=connection.mode(spec) == "public"):
-        addresses.check_limit(offer.aws, spec.name, spec.nodes, lambda: _abandoned(offer.aws, spec.name))
+        node_addresses.check_limit(offer.aws, spec.name, spec.nodes, lambda: _abandoned(offer.aws, spec.name))
 
 
 def _abandoned(aws: AWS, name: str) -> str:
@@ -193,7 +199,7 @@ def subnets(
     try:
         return networks.candidates(aws, there, reached_from=sources)
     except UsageError as error:
-        title = reserved.title(reservation)
+        title = capacity_reservation.title(reservation)
         raise UsageError(f"{title} is in zone {reservation.zone}: {error.message}", hint=error.hint) from None
 
 
@@ -203,7 +209,7 @@ def price(aws: AWS, spec: ClusterSpec, reservation: Reservation | None = None) -
     At most one AWS call, none for a capacity block, which is prepaid. Raises UsageError if no price is known.
     """
     if reservation is not None and reservation.block:
-        return _price(aws, spec, prices.Listed(0.0, f"{reserved.title(reservation)} is prepaid"))
+        return _price(aws, spec, prices.Listed(0.0, f"{capacity_reservation.title(reservation)} is prepaid"))
     found = (
         prices.Listed(spec.price, "as given") if spec.price is not None else _listed(aws, spec.instance_type)
     )
@@ -214,7 +220,8 @@ def price(aws: AWS, spec: ClusterSpec, reservation: Reservation | None = None) -
         )
     if reservation is not None:
         found = replace(
-            found, source=f"{found.source}; {reserved.title(reservation)} is billed also without nodes"
+            found,
+            source=f"{found.source}; {capacity_reservation.title(reservation)} is billed also without nodes",
         )
     return _price(aws, spec, found)
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from cloudddp.aws.client import AWS
-from cloudddp.cluster.capacity import Next, next_step
-from cloudddp.cluster.requests import Ref, Request
+from cloudddp.cluster.launch_errors import Next, next_step
+from cloudddp.cluster.plan_types import Ref, Request
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import AWSError, Command, Text, UsageError, parts
 

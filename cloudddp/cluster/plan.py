@@ -12,9 +12,9 @@ from typing import Any
 
 from cloudddp import __version__
 from cloudddp.aws.images import Image
-from cloudddp.cluster import addresses, interfaces, placement, reserved
+from cloudddp.cluster import capacity_reservation, interfaces, node_addresses, placement_group
+from cloudddp.cluster.plan_types import LaunchContext, Ref, Request, tagged
 from cloudddp.cluster.prices import Price
-from cloudddp.cluster.requests import LaunchContext, Ref, Request, tagged
 from cloudddp.cluster.run_instances import run_instances
 from cloudddp.cluster.user_data import Identity, IdleGuard, user_data
 from cloudddp.config import connection
@@ -74,7 +74,7 @@ class Plan:
     @property
     def elastic_ips(self) -> int:
         """How many Elastic IPs it allocates."""
-        return sum(request.step.startswith(addresses.STEP) for request in self.requests)
+        return sum(request.step.startswith(node_addresses.STEP) for request in self.requests)
 
     @property
     def hours(self) -> float:
@@ -132,27 +132,9 @@ def plan(
     """Return the requests that create the cluster. `units` are the texts of the deadline's timer and service; `idle` ends
     nodes that are idle."""
     created = context.now.replace(microsecond=0)
-    latest = reserved.latest_end(context.reservation) if context.reservation is not None else None
+    latest = capacity_reservation.latest_end(context.reservation) if context.reservation is not None else None
     expires = created + lifetime(spec, price, created, latest)
-    tags = [
-        {"Key": key, "Value": value}
-        for key, value in {
-            TAG_CLUSTER: spec.name,
-            TAG_ID: identity.cluster_id,
-            TAG_OWNER: context.owner,
-            TAG_CREATED: iso(created),
-            TAG_EXPIRES: iso(expires),
-            TAG_VERSION: __version__,
-            TAG_NODES: str(spec.nodes),
-            TAG_GPUS: str(context.info.gpus),
-            TAG_EFA: str(interfaces.efa_devices(context.interfaces)),
-            TAG_PRICE: f"{price.hour / spec.nodes:.4f}",
-            **({TAG_REQUIRE_EFA: "yes"} if spec.require_efa else {}),
-            **({TAG_IDLE: f"{spec.idle_minutes:.2f}"} if spec.idle_minutes else {}),
-            "Name": f"cloudddp-{spec.name}",
-            **spec.tags,  # may replace Name, which is for the user's eyes only; cloudddp:* is refused before
-        }.items()
-    ]
+    tags = _tags(spec, context, identity, price, created, expires)
     key = key_name(spec.name)
     data = user_data(identity, created, expires, units, idle)
     description = CONFIG_RULE if spec.ssh_from else CALLER_RULE
@@ -194,19 +176,49 @@ def plan(
     return Plan(identity.cluster_id, context, requests, launches, price, created, expires)
 
 
+def _tags(
+    spec: ClusterSpec,
+    context: LaunchContext,
+    identity: Identity,
+    price: Price,
+    created: datetime,
+    expires: datetime,
+) -> list[dict[str, str]]:
+    """Return the tags of everything that the plan creates."""
+    return [
+        {"Key": key, "Value": value}
+        for key, value in {
+            TAG_CLUSTER: spec.name,
+            TAG_ID: identity.cluster_id,
+            TAG_OWNER: context.owner,
+            TAG_CREATED: iso(created),
+            TAG_EXPIRES: iso(expires),
+            TAG_VERSION: __version__,
+            TAG_NODES: str(spec.nodes),
+            TAG_GPUS: str(context.info.gpus),
+            TAG_EFA: str(interfaces.efa_devices(context.interfaces)),
+            TAG_PRICE: f"{price.hour / spec.nodes:.4f}",
+            **({TAG_REQUIRE_EFA: "yes"} if spec.require_efa else {}),
+            **({TAG_IDLE: f"{spec.idle_minutes:.2f}"} if spec.idle_minutes else {}),
+            "Name": f"cloudddp-{spec.name}",
+            **spec.tags,  # may replace Name, which is for the user's eyes only; cloudddp:* is refused before
+        }.items()
+    ]
+
+
 def _placement_group(
     spec: ClusterSpec, context: LaunchContext, identity: Identity, tags: list[dict[str, str]]
 ) -> tuple[Request, ...]:
     if not context.own_placement_group:
         return ()
-    return (placement.request(placement.group_name(spec.name, identity.cluster_id), tags),)
+    return (placement_group.request(placement_group.group_name(spec.name, identity.cluster_id), tags),)
 
 
 def _addresses(spec: ClusterSpec, context: LaunchContext, tags: list[dict[str, str]]) -> tuple[Request, ...]:
     """Before the launch: where the account has too few, nothing has been billed."""
     if not interfaces.needs_elastic_ip(context.interfaces, public=connection.mode(spec) == "public"):
         return ()
-    return addresses.requests(spec.nodes, tags)
+    return node_addresses.requests(spec.nodes, tags)
 
 
 def _rules(direction: str, permissions: list[dict[str, Any]]) -> Request:

@@ -11,10 +11,9 @@ from cloudddp import signals
 from cloudddp.aws import inventory
 from cloudddp.aws.client import AWS
 from cloudddp.cluster import name_lock, prices
-from cloudddp.cluster.capacity import NotLaunched
 from cloudddp.cluster.create import CreatedResources
-from cloudddp.cluster.known import Known
-from cloudddp.cluster.progress import ProgressCallback, ignore
+from cloudddp.cluster.created_ids import Known
+from cloudddp.cluster.launch_errors import NotLaunched
 from cloudddp.cluster.teardown import STILL_REMOVING, DownReport, down, leftovers
 from cloudddp.config import timing
 from cloudddp.errors import (
@@ -24,7 +23,9 @@ from cloudddp.errors import (
     Interrupted,
     Leftovers,
     NodeError,
+    ProgressCallback,
     UsageError,
+    ignore_progress,
     parts,
     renewal_first,
 )
@@ -97,7 +98,7 @@ def _remove(
     progress(f"{'interrupted' if interrupted else 'failed'}: removing everything")
     while True:
         try:
-            report = down(aws, inventory.with_id(cluster_id), known=known, progress=ignore)
+            report = down(aws, inventory.with_id(cluster_id), known=known, progress=ignore_progress)
             if not report.transient or not patient() or time.monotonic() > until:
                 return report
         except Exception as error:  # a bug, too, must not hide that nodes may be running
@@ -129,8 +130,10 @@ def after_removal(error: ConnectError) -> NodeError:
     if any(isinstance(part, Command) and part.words[0] in ("status", "down") for part in parts(hint)):
         hint = (
             "for an image that boots more slowly, set a larger ready_minutes in cloudddp.toml; else the node has "
-            "failed, and ", Command("up"), " starts others",
-        )  # fmt: skip
+            "failed, and ",
+            Command("up"),
+            " starts others",
+        )
     return NodeError(f"{error.message}; every node was removed", hint=hint, reason=error.reason)
 
 

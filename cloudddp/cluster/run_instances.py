@@ -7,12 +7,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from cloudddp.aws.images import Image
 from cloudddp.aws.instance_types import MAX_TCP_TIMEOUT
 from cloudddp.aws.networks import Subnet
 from cloudddp.aws.reservations import Reservation
-from cloudddp.cluster import interfaces, placement
+from cloudddp.cluster import interfaces, placement_group
+from cloudddp.cluster.plan_types import LaunchContext, Ref, Request, tagged
 from cloudddp.cluster.prices import iops_of
-from cloudddp.cluster.requests import LaunchContext, Ref, Request, tagged
 from cloudddp.config import connection
 from cloudddp.config.spec import ClusterSpec
 
@@ -42,20 +43,7 @@ def run_instances(
             public=connection.mode(spec) == "public",
             ip_settings=_connection_tracking(context.info.tcp_timeout),
         ),
-        "BlockDeviceMappings": [
-            {
-                "DeviceName": context.image.root_device,
-                "Ebs": {
-                    "VolumeSize": max(spec.disk_gb, context.image.disk_gb),
-                    "VolumeType": "gp3",
-                    "Throughput": spec.disk_throughput,
-                    "Iops": iops_of(spec.disk_throughput),
-                    "Encrypted": True,
-                    **({"KmsKeyId": spec.kms_key} if spec.kms_key else {}),
-                    "DeleteOnTermination": True,
-                },
-            }
-        ],
+        "BlockDeviceMappings": [_root_volume(spec, context.image)],
         "MetadataOptions": {
             "HttpTokens": "required",
             "HttpEndpoint": "enabled",
@@ -74,12 +62,27 @@ def run_instances(
             "MarketType": "spot",
             "SpotOptions": {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"},
         }
-    if group := placement.name_for(context, spec.name, cluster_id):
+    if group := placement_group.name_for(context, spec.name, cluster_id):
         params["Placement"] = {"GroupName": group}
     if context.reservation is not None:
         params |= _into(context.reservation)
     params["ClientToken"] = client_token(cluster_id, 1, subnet.zone, params)
     return Request("nodes", "run_instances", params)
+
+
+def _root_volume(spec: ClusterSpec, image: Image) -> dict[str, Any]:
+    return {
+        "DeviceName": image.root_device,
+        "Ebs": {
+            "VolumeSize": max(spec.disk_gb, image.disk_gb),
+            "VolumeType": "gp3",
+            "Throughput": spec.disk_throughput,
+            "Iops": iops_of(spec.disk_throughput),
+            "Encrypted": True,
+            **({"KmsKeyId": spec.kms_key} if spec.kms_key else {}),
+            "DeleteOnTermination": True,
+        },
+    }
 
 
 def _into(reservation: Reservation) -> dict[str, Any]:

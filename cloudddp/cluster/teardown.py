@@ -20,8 +20,7 @@ from cloudddp.aws.client import AWS
 from cloudddp.aws.inventory import Filters, Instance, Resource
 from cloudddp.cluster import cost, prices
 from cloudddp.cluster.cost import Cost
-from cloudddp.cluster.known import NOTHING, Known, identity
-from cloudddp.cluster.progress import ProgressCallback
+from cloudddp.cluster.created_ids import NOTHING, Known, identity
 from cloudddp.config import timing
 from cloudddp.errors import (
     AWSError,
@@ -29,6 +28,7 @@ from cloudddp.errors import (
     Command,
     CredentialsError,
     Leftovers,
+    ProgressCallback,
     UsageError,
     renewal_first,
 )
@@ -39,8 +39,13 @@ Mine = Callable[[Instance | Resource], bool]
 T = TypeVar("T", Instance, Resource)
 STILL_REMOVING = "still removing everything; this takes a moment"
 _DELETION_ORDER = (
-    "network interface", "volume", "Elastic IP", "placement group", "security group", "key pair",
-)  # fmt: skip
+    "network interface",
+    "volume",
+    "Elastic IP",
+    "placement group",
+    "security group",
+    "key pair",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,29 +10,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from cloudddp.aws import quotas
+from cloudddp.aws import instance_types, quotas
 from cloudddp.aws.client import AWS
 from cloudddp.aws.instance_types import TypeInfo
-from cloudddp.cluster import addresses, name_lock, preconditions, reach
-from cloudddp.cluster.capacity import Next, NotLaunched, attempt, next_step
+from cloudddp.cluster import capacity_reservation, interfaces, name_lock, node_addresses, ssh_routes
+from cloudddp.cluster.capacity_retry import create_in_any
 from cloudddp.cluster.connect import Dial, dial
 from cloudddp.cluster.create import CreatedResources
-from cloudddp.cluster.identity import new_identity
-from cloudddp.cluster.inspect import ambiguous
+from cloudddp.cluster.launch_errors import Next, NotLaunched, attempt, next_step
+from cloudddp.cluster.lookup import ambiguous
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.name_lock import NameTaken
 from cloudddp.cluster.offers import Offer, Offers
 from cloudddp.cluster.ownership import Ownership
-from cloudddp.cluster.placing import create_in_any
+from cloudddp.cluster.permission import require_key_region
 from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.prices import billed_hours
-from cloudddp.cluster.progress import ProgressCallback
-from cloudddp.cluster.readiness import check_intact, make_ready, wait_running
+from cloudddp.cluster.region_search import in_regions
 from cloudddp.cluster.rollback import after_loss_of_state, after_removal, roll_back
-from cloudddp.cluster.search import in_regions
+from cloudddp.cluster.user_data import new_identity
+from cloudddp.cluster.wait_ready import check_intact, make_ready, wait_running
 from cloudddp.config import connection, timing
 from cloudddp.config.spec import ClusterSpec
-from cloudddp.errors import AWSError, CloudDDPError, Command, ConnectError, Leftovers
+from cloudddp.errors import AWSError, CloudDDPError, Command, ConnectError, Leftovers, ProgressCallback
 from cloudddp.local_state import ClusterFolder, ClusterRecord
 from cloudddp.tags import iso
 
@@ -45,6 +45,19 @@ class UpResult:
     plan: Plan | None
 
 
+def check_settings(clouds: Sequence[AWS], spec: ClusterSpec) -> None:
+    """Raise UsageError for an unknown instance type, and for settings that exclude each other. `clouds`: the regions.
+
+    Makes no call.
+    """
+    ssh_routes.check_settings(spec)
+    instance_types.require_known_type(clouds[0], spec.instance_type)
+    capacity_reservation.check_settings(spec)
+    interfaces.check_settings(spec)
+    for aws in clouds:
+        require_key_region(spec, aws.region)
+
+
 def up(
     clouds: Sequence[AWS],
     spec: ClusterSpec,
@@ -55,8 +68,8 @@ def up(
     looked_in: Sequence[AWS] = (),
     on_others: Callable[[Sequence[Cluster]], None] = lambda _: None,
     dial: Dial = dial,
-    check_route: Callable[[ClusterSpec], None] = reach.check_route,
-    ssh_sources: Callable[[AWS, ClusterSpec], tuple[str, ...]] = reach.ssh_sources,
+    check_route: Callable[[ClusterSpec], None] = ssh_routes.check_route,
+    ssh_sources: Callable[[AWS, ClusterSpec], tuple[str, ...]] = ssh_routes.ssh_sources,
 ) -> UpResult:
     """Create the cluster and return when every node is ready to train; check it and return if it already exists.
 
@@ -67,7 +80,7 @@ def up(
     to remove it, even if this function does not return. Raises UsageError, NameTaken, CloudDDPError, Interrupted,
     Leftovers.
     """
-    preconditions.check(clouds, spec)
+    check_settings(clouds, spec)
     looked = in_regions(looked_in or clouds, spec.name, progress)
     on_others(looked.others(spec.name))
     for aws, existing in looked.of(spec.name).items():
@@ -85,9 +98,11 @@ def up(
         identity, private_key = new_identity()
         the_plan = offer.plan(spec, identity)
         files = partial(
-            ClusterFolder(identity.cluster_id).create, _record(offer.aws, spec, the_plan),
-            private_key=private_key, host_public=identity.host_public,
-        )  # fmt: skip
+            ClusterFolder(identity.cluster_id).create,
+            _record(offer.aws, spec, the_plan),
+            private_key=private_key,
+            host_public=identity.host_public,
+        )
         return _create(offer, spec, the_plan, files, progress, on_ready, dial), the_plan
 
     try:
@@ -178,7 +193,7 @@ def _wait_running(
         failed = [attempt(aws.region, created.zone, error)]
         raise NotLaunched(failed, error, remaining, accepted=True) from None
     if the_plan.elastic_ips:
-        addresses.provide(aws, cluster, progress)
+        node_addresses.provide(aws, cluster, progress)
         cluster = wait_running(aws, spec, the_plan.cluster_id, gpus, progress)
     return cluster
 
@@ -233,11 +248,11 @@ def _check_existing(
     progress(
         f"cluster {cluster.name} already exists; checking whether all of its nodes ({len(nodes)}) are ready"
     )
-    spec = reach.remembered(spec, ClusterFolder(cluster.id).record())
+    spec = ssh_routes.remembered(spec, ClusterFolder(cluster.id).record())
     if any(node.state != "running" for node in nodes):
         cluster = wait_running(aws, spec, cluster.id, cluster.gpus, progress, addressed=False)
-    if connection.mode(spec) == "public" and addresses.missing(aws, cluster):
-        addresses.provide(aws, cluster, progress)
+    if connection.mode(spec) == "public" and node_addresses.missing(aws, cluster):
+        node_addresses.provide(aws, cluster, progress)
         cluster = wait_running(aws, spec, cluster.id, cluster.gpus, progress)
     make_ready(aws, cluster, spec, progress, dial)
     return cluster

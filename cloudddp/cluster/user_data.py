@@ -1,12 +1,33 @@
-"""The user data of a node: its first host key and its deadline, as a cloud-config. Pure."""
+"""The user data of a node: its first host key and its deadline, as a cloud-config.
+
+The id and the keys of a cluster, and the units that end its nodes, are made here; all else is pure.
+
+bootcmd arms the deadline: runcmd comes after multi-user.target, so a boot that hangs would never reach it.
+bootcmd runs before sysinit.target, where `shutdown -P +N` fails, since that is a D-Bus call to logind and no
+bus is up. A systemctl of root needs none: it connects to /run/systemd/private (systemd,
+bus_connect_transport_systemd), and cloud-init itself calls `systemctl daemon-reload` in that stage
+(cc_mounts). A link in timers.target.wants would take effect at the next boot only, because this boot's jobs
+are planned already, so the timer is started; without --no-block, systemctl could wait for a job that waits
+for cloud-init. The units have DefaultDependencies=no: they wait for no target. Nothing in user data helps
+against a boot that hangs before cloud-init has the network.
+
+runcmd enables the timer, for later boots, and `up` checks it over SSH. cloud-init runs BOOT_CHECK at every
+boot, which shuts down a node that boots after its deadline: a timer that is first started after its time
+never fires, nor does one that fired just before a reboot, nor one whose stamp a wrong clock put into the
+future. The last command runs it again, for a deadline that passes before the timer is armed.
+"""
 
 from __future__ import annotations
 
 import json
+import secrets
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from cloudddp import payload
+from cloudddp.config import timing
 from cloudddp.errors import UsageError
+from cloudddp.ssh import keys
 
 TIMER = "/etc/systemd/system/cloudddp-deadline.timer"
 SERVICE = "/etc/systemd/system/cloudddp-deadline.service"
@@ -66,6 +87,29 @@ class IdleGuard:
         return found
 
 
+def new_identity() -> tuple[Identity, str]:
+    """Return the id and keys of a new cluster, and the private login key, which stays on this computer."""
+    login, host = keys.generate(), keys.generate()
+    cluster_id = "c-" + secrets.token_hex(5)
+    identity = Identity(cluster_id, f"{login.public} cloudddp-{cluster_id}", host.private, host.public)
+    return identity, login.private
+
+
+def units() -> tuple[str, str]:
+    """Return the texts of the deadline's systemd timer and service."""
+    timer, service = (payload.text(f"infra/node/cloudddp-deadline.{kind}") for kind in ("timer", "service"))
+    return timer, service
+
+
+def idle_guard(minutes: float, ssh_port: int) -> IdleGuard:
+    """Return what ends nodes that are idle for so many minutes (0: never), or whose job was launched with --down."""
+    timer, service, check = (
+        payload.text(f"infra/node/cloudddp-idle.{kind}") for kind in ("timer", "service", "sh")
+    )
+    minute = timing.current().minute
+    return IdleGuard(minute * minutes, minute, ssh_port, timer, service, check)
+
+
 def user_data(
     identity: Identity,
     created: datetime,
@@ -79,19 +123,6 @@ def user_data(
     is YAML with every value quoted. cloud-init writes the host key before sshd starts (unit order of
     cloud-init-network), so sshd never presents another one; it does so once per instance (cc_ssh: PER_INSTANCE), so the
     key that replaced it survives a reboot.
-
-    bootcmd arms the deadline: runcmd comes after multi-user.target, so a boot that hangs would never reach it. bootcmd
-    runs before sysinit.target, where `shutdown -P +N` fails, since that is a D-Bus call to logind and no bus is up. A
-    systemctl of root needs none: it connects to /run/systemd/private (systemd, bus_connect_transport_systemd), and
-    cloud-init itself calls `systemctl daemon-reload` in that stage (cc_mounts). A link in timers.target.wants would take
-    effect at the next boot only, because this boot's jobs are planned already, so the timer is started; without
-    --no-block, systemctl could wait for a job that waits for cloud-init. The units have DefaultDependencies=no: they wait
-    for no target. Nothing in user data helps against a boot that hangs before cloud-init has the network.
-
-    runcmd enables the timer, for later boots, and `up` checks it over SSH. cloud-init runs BOOT_CHECK at every boot, which
-    shuts down a node that boots after its deadline: a timer that is first started after its time never fires, nor does
-    one that fired just before a reboot, nor one whose stamp a wrong clock put into the future. The last command runs it
-    again, for a deadline that passes before the timer is armed.
 
     The timer of `idle` is armed by runcmd, so that it does not fire during the boot.
 

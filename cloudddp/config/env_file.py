@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from cloudddp.config.options import Flag
+from cloudddp.config.global_options import Flag
 from cloudddp.errors import UsageError
 from cloudddp.text import one_line
 

@@ -9,7 +9,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloudddp import local_state
+from cloudddp import state_folder
 from cloudddp.errors import UsageError
 from cloudddp.safe_files import resolved
 
@@ -48,7 +48,7 @@ def find(config: str | None) -> Project:
         ) from None
     root = found.parent if found else here
     own = root / CONFIG_NAME  # also if it is not a regular file: reading it reports that
-    files = [path for path in (own, local_state.user_config()) if path is not None and path.exists()]
+    files = [path for path in (own, state_folder.user_config()) if path is not None and path.exists()]
     return Project(root, tuple(files), own if own in files and root != here else None)
 
 

@@ -18,11 +18,13 @@ from typing import Any, NoReturn, get_args, get_origin
 
 import msgspec
 
-from cloudddp.config import connection, duration, extra_tags
-from cloudddp.config.options import Flag
+from cloudddp.config import connection
+from cloudddp.config.global_options import Flag
 from cloudddp.config.schema import SECTIONS, allowed, fields, nearest, unwrap
 from cloudddp.config.spec import ClusterSpec, Config, JobSpec, SetupSpec, SyncSpec
+from cloudddp.config.spec.limits import MAX_WAIT, seconds_of
 from cloudddp.errors import Command, UsageError
+from cloudddp.tags import extra_tag_problem, too_many_extra_tags
 from cloudddp.text import one_line
 
 CREATE = ("create one with ", Command("init"))
@@ -35,10 +37,24 @@ RESERVED_ENVIRONMENT = frozenset(
     {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
 )
 # Options of torchrun that cloudddp sets, or that take the place of the script.
-OF_TORCHRUN = (
-    "nnodes", "nproc-per-node", "max-restarts", "local-addr", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "standalone",
-    "node-rank", "master-addr", "master-port", "no-python", "module", "run-path", "help",
-)  # fmt: skip
+OF_TORCHRUN = [
+    "nnodes",
+    "nproc-per-node",
+    "max-restarts",
+    "local-addr",
+    "rdzv-backend",
+    "rdzv-endpoint",
+    "rdzv-id",
+    "rdzv-conf",
+    "standalone",
+    "node-rank",
+    "master-addr",
+    "master-port",
+    "no-python",
+    "module",
+    "run-path",
+    "help",
+]
 # CLOUDDDP_* variables that are not settings; any other one is a misspelt setting.
 OTHER_VARIABLES = frozenset(
     [
@@ -188,7 +204,7 @@ def resolve(layers: Sequence[Layer]) -> Config:
                 if key in TABLES:  # so that --env adds to the file's
                     checked = {**chosen[section].get(key, {}), **checked}
                 if key == "tags":
-                    _require(layer.origin_of(section, key), extra_tags.too_many(checked))
+                    _require(layer.origin_of(section, key), too_many_extra_tags(checked))
                 chosen[section][key] = checked
     connection.check(cluster := ClusterSpec(**chosen["cluster"]))
     _check_stall(job := JobSpec(**chosen["job"]))
@@ -249,10 +265,10 @@ def check_value(layer: Layer, section: str, key: str, value: Any) -> Any:
     if key == "torchrun_args":
         _check_torchrun(origin, checked)
     if key == "tags":
-        _require(origin, extra_tags.problem(checked))
+        _require(origin, extra_tag_problem(checked))
     if key == "ssh_from":
         _check_blocks(origin, checked)
-    too_long = key == "wait_capacity" and duration.seconds(checked) > duration.MAX_WAIT
+    too_long = key == "wait_capacity" and seconds_of(checked) > MAX_WAIT
     # Less would end nodes between two commands.
     too_short = key == "idle_minutes" and 0 < checked < SHORTEST_IDLE
     if too_long or too_short:

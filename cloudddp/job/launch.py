@@ -22,14 +22,14 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.config.spec import Config
 from cloudddp.errors import CloudDDPError, Command, Interrupted, NodeError, UsageError
 from cloudddp.job import project_files, ranks, scripts, sync, unsent
-from cloudddp.job import start as starting
+from cloudddp.job import start_ranks as starting
 from cloudddp.job.cancel import abort_launch
 from cloudddp.job.follow.lines import LineSplitter
-from cloudddp.job.new_job import NewJob, Script
+from cloudddp.job.job_request import NewJob, Script
 from cloudddp.job.poweroff import Hold
+from cloudddp.job.py_spy import Sending
 from cloudddp.job.ranks import Host
 from cloudddp.job.sync import UNKNOWN, Origin, Progress
-from cloudddp.job.tools import Sending
 from cloudddp.text import one_line
 
 OnSetupLine = Callable[[int, str], None]  # node, line

@@ -18,10 +18,10 @@ from msgspec import Meta
 
 from cloudddp.agent.protocol.codec import has_job_id_format
 from cloudddp.config import env_file, settings
-from cloudddp.config.options import Flag
+from cloudddp.config.global_options import Flag
 from cloudddp.config.spec import Config
 from cloudddp.errors import CloudDDPError, Command, UsageError
-from cloudddp.job.new_job import KEEP, NewJob, Script
+from cloudddp.job.job_request import KEEP, NewJob, Script
 from cloudddp.local_state import ClusterFolder
 from cloudddp.text import one_line
 

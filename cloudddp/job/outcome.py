@@ -6,20 +6,16 @@ Only this module and `status` depend on the fields of JobState.
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from enum import StrEnum
 from math import inf
 
 from cloudddp.agent.protocol.jobs import JobState, RankRecord
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.protocol.stacks import named_ranks
 from cloudddp.agent.protocol.training import PREEMPTED_EXIT_CODE, TrainingStatus
 from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
-from cloudddp.text import one_line
 
-LONGEST_DETAIL = 300  # characters of what a program wrote
 # Linux's numbers on x86-64 and arm64: the nodes' numbers, where the laptop's may be those of macOS.
 _SIGNALS = [
     "SIGHUP",
@@ -137,17 +133,6 @@ def exited_ranks(states: Mapping[int, JobState]) -> tuple[ExitedRank, ...]:
     return tuple(sorted(found, key=lambda one: (one.ended, one.rank)))
 
 
-def exited_text(exited: Sequence[ExitedRank]) -> str:
-    """Return `rank 1 exited with 0 at 07:25:40 UTC`; of several the time of the first. '' for none."""
-    if not exited:
-        return ""
-    at = _time(exited[0].ended)
-    named = named_ranks(sorted({one.rank for one in exited}))
-    if len(exited) == 1:
-        return f"{named} exited with 0 at {at}"
-    return f"{named} exited with 0, rank {exited[0].rank} at {at} as the first"
-
-
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
     """The status of a job. `exit_code` is None while it runs, and where no rank's own failure explains its end."""
@@ -249,112 +234,10 @@ def _of_verdict(verdict: Verdict, states: Mapping[int, JobState]) -> JobOutcome:
     return JobOutcome(status, verdict.exit_code, _failures(states), training)
 
 
-def cause(states: Mapping[int, JobState]) -> str:
-    """Return why a job has failed, in words; '' for one that has not, or where no node knows. Pure."""
-    found = outcome(states)
-    if found.status in (JobStatus.SUCCEEDED, JobStatus.CANCELLED) or not found.status.ended:
-        return ""
-    verdict = concluded(states)
-    if verdict is not None:
-        return why(verdict, states)
-    if setups := [(one.rebooted is None, node) for node, one in states.items() if one.setup]:
-        _, node = min(setups)  # of several, one that was rebooted: the others were stopped because of it
-        return setup_ending(node, states[node])
-    return str(found.failures[0]) if found.failures else ""
-
-
-def why(verdict: Verdict, states: Mapping[int, JobState]) -> str:
-    """Return what failed first by a verdict, in words, with the nodes that were rebooted while the job ran."""
-    first = verdict.first
-    if first is None:
-        return ""
-    if (known := states.get(first.node)) is not None and known.setup:
-        return setup_ending(first.node, known)
-    reboots = rebooted(states)
-    restarted = "; ".join(
-        f"node {node} was rebooted while the job ran (it started again at {_time(at)})"
-        for node, at in reboots.items()
-    )
-    if first.node in reboots and (first.signal or first.cause in (Cause.AGENT, Cause.SILENT)):
-        return f"{restarted}; its ranks ended with it"
-    return "; ".join(filter(None, (sentence(first), restarted)))
-
-
 def rebooted(states: Mapping[int, JobState]) -> dict[int, float]:
     """Return the nodes that were rebooted while the ranks of the job ran there, and when each started again."""
     found = {node: one.rebooted for node, one in sorted(states.items()) if not one.setup}
     return {node: at for node, at in found.items() if at is not None}
-
-
-def setup_ending(node: int, state: JobState) -> str:
-    """Return how the setup of a job ended on a node, in words."""
-    if state.rebooted is not None:
-        return f"node {node} was rebooted during its setup (it started again at {_time(state.rebooted)})"
-    if state.exit_code is None:
-        return f"node {node}: its setup was killed"
-    return f"node {node}: its setup failed with code {state.exit_code}"
-
-
-def _time(seconds: float) -> str:
-    return f"{datetime.fromtimestamp(seconds, UTC):%H:%M:%S} UTC"
-
-
-def sentence(failure: Failure) -> str:
-    """Return what failed, in words: `rank 2 on node 1 was killed by SIGKILL`. A rank that had exited with code 0 before
-    comes first where it is the likely cause."""
-    what, exited = _what_failed(failure), failure.exited
-    if exited is None:
-        return what
-    who = f"rank {exited.rank} on node {exited.node}"
-    if exited.others:
-        who += f" and {exited.others} other rank{'s' if exited.others > 1 else ''}"
-    ago = f"{exited.ago:.1f} s" if exited.ago < 60 else f"{exited.ago / 60:.0f} min"
-    if not exited.likely:
-        return f"{what}; {who} had exited with code 0 {ago} before"
-    return (
-        f"{who} exited with code 0 while other ranks were still running, the likely cause: {ago} later {what}"
-    )
-
-
-def _what_failed(failure: Failure) -> str:
-    node, rank = f"node {failure.node}", f"rank {failure.rank} on node {failure.node}"
-    detail = f": {one_line(failure.detail, LONGEST_DETAIL)}" if failure.detail else ""
-    other = "another node" if failure.peer is None else f"node {failure.peer}"
-    match failure.cause:
-        case Cause.MEMORY:
-            who = rank if failure.rank is not None else f"the launcher (torchrun) on {node}"
-            return f"{who} was killed by the kernel's OOM killer: {node} has run out of memory{detail}"
-        case Cause.DISK:
-            return f"{rank} failed{_code(failure)}: no space is left on a disk of {node}{detail}"
-        case Cause.LAUNCHER:
-            how = (
-                f"was killed by {signal_name(failure.signal)}"
-                if failure.signal
-                else f"exited{_code(failure)}"
-            )
-            return f"{node}: the launcher (torchrun) {how} before its ranks had finished{detail}"
-        case Cause.START:
-            return f"{node}: the ranks could not be started{detail}"
-        case Cause.AGENT:
-            return f"{node}: the agent of cloudddp has ended there, without a report{detail}"
-        case Cause.SILENT:
-            return f"{node} was lost: it sent nothing to {other}{detail}"
-        case Cause.STALL:
-            return f"the job has stalled{f' at {rank}' if failure.rank is not None else ''}{detail}"
-        case Cause.NOTICE:
-            return f"{node} is about to end{detail}; the ranks were told to save"
-        case Cause.SNAPSHOT:
-            return f"{node}: the ranks could not continue from the newest snapshot{detail}"
-        case Cause.PREFLIGHT:
-            return f"no rank was started{detail}"
-        case Cause.UNREACHABLE:
-            return f"{node} was not connected to {other}, so no rank was started{detail}"
-    how = f"was killed by {signal_name(failure.signal)}" if failure.signal else f"exited{_code(failure)}"
-    return f"{rank} {how}{detail}"
-
-
-def _code(failure: Failure) -> str:
-    return "" if failure.exit_code is None else f" with code {failure.exit_code}"
 
 
 def _failures(states: Mapping[int, JobState]) -> tuple[RankFailure, ...]:

@@ -17,7 +17,7 @@ from cloudddp.agent.protocol.machine import ProbeReply
 from cloudddp.agent.protocol.poweroff import Change, PowerOffReply, PowerOffRequest
 from cloudddp.config import timing
 from cloudddp.errors import CloudDDPError
-from cloudddp.job.new_job import NewJob
+from cloudddp.job.job_request import NewJob
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from cloudddp.agent.protocol.manifest import (
 from cloudddp.config import project
 from cloudddp.config.spec import Config
 from cloudddp.errors import UsageError
-from cloudddp.job import listing, secret_names
+from cloudddp.job import file_listing, secret_names
 
 MAX_LINKS = 40  # on the way to a file, as in Linux
 
@@ -142,7 +142,7 @@ def snapshot(
     """
     for key, patterns in (("exclude", exclude), ("include", include)):
         for number, pattern in enumerate(patterns):
-            if not listing.is_pattern(pattern):
+            if not file_listing.is_pattern(pattern):
                 raise UsageError(
                     f"sync.{key}: {pattern!r} is not a pattern", hint="remove it, or see `man gitignore`"
                 )
@@ -152,19 +152,19 @@ def snapshot(
                     hint=f"to send files that .gitignore names: [sync] include = [{json.dumps(pattern[1:])}]",
                 )
     base = f"{root}/"  # to join Paths takes longer than to look at the files
-    excluded = listing.matcher((*listing.NEVER_SENT, *exclude))
+    excluded = file_listing.matcher((*file_listing.NEVER_SENT, *exclude))
     outputs = [posixpath.normpath(out) for out in keep_out]  # "./runs/" is "runs"
-    listed = listing.list_files(root)
+    listed = file_listing.list_files(root)
     if include:
-        listing.include_ignored(listed, root, listing.matcher(include))
+        file_listing.include_ignored(listed, root, file_listing.matcher(include))
     names, unsent = [], []
     for name, tracked in listed.files.items():
-        if not (excluded(name) or listing.is_below(name, outputs)):
+        if not (excluded(name) or file_listing.is_below(name, outputs)):
             names.append(name)
         elif tracked and os.path.lexists(base + name):
             unsent.append(name)
     if unsent:
-        unsent = sorted(itertools.filterfalse(listing.matcher(exclude), unsent))  # those were meant
+        unsent = sorted(itertools.filterfalse(file_listing.matcher(exclude), unsent))  # those were meant
     withheld = _secrets(root, listed, [name for name in names if name not in include], secret)
     manifest: Manifest = {}
     for name in sorted(names):
@@ -184,11 +184,11 @@ def snapshot(
 
 
 def _secrets(
-    root: Path, listed: listing.Listed, names: Iterable[str], known: frozenset[str]
+    root: Path, listed: file_listing.Listed, names: Iterable[str], known: frozenset[str]
 ) -> dict[str, str]:
     """Return the files to withhold: `known` ones, and those that hold secrets by their names, unless git tracks them. The
     value is the file, or the folder that has such a name."""
-    matches = listing.matcher(secret_names.PATTERNS)
+    matches = file_listing.matcher(secret_names.PATTERNS)
     found = {}
 
     def is_secret(name: str) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from cloudddp.config.spec import JobSpec
-from cloudddp.job.new_job import Script
+from cloudddp.job.job_request import Script
 
 STORE_SECONDS = 600
 # `-m torch.distributed.run` would put the current folder, which is the project, before the standard library: its queue.py or

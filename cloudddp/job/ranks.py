@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from cloudddp.agent.protocol.start import Process
 from cloudddp.config.spec import JobSpec
 from cloudddp.errors import CloudDDPError, UsageError
-from cloudddp.job.new_job import Script
+from cloudddp.job.job_request import Script
 from cloudddp.job.rank_template import Fact, bind, template
 
 # The name of AWS's plugin for NCCL. NCCL fails if it cannot use it; without this setting it uses TCP instead, and says so

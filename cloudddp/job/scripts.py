@@ -17,14 +17,25 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from cloudddp.errors import Command, UsageError
-from cloudddp.job.new_job import Script
+from cloudddp.job.job_request import Script
 
 SHOWN = 10  # names in a hint
 # Programs that start the ranks themselves, or Python, with the words that come before the script.
 STARTERS = {
-    "accelerate": ("launch",), "lightning": ("run",), "fabric": ("run",), "uv": ("run",), "poetry": ("run",), "pipenv": ("run",),
-    "conda": ("run",), "pixi": ("run",), "deepspeed": (), "colossalai": ("run",), "mpirun": (), "mpiexec": (), "srun": (),
-}  # fmt: skip
+    "accelerate": ("launch",),
+    "lightning": ("run",),
+    "fabric": ("run",),
+    "uv": ("run",),
+    "poetry": ("run",),
+    "pipenv": ("run",),
+    "conda": ("run",),
+    "pixi": ("run",),
+    "deepspeed": (),
+    "colossalai": ("run",),
+    "mpirun": (),
+    "mpiexec": (),
+    "srun": (),
+}
 # Those that also install what the project needs, which the nodes do in [setup].
 INSTALLERS = ("uv", "poetry", "pipenv", "conda", "pixi")
 SHELLS = (".sh", ".bash")

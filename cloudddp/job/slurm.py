@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 
 from cloudddp.config.spec import Config
 from cloudddp.errors import Command, UsageError, command_line
-from cloudddp.job.new_job import Script
+from cloudddp.job.job_request import Script
 from cloudddp.job.rank_template import Fact, Word, template
 from cloudddp.text import one_line
 
@@ -27,11 +27,46 @@ _LONGEST_SIGNAL = 65535  # seconds of sbatch --signal
 _UNSAFE = re.compile(r"[^\w@%+=:,./-]", re.ASCII)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 # Variables of slurm.sh. The ranks' environment is set in the same shell, so their variables need other names.
-SCRIPT_VARIABLES = frozenset({
-    "BASHPID", "PWD", "address", "asked", "attempt", "cancelled", "child", "code", "ended", "failed", "first", "head", "host",
-    "hosts", "interface", "is_head", "lost", "mark", "max_requeues", "node_rank", "nodes", "on_nodes", "one", "peer", "port",
-    "program", "python", "rank", "ranks", "rendezvous", "route", "second", "state", "step", "stopping", "threads",
-})  # fmt: skip
+SCRIPT_VARIABLES = frozenset(
+    [
+        "BASHPID",
+        "PWD",
+        "address",
+        "asked",
+        "attempt",
+        "cancelled",
+        "child",
+        "code",
+        "ended",
+        "failed",
+        "first",
+        "head",
+        "host",
+        "hosts",
+        "interface",
+        "is_head",
+        "lost",
+        "mark",
+        "max_requeues",
+        "node_rank",
+        "nodes",
+        "on_nodes",
+        "one",
+        "peer",
+        "port",
+        "program",
+        "python",
+        "rank",
+        "ranks",
+        "rendezvous",
+        "route",
+        "second",
+        "state",
+        "step",
+        "stopping",
+        "threads",
+    ]
+)
 # bash does not let anyone assign these.
 _READ_ONLY = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"})
 _TIME = re.compile(r"(?:(?P<days>\d{1,5})-)?(?P<fields>\d{1,7}(?::\d{1,2}){0,2})", re.ASCII)

@@ -17,17 +17,9 @@ from cloudddp.agent.protocol.stall import LeftStall
 from cloudddp.agent.protocol.training import TrainingStatus
 from cloudddp.agent.protocol.verdict import ConcludeRequest, Verdict
 from cloudddp.errors import CloudDDPError, Command, NodeError
-from cloudddp.job.new_job import LONGEST_SCRIPT
-from cloudddp.job.outcome import (
-    ExitedRank,
-    JobStatus,
-    agreed,
-    cause,
-    exited_ranks,
-    leaving,
-    outcome,
-    rebooted,
-)
+from cloudddp.job.failure_text import cause
+from cloudddp.job.job_request import LONGEST_SCRIPT
+from cloudddp.job.outcome import ExitedRank, JobStatus, agreed, exited_ranks, leaving, outcome, rebooted
 from cloudddp.text import one_line
 
 _NEWEST = 3  # jobs that a message lists

@@ -24,7 +24,7 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.config.schema import number
 from cloudddp.config.spec import Config
 from cloudddp.errors import Command, Text, UsageError
-from cloudddp.job.contents import Contents
+from cloudddp.job.file_digests import Contents
 from cloudddp.job.project_files import Snapshot
 from cloudddp.job.transfer import Transfer
 from cloudddp.text import one_line, size_of
@@ -120,11 +120,18 @@ def update(
 
     announced = _Announced(files.manifest, listing, config.sync.max_mb, order, len(theirs), progress)
     transfer = Transfer(
-        runner, files.root, listing,
+        runner,
+        files.root,
+        listing,
         [Peer(node, cluster.nodes[node].private_ip, probes[node].free_port) for node in order],
-        origin=origin.id, versions=versions, job=job,
-        approve=announced.approve, note=progress, on_sent=sent, on_bytes=announced.add,
-    )  # fmt: skip
+        origin=origin.id,
+        versions=versions,
+        job=job,
+        approve=announced.approve,
+        note=progress,
+        on_sent=sent,
+        on_bytes=announced.add,
+    )
     with timings.span("send files"):
         outcome = transfer.run()
     if not outcome.errors:
@@ -160,9 +167,14 @@ class _Announced:
     `order` of nodes, `lacking` lack something."""
 
     def __init__(
-        self, manifest: Manifest, listing: Listing, max_mb: float, order: Sequence[int], lacking: int,
+        self,
+        manifest: Manifest,
+        listing: Listing,
+        max_mb: float,
+        order: Sequence[int],
+        lacking: int,
         progress: Progress,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._manifest, self._entries, self._max_mb = manifest, listing.entries(), max_mb
         self._order, self._lacking = order, lacking
         self._progress = progress

@@ -28,7 +28,6 @@ from cloudddp.agent.protocol.transfer import LAPTOP, Listing, Wants
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.errors import CloudDDPError, Command, NodeError, Text
 from cloudddp.job.compression import Compression
-from cloudddp.job.reports import Reports
 from cloudddp.job.transfer_progress import (
     Progress,
     Stall,
@@ -37,6 +36,7 @@ from cloudddp.job.transfer_progress import (
     next_source,
     stalled,
 )
+from cloudddp.job.transfer_reports import Reports
 from cloudddp.ssh.fleet import Collection, Outcome
 from cloudddp.ssh.running import Result
 from cloudddp.text import one_line

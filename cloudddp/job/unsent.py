@@ -11,7 +11,7 @@ from pathlib import Path
 from cloudddp.agent.protocol.manifest import LINK
 from cloudddp.config.spec import Config
 from cloudddp.errors import UsageError
-from cloudddp.job import listing
+from cloudddp.job import file_listing
 from cloudddp.job.project_files import RESULTS, Snapshot, of_config
 from cloudddp.text import one_line
 
@@ -70,31 +70,38 @@ def _ignored_names(files: Snapshot, config: Config) -> list[str]:
     names: Sequence[str] = files.ignored or ()
     if files.ignored is None:
         words = ("-oiz", "--exclude-standard", "--directory", "--no-empty-directory", "--", ".")
-        found = listing.git(files.root, "ls-files", *words)
+        found = file_listing.git(files.root, "ls-files", *words)
         names = [os.fsdecode(raw) for raw in found.stdout.split(b"\0") if raw]
     scratch = [posixpath.normpath(out) for out in config.job.scratch]
-    hidden = listing.matcher((*listing.NEVER_SENT, *_BUILT, *config.sync.exclude, *config.sync.include))
+    hidden = file_listing.matcher(
+        (*file_listing.NEVER_SENT, *_BUILT, *config.sync.exclude, *config.sync.include)
+    )
     return [
-        name for name in sorted(names)
-        if not hidden(name) and not _rule(name.rstrip("/"), config) and not listing.is_below(name.rstrip("/"), scratch)
-    ]  # fmt: skip
+        name
+        for name in sorted(names)
+        if not hidden(name)
+        and not _rule(name.rstrip("/"), config)
+        and not file_listing.is_below(name.rstrip("/"), scratch)
+    ]
 
 
 def _rule(name: str, config: Config) -> str:
     """Return the rule of cloudddp, not of git, by which a path is not sent; '' for none."""
-    if pattern := next((one for one in listing.NEVER_SENT if listing.matcher([one])(name)), ""):
+    if pattern := next((one for one in file_listing.NEVER_SENT if file_listing.matcher([one])(name)), ""):
         return f"{pattern} is never sent"
-    if listing.is_below(name, [RESULTS]):
+    if file_listing.is_below(name, [RESULTS]):
         return f"{RESULTS}/ is where `pull` puts results"
     if out := _output(name, config):
         named = out in config.job.outputs
         return f"job.outputs names {out}" if named else f"job.outputs is empty, and {out}/ is for results"
-    return "sync.exclude names it" if listing.matcher(config.sync.exclude)(name) else ""
+    return "sync.exclude names it" if file_listing.matcher(config.sync.exclude)(name) else ""
 
 
 def _output(name: str, config: Config) -> str:
     """Return the output of jobs to which a path belongs, or ''."""
-    return next((out for out in config.job.not_sent if listing.is_below(name, [posixpath.normpath(out)])), "")
+    return next(
+        (out for out in config.job.not_sent if file_listing.is_below(name, [posixpath.normpath(out)])), ""
+    )
 
 
 def require_sent(files: Snapshot, config: Config, script: str) -> None:
@@ -112,7 +119,7 @@ def require_sent(files: Snapshot, config: Config, script: str) -> None:
             hint="copy the script into the project",
         )
     name = there or script
-    if listing.is_below(name, files.withheld):
+    if file_listing.is_below(name, files.withheld):
         hint = "rename it, let git track it, or give its path in sync.include"
         raise UsageError(f"{what}by its name it may hold secrets", hint=hint)
     if rule := _rule(name, config):
@@ -138,7 +145,7 @@ def reason(root: Path, config: Config, name: str) -> str:
     ):  # a name that no file can have; a project that has changed since
         return ""
     shown = one_line(path, 200)
-    if listing.is_below(path, files.withheld):
+    if file_listing.is_below(path, files.withheld):
         return f"{shown} is on this computer and was not sent to the nodes: by its name it may hold secrets"
     if rule := _rule(path, config):
         return f"{shown} is on this computer and was not sent to the nodes: {rule}"

@@ -25,7 +25,7 @@ from cloudddp.cli import reference
 from cloudddp.cli.commands import export
 from cloudddp.config.settings import RESERVED_ENVIRONMENT
 from cloudddp.job import ranks, slurm
-from cloudddp.job.new_job import Script
+from cloudddp.job.job_request import Script
 from cloudddp.job.rank_template import Fact, bind, template
 
 TORCHRUN = "torch.distributed.run"

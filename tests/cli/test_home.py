@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from support.harness import CommandLine, cannot, clean_environment
 
-from cloudddp import local_state, safe_files
+from cloudddp import safe_files, state_folder
 from cloudddp.cluster import host_keys
 from cloudddp.errors import UsageError
 from cloudddp.local_state import ClusterFolder, ClusterRecord
@@ -51,9 +51,9 @@ def all_writes() -> list[Callable[[], object]]:
     return [
         lambda: folder.create(RECORD, private_key="PRIVATE\n", host_public="ssh-ed25519 AAAA"),
         lambda: folder.journal("first", step="key-pair"),
-        lambda: local_state.write_atomic(folder.known_hosts, "host key\n"),
+        lambda: state_folder.write_atomic(folder.known_hosts, "host key\n"),
         folder.forget,
-        lambda: local_state.write_atomic(local_state.home() / "debug.log", "traceback\n"),
+        lambda: state_folder.write_atomic(state_folder.home() / "debug.log", "traceback\n"),
     ]
 
 
@@ -225,7 +225,7 @@ def test_folder_replaced_by_a_link_during_a_write_is_not_followed(home: Path, tm
         for number in range(300):
             with contextlib.suppress(UsageError, OSError):
                 ClusterFolder(ID).journal("again", number=number)
-                local_state.write_atomic(ClusterFolder(ID).known_hosts, "x")
+                state_folder.write_atomic(ClusterFolder(ID).known_hosts, "x")
     finally:
         stop.set()
         thread.join()

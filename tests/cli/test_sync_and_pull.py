@@ -40,7 +40,7 @@ def test_sync_asks_each_node_twice_and_once_where_nothing_has_changed(cli: Any) 
 
 def test_sync_starts_one_process_on_a_node(cli: Any, simulator: Any, monkeypatch: Any) -> None:
     from cloudddp.aws.client import AWS
-    from cloudddp.cluster import connect, inspect
+    from cloudddp.cluster import connect, lookup
     from cloudddp.config.spec import ClusterSpec, Config
     from cloudddp.job import sync
     from cloudddp.job.project_files import of_config
@@ -65,7 +65,7 @@ def test_sync_starts_one_process_on_a_node(cli: Any, simulator: Any, monkeypatch
             super().start(node, spec, on_end)
 
     spec = ClusterSpec(name=cli.cluster, ssh_port=simulator.ssh_port)
-    found = inspect.get(AWS(region=simulator.region), cli.cluster)
+    found = lookup.get(AWS(region=simulator.region), cli.cluster)
     with Counting(connect.targets(found, spec)[0]) as fleet:
         fleet.connect()
         progress: Callable[[str], None] = lambda _: None  # noqa: E731

@@ -19,7 +19,7 @@ from support.teardown_account import Account, folder_of, ids
 
 from cloudddp.aws.inventory import Resource
 from cloudddp.cluster.cost import Cost
-from cloudddp.cluster.known import Known
+from cloudddp.cluster.created_ids import Known
 from cloudddp.cluster.teardown import DownReport
 from cloudddp.errors import AWSError
 

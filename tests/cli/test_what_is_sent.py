@@ -16,7 +16,7 @@ from support.localsync import LocalCluster
 from cloudddp.config.spec import Config, SyncSpec
 from cloudddp.errors import UsageError
 from cloudddp.job import launch, project_files, sync, unsent
-from cloudddp.job.new_job import Script
+from cloudddp.job.job_request import Script
 
 VERBS = [("launch", "train.py"), ("launch", "--dry-run", "train.py"), ("run", "train.py"), ("sync",)]
 

@@ -11,7 +11,7 @@ from support.gangs import Gangs, Make
 
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
-from cloudddp.job.outcome import sentence
+from cloudddp.job.failure_text import sentence
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 

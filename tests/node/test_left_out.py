@@ -17,7 +17,7 @@ from agent.node import store
 from cloudddp.agent.protocol.files import Entry, LeftOut, PackRequest
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.results import MAX_LEFT, LeftFile, NewFilesRequest, PulledRequest
-from cloudddp.job.results.stream import Reader
+from cloudddp.job.results.file_stream import Reader
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 

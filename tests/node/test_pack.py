@@ -14,7 +14,7 @@ from agent.files.tree import leads_to
 from cloudddp.agent.protocol import files
 from cloudddp.agent.protocol.files import End, Entry, Have, LeftOut, PackRequest, Total
 from cloudddp.job.results import safe_names
-from cloudddp.job.results.stream import Reader
+from cloudddp.job.results.file_stream import Reader
 
 
 class Names:

@@ -40,7 +40,7 @@ from cloudddp.agent.protocol.files import DATA, GIVEN_UP, LeftOut, encode_left_o
 from cloudddp.cli import session
 from cloudddp.cli.console import Console
 from cloudddp.cli.node_connections import connected
-from cloudddp.config.options import GlobalOptions
+from cloudddp.config.global_options import GlobalOptions
 from cloudddp.errors import CloudDDPError, NodeError
 from cloudddp.job.results import progress_limit, pull
 from cloudddp.job.results.receive import Transfer

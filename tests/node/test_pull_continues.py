@@ -22,7 +22,7 @@ from cloudddp.cli.byte_progress import ByteProgress
 from cloudddp.cli.console import Console
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.errors import CloudDDPError, NodeError
-from cloudddp.job.results import known
+from cloudddp.job.results import local_files
 from cloudddp.job.results import pull as pulling
 from cloudddp.job.results.pull import Pulled
 from cloudddp.job.results.receive import Transfer
@@ -406,5 +406,5 @@ def test_hidden_files_of_the_target_are_not_hashed_for_the_node(place: Place) ->
         (place.to / name).write_text("x")
         os.utime(place.to / name, (5, 5))
     with Folder.at(place.to) as target, Folder.at(place.to.parent) as before:
-        found = known.find(before, target, [("runs",)])
+        found = local_files.find(before, target, [("runs",)])
     assert [one.name for one in found] == ["runs/plain"]

@@ -12,19 +12,19 @@ from support.localsync import LocalCluster
 from cloudddp.agent.protocol.stacks import TOOLS
 from cloudddp.agent.protocol.start import StartReply
 from cloudddp.errors import Text
-from cloudddp.job import tools
+from cloudddp.job import py_spy
 
 pytestmark = pytest.mark.skipif(not Path(sys.executable).with_name("py-spy").exists(), reason="needs py-spy")
 
 
 def send(cluster: LocalCluster, started: dict[int, StartReply]) -> list[str]:
     lines: list[Text] = []
-    tools.Sending(cluster.runner, cluster.cluster, started, lines.append).wait()
+    py_spy.Sending(cluster.runner, cluster.cluster, started, lines.append).wait()
     return [str(line) for line in lines]
 
 
 def test_py_spy_goes_to_nodes_of_the_same_kind_that_lack_it(tmp_path: Path) -> None:
-    tool = tools.local()
+    tool = py_spy.local()
     assert tool is not None
     cluster = LocalCluster(tmp_path, 5)
     lines = send(
@@ -48,7 +48,7 @@ def test_py_spy_goes_to_nodes_of_the_same_kind_that_lack_it(tmp_path: Path) -> N
 
 
 def test_nothing_is_sent_where_no_node_lacks_it(tmp_path: Path) -> None:
-    tool = tools.local()
+    tool = py_spy.local()
     assert tool is not None
     cluster = LocalCluster(tmp_path, 2)
     known = StartReply(1, platform=tool.platform, tool=tool.digest)
@@ -57,7 +57,7 @@ def test_nothing_is_sent_where_no_node_lacks_it(tmp_path: Path) -> None:
 
 
 def test_node_that_cannot_take_it_is_a_warning(tmp_path: Path) -> None:
-    tool = tools.local()
+    tool = py_spy.local()
     assert tool is not None
     cluster = LocalCluster(tmp_path, 2)
     (cluster.nodes[1].home / TOOLS).write_text("a file where the folder should be")

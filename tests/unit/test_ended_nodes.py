@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from support.instances import inventory_instance
 
-from cloudddp.cluster import inspect
+from cloudddp.cluster import lookup
 from cloudddp.cluster.model import Cluster
 from cloudddp.tags import Tags
 
@@ -17,23 +17,23 @@ CLUSTER = Cluster.of([NODE], name="demo", cluster_id="c-0123456789", region="us-
 
 @pytest.mark.parametrize("state", ["pending", "running"])
 def test_node_has_not_ended(state: str) -> None:
-    assert inspect.ended_node(CLUSTER, 0, {"i-a": replace(NODE, state=state)}) is None
+    assert lookup.ended_node(CLUSTER, 0, {"i-a": replace(NODE, state=state)}) is None
 
 
 @pytest.mark.parametrize("state", ["stopping", "stopped"])
 def test_disk_of_a_stopped_node_is_kept(state: str) -> None:
-    ended = inspect.ended_node(CLUSTER, 0, {"i-a": replace(NODE, state=state, reason="retired")})
-    assert ended == inspect.EndedNode(f"that i-a is {state} (retired)", stopped=True)
+    ended = lookup.ended_node(CLUSTER, 0, {"i-a": replace(NODE, state=state, reason="retired")})
+    assert ended == lookup.EndedNode(f"that i-a is {state} (retired)", stopped=True)
 
 
 def test_node_that_shuts_down_may_still_answer() -> None:
-    ended = inspect.ended_node(CLUSTER, 0, {"i-a": replace(NODE, state="shutting-down")})
+    ended = lookup.ended_node(CLUSTER, 0, {"i-a": replace(NODE, state="shutting-down")})
     assert ended is not None
     assert not ended.gone
 
 
 @pytest.mark.parametrize("now", [{"i-a": replace(NODE, state="terminated")}, {}])
-def test_terminated_node_cannot_answer(now: dict[str, inspect.Instance]) -> None:
-    ended = inspect.ended_node(CLUSTER, 0, now)
+def test_terminated_node_cannot_answer(now: dict[str, lookup.Instance]) -> None:
+    ended = lookup.ended_node(CLUSTER, 0, now)
     assert ended is not None
     assert ended.gone

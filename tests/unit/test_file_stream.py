@@ -15,7 +15,7 @@ from cloudddp.agent.protocol import files
 from cloudddp.agent.protocol.codec import MAX_SIZE
 from cloudddp.agent.protocol.files import MAGIC, End, Entry, Total
 from cloudddp.job.results import safe_names
-from cloudddp.job.results.stream import Reader, Refused
+from cloudddp.job.results.file_stream import Reader, Refused
 
 
 class Entries:

@@ -10,7 +10,7 @@ from support.jobstates import SIGKILL, SIGTERM, agreed, job, killed, rank
 from cloudddp.agent.protocol.jobs import JobState
 from cloudddp.agent.protocol.training import TrainingState, TrainingStatus
 from cloudddp.agent.protocol.verdict import Cause, Exited, Failure
-from cloudddp.job import outcome
+from cloudddp.job import failure_text, outcome
 from cloudddp.job.outcome import JobStatus
 
 SAVED = TrainingStatus(reported=1.0, state=TrainingState.PREEMPTED, step=7)
@@ -174,7 +174,7 @@ def test_outcome(states: tuple[JobState, ...], status: JobStatus, exit_code: int
     ids=lambda value: value.cause.value if isinstance(value, Failure) else "",
 )  # fmt: skip
 def test_first_failure_in_words(failure: Failure, words: str) -> None:
-    found = outcome.sentence(failure)
+    found = failure_text.sentence(failure)
     assert found.startswith(words)
     assert found.isprintable()
 
@@ -183,11 +183,11 @@ def test_first_failure_in_words(failure: Failure, words: str) -> None:
     "cause", sorted(set(Cause) - {Cause.PREFLIGHT}, key=lambda one: one.value)
 )  # its detail names nodes
 def test_every_cause_names_its_node_in_words(cause: Cause) -> None:
-    assert "node 5" in outcome.sentence(Failure(5, cause, 11, 1))
+    assert "node 5" in failure_text.sentence(Failure(5, cause, 11, 1))
 
 
 def test_detail_of_a_failure_is_cut() -> None:
-    assert len(outcome.sentence(Failure(0, Cause.RANK, 0, 1, detail="x" * 10_000))) < 400
+    assert len(failure_text.sentence(Failure(0, Cause.RANK, 0, 1, detail="x" * 10_000))) < 400
 
 
 @pytest.mark.parametrize(
@@ -227,4 +227,4 @@ AGENT = Failure(1, Cause.AGENT)
     ],
 )  # fmt: skip
 def test_reboot_is_named_as_the_cause(states: tuple[JobState, ...], words: str) -> None:
-    assert outcome.cause(dict(enumerate(states))) == words
+    assert failure_text.cause(dict(enumerate(states))) == words

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cloudddp.cluster.permission import dry_run_parameters, hint_of_end, require_key_region
-from cloudddp.cluster.requests import Ref
+from cloudddp.cluster.plan_types import Ref
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import UsageError, render
 

@@ -19,8 +19,8 @@ from cloudddp.aws.instance_types import MAX_TCP_TIMEOUT, TypeInfo
 from cloudddp.aws.networks import Subnet
 from cloudddp.cluster import prices
 from cloudddp.cluster.plan import Plan, lifetime, plan
+from cloudddp.cluster.plan_types import LaunchContext, Ref, Request
 from cloudddp.cluster.prices import Price
-from cloudddp.cluster.requests import LaunchContext, Ref, Request
 from cloudddp.cluster.run_instances import client_token
 from cloudddp.cluster.user_data import APT_SETTINGS, BOOT_CHECK, SERVICE, TIMER, USER_DATA_LIMIT, Identity
 from cloudddp.config.spec import ClusterSpec

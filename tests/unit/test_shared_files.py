@@ -14,7 +14,7 @@ from cloudddp.agent.protocol.snapshots import (
     matches,
 )
 from cloudddp.config.spec.job import JobSpec
-from cloudddp.job.snapshots import looking_for
+from cloudddp.job.start_ranks import looking_for
 
 A1, A2, B1 = Snapshot("a", 1, 5), Snapshot("a", 2, 5), Snapshot("b", 1, 5)
 

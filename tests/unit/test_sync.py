@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from cloudddp.agent.protocol.manifest import Entry, folder_digests, nested
 from cloudddp.config.spec import Config
 from cloudddp.errors import UsageError, render
-from cloudddp.job import listing, project_files, sync
+from cloudddp.job import file_listing, project_files, sync
 from cloudddp.job.project_files import of_config, snapshot
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
@@ -378,10 +378,10 @@ PARTS = [
     "more", [(), ("*.tmp", "/data/x", "build/", "a?c[0-9]", "# comment", "**/deep/*.bin"), ("*", "!x")]
 )
 def test_patterns_match_as_those_of_gitignore(more: tuple[str, ...], parts: list[str], end: str) -> None:
-    patterns = (*listing.NEVER_SENT, *more)
+    patterns = (*file_listing.NEVER_SENT, *more)
     name = "/".join(parts) + end
     expected = pathspec.GitIgnoreSpec.from_lines(patterns).match_file(name)
-    assert listing.matcher(patterns)(name) == expected
+    assert file_listing.matcher(patterns)(name) == expected
 
 
 def test_folder_that_disappears_during_the_walk_is_skipped(

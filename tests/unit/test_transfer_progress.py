@@ -7,7 +7,6 @@ import pytest
 from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.agent.protocol.receive import COMPARED, WAITING, WRITING, ReceiveEvent
 from cloudddp.agent.protocol.transfer import FILE_WORK, LAPTOP
-from cloudddp.job.reports import MAX_LINE, MAX_NOTES, MAX_REPORTS, Reports
 from cloudddp.job.transfer_progress import (
     BYPASS,
     LEAST,
@@ -18,6 +17,7 @@ from cloudddp.job.transfer_progress import (
     next_source,
     stalled,
 )
+from cloudddp.job.transfer_reports import MAX_LINE, MAX_NOTES, MAX_REPORTS, Reports
 
 
 def chain(*received: int, stage: int = COMPARED) -> list[Progress]:

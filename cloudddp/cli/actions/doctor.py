@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import counted
-from cloudddp.cluster import preconditions
 from cloudddp.cluster.doctor import Check, examine
-from cloudddp.config.options import Flag, GlobalOptions
+from cloudddp.cluster.up import check_settings
+from cloudddp.config.global_options import Flag, GlobalOptions
 from cloudddp.errors import CloudDDPError
 
 _LONGEST = "ec2:CreatePlacementGroup"  # name of a check: each line is printed before the next check is known
@@ -18,7 +18,7 @@ _LONGEST = "ec2:CreatePlacementGroup"  # name of a check: each line is printed b
 def doctor(console: Console, options: GlobalOptions, *, flags: Sequence[Flag], as_json: bool) -> None:
     session = sessions.start(console, options, flags=flags)
     spec, clouds = session.settings.cluster, session.clouds()
-    preconditions.check(clouds, spec)
+    check_settings(clouds, spec)
     checks: list[Check] = []
     width = len(_LONGEST) + max((len(f"{aws.region}: ") for aws in clouds if len(clouds) > 1), default=0)
     for check in examine(clouds, spec):

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 
 from cloudddp import local_state, signals
 from cloudddp.aws import inventory, removal
+from cloudddp.aws.botocore_errors import REGION_REFUSED
 from cloudddp.aws.client import AWS
-from cloudddp.aws.explain import REGION_REFUSED
 from cloudddp.cli import session as sessions
 from cloudddp.cli.actions import rehearsal
 from cloudddp.cli.actions.unsaved_work import unsaved_work
@@ -19,13 +19,13 @@ from cloudddp.cli.formats import region_list
 from cloudddp.cli.session import Session
 from cloudddp.cli.views import clusters as views
 from cloudddp.cli.views import lifecycle
-from cloudddp.cluster import known, name_lock, search, teardown
-from cloudddp.cluster.known import Known
+from cloudddp.cluster import created_ids, name_lock, region_search, teardown
+from cloudddp.cluster.created_ids import Known
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.ownership import Ownership
-from cloudddp.cluster.search import Search
+from cloudddp.cluster.region_search import Search
 from cloudddp.cluster.teardown import DownReport
-from cloudddp.config.options import GlobalOptions
+from cloudddp.config.global_options import GlobalOptions
 from cloudddp.errors import CloudDDPError, Command, CredentialsError, Leftovers, Part, renewal_first
 from cloudddp.local_state import ClusterRecord
 
@@ -36,7 +36,7 @@ def down(console: Console, options: GlobalOptions, *, anyone: bool, dry_run: boo
         rehearsal.down(console, session.settings)
         return
     name, aws = session.settings.cluster.name, session.aws(finishing=True)
-    here = search.ask([aws])
+    here = region_search.ask([aws])
     refused = next(iter(here.failed.values()), None)
     if isinstance(refused, CredentialsError) and refused.code not in REGION_REFUSED:
         raise _without_answer(aws, name, refused)
@@ -55,7 +55,7 @@ def down(console: Console, options: GlobalOptions, *, anyone: bool, dry_run: boo
         live, elsewhere = live or elsewhere, {}
     _confirm(console, session, live, yes=yes)
     # Without nodes something may be left of an earlier cluster.
-    billed = [] if live or options.region else search.with_addresses(beyond, name, anyone=anyone)
+    billed = [] if live or options.region else region_search.with_addresses(beyond, name, anyone=anyone)
     reports = {
         place.region: take_down(replace(session, region=place.region))
         for place in dict.fromkeys([*live, *billed, *here.answers])
@@ -65,7 +65,7 @@ def down(console: Console, options: GlobalOptions, *, anyone: bool, dry_run: boo
     if nothing and here.answers:
         _release_name(console, aws, name, session.ownership(aws))
     asked = here.merged(beyond)
-    for line in lifecycle.others(search.others(aws, asked, name)):
+    for line in lifecycle.others(region_search.others(aws, asked, name)):
         console.log(line)
     if elsewhere:
         raise sessions.is_elsewhere(name, aws, elsewhere, "down")
@@ -153,7 +153,7 @@ def _created_here(live: Mapping[AWS, Sequence[Cluster]]) -> bool:
 def _created_elsewhere(aws: AWS, name: str) -> list[str]:
     """Return the other regions in which this computer has created a cluster of that name that is not known to
     be gone."""
-    return [region for region in search.recorded(aws.endpoint, name) if region != aws.region]
+    return [region for region in region_search.recorded(aws.endpoint, name) if region != aws.region]
 
 
 def take_down(session: Session, cluster_id: str | None = None) -> DownReport:
@@ -170,7 +170,7 @@ def take_down(session: Session, cluster_id: str | None = None) -> DownReport:
                 where,
                 progress=progress,
                 mine=session.ownership(aws).mine,
-                known=known.combined(_own_journals(aws, session.settings.cluster.name)),
+                known=created_ids.combined(_own_journals(aws, session.settings.cluster.name)),
             )
     if report.left or report.reasons:
         raise teardown.leftovers(report)
@@ -191,7 +191,7 @@ def _own_journals(aws: AWS, name: str) -> Iterator[Known]:
         with contextlib.suppress(OSError, CloudDDPError):  # an unreadable journal counts as empty
             folder = local_state.ClusterFolder(record.id)
             if not folder.is_being_created():
-                yield known.from_journal(folder)
+                yield created_ids.from_journal(folder)
 
 
 def _without_answer(aws: AWS, name: str, error: CloudDDPError) -> CloudDDPError:

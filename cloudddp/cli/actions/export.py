@@ -14,12 +14,12 @@ from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
 from cloudddp.cli.session import Session
 from cloudddp.config import env_file
-from cloudddp.config.options import Flag, GlobalOptions
+from cloudddp.config.global_options import Flag, GlobalOptions
 from cloudddp.config.settings import RESERVED_ENVIRONMENT
 from cloudddp.errors import Command, UsageError, command_line
 from cloudddp.job import project_files, scripts
 from cloudddp.job import slurm as renderer
-from cloudddp.job.new_job import Script
+from cloudddp.job.job_request import Script
 from cloudddp.safe_files import Folder, resolved
 from cloudddp.text import one_line
 

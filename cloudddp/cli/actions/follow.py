@@ -22,16 +22,16 @@ from cloudddp.cli.formats import counted, duration, node_list
 from cloudddp.cli.progress import Progress
 from cloudddp.cli.session import Session
 from cloudddp.cli.views.jobs import after_reboot
-from cloudddp.cluster import inspect
+from cloudddp.cluster import lookup
 from cloudddp.cluster.model import Cluster
 from cloudddp.errors import AWSError, Command
 from cloudddp.job import cancel, unsent
-from cloudddp.job.advice import advice
+from cloudddp.job.failure_hints import advice
+from cloudddp.job.failure_text import exited_text
 from cloudddp.job.follow.decide import Policy
 from cloudddp.job.follow.events import Silence
 from cloudddp.job.follow.follower import JobFollower
 from cloudddp.job.follow.verdict import JobResult
-from cloudddp.job.outcome import exited_text
 from cloudddp.text import with_colours, without_colours
 
 P = ParamSpec("P")
@@ -168,7 +168,7 @@ def ended_nodes_query(aws: Callable[[], AWS], cluster: Cluster) -> Callable[[], 
     it."""
 
     def query() -> dict[int, str]:
-        ended = inspect.ended_nodes(aws(), cluster, cluster.nodes, stopped=True)
+        ended = lookup.ended_nodes(aws(), cluster, cluster.nodes, stopped=True)
         return {node: one.report for node, one in ended.items()}
 
     return query
@@ -313,13 +313,13 @@ def _report_ended(
         return frozenset()
     try:
         aws = connect()
-        found = inspect.ended_nodes(aws, cluster, lost, stopped=True)
+        found = lookup.ended_nodes(aws, cluster, lost, stopped=True)
     except AWSError as error:
         console.warn(f"cannot find out what happened to {node_list(lost)}: {error}")
         return frozenset()
     for node, one in found.items():
         next_step = ("; ", *cluster.stopped_hint(node)) if one.stopped else ()
         console.log(f"node {node}: AWS reports {one.report}", *next_step)
-    for node, text in inspect.problems(aws, cluster, set(lost) - found.keys()).items():
+    for node, text in lookup.problems(aws, cluster, set(lost) - found.keys()).items():
         console.log(f"node {node}: {text}")
     return frozenset(found)

@@ -10,7 +10,7 @@ from pathlib import Path
 from cloudddp import local_state, payload
 from cloudddp.cli.console import Console
 from cloudddp.config import example as examples
-from cloudddp.config.options import GlobalOptions
+from cloudddp.config.global_options import GlobalOptions
 from cloudddp.config.project import CONFIG_NAME
 from cloudddp.errors import Command, UsageError
 from cloudddp.safe_files import resolved

@@ -15,10 +15,10 @@ from cloudddp.cli.node_connections import connected
 from cloudddp.cli.session import Session
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import env_file
-from cloudddp.config.options import Flag, GlobalOptions
+from cloudddp.config.global_options import Flag, GlobalOptions
 from cloudddp.errors import EXIT_LEFTOVERS, Command, Interrupted, Text, UsageError
 from cloudddp.job.follow.verdict import JobResult
-from cloudddp.job.new_job import KEEP, NewJob, Script
+from cloudddp.job.job_request import KEEP, NewJob, Script
 from cloudddp.job.results.restore import results_here
 from cloudddp.local_state import ClusterFolder
 

@@ -32,8 +32,8 @@ from cloudddp.cli.node_connections import connected
 from cloudddp.cli.session import Session
 from cloudddp.cli.views.jobs import stalled
 from cloudddp.cluster.model import Cluster
-from cloudddp.config import duration
-from cloudddp.config.options import GlobalOptions
+from cloudddp.config.global_options import GlobalOptions
+from cloudddp.config.spec.limits import seconds_of
 from cloudddp.errors import Command, NodeError, UsageError
 from cloudddp.job import status
 from cloudddp.job.follow.decide import Policy
@@ -335,7 +335,7 @@ def _numbers(option: str, values: Sequence[str], most: int) -> frozenset[int]:
 def _age(text: str | None) -> float | None:
     if text is None:
         return None
-    seconds = duration.seconds(text) if len(text) < 10 else 0.0
+    seconds = seconds_of(text) if len(text) < 10 else 0.0
     if not seconds:
         raise UsageError(f"--since {text[:40]!r} is not a time", hint="for example --since 90s, 5m, 2h or 1d")
     return seconds

@@ -15,15 +15,16 @@ from cloudddp.agent.client import Runner
 from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
 from cloudddp.cli.node_connections import connected
-from cloudddp.cluster import access, connect, inspect
+from cloudddp.cluster import connect, lookup, ssh_ingress
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.config import timing
-from cloudddp.config.options import GlobalOptions
+from cloudddp.config.global_options import GlobalOptions
 from cloudddp.errors import CloudDDPError, Command, UsageError
 from cloudddp.job.follow.lines import LineSplitter
-from cloudddp.local_state import ClusterFolder, write_atomic
+from cloudddp.local_state import ClusterFolder
 from cloudddp.ssh.fleet import gather
 from cloudddp.ssh.running import CommandSpec, Result
+from cloudddp.state_folder import write_atomic
 from cloudddp.text import without_colours
 
 _WITH_VALUE = "BbcDEeFIiJLlmOoPpQRSWw"  # options of OpenSSH's `ssh`
@@ -156,8 +157,8 @@ def allow_me(console: Console, options: GlobalOptions, *, anyone: bool) -> None:
     session = sessions.start(console, options, anyone=anyone)
     aws, spec = session.aws(), session.settings.cluster
     try:
-        block = access.allow_caller(aws, spec, ownership=session.ownership(aws))
-    except inspect.NoCluster as error:
+        block = ssh_ingress.allow_caller(aws, spec, ownership=session.ownership(aws))
+    except lookup.NoCluster as error:
         aws = session.relocated(aws, error)
-        block = access.allow_caller(aws, spec, ownership=session.ownership(aws))
+        block = ssh_ingress.allow_caller(aws, spec, ownership=session.ownership(aws))
     console.print(f"SSH to cluster {spec.name} is allowed from {block}")

@@ -7,16 +7,16 @@ import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 
-from cloudddp import local_state, signals
+from cloudddp import signals, state_folder
 from cloudddp.agent.client import Runner
 from cloudddp.cli.formats import duration
 from cloudddp.cli.session import Session
-from cloudddp.cluster import connect, inspect
+from cloudddp.cluster import connect, lookup
 from cloudddp.cluster.model import Cluster
-from cloudddp.cluster.readiness import ready_minutes
-from cloudddp.config import duration as durations
+from cloudddp.cluster.wait_ready import ready_minutes
 from cloudddp.config import timing
 from cloudddp.config.spec import ClusterSpec
+from cloudddp.config.spec.limits import seconds_of
 from cloudddp.errors import CloudDDPError
 from cloudddp.job import poweroff
 from cloudddp.job.poweroff import PutOff
@@ -27,7 +27,7 @@ Least = dict[str, float]  # seconds, by job
 
 def nodes_power_off() -> bool:
     """Return whether nodes can power off by themselves: all but the simulator's process nodes."""
-    found = control.find(local_state.home())
+    found = control.find(state_folder.home())
     return not (
         found is not None
         and found.nodes == "process"
@@ -48,7 +48,7 @@ def put_off_for_replacement(
     that."""
     now = timing.current()
     boot = ready_minutes(spec, cluster.gpus) * now.minute + now.gpus + now.torch
-    put_off.extend(runner, durations.seconds(spec.wait_capacity) + boot + now.launch_hold + keep * now.minute)
+    put_off.extend(runner, seconds_of(spec.wait_capacity) + boot + now.launch_hold + keep * now.minute)
 
 
 @contextmanager
@@ -75,7 +75,7 @@ def restore(session: Session, cluster: Cluster, put_off: PutOff, least: Least) -
         signals.protected(lambda: session.console.log("still restoring the planned end of the nodes")),
         suppress(CloudDDPError, OSError),
     ):
-        found = inspect.refresh(session.aws(), cluster.name, cluster.id) or cluster
+        found = lookup.refresh(session.aws(), cluster.name, cluster.id) or cluster
         runner, _ = connect.connect_reachable(found, session.settings.cluster)
         with closing(runner):
             left = poweroff.restore(runner, plans)

@@ -25,11 +25,11 @@ from cloudddp.cli.console import Console
 from cloudddp.cli.formats import counted, toml
 from cloudddp.cli.node_connections import connected
 from cloudddp.cli.session import Session
-from cloudddp.cluster import inspect
+from cloudddp.cluster import lookup
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import project
-from cloudddp.config.options import GlobalOptions
+from cloudddp.config.global_options import GlobalOptions
 from cloudddp.errors import CloudDDPError, Command, NodeError, UsageError
 from cloudddp.job import project_files, status
 from cloudddp.job.results import new_files
@@ -59,7 +59,7 @@ def pull(
         _check_whole(to, session.root)
     try:
         _pull(console, session, wanted, job_id)
-    except (inspect.NoCluster, status.UnknownJob):
+    except (lookup.NoCluster, status.UnknownJob):
         record = termination.copied_job(session.settings.cluster.name, session.aws().endpoint, job_id)
         if record is None:
             raise

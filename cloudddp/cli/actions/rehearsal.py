@@ -28,7 +28,7 @@ from cloudddp.aws.client import AWS
 from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.cli.console import Console
 from cloudddp.cli.views import lifecycle
-from cloudddp.cluster import inspect, reach, teardown
+from cloudddp.cluster import lookup, ssh_routes, teardown
 from cloudddp.cluster import up as creating
 from cloudddp.cluster.connect import Meanwhile
 from cloudddp.cluster.model import Cluster
@@ -38,7 +38,7 @@ from cloudddp.config.spec import ClusterSpec, Config
 from cloudddp.errors import CloudDDPError
 from cloudddp.job import launch as starting
 from cloudddp.job import ranks
-from cloudddp.job.new_job import NewJob, Script
+from cloudddp.job.job_request import NewJob, Script
 from cloudddp.job.poweroff import Hold
 from cloudddp.ssh import keys
 from cloudddp.ssh.command_loop import OnEnd
@@ -282,7 +282,7 @@ def launch(console: Console, settings: Config, script: Script, root: Path) -> No
     with _dry_run(console, settings, "launch") as (aws, recorder):
         console.print_text(f"\n{_bring_up(console, aws, settings, show=False)[1]}")
         recorder.on = True
-        found = inspect.get(aws, settings.cluster.name)
+        found = lookup.get(aws, settings.cluster.name)
         recorder.on = False
         info = instance_types.describe(aws, settings.cluster)
         nodes = Nodes(
@@ -390,6 +390,6 @@ def _bring_up(console: Console, aws: AWS, settings: Config, *, show: bool) -> tu
         confirm=agree,
         dial=dial,
         check_route=lambda _: None,
-        ssh_sources=lambda aws, spec: reach.ssh_sources(aws, spec, lambda: CALLER, lambda *_: JUMP_HOST),
+        ssh_sources=lambda aws, spec: ssh_routes.ssh_sources(aws, spec, lambda: CALLER, lambda *_: JUMP_HOST),
     )
     return created, shown[0]

@@ -19,9 +19,9 @@ from cloudddp.cli.byte_progress import ByteProgress
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import counted, node_list, toml
 from cloudddp.cli.session import Session
-from cloudddp.cluster import inspect
+from cloudddp.cluster import lookup
 from cloudddp.cluster.connect import PROJECT
-from cloudddp.cluster.inspect import EndedNode
+from cloudddp.cluster.lookup import EndedNode
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.spec import Config, JobSpec
 from cloudddp.errors import CloudDDPError, Command, NodeError
@@ -72,7 +72,7 @@ def ended_nodes(session: Session, cluster: Cluster, finished: JobResult | None) 
     nothing if AWS cannot be asked."""
     if finished is not None and finished.doubtful:
         with contextlib.suppress(CloudDDPError):  # also where the credentials can no longer be loaded
-            return inspect.ended_nodes(session.aws(finishing=True), cluster, finished.doubtful)
+            return lookup.ended_nodes(session.aws(finishing=True), cluster, finished.doubtful)
     return {}
 
 

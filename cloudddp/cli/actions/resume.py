@@ -22,12 +22,12 @@ from cloudddp.cli.actions.start_job import check_nodes_min, start_and_follow
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import counted, duration, node_list
 from cloudddp.cli.session import Session
-from cloudddp.cluster import connect, inspect
-from cloudddp.cluster import replace as replacing
-from cloudddp.cluster.capacity import NotLaunched
+from cloudddp.cluster import connect, lookup
+from cloudddp.cluster import replace_nodes as replacing
+from cloudddp.cluster.launch_errors import NotLaunched
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import timing
-from cloudddp.config.options import Flag, GlobalOptions
+from cloudddp.config.global_options import Flag, GlobalOptions
 from cloudddp.config.spec import Config, JobSpec
 from cloudddp.errors import (
     EXIT_LEFTOVERS,
@@ -40,8 +40,8 @@ from cloudddp.errors import (
 )
 from cloudddp.job import launch, launch_record, poweroff, status
 from cloudddp.job.follow.verdict import JobResult
+from cloudddp.job.job_request import NewJob
 from cloudddp.job.launch_record import LaunchRecord
-from cloudddp.job.new_job import NewJob
 from cloudddp.job.outcome import JobStatus
 from cloudddp.job.poweroff import PutOff
 from cloudddp.job.status import JobRecord
@@ -242,7 +242,7 @@ def _check_job(
         ended = awaited_ends(session, cluster, silent) if silent else frozenset[int]()
         silent = {node: error for node, error in silent.items() if node not in ended}
         if silent:
-            found = inspect.problems(session.aws(), cluster, silent)
+            found = lookup.problems(session.aws(), cluster, silent)
             more = "".join(f"; node {node}: {text}" for node, text in found.items())
             raise NodeError(
                 f"EC2 says that {node_list(silent)} runs, and it does not answer: "
@@ -263,7 +263,7 @@ def awaited_ends(
     so many of them have (all), or for Timing.quiet seconds."""
     deadline = time.monotonic() + timing.current().quiet
     while True:
-        ended = frozenset(inspect.ended_nodes(session.aws(), cluster, nodes))
+        ended = frozenset(lookup.ended_nodes(session.aws(), cluster, nodes))
         if len(ended) >= (len(nodes) if least is None else least) or time.monotonic() > deadline:
             return ended
         time.sleep(_AGAIN)
@@ -338,11 +338,11 @@ def _restored(session: Session, cluster: Cluster, replaced: frozenset[int]) -> C
     with console.progress() as progress:
         aws = session.aws()
         replacing.terminate(aws, cluster, sorted(replaced), progress)
-        cluster = inspect.refresh(aws, cluster.name, cluster.id) or cluster
+        cluster = lookup.refresh(aws, cluster.name, cluster.id) or cluster
         try:
             return replacing.replace_lost(aws, cluster, spec, progress)
         except NotLaunched as failure:
-            left = inspect.refresh(aws, cluster.name, cluster.id) or cluster
+            left = lookup.refresh(aws, cluster.name, cluster.id) or cluster
             least = session.settings.job.nodes_min
             if least is None or len(left.nodes) < least:
                 raise NotReplaced(
@@ -358,7 +358,7 @@ def _restored(session: Session, cluster: Cluster, replaced: frozenset[int]) -> C
             console.warn(f"{failure.message}: going on with {counted(len(left.nodes), 'node')}")
             return left
         except AWSError:
-            found = inspect.refresh(aws, cluster.name, cluster.id)
+            found = lookup.refresh(aws, cluster.name, cluster.id)
             if found is None or not found.nodes:
                 raise CloudDDPError(
                     f"cluster {cluster.name!r} was removed while a node of it was being replaced",

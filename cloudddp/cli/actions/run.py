@@ -27,12 +27,11 @@ from cloudddp.cli.formats import counted, credentials_end, dollars, duration, mo
 from cloudddp.cli.node_connections import connected
 from cloudddp.cli.session import Session
 from cloudddp.cli.views import lifecycle
-from cloudddp.cluster import connect, search, teardown
+from cloudddp.cluster import connect, region_search, teardown
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import Plan
-from cloudddp.cluster.progress import ignore
 from cloudddp.config import env_file, timing
-from cloudddp.config.options import Flag, GlobalOptions
+from cloudddp.config.global_options import Flag, GlobalOptions
 from cloudddp.config.spec import ClusterSpec, Config
 from cloudddp.errors import (
     CloudDDPError,
@@ -40,12 +39,13 @@ from cloudddp.errors import (
     Interrupted,
     Leftovers,
     UsageError,
+    ignore_progress,
     parts,
     renewal_first,
 )
 from cloudddp.job import cancel, launch_record, poweroff, project_files
 from cloudddp.job.follow.verdict import JobResult
-from cloudddp.job.new_job import NewJob, Script
+from cloudddp.job.job_request import NewJob, Script
 from cloudddp.job.results import pull
 from cloudddp.local_state import ClusterFolder
 from cloudddp.text import one_line
@@ -130,7 +130,7 @@ def run(
 
 def _refuse_existing(session: Session) -> None:
     name = session.settings.cluster.name
-    if search.in_regions(session.looked_in(session.clouds()), name, ignore).of(name):
+    if region_search.in_regions(session.looked_in(session.clouds()), name, ignore_progress).of(name):
         raise _exists(name)
 
 

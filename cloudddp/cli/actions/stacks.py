@@ -9,11 +9,11 @@ from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
 from cloudddp.cli.node_connections import connected
 from cloudddp.cli.views.jobs import iso
-from cloudddp.config.options import GlobalOptions
+from cloudddp.config.global_options import GlobalOptions
 from cloudddp.errors import CloudDDPError, Command
-from cloudddp.job import stacks as gathering
 from cloudddp.job import status
-from cloudddp.job.outcome import exited_text
+from cloudddp.job.failure_text import exited_text
+from cloudddp.job.py_spy import gather_stacks
 from cloudddp.job.status import JobRecord
 from cloudddp.text import one_line
 
@@ -36,7 +36,7 @@ def stacks(
                     " copies its logs and verdict",
                 ),
             )
-        found = gathering.gather(runner, cluster, record.id, console.log)
+        found = gather_stacks(runner, cluster, record.id, console.log)
         record = status.find(status.list_jobs(runner), record.id)  # a rank may have exited meanwhile
     if not any(found.values()):
         raise CloudDDPError(

@@ -20,9 +20,9 @@ from cloudddp.config.spec import Config
 from cloudddp.errors import Command, UsageError
 from cloudddp.job import cancel, launch, launch_record
 from cloudddp.job.follow.verdict import JobResult
-from cloudddp.job.new_job import NewJob, Script
+from cloudddp.job.job_request import NewJob, Script
 from cloudddp.job.poweroff import Hold
-from cloudddp.job.tools import Sending
+from cloudddp.job.py_spy import Sending
 from cloudddp.local_state import ClusterFolder
 from cloudddp.text import without_colours
 

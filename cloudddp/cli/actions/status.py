@@ -6,32 +6,32 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
+from cloudddp.aws.botocore_errors import REGION_REFUSED
 from cloudddp.aws.client import AWS
 from cloudddp.aws.denials import CODES as DENIED
-from cloudddp.aws.explain import REGION_REFUSED
 from cloudddp.cli import session as sessions
 from cloudddp.cli import termination
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import credentials_end, region_list
 from cloudddp.cli.session import Session
 from cloudddp.cli.views import clusters as views
-from cloudddp.cluster import inspect, search
-from cloudddp.cluster.addresses import in_parallel
-from cloudddp.cluster.inspect import Remains
+from cloudddp.cluster import lookup, region_search
+from cloudddp.cluster.lookup import Remains
 from cloudddp.cluster.model import Cluster
-from cloudddp.cluster.search import Search
-from cloudddp.config.options import GlobalOptions
+from cloudddp.cluster.node_addresses import in_parallel
+from cloudddp.cluster.region_search import Search
+from cloudddp.config.global_options import GlobalOptions
 from cloudddp.errors import AWSError, CloudDDPError, Command, Text, parts
 
 
 def status(console: Console, options: GlobalOptions, *, as_json: bool) -> None:
     session = sessions.start(console, options, tolerant_verb="status")
     name, aws = session.settings.cluster.name, session.aws()
-    found = inspect.find(aws, name)
+    found = lookup.find(aws, name)
     live = [c for c in found if c.live]
     if not live:
         try:
-            aws, live = _elsewhere(console, session, aws, inspect.last_ended(found))
+            aws, live = _elsewhere(console, session, aws, lookup.last_ended(found))
         except CloudDDPError:
             if as_json:
                 console.print_json([])
@@ -64,16 +64,16 @@ def _elsewhere(
     if left:
         hint = (Command("down"), " removes what is left of it")
     what = f"cluster {name!r} has no nodes" if left else f"there is no cluster {name!r}"
-    aws = session.relocated(aws, inspect.NoCluster(f"{what} in {aws.region}", hint=hint, last=last))
-    return aws, [c for c in inspect.find(aws, name) if c.live]
+    aws = session.relocated(aws, lookup.NoCluster(f"{what} in {aws.region}", hint=hint, last=last))
+    return aws, [c for c in lookup.find(aws, name) if c.live]
 
 
 def ls(console: Console, options: GlobalOptions, *, as_json: bool, all_regions: bool) -> None:
     session = sessions.start(console, options, tolerant_verb="ls")
-    found = search.ask(session.listed_in(all_regions=all_regions))
+    found = region_search.ask(session.listed_in(all_regions=all_regions))
     left = _all_remains(console, found)
     if found.answers and not found.every and not any(left.values()) and not (all_regions or options.region):
-        rest = search.rest(next(iter(found.answers)), found.regions)
+        rest = region_search.rest(next(iter(found.answers)), found.regions)
         found, left = found.merged(rest), left | _all_remains(console, rest)
     without_nodes = [one for remains in left.values() for one in remains]
     _warn(console, found.every)
@@ -110,7 +110,7 @@ def _report_unanswered(console: Console, session: Session, found: Search) -> Non
 def _remains(console: Console, aws: AWS, live: list[Cluster], name: str | None = None) -> list[Remains]:
     """Return what is left of clusters without nodes. A caller who may list instances only gets a warning."""
     try:
-        return inspect.remains(aws, live, name)
+        return lookup.remains(aws, live, name)
     except AWSError as error:
         if error.code not in DENIED:
             raise

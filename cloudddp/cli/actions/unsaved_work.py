@@ -11,7 +11,7 @@ from cloudddp.agent.protocol.results import NewFilesReply
 from cloudddp.aws.client import AWS
 from cloudddp.cli.actions.results import line_of, pull_command
 from cloudddp.cli.formats import node_list
-from cloudddp.cluster import connect, inspect
+from cloudddp.cluster import connect, lookup
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import timing
@@ -39,7 +39,7 @@ def unsaved_work(
     unknown = [(f"{error}: jobs and results there are unknown",) for error in lost.values()]
     known = dict(replies)
     silent = [node for node in sorted(targets) if node not in known]
-    problems = inspect.problems(aws, found, silent) if aws is not None else {}
+    problems = lookup.problems(aws, found, silent) if aws is not None else {}
     names = [f"node {node} did not answer ({text})" for node, text in sorted(problems.items())]
     if others := [node for node in silent if node not in problems]:
         names.append(f"{node_list(others)} did not answer")

@@ -21,10 +21,10 @@ from cloudddp.cli.actions.start_job import pull_before_the_end
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import node_list
 from cloudddp.cli.session import Session
-from cloudddp.cluster import connect, inspect
+from cloudddp.cluster import connect, lookup
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import timing
-from cloudddp.config.options import Flag, GlobalOptions
+from cloudddp.config.global_options import Flag, GlobalOptions
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import AWSError, NodeError
 from cloudddp.job import launch_record, status
@@ -204,7 +204,7 @@ def _lost_node(session: Session, cluster: Cluster, record: LaunchRecord, finishe
     if silent:
         session.console.log(f"{node_list(silent)} may be rebooting: waiting until it responds, or has ended")
     while True:
-        found = inspect.refresh(session.aws(), cluster.name, cluster.id)
+        found = lookup.refresh(session.aws(), cluster.name, cluster.id)
         live = {node.id for node in found.nodes.values()} if found else set()
         if live and set(record.nodes) - live:
             return True

@@ -9,7 +9,7 @@ from cloudddp.cli.formats import counted, dollars, duration
 from cloudddp.cli.terminal_text import table
 from cloudddp.cli.termination import PlannedEnd
 from cloudddp.cluster.cost import Cost
-from cloudddp.cluster.inspect import Remains
+from cloudddp.cluster.lookup import Remains
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.ownership import Ownership
 from cloudddp.errors import Command, Text

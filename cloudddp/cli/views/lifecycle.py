@@ -10,7 +10,7 @@ from cloudddp.aws.reservations import Reservation
 from cloudddp.cli import formats
 from cloudddp.cli.formats import counted, dollars, duration, moment
 from cloudddp.cli.views.clusters import UNKNOWN_OWNER, amount, at, nodes_table, time_left
-from cloudddp.cluster import interfaces, reserved
+from cloudddp.cluster import capacity_reservation, interfaces
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.prices import Price
@@ -91,9 +91,9 @@ def _parts(price: Price) -> tuple[str, str, str]:
 
 def _capacity(found: Reservation) -> str:
     if not found.block:
-        return f"{reserved.title(found)} in {found.zone}"
+        return f"{capacity_reservation.title(found)} in {found.zone}"
     ends = f", until {moment(found.end)}; EC2 terminates its nodes 30 minutes before" if found.end else ""
-    return f"{reserved.title(found)} in {found.zone}{ends}"
+    return f"{capacity_reservation.title(found)} in {found.zone}{ends}"
 
 
 def _network(the_plan: Plan, info: TypeInfo, spec: ClusterSpec) -> list[str]:

@@ -11,7 +11,7 @@ from cloudddp.agent.protocol.jobs import JobState
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.training import PREEMPTED_EXIT_CODE, TrainingStatus
 from cloudddp.agent.protocol.verdict import Cause
-from cloudddp.job import outcome
+from cloudddp.job import failure_text, outcome
 from cloudddp.job.follow.state import TAIL_LINE_LENGTH, FollowState
 from cloudddp.job.outcome import JobOutcome, JobStatus, RankFailure
 from cloudddp.text import one_line
@@ -114,12 +114,12 @@ def _agreed_ending(state: FollowState) -> _Ending | None:
     if found.status is JobStatus.PREEMPTED:
         noticed = verdict.first is not None and verdict.first.cause is Cause.NOTICE
         asked = (
-            outcome.sentence(verdict.first)
+            failure_text.sentence(verdict.first)
             if verdict.first is not None and noticed
             else "its ranks were asked to stop (SIGTERM)"
         )
         return _Ending(JobStatus.PREEMPTED, PREEMPTED_EXIT_CODE, asked)
-    cause = outcome.why(verdict, state.jobs) or "its ranks were ended, and no node knows why"
+    cause = failure_text.why(verdict, state.jobs) or "its ranks were ended, and no node knows why"
     return _Ending(JobStatus.FAILED, verdict.exit_code, cause, verdict.last_lines)
 
 
@@ -146,7 +146,7 @@ def _abandoned_ending(jobs: Mapping[int, JobState]) -> _Ending | None:
     verdict = outcome.concluded(jobs)
     if verdict is None or verdict.first is None:
         return None
-    return _Ending(JobStatus.FAILED, verdict.exit_code, outcome.why(verdict, jobs))
+    return _Ending(JobStatus.FAILED, verdict.exit_code, failure_text.why(verdict, jobs))
 
 
 def _job_ending(state: FollowState, found: JobOutcome | None, first: RankFailure | None) -> _Ending:
@@ -184,7 +184,7 @@ def _launcher_ending(state: FollowState, node: int, job: JobState) -> _Ending:
     """No rank failed, yet the job did: torchrun itself failed, or the processes could not be started."""
     code = "" if job.exit_code is None else f" with code {job.exit_code}"
     if job.setup:
-        why = outcome.setup_ending(node, job)
+        why = failure_text.setup_ending(node, job)
         return _Ending(JobStatus.FAILED, job.exit_code or 1, why, _tail(state, node, SETUP_RANK))
     why = one_line(job.error, TAIL_LINE_LENGTH) or f"the launcher exited{code} before its ranks had finished"
     return _Ending(

@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cloudddp.errors import CloudDDPError, NodeError
-from cloudddp.job.results.errors import OTHER_FOLDER_HINT, cannot_write
-from cloudddp.job.results.stream import Truncated
+from cloudddp.job.results.file_stream import Truncated
+from cloudddp.job.results.write_errors import OTHER_FOLDER_HINT, cannot_write
 from cloudddp.safe_files import Folder
 
 PREFIX = ".cloudddp-incoming-"

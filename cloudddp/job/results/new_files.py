@@ -58,9 +58,13 @@ def find(
 ) -> NewFilesReply:
     """Return the new files on one node. Raises NodeError."""
     request = NewFilesRequest(
-        project=project, outputs=tuple(job.outputs), scratch=tuple(job.scratch), job=job_id,
-        limit=limit_of(job), present=tuple(runner.ids.values()),
-    )  # fmt: skip
+        project=project,
+        outputs=tuple(job.outputs),
+        scratch=tuple(job.scratch),
+        job=job_id,
+        limit=limit_of(job),
+        present=tuple(runner.ids.values()),
+    )
     return client.call(runner, node, request, timeout=timeout)
 
 

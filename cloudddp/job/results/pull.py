@@ -1,6 +1,6 @@
 """Pulling results: a stream of files from a node, written next to its destination and moved there once it is complete.
 
-The node is told what is here (known.py), so files that did not change are not sent again, and a transfer that broke
+The node is told what is here (local_files.py), so files that did not change are not sent again, and a transfer that broke
 continues.
 
 A node is not trusted: any program that runs there as the login user decides what is sent. So only what was
@@ -18,22 +18,22 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cloudddp import local_state
+from cloudddp import state_folder
 from cloudddp.agent import client, failures
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.files import PackRequest, Selection
 from cloudddp.agent.protocol.results import EVIDENCE, LeftFile
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.errors import Command, NodeError, UsageError, parts
-from cloudddp.job.results import incoming, known, safe_names
-from cloudddp.job.results.errors import OTHER_FOLDER_HINT, cannot_write
+from cloudddp.job.results import incoming, local_files, safe_names
+from cloudddp.job.results.file_stream import Reader, Refused, Truncated
 from cloudddp.job.results.incoming import Incoming
-from cloudddp.job.results.notes import CHANGED, LONGEST, MISSING, Notes
-from cloudddp.job.results.place import Move, identity
+from cloudddp.job.results.move import Move, identity
 from cloudddp.job.results.progress_limit import ProgressLimit
+from cloudddp.job.results.pull_notes import CHANGED, LONGEST, MISSING, Notes
 from cloudddp.job.results.receive import Progress, Receive
 from cloudddp.job.results.safe_names import Parts
-from cloudddp.job.results.stream import Reader, Refused, Truncated
+from cloudddp.job.results.write_errors import OTHER_FOLDER_HINT, cannot_write
 from cloudddp.safe_files import Folder, resolved
 from cloudddp.text import one_line
 
@@ -109,7 +109,7 @@ def check_target(to: Path, *, hint: str = OTHER_FOLDER_HINT) -> None:
     existing = next(path for path in (real, *real.parents) if _exists(path))
     if _is_state(existing):
         raise UsageError(
-            f"cannot write results to {to}: it is inside CLOUDDDP_HOME ({local_state.home()}), cloudddp's own folder",
+            f"cannot write results to {to}: it is inside CLOUDDDP_HOME ({state_folder.home()}), cloudddp's own folder",
             hint=hint,
         )
     if not existing.is_dir():
@@ -131,7 +131,7 @@ def check_names(names: Sequence[str]) -> tuple[Parts, ...]:
 
 def _is_state(folder: Path) -> bool:
     """Return whether a folder is CLOUDDDP_HOME or inside it, by whatever name."""
-    home = identity(local_state.home())
+    home = identity(state_folder.home())
     return home is not None and any(identity(path) == home for path in (folder, *folder.parents))
 
 
@@ -208,7 +208,7 @@ class _Pull:
     def _receive(self, arrived: Incoming, target: Folder, since: int) -> Receive:
         """Receive what was requested from the node."""
         node = self._node
-        found = known.find(arrived.before, target, self._roots)
+        found = local_files.find(arrived.before, target, self._roots)
         request = PackRequest(
             PROJECT,
             tuple("/".join((".", *root)) for root in self._roots),

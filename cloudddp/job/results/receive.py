@@ -13,12 +13,12 @@ from typing import Any
 
 from cloudddp.agent.protocol import files
 from cloudddp.agent.protocol.files import End, Entry, LeftOut, Total
-from cloudddp.job.results import known as here
+from cloudddp.job.results import local_files as here
+from cloudddp.job.results.file_stream import Refused
 from cloudddp.job.results.incoming import Incoming
-from cloudddp.job.results.known import Known
-from cloudddp.job.results.notes import Notes
+from cloudddp.job.results.local_files import Known
+from cloudddp.job.results.pull_notes import Notes
 from cloudddp.job.results.safe_names import Parts
-from cloudddp.job.results.stream import Refused
 from cloudddp.job.results.unpack import Unpack
 
 

@@ -34,8 +34,14 @@ def results_here(root: Path) -> list[Path]:
 
 
 def restore(
-    runner: Runner, cluster: Cluster, job: JobSpec, folder: Path, *, project: Collection[str], progress: Callable[[Text], None]
-) -> int:  # fmt: skip
+    runner: Runner,
+    cluster: Cluster,
+    job: JobSpec,
+    folder: Path,
+    *,
+    project: Collection[str],
+    progress: Callable[[Text], None],
+) -> int:
     """Send the results in `folder` to the nodes, but for files of the `project`; return how many there are. A folder `nodeN` goes
     to that node only. Raises UsageError, NodeError; CloudDDPError while a job runs."""
     own = {node: folder / f"node{node}" for node in cluster.nodes if (folder / f"node{node}").is_dir()}
@@ -55,11 +61,19 @@ def restore(
         if not manifest:
             continue
         progress(f"sending {len(manifest):,} files of {root} to {len(nodes)} node{'s' * (len(nodes) != 1)}")
-        replies = Transfer(
-            runner, root, Listing(nested(manifest_to_wire(manifest))),
-            [Peer(node, cluster.nodes[node].private_ip, probes[node].free_port) for node in nodes],
-            approve=lambda _node, _wants: None, note=progress, adds=True,
-        ).run().all()  # fmt: skip
+        replies = (
+            Transfer(
+                runner,
+                root,
+                Listing(nested(manifest_to_wire(manifest))),
+                [Peer(node, cluster.nodes[node].private_ip, probes[node].free_port) for node in nodes],
+                approve=lambda _node, _wants: None,
+                note=progress,
+                adds=True,
+            )
+            .run()
+            .all()
+        )
         report_replaced(replies, progress)
         for node in nodes:  # they are here: they do not wait to be pulled
             time_ns = new_files.find(runner, node, job, project=PROJECT).time_ns

@@ -16,18 +16,18 @@ from cloudddp.agent.protocol.codec import MAX_TIME, ProtocolError
 from cloudddp.agent.protocol.copies import LINK, LOGS, MTIME, OUTPUTS, REPORT, Copied
 from cloudddp.agent.protocol.files import FILE, Entry
 from cloudddp.agent.protocol.files import LINK as LINK_ENTRY
-from cloudddp.aws import objects
+from cloudddp.aws import s3
 from cloudddp.aws.client import AWS
-from cloudddp.aws.objects import Object
+from cloudddp.aws.s3 import Object
 from cloudddp.job.results import incoming, pull, safe_names
-from cloudddp.job.results.errors import cannot_write
-from cloudddp.job.results.notes import Notes
-from cloudddp.job.results.place import Move
+from cloudddp.job.results.file_stream import Refused
+from cloudddp.job.results.move import Move
 from cloudddp.job.results.pull import Pulled
-from cloudddp.job.results.s3_place import Place
+from cloudddp.job.results.pull_notes import Notes
+from cloudddp.job.results.s3_location import Place
 from cloudddp.job.results.safe_names import Parts
-from cloudddp.job.results.stream import Refused
 from cloudddp.job.results.unpack import Unpack
+from cloudddp.job.results.write_errors import cannot_write
 from cloudddp.safe_files import Folder
 
 MAX_REPORT = 1 << 18  # bytes of a node's report
@@ -52,7 +52,7 @@ class NodeObjects:
 def find(aws: AWS, place: Place) -> dict[int, NodeObjects]:
     """Return what is in S3, by node. Raises AWSError, CloudDDPError."""
     found: dict[int, NodeObjects] = {}
-    for one in objects.listed(aws, place.bucket, f"{place.prefix}/"):
+    for one in s3.listed(aws, place.bucket, f"{place.prefix}/"):
         match = _NAME.fullmatch(one.key.removeprefix(f"{place.prefix}/"))
         if match is None:
             continue
@@ -68,7 +68,7 @@ def find(aws: AWS, place: Place) -> dict[int, NodeObjects]:
 
 def _report(aws: AWS, place: Place, key: str) -> Copied | None:
     pieces: list[bytes] = []
-    objects.read(aws, place.bucket, key, lambda _: True, pieces.append)
+    s3.read(aws, place.bucket, key, lambda _: True, pieces.append)
     try:
         return decode(b"".join(pieces), Copied, limit=MAX_REPORT)
     except ProtocolError:
@@ -118,9 +118,7 @@ class _Transfer:
 
     def run(self, aws: AWS, place: Place) -> None:
         self._open = False
-        objects.read(
-            aws, place.bucket, self.one.key, self._begin, lambda data: self.unpack.data(memoryview(data))
-        )
+        s3.read(aws, place.bucket, self.one.key, self._begin, lambda data: self.unpack.data(memoryview(data)))
         if self._open:
             self.unpack.end()
 

@@ -15,10 +15,10 @@ from cloudddp.agent.protocol import files
 from cloudddp.agent.protocol.files import Entry
 from cloudddp.errors import CloudDDPError
 from cloudddp.job.results import safe_names
-from cloudddp.job.results.errors import FREE_SPACE_HINT
-from cloudddp.job.results.notes import LONGEST, Notes
+from cloudddp.job.results.file_stream import Refused
+from cloudddp.job.results.pull_notes import LONGEST, Notes
 from cloudddp.job.results.safe_names import Parts
-from cloudddp.job.results.stream import Refused
+from cloudddp.job.results.write_errors import FREE_SPACE_HINT
 from cloudddp.safe_files import Descent, Folder
 from cloudddp.text import one_line
 
@@ -104,9 +104,10 @@ class Unpack:
         if guarded is not None:
             self._guarded = path[: guarded + 1]
             self._notes.left_out(
-                "/".join(self._guarded), "git or cloudddp would act on it, so `pull` never writes it",
+                "/".join(self._guarded),
+                "git or cloudddp would act on it, so `pull` never writes it",
                 counts=path[guarded] != ".git",  # which is no result
-            )  # fmt: skip
+            )
             return True
         if safe_names.too_long(path):
             self._notes.left_out(entry.name, "its path is too long")
@@ -156,7 +157,7 @@ class Unpack:
 
     def end(self, *, exact: bool = True) -> None:
         """Complete the file. Not `exact`: its time is set to a whole second, which says that it does not identify the
-        contents (known.py)."""
+        contents (local_files.py)."""
         if self._file >= 0:
             if self._mode is not None:
                 os.fchmod(self._file, self._mode)

@@ -1,4 +1,4 @@
-"""py-spy for the nodes: the agents read the stacks of a stalled job with it, also when nobody is connected.
+"""The stacks of ranks; and py-spy for the nodes, with which the agents read them, also when nobody is connected.
 
 It is one static program in the wheel of py-spy. `launch` sends this computer's to the nodes that lack it, while the ranks
 run. Where this computer has none, or is of another kind than the nodes, an agent that needs it takes that of the ranks'
@@ -14,15 +14,16 @@ import secrets
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from cloudddp.agent import client
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.manifest import FILE, Entry
 from cloudddp.agent.protocol.peer import Peer
 from cloudddp.agent.protocol.receive import ReceiveReply
-from cloudddp.agent.protocol.stacks import TOOLS
+from cloudddp.agent.protocol.stacks import MAX_STACKS, TOOLS, RankStack, StacksReply, StacksRequest
 from cloudddp.agent.protocol.start import StartReply
 from cloudddp.agent.protocol.transfer import Listing
 from cloudddp.cluster.model import Cluster
@@ -32,6 +33,7 @@ from cloudddp.ssh.fleet import Outcome
 
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}  # other names of the same
 WAIT = 120.0  # seconds that `launch` waits at its end for py-spy to be sent
+STACKS_SECONDS = 180.0  # for a node to return stacks: py-spy may have to be installed first
 PORTS = 20_000, 32_000  # below those that Linux gives to outgoing connections
 
 
@@ -57,9 +59,14 @@ class Tool:
         ]
         listing = Listing({"": {self.path.name: entry}})
         return Transfer(
-            runner, self.path.parent, listing, chain, project=TOOLS,
-            approve=lambda _node, _wants: None, note=progress,
-        ).run()  # fmt: skip
+            runner,
+            self.path.parent,
+            listing,
+            chain,
+            project=TOOLS,
+            approve=lambda _node, _wants: None,
+            note=progress,
+        ).run()
 
 
 def local() -> Tool | None:
@@ -136,3 +143,28 @@ class Sending:
 def _platform() -> str:
     machine = platform.machine().lower()
     return f"{platform.system().lower()}-{MACHINES.get(machine, machine)}"
+
+
+def gather_stacks(
+    runner: Runner, cluster: Cluster, job_id: str, progress: Callable[[Text], None]
+) -> dict[int, tuple[RankStack, ...]]:
+    """Return the stacks of the ranks that run, by node. Raises NodeError; NoSuchJob if a node does not know the job."""
+    tool = local()
+    replies = _ask(runner, StacksRequest(job_id, install=tool is None), runner.nodes)
+    lacking = {node for node, reply in replies.items() if reply.lacks_tool and tool is not None}
+    if tool is not None and lacking:
+        alike = {
+            node: cluster.nodes[node].private_ip
+            for node in lacking
+            if replies[node].platform == tool.platform
+        }
+        if alike:
+            progress(f"sending py-spy to node {', '.join(map(str, sorted(alike)))}")
+            tool.send(runner, alike, progress).all()
+        replies |= _ask(runner, StacksRequest(job_id), lacking)
+    return {node: reply.ranks for node, reply in sorted(replies.items())}
+
+
+def _ask(runner: Runner, request: StacksRequest, nodes: Iterable[int]) -> dict[int, StacksReply]:
+    requests = dict.fromkeys(nodes, request)
+    return client.gather_replies(runner, requests, timeout=STACKS_SECONDS, limit=MAX_STACKS).all()

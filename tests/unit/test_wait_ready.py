@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cloudddp.agent.protocol.machine import ProbeReply
-from cloudddp.cluster.readiness import missing_gpus, ready_minutes
+from cloudddp.cluster.wait_ready import missing_gpus, ready_minutes
 from cloudddp.config.spec import ClusterSpec
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.aws.reservations import Reservation
-from cloudddp.cluster.requests import LaunchContext, Request, tagged
+from cloudddp.cluster.plan_types import LaunchContext, Request, tagged
 from cloudddp.config.spec import ClusterSpec
 
 STEP = "placement-group"

@@ -12,13 +12,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from cloudddp.aws import addresses, inventory
+from cloudddp.aws import elastic_ips, inventory
 from cloudddp.aws.client import AWS
 from cloudddp.cluster.model import Cluster
-from cloudddp.cluster.progress import ProgressCallback
-from cloudddp.cluster.requests import Request, tagged
+from cloudddp.cluster.plan_types import Request, tagged
 from cloudddp.config import timing
-from cloudddp.errors import AWSError, CloudDDPError, Command, Text
+from cloudddp.errors import AWSError, CloudDDPError, Command, ProgressCallback, Text
 
 STEP = "address"
 _PARALLEL = 8  # calls at a time: 256 nodes take 32 rounds, and EC2's request rate is not exceeded
@@ -38,10 +37,10 @@ def check_limit(aws: AWS, name: str, count: int, abandoned: Callable[[], str]) -
 
     `abandoned` returns the id of a cluster of this name that `up` is going to remove, or '': its addresses do not count.
     """
-    limit = addresses.limit(aws)
+    limit = elastic_ips.limit(aws)
     if limit is None:
         return
-    used = len(addresses.listed(aws, []))
+    used = len(elastic_ips.listed(aws, []))
     if used + count <= limit:
         return
     left = inventory.resources(aws, inventory.named(name), ["Elastic IP"])
@@ -77,7 +76,7 @@ def associate(aws: AWS, cluster: Cluster) -> None:
     """
     deadline = time.monotonic() + timing.current().settle
     while True:
-        known = addresses.listed(aws, inventory.with_id(cluster.id))
+        known = elastic_ips.listed(aws, inventory.with_id(cluster.id))
         served = {address.interface for address in known}
         waiting = [node for node in cluster.nodes.values() if node.interface not in served]
         free = [address for address in known if not address.interface]
@@ -89,10 +88,10 @@ def associate(aws: AWS, cluster: Cluster) -> None:
             )
         time.sleep(_RETRY_SECONDS)
     calls = [
-        lambda address=address, node=node: addresses.associate(aws, address, node.interface)
+        lambda address=address, node=node: elastic_ips.associate(aws, address, node.interface)
         for address, node in zip(free, waiting, strict=False)
     ]
-    in_parallel([*calls, *(lambda one=one: addresses.release(aws, one) for one in free[len(waiting) :])])
+    in_parallel([*calls, *(lambda one=one: elastic_ips.release(aws, one) for one in free[len(waiting) :])])
 
 
 def provide(aws: AWS, cluster: Cluster, progress: ProgressCallback) -> None:
@@ -105,7 +104,7 @@ def missing(aws: AWS, cluster: Cluster) -> bool:
     """Return whether nodes lack the Elastic IPs that were allocated for them: their `up` was killed. At most one call."""
     if all(node.public_ip for node in cluster.nodes.values()):
         return False
-    return bool(addresses.listed(aws, inventory.with_id(cluster.id)))
+    return bool(elastic_ips.listed(aws, inventory.with_id(cluster.id)))
 
 
 def in_parallel(calls: Sequence[Callable[[], T]]) -> list[T]:
@@ -119,6 +118,6 @@ def in_parallel(calls: Sequence[Callable[[], T]]) -> list[T]:
 
 def explained(error: AWSError) -> AWSError:
     """Return the error of an allocation, with what to do if it is the account's limit."""
-    if error.code != addresses.LIMIT:
+    if error.code != elastic_ips.LIMIT:
         return error
     return AWSError(error.message, hint=addresses_hint(), code=error.code)

@@ -13,16 +13,16 @@ from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.gang import Gang, Unreachable
 from cloudddp.agent.protocol.machine import ProbeReply
 from cloudddp.agent.protocol.peer import Peer
+from cloudddp.agent.protocol.snapshots import SnapshotSearch, matches
 from cloudddp.agent.protocol.start import MAX_LEFT, Deadline, OnStall, StartReply, StartRequest
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import timing
-from cloudddp.config.spec import Config
+from cloudddp.config.spec import Config, JobSpec
 from cloudddp.errors import Command, NodeError
-from cloudddp.job import snapshots
-from cloudddp.job.new_job import NewJob
+from cloudddp.job.job_request import NewJob
 from cloudddp.job.ranks import NodePlan
-from cloudddp.job.results.s3_place import destination
+from cloudddp.job.results.s3_location import destination
 from cloudddp.text import one_line
 
 _LISTED_PAIRS = 4
@@ -50,7 +50,7 @@ def start(
     save = config.job.save_minutes * timing.current().minute
     results = destination(config, job.id)
     wrote = any(reply.wrote for reply in probes.values())
-    looked_for = snapshots.looking_for(config.job, files, nodes=len(plans), wrote=wrote)
+    looked_for = looking_for(config.job, files, nodes=len(plans), wrote=wrote)
     requests = {
         plan.node: StartRequest(
             job=job.id,
@@ -86,6 +86,25 @@ def start(
     if unreachable:
         raise _not_connected(unreachable, gang, cluster)
     return replies
+
+
+def looking_for(job: JobSpec, files: Collection[str], *, nodes: int, wrote: bool) -> SnapshotSearch | None:
+    """Return what looks for the files that the nodes share and that are not `files` of the project, which the agents copy
+    between them before ranks start (infra/node/agent/spread.py); None where they share none.
+
+    A pattern of job.share that matches a folder is for all that is in it. `wrote`: an earlier job wrote something. Pure.
+    """
+    patterns = tuple(found for one in job.share for found in (one, f"{one}/**")) or job.snapshots
+    if not patterns:
+        if nodes < 2 or not job.share_mb or not (wrote or job.retries):
+            return None
+        limit = max(1, int(job.share_mb * 2**20))
+        return SnapshotSearch(
+            PROJECT, (), outputs=job.outputs, scratch=job.scratch, limit=limit, restarts_only=not wrote
+        )
+    own = {name for name in files if matches(name, patterns)}
+    sendable = tuple(sorted(name for name in own if name.isprintable()))
+    return SnapshotSearch(PROJECT, patterns, sendable, every=bool(job.share))
 
 
 def _record_laps(replies: Mapping[int, StartReply]) -> None:
@@ -134,9 +153,13 @@ def _not_connected(found: Mapping[int, Unreachable], gang: Gang, cluster: Cluste
     if problems:
         return NodeError(
             "the nodes are not fit for a job: " + "; ".join(list(problems)[:_LISTED_PROBLEMS]),
-            hint=(Command("exec"), " runs a command on all nodes, to correct it; ", Command("launch", "--no-preflight"),
-                  " starts all the same"),
-        )  # fmt: skip
+            hint=(
+                Command("exec"),
+                " runs a command on all nodes, to correct it; ",
+                Command("launch", "--no-preflight"),
+                " starts all the same",
+            ),
+        )
     ports = {peer.node: f"{peer.address}:{peer.port}" for peer in gang.peers}
     pairs = {
         (node, other): reason for node, one in found.items() for other, reason in sorted(one.to.items())

@@ -35,6 +35,10 @@ def destination(config: Config, job_id: str) -> Destination | None:
     if place is None:
         return None
     return Destination(
-        place.bucket, place.prefix, tuple(config.job.outputs), limit=limits.copy, patience=limits.copy_stalled,
+        place.bucket,
+        place.prefix,
+        tuple(config.job.outputs),
+        limit=limits.copy,
+        patience=limits.copy_stalled,
         scratch=tuple(config.job.scratch),
-    )  # fmt: skip
+    )

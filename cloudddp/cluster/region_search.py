@@ -11,15 +11,15 @@ import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cloudddp.aws import denials, inventory, regions
+from cloudddp.aws import denials, inventory
+from cloudddp.aws.botocore_errors import REGION_REFUSED
+from cloudddp.aws.caller import enabled_regions
 from cloudddp.aws.client import AWS
-from cloudddp.aws.explain import REGION_REFUSED
-from cloudddp.cluster import inspect
-from cloudddp.cluster.addresses import in_parallel
+from cloudddp.cluster import lookup
 from cloudddp.cluster.model import Cluster
+from cloudddp.cluster.node_addresses import in_parallel
 from cloudddp.cluster.ownership import Ownership
-from cloudddp.cluster.progress import ProgressCallback
-from cloudddp.errors import AWSError, CloudDDPError, ToolCommand
+from cloudddp.errors import AWSError, CloudDDPError, ProgressCallback, ToolCommand
 from cloudddp.local_state import known_clusters
 
 _NOT_LISTED = "other regions"  # of the account, if it does not say which it has
@@ -95,7 +95,7 @@ def ask(clouds: Sequence[AWS]) -> Search:
 
     def one(aws: AWS) -> list[Cluster] | CloudDDPError:
         try:
-            return inspect.find(aws)
+            return lookup.find(aws)
         except CloudDDPError as error:
             return error
 
@@ -160,7 +160,7 @@ def with_addresses(found: Search, name: str, *, anyone: bool) -> list[AWS]:
 def rest(asked: AWS, regions_asked: Collection[str]) -> Search:
     """Ask the other regions that are enabled in the account."""
     try:
-        enabled = regions.enabled(asked)
+        enabled = enabled_regions(asked)
     except CloudDDPError as error:
         return Search(failed={_NOT_LISTED: error})
     return ask([asked.at(region) for region in enabled if region not in regions_asked])

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from cloudddp import local_state
+from cloudddp import state_folder
 from cloudddp.agent.protocol.manifest import FILE, MAX_FILES, Manifest
 from cloudddp.agent.protocol.transfer import DIGEST, Record
 from cloudddp.errors import UsageError
@@ -35,7 +35,7 @@ class Contents:
     def __init__(self, root: Path) -> None:
         self._root = root
         name = hashlib.sha256(str(root.resolve()).encode("utf-8", "surrogateescape")).hexdigest()[:16]
-        self._path = local_state.home() / "contents" / f"{name}.json"
+        self._path = state_folder.home() / "contents" / f"{name}.json"
         self._known: dict[str, _Known] | None = None
         self._digests: dict[tuple[int, int, int], str] = {}  # by inode, size and time
         self._changed = False
@@ -76,7 +76,7 @@ class Contents:
             return
         kept = {path: known for path, known in self._load().items() if path in manifest}
         with contextlib.suppress(OSError, UsageError):
-            local_state.write_atomic(self._path, json.dumps(kept))
+            state_folder.write_atomic(self._path, json.dumps(kept))
 
     def _load(self) -> dict[str, _Known]:
         if self._known is None:

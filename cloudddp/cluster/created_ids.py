@@ -6,15 +6,17 @@ client has given up. A removal that relies on tags alone would miss both.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from cloudddp.aws.inventory import Resource
-from cloudddp.cluster.requests import Request
+from cloudddp.cluster.plan_types import Request
 from cloudddp.config import timing
+from cloudddp.errors import AWSError, CloudDDPError, CredentialsError, UsageError
 from cloudddp.local_state import ClusterFolder
 from cloudddp.tags import Tags, decode
 from cloudddp.text import one_line
@@ -30,6 +32,15 @@ _CREATING = {
 }
 _KINDS = frozenset(kind for kind, _, _ in _CREATING.values())
 RUN = "run_instances"
+# The error of the last attempt of a call, of which an earlier attempt may have succeeded.
+_AMBIGUOUS = (
+    "InternalError",
+    "InternalFailure",
+    "Unavailable",
+    "ServiceUnavailable",
+    "RequestLimitExceeded",
+    "Throttling",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +81,74 @@ def created(request: Request, answer: Mapping[str, Any]) -> Resource | None:
     name = str(request.params.get(name_key) or answer.get("PublicIp") or "")
     pairs = request.params.get("TagSpecifications") or [{}]
     return Resource(kind, one_line(str(answer.get(key) or name)), decode(pairs[0].get("Tags", [])), name)
+
+
+class CreatedIds:
+    """What the calls of one command have created, and which of them may have created more. It makes no call.
+
+    A call may have had an effect from the moment at which it is sent, until AWS has refused it or answered it once.
+    """
+
+    def __init__(self) -> None:
+        self.instances: list[str] = []
+        self.resources: list[Resource] = []
+        self._unanswered: set[str] = set()  # steps that were sent and whose outcome is unknown
+        self._last_answer = time.monotonic()
+
+    @contextlib.contextmanager
+    def calling(self, request: Request) -> Iterator[None]:
+        """Note that a call is sent in the block, and whether an error that it raises excludes an effect."""
+        self._unanswered.add(request.step)
+        try:
+            yield
+        except (AWSError, UsageError) as error:
+            if _had_no_effect(request, error):
+                self._unanswered.discard(request.step)
+            raise
+        finally:
+            self._last_answer = time.monotonic()
+
+    def answered(self, request: Request, answer: Mapping[str, Any]) -> Resource | None:
+        """Keep what a call has created, given AWS's answer; return it unless it is instances."""
+        retries = int(answer.get("ResponseMetadata", {}).get("RetryAttempts") or 0)
+        if not _may_have_repeated(request, retries):
+            self._unanswered.discard(request.step)
+        if request.method == RUN:
+            self.instances = [item["InstanceId"] for item in answer["Instances"]]
+        resource = created(request, answer)
+        if resource is not None:
+            self.resources.append(resource)
+        return resource
+
+    def may_have(self, step: str) -> bool:
+        """Return whether a call of this step may have had an effect that AWS has not confirmed."""
+        return step in self._unanswered
+
+    @property
+    def known(self) -> Known:
+        """What exists, or may exist."""
+        listed_from = self._last_answer + timing.current().settle
+        return Known(
+            tuple(self.instances), tuple(self.resources), listed_from, uncertain=bool(self._unanswered)
+        )
+
+
+def _had_no_effect(request: Request, error: CloudDDPError) -> bool:
+    """Return whether a call that raised this error has created nothing. A UsageError: it was not sent."""
+    if not isinstance(error, AWSError):
+        return True
+    # Credentials that could not be loaded: it was not sent.
+    refused = error.code not in _AMBIGUOUS if error.code else isinstance(error, CredentialsError)
+    # Without a connection a key pair exists only if an earlier attempt was lost. It costs nothing, and the next `up`
+    # of the name removes it: an offline computer must not report leftovers.
+    refused = refused or (error.unsent and request.method == "import_key_pair")
+    return refused and not _may_have_repeated(request, error.retries)
+
+
+def _may_have_repeated(request: Request, retries: int) -> bool:
+    """Return whether a call may have had its effect twice: AllocateAddress has no idempotency token, and botocore
+    repeats a call whose answer was lost."""
+    return retries > 0 and request.method == "allocate_address"
 
 
 def from_journal(folder: ClusterFolder) -> Known:

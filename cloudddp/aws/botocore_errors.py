@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -13,8 +14,9 @@ from cloudddp.errors import AWSError, Command, CredentialsError, Text, ToolComma
 from cloudddp.text import one_line
 
 CREDENTIALS_HINT: Text = (
-    "run `aws configure`, or set AWS_PROFILE; to try cloudddp without an account: ", Command("--sim", "up")
-)  # fmt: skip
+    "run `aws configure`, or set AWS_PROFILE; to try cloudddp without an account: ",
+    Command("--sim", "up"),
+)
 
 AGAIN = (Command("down"), ", then ", Command("up"), " again")
 
@@ -130,8 +132,6 @@ def explain(
 
 def _is_of_parser(error: BaseException) -> bool:
     """Return whether botocore's parser raised it, which converts the text of numbers and times without a check."""
-    import traceback
-
     frames = traceback.walk_tb(error.__traceback__)
     return any(frame.f_globals.get("__name__") == "botocore.parsers" for frame, _ in frames)
 

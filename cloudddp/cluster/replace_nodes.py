@@ -18,20 +18,19 @@ from cloudddp import signals
 from cloudddp.aws import inventory, removal
 from cloudddp.aws.client import AWS
 from cloudddp.aws.inventory import Instance
-from cloudddp.cluster import addresses, host_keys, inspect, known, replacement
-from cloudddp.cluster.capacity import Next, NotLaunched, attempt, next_step
+from cloudddp.cluster import created_ids, host_keys, lookup, node_addresses, replacement_plan
 from cloudddp.cluster.connect import Dial, dial
 from cloudddp.cluster.create import CreatedResources
-from cloudddp.cluster.identity import idle_guard, units
+from cloudddp.cluster.launch_errors import Next, NotLaunched, attempt, next_step
 from cloudddp.cluster.model import Cluster
-from cloudddp.cluster.progress import ProgressCallback
-from cloudddp.cluster.reach import remembered
-from cloudddp.cluster.readiness import check_intact, make_ready, wait_running
-from cloudddp.cluster.replacement import Replacement
-from cloudddp.cluster.user_data import Identity
-from cloudddp.config import duration, timing
+from cloudddp.cluster.replacement_plan import Replacement
+from cloudddp.cluster.ssh_routes import remembered
+from cloudddp.cluster.user_data import Identity, idle_guard, units
+from cloudddp.cluster.wait_ready import check_intact, make_ready, wait_running
+from cloudddp.config import timing
 from cloudddp.config.spec import ClusterSpec
-from cloudddp.errors import AWSError, CloudDDPError, Command, Interrupted, Leftovers
+from cloudddp.config.spec.limits import seconds_of
+from cloudddp.errors import AWSError, CloudDDPError, Command, Interrupted, Leftovers, ProgressCallback
 from cloudddp.local_state import ClusterFolder
 from cloudddp.ssh import keys
 from cloudddp.tags import parse_time
@@ -72,7 +71,7 @@ def replace_lost(
     folder = ClusterFolder(cluster.id)
     spec = msgspec.structs.replace(remembered(spec, folder.record()), instance_type=cluster.type)
     _wait_until_listed(folder, progress)
-    cluster = inspect.refresh(aws, cluster.name, cluster.id) or cluster
+    cluster = lookup.refresh(aws, cluster.name, cluster.id) or cluster
     unready = _unready(folder, cluster)
     if not cluster.missing and not unready:
         return cluster
@@ -99,7 +98,7 @@ def replace_lost(
                 f"nodes of cluster {cluster.name!r} keep ending: {len(whole.nodes)} left",
                 hint=(Command("status"), " shows why"),
             )
-        folder.journal(known.READY, nodes={rank: node.id for rank, node in whole.nodes.items()})
+        folder.journal(created_ids.READY, nodes={rank: node.id for rank, node in whole.nodes.items()})
     except BaseException as error:
         _remove(aws, cluster, new, error, progress)
         raise
@@ -108,7 +107,7 @@ def replace_lost(
 
 
 def _refreshed(aws: AWS, cluster: Cluster) -> Cluster:
-    found = inspect.refresh(aws, cluster.name, cluster.id)
+    found = lookup.refresh(aws, cluster.name, cluster.id)
     if found is None:
         raise CloudDDPError(
             f"every node of cluster {cluster.name!r} has ended", hint=(Command("up"), " creates a new one")
@@ -139,7 +138,7 @@ def missing_ranks(cluster: Cluster) -> list[int]:
 def _wait_until_listed(folder: ClusterFolder, progress: ProgressCallback) -> None:
     """Wait until AWS lists what a command that was killed may have launched: a second node of a rank would be billed and
     useless."""
-    before = known.from_journal(folder)
+    before = created_ids.from_journal(folder)
     wait = before.listed_from - time.monotonic()
     if not before.nothing and wait > 0:
         progress(f"waiting {wait:.0f} s until AWS lists everything that an earlier command has launched")
@@ -153,9 +152,9 @@ def _unready(folder: ClusterFolder, cluster: Cluster) -> dict[int, Instance]:
     tokens: set[str] = set()
     for event in events:
         nodes, token = event.get("nodes"), event.get("client_token")
-        if event.get("event") == known.READY and isinstance(nodes, dict):
+        if event.get("event") == created_ids.READY and isinstance(nodes, dict):
             ready.update(one for one in nodes.values() if isinstance(one, str))
-        if event.get("method") == known.RUN and isinstance(token, str):
+        if event.get("method") == created_ids.RUN and isinstance(token, str):
             tokens.add(token)
     return {
         rank: node
@@ -173,7 +172,7 @@ def _launch(
     progress: ProgressCallback,
 ) -> None:
     """Launch a node for each missing rank. Raises NotLaunched if there is no capacity within spec.wait_capacity."""
-    launch = replacement.recorded(folder)
+    launch = replacement_plan.recorded(folder)
     zone = next(iter(cluster.nodes.values())).zone
     record = folder.record()
     expires = (parse_time(record.expires) if record else None) or cluster.expires
@@ -182,16 +181,24 @@ def _launch(
             "the deadline of the cluster is unknown", hint=(Command("down"), " and ", Command("up"))
         )
     identity = _identity(folder)
-    deadline = time.monotonic() + duration.seconds(spec.wait_capacity)
+    deadline = time.monotonic() + seconds_of(spec.wait_capacity)
     pause = timing.current().capacity_first
     waiting = missing_ranks(cluster)
-    number = 1 + sum(event.get("method") == known.RUN for event in folder.events())
+    number = 1 + sum(event.get("method") == created_ids.RUN for event in folder.events())
     while waiting:
         now = datetime.now(UTC).replace(microsecond=0)
-        plan = replacement.plan(
-            launch, identity, rank=waiting[0], zone=zone, region=aws.region, attempt=number, now=now,
-            expires=expires, units=units(), idle=idle_guard(cluster.idle_minutes, spec.ssh_port),
-        )  # fmt: skip
+        plan = replacement_plan.plan(
+            launch,
+            identity,
+            rank=waiting[0],
+            zone=zone,
+            region=aws.region,
+            attempt=number,
+            now=now,
+            expires=expires,
+            units=units(),
+            idle=idle_guard(cluster.idle_minutes, spec.ssh_port),
+        )
         progress(
             f"launching node {plan.rank}: {launch['InstanceType']} in {zone}, until {expires:%Y-%m-%d %H:%M} UTC"
         )
@@ -241,8 +248,8 @@ def _make_ready(
     only = frozenset(ids)
     try:
         found = wait_running(aws, alone, cluster.id, cluster.gpus, progress, addressed=False, only=only)
-        if addresses.missing(aws, found):
-            addresses.provide(aws, found, progress)
+        if node_addresses.missing(aws, found):
+            node_addresses.provide(aws, found, progress)
         found = wait_running(aws, alone, cluster.id, cluster.gpus, progress, only=only)
     except AWSError as error:
         if next_step(error.code) is not Next.ZONE:

@@ -82,9 +82,10 @@ def _check_state(found: Reservation) -> None:
     when = f"; it starts at {found.start.astimezone(UTC):%Y-%m-%d %H:%M} UTC" if found.start else ""
     raise CloudDDPError(
         f"{title(found)} is {found.state}, not active{when if found.state == 'scheduled' else ''}",
-        hint="repeat the command when it is active" if found.state in ("scheduled", "pending", "payment-pending")
+        hint="repeat the command when it is active"
+        if found.state in ("scheduled", "pending", "payment-pending")
         else "give another --reservation, or omit it for on-demand capacity",
-    )  # fmt: skip
+    )
 
 
 def _check_room(aws: AWS, found: Reservation, spec: ClusterSpec) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from cloudddp.agent.protocol.codec import has_job_id_format
-from cloudddp.job.new_job import NewJob
+from cloudddp.job.job_request import NewJob
 from cloudddp.job.ranks import Script
 
 

@@ -12,13 +12,12 @@ from cloudddp.aws.client import AWS
 from cloudddp.aws.removal import POLL_SECONDS, power_minutes
 from cloudddp.cluster import name_lock
 from cloudddp.cluster.connect import Dial, Meanwhile, connect, probe
-from cloudddp.cluster.inspect import refresh
+from cloudddp.cluster.lookup import refresh
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.permission import hint_of_end
-from cloudddp.cluster.progress import ProgressCallback
 from cloudddp.config import connection, timing
 from cloudddp.config.spec import ClusterSpec
-from cloudddp.errors import AWSError, CloudDDPError, Command, NodeError, Text
+from cloudddp.errors import AWSError, CloudDDPError, Command, NodeError, ProgressCallback, Text
 from cloudddp.ssh.fleet import Fleet
 from cloudddp.text import one_line
 

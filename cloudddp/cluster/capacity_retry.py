@@ -16,15 +16,15 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
-from cloudddp.cluster import capacity
-from cloudddp.cluster.capacity import Attempt, NotLaunched, attempt
+from cloudddp.cluster import launch_errors
+from cloudddp.cluster.launch_errors import Attempt, NotLaunched, attempt
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.offers import Offer
 from cloudddp.cluster.plan import Plan, lifetime
-from cloudddp.cluster.progress import ProgressCallback
-from cloudddp.config import duration, timing
+from cloudddp.config import timing
 from cloudddp.config.spec import ClusterSpec
-from cloudddp.errors import AWSError, CloudDDPError, Command, Interrupted, UsageError
+from cloudddp.config.spec.limits import seconds_of
+from cloudddp.errors import AWSError, CloudDDPError, Command, Interrupted, ProgressCallback, UsageError
 
 Create = Callable[[Offer, ClusterSpec], tuple[Cluster, Plan]]
 Look = Callable[[], tuple[Sequence[Offer], Sequence[Attempt]]]
@@ -70,7 +70,7 @@ def create_in_any(
 def _create_in_any(
     look: Look, spec: ClusterSpec, create: Create, progress: ProgressCallback, waiting: _Waiting
 ) -> tuple[Cluster, Plan]:
-    wait = duration.seconds(spec.wait_capacity)
+    wait = seconds_of(spec.wait_capacity)
     deadline, until = time.monotonic() + wait, datetime.now(UTC) + timedelta(seconds=wait)
     limits = timing.current()
     pause = limits.capacity_first
@@ -152,7 +152,7 @@ def _check_accepted(failure: NotLaunched, waiting: _Waiting) -> None:
     """Raise CloudDDPError if too many launches were accepted and ended: each of them is billed."""
     code = failure.attempts[-1].code if failure.attempts else ""
     count = waiting.accepted[code]
-    if not failure.accepted or count < capacity.most_accepted(code):
+    if not failure.accepted or count < launch_errors.most_accepted(code):
         return
     raise CloudDDPError(
         f"{count} launches that AWS accepted ended before the nodes were ready, the last one with {code}: "
@@ -187,12 +187,12 @@ def _failed(
     waited: bool,
 ) -> CloudDDPError:
     attempts = [*excluded, *(one for failure in failures for one in failure.attempts)]
-    wider = capacity.widening(spec)
+    wider = launch_errors.widening(spec)
     if len(attempts) == 1 and not waited:
         first = failures[0].first
-        if isinstance(first, AWSError) and attempts[0].code in capacity.SCARCE:
-            return AWSError(first.message, hint=capacity.advice(attempts, wider), code=first.code)
+        if isinstance(first, AWSError) and attempts[0].code in launch_errors.SCARCE:
+            return AWSError(first.message, hint=launch_errors.advice(attempts, wider), code=first.code)
         return first
     what = f"{spec.nodes} x {spec.instance_type}"
     billed = f"launches that AWS accepted and that ended cost at most {waiting.cost}" if waiting.usd else ""
-    return capacity.exhausted(what, attempts, spec.wait_capacity if waited else "", billed, wider=wider)
+    return launch_errors.exhausted(what, attempts, spec.wait_capacity if waited else "", billed, wider=wider)

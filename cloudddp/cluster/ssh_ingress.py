@@ -7,10 +7,10 @@ from typing import Any
 
 from cloudddp.aws import inventory
 from cloudddp.aws.client import AWS
-from cloudddp.cluster import inspect
+from cloudddp.cluster import lookup
 from cloudddp.cluster.ownership import Ownership
 from cloudddp.cluster.plan import CALLER_RULE, ssh_rule
-from cloudddp.cluster.reach import current_source, remembered
+from cloudddp.cluster.ssh_routes import current_source, remembered
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import CloudDDPError, Command
 from cloudddp.local_state import ClusterFolder, ClusterRecord
@@ -50,7 +50,7 @@ def _own_groups(aws: AWS, name: str, ownership: Ownership) -> list[dict[str, Any
     """Return the caller's security groups of clusters of that name. Raises CloudDDPError if there are none."""
     found = inventory.security_groups(aws, inventory.named(name))
     if not found:
-        raise inspect.NoCluster(
+        raise lookup.NoCluster(
             f"there is no cluster {name!r} in {aws.region}", hint=("create one: ", Command("up"))
         )
     described = [(group, inventory.resource(aws, "security group", group)) for group in found]

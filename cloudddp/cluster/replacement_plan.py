@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from cloudddp.cluster.plan import SHORTEST, Launch
-from cloudddp.cluster.requests import Request
+from cloudddp.cluster.plan_types import Request
 from cloudddp.cluster.run_instances import client_token
 from cloudddp.cluster.user_data import Identity, IdleGuard, user_data
 from cloudddp.errors import CloudDDPError, Command
