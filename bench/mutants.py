@@ -52,7 +52,8 @@ TARGETS = (
         ("tests/unit/test_leftovers.py", "tests/cli/test_teardown_files.py", "tests/cli/test_teardown.py"),
     ),
     Target(
-        "infra/node/agent/node/processes.py", ("tests/node/test_agent_processes.py", "tests/node/test_kill.py")
+        "infra/node/agent/node/processes.py",
+        ("tests/node/test_agent_processes.py", "tests/node/test_kill.py"),
     ),
 )
 
