@@ -1,5 +1,4 @@
-"""cloudddp's program on a node: inspects the machine, receives files, starts ranks, keeps their logs and exit
-codes.
+"""cloudddp's program on a node: inspects the machine, receives files, starts ranks, keeps their logs.
 
 Standard library only, Python 3.9 or newer. The laptop builds these modules and the protocol into one .pyz
 (cloudddp/agent/build.py), copies it over SSH and runs it: one process (`serve`) does the steps of a laptop's
@@ -7,22 +6,19 @@ command. Afterwards only one supervisor per job runs, so the laptop may disconne
 a job is in JSON files that are replaced atomically, below ~/.cloudddp/jobs/JOB/. The agent does not depend on
 AWS or torch.
 
-        laptop: `serve`, or one STEP                              the agents of the other nodes
-                    |                                                          |
-    steps/      dispatch -> one module per step, forked by `serve`             |
-                    |                    |                                     |
-                    |                  start forks                             |
-                    |                    v                                     |
-    gang/           |    guard -> supervisor: mesh, joining, decision <--------+
-                    |      |          |     |                                  |
-    share/ s3/ sync/|      |  files before the start; results; the sync <------+
-    files/ watch/   |      |          |   what ranks do, what the project holds
-                    v      v          v
-    ranks/      launchers -> torchrun -> `rank` (one wrapper per rank) -> the user's script
-                    |                      |
-    jobs/       state.json, verdict.json, ranks/N.json, logs: all that outlives a process
-                    |
-    node/       kernel, processes, store, commands
+    steps/          what the laptop calls; `start` forks a guard, which outlives the connection
+      gang/         guard -> supervisor: joins the other nodes, runs attempts, decides the verdict with them
+        watch/      what the supervisor notices: stalls, stragglers, isolated ranks, notices of EC2
+        share/      what it copies between nodes before ranks start, and before a node ends
+        s3/         what its guard copies to S3 when the job has ended
+      sync/         for `receive`: writes the project's files, and passes them on to other nodes
+        files/      what is in the project, and who wrote it: syncs, jobs, other nodes
+        ranks/      launcher -> `rank`, a wrapper for each rank -> the user's script; why a rank ended
+          jobs/     the record of each job, below ~/.cloudddp/jobs: all that outlives a process
+            node/   processes, programs, the store, connections
+
+Data comes in as requests on stdin (steps/), messages of the other agents (gang/mesh.py), files (sync/,
+share/), and what ranks write: logs, their training status, their steps.
 
 Imports go down only (.importlinter). Each step is the module of its name in steps/, with `REQUEST`, the type
 of its request, and `step(request)`:
