@@ -55,7 +55,9 @@ class Lab:
     """One cluster. `folder` is the project; a second client has a copy of the keys."""
 
     def __init__(self, env: dict[str, str], folder: Path, nodes: int, ranks: int) -> None:
-        self.env, self.folder, self.count, self.ranks = env, folder, nodes, ranks
+        # Named here: by default the name is that of the folder, in which the second client is in another one.
+        self.env = {**env, "CLOUDDDP_CLUSTER": "faults"}
+        self.folder, self.count, self.ranks = folder, nodes, ranks
         self.nodes: list[Node] = []
 
     @property
