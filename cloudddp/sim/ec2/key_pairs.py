@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from cloudddp.sim.ec2.patch import LOCK, client_error, override
+from cloudddp.sim.ec2.patch import LOCK, client_error, override, result
 
 
 def install() -> None:
@@ -45,6 +45,4 @@ def _delete_by_id(original: Callable[..., Any], self: Any) -> Any:
         if found is None or (name and found.key_name != name):
             client_error("InvalidKeyPair.NotFound", f"The key pair '{pair_id}' does not exist")
         self.ec2_backend.delete_key_pair(found.key_name)
-    from moto.core.responses import ActionResult
-
-    return ActionResult({"Return": True, "KeyPairId": pair_id})
+    return result(Return=True, KeyPairId=pair_id)

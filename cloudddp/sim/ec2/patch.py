@@ -72,6 +72,13 @@ def server_error(code: str, message: str) -> NoReturn:
     raise ServerError(xml_error(code, message))
 
 
+def result(**members: Any) -> Any:
+    """Return moto's answer to a call: the members of the response, by their names in the API."""
+    from moto.core.responses import ActionResult
+
+    return ActionResult(members)
+
+
 def error_response(response: Any, error: Any) -> tuple[int, dict[str, str], Any]:
     """Return the answer to a call of one of moto's EC2 responses that fails with an EC2ClientError before it
     begins.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from cloudddp.sim.ec2 import catalog, late_listing
-from cloudddp.sim.ec2.patch import LOCK, add, backend_data, client_error
+from cloudddp.sim.ec2.patch import LOCK, add, backend_data, client_error, result
 
 _STRATEGIES = ("cluster", "partition", "spread")
 _MAX_GROUPS = 500  # per account and region
@@ -86,8 +86,6 @@ def _members(backend: Any, group: Any) -> list[Any]:
 
 
 def _create(response: Any) -> Any:
-    from moto.core.responses import ActionResult
-
     name = response._get_param("GroupName")
     strategy = response._get_param("Strategy", "cluster")
     tags = response._parse_tag_specification("placement-group").get("placement-group", {})
@@ -112,7 +110,7 @@ def _create(response: Any) -> Any:
             spread=response._get_param("SpreadLevel"),
         )
         group.add_tags(tags)
-    return ActionResult({"PlacementGroup": group})
+    return result(PlacementGroup=group)
 
 
 def _new_group(backend: Any, name: str, *, strategy: str, partitions: int | None, spread: str | None) -> Any:
@@ -134,7 +132,6 @@ def _new_group(backend: Any, name: str, *, strategy: str, partitions: int | None
 
 
 def _describe(response: Any) -> Any:
-    from moto.core.responses import ActionResult
     from moto.ec2.utils import generic_filter
 
     response.error_on_dryrun()
@@ -151,7 +148,7 @@ def _describe(response: Any) -> Any:
     shown = late_listing.listed(
         response.ec2_backend, "placement-group", filters, generic_filter(filters, groups)
     )
-    return ActionResult({"PlacementGroups": shown})
+    return result(PlacementGroups=shown)
 
 
 def _delete(response: Any) -> Any:

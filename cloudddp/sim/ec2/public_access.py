@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from cloudddp.sim.ec2.patch import LOCK, add, backend_data, client_error
+from cloudddp.sim.ec2.patch import LOCK, add, backend_data, client_error, result
 
 _MODES = ("off", "block-bidirectional", "block-ingress")
 _EXCLUSION_MODES = ("allow-bidirectional", "allow-egress")
@@ -47,8 +47,6 @@ def _exclusions(backend: Any) -> dict[str, dict[str, Any]]:
 
 
 def _answer_options(backend: Any) -> Any:
-    from moto.core.responses import ActionResult
-
     setting = _setting(backend)
     shown = {
         "AwsAccountId": backend.account_id,
@@ -59,7 +57,7 @@ def _answer_options(backend: Any) -> Any:
         "ManagedBy": "account",
         "ExclusionsAllowed": "allowed",
     }
-    return ActionResult({"VpcBlockPublicAccessOptions": shown})
+    return result(VpcBlockPublicAccessOptions=shown)
 
 
 def _describe_options(response: Any) -> Any:
@@ -86,7 +84,6 @@ def _one_of(response: Any, name: str, known: tuple[str, ...]) -> str:
 
 
 def _create_exclusion(response: Any) -> Any:
-    from moto.core.responses import ActionResult
     from moto.ec2.utils import random_id
     from moto.utilities.utils import get_partition
 
@@ -112,27 +109,23 @@ def _create_exclusion(response: Any) -> Any:
     }
     with LOCK:
         _exclusions(backend)[made["ExclusionId"]] = made
-    return ActionResult({"VpcBlockPublicAccessExclusion": made})
+    return result(VpcBlockPublicAccessExclusion=made)
 
 
 def _describe_exclusions(response: Any) -> Any:
-    from moto.core.responses import ActionResult
-
     response.error_on_dryrun()
     known = _exclusions(response.ec2_backend)
     names = response._get_param("ExclusionIds", [])
     found = [_exclusion(known, name) for name in names] if names else list(known.values())
-    return ActionResult({"VpcBlockPublicAccessExclusions": found})
+    return result(VpcBlockPublicAccessExclusions=found)
 
 
 def _delete_exclusion(response: Any) -> Any:
-    from moto.core.responses import ActionResult
-
     response.error_on_dryrun()
     with LOCK:
         found = _exclusion(_exclusions(response.ec2_backend), response._get_param("ExclusionId"))
         found |= {"State": "delete-complete", "DeletionTimestamp": datetime.now(UTC)}
-    return ActionResult({"VpcBlockPublicAccessExclusion": found})
+    return result(VpcBlockPublicAccessExclusion=found)
 
 
 def _exclusion(known: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from cloudddp.sim.conditions.model import Block
 from cloudddp.sim.ec2 import catalog
 from cloudddp.sim.ec2.account_conditions import CONDITIONS
 from cloudddp.sim.ec2.current_request import parameters
-from cloudddp.sim.ec2.patch import LOCK, add, backend_data, client_error
+from cloudddp.sim.ec2.patch import LOCK, add, backend_data, client_error, result
 
 BLOCK_END = timedelta(minutes=30)
 """Before the end of a block, EC2 begins to terminate its instances (EC2 User Guide, "Capacity Blocks for ML")."""
@@ -230,7 +230,6 @@ def _block(backend: Any, name: str, block: Block) -> Any:
 
 
 def _create(response: Any) -> Any:
-    from moto.core.responses import ActionResult
     from moto.ec2.utils import random_id
 
     get = response._get_param
@@ -264,7 +263,7 @@ def _create(response: Any) -> Any:
         made.placement_group_arn = get("PlacementGroupArn")
         made.add_tags(tags)
         _created(backend)[made.id] = made
-    return ActionResult({"CapacityReservation": made})
+    return result(CapacityReservation=made)
 
 
 def assume(backend: Any, name: str, *, instance_type: str, count: int, zone: str) -> None:
@@ -294,7 +293,6 @@ def _time(value: Any) -> datetime | None:
 
 
 def _describe(response: Any) -> Any:
-    from moto.core.responses import ActionResult
     from moto.ec2.utils import generic_filter
 
     response.error_on_dryrun()
@@ -304,7 +302,7 @@ def _describe(response: Any) -> Any:
         known = {**_created(backend), **_blocks(backend)}
         found = [_find(backend, name) for name in names] if names else list(known.values())
     filters = response._filters_from_querystring()
-    return ActionResult({"CapacityReservations": generic_filter(filters, found)})
+    return result(CapacityReservations=generic_filter(filters, found))
 
 
 def _own(response: Any) -> Any:
@@ -320,8 +318,6 @@ def _own(response: Any) -> Any:
 
 
 def _modify(response: Any) -> Any:
-    from moto.core.responses import ActionResult
-
     response.error_on_dryrun()
     with LOCK:
         found = _own(response)
@@ -337,18 +333,16 @@ def _modify(response: Any) -> Any:
             found.end_date, found.end_date_type = None, "unlimited"
         elif end := _time(response._get_param("EndDate")):
             found.end_date, found.end_date_type = end, "limited"
-    return ActionResult({"Return": True})
+    return result(Return=True)
 
 
 def _cancel(response: Any) -> Any:
-    from moto.core.responses import ActionResult
-
     response.error_on_dryrun()
     with LOCK:
         found = _own(response)
         found.cancelled = True
         CONDITIONS.use_capacity(found.availability_zone, found.instance_type, -found.total_instance_count)
-    return ActionResult({"Return": True})
+    return result(Return=True)
 
 
 def request_of(market: str, instance_type: str, zone: str, count: int, group: Any) -> Request:

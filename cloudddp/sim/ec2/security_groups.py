@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from cloudddp.sim.ec2.patch import LOCK, client_error, override, wrap
+from cloudddp.sim.ec2.patch import LOCK, client_error, override, result, wrap
 
 
 def install() -> None:
@@ -122,8 +122,6 @@ def _delete(
 
 def _respond_to_delete(original: Callable[..., Any], self: Any) -> Any:
     """Reject a default group, which is deleted with its VPC only, and return the id of the deleted group."""
-    from moto.core.responses import ActionResult
-
     name, group_id = self._get_param("GroupName"), self._get_param("GroupId")
     group = self.ec2_backend.get_security_group_from_id(group_id) if group_id else None
     if name == "default" or (group and group.name == "default"):
@@ -134,7 +132,7 @@ def _respond_to_delete(original: Callable[..., Any], self: Any) -> Any:
     if group is None and name:
         group = self.ec2_backend.get_security_group_from_name(name)
     original(self)
-    return ActionResult({"Return": True, "GroupId": group.id if group else group_id})
+    return result(Return=True, GroupId=group.id if group else group_id)
 
 
 def _check_unused(backend: Any, group: Any, *, by_name: bool) -> None:
