@@ -22,7 +22,6 @@ from cloudddp.agent.protocol.transfer import (
     Listing,
     ReceiveReply,
     ReceiveRequest,
-    Record,
     Wants,
 )
 from cloudddp.cluster.connect import PROJECT as PROJECT
@@ -117,14 +116,6 @@ def update(
         folders |= files.folder_digests.keys()
     contents = Contents(files.root)
     listing = _listing(files, folders, contents, known=any(theirs.values()))
-    unstable: list[str] = []
-
-    def sent(path: str, record: Record, inode: int | None) -> None:
-        if inode is None:
-            unstable.append(path)
-        else:
-            contents.sent(path, record, inode)
-
     announced = _Announced(files.manifest, listing, config.sync.max_mb, order, len(theirs), progress)
     transfer = Transfer(
         runner,
@@ -136,7 +127,7 @@ def update(
         job=job,
         approve=announced.approve,
         note=progress,
-        on_sent=sent,
+        on_sent=contents.sent,
         on_bytes=announced.add,
     )
     with timings.span("send files"):
@@ -144,7 +135,7 @@ def update(
     if not outcome.errors:
         announced.end()
     contents.save(files.manifest)
-    for path in unstable[:SHOWN]:
+    for path in contents.unstable[:SHOWN]:
         progress(f"warning: {one_line(path)} was changing while it was sent; the next sync sends it again")
     report_replaced(outcome.values, progress)
     return versions | {node: reply.version for node, reply in outcome.all().items() if reply}
