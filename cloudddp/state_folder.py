@@ -1,4 +1,4 @@
-"""The folder with cloudddp's state on this computer: where it is, and files in it that no crash leaves half written."""
+"""The folder with cloudddp's state on this computer: where it is, and how its files are replaced."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def home() -> Path:
     """Return the state folder: CLOUDDDP_HOME if set, else the platform's state folder of the user."""
     if chosen := os.environ.get("CLOUDDDP_HOME"):
         return Path(chosen).absolute()
-    # Without a home folder (no HOME, no account with that uid) platformdirs raises, or returns a relative path.
+    # Without a home folder (no HOME, no account with that uid) platformdirs raises, or returns a relative
+    # path.
     with contextlib.suppress(RuntimeError):
         if (found := Path(platformdirs.user_state_dir("cloudddp"))).is_absolute():
             return found
@@ -28,7 +29,7 @@ def home() -> Path:
 
 
 def user_config() -> Path | None:
-    """Return the path of the user's configuration file, whether or not it exists; None without a home folder."""
+    """Return the path of the user's configuration file, which may not exist; None without a home folder."""
     with contextlib.suppress(RuntimeError):
         if (found := Path(platformdirs.user_config_dir("cloudddp"))).is_absolute():
             return found / "config.toml"
@@ -43,7 +44,8 @@ def check_home() -> None:
 def write_atomic(path: Path, data: bytes | str, mode: int = 0o600) -> None:
     """Replace `path` so that a reader, or a crash, sees the old file or the new one, never a part.
 
-    Its folder becomes private, and no symbolic link inside the state folder is followed. Raises UsageError, OSError.
+    Its folder becomes private, and no symbolic link inside the state folder is followed. Raises UsageError,
+    OSError.
     """
     content = data.encode() if isinstance(data, str) else data
     with _private(path.parent) as folder:

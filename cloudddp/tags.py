@@ -161,9 +161,9 @@ def parse_time(text: str) -> datetime | None:
     return found if found.year in _YEARS else None
 
 
-# The rules for extra tags of the user. EC2 allows every Unicode character in tags (Amazon EC2 User Guide, "Tag your
-# Amazon EC2 resources"). Keys have up to 127 characters in the service model of EC2 and 128 in that guide, values 256;
-# keys of AWS begin with `aws:` in any case, and a resource has at most 50 tags.
+# The rules for extra tags of the user. EC2 allows every Unicode character in tags (Amazon EC2 User Guide,
+# "Tag your Amazon EC2 resources"). Keys have up to 127 characters in the service model of EC2 and 128 in that
+# guide, values 256; keys of AWS begin with `aws:` in any case, and a resource has at most 50 tags.
 
 OWN_PREFIX = "cloudddp:"
 MOST = 35  # of the 50 of a resource; the others are for cloudddp's own tags

@@ -1,4 +1,7 @@
-"""The caller: the owner of what is created, the regions of the account, and the address from which SSH comes. Read-only."""
+"""The caller: the owner of what is created, the regions of the account, the address from which SSH comes.
+
+Read-only.
+"""
 
 from __future__ import annotations
 

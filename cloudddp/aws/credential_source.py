@@ -20,47 +20,15 @@ from cloudddp.text import one_line
 
 _MOST_PROFILES = 10  # in a chain of roles; botocore reports a loop
 # Settings with a single value; others, such as s3, have nested ones.
-_TEXTS = [
-    "role_arn",
-    "source_profile",
-    "credential_source",
-    "external_id",
-    "mfa_serial",
-    "role_session_name",
-    "duration_seconds",
-    "web_identity_token_file",
-    "sso_session",
-    "sso_account_id",
-    "sso_role_name",
-    "sso_start_url",
-    "sso_region",
-    "sso_registration_scopes",
-    "login_session",
-    "credential_process",
-    "aws_access_key_id",
-    "aws_secret_access_key",
-    "aws_session_token",
-    "aws_account_id",
-    "region",
-    "endpoint_url",
-    "ca_bundle",
-    "services",
-    "output",
-    "retry_mode",
-    "max_attempts",
-    "defaults_mode",
-    "sts_regional_endpoints",
-    "use_fips_endpoint",
-    "use_dualstack_endpoint",
-    "ignore_configure_endpoint_urls",
-    "user_agent_appid",
-    "sdk_ua_app_id",
-    "metadata_service_timeout",
-    "metadata_service_num_attempts",
-    "parameter_validation",
-    "cli_timestamp_format",
-    "tcp_keepalive",
-]
+_TEXTS = """
+    role_arn source_profile credential_source external_id mfa_serial role_session_name duration_seconds
+    web_identity_token_file sso_session sso_account_id sso_role_name sso_start_url sso_region
+    sso_registration_scopes login_session credential_process aws_access_key_id aws_secret_access_key
+    aws_session_token aws_account_id region endpoint_url ca_bundle services output retry_mode
+    max_attempts defaults_mode sts_regional_endpoints use_fips_endpoint use_dualstack_endpoint
+    ignore_configure_endpoint_urls user_agent_appid sdk_ua_app_id metadata_service_timeout
+    metadata_service_num_attempts parameter_validation cli_timestamp_format tcp_keepalive
+""".split()  # noqa: SIM905  as a list, one word on each line
 _SSO_TOKENS = "~/.aws/sso/cache"
 
 ENVIRONMENT, SSO, LOGIN, KEYS, PROCESS = "environment", "sso", "login", "keys", "process"

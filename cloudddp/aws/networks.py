@@ -171,7 +171,7 @@ def _no_default_vpc(aws: AWS, found: Sequence[Subnet], reached_from: Sequence[st
             if one in public
             else f"blocked by {_BLOCK_PUBLIC_ACCESS}"
             if one in routed
-            else f"private, {route_tables.default_route(route_tables.table_of(one.id, one.vpc_id, tables))}"
+            else f"private, {_default_route(one, tables)}"
         )
         for one in (*public, *(one for one in found if one not in public))
     ]
@@ -287,10 +287,7 @@ def _reachable(found: Sequence[Subnet], tables: Sequence[RouteTable], blocks: Se
         return chosen
     raise UsageError(
         "no subnet has a route to an internet gateway, so SSH cannot reach public addresses there: "
-        + "; ".join(
-            f"{one.described}: {route_tables.default_route(route_tables.table_of(one.id, one.vpc_id, tables))}"
-            for one in found[:_LISTED]
-        ),
+        + "; ".join(f"{one.described}: {_default_route(one, tables)}" for one in found[:_LISTED]),
         hint=f"give a public subnet with --subnets; or {_PRIVATE}",
     )
 
@@ -340,6 +337,10 @@ def _with_gateway(
             for a in addresses
         )
     ]
+
+
+def _default_route(subnet: Subnet, tables: Sequence[RouteTable]) -> str:
+    return route_tables.default_route(route_tables.table_of(subnet.id, subnet.vpc_id, tables))
 
 
 def _large(spec: ClusterSpec, found: Sequence[Subnet]) -> list[Subnet]:

@@ -86,7 +86,7 @@ def created(request: Request, answer: Mapping[str, Any]) -> Resource | None:
 class CreatedIds:
     """What the calls of one command have created, and which of them may have created more. It makes no call.
 
-    A call may have had an effect from the moment at which it is sent, until AWS has refused it or answered it once.
+    A call may have had an effect from the moment at which it is sent, until AWS has refused or answered it.
     """
 
     def __init__(self) -> None:
@@ -139,15 +139,15 @@ def _had_no_effect(request: Request, error: CloudDDPError) -> bool:
         return True
     # Credentials that could not be loaded: it was not sent.
     refused = error.code not in _AMBIGUOUS if error.code else isinstance(error, CredentialsError)
-    # Without a connection a key pair exists only if an earlier attempt was lost. It costs nothing, and the next `up`
-    # of the name removes it: an offline computer must not report leftovers.
+    # Without a connection a key pair exists only if an earlier attempt was lost. It costs nothing, and the
+    # next `up` of the name removes it: an offline computer must not report leftovers.
     refused = refused or (error.unsent and request.method == "import_key_pair")
     return refused and not _may_have_repeated(request, error.retries)
 
 
 def _may_have_repeated(request: Request, retries: int) -> bool:
-    """Return whether a call may have had its effect twice: AllocateAddress has no idempotency token, and botocore
-    repeats a call whose answer was lost."""
+    """Return whether a call may have had its effect twice: AllocateAddress has no idempotency token, and
+    botocore repeats a call whose answer was lost."""
     return retries > 0 and request.method == "allocate_address"
 
 

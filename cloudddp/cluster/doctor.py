@@ -60,7 +60,10 @@ class Check:
 
 
 def examine(clouds: list[AWS], spec: ClusterSpec) -> Iterator[Check]:
-    """Yield the checks of settings that up.check_settings accepts, those of this computer first. Makes read-only calls, and creating ones as DryRun."""
+    """Yield the checks of settings that up.check_settings accepts, those of this computer first.
+
+    Makes read-only calls, and creating ones as DryRun.
+    """
     yield from _this_computer()
     names = {aws.region: f"{aws.region}: " if len(clouds) > 1 else "" for aws in clouds}
     refused = region_search.not_enabled(region_search.ask(clouds), clouds[0])

@@ -69,11 +69,12 @@ def addresses_hint() -> str:
     )
 
 
-def associate(aws: AWS, cluster: Cluster) -> None:
+def associate(aws: AWS, cluster: Cluster, progress: ProgressCallback) -> None:
     """Give every node that has no public address one of the cluster's Elastic IPs. Safe to repeat.
 
     Raises CloudDDPError if there are too few.
     """
+    progress(f"associating {len(cluster.nodes)} Elastic IP{'s' * (len(cluster.nodes) != 1)}")
     deadline = time.monotonic() + timing.current().settle
     while True:
         known = elastic_ips.listed(aws, inventory.with_id(cluster.id))
@@ -92,12 +93,6 @@ def associate(aws: AWS, cluster: Cluster) -> None:
         for address, node in zip(free, waiting, strict=False)
     ]
     in_parallel([*calls, *(lambda one=one: elastic_ips.release(aws, one) for one in free[len(waiting) :])])
-
-
-def provide(aws: AWS, cluster: Cluster, progress: ProgressCallback) -> None:
-    """As `associate`, with progress."""
-    progress(f"associating {len(cluster.nodes)} Elastic IP{'s' * (len(cluster.nodes) != 1)}")
-    associate(aws, cluster)
 
 
 def missing(aws: AWS, cluster: Cluster) -> bool:

@@ -249,7 +249,7 @@ def _make_ready(
     try:
         found = wait_running(aws, alone, cluster.id, cluster.gpus, progress, addressed=False, only=only)
         if node_addresses.missing(aws, found):
-            node_addresses.provide(aws, found, progress)
+            node_addresses.associate(aws, found, progress)
         found = wait_running(aws, alone, cluster.id, cluster.gpus, progress, only=only)
     except AWSError as error:
         if next_step(error.code) is not Next.ZONE:

@@ -5,15 +5,40 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from cloudddp.aws import inventory
+from cloudddp.aws.caller import caller_block
 from cloudddp.aws.client import AWS
 from cloudddp.cluster import lookup
 from cloudddp.cluster.ownership import Ownership
 from cloudddp.cluster.plan import CALLER_RULE, ssh_rule
-from cloudddp.cluster.ssh_routes import current_source, remembered
+from cloudddp.cluster.ssh_routes import remembered, ssh_sources
+from cloudddp.config import connection
 from cloudddp.config.spec import ClusterSpec
-from cloudddp.errors import CloudDDPError, Command
+from cloudddp.errors import CloudDDPError, Command, UsageError
 from cloudddp.local_state import ClusterFolder, ClusterRecord
+
+
+def current_source(aws: AWS, spec: ClusterSpec, caller: Callable[[], str] = caller_block) -> str:
+    """Return the block that `allow-me` admits: this computer's, or the jump host's.
+
+    Raises UsageError if none applies.
+    """
+    if spec.proxy_command is not None:
+        raise UsageError(
+            "allow-me has nothing to allow: SSH goes through cluster.proxy_command, and not from this "
+            "computer's address",
+            hint=("Session Manager needs no rule; for another proxy, set ssh_from before ", Command("up")),
+        )
+    if connection.mode(spec) == "private":
+        raise UsageError(
+            'allow-me does not apply to connect = "private": the nodes see the address that your VPN gives '
+            "you, and not this computer's public one",
+            hint=("the security group admits the ssh_from of its ", Command("up")),
+        )
+    without = msgspec.structs.replace(spec, ssh_from=())
+    return ssh_sources(aws, without, caller)[0]
 
 
 def allow_caller(

@@ -16,7 +16,7 @@ from cloudddp.aws.jump_hosts import private_address
 from cloudddp.config import connection, settings, timing
 from cloudddp.config.settings import Layer
 from cloudddp.config.spec import ClusterSpec
-from cloudddp.errors import CloudDDPError, Command, ConnectError, UsageError
+from cloudddp.errors import CloudDDPError, ConnectError, UsageError
 from cloudddp.local_state import ClusterRecord
 from cloudddp.ssh.routes.command import ProxyCommand
 from cloudddp.ssh.routes.jump import Jump
@@ -50,7 +50,9 @@ class SSHRoutes:
         self._region = region
         self._user = user
         self._mode = connection.mode(spec)
-        self._shared: Route = Jump(spec.proxy_jump) if spec.proxy_jump else Direct(_hint(self._mode))
+        self._shared: Route = (
+            Jump(spec.proxy_jump) if spec.proxy_jump else Direct(_VPN_HINT if self._mode == "private" else "")
+        )
 
     def address(self, rank: int, instance: Instance) -> str:
         """Return the address at which a node answers. Raises CloudDDPError if it has none of the kind."""
@@ -79,10 +81,6 @@ class SSHRoutes:
             raise CloudDDPError(f"node {rank}: {error}") from None
         # Programs such as the AWS CLI look for the node in the region that they are configured for.
         return ProxyCommand(command, {"AWS_REGION": self._region, "AWS_DEFAULT_REGION": self._region})
-
-
-def _hint(mode: connection.Mode) -> str:
-    return _VPN_HINT if mode == "private" else ""
 
 
 def check_settings(spec: ClusterSpec) -> None:
@@ -176,20 +174,3 @@ def public_sources(spec: ClusterSpec, ssh_from: tuple[str, ...]) -> tuple[str, .
 def is_direct(spec: ClusterSpec) -> bool:
     """Return whether SSH goes from this computer to the nodes' public addresses."""
     return connection.mode(spec) == "public" and spec.proxy_command is None
-
-
-def current_source(aws: AWS, spec: ClusterSpec, caller: Callable[[], str] = caller_block) -> str:
-    """Return the block that `allow-me` admits: this computer's, or the jump host's. Raises UsageError if none applies."""
-    if spec.proxy_command is not None:
-        raise UsageError(
-            "allow-me has nothing to allow: SSH goes through cluster.proxy_command, and not from this computer's address",
-            hint=("Session Manager needs no rule; for another proxy, set ssh_from before ", Command("up")),
-        )
-    if connection.mode(spec) == "private":
-        raise UsageError(
-            'allow-me does not apply to connect = "private": the nodes see the address that your VPN gives you, and not '
-            "this computer's public one",
-            hint=("the security group admits the ssh_from of its ", Command("up")),
-        )
-    without = msgspec.structs.replace(spec, ssh_from=())
-    return ssh_sources(aws, without, caller)[0]

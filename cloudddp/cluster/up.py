@@ -46,9 +46,9 @@ class UpResult:
 
 
 def check_settings(clouds: Sequence[AWS], spec: ClusterSpec) -> None:
-    """Raise UsageError for an unknown instance type, and for settings that exclude each other. `clouds`: the regions.
+    """Raise UsageError for an unknown instance type, and for settings that exclude each other. Makes no call.
 
-    Makes no call.
+    `clouds`: the regions.
     """
     ssh_routes.check_settings(spec)
     instance_types.require_known_type(clouds[0], spec.instance_type)
@@ -193,7 +193,7 @@ def _wait_running(
         failed = [attempt(aws.region, created.zone, error)]
         raise NotLaunched(failed, error, remaining, accepted=True) from None
     if the_plan.elastic_ips:
-        node_addresses.provide(aws, cluster, progress)
+        node_addresses.associate(aws, cluster, progress)
         cluster = wait_running(aws, spec, the_plan.cluster_id, gpus, progress)
     return cluster
 
@@ -252,7 +252,7 @@ def _check_existing(
     if any(node.state != "running" for node in nodes):
         cluster = wait_running(aws, spec, cluster.id, cluster.gpus, progress, addressed=False)
     if connection.mode(spec) == "public" and node_addresses.missing(aws, cluster):
-        node_addresses.provide(aws, cluster, progress)
+        node_addresses.associate(aws, cluster, progress)
         cluster = wait_running(aws, spec, cluster.id, cluster.gpus, progress)
     make_ready(aws, cluster, spec, progress, dial)
     return cluster

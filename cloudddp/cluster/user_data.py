@@ -102,7 +102,8 @@ def units() -> tuple[str, str]:
 
 
 def idle_guard(minutes: float, ssh_port: int) -> IdleGuard:
-    """Return what ends nodes that are idle for so many minutes (0: never), or whose job was launched with --down."""
+    """Return what ends nodes that are idle for so many minutes (0: never), or whose job was launched with
+    --down."""
     timer, service, check = (
         payload.text(f"infra/node/cloudddp-idle.{kind}") for kind in ("timer", "service", "sh")
     )

@@ -37,24 +37,10 @@ RESERVED_ENVIRONMENT = frozenset(
     {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
 )
 # Options of torchrun that cloudddp sets, or that take the place of the script.
-OF_TORCHRUN = [
-    "nnodes",
-    "nproc-per-node",
-    "max-restarts",
-    "local-addr",
-    "rdzv-backend",
-    "rdzv-endpoint",
-    "rdzv-id",
-    "rdzv-conf",
-    "standalone",
-    "node-rank",
-    "master-addr",
-    "master-port",
-    "no-python",
-    "module",
-    "run-path",
-    "help",
-]
+OF_TORCHRUN = """
+    nnodes nproc-per-node max-restarts local-addr rdzv-backend rdzv-endpoint rdzv-id rdzv-conf
+    standalone node-rank master-addr master-port no-python module run-path help
+""".split()  # noqa: SIM905  as a list, one word on each line
 # CLOUDDDP_* variables that are not settings; any other one is a misspelt setting.
 OTHER_VARIABLES = frozenset(
     [

@@ -1,8 +1,9 @@
-"""Why a job has failed, in words: what failed first, on which node, and what is likely to have caused it. Pure."""
+"""Why a job has failed, in words: what failed first, on which node, the likely cause, what to do. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from cloudddp.agent.protocol.jobs import JobState
@@ -12,6 +13,11 @@ from cloudddp.job.outcome import ExitedRank, JobStatus, concluded, outcome, rebo
 from cloudddp.text import one_line
 
 LONGEST_DETAIL = 300  # characters of what a program wrote
+_MODULE = re.compile(
+    r"(?:ModuleNotFoundError|ImportError|Error while finding module|python\S*): .*No module named '?([\w.]+)"
+)
+_FILE = re.compile(r"(?:FileNotFoundError|No such file or directory)\b.*?: '([^'\n]{1,4096})'")
+_LOCAL_RANK = re.compile(r"the following arguments are required: .*--local[_-]rank")
 
 
 def exited_text(exited: Sequence[ExitedRank]) -> str:
@@ -40,7 +46,7 @@ def cause(states: Mapping[int, JobState]) -> str:
 
 
 def why(verdict: Verdict, states: Mapping[int, JobState]) -> str:
-    """Return what failed first by a verdict, in words, with the nodes that were rebooted while the job ran."""
+    """Return what failed first by a verdict, in words, with the nodes that were rebooted meanwhile."""
     first = verdict.first
     if first is None:
         return ""
@@ -70,8 +76,10 @@ def _time(seconds: float) -> str:
 
 
 def sentence(failure: Failure) -> str:
-    """Return what failed, in words: `rank 2 on node 1 was killed by SIGKILL`. A rank that had exited with code 0 before
-    comes first where it is the likely cause."""
+    """Return what failed, in words: `rank 2 on node 1 was killed by SIGKILL`.
+
+    A rank that had exited with code 0 before comes first where it is the likely cause.
+    """
     what, exited = _what_failed(failure), failure.exited
     if exited is None:
         return what
@@ -125,3 +133,30 @@ def _what_failed(failure: Failure) -> str:
 
 def _code(failure: Failure) -> str:
     return "" if failure.exit_code is None else f" with code {failure.exit_code}"
+
+
+def advice(
+    lines: Iterable[str], *, simulated: bool, has_requirements: bool, why_unsent: Callable[[str], str]
+) -> str:
+    """Return what to do about a job that failed for a known reason, from its last lines; '' for any other.
+
+    `has_requirements`: the project has a requirements.txt. `why_unsent` returns why a file of the project is
+    not on the nodes, '' for any other path.
+    """
+    text = "\n".join(lines)
+    if found := _MODULE.search(text):
+        name = found[1].partition(".")[0]
+        if simulated and name == "torch":
+            return (
+                "install torch on this computer, where the simulator runs: its nodes use the packages of "
+                "that environment"
+            )
+        what = "-r requirements.txt" if has_requirements else name
+        return f'packages are installed by [setup] in cloudddp.toml, for example run = ["pip install {what}"]'
+    if (found := _FILE.search(text)) and (why := why_unsent(found[1])):
+        return why
+    if _LOCAL_RANK.search(text):
+        return 'torchrun passes no --local_rank: let the script read int(os.environ["LOCAL_RANK"])'
+    if simulated and "Found no NVIDIA driver" in text:
+        return "nodes of the simulator have no GPUs: there the script has to use the CPU and the backend gloo"
+    return ""

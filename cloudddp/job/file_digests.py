@@ -39,6 +39,7 @@ class Contents:
         self._known: dict[str, _Known] | None = None
         self._digests: dict[tuple[int, int, int], str] = {}  # by inode, size and time
         self._changed = False
+        self.unstable: list[str] = []  # files that were changing while they were sent
 
     def of_known(self, manifest: Manifest, paths: Iterable[str]) -> Mapping[str, str]:
         """Return the SHA-256 of the files that are known, under any name, and of those that have the size that they had under this
@@ -60,9 +61,12 @@ class Contents:
                     self._set(path, _Known(inode, entry.size, entry.mtime_ns, digest))
         return found
 
-    def sent(self, path: str, record: Record, inode: int) -> None:
-        """Remember the SHA-256 of a file as it was sent."""
-        self._set(path, _Known(inode, record.size, record.mtime_ns, record.digest.hex()))
+    def sent(self, path: str, record: Record, inode: int | None) -> None:
+        """Remember the SHA-256 of a file as it was sent; `inode`: None if it was changing meanwhile."""
+        if inode is None:
+            self.unstable.append(path)
+        else:
+            self._set(path, _Known(inode, record.size, record.mtime_ns, record.digest.hex()))
 
     def _set(self, path: str, known: _Known) -> None:
         if self._load().get(path) != known:

@@ -1,4 +1,4 @@
-"""The stacks of ranks; and py-spy for the nodes, with which the agents read them, also when nobody is connected.
+"""The stacks of ranks; and py-spy for the nodes, with which the agents read them, also without a laptop.
 
 It is one static program in the wheel of py-spy. `launch` sends this computer's to the nodes that lack it, while the ranks
 run. Where this computer has none, or is of another kind than the nodes, an agent that needs it takes that of the ranks'
@@ -148,7 +148,10 @@ def _platform() -> str:
 def gather_stacks(
     runner: Runner, cluster: Cluster, job_id: str, progress: Callable[[Text], None]
 ) -> dict[int, tuple[RankStack, ...]]:
-    """Return the stacks of the ranks that run, by node. Raises NodeError; NoSuchJob if a node does not know the job."""
+    """Return the stacks of the ranks that run, by node.
+
+    Raises NodeError; NoSuchJob if a node does not know the job.
+    """
     tool = local()
     replies = _ask(runner, StacksRequest(job_id, install=tool is None), runner.nodes)
     lacking = {node for node, reply in replies.items() if reply.lacks_tool and tool is not None}

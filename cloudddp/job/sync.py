@@ -17,7 +17,7 @@ from cloudddp.agent.protocol.machine import ProbeReply, ProbeRequest
 from cloudddp.agent.protocol.manifest import MAX_FILES, MAX_LISTED, Manifest, path_from_wire
 from cloudddp.agent.protocol.peer import Peer
 from cloudddp.agent.protocol.receive import REPLACED, Kept, ReceiveReply, ReceiveRequest
-from cloudddp.agent.protocol.transfer import Listing, Record, Wants
+from cloudddp.agent.protocol.transfer import Listing, Wants
 from cloudddp.cluster.connect import PROJECT as PROJECT
 from cloudddp.cluster.connect import probe
 from cloudddp.cluster.model import Cluster
@@ -110,14 +110,6 @@ def update(
         folders |= files.folder_digests.keys()
     contents = Contents(files.root)
     listing = _listing(files, folders, contents, known=any(theirs.values()))
-    unstable: list[str] = []
-
-    def sent(path: str, record: Record, inode: int | None) -> None:
-        if inode is None:
-            unstable.append(path)
-        else:
-            contents.sent(path, record, inode)
-
     announced = _Announced(files.manifest, listing, config.sync.max_mb, order, len(theirs), progress)
     transfer = Transfer(
         runner,
@@ -129,7 +121,7 @@ def update(
         job=job,
         approve=announced.approve,
         note=progress,
-        on_sent=sent,
+        on_sent=contents.sent,
         on_bytes=announced.add,
     )
     with timings.span("send files"):
@@ -137,7 +129,7 @@ def update(
     if not outcome.errors:
         announced.end()
     contents.save(files.manifest)
-    for path in unstable[:SHOWN]:
+    for path in contents.unstable[:SHOWN]:
         progress(f"warning: {one_line(path)} was changing while it was sent; the next sync sends it again")
     report_replaced(outcome.values, progress)
     return versions | {node: reply.version for node, reply in outcome.all().items() if reply}

@@ -26,8 +26,7 @@ from cloudddp.cluster import lookup
 from cloudddp.cluster.model import Cluster
 from cloudddp.errors import AWSError, Command
 from cloudddp.job import cancel, unsent
-from cloudddp.job.failure_hints import advice
-from cloudddp.job.failure_text import exited_text
+from cloudddp.job.failure_text import advice, exited_text
 from cloudddp.job.follow.decide import Policy
 from cloudddp.job.follow.events import Silence
 from cloudddp.job.follow.follower import JobFollower

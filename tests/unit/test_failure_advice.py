@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cloudddp.job.failure_hints import advice
+from cloudddp.job.failure_text import advice
 
 
 @pytest.mark.parametrize(
