@@ -3,7 +3,8 @@ which are refused.
 
 `cloudddp run train.py --max-cost 5` would otherwise create nodes without that limit, and a script that
 ignores unknown options would hide it. `--` before the script, or before the word, marks it as meant for the
-script."""
+script.
+"""
 
 from __future__ import annotations
 

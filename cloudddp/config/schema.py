@@ -1,7 +1,8 @@
 """What is known of the settings: their types, their limits in words, and their help. Pure.
 
 One table of fields serves the file, the environment, the flags, the error messages and the generated
-reference. """
+reference.
+"""
 
 from __future__ import annotations
 

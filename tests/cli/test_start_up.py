@@ -11,7 +11,8 @@ from support.jobs import direct
 
 
 def imported(cli: Any, *words: str) -> set[str]:
-    """Return the modules that a command imports, as Python itself reports them. The command has to succeed."""
+    """Return the modules that a command imports, as Python itself reports them. The command has to
+    succeed."""
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "cloudddp", *words],
         cwd=cli.cwd,
