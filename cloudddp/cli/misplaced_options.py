@@ -96,8 +96,7 @@ class JobVerb(Verb):
                 )
             raise UsageError(
                 f"{name} is an option of {_verbs_with(ctx, name)}, not of {verb}, and comes after the "
-                "script, "
-                "where every word belongs to the script",
+                "script, where every word belongs to the script",
                 hint=("if it is meant for the script: ", for_script),
             )
 

@@ -22,8 +22,7 @@ init = Verb(
             flag_value="ddp",
             metavar="[ddp|trainer]",
             help="Copy an example project, too: one training script (ddp, the default), or the reference "
-            "trainer with its "
-            "docs and tests.",
+            "trainer with its docs and tests.",
         ),
     ],
     help="""Write a commented cloudddp.toml into FOLDER.
