@@ -2,7 +2,8 @@
 stderr.
 
 It writes the commands in messages as this user has to type them. It does not depend on clusters, settings or
-AWS."""
+AWS.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ class Console:
         """Write a progress message to stderr.
 
         It never fails: after the terminal is closed every write is an error, and a teardown must not stop for
-        that. It may be called by a signal handler, in the middle of another write (RuntimeError)."""
+        that. It may be called by a signal handler, in the middle of another write (RuntimeError).
+        """
         try:
             text = tuple(part for one in texts for part in parts(one))
             dim = sys.stderr.isatty() and colour() is not False

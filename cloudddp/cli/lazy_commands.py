@@ -2,7 +2,8 @@
 
 A `LazyGroup` knows its commands by a table of names and short helps, so that `cloudddp --help` loads none of
 them. A `Verb` knows its function by name, so that `cloudddp VERB --help` does not load what the verb needs to
-run."""
+run.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +83,8 @@ def global_options(*, after_verb: bool) -> list[GlobalOption]:
     """Return the global options: those of the group, or those that may follow a verb.
 
     The latter are hidden, and do not read the environment: a variable must not override an option before the
-    verb."""
+    verb.
+    """
 
     def option(*names: str, envvar: str = "", **settings: Any) -> GlobalOption:
         variable = None if after_verb else envvar or None
@@ -126,7 +128,8 @@ class Verb(click.Command):
     """A command whose function is imported when it is invoked.
 
     The function gets the console and the global options, and by name the values of the command's own
-    parameters; the settings among them together, as `flags`."""
+    parameters; the settings among them together, as `flags`.
+    """
 
     def __init__(
         self,

@@ -61,7 +61,8 @@ def layers_of(
     """Return every source of settings, by precedence, the highest first.
 
     The simulator has its own region and SSH port, which override those of files and the environment;
-    `--region` is kept, since the simulator serves every region."""
+    `--region` is kept, since the simulator serves every region.
+    """
     given = [
         *flags,
         *([Flag("--cluster", "cluster", "name", options.cluster)] if options.cluster is not None else []),

@@ -3,7 +3,8 @@ which are refused.
 
 `cloudddp run train.py --max-cost 5` would otherwise create nodes without that limit, and a script that
 ignores unknown options would hide it. `--` before the script, or before the word, marks it as meant for the
-script."""
+script.
+"""
 
 from __future__ import annotations
 
@@ -95,8 +96,7 @@ class JobVerb(Verb):
                 )
             raise UsageError(
                 f"{name} is an option of {_verbs_with(ctx, name)}, not of {verb}, and comes after the "
-                "script, "
-                "where every word belongs to the script",
+                "script, where every word belongs to the script",
                 hint=("if it is meant for the script: ", for_script),
             )
 

@@ -31,7 +31,8 @@ def connected(
     `whole`: refuse a cluster that has lost a node. `partly`: continue without the nodes that do not answer,
     and raise NodeError, naming them, at the end. `listing`: a replacement that boots has nothing to list, and
     is no error. `needed`, with `partly`: only these nodes have to answer, the silence of another one is a
-    warning."""
+    warning.
+    """
     # paramiko is imported after the request to AWS: two threads that import compete for the interpreter, and
     # the request would be sent later.
     found = session.cluster(meanwhile=connect.loaded_meanwhile)

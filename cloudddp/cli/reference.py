@@ -47,8 +47,8 @@ def configuration_page() -> str:
             if section == "cluster":  # see settings._listed
                 allowed = allowed.replace("a list in brackets, each", "a list in brackets, or one text; each")
             out.append(
-                f"| `{key}` | {shown} | {allowed} "
-                f"| {f'`{variable}`' if variable else ''} | {schema.help_of(section, key)} |"
+                f"| `{key}` | {shown} | {allowed} | {f'`{variable}`' if variable else ''} | "
+                f"{schema.help_of(section, key)} |"
             )
     return "\n".join(out) + "\n"
 

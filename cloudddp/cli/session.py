@@ -50,7 +50,8 @@ class Session:
         """Return a new connection to AWS in the cluster's region, with the credentials as they are now.
 
         A long `run` reconnects before its teardown: the user may have logged in again in between.
-        `finishing`: use credentials until they end, without asking for a new MFA code before."""
+        `finishing`: use credentials until they end, without asking for a new MFA code before.
+        """
         if self.region or self.options.region:
             return self._connect(self.region or self.options.region, finishing=finishing)
         return self._in_region(self._connections(self.configured[:1], finishing=finishing)[0])
@@ -107,7 +108,8 @@ class Session:
         """Return a connection to the region where the cluster is, since it is not in that of `asked`.
 
         Raises CloudDDPError if it is in several, or in another one than --region says; `error`, with the
-        regions that were asked, if it is in none."""
+        regions that were asked, if it is in none.
+        """
         name, found = self.settings.cluster.name, self.look_beyond(asked)
         places = found.own(name, anyone=self.anyone)
         if not places:
@@ -205,7 +207,8 @@ def start(
 
     `tolerant_verb` is the verb, if it works with a broken configuration as long as the name of the cluster is
     certain. With --sim the simulator is started, unless it runs, and this process is pointed at it. Not for a
-    dry run."""
+    dry run.
+    """
     where = project.find(options.config)
     if where.from_parent:
         console.log(f"using {where.from_parent}")

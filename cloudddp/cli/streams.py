@@ -1,7 +1,8 @@
 """stdout and stderr that show control characters as text, on a terminal, in a pipe and in a file.
 
 Messages contain values from nodes, tags and files. If each print had to escape them, one would be forgotten;
-so every write goes through here. Colours are kept: they are ours, or text.with_colours has allowed them."""
+so every write goes through here. Colours are kept: they are ours, or text.with_colours has allowed them.
+"""
 
 from __future__ import annotations
 

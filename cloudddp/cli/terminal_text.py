@@ -76,7 +76,8 @@ def table(
     """Return aligned columns in plain text.
 
     On a terminal that is too narrow the `redundant` columns are left out, then the `elastic` ones cut, in
-    that order, then the `spare` ones left out, in that order. In a pipe or a file every column is whole."""
+    that order, then the `spare` ones left out, in that order. In a pipe or a file every column is whole.
+    """
     everything = [[one_line(cell) for cell in row] for row in (header, *rows)]
     if width := width_of(sys.stdout):
         everything = _fitted(everything, width, redundant, elastic, spare)

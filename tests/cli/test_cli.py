@@ -205,7 +205,8 @@ def test_ssh_reaches_a_node_with_strict_host_key_checking(cli: Any) -> None:
 
 
 def test_ssh_works_with_a_state_folder_of_any_name(cli: Any, tmp_path: Path) -> None:
-    """OpenSSH splits the value of an option at spaces and expands `%`. macOS has a space in every state folder."""
+    """OpenSSH splits the value of an option at spaces and expands `%`. macOS has a space in every state
+    folder."""
     cli.ok("up", "-n", "1")
     home = tmp_path / 'Application Support "100%d"'
     home.symlink_to(cli.env["CLOUDDDP_HOME"])
@@ -277,7 +278,8 @@ def test_sim_option_starts_the_simulator_and_stop_ends_it(tmp_path: Path, projec
             [
                 "bash",
                 "-c",
-                f'{exports}\n{sys.executable} -c \'import boto3; print(boto3.client("ec2").describe_instances()["Reservations"])\'',
+                f"{exports}\n{sys.executable} -c 'import boto3; "
+                'print(boto3.client("ec2").describe_instances()["Reservations"])\'',
             ],
             env=env,
             capture_output=True,

@@ -1,4 +1,5 @@
-"""Every way to get AWS credentials: it works, and what goes wrong is explained with the command that helps."""
+"""Every way to get AWS credentials: it works, and what goes wrong is explained with the command that
+helps."""
 
 from __future__ import annotations
 

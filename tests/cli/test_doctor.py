@@ -227,7 +227,8 @@ def test_name_that_is_taken_is_no_missing_permission(cli: Any) -> None:
 
 
 def test_reservation_is_checked(cli: Any, ec2: Any) -> None:
-    """Its places are counted already, so the vCPU quota is not checked. It has 1 place, and 2 nodes need 2."""
+    """Its places are counted already, so the vCPU quota is not checked. It has 1 place, and 2 nodes need
+    2."""
     answer = ec2.create_capacity_reservation(
         InstanceType="g5.xlarge",
         InstancePlatform="Linux/UNIX",

@@ -1,4 +1,5 @@
-"""--dry-run runs the same code against moto in this process. It needs no account and no network, and leaves no files."""
+"""--dry-run runs the same code against moto in this process. It needs no account and no network, and leaves
+no files."""
 
 from __future__ import annotations
 

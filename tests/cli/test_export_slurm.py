@@ -1,4 +1,5 @@
-"""`export slurm`: what the script contains, what is refused, and that every text reaches the ranks unchanged through a real bash.
+"""`export slurm`: what the script contains, what is refused, and that every text reaches the ranks unchanged
+through a real bash.
 
 tests/witness/test_slurm.py runs the script with a real Slurm.
 """
@@ -157,7 +158,8 @@ def test_settings_of_the_project_are_used(line: CommandLine) -> None:
     line.write(
         "cloudddp.toml",
         '[cluster]\nnodes = 3\n[job]\nnproc_per_node = 4\npython = ".venv/bin/python"\nmaster_port = 29400\n'
-        'max_restarts = 2\nrendezvous = "static"\nsave_minutes = 0\nenv = { A = "1 2" }\n[setup]\nrun = ["make \'data\'"]\n',
+        'max_restarts = 2\nrendezvous = "static"\nsave_minutes = 0\nenv = { A = "1 2" }\n[setup]\nrun = '
+        "[\"make 'data'\"]\n",
     )
     script = line.ok("export", "slurm", "train.py")
     assert {"--nodes=3", "--gpus-per-node=4"} <= set(directives(script))
@@ -399,7 +401,7 @@ def test_value_of_a_named_variable_is_not_in_the_script(line: CommandLine) -> No
     assert '[[ -v TOKEN ]] || fail "TOKEN is not set: export it before sbatch" 2' in script
 
 
-# -- through a real bash ---------------------------------------------------------------------------------------
+# -- through a real bash -------------------------------------------------------------------------------------
 
 
 def shellcheck(script: str) -> None:
@@ -476,7 +478,8 @@ esac
 
 
 def run_script(line: CommandLine, script: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run the script with bash as on a cluster of one node, this computer, with programs in the place of Slurm's."""
+    """Run the script with bash as on a cluster of one node, this computer, with programs in the place of
+    Slurm's."""
     programs = line.cwd.parent / "programs"
     programs.mkdir(exist_ok=True)
     for name, text in {"srun": SRUN, "scontrol": SCONTROL, "squeue": "#!/bin/sh\necho RUNNING\n"}.items():
@@ -576,7 +579,7 @@ def test_failing_setup_command_of_the_project_ends_the_job(line: CommandLine) ->
     assert (line.cwd / "made").read_text() == "x y\n"
 
 
-# -- one plan for both renderers -------------------------------------------------------------------------------
+# -- one plan for both renderers -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rendezvous", ["c10d", "static"])

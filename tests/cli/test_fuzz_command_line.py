@@ -107,7 +107,7 @@ def checked(code: int, shown: str) -> tuple[int, str]:
     return code, shown
 
 
-# -- chosen streams, files and variables ---------------------------------------------------------------------------
+# -- chosen streams, files and variables ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,8 @@ class Place:
     env: dict[str, str]
 
     def __call__(self, *words: str, env: dict[str, str] | None = None, **streams: Stream) -> tuple[int, str]:
-        """Return the exit code and the output of `cloudddp WORDS`, forked from a process that has made the imports."""
+        """Return the exit code and the output of `cloudddp WORDS`, forked from a process that has made the
+        imports."""
         argv = ("-m", "cloudddp", *words)
         mine = {**self.env, **(env or {})}
         assert zygote().can_fork(argv, mine)
@@ -170,7 +171,7 @@ def test_full_output_of_init_is_not_taken_for_a_full_folder(place: Place) -> Non
     assert (code, "cannot write the output: No space left on device" in shown) == (1, True), shown
 
 
-# -- separate processes, for conditions that a forked process cannot have ----------------------------------------------------
+# -- separate processes, for conditions that a forked process cannot have ------------------------------------
 
 
 def run_in_shell(
@@ -268,7 +269,7 @@ def test_ascii_terminal(tmp_path: Path, refusing: str, locale: dict[str, str]) -
     assert (code, "is not allowed" in output) == (2, True)
 
 
-# -- defects that the random cases found --------------------------------------------------------------------------------
+# -- defects that the random cases found ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("make", ["mkfifo", "mkdir", "ln -s /dev/zero", "ln -s odd", "truncate -s 2M"])

@@ -280,7 +280,8 @@ def test_simulator_folders_and_log_are_private(line: CommandLine, home: Path, tm
         (home / "sim" / name).symlink_to(tmp_path / "bait")
         code = (
             "import os, sys\nos.umask(0)\n"
-            "sys.argv = ['cloudddp', 'sim', 'start', '--nodes', 'process']\nfrom cloudddp.__main__ import main\nmain()\n"
+            "sys.argv = ['cloudddp', 'sim', 'start', '--nodes', 'process']\nfrom cloudddp.__main__ import "
+            "main\nmain()\n"
         )
         started = subprocess.run(
             [sys.executable, "-c", code],
@@ -313,7 +314,8 @@ def test_variables_stay_out_of_the_debug_log(line: CommandLine, home: Path) -> N
         "import sys\nfrom cloudddp.job import launch\nfrom cloudddp.__main__ import main\n"
         "def broken(*_, **__): raise RuntimeError('a defect')\n"
         "launch.prepare = broken\n"
-        "sys.argv = ['cloudddp', 'launch', '-e', 'TOKEN=hunter2', '--env=OTHER=hunter2', '-eTHIRD=hunter2', '-de', 'FOURTH=hunter2', '-meFIFTH=hunter2', 'x.py']\n"
+        "sys.argv = ['cloudddp', 'launch', '-e', 'TOKEN=hunter2', '--env=OTHER=hunter2', '-eTHIRD=hunter2', "
+        "'-de', 'FOURTH=hunter2', '-meFIFTH=hunter2', 'x.py']\n"
         "main()\n"
     )
     done = subprocess.run(

@@ -1,4 +1,5 @@
-"""Host keys: each node gets its own, nothing else is accepted, and an interrupted replacement is completed."""
+"""Host keys: each node gets its own, nothing else is accepted, and an interrupted replacement is
+completed."""
 
 from __future__ import annotations
 
@@ -157,7 +158,8 @@ def test_created_instances_from_a_truncated_journal(
 def test_exclusive_waits_for_the_other_process(folder: ClusterFolder) -> None:
     code = (
         "import sys, time; from pathlib import Path; from cloudddp.local_state import ClusterFolder\n"
-        "with ClusterFolder('c-1111111111', root=Path(sys.argv[1])).exclusive(lambda: None): print('in', flush=True); time.sleep(600)"
+        "with ClusterFolder('c-1111111111', root=Path(sys.argv[1])).exclusive(lambda: None): print('in', "
+        "flush=True); time.sleep(600)"
     )
     root = str(folder.path.parent.parent)
     with subprocess.Popen([sys.executable, "-c", code, root], stdout=subprocess.PIPE) as first:
@@ -275,7 +277,7 @@ def test_node_without_recorded_key_is_not_contacted(ssh_site: Site) -> None:
     assert server.connections == []
 
 
-# -- whole clusters --------------------------------------------------------------------------------------------------
+# -- whole clusters ------------------------------------------------------------------------------------------
 
 
 def recorded(cli: Any) -> ClusterFolder:
@@ -322,7 +324,8 @@ def test_up_gives_every_node_its_own_key(cli: Any, simulator: Any, ec2: Any) -> 
 
 
 def interrupted_up(cli: Any, faults: Any, *, answered: bool) -> None:
-    """Start two nodes without keys of their own. `answered`: `up` was killed after the answer of RunInstances."""
+    """Start two nodes without keys of their own. `answered`: `up` was killed after the answer of
+    RunInstances."""
     launched, release = faults.hold("RunInstances")
     process = cli.start("up", "-n", "2")
     assert launched.wait(60)

@@ -73,7 +73,8 @@ def test_ctrl_c_on_a_terminal_asks_first(cli: Any) -> None:
     direct(cli)
     cli.write(
         "wait.py",
-        "import time, os\nprint('began', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.05)\nprint('continued', flush=True)",
+        "import time, os\nprint('began', flush=True)\nwhile not os.path.exists('go'): "
+        "time.sleep(0.05)\nprint('continued', flush=True)",
     )
     window = Terminal(cli, "launch", "wait.py", term="dumb")
     try:
@@ -90,7 +91,8 @@ def test_answering_no_repeats_no_line(cli: Any, terminal: Any) -> None:
     direct(cli)
     cli.write(
         "tick.py",
-        "import time, os\nfor i in range(10**6):\n print('tick', i, flush=True)\n time.sleep(0.1)\n if os.path.exists('stop'): break",
+        "import time, os\nfor i in range(10**6):\n print('tick', i, flush=True)\n time.sleep(0.1)\n if "
+        "os.path.exists('stop'): break",
     )
     window = terminal("launch", "tick.py")
     interrupt_at_question(window, b"tick 3")
@@ -186,7 +188,8 @@ def test_second_signal_does_not_abort_the_teardown(cli: Any, faults: Any, remain
 
 
 def test_simultaneous_signals_do_not_abort_the_teardown(cli: Any, faults: Any, remains: Any) -> None:
-    """Both signals are pending when RunInstances answers: the second must not raise in the handler of the first."""
+    """Both signals are pending when RunInstances answers: the second must not raise in the handler of the
+    first."""
     came, go = faults.hold("RunInstances")
     process = cli.start("up", "-n", "1")
     assert came.wait(60)
@@ -202,7 +205,8 @@ def test_simultaneous_signals_do_not_abort_the_teardown(cli: Any, faults: Any, r
     assert remains().nothing
 
 
-# Signals at the latest moment at which Python code runs: modules are deleted after Python has reset its handlers.
+# Signals at the latest moment at which Python code runs: modules are deleted after Python has reset its
+# handlers.
 AT_EXIT = """
 import os, signal
 from cloudddp import __main__

@@ -1,4 +1,5 @@
-"""`launch`: what ranks get, which rank failed first, and what is refused. Ranks are plain scripts unless a test says torch."""
+"""`launch`: what ranks get, which rank failed first, and what is refused. Ranks are plain scripts unless a
+test says torch."""
 
 from __future__ import annotations
 
@@ -134,7 +135,8 @@ def test_failed_job_leaves_the_cluster_up(cli: Any) -> None:
     done = cli("launch", "fail.py")
     assert done.returncode == 7
     assert re.search(
-        r"the cluster is still up; `cloudddp pull --job \S+` copies logs, verdict and stacks, `cloudddp down` stops",
+        r"the cluster is still up; `cloudddp pull --job \S+` copies logs, verdict and stacks, `cloudddp "
+        r"down` stops",
         done.stderr,
     )
 
@@ -220,14 +222,16 @@ def test_torchrun_across_nodes_trains_and_names_the_failing_rank(cli: Any, rende
     assert lines_by_rank(good.stdout) == {rank: ["sum 6 of 4"] for rank in range(4)}
     bad = cli("launch", "--rendezvous", rendezvous, "--nproc-per-node", "2", "--env", "FAIL=1", "reduce.py")
     assert bad.returncode == 7, bad.stderr
-    # With c10d torch numbers the ranks by the nodes' addresses: which node has rank 2 is known from the first job.
+    # With c10d torch numbers the ranks by the nodes' addresses: which node has rank 2 is known from the first
+    # job.
     (node,) = set(re.findall(r"\[rank 2 \| node ([01])\]", good.stdout))
     assert f"failed: rank 2 on node {node} exited with code 7\n" in bad.stderr
     wait_for(lambda: processes(cli) == 0, "every process is stopped")
 
 
 def test_started_ranks_are_stopped_when_another_node_cannot_start(cli: Any) -> None:
-    """On node 1 a file is where the agent needs a folder; the ranks that node 0 has started must be stopped."""
+    """On node 1 a file is where the agent needs a folder; the ranks that node 0 has started must be
+    stopped."""
     direct(cli, nodes=2)
     cli.write("wait.py", "import time; time.sleep(600)")
     cli.ok("exec", "--node", "1", "mkdir -p ~/.cloudddp && touch ~/.cloudddp/jobs")

@@ -1,5 +1,5 @@
-"""Sessions of IAM Identity Center (`aws sso login`) and of `aws login`: they are renewed, their end is shown, and the command
-that starts a new one is named."""
+"""Sessions of IAM Identity Center (`aws sso login`) and of `aws login`: they are renewed, their end is shown,
+and the command that starts a new one is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Roles that need an MFA code: it is asked once for a session, on the terminal, and never by a command that has none."""
+"""Roles that need an MFA code: it is asked once for a session, on the terminal, and never by a command that
+has none."""
 
 from __future__ import annotations
 
@@ -166,8 +167,8 @@ def test_interrupt_at_the_question_ends_the_command(user: User) -> None:
 
 
 def test_session_in_its_last_minutes_is_used_for_a_whole_command(user: User, conditions: Any) -> None:
-    """botocore refreshes credentials that end within 15 minutes before every call, which it cannot do with MFA: within
-    10 minutes it raises RefreshWithMFAUnsupportedError."""
+    """botocore refreshes credentials that end within 15 minutes before every call, which it cannot do with
+    MFA: within 10 minutes it raises RefreshWithMFAUnsupportedError."""
     conditions(roles={ROLE: {"codes": ["111111"], "seconds": 500}})
     with user.terminal("up", "-n", "1") as tty:
         tty.answer("MFA code for", "111111")
@@ -243,7 +244,10 @@ def test_run_refuses_credentials_that_end_before_the_deadline(
     assert "your AWS credentials end in 4" in done.err
     assert "before the cluster's deadline" in done.err
     (path,) = user.cache
-    renew = f"renew them now: `rm ~/.aws/cli/cache/{path.name}`, then `cloudddp status` in a terminal, where it asks"
+    renew = (
+        f"renew them now: `rm ~/.aws/cli/cache/{path.name}`, then `cloudddp status` in a terminal, "
+        "where it asks"
+    )
     for way in (renew, "; or `--max-hours 0.7", "--yes to run anyway"):
         assert way in done.err
     assert not {"CreateKeyPair", "ImportKeyPair", "RunInstances", "CreateSecurityGroup"} & set(faults.calls)
@@ -257,8 +261,8 @@ def test_run_refuses_credentials_that_end_before_the_deadline(
 def test_both_ways_out_of_credentials_that_end_early_work(
     user: User, conditions: Any, seconds: int, hours: str | None
 ) -> None:
-    """19 min 05 s: a deadline that leaves time to type the command again, and a code that is asked for now, although
-    more than 15 minutes remain. Less than 15 minutes: a command on a terminal asks by itself."""
+    """19 min 05 s: a deadline that leaves time to type the command again, and a code that is asked for now,
+    although more than 15 minutes remain. Less than 15 minutes: a command on a terminal asks by itself."""
     conditions(roles={ROLE: {"codes": ["111111", "222222"], "seconds": seconds}})
     log_in(user)
     del user.cli.env["CLOUDDDP_YES"]
@@ -286,7 +290,8 @@ def test_run_whose_session_ends_reports_what_still_runs_and_how_to_remove_it(
     go = tmp_path / "go"
     user.cli.write(
         "wait.py",
-        "import pathlib, sys, time\nprint('began', flush=True)\nwhile not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.05)",
+        "import pathlib, sys, time\nprint('began', flush=True)\nwhile not "
+        "pathlib.Path(sys.argv[1]).exists(): time.sleep(0.05)",
     )
     process = user.start("run", "-n", "1", "--nproc-per-node", "1", "wait.py", str(go))
     assert "began" in process.stdout.readline()

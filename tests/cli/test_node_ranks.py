@@ -28,7 +28,8 @@ def test_ranks_stay_after_node_0_has_ended(cli: CommandLine, ec2: Any) -> None:
     cli.write(
         "name.py",
         "import os, pathlib\npathlib.Path('runs').mkdir()\n"
-        "pathlib.Path('runs/node').write_text(os.environ['CLOUDDDP_NODE_RANK'])\nprint('rank', os.environ['RANK'])\n",
+        "pathlib.Path('runs/node').write_text(os.environ['CLOUDDDP_NODE_RANK'])\nprint('rank', "
+        "os.environ['RANK'])\n",
     )
     cli.ok("launch", "name.py")
     ec2.terminate_instances(InstanceIds=[before[0]])

@@ -1,4 +1,5 @@
-"""Options of cloudddp after the script: those that cost money or results are refused, all others belong to the script."""
+"""Options of cloudddp after the script: those that cost money or results are refused, all others belong to
+the script."""
 
 from __future__ import annotations
 

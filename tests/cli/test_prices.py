@@ -1,4 +1,5 @@
-"""Where prices come from: AWS's price list, the dated table, or the user; spot prices; what is not counted."""
+"""Where prices come from: AWS's price list, the dated table, or the user; spot prices; what is not
+counted."""
 
 from __future__ import annotations
 
@@ -81,7 +82,8 @@ def test_every_region_has_prices(cli: Any) -> None:
 def test_current_spot_prices_are_shown_and_the_deadline_counts_the_upper_bound(
     cli: Any, conditions: Any
 ) -> None:
-    """DescribeSpotPriceHistory with StartTime now answers the price of each zone that is valid now (EC2 API reference)."""
+    """DescribeSpotPriceHistory with StartTime now answers the price of each zone that is valid now (EC2 API
+    reference)."""
     conditions(spot_prices={"us-east-1a": {"g5.xlarge": 0.41}, "us-east-1b": {"g5.xlarge": 0.47}})
     shown = plan(cli, "--spot", "--zones", "us-east-1a,us-east-1b", "--max-cost", "2.10")
     assert re.search(r"spot +now \$0\.41 to \$0\.47 per node", shown)
@@ -116,7 +118,7 @@ def test_dry_run_asks_no_price_list_outside_this_process(cli: Any) -> None:
     assert "on-demand list price of" in done.stdout
 
 
-# -- the table -------------------------------------------------------------------------------------------------
+# -- the table -----------------------------------------------------------------------------------------------
 
 
 def test_table_has_every_region_with_sources_and_plausible_prices() -> None:
@@ -169,7 +171,10 @@ def test_generator_reads_answers_of_the_pricing_api(tmp_path: Path) -> None:
 
 
 def test_generator_compares_sources_and_prefers_the_newest(tmp_path: Path) -> None:
-    vantage = '// Last updated: 2026-01-21\nconst all = [{"apiName": "g5.xlarge", "pricing": {"us-east-1": {"onDemand": 1.0}, '
+    vantage = (
+        '// Last updated: 2026-01-21\nconst all = [{"apiName": "g5.xlarge", "pricing": {"us-east-1": '
+        '{"onDemand": 1.0}, '
+    )
     vantage += '"us-east-1-atl-1": {"onDemand": 9.0}, "eu-west-1": {"onDemand": 1.1}}}];'
     (tmp_path / "v.js").write_text(vantage)
     karpenter = (

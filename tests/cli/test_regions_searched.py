@@ -1,4 +1,5 @@
-"""A cluster is looked for wherever it can be: configured, recorded and enabled regions, before anything says that there is none."""
+"""A cluster is looked for wherever it can be: configured, recorded and enabled regions, before anything says
+that there is none."""
 
 from __future__ import annotations
 
@@ -187,7 +188,7 @@ def test_cluster_that_is_known_here_costs_no_further_call(alone: CommandLine, fa
     assert faults.calls[:3] == ["DescribeInstances", "DescribeInstances", "DescribeInstances"]
 
 
-# -- a broken configuration ------------------------------------------------------------------------------------
+# -- a broken configuration ----------------------------------------------------------------------------------
 
 
 BROKEN = {
@@ -286,7 +287,7 @@ def test_down_with_a_broken_configuration_does_not_choose_a_region(
     assert len(remaining(other_region, alone.cluster).instances) == 1
 
 
-# -- other running clusters ------------------------------------------------------------------------------------
+# -- other running clusters ----------------------------------------------------------------------------------
 
 
 def test_up_and_down_name_the_other_clusters_with_their_price(alone: CommandLine, tmp_path: Path) -> None:
@@ -348,7 +349,7 @@ def test_up_of_a_cluster_beyond_the_limits_fails(alone: CommandLine, option: str
     assert len(json.loads(alone.ok("status", "--json"))[0]["nodes"]) == 1
 
 
-# -- local state -----------------------------------------------------------------------------------------------
+# -- local state ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("signal_name", ["SIGINT", "SIGKILL"])

@@ -1,4 +1,5 @@
-"""`up` into capacity reservations and capacity blocks: checks before anything is created, deadline, price, retries."""
+"""`up` into capacity reservations and capacity blocks: checks before anything is created, deadline, price,
+retries."""
 
 from __future__ import annotations
 
@@ -228,7 +229,7 @@ def test_dry_run_shows_the_reservation(cli: Any) -> None:
     assert f'"CapacityReservationId": "{BLOCK}"' in out
 
 
-# -- capacity blocks -------------------------------------------------------------------------------------------
+# -- capacity blocks -----------------------------------------------------------------------------------------
 
 
 def test_up_launches_into_a_block(cli: Any, ec2: Any, block: Any, remains: Any) -> None:

@@ -1,4 +1,5 @@
-"""Results that were not pulled: `run` keeps the nodes that have them, `launch`, `pull` and `down` name them."""
+"""Results that were not pulled: `run` keeps the nodes that have them, `launch`, `pull` and `down` name
+them."""
 
 from __future__ import annotations
 
@@ -64,7 +65,8 @@ def test_run_pulls_the_outputs_of_every_node(cli: Any, remains: Any) -> None:
 def test_run_pulls_every_new_file_by_default(cli: Any, remains: Any) -> None:
     configure(
         cli,
-        "write('checkpoints/' + rank + '.pt'); write('config.txt', 'changed'); write('data/set'); write('big/set')\n"
+        "write('checkpoints/' + rank + '.pt'); write('config.txt', 'changed'); write('data/set'); "
+        "write('big/set')\n"
         "os.symlink('0.pt', 'checkpoints/last') if rank == '0' else None\n"
         "write(f'dcp/__{rank}_0.distcp'); rank == '0' and write('dcp/.metadata')",
         outputs="",
@@ -91,7 +93,8 @@ def test_run_pulls_every_new_file_by_default(cli: Any, remains: Any) -> None:
 def test_files_beyond_the_limit_keep_the_nodes_and_the_next_pull_copies_them(cli: Any, remains: Any) -> None:
     configure(
         cli,
-        "for k in range(3): write(f'out/{k}.pt', 'x' * 1_500_000); os.utime(f'out/{k}.pt', (k, k))\nwrite('log')",
+        "for k in range(3): write(f'out/{k}.pt', 'x' * 1_500_000); os.utime(f'out/{k}.pt', (k, "
+        "k))\nwrite('log')",
         outputs="",
     )
     cli.env["CLOUDDDP_PULL_MB"] = "3"
@@ -190,7 +193,8 @@ def test_ctrl_c_while_aws_is_queried_about_a_lost_node_keeps_the_files_of_the_ot
 ) -> None:
     configure(
         cli,
-        "import time\nif rank == '0': write('runs/log'); write('out/best.pt')\nprint('began', flush=True); time.sleep(600)",
+        "import time\nif rank == '0': write('runs/log'); write('out/best.pt')\nprint('began', flush=True); "
+        "time.sleep(600)",
     )
     process = start_interrupted(
         cli, "cluster.inspect:ended_nodes", "run", "-n", "2", "train.py", caller="ended_nodes"

@@ -92,7 +92,8 @@ def test_pulled_results_are_not_sent_back(cli: Any) -> None:
     direct(cli, nodes=2)
     cli.write(
         "write.py",
-        "import os, pathlib\nif os.environ['RANK'] == '0':\n p = pathlib.Path('runs/a b'); p.mkdir(parents=True); (p / 'x').write_bytes(bytes(range(256)) * 1000)\n",
+        "import os, pathlib\nif os.environ['RANK'] == '0':\n p = pathlib.Path('runs/a b'); "
+        "p.mkdir(parents=True); (p / 'x').write_bytes(bytes(range(256)) * 1000)\n",
     )
     cli.ok("launch", "write.py")
     out = cli.ok("pull")
@@ -124,7 +125,8 @@ def test_results_go_back_to_their_places_and_no_sync_deletes_them(cli: Any) -> N
     cli.env["CLOUDDDP_SHARE_MB"] = "0"
     cli.write(
         "write.py",
-        "import os\nos.makedirs('ckpt'); rank = os.environ['RANK']\nopen('ckpt/' + rank + '.pt', 'w').write(rank * 9)\n"
+        "import os\nos.makedirs('ckpt'); rank = os.environ['RANK']\nopen('ckpt/' + rank + '.pt', "
+        "'w').write(rank * 9)\n"
         "os.symlink(rank + '.pt', 'ckpt/last'); open('data.txt', 'a').write('job')\n",
     )
     cli.write("data.txt", "sent")
@@ -205,8 +207,10 @@ def test_bad_file_does_not_lose_other_results(cli: Any) -> None:
     direct(cli)
     cli.write(
         "write.py",
-        "import os, pathlib\np = pathlib.Path('runs/a'); p.mkdir(parents=True)\n(p / 'best.pt').write_text('w')\n"
-        "os.symlink(os.path.abspath('runs/a'), 'runs/latest')\nos.symlink('/etc/passwd', 'runs/outside')\nos.mkfifo('runs/pipe')\n",
+        "import os, pathlib\np = pathlib.Path('runs/a'); p.mkdir(parents=True)\n(p / "
+        "'best.pt').write_text('w')\n"
+        "os.symlink(os.path.abspath('runs/a'), 'runs/latest')\nos.symlink('/etc/passwd', "
+        "'runs/outside')\nos.mkfifo('runs/pipe')\n",
     )
     cli.ok("launch", "write.py")
     done = cli("pull")

@@ -1,4 +1,5 @@
-"""Tags, which everyone with ec2:CreateTags can write: decoded to bounded values; they cannot prevent `down`."""
+"""Tags, which everyone with ec2:CreateTags can write: decoded to bounded values; they cannot prevent
+`down`."""
 
 from __future__ import annotations
 

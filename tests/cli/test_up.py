@@ -344,7 +344,8 @@ def test_number_of_aws_calls_is_independent_of_nodes(tmp_path: Any) -> None:
 
 
 def test_duplicate_group_after_a_lost_answer_is_used(cli: Any, faults: Any) -> None:
-    """The first answer is lost after the group was created, and botocore repeats the call: AWS answers Duplicate."""
+    """The first answer is lost after the group was created, and botocore repeats the call: AWS answers
+    Duplicate."""
     faults.lose_answer("CreateSecurityGroup")
     assert "is ready" in cli.ok("up", "-n", "1")
     assert faults.count("CreateSecurityGroup") == 2

@@ -1,4 +1,5 @@
-"""Variables of ranks: from the command line, this computer's environment and files. Their values stay secret."""
+"""Variables of ranks: from the command line, this computer's environment and files. Their values stay
+secret."""
 
 from __future__ import annotations
 

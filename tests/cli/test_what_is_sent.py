@@ -1,4 +1,5 @@
-"""Which folders are projects, and which of their files stay here: refused or named before anything is called."""
+"""Which folders are projects, and which of their files stay here: refused or named before anything is
+called."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def refused(cli: Any, faults: Any, *words: str, **env: str) -> str:
     return str(done.stderr)
 
 
-# -- folders that are no project -------------------------------------------------------------------------------
+# -- folders that are no project -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("words", VERBS)
@@ -120,7 +121,7 @@ def test_verbs_that_send_nothing_work_in_the_home_folder(cli: Any) -> None:
     assert cli("ls", HOME=str(cli.cwd)).returncode == 0
 
 
-# -- git -------------------------------------------------------------------------------------------------------
+# -- git -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fault", ["config", "missing", "owner", "dangling", "head"])
@@ -156,7 +157,7 @@ def test_repository_that_git_cannot_read_is_refused(
         assert "bug" not in error
 
 
-# -- one project, one cluster ----------------------------------------------------------------------------------
+# -- one project, one cluster --------------------------------------------------------------------------------
 
 
 def test_cluster_has_the_name_of_the_project_folder(cli: Any, tmp_path: Path) -> None:
@@ -208,7 +209,7 @@ def test_nodes_with_the_files_of_another_project_are_not_overwritten_unasked(
     assert "one" in cli.ok("launch", "train.py")
 
 
-# -- files that the nodes would lack ---------------------------------------------------------------------------
+# -- files that the nodes would lack -------------------------------------------------------------------------
 
 
 def warnings(root: Path, config: Config | None = None) -> str:
@@ -301,8 +302,8 @@ def test_files_that_the_nodes_lack_are_named(tmp_path: Path) -> None:
     (root / "self").symlink_to(".")
     shown = warnings(root)
     assert (
-        "results/base.json (results/ is where `pull` puts results), runs/old (job.outputs is empty, and runs/ is for results), venv/x (venv/"
-        in shown
+        "results/base.json (results/ is where `pull` puts results), runs/old (job.outputs is empty, and "
+        "runs/ is for results), venv/x (venv/" in shown
     )
     assert "do not have them: data2 -> ../elsewhere, to-data -> data;" in shown
     assert "not sent, since git's ignore rules name them: data/, meta.pkl, wide/ (" in shown
@@ -402,7 +403,7 @@ def test_excluding_a_negated_pattern_names_include(cli: Any, faults: Any) -> Non
     assert 'include = ["data/"]' in refused(cli, faults, "launch", "train.py")
 
 
-# -- bytes that are not UTF-8 ----------------------------------------------------------------------------------
+# -- bytes that are not UTF-8 --------------------------------------------------------------------------------
 
 RAW = "bad\udcff"  # as Python decodes b"bad\xff"
 

@@ -31,8 +31,7 @@ def warn_if_near(console: Console, cluster: Cluster) -> None:
         when = f"in {duration(left)}" if left > 0 else "now"
         console.warn(
             f"the nodes terminate {when}, at {moment(cluster.expires)} (the cluster's deadline), and this "
-            "job ends "
-            "with them; results that are not pulled by then are lost"
+            "job ends with them; results that are not pulled by then are lost"
         )
 
 
@@ -71,9 +70,9 @@ def report_leaving(console: Console, cluster: Cluster, settings: Config, job: Ne
     poweroff, place = job.poweroff, place_of(settings, job.id)
     if place is not None:
         console.log(
-            f"when the job has ended, each node copies its outputs and logs to {place.url}, also before the "
-            "deadline and after a "
-            f"spot notice; a node that powers off waits for that, at most {duration(timing.current().copy)}"
+            f"when the job has ended, each node copies its outputs and logs to {place.url}, also before "
+            "the deadline and after a spot notice; a node that powers off waits for that, at most "
+            f"{duration(timing.current().copy)}"
         )
     if poweroff is not None:
         console.log(
@@ -90,8 +89,7 @@ def report_leaving(console: Console, cluster: Cluster, settings: Config, job: Ne
     if poweroff is None and cluster.hour is not None:
         console.log(
             f"{nodes} cost{'s' * (len(cluster.live) == 1)} {dollars(cluster.hour)} an hour; until the "
-            "deadline at "
-            f"{moment(cluster.expires)} that is at most {dollars(cluster.hour * left / 3600)}; ",
+            f"deadline at {moment(cluster.expires)} that is at most {dollars(cluster.hour * left / 3600)}; ",
             Command("down"),
             " ends them now",
         )
@@ -154,8 +152,7 @@ def report_if_passed(
     place = place_of(settings, job_id)
     console.log(
         f"the deadline of cluster {cluster.name}, {moment(cluster.expires)}, ended job {job_id}; results "
-        "that "
-        "were not pulled are lost"
+        "that were not pulled are lost"
         + ("" if place is None else f", but for what the nodes have copied to {place.url}: "),
         *([Command("pull", "--job", job_id)] if place is not None else []),
     )

@@ -220,7 +220,8 @@ def _release_name(console: Console, aws: AWS, name: str, ownership: Ownership) -
     """Delete a key pair that reserves the name without being tagged as part of the cluster.
 
     Raises CloudDDPError if it belongs to another user: `up` would refuse the name, so "does not exist" would
-    be misleading."""
+    be misleading.
+    """
     holder = name_lock.holder(aws, name)
     if holder is None:
         return

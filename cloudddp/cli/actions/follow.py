@@ -69,7 +69,8 @@ def foreground(session: Session, runner: Runner, cluster: Cluster, job_id: str) 
     """Show the job's logs until it ends; return how it ended. Raises JobStopped and Detached.
 
     Ctrl-C asks on a terminal whether to cancel the job on every node, to leave it, or to keep watching;
-    elsewhere it cancels the job. Call it inside `launch.stopped_if_interrupted`."""
+    elsewhere it cancels the job. Call it inside `launch.stopped_if_interrupted`.
+    """
     console, grace = session.console, session.settings.job.stop_grace
     waiting = console.progress()
     waiting(f"waiting for the first output of job {job_id}")
@@ -260,8 +261,7 @@ def report_end(session: Session, cluster: Cluster, finished: JobResult) -> None:
     if finished.status == "succeeded" and (silent := {*unchecked, *finished.lost} - ended):
         console.warn(
             f"{node_list(silent)} {'does' if len(silent) == 1 else 'do'} not respond: its ranks have "
-            "finished, but the end"
-            " of its logs may be missing; ",
+            "finished, but the end of its logs may be missing; ",
             Command("logs", finished.job),
             " shows them once it responds",
         )

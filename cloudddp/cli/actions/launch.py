@@ -158,8 +158,7 @@ def _report_results_here(session: Session, cluster: Cluster) -> None:
     if found and not folder.jobs() and folder.read(folder.restored) is None:
         session.console.log(
             f"results of earlier jobs are on this computer and not on the nodes (the newest: {found[-1]}); "
-            "if the script "
-            "continues from them: ",
+            "if the script continues from them: ",
             Command("sync", "--results"),
             " first",
         )

@@ -72,9 +72,8 @@ def _check_whole(to: Path, root: Path) -> None:
     what = "the project's folder" if folder == resolved(root) else project.holds_more(folder)
     if resolved(root).is_relative_to(folder) or what:
         raise UsageError(
-            f"cannot write all results to {to}: the nodes choose their names, which could be those of files "
-            "in "
-            f"{what or 'a folder that contains the project'}",
+            f"cannot write all results to {to}: the nodes choose their names, which could be those of "
+            f"files in {what or 'a folder that contains the project'}",
             hint=(
                 "name what you need: ",
                 Command("pull", "--to", str(to), "PATH"),
@@ -179,7 +178,6 @@ def _report(console: Console, node: int, pulled: Pulled, target: Path, job_id: s
     if pulled.older:
         console.warn(
             f"{counted(pulled.older, 'pulled file')} of node {node} {'is' if pulled.older == 1 else 'are'} "
-            "older than job "
-            f"{job_id}: jobs share the folder, so an earlier job may have written "
+            f"older than job {job_id}: jobs share the folder, so an earlier job may have written "
             f"{'it' if pulled.older == 1 else 'them'}"
         )

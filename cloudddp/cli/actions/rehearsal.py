@@ -2,7 +2,8 @@
 
 Nothing is called: no AWS, no SSH, no file outside a temporary folder. Ids and addresses are made up. The
 calls, their parameters, the commands on the nodes and the price are the real ones, because the code that
-makes them is."""
+makes them is.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """A job's results: pulled before its nodes are terminated, and reported if they were not pulled.
 
 The nodes record what was pulled and what was left out, and why. `run` terminates nodes only when they report
-that nothing is left."""
+that nothing is left.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +84,8 @@ def collect(
 
     The files of nodes that have `ended` are lost, unless they still answer. Those that are gone are not
     asked: a connection to a machine that has failed waits for an answer until its timeout. Nodes of the
-    cluster that the runner does not reach are reported as left."""
+    cluster that the runner does not reach are reported as left.
+    """
     console, job = session.console, session.settings.job
     to = session.root / project_files.RESULTS / job_id
     lines: list[str] = []
@@ -319,7 +321,8 @@ def pull_command(
 
     `with_outputs`: with those inside the outputs, which a pull without names would copy. The names are chosen
     by the node, and the user will type them: `--` keeps them from being options, and a name that a terminal
-    would not show unchanged is left out."""
+    would not show unchanged is left out.
+    """
     found = [(*one.outputs, *one.others) if with_outputs else one.others for one in held]
     names = dict.fromkeys(name for one in found for name in names_of(one) if _can_be_typed(name))
     elsewhere = any(not replies[one.node].rank_zero for one in held)

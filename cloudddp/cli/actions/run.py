@@ -151,8 +151,7 @@ def _check(yes: bool, plans: Sequence[Plan], aws: AWS) -> None:
     shorter = f"`--max-hours {hours:.2f}` for a shorter job, " if hours >= 0.1 else ""
     raise UsageError(
         f"your AWS {credentials_end(ends)}, before the cluster's deadline ({moment(deadline)}): `run` may "
-        "be unable "
-        "to remove the cluster, which then costs money until that deadline. Nothing was created",
+        "be unable to remove the cluster, which then costs money until that deadline. Nothing was created",
         hint=(*parts(aws.renewal_now), f"; or {shorter}or --yes to run anyway"),
     )
 
@@ -304,8 +303,7 @@ def _leave_failed(console: Console, cluster: Cluster, ending: _Ending) -> None:
     minutes = 60 * (ending.keep or 0.0)
     console.log(
         f"the job has failed: its nodes stay for {duration(minutes)} at {_price(cluster)}, and end by "
-        "themselves then "
-        "(--keep-on-failure): ",
+        "themselves then (--keep-on-failure): ",
         Command("ssh"),
         ", ",
         Command("logs"),
@@ -343,8 +341,7 @@ def _keep(console: Console, settings: Config, cluster: Cluster, ending: _Ending)
     )
     raise Leftovers(
         f"cluster {cluster.name} is kept {_end_nodes_later(settings.cluster, cluster, ending)}: not all "
-        "files that the job wrote were "
-        f"pulled{listed}",
+        f"files that the job wrote were pulled{listed}",
         hint=(
             left.pull,
             ", then ",

@@ -60,8 +60,7 @@ def start(
         if control.denies_everything(file):
             console.warn(
                 f"--{kind} {file} allows nothing, so every call is denied: it has no statement with Effect "
-                "Allow. It replaces "
-                f"{_REPLACED[kind]}"
+                f"Allow. It replaces {_REPLACED[kind]}"
             )
     if interfaces and found.nodes == "process":
         console.warn("--interface has no effect: these nodes have no network interface of their own")

@@ -116,7 +116,8 @@ def start_and_follow(
     """Start the job, and follow it to its end unless `detach` is set. Raises JobStopped and Detached.
 
     `suggest`: report what to type next; not where the caller goes on by itself. `on_start` is called when the
-    job has been started."""
+    job has been started.
+    """
     console = session.console
     with stopped_if_interrupted(console, runner, job.id):
         sending = start_job(session, runner, cluster, job)

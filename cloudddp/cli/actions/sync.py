@@ -65,8 +65,7 @@ def origin_of(session: Session, *, yes: bool = False, before: Callable[[], None]
         name = session.settings.cluster.name
         held = (
             f"{node_list(nodes)} of cluster {name!r} {'has' if len(nodes) == 1 else 'have'} the files of "
-            "another project, or "
-            "of this one from another computer or folder"
+            "another project, or of this one from another computer or folder"
         )
         if yes:
             return
