@@ -8,7 +8,8 @@ from typing import NoReturn
 
 def main() -> NoReturn:
     try:
-        # Here, not at the top: imports may take seconds from a cold disk, and Ctrl-C during them is not an error.
+        # Here, not at the top: imports may take seconds from a cold disk, and Ctrl-C during them is not an
+        # error.
         from cloudddp import timings  # noqa: F401  first: it notes when the imports began
         from cloudddp.cli.entry_point import run
 

@@ -1,10 +1,10 @@
 """The errors a user can meet, in three parts: what happened, to which resource, and what to do next.
 
-Every layer raises these; only the command line turns them into text and an exit code. Any other exception is a bug
-of cloudddp and is reported as one.
+Every layer raises these; only the command line turns them into text and an exit code. Any other exception is
+a bug of cloudddp and is reported as one.
 
-A hint may contain commands of cloudddp. They are data (`Command`), not text, because how a command has to be typed
-depends on the global options of this run, which only the command line has.
+A hint may contain commands of cloudddp. They are data (`Command`), not text, because how a command has to be
+typed depends on the global options of this run, which only the command line has.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Command:
 class ToolCommand(Command):
     """A command of another program that a message suggests: `ToolCommand("aws", "ec2", ...)`, or `ssh`.
 
-    It acts on this run's account or nodes, which its options and, with --sim, `cloudddp sim exec` choose: without them
-    it would act on the user's own account.
+    It acts on this run's account or nodes, which its options and, with --sim, `cloudddp sim exec` choose:
+    without them it would act on the user's own account.
     """
 
     __slots__ = ()
@@ -67,7 +67,8 @@ def render(text: Text, as_typed: Callable[[Command], str] = command_line) -> str
 class CloudDDPError(Exception):
     """Something failed. `hint` says what to type or change next; it is printed on a line of its own.
 
-    `more_nodes` is how many other nodes failed at the same time; set by code that runs a step on several nodes.
+    `more_nodes` is how many other nodes failed at the same time; set by code that runs a step on several
+    nodes.
     """
 
     exit_code = EXIT_FAILED
@@ -103,10 +104,10 @@ class UsageError(CloudDDPError):
 class AWSError(CloudDDPError):
     """AWS refused a call, or could not be reached. `code` is AWS's own error code, or ''.
 
-    `retries`: how often botocore had repeated the call before this answer; an earlier attempt may have had an effect.
-    `transient`: AWS did not answer, answered with HTTP status 5xx, or throttled the call, so that it may work later.
-    `unsent`: there was no connection; that of an earlier attempt may have been lost. `organization`: a policy of the
-    organization denies the call.
+    `retries`: how often botocore had repeated the call before this answer; an earlier attempt may have had an
+    effect. `transient`: AWS did not answer, answered with HTTP status 5xx, or throttled the call, so that it
+    may work later. `unsent`: there was no connection; that of an earlier attempt may have been lost.
+    `organization`: a policy of the organization denies the call.
     """
 
     def __init__(self, message: str, *, hint: Text = "", code: str = "") -> None:
@@ -121,8 +122,8 @@ class AWSError(CloudDDPError):
 class CredentialsError(AWSError):
     """AWS credentials are missing, have ended, or are refused.
 
-    `renew` is how to renew them, as a phrase that ", then ..." can follow: after a teardown that failed for this reason
-    its error says so.
+    `renew` is how to renew them, as a phrase that ", then ..." can follow: after a teardown that failed for
+    this reason its error says so.
     """
 
     def __init__(self, message: str, *, renew: Text, hint: Text = "", code: str = "") -> None:
@@ -150,10 +151,10 @@ class NodeError(CloudDDPError):
 class ConnectError(NodeError):
     """No SSH connection to a node.
 
-    `patience` is for how many seconds retrying may help (a booting node), 0 for no retry. `shown` is the host key
-    that was refused, as `ssh-ed25519 AAAA...`, or ''. `silent`: no packet came back, so it may not be the node. Code that connects to several nodes sets `retried`, the seconds
-    after which it gave up, and `other_node`, its rank where others respond: then the cause is the node, not this computer's
-    network.
+    `patience` is for how many seconds retrying may help (a booting node), 0 for no retry. `shown` is the host
+    key that was refused, as `ssh-ed25519 AAAA...`, or ''. `silent`: no packet came back, so it may not be the
+    node. Code that connects to several nodes sets `retried`, the seconds after which it gave up, and
+    `other_node`, its rank where others respond: then the cause is the node, not this computer's network.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """State on this computer: keys, known host keys and a journal for each cluster, in one folder.
 
-AWS tags are authoritative for what exists; nothing here is needed to find or terminate a cluster. Losing this folder
-loses the private key, and with it SSH, but never the ability to stop the bill. This module depends on files only, not
-on AWS, SSH or the command line.
+AWS tags are authoritative for what exists; nothing here is needed to find or terminate a cluster. Losing this
+folder loses the private key, and with it SSH, but never the ability to stop the bill. This module depends on
+files only, not on AWS, SSH or the command line.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def live_clusters() -> list[ClusterRecord]:
 
 
 def folders_of(name: str, endpoint: str) -> list[ClusterFolder]:
-    """Return the folders of all clusters of that name that were created on this computer, also of those that are gone."""
+    """Return the folders of all clusters of that name that were created on this computer, also of those that
+    are gone."""
     found = []
     for folder in _folders():
         record = folder.record()
@@ -77,8 +78,8 @@ def created_instances() -> frozenset[str]:
 
 
 def forget_orphans() -> None:
-    """Remove login keys that belong to no cluster: an `up` of an earlier version was killed before it wrote the record, and so
-    before its first AWS call."""
+    """Remove login keys that belong to no cluster: an `up` of an earlier version was killed before it wrote
+    the record, and so before its first AWS call."""
     for folder in _folders():
         with contextlib.suppress(OSError, CloudDDPError):
             named = any((folder.path / name).exists() for name in ("cluster.json", "journal.jsonl"))
@@ -104,8 +105,8 @@ class StateLost(CloudDDPError):
 
 
 class ClusterFolder:
-    """The folder of one cluster id: cluster.json, launch.json, id_ed25519, host_key.pub, host_keys.json, known_hosts,
-    journal.jsonl and a file for each job."""
+    """The folder of one cluster id: cluster.json, launch.json, id_ed25519, host_key.pub, host_keys.json,
+    known_hosts, journal.jsonl and a file for each job."""
 
     def __init__(self, cluster_id: str, *, root: Path | None = None) -> None:
         """Raises ValueError for an invalid cluster id: the id comes from a tag and becomes part of a path."""
@@ -120,7 +121,8 @@ class ClusterFolder:
         return safe_files.private(self.root, "clusters", self.id, make=make)
 
     def _read(self, path: Path) -> str:
-        """Return the text of one of its files. Raises OSError, also for a symbolic link; ValueError; UsageError."""
+        """Return the text of one of its files. Raises OSError, also for a symbolic link; ValueError;
+        UsageError."""
         with self._open(make=False) as folder:
             return folder.read(path.name).decode()
 
@@ -132,7 +134,8 @@ class ClusterFolder:
             return None
 
     def _has(self, path: Path) -> bool:
-        """Return whether the path is a regular file in this folder, not a symbolic link. Raises UsageError."""
+        """Return whether the path is a regular file in this folder, not a symbolic link. Raises
+        UsageError."""
         try:
             with self._open(make=False) as folder:
                 return stat.S_ISREG(folder.kind(path.name))
@@ -145,8 +148,8 @@ class ClusterFolder:
             folder.replace(path.name, text.encode())
 
     def write_new(self, path: Path, text: str) -> None:
-        """Write one of its files that must not exist. Raises FileExistsError where another process was first; OSError,
-        UsageError."""
+        """Write one of its files that must not exist. Raises FileExistsError where another process was first;
+        OSError, UsageError."""
         with self._open() as folder:
             os.close(folder.create(path.name, 0o600))
             try:
@@ -166,7 +169,8 @@ class ClusterFolder:
 
     @property
     def host_key(self) -> Path:
-        """The public host key that the nodes boot with, as `ssh-ed25519 AAAA...`; removed once each has its own."""
+        """The public host key that the nodes boot with, as `ssh-ed25519 AAAA...`; removed once each has its
+        own."""
         return self.path / "host_key.pub"
 
     @property
@@ -203,14 +207,16 @@ class ClusterFolder:
         return self.path / "known_hosts"
 
     def create(self, record: ClusterRecord, *, private_key: str, host_public: str) -> None:
-        """Write everything that must exist before the first AWS call: the record first, by which `down` finds the key."""
+        """Write everything that must exist before the first AWS call: the record first, by which `down` finds
+        the key."""
         with self._open() as folder:
             folder.replace("cluster.json", f"{json.dumps(asdict(record), indent=2)}\n".encode())
             folder.replace(self.private_key.name, private_key.encode())
             folder.replace(self.host_key.name, f"{host_public}\n".encode(), 0o644)
 
     def missing(self) -> Path | None:
-        """Return what has gone of what `create` wrote, the outermost folder or a key; None where the nodes can be reached."""
+        """Return what has gone of what `create` wrote, the outermost folder or a key; None where the nodes
+        can be reached."""
         for needed in (self.root, self.path, self.private_key):
             if not needed.exists():
                 return needed
@@ -238,10 +244,12 @@ class ClusterFolder:
             return None
 
     def login_key(self) -> Path:
-        """Return the path of the private login key. Raises CloudDDPError if this computer does not have it."""
+        """Return the path of the private login key. Raises CloudDDPError if this computer does not have
+        it."""
         if not (self._has(self.private_key) and (self._has(self.host_key) or self._has(self.host_keys))):
             raise CloudDDPError(
-                f"this computer has no key for cluster {self.id}: it was created elsewhere, or the key was lost",
+                f"this computer has no key for cluster {self.id}: it was created elsewhere, or the key was "
+                "lost",
                 hint=(
                     "use the computer that ran ",
                     Command("up"),
@@ -253,7 +261,8 @@ class ClusterFolder:
 
     @contextlib.contextmanager
     def being_created(self) -> Iterator[None]:
-        """Mark the cluster as being created by this process. The mark ends with the process, also if it is killed."""
+        """Mark the cluster as being created by this process. The mark ends with the process, also if it is
+        killed."""
         with self._open() as folder:
             descriptor = folder.append(self._lock.name)
         try:
@@ -280,7 +289,8 @@ class ClusterFolder:
 
     @contextlib.contextmanager
     def resuming(self) -> Iterator[bool]:
-        """Let one command of this computer at a time resume jobs of the cluster; yield False while another one does."""
+        """Let one command of this computer at a time resume jobs of the cluster; yield False while another
+        one does."""
         with self._open(make=False) as folder:
             descriptor = folder.append(self._resume_lock.name)
         try:
@@ -302,7 +312,8 @@ class ClusterFolder:
         return self.path / "lock"
 
     def journal(self, event: str, **fields: Any) -> None:
-        """Append one line to the journal and fsync it: called before each call that creates or deletes something."""
+        """Append one line to the journal and fsync it: called before each call that creates or deletes
+        something."""
         line = json.dumps(
             {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": event, **fields}
         )
@@ -319,7 +330,8 @@ class ClusterFolder:
         self.journal(_CREATED, step="nodes", instances=instances)
 
     def events(self) -> list[dict[str, Any]]:
-        """Return the lines of the journal that can be read: the last one may be incomplete. Raises OSError, UsageError."""
+        """Return the lines of the journal that can be read: the last one may be incomplete. Raises OSError,
+        UsageError."""
         found = []
         for line in (self.read(self.path / "journal.jsonl") or "").splitlines():
             with contextlib.suppress(ValueError, RecursionError):
@@ -339,7 +351,8 @@ class ClusterFolder:
 
     @contextlib.contextmanager
     def exclusive(self, on_wait: Callable[[], None]) -> Iterator[None]:
-        """Let one cloudddp command of this computer at a time run the body; `on_wait` is called if it has to wait."""
+        """Let one cloudddp command of this computer at a time run the body; `on_wait` is called if it has to
+        wait."""
         with self._open(make=False) as folder:
             try:
                 fcntl.flock(folder.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

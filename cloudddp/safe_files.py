@@ -1,8 +1,9 @@
-"""Files and folders opened by descriptor, one path component at a time, so that no symbolic link redirects a write.
+"""Files and folders opened by descriptor, one path component at a time, so that no symbolic link redirects a
+write.
 
-Every system call that takes a path resolves it again, and follows links that another user may have created in the
-meantime. Here a folder is opened once, without following links, and its entries are named relative to it (openat).
-Independent of clusters and nodes.
+Every system call that takes a path resolves it again, and follows links that another user may have created in
+the meantime. Here a folder is opened once, without following links, and its entries are named relative to it
+(openat). Independent of clusters and nodes.
 """
 
 from __future__ import annotations
@@ -174,10 +175,11 @@ class Folder:
 
 
 def private(root: Path, *names: str, make: bool = True) -> Folder:
-    """Return a folder below `root`, private to this user from `root` on. With `make`, missing folders are created.
+    """Return a folder below `root`, private to this user from `root` on. With `make`, missing folders are
+    created.
 
-    Modes become 0700 whatever the umask was. Raises UsageError if one of them is a symbolic link or belongs to another
-    user, or if others can write to `root` and may have put anything there; OSError.
+    Modes become 0700 whatever the umask was. Raises UsageError if one of them is a symbolic link or belongs
+    to another user, or if others can write to `root` and may have put anything there; OSError.
     """
     if make and not root.exists() and not root.is_symlink():
         root.parent.mkdir(parents=True, exist_ok=True)
@@ -202,7 +204,8 @@ def private(root: Path, *names: str, make: bool = True) -> Folder:
 
 
 def check(root: Path) -> None:
-    """Raise UsageError if a private folder exists and other users could have written to it. Changes nothing."""
+    """Raise UsageError if a private folder exists and other users could have written to it. Changes
+    nothing."""
     try:
         link, info = root.lstat(), root.stat()
     except OSError:  # does not exist yet; or cannot be reached, which the first use reports
@@ -230,7 +233,8 @@ def _bad(path: Path, why: str, hint: str) -> UsageError:
 
 
 class Descent:
-    """The open folders on the way from a root to one below it, reused for an archive whose members come in folder order."""
+    """The open folders on the way from a root to one below it, reused for an archive whose members come in
+    folder order."""
 
     def __init__(self, root: Folder) -> None:
         self._open: list[tuple[str, Folder]] = []
@@ -243,7 +247,8 @@ class Descent:
         self._up_to(0)
 
     def to(self, parts: Sequence[str], *, make: int | None = None) -> Folder:
-        """Return the folder at `parts`, creating missing ones with mode `make`. It stays open until the next call."""
+        """Return the folder at `parts`, creating missing ones with mode `make`. It stays open until the next
+        call."""
         same = 0
         for (name, _), wanted in zip(self._open, parts, strict=False):
             if name != wanted:

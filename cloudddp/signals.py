@@ -2,18 +2,17 @@
 
 | phase                                                  | first signal                    | further signals |
 |--------------------------------------------------------|---------------------------------|-----------------|
-| `arm()`: normal work                                   | raises                          | dropped, until the next `arm()` |
-| `interruptible()`: work that is followed by a teardown | raises                          | dropped, also after the block |
-| `whole()`: one line of output                          | raises after it, or after 1 s   | dropped         |
-| `deferred()`: a call to AWS that creates something     | a notice; raises after the call | dropped         |
-| `protected()`: a teardown, the cancelling of a job     | a notice; dropped               | dropped         |
-| `ignore()`: the work is done, nothing can be undone    | dropped                         | dropped         |
+| `arm()`: normal work | raises | dropped, until the next `arm()` | | `interruptible()`: work that is followed
+by a teardown | raises | dropped, also after the block | | `whole()`: one line of output | raises after it, or
+after 1 s | dropped | | `deferred()`: a call to AWS that creates something | a notice; raises after the call |
+dropped | | `protected()`: a teardown, the cancelling of a job | a notice; dropped | dropped | | `ignore()`:
+the work is done, nothing can be undone | dropped | dropped |
 
-Signals often come in pairs (Ctrl-C, then the window is closed). If the second one raised as well, it would raise in
-the first lines of the teardown that the first one began. A signal that was ignored when the process started (nohup, a
-background job of a shell) stays ignored in every phase. Python runs handlers in the main thread only, so in other
-threads `deferred` and `protected` do nothing. The simulator's server and its nodes are processes of their own, with
-handlers of their own.
+Signals often come in pairs (Ctrl-C, then the window is closed). If the second one raised as well, it would
+raise in the first lines of the teardown that the first one began. A signal that was ignored when the process
+started (nohup, a background job of a shell) stays ignored in every phase. Python runs handlers in the main
+thread only, so in other threads `deferred` and `protected` do nothing. The simulator's server and its nodes
+are processes of their own, with handlers of their own.
 """
 
 from __future__ import annotations
@@ -40,7 +39,8 @@ BLOCKED = 1.0  # seconds after which a signal interrupts a line that cannot be w
 
 EXCEPTIONS = {
     signal.SIGINT: KeyboardInterrupt,
-    signal.SIGQUIT: KeyboardInterrupt,  # without this, a user who finds Ctrl-C slow leaves nodes behind without a word
+    # without this, a user who finds Ctrl-C slow leaves nodes behind without a word
+    signal.SIGQUIT: KeyboardInterrupt,
     signal.SIGTERM: Terminated,
     signal.SIGHUP: HungUp,
 }
@@ -53,7 +53,8 @@ def arm() -> None:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Let one signal interrupt the block, and none what follows it, so that a teardown after it always begins.
+    """Let one signal interrupt the block, and none what follows it, so that a teardown after it always
+    begins.
 
     From the end of the block on signals are dropped, until the next `arm()`.
     """
@@ -108,8 +109,8 @@ def protected(notice: Notice) -> Iterator[None]:
 def deferred(notice: Notice) -> Iterator[None]:
     """Deliver a signal that comes during the block after it.
 
-    After an interrupt in the middle of RunInstances, it would be unknown what was created. `notice` is called at the
-    first signal, from the signal handler.
+    After an interrupt in the middle of RunInstances, it would be unknown what was created. `notice` is called
+    at the first signal, from the signal handler.
     """
     received: list[int] = []
     notify = _notify_once(notice)

@@ -1,8 +1,8 @@
 """The tags of a cluster's resources: their names, and their values decoded into typed, bounded fields. Pure.
 
-Everyone with ec2:CreateTags can write these values, so a value that is not in the form that `up` writes is ignored
-and listed in `unreadable`. Text is safe to print. Only a valid cluster id may become part of a local path
-(local_state.ClusterFolder); `cluster_id` is '' where the tag holds none.
+Everyone with ec2:CreateTags can write these values, so a value that is not in the form that `up` writes is
+ignored and listed in `unreadable`. Text is safe to print. Only a valid cluster id may become part of a local
+path (local_state.ClusterFolder); `cluster_id` is '' where the tag holds none.
 """
 
 from __future__ import annotations

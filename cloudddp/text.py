@@ -1,23 +1,23 @@
 """Text written by someone else (a rank, a node, a tag, AWS), made safe to print; and sizes in words. Pure.
 
-Characters that a terminal interprets instead of printing are escaped: ESC and the other control characters, C1
-controls, bidirectional overrides, invisible characters, line separators. Everything else stays as it is.
+Characters that a terminal interprets instead of printing are escaped: ESC and the other control characters,
+C1 controls, bidirectional overrides, invisible characters, line separators. Everything else stays as it is.
 """
 
 from __future__ import annotations
 
 import re
 
-# Cc without tab and line feed, format characters that hide or reorder text, separators that some programs treat as
-# a line break, lone surrogates (bytes that were not UTF-8), tag characters. The joiners U+200C and U+200D stay: words
-# and emoji need them.
+# Cc without tab and line feed, format characters that hide or reorder text, separators that some programs
+# treat as a line break, lone surrogates (bytes that were not UTF-8), tag characters. The joiners U+200C and
+# U+200D stay: words and emoji need them.
 _UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
     "\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]"
 )
 _UNSAFE_OR_BREAK = re.compile(f"{_UNSAFE.pattern}|[\t\n]")
-# Select Graphic Rendition with numbers: colours and weight. Every other escape sequence can move the cursor, change
-# the window title, write to the clipboard or send input as if it had been typed.
+# Select Graphic Rendition with numbers: colours and weight. Every other escape sequence can move the cursor,
+# change the window title, write to the clipboard or send input as if it had been typed.
 _COLOUR = re.compile(r"\x1b\[([0-9;]{0,40})m")
 _CONCEAL = 8  # hides the text after it
 _EXTENDED = (38, 48)  # followed by 5;N or 2;R;G;B
@@ -30,13 +30,15 @@ def visible(text: str) -> str:
 
 
 def one_line(text: str, limit: int = 0) -> str:
-    """Return text on one line, for a name, a table cell or an error reason; `limit` is the most characters to keep."""
+    """Return text on one line, for a name, a table cell or an error reason; `limit` is the most characters to
+    keep."""
     cut = text[: limit - 3] + "..." if limit and len(text) > limit else text
     return _UNSAFE_OR_BREAK.sub(_escaped, cut)
 
 
 def reason_of(error: BaseException) -> str:
-    """Return what an exception says, on one line: for an OSError without its number, for an empty one its type."""
+    """Return what an exception says, on one line: for an OSError without its number, for an empty one its
+    type."""
     text = (error.strerror if isinstance(error, OSError) else "") or str(error) or type(error).__name__
     return one_line(str(text), 300)
 
@@ -77,7 +79,8 @@ def size_of(count: int) -> str:
 
 
 def _conceals(parameters: str) -> bool:
-    """Return whether the parameters of a colour sequence conceal text; 8 may also be the number of a colour."""
+    """Return whether the parameters of a colour sequence conceal text; 8 may also be the number of a
+    colour."""
     numbers = iter(int(part[:4] or 0) for part in parameters.split(";"))
     for number in numbers:
         if number in _EXTENDED:

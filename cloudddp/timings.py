@@ -1,8 +1,8 @@
 """Where the seconds of a command go: spans of time, which `--timings` prints as a waterfall.
 
-The code that takes the time opens a span; the edge switches the recording on and prints it. While it is off, a span is
-an empty context manager that all callers share. Standard library only, and no names of nodes or files: every layer may
-use it.
+The code that takes the time opens a span; the edge switches the recording on and prints it. While it is off,
+a span is an empty context manager that all callers share. Standard library only, and no names of nodes or
+files: every layer may use it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _spans: list[Span] | None = None
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What happened from `began` to `ended`, by the monotonic clock; `node` where it happened on several at once."""
+    """What happened from `began` to `ended`, by the monotonic clock; `node` where it happened on several at
+    once."""
 
     name: str
     began: float
@@ -39,7 +40,8 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the waterfall: one span, or those of the same name that several nodes had at the same time."""
+    """A line of the waterfall: one span, or those of the same name that several nodes had at the same
+    time."""
 
     name: str
     began: float
@@ -100,7 +102,8 @@ def mark(name: str) -> None:
 
 
 def finish() -> str:
-    """Return the waterfall of what was recorded, after a line with the total; '' if nothing was. The recording ends."""
+    """Return the waterfall of what was recorded, after a line with the total; '' if nothing was. The
+    recording ends."""
     global _spans
     found, _spans = _spans, None
     if found:
@@ -109,7 +112,8 @@ def finish() -> str:
 
 
 def rows(spans: Sequence[Span]) -> list[Row]:
-    """Return the lines of a waterfall, by their beginning. The spans of several nodes make one line each time. Pure."""
+    """Return the lines of a waterfall, by their beginning. The spans of several nodes make one line each
+    time. Pure."""
     found: list[Row] = []
     rounds: dict[tuple[str, int], list[Span]] = {}
     counts: dict[tuple[str, int], int] = {}
@@ -124,7 +128,8 @@ def rows(spans: Sequence[Span]) -> list[Row]:
 
 
 def _at_once(group: Sequence[Span]) -> list[list[Span]]:
-    """Return groups of spans that overlap: a row for spans with a pause between them would show the pause as work."""
+    """Return groups of spans that overlap: a row for spans with a pause between them would show the pause as
+    work."""
     parts: list[list[Span]] = []
     ended = float("-inf")
     for one in sorted(group, key=lambda one: one.began):
@@ -168,8 +173,8 @@ def _label(row: Row) -> str:
 
 
 def _process_began() -> float:
-    """Return when this process was started, by the monotonic clock, to 10 ms; where there is no /proc, when this module
-    was imported."""
+    """Return when this process was started, by the monotonic clock, to 10 ms; where there is no /proc, when
+    this module was imported."""
     with contextlib.suppress(OSError, ValueError, IndexError, AttributeError):
         with open("/proc/self/stat", "rb") as file:  # noqa: PTH123  pathlib takes longer to import than this to read
             ticks = int(file.read().rsplit(b")", 1)[1].split()[19])

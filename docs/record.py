@@ -1,4 +1,5 @@
-"""Turn a recorded terminal into docs/demo.svg: `TERM=dumb script -qc 'make demo' demo.log; python docs/record.py demo.log`."""
+"""Turn a recorded terminal into docs/demo.svg: `TERM=dumb script -qc 'make demo' demo.log; python
+docs/record.py demo.log`."""
 
 from __future__ import annotations
 

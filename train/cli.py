@@ -27,9 +27,9 @@ DESCRIPTION = "Train a model on one process, one node or many nodes."
 def parse(
     argv: Sequence[str], *, prog: str = "train/main.py", defaults: Mapping[str, Any] | None = None
 ) -> Config:
-    """Return the Config that the command line describes; `defaults` are flags by name, before those of the dataset's
-    recipe. Where these say that the dataset or the model is `own`, it cannot be another one. Exits 0 after --help; raises
-    `UsageError` for bad flags."""
+    """Return the Config that the command line describes; `defaults` are flags by name, before those of the
+    dataset's recipe. Where these say that the dataset or the model is `own`, it cannot be another one. Exits
+    0 after --help; raises `UsageError` for bad flags."""
     given = dict(defaults or {})
     dataset = _dataset(argv, _dataset(_typed(given), "digits"))
     read = partial(parse_record, Config, prog=prog, description=DESCRIPTION)
@@ -50,8 +50,8 @@ def parse(
 def parse_record(
     kind: type[R], argv: Sequence[str], *, prog: str, description: str, default: R | None = None
 ) -> R:
-    """Return the record that the command line describes: a flag for each field. Exits 0 after --help; raises `UsageError`
-    for bad flags."""
+    """Return the record that the command line describes: a flag for each field. Exits 0 after --help; raises
+    `UsageError` for bad flags."""
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
@@ -86,7 +86,8 @@ def _typed(flags: Mapping[str, Any]) -> list[str]:
 
 
 def _dataset(argv: Sequence[str], default: str) -> str:
-    """Return the dataset that the flags name: its recipe determines their defaults. A wrong one is reported later."""
+    """Return the dataset that the flags name: its recipe determines their defaults. A wrong one is reported
+    later."""
     found = default
     for number, word in enumerate(argv):
         name, equals, value = word.partition("=")
@@ -96,9 +97,9 @@ def _dataset(argv: Sequence[str], default: str) -> str:
 
 
 def _sentence(box: str) -> str:
-    """Return tyro's report of a wrong command line as one sentence: a title, the message and hints, separated by rules, in a
-    box or, where the output has no such characters, without one. Another tyro may draw it in another way: hence the upper
-    limit of its version in requirements.txt."""
+    """Return tyro's report of a wrong command line as one sentence: a title, the message and hints, separated
+    by rules, in a box or, where the output has no such characters, without one. Another tyro may draw it in
+    another way: hence the upper limit of its version in requirements.txt."""
     lines = [line.strip(" │|") for line in box.splitlines()]
     body = [line for line in lines[1:] if line and not line.startswith("╰")]
     if body and _RULE.fullmatch(body[0]):

@@ -1,4 +1,5 @@
-"""The configuration of a training run: all flags, each dataset's recipe, and the combinations that cannot work.
+"""The configuration of a training run: all flags, each dataset's recipe, and the combinations that cannot
+work.
 
 Must not import torch: what cannot work is refused here, before torch is imported.
 """
@@ -175,8 +176,8 @@ def _flags(config: Config) -> list[tuple[str, Any, tuple[Any, ...]]]:
 
 _IMAGES = ("digits", "mnist", "stl10", "folder", "synthetic")
 
-# Flags that take effect only with these values of another flag: (flag, other flag, values). A script of your own reads
-# what it needs of the flags of data.
+# Flags that take effect only with these values of another flag: (flag, other flag, values). A script of your
+# own reads what it needs of the flags of data.
 _ONLY_WITH = (
     ("cuts", "parallel", ("pipeline", "gpipe", "1f1b")),
     ("static_graph", "parallel", ("ddp", "pipeline")),
@@ -207,7 +208,8 @@ def _check_unused(config: Config) -> None:
     for name, other, allowed in _ONLY_WITH:
         if values[name] != defaults[name] and values[other] not in allowed:
             raise UsageError(
-                f"{flag(name)} has no effect with {flag(other)} {values[other]}, only with {', '.join(allowed)}: remove it"
+                f"{flag(name)} has no effect with {flag(other)} {values[other]}, only with "
+                f"{', '.join(allowed)}: remove it"
             )
     if config.data.on_device and config.data.workers:
         raise UsageError("--workers has no effect with --on-device: remove one of them")
@@ -234,14 +236,16 @@ def _check_parallel(config: Config) -> None:
     parts = flags.microbatches * optimization.accumulate
     if mode in ("gpipe", "1f1b") and optimization.batch_size % parts:
         raise UsageError(
-            f"--parallel {mode}: the batch size {optimization.batch_size} cannot be divided into {parts} equal "
+            f"--parallel {mode}: the batch size {optimization.batch_size} cannot be divided into {parts} "
+            "equal "
             "microbatches; change --batch-size or --microbatches"
         )
     if config.precision.amp == "fp16" and mode != "ddp":
         raise UsageError(f"--amp fp16 works only with --parallel ddp, not {mode}: use --amp bf16")
     if optimization.accumulate > optimization.batch_size:
         raise UsageError(
-            f"--accumulate {optimization.accumulate}: more parts than samples in a batch ({optimization.batch_size})"
+            f"--accumulate {optimization.accumulate}: more parts than samples in a batch "
+            f"({optimization.batch_size})"
         )
     if flags.static_graph and optimization.accumulate > 1:
         raise UsageError("DDP does not support --static-graph with --accumulate: remove one of them")
@@ -251,7 +255,8 @@ def _check_parallel(config: Config) -> None:
         )
     if mode == "tensor" and config.model.model != "transformer":
         raise UsageError(
-            f"--parallel tensor splits the layers of a transformer, not of {config.model.model}: use --dataset text"
+            f"--parallel tensor splits the layers of a transformer, not of {config.model.model}: use "
+            "--dataset text"
         )
     if config.model.ema and mode in ("gpipe", "1f1b"):
         raise UsageError(f"--ema does not work with --parallel {mode}: remove it")
@@ -278,7 +283,8 @@ def _check_steps(config: Config) -> None:
         )
     if config.scaled_lr >= MAX_LR:
         raise UsageError(
-            f"--lr-batch {config.optimization.lr_batch}: the learning rate becomes {config.scaled_lr:g}, and must be below "
+            f"--lr-batch {config.optimization.lr_batch}: the learning rate becomes {config.scaled_lr:g}, and "
+            "must be below "
             f"{MAX_LR:g}"
         )
     if not all(0 <= beta < 1 for beta in config.optimization.betas):

@@ -1,4 +1,5 @@
-"""--ema: an exponential moving average of the weights, with which the model is evaluated, and which best.pt holds."""
+"""--ema: an exponential moving average of the weights, with which the model is evaluated, and which best.pt
+holds."""
 
 from __future__ import annotations
 
@@ -13,9 +14,10 @@ from train.hooks import Hook, Run
 
 
 class WeightAverage(Hook):
-    """average = d * average + (1 - d) * weights, after each step n, where d is the smaller of the decay and (1 + n) / (10 + n):
-    at first the average follows the weights, or it would consist of the initial ones for long. Buffers, such as BatchNorm's
-    statistics, are those of the model. For sharded parameters each rank averages its parts."""
+    """average = d * average + (1 - d) * weights, after each step n, where d is the smaller of the decay and
+    (1 + n) / (10 + n): at first the average follows the weights, or it would consist of the initial ones for
+    long. Buffers, such as BatchNorm's statistics, are those of the model. For sharded parameters each rank
+    averages its parts."""
 
     def __init__(self, module: nn.Module, decay: float) -> None:
         self.decay = decay

@@ -28,7 +28,8 @@ def following(kind: type[TrainError], what: str) -> TrainError:
 
 
 class Preempted(TrainError):
-    """A rank received SIGTERM and all ranks agreed to stop at this step; exit code 143, as a shell reports it.
+    """A rank received SIGTERM and all ranks agreed to stop at this step; exit code 143, as a shell reports
+    it.
 
     Not 0: torchrun and schedulers would take the job for finished.
     """

@@ -21,8 +21,8 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """What to print and which code to exit with. What fails in the same way on all ranks is reported by rank 0; the cause of
-    a rank that `follows` another one by that."""
+    """What to print and which code to exit with. What fails in the same way on all ranks is reported by rank
+    0; the cause of a rank that `follows` another one by that."""
 
     message: str
     exit_code: int
@@ -30,8 +30,9 @@ class Failure:
     follows: bool = False
 
     def record(self) -> None:
-        """Leave the message where torchrun looks for the cause of a failed job, without a traceback, which it would show for
-        every rank. It names the earliest: a rank that follows is later, also within the same second."""
+        """Leave the message where torchrun looks for the cause of a failed job, without a traceback, which it
+        would show for every rank. It names the earliest: a rank that follows is later, also within the same
+        second."""
         path = os.environ.get("TORCHELASTIC_ERROR_FILE")
         if not path:
             return
@@ -70,11 +71,12 @@ def _is_output_error(error: OSError, folder: Path) -> bool:
 
 
 def not_finite(step: int, *, loss: float, kept: str) -> TrainError:
-    """Return the error of a rank whose gradients in this step are not finite. `loss` is this rank's own, `kept` what is
-    left of the run."""
+    """Return the error of a rank whose gradients in this step are not finite. `loss` is this rank's own,
+    `kept` what is left of the run."""
     if math.isfinite(loss):
         return TrainError(
-            f"step {step}: the gradients are not finite, although this rank's own loss is; stopped before updating the "
+            f"step {step}: the gradients are not finite, although this rank's own loss is; stopped before "
+            "updating the "
             f"weights; {kept}; if another rank's loss is the cause, that rank reports it"
         )
     return TrainError(
@@ -84,9 +86,11 @@ def not_finite(step: int, *, loss: float, kept: str) -> TrainError:
 
 
 def scale_too_small(step: int, *, scale: float, kept: str) -> TrainError:
-    """Return the error of a run under fp16 whose gradients stay infinite, with the loss scaled by only `scale`."""
+    """Return the error of a run under fp16 whose gradients stay infinite, with the loss scaled by only
+    `scale`."""
     return TrainError(
-        f"step {step}: the gradients are not finite even with the --amp fp16 loss scale reduced to {scale:.1e}; "
+        f"step {step}: the gradients are not finite even with the --amp fp16 loss scale reduced to "
+        f"{scale:.1e}; "
         f"no weights have changed since the first such step; {kept}; try --amp bf16, or none to see "
         "which rank is the cause, a lower --lr, or check the data"
     )

@@ -1,6 +1,7 @@
 """The flags of the trainer: records by group, whose fields are the flags.
 
-cli.py makes flags of the fields: a docstring is the help text, and `Annotated` holds the limits. Must not import torch.
+cli.py makes flags of the fields: a docstring is the help text, and `Annotated` holds the limits. Must not
+import torch.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ class DataFlags:
     """What is trained on, and how it is read."""
 
     dataset: Annotated[Dataset, Fixed] = "digits"
-    """Dataset to train on; folder: images in DATA/train/CLASS and DATA/val/CLASS; own: that of a script of your own."""
+    """Dataset to train on; folder: images in DATA/train/CLASS and DATA/val/CLASS; own: that of a script of
+    your own."""
     data: Annotated[str, Free] = "data"
     """Folder with the files of mnist, stl10 and folder."""
     download: Annotated[bool, Free] = False
@@ -99,14 +101,16 @@ class ModelFlags:
     model: Annotated[Model, Fixed] = "small"
     """Model to train; own: that of a script of your own."""
     weights: Annotated[str, _HIDDEN_IF_EMPTY] = ""
-    """File with weights to begin with: best.pt of another run, or a state dictionary; layers of other shapes stay new."""
+    """File with weights to begin with: best.pt of another run, or a state dictionary; layers of other shapes
+    stay new."""
     freeze: Annotated[str, _HIDDEN_IF_EMPTY] = ""
     """Layers whose weights do not change, for example conv1,layer1."""
     activation_checkpointing: Annotated[bool, Free] = False
-    """Compute activations again in the backward pass instead of keeping them: less memory, a third more work."""
+    """Compute activations again in the backward pass instead of keeping them: less memory, a third more
+    work."""
     ema: Share = 0.0
-    """Decay of an exponential moving average of the weights, with which the model is evaluated, lower in the first steps; 0:
-    none."""
+    """Decay of an exponential moving average of the weights, with which the model is evaluated, lower in the
+    first steps; 0: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,9 +162,9 @@ class ParallelFlags:
     """How the work is divided among ranks and devices."""
 
     parallel: Annotated[Parallel, Free] = "ddp"
-    """ddp: replicas; fsdp: sharded parameters; hsdp: sharded in groups of --group-size, replicas of those; tensor: layers
-    split over groups of --group-size, parameters sharded over the groups; pipeline: two devices per process; gpipe, 1f1b:
-    one stage per rank."""
+    """ddp: replicas; fsdp: sharded parameters; hsdp: sharded in groups of --group-size, replicas of those;
+    tensor: layers split over groups of --group-size, parameters sharded over the groups; pipeline: two
+    devices per process; gpipe, 1f1b: one stage per rank."""
     group_size: Annotated[Count, Free] = 0
     """hsdp, tensor: ranks per group; 0: those of a node."""
     bucket_mb: Annotated[int, Limit(at_least=1, below=2**20), Free] = 25
@@ -178,7 +182,8 @@ class ParallelFlags:
     microbatches: Positive = 4
     """gpipe, 1f1b: microbatches per batch; must divide the batch size."""
     cuts: Annotated[str, Free, _HIDDEN_IF_EMPTY] = ""
-    """Pipelines: layers that begin the later stages, for example layer2,layer3; default: balance the stages."""
+    """Pipelines: layers that begin the later stages, for example layer2,layer3; default: balance the
+    stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,8 @@
-"""What happens around the steps of the training loop: each a component of its own, called in the order in which they are given.
+"""What happens around the steps of the training loop: each a component of its own, called in the order in
+which they are given.
 
-A hook runs on every rank, at the same steps, so it may use collective operations. The loop itself knows none of them.
+A hook runs on every rank, at the same steps, so it may use collective operations. The loop itself knows none
+of them.
 """
 
 from __future__ import annotations
@@ -114,7 +116,8 @@ class Hook:
 
 
 class EverySteps(Hook):
-    """Calls a function after every so many steps, but not after the last one of an epoch: that has its own end."""
+    """Calls a function after every so many steps, but not after the last one of an epoch: that has its own
+    end."""
 
     def __init__(self, every: int, work: Callable[[], object]) -> None:
         self.every, self.work = every, work
@@ -126,7 +129,8 @@ class EverySteps(Hook):
 
 
 class EvaluateWithinEpoch(Hook):
-    """--eval-every: evaluates after every so many steps, but not after the last one of an epoch, which is evaluated anyway."""
+    """--eval-every: evaluates after every so many steps, but not after the last one of an epoch, which is
+    evaluated anyway."""
 
     def __init__(self, every: int) -> None:
         self.every = every

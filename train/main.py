@@ -1,7 +1,7 @@
 """Train a model. Start reading here.
 
-Started by torchrun, by hand on each node, or as a single process; see docs/training.md or --help. torch is imported
-only after the flags have been checked, so that a wrong flag is reported at once.
+Started by torchrun, by hand on each node, or as a single process; see docs/training.md or --help. torch is
+imported only after the flags have been checked, so that a wrong flag is reported at once.
 """
 
 from __future__ import annotations

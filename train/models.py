@@ -1,8 +1,9 @@
 """The models. Each is an `nn.Sequential` that maps a batch of images, or of texts, to scores.
 
-Models do not depend on ranks or devices: parallelism is wrapped around them from outside. As a sequence of named layers
-a model can be split into stages without changing it; names, and so snapshots, stay the same. To train a model of your
-own, write a script of your own (docs/training.md), or add it to `build` and flags.py; only pipelines need a sequence.
+Models do not depend on ranks or devices: parallelism is wrapped around them from outside. As a sequence of
+named layers a model can be split into stages without changing it; names, and so snapshots, stay the same. To
+train a model of your own, write a script of your own (docs/training.md), or add it to `build` and flags.py;
+only pipelines need a sequence.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ MIN_IMAGE_SIZE = {"small": 2, "mnist": 10, "resnet18": 32, "resnet50": 32, "line
 def build(name: str, *, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
     """Return the model `name`, with weights determined by `seed`.
 
-    `shape` is (channels, height, width) of the images, or (length,) of the texts, whose tokens are 0 to `classes` - 1.
-    Raises `UsageError` where the model does not fit the data, or torchvision is missing.
+    `shape` is (channels, height, width) of the images, or (length,) of the texts, whose tokens are 0 to
+    `classes` - 1. Raises `UsageError` where the model does not fit the data, or torchvision is missing.
     """
     torch.manual_seed(seed)
     if name == "own":
@@ -53,7 +54,8 @@ def build(name: str, *, shape: tuple[int, ...], classes: int, seed: int) -> nn.M
 def small(channels: int, height: int, width: int, classes: int) -> nn.Sequential:
     """Return two convolutions and two linear layers, for images as small as 8x8.
 
-    Without BatchNorm, so that data-parallel training equals training on one process up to the order of additions.
+    Without BatchNorm, so that data-parallel training equals training on one process up to the order of
+    additions.
     """
     return _sequence(
         conv1=nn.Conv2d(channels, 16, 3, padding=1),
@@ -137,7 +139,8 @@ class Embedding(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention. The heads may be split over ranks: their number follows from the shapes of the projections."""
+    """Causal self-attention. The heads may be split over ranks: their number follows from the shapes of the
+    projections."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

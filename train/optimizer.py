@@ -15,8 +15,8 @@ from train.errors import UsageError
 
 
 def make_optimizer(config: Config, module: nn.Module) -> torch.optim.Optimizer:
-    """Return the optimizer that `config` names for the parameters that are trained. Raises `UsageError` if --fused is
-    given and it has no fused kernel, or --freeze has left nothing to train."""
+    """Return the optimizer that `config` names for the parameters that are trained. Raises `UsageError` if
+    --fused is given and it has no fused kernel, or --freeze has left nothing to train."""
     flags, lr = config.optimization, config.scaled_lr
     groups = parameter_groups(module, flags.weight_decay, decay_all=flags.decay_all)
     if flags.optimizer == "adadelta":
@@ -32,8 +32,8 @@ def make_optimizer(config: Config, module: nn.Module) -> torch.optim.Optimizer:
 
 
 def parameter_groups(module: nn.Module, decay: float, *, decay_all: bool) -> list[dict[str, Any]]:
-    """Return the parameters that are trained as one group; without `decay_all` as two, where the second, with biases and
-    the weights of normalization layers, has no weight decay."""
+    """Return the parameters that are trained as one group; without `decay_all` as two, where the second, with
+    biases and the weights of normalization layers, has no weight decay."""
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     if decay_all:
         return [{"params": trained, "weight_decay": decay}]

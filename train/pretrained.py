@@ -29,8 +29,8 @@ def prepare(config: Config, module: nn.Module) -> list[str]:
 
 
 def freeze(module: nn.Module, layers: list[str]) -> int:
-    """Do not train the parameters of these layers. Returns their number. Raises `UsageError` where a layer has none, or
-    nothing is left to train."""
+    """Do not train the parameters of these layers. Returns their number. Raises `UsageError` where a layer
+    has none, or nothing is left to train."""
     frozen = 0
     for layer in layers:
         own = [
@@ -53,7 +53,8 @@ def _load(module: nn.Module, path: Path, *, exactly: bool) -> str:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever is wrong with the file
         raise UsageError(
-            f"--weights {path}: cannot be read ({_reason(error)}); give a file of tensors that torch.save has written"
+            f"--weights {path}: cannot be read ({_reason(error)}); give a file of tensors that torch.save "
+            "has written"
         ) from error
     weights = weights_of(loaded)
     if weights is None:
@@ -65,7 +66,8 @@ def _load(module: nn.Module, path: Path, *, exactly: bool) -> str:
     new = [name for name in own if name not in fitting]
     if not fitting or (exactly and new):
         raise UsageError(
-            f"--weights {path}: does not fit this model ({_names(new)} of {len(own)} tensors are missing or have another "
+            f"--weights {path}: does not fit this model ({_names(new)} of {len(own)} tensors are missing or "
+            "have another "
             "shape); give another file or --model"
         )
     module.load_state_dict(fitting, strict=False)

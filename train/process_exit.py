@@ -1,8 +1,8 @@
 """Ends the process of a rank without Python's shutdown.
 
-DistributedDataParallel keeps gloo's threads alive beyond destroy_process_group, and one of them may still wait for the
-interpreter's lock. Python's shutdown then aborts a finished rank with SIGABRT (torch 2.15); where the model is freed,
-it waits forever for that thread while holding the lock (torch 2.11).
+DistributedDataParallel keeps gloo's threads alive beyond destroy_process_group, and one of them may still
+wait for the interpreter's lock. Python's shutdown then aborts a finished rank with SIGABRT (torch 2.15);
+where the model is freed, it waits forever for that thread while holding the lock (torch 2.11).
 """
 
 from __future__ import annotations

@@ -52,7 +52,8 @@ def build_named(config: Config, datasets: Datasets) -> nn.Module:
 
 @dataclass(frozen=True, slots=True)
 class Builders:
-    """What is trained, and on what: two functions at the top of a module, since --spawn sends them to other processes."""
+    """What is trained, and on what: two functions at the top of a module, since --spawn sends them to other
+    processes."""
 
     load: Callable[..., Datasets] = load_named
     build: Callable[[Config, Datasets], nn.Module] = build_named
@@ -102,8 +103,8 @@ def join_and_train(config: Config, started: float, builders: Builders) -> None:
     """Join the process group and train with the other ranks."""
     info = find_rank(config, os.environ)
     on_lost = partial(report_and_exit, config, raise_connection_lost)
-    # Signals are handled only once all ranks have joined: before that there is nothing to save, and a process that
-    # waits for the others in C++ would not notice the request.
+    # Signals are handled only once all ranks have joined: before that there is nothing to save, and a process
+    # that waits for the others in C++ would not notice the request.
     with join(config, info, on_lost=on_lost) as comm, handle_stop_signals() as stop:
         if comm.world_size > 1:  # the only line that every rank prints
             print_line(f"rank {comm.rank} of {comm.world_size} joined on {comm.device}")
@@ -134,7 +135,8 @@ def train(config: Config, comm: Communicator, stop: StopRequest, started: float,
     trainer = components.trainer
     if config.optimization.batch_size < strategy.data_world_size:
         output.print_line(
-            f"--batch-size {config.optimization.batch_size} is shared by {strategy.data_world_size} ranks: some ranks are "
+            f"--batch-size {config.optimization.batch_size} is shared by {strategy.data_world_size} ranks: "
+            "some ranks are "
             "idle in every step"
         )
     for note in trainer.resume():
@@ -146,7 +148,8 @@ def train(config: Config, comm: Communicator, stop: StopRequest, started: float,
     fit(config, comm, components, output)
     output.write_status("finished", **trainer.status(), **result(trainer.result))
     output.print_line(
-        f"{components.report.summary(trainer.result)} after {trainer.epoch} epoch{'s' * (trainer.epoch != 1)}, "
+        f"{components.report.summary(trainer.result)} after {trainer.epoch} "
+        f"epoch{'s' * (trainer.epoch != 1)}, "
         f"{time.perf_counter() - started:.1f} s"
     )
 
@@ -161,7 +164,8 @@ def evaluate(
         weights = weights_of(best)
         if best is None or weights is None:
             raise UsageError(
-                f"--evaluate: no rank has a valid {config.folder / BEST}; give --weights FILE, or another --out"
+                f"--evaluate: no rank has a valid {config.folder / BEST}; give --weights FILE, or another "
+                "--out"
             )
         pretrained.load_exactly(strategy, weights, config.folder / BEST)
         where = f"{config.folder / BEST}, step {best['step']}"
@@ -226,6 +230,7 @@ def report_and_exit(
 ) -> NoReturn:
     """End the process because another rank has died. Called from a thread beside the main one.
 
-    The main thread waits in C++, where no exception reaches it. `raise_cause` raises what the main thread would have.
+    The main thread waits in C++, where no exception reaches it. `raise_cause` raises what the main thread
+    would have.
     """
     exit_process(run_and_report(config, partial(raise_cause, error)))

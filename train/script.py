@@ -1,4 +1,5 @@
-"""For a script with data and a model of your own: the trainer's flags, its loop, and its snapshots. See docs/training.md."""
+"""For a script with data and a model of your own: the trainer's flags, its loop, and its snapshots. See
+docs/training.md."""
 
 from __future__ import annotations
 
@@ -23,9 +24,10 @@ def start(
 ) -> NoReturn:
     """Train, and end the process with the exit code of `train/main.py`.
 
-    `load(config, download=...)` returns the datasets with their task, and `build(config, datasets)` the model; both are
-    functions at the top of the script, which calls this below `if __name__ == "__main__":`. `defaults` are flags by name,
-    where the command line does not give them; --out is runs/ and the name of the script.
+    `load(config, download=...)` returns the datasets with their task, and `build(config, datasets)` the
+    model; both are functions at the top of the script, which calls this below `if __name__ == "__main__":`.
+    `defaults` are flags by name, where the command line does not give them; --out is runs/ and the name of
+    the script.
     """
     signals.exit_silently_on_sigint()
     defaults = {"dataset": "own", "model": "own", "out": f"runs/{Path(sys.argv[0]).stem}", **defaults}

@@ -1,7 +1,8 @@
-"""Handling of stop signals: SIGTERM from a spot notice, a scheduler or `cloudddp cancel`, and SIGINT from Ctrl-C.
+"""Handling of stop signals: SIGTERM from a spot notice, a scheduler or `cloudddp cancel`, and SIGINT from
+Ctrl-C.
 
-Independent of ranks and torch. The handler of SIGTERM only sets a flag: code in a signal handler could interrupt a
-collective operation, so the training loop polls the flag at points of its own.
+Independent of ranks and torch. The handler of SIGTERM only sets a flag: code in a signal handler could
+interrupt a collective operation, so the training loop polls the flag at points of its own.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class StopRequest:
 def handle_stop_signals() -> Iterator[StopRequest]:
     """Record SIGTERM as a stop request and turn SIGINT into KeyboardInterrupt inside the block.
 
-    Does nothing outside the main thread. After a stop request, or when an exception ends the block, further SIGTERMs
-    keep being recorded until the process exits.
+    Does nothing outside the main thread. After a stop request, or when an exception ends the block, further
+    SIGTERMs keep being recorded until the process exits.
     """
     stop = StopRequest()
     if threading.current_thread() is not threading.main_thread():
@@ -44,8 +45,9 @@ def handle_stop_signals() -> Iterator[StopRequest]:
     finally:
         if silent:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
-    # Launchers repeat SIGTERM: a second one must not cut short the clean exit that the first one asked for. And
-    # torchrun sends one to every rank as soon as one has exited: the others may be about to report why they exit.
+    # Launchers repeat SIGTERM: a second one must not cut short the clean exit that the first one asked for.
+    # And torchrun sends one to every rank as soon as one has exited: the others may be about to report why
+    # they exit.
     if not stop.received:
         signal.signal(signal.SIGTERM, previous)
 
@@ -53,9 +55,9 @@ def handle_stop_signals() -> Iterator[StopRequest]:
 def exit_silently_on_sigint() -> None:
     """Let SIGINT end this process without a traceback, except inside `handle_stop_signals`.
 
-    While torch is imported there is nothing to save, and a KeyboardInterrupt would print a traceback from inside
-    torch; a process that waits for other ranks in C++ would not see the exception at all. A process that ignores
-    SIGINT keeps ignoring it.
+    While torch is imported there is nothing to save, and a KeyboardInterrupt would print a traceback from
+    inside torch; a process that waits for other ranks in C++ would not see the exception at all. A process
+    that ignores SIGINT keeps ignoring it.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,9 +1,10 @@
-"""Tasks: how a model is applied to a batch, its loss, and the metrics that are reported. For another kind of task, write
-one here, or beside your dataset.
+"""Tasks: how a model is applied to a batch, its loss, and the metrics that are reported. For another kind of
+task, write one here, or beside your dataset.
 
-A batch is a tensor, or tuples, lists and dictionaries of tensors, whose first dimension is the samples. A loss is one number
-per sample, and a metric a sum with the number of things it counts (samples, or tokens): ranks hold different numbers of
-both. Nothing here waits for the device; `new_tensor` would, to copy its number there, and `new_full` does not.
+A batch is a tensor, or tuples, lists and dictionaries of tensors, whose first dimension is the samples. A
+loss is one number per sample, and a metric a sum with the number of things it counts (samples, or tokens):
+ranks hold different numbers of both. Nothing here waits for the device; `new_tensor` would, to copy its
+number there, and `new_full` does not.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ HALF_PRECISION = (torch.float16, torch.bfloat16)
 
 
 def first_part(model: nn.Module, batch: Batch) -> Outputs:
-    """Apply the model to the first part of the batch: the inputs of (inputs, labels). Raises `UsageError` for a dictionary."""
+    """Apply the model to the first part of the batch: the inputs of (inputs, labels). Raises `UsageError` for
+    a dictionary."""
     if isinstance(batch, Mapping):
         raise UsageError(
             f"batches are dictionaries ({', '.join(map(str, batch))}): give the task a function `forward`"
@@ -38,10 +40,10 @@ def first_part(model: nn.Module, batch: Batch) -> Outputs:
 class Task:
     """What is learned from a batch.
 
-    `loss` gets the outputs of the model and the batch, and returns a loss per sample, [n]; training minimizes its mean over
-    the global batch. `metrics` return [sum, count]; their values are sum / count over all ranks. `best` names the metric, or
-    loss, whose best value decides which weights are kept; `larger` says whether a larger value is better. `forward` applies
-    the model to a batch; pipelines need `first_part`.
+    `loss` gets the outputs of the model and the batch, and returns a loss per sample, [n]; training minimizes
+    its mean over the global batch. `metrics` return [sum, count]; their values are sum / count over all
+    ranks. `best` names the metric, or loss, whose best value decides which weights are kept; `larger` says
+    whether a larger value is better. `forward` applies the model to a batch; pipelines need `first_part`.
     """
 
     loss: Callable[[Outputs, Batch], Tensor]
@@ -56,7 +58,8 @@ class Task:
         return ("loss", *self.metrics)
 
     def sums(self, outputs: Outputs, batch: Batch) -> Tensor:
-        """Return [2 + 2 m]: the summed loss, which carries the gradient, the samples, and each metric's sum and count."""
+        """Return [2 + 2 m]: the summed loss, which carries the gradient, the samples, and each metric's sum
+        and count."""
         losses = self.loss(outputs, batch)
         if losses.dim() != 1:
             raise UsageError(
@@ -75,8 +78,8 @@ class Task:
 
 
 def classification(*, smoothing: float = 0.0) -> Task:
-    """Return the task of predicting int64 labels [n] by scores [n, classes]. A sample with the label -100 has no loss and is
-    not correct."""
+    """Return the task of predicting int64 labels [n] by scores [n, classes]. A sample with the label -100 has
+    no loss and is not correct."""
     return Task(
         loss=partial(cross_entropy, smoothing=smoothing),
         metrics={"accuracy": partial(top, k=1), "top5": partial(top, k=5)},
@@ -86,13 +89,14 @@ def classification(*, smoothing: float = 0.0) -> Task:
 
 
 def regression() -> Task:
-    """Return the task of predicting targets by outputs with the same number of elements: the summed squared error."""
+    """Return the task of predicting targets by outputs with the same number of elements: the summed squared
+    error."""
     return Task(loss=squared_error)
 
 
 def next_token(*, smoothing: float = 0.0) -> Task:
-    """Return the task of predicting the tokens [n, length] of (inputs, targets) by scores [n, length, tokens]; the loss of a
-    sample is the mean over its tokens."""
+    """Return the task of predicting the tokens [n, length] of (inputs, targets) by scores [n, length,
+    tokens]; the loss of a sample is the mean over its tokens."""
     return Task(
         loss=partial(token_loss, smoothing=smoothing),
         metrics={"accuracy": of_tokens},
@@ -117,8 +121,8 @@ def cross_entropy(scores: Tensor, batch: Any, *, smoothing: float) -> Tensor:
 
 
 def squared_error(outputs: Tensor, batch: Any) -> Tensor:
-    """Return the squared error of outputs and targets with the same number of elements, summed over those of a
-    sample."""
+    """Return the squared error of outputs and targets with the same number of elements, summed over those of
+    a sample."""
     outputs = _exact(outputs)
     # Outputs [n, 1] minus targets [n] would silently broadcast to [n, n].
     errors: Tensor = outputs - batch[1].reshape(outputs.shape).to(outputs.dtype)
@@ -175,7 +179,8 @@ def device_of(values: Any) -> torch.device | None:
 
 
 def to_device(batch: Batch, device: torch.device | None) -> Batch:
-    """Return the batch with its tensors on `device`. From pinned memory the host does not wait for the copy."""
+    """Return the batch with its tensors on `device`. From pinned memory the host does not wait for the
+    copy."""
     if device is None:
         return batch
     return pytree.tree_map(

@@ -1,9 +1,9 @@
 """The training loop: one `train_step`, one `evaluate`, and the progress that a snapshot holds.
 
-Independent of how the job was started, of the data, of the task, and of how the model is distributed over the ranks. The same
-step runs on one process and on many: the loss of a step is a sum over this rank's samples, and the gradient is that of the
-mean over the global batch, exact also where ranks have different numbers of samples, or none. Everything else that a run does
-is a hook (hooks.py).
+Independent of how the job was started, of the data, of the task, and of how the model is distributed over the
+ranks. The same step runs on one process and on many: the loss of a step is a sum over this rank's samples,
+and the gradient is that of the mean over the global batch, exact also where ranks have different numbers of
+samples, or none. Everything else that a run does is a hook (hooks.py).
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ MIN_LOSS_SCALE = 1e-4  # under fp16; where fairseq gives up, too, 30 skipped ste
 
 
 class Trainer:
-    """Trains the model that `strategy` holds on `datasets`. Every rank calls the same methods in the same order."""
+    """Trains the model that `strategy` holds on `datasets`. Every rank calls the same methods in the same
+    order."""
 
     def __init__(
         self,
@@ -82,7 +83,7 @@ class Trainer:
         self.stopping = self.resumed = False
         self.result: dict[str, float] = {}  # of the last evaluation
 
-    # -- progress --------------------------------------------------------------------------------------------------
+    # -- progress --------------------------------------------------------------------------------------------
 
     @property
     def epoch(self) -> int:
@@ -121,13 +122,13 @@ class Trainer:
         skipped = {"skipped_steps": self.skipped_steps} if self.strategy.scaler.is_enabled() else {}
         return {**means, "samples": samples, "lr": lr, **skipped, **rates}
 
-    # -- training --------------------------------------------------------------------------------------------------
+    # -- training --------------------------------------------------------------------------------------------
 
     def fit(self) -> None:
         """Train to the last epoch, with an evaluation and a snapshot after each.
 
-        Raises `Preempted` on every rank, with a snapshot saved, if one of them received SIGTERM, and `TrainError` if
-        another rank has died.
+        Raises `Preempted` on every rank, with a snapshot saved, if one of them received SIGTERM, and
+        `TrainError` if another rank has died.
         """
         try:
             if self.comm.any(self.stop.received):
@@ -135,9 +136,9 @@ class Trainer:
             self._fit()
             self.snapshots.finish()
         except RuntimeError as error:
-            # No snapshot is saved here. The weights are those of the last step, but the forward pass that failed has
-            # changed BatchNorm's statistics, part of FSDP's state was on dead ranks, and NCCL's watchdog usually ends
-            # the process before this line: --save-every determines how much is lost.
+            # No snapshot is saved here. The weights are those of the last step, but the forward pass that
+            # failed has changed BatchNorm's statistics, part of FSDP's state was on dead ranks, and NCCL's
+            # watchdog usually ends the process before this line: --save-every determines how much is lost.
             self.raise_connection_lost(error)
 
     def raise_connection_lost(self, error: RuntimeError) -> NoReturn:
@@ -188,7 +189,8 @@ class Trainer:
     def train_step(self, batch: Batch, counts: RankBatch) -> Tensor:
         """Update the weights once, from this rank's samples of the global batch.
 
-        Returns this rank's `Task.sums`. Raises `TrainError` before the update if the loss of any rank is not finite.
+        Returns this rank's `Task.sums`. Raises `TrainError` before the update if the loss of any rank is not
+        finite.
         """
         # Random layers draw by (seed, step, rank) and not by history, so a resumed run draws the same.
         draw = self.step * self.strategy.data_world_size + self.strategy.data_rank
@@ -208,8 +210,8 @@ class Trainer:
 
     def _update(self, loss: Tensor, norm: Tensor, norm_value: float) -> None:
         """Update the weights, unless the gradients or the loss are not finite."""
-        # After the backward pass a bad loss on one rank is in the reduced gradients of all: every rank stops at this
-        # step without another collective.
+        # After the backward pass a bad loss on one rank is in the reduced gradients of all: every rank stops
+        # at this step without another collective.
         if not math.isfinite(norm_value):
             if self.config.precision.amp != "fp16" or self.comm.any(not math.isfinite(loss.item())):
                 raise failures.not_finite(self.step + 1, loss=loss.item(), kept=self.snapshots.kept)
@@ -221,7 +223,8 @@ class Trainer:
         self.strategy.scaler.update()
 
     def _count_skipped_step(self) -> None:
-        """Count a step that the scaler skips because gradients overflow half precision, and which lowers the scale.
+        """Count a step that the scaler skips because gradients overflow half precision, and which lowers the
+        scale.
 
         Raises `TrainError` where lowering it has not helped.
         """
@@ -233,7 +236,8 @@ class Trainer:
     def _parts(self, batch: Batch, counts: RankBatch) -> list[Part]:
         """Return this rank's samples on its device, in --accumulate parts.
 
-        A part without samples repeats one with count 0, because every rank has to take part in every reduction.
+        A part without samples repeats one with count 0, because every rank has to take part in every
+        reduction.
         """
         batch = self._prepare(batch, counts)
         number_of_parts = self.config.optimization.accumulate
@@ -253,12 +257,14 @@ class Trainer:
             return batch
         return pytree.tree_map(_channels_last, batch)
 
-    # -- evaluation ------------------------------------------------------------------------------------------------
+    # -- evaluation ------------------------------------------------------------------------------------------
 
     def evaluate(self, *, save_on_stop: bool = True) -> dict[str, float]:
-        """Return the loss and the metrics on the whole test set, each sample counted once, the same on every rank.
+        """Return the loss and the metrics on the whole test set, each sample counted once, the same on every
+        rank.
 
-        Raises `Preempted` on every rank if one of them received SIGTERM, with a snapshot saved if `save_on_stop`.
+        Raises `Preempted` on every rank if one of them received SIGTERM, with a snapshot saved if
+        `save_on_stop`.
         """
         self.strategy.sync_buffers()
         with ExitStack() as stack:
@@ -293,12 +299,13 @@ class Trainer:
                 break
         return self.comm.sum(sums)
 
-    # -- snapshots -------------------------------------------------------------------------------------------------
+    # -- snapshots -------------------------------------------------------------------------------------------
 
     def resume(self) -> list[str]:
         """Continue from the newest snapshot that any rank has, if there is one. Returns the notes to print.
 
-        Raises `UsageError` if there is none with --resume require, and if it has other settings without --force.
+        Raises `UsageError` if there is none with --resume require, and if it has other settings without
+        --force.
         """
         progress, notes = self.snapshots.resume(self._tensors())
         if progress is not None:

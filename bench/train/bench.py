@@ -1,16 +1,19 @@
-"""Measure the trainer's speed, side by side with the training loops of pytorch/examples where a checkout is given.
+"""Measure the trainer's speed, side by side with the training loops of pytorch/examples where a checkout is
+given.
 
     python -m bench.train.bench                            the cases that this machine can run, as a table
-    python -m bench.train.bench --peers ../examples        the same, in turn with the loops of pytorch/examples
+    python -m bench.train.bench --peers ../examples the same, in turn with the loops of pytorch/examples
     python -m bench.train.bench resnet50 --batch-size 256 --steps 50 --json out.json
 
-With --peers each case is timed in turns (theirs, ours, theirs, ...) with the same weights, batches, precision and
-threads. Each side runs in a process of its own that waits while the other computes. Theirs gets batches that are ready
-in memory; ours does everything that a user's run does, including reading by index and writing metrics. The jpeg case
-compares our loader with the DataLoader of imagenet/main.py; worker.py says what is equal and what differs.
+With --peers each case is timed in turns (theirs, ours, theirs, ...) with the same weights, batches, precision
+and threads. Each side runs in a process of its own that waits while the other computes. Theirs gets batches
+that are ready in memory; ours does everything that a user's run does, including reading by index and writing
+metrics. The jpeg case compares our loader with the DataLoader of imagenet/main.py; worker.py says what is
+equal and what differs.
 
-On a CPU there is a third side: `kept` is theirs in a process whose glibc keeps freed memory, as our trainer sets it.
-On a GPU both sides use cudnn.benchmark, the fused optimizer and channels_last; a row names the side that does not.
+On a CPU there is a third side: `kept` is theirs in a process whose glibc keeps freed memory, as our trainer
+sets it. On a GPU both sides use cudnn.benchmark, the fused optimizer and channels_last; a row names the side
+that does not.
 """
 
 from __future__ import annotations
@@ -40,8 +43,10 @@ from train.process_exit import exit_process
 KEPT = "theirs_kept"
 SIDES = {"ours": "ours", "theirs": "theirs", KEPT: "kept"}
 NOTES = {
-    "cpu": "Ours makes glibc keep freed memory; theirs: as it is, without that setting; kept: theirs with that setting.",
-    "cuda": "All sides use cudnn.benchmark, the fused optimizer and channels_last; a row names those that do not.",
+    "cpu": "Ours makes glibc keep freed memory; theirs: as it is, without that setting; kept: theirs with "
+    "that setting.",
+    "cuda": "All sides use cudnn.benchmark, the fused optimizer and channels_last; a row names those that do "
+    "not.",
 }
 HEADER = (
     f"{'case':<34} {'ours':>9} {'theirs':>9}  {'ratio':>5} {'kept':>9}  {'ratio':>5}   "
@@ -111,8 +116,8 @@ def run(args: argparse.Namespace) -> None:
 
 
 def select_cases(args: argparse.Namespace, device: torch.device) -> list[Case]:
-    """Return the cases that `args` names, with its changes. Raises `UsageError` for a case that does not exist on this
-    device, or a program that --peers does not hold."""
+    """Return the cases that `args` names, with its changes. Raises `UsageError` for a case that does not
+    exist on this device, or a program that --peers does not hold."""
     known = GPU_CASES if device.type == "cuda" else CPU_CASES
     for name in args.cases:
         if name not in known:
@@ -141,7 +146,8 @@ def select_cases(args: argparse.Namespace, device: torch.device) -> list[Case]:
 
 
 def parse_variants(text: str) -> list[dict[str, Any]]:
-    """Return the sets of flags to time each case with: "amp=none;amp=bf16,compile" is two. Raises `UsageError`."""
+    """Return the sets of flags to time each case with: "amp=none;amp=bf16,compile" is two. Raises
+    `UsageError`."""
     variants = []
     for part in text.split(";"):
         flags: dict[str, Any] = {}
@@ -227,7 +233,8 @@ class Worker:
             self._process.wait()
 
     def run_turn(self) -> dict[str, Any]:
-        """Return the `seconds` of one epoch and its figures. Raises `TrainError` if the process has exited."""
+        """Return the `seconds` of one epoch and its figures. Raises `TrainError` if the process has
+        exited."""
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             self._process.stdin.write("\n")

@@ -1,4 +1,5 @@
-"""Data as heavy as photographs, for benchmarks: folders of real JPEG files, which the workers decode, crop and resize.
+"""Data as heavy as photographs, for benchmarks: folders of real JPEG files, which the workers decode, crop
+and resize.
 
 The pictures are generated here, so that nothing has to be downloaded; their labels mean nothing.
 """
@@ -19,8 +20,8 @@ _NOISE, _QUALITY = 27.0, 90  # chosen so that a picture takes 110 kB
 def write_image_folder(folder: Path, samples: int) -> None:
     """Write FOLDER/train with `samples` pictures in up to 10 classes, and FOLDER/val with one in each.
 
-    8 pictures are distinct, and the others are hard links to them: they are read from the page cache, as a data set that
-    fits into memory is from its second epoch on.
+    8 pictures are distinct, and the others are hard links to them: they are read from the page cache, as a
+    data set that fits into memory is from its second epoch on.
     """
     classes = min(CLASSES, samples)
     distinct = [folder / f"{number}.jpg" for number in range(DISTINCT)]

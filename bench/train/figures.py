@@ -19,8 +19,8 @@ INSTALL = "pip install matplotlib"
 def figure(path: Path, **settings: Any) -> Iterator[Figure]:
     """Yield a figure without a display, and write it to `path` (.svg, .png or .pdf).
 
-    The same data gives the same bytes with one version of matplotlib: no date, and ids that do not vary. The text of an
-    SVG stays text. Raises `ValueError` where matplotlib does not know the format.
+    The same data gives the same bytes with one version of matplotlib: no date, and ids that do not vary. The
+    text of an SVG stays text. Raises `ValueError` where matplotlib does not know the format.
     """
     import matplotlib
     from matplotlib.figure import Figure

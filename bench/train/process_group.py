@@ -1,11 +1,12 @@
-"""Measure the price of the process group: the small network alone, and under torchrun with one process, in turns.
+"""Measure the price of the process group: the small network alone, and under torchrun with one process, in
+turns.
 
     python -m bench.train.process_group --json out.json
 
-Every run is a process of its own, with random images that stay on the device and small batches, so that the work per step
-that does not depend on the network shows: DDP's hooks and all-reduce, the collectives of our own loop, the peer monitor.
-A run's figures are those of its metrics.jsonl, for the epochs after the first. The flags are made here and not parsed, since
-parsing needs tyro, which a machine without network may lack.
+Every run is a process of its own, with random images that stay on the device and small batches, so that the
+work per step that does not depend on the network shows: DDP's hooks and all-reduce, the collectives of our
+own loop, the peer monitor. A run's figures are those of its metrics.jsonl, for the epochs after the first.
+The flags are made here and not parsed, since parsing needs tyro, which a machine without network may lack.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ SHORT = {"batch_size": 16, "synthetic_size": 64, "epochs": 2}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print a line per mode and the ratio, and write them. Returns the exit code: 0, or 1 if a run failed."""
+    """Measure, print a line per mode and the ratio, and write them. Returns the exit code: 0, or 1 if a run
+    failed."""
     started = time.perf_counter()
     parser = argparse.ArgumentParser(
         prog="python -m bench.train.process_group",
@@ -64,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     result = report(flags, runs)
     for mode, figures in result["modes"].items():
         print(
-            f"small, {mode:<9} {figures['samples_per_second']:10.1f} samples/s, step {figures['step_ms']:.3f} ms"
+            f"small, {mode:<9} {figures['samples_per_second']:10.1f} samples/s, step "
+            f"{figures['step_ms']:.3f} ms"
         )
     print(f"small, torchrun / alone: {result['ratio']:.3f}")
     if args.json:
@@ -73,7 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(mode: str, flags: dict[str, Any]) -> dict[str, Any] | None:
-    """Train in a process of its own. Returns its `seconds` from start to exit and its `epochs`; None if it failed."""
+    """Train in a process of its own. Returns its `seconds` from start to exit and its `epochs`; None if it
+    failed."""
     with tempfile.TemporaryDirectory() as folder:
         given = json.dumps({**flags, "out": folder})
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))

@@ -1,8 +1,9 @@
 """Times a two-device pipeline over the size of its chunks: `python -m bench.train.sweep`.
 
-Measures training steps on one device, on two without chunks, and on two with chunks of each size, with and without a
-copy stream; prints a table, and writes JSON and a plot on request. A step is a forward and a backward pass and an
-update, on one batch that stays on the device. torch is imported after the flags are checked.
+Measures training steps on one device, on two without chunks, and on two with chunks of each size, with and
+without a copy stream; prints a table, and writes JSON and a plot on request. A step is a forward and a
+backward pass and an update, on one batch that stays on the device. torch is imported after the flags are
+checked.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(sweep: Sweep) -> None:
-    """Measure every mode, print the table, and write the files. Raises `UsageError` if there are too few GPUs, or
-    matplotlib is missing for --plot."""
+    """Measure every mode, print the table, and write the files. Raises `UsageError` if there are too few
+    GPUs, or matplotlib is missing for --plot."""
     if sweep.plot and not figures.AVAILABLE:
         raise UsageError(f"--plot needs matplotlib: {figures.INSTALL}")
     from bench.train import sweep_timing  # imports torch
@@ -79,7 +80,8 @@ def draw(report: dict[str, Any], path: Path) -> None:
             xlabel="samples per chunk",
             ylabel="seconds per step",
             ylim=(0, None),
-            title=f"{settings['model']}, batch size {settings['batch_size']}, {settings['name']}\n{report['note']}",
+            title=f"{settings['model']}, batch size {settings['batch_size']}, "
+            f"{settings['name']}\n{report['note']}",
         )
         axes.legend()
 

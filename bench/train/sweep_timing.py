@@ -27,8 +27,8 @@ CPU_NOTE = (
 class Row:
     """The measurements of one mode, in seconds per step: median, minimum and maximum.
 
-    `split_size` is 0 where the batch passes in one chunk. `against_one_device` is the speed relative to one device;
-    None on a CPU, where there is no second device.
+    `split_size` is 0 where the batch passes in one chunk. `against_one_device` is the speed relative to one
+    device; None on a CPU, where there is no second device.
     """
 
     mode: str
@@ -112,7 +112,8 @@ def _memory_format(sweep: Sweep) -> torch.memory_format:
 def _modes(
     sweep: Sweep, module: nn.Module, devices: tuple[torch.device, torch.device]
 ) -> Iterator[tuple[str, int, bool, nn.Module]]:
-    """Yield (mode, split size, copy stream, model) of each line. All share the weights of `module`, which moves."""
+    """Yield (mode, split size, copy stream, model) of each line. All share the weights of `module`, which
+    moves."""
     yield "one device", 0, False, move(module, devices[0], channels_last=sweep.channels_last)
     for copy_stream in (False, True) if devices[0].type == "cuda" else (False,):
         for size in ([] if copy_stream else [0]) + sweep.split_sizes:

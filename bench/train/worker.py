@@ -1,19 +1,22 @@
-"""One side of a benchmark case: our Trainer, or the training loop of a program of pytorch/examples, on the same data.
+"""One side of a benchmark case: our Trainer, or the training loop of a program of pytorch/examples, on the
+same data.
 
-Each side runs in a process of its own and computes an epoch for each line that it reads. `theirs` is the peer's `train`
-function as it is; `theirs_kept` is the same in a process whose glibc keeps freed memory, as that of our trainer does.
+Each side runs in a process of its own and computes an epoch for each line that it reads. `theirs` is the
+peer's `train` function as it is; `theirs_kept` is the same in a process whose glibc keeps freed memory, as
+that of our trainer does.
 
-Equal on all sides: the network and its first weights, the optimizer and its settings, the precision, the memory format,
-cudnn.benchmark, the number of threads, and the batches, which are in memory before the clock starts; the peer gets them
-assembled, and ours reads them by index.
+Equal on all sides: the network and its first weights, the optimizer and its settings, the precision, the
+memory format, cudnn.benchmark, the number of threads, and the batches, which are in memory before the clock
+starts; the peer gets them assembled, and ours reads them by index.
 
-In a jpeg case both read the same files with the same number of workers, from the page cache. Equal: torchvision's
-ImageFolder, Pillow's decoder, RandomResizedCrop to the same size and RandomHorizontalFlip, batches in random order, pinned
-memory on a GPU, two batches prefetched per worker, and workers that live from epoch to epoch. (imagenet/main.py starts new
-workers for each epoch, which would count for too much here, where an epoch has a few steps.) Different: the peer's workers
-make float32 tensors and normalize them image by image (ToTensor, Normalize); ours send uint8, and the batch is normalized on
-the device. The crops are drawn from the same distribution, but are not the same ones: ours are a function of seed, epoch and
-sample. The peer's workers are forked, and so inherit the setting of glibc; ours come from a fork server and do not.
+In a jpeg case both read the same files with the same number of workers, from the page cache. Equal:
+torchvision's ImageFolder, Pillow's decoder, RandomResizedCrop to the same size and RandomHorizontalFlip,
+batches in random order, pinned memory on a GPU, two batches prefetched per worker, and workers that live from
+epoch to epoch. (imagenet/main.py starts new workers for each epoch, which would count for too much here,
+where an epoch has a few steps.) Different: the peer's workers make float32 tensors and normalize them image
+by image (ToTensor, Normalize); ours send uint8, and the batch is normalized on the device. The crops are
+drawn from the same distribution, but are not the same ones: ours are a function of seed, epoch and sample.
+The peer's workers are forked, and so inherit the setting of glibc; ours come from a fork server and do not.
 """
 
 from __future__ import annotations
@@ -58,8 +61,8 @@ LR, MOMENTUM, WEIGHT_DECAY = 0.01, 0.9, 1e-4
 class Case:
     """What is timed: `steps` batches of random images per turn.
 
-    `peer` is the program of pytorch/examples whose loop is the other side, or empty; with `jpeg` the images are
-    decoded from JPEG files as they are read.
+    `peer` is the program of pytorch/examples whose loop is the other side, or empty; with `jpeg` the images
+    are decoded from JPEG files as they are read.
     """
 
     model: str
@@ -236,7 +239,8 @@ def ready_batches(case: Case, config: Config, device: torch.device) -> list[tupl
 
 
 def picture_loader(config: Config, device: torch.device) -> DataLoader[Any]:
-    """Return the loader that imagenet/main.py builds of the images in config.data.data, with workers that persist."""
+    """Return the loader that imagenet/main.py builds of the images in config.data.data, with workers that
+    persist."""
     from torchvision import datasets, transforms
 
     flags = config.data
@@ -259,7 +263,8 @@ def picture_loader(config: Config, device: torch.device) -> DataLoader[Any]:
 
 
 class AsAUserWould(nn.Module):
-    """The network with autocast and the memory format, as a user of the peer would add them; its scores are float32."""
+    """The network with autocast and the memory format, as a user of the peer would add them; its scores are
+    float32."""
 
     def __init__(self, module: nn.Module, device: torch.device, *, amp: str, channels_last: bool) -> None:
         super().__init__()
@@ -274,7 +279,8 @@ class AsAUserWould(nn.Module):
 
 
 class TimedBatches:
-    """A loader that adds up the `seconds` its reader waits. Its `dataset` has the length that mnist/main.py prints."""
+    """A loader that adds up the `seconds` its reader waits. Its `dataset` has the length that mnist/main.py
+    prints."""
 
     def __init__(self, batches: DataLoader[Any] | list[tuple[Tensor, Tensor]]) -> None:
         self.batches = batches

@@ -1,1 +1,2 @@
-"""The laptop's side of the node agent: building and calling it, decoding its replies; and the protocol of both sides."""
+"""The laptop's side of the node agent: building and calling it, decoding its replies; and the protocol of
+both sides."""

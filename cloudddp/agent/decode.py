@@ -1,9 +1,9 @@
 """The laptop's decoder: what a node sent -> a message of the protocol, or ProtocolError.
 
 Any rank runs as the login user and can replace the agent, so a reply may contain anything. msgspec
-builds no objects for unknown fields, so unexpected data takes no memory beyond its own size: `json.loads` would take
-25 times that. Expected data takes up to 20 times its size, so its lists and objects are counted before. msgspec reads the
-type hints and runs the checks of the same dataclasses as protocol/codec.py.
+builds no objects for unknown fields, so unexpected data takes no memory beyond its own size: `json.loads`
+would take 25 times that. Expected data takes up to 20 times its size, so its lists and objects are counted
+before. msgspec reads the type hints and runs the checks of the same dataclasses as protocol/codec.py.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def decode(data: bytes, kind: type[T], *, limit: int = MAX_REPLY) -> T:
 def _decoder(kind: type[Any]) -> Any:
     """Return the decoder of a type. One thread at a time makes a new one.
 
-    msgspec 0.22 stores its description of a dataclass on the class before the fields are filled in. A second thread that
-    needs the same class meanwhile reads null pointers, and the process ends with SIGSEGV.
+    msgspec 0.22 stores its description of a dataclass on the class before the fields are filled in. A second
+    thread that needs the same class meanwhile reads null pointers, and the process ends with SIGSEGV.
     """
     import msgspec  # 10 ms, which `--help` need not take
 

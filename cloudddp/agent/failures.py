@@ -58,9 +58,11 @@ def raise_refusal(node: int, result: Result) -> None:
 
 
 def unreadable(node: int, step: str, error: ProtocolError) -> NodeError:
-    """Return the error for a reply that no agent sends: the node runs another program in place of the agent."""
+    """Return the error for a reply that no agent sends: the node runs another program in place of the
+    agent."""
     return NodeError(
-        f"node {node} sent an answer that cloudddp cannot read (step {step!r} of agent {commands.agent_id()}): {error}",
+        f"node {node} sent an answer that cloudddp cannot read (step {step!r} of agent "
+        f"{commands.agent_id()}): {error}",
         hint=(
             "a program on that node has replaced the agent or writes into its output; ",
             "look with ",

@@ -47,7 +47,8 @@ class FrameDecoder:
             raise ProtocolError(f"a frame is longer than {MAX_STATE} bytes")
 
     def _frame(self, line: bytes, start: int) -> tuple[Frame | None, int]:
-        """Return the frame that begins with `line`, None while it is incomplete, and its end in the buffer."""
+        """Return the frame that begins with `line`, None while it is incomplete, and its end in the
+        buffer."""
         if line.startswith(LOG):
             return self._log(line, start)
         if line.startswith(DROPPED):

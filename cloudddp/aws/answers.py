@@ -1,8 +1,9 @@
 """Decodes AWS's answers: the only way from an answer to values that the rest of cloudddp uses.
 
-An answer comes from AWS, or from whatever AWS_ENDPOINT_URL names, through any proxy in between. botocore checks neither
-that a field exists nor how long it is, so each call has a record of the fields that it needs. Text that is only shown is
-shortened where it is read; a value that is used (an id, a number, an address block) has to be in its limits.
+An answer comes from AWS, or from whatever AWS_ENDPOINT_URL names, through any proxy in between. botocore
+checks neither that a field exists nor how long it is, so each call has a record of the fields that it needs.
+Text that is only shown is shortened where it is read; a value that is used (an id, a number, an address
+block) has to be in its limits.
 """
 
 from __future__ import annotations

@@ -43,13 +43,16 @@ HINTS: dict[str, Text] = {
         " names the quota",
     ),
     "PendingVerification": "AWS is verifying the account and sends an e-mail when it has finished",
-    "InsufficientInstanceCapacity": "AWS has no free capacity in this zone now: add --zones or --regions, keep trying with --wait-capacity 2h, or choose another --instance-type",
-    "InsufficientHostCapacity": "AWS has no free capacity in this zone now: add --zones or --regions, keep trying with --wait-capacity 2h, or choose another --instance-type",
+    "InsufficientInstanceCapacity": "AWS has no free capacity in this zone now: add --zones or --regions, "
+    "keep trying with --wait-capacity 2h, or choose another --instance-type",
+    "InsufficientHostCapacity": "AWS has no free capacity in this zone now: add --zones or --regions, keep "
+    "trying with --wait-capacity 2h, or choose another --instance-type",
     "Unsupported": "this zone does not offer the type: give other --zones",
     "SpotMaxPriceTooLow": "omit --spot",
     "IdempotentInstanceTerminated": ("the nodes of this launch have already terminated: ", *AGAIN),
     "IdempotentParameterMismatch": ("an earlier launch had other parameters: ", *AGAIN),
-    "InsufficientAddressCapacity": "AWS has no free public address now: wait some minutes and repeat the command",
+    "InsufficientAddressCapacity": "AWS has no free public address now: wait some minutes and repeat the "
+    "command",
     "InsufficientFreeAddressesInSubnet": "the subnet is full: give other --subnets",
     "RequestLimitExceeded": "AWS throttles this account: wait a minute and repeat the command",
     "Throttling": "AWS throttles this account: wait a minute and repeat the command",
@@ -57,7 +60,8 @@ HINTS: dict[str, Text] = {
     "InvalidAMIID.Malformed": "see `image` in cloudddp.toml",
     "InvalidSubnetID.NotFound": "see `subnets` in cloudddp.toml, and the region",
     "InvalidVpcID.NotFound": "see `vpc` in cloudddp.toml, and the region",
-    "ReservationCapacityExceeded": "the capacity reservation is full, or does not fit the nodes: see `reservation` in cloudddp.toml",
+    "ReservationCapacityExceeded": "the capacity reservation is full, or does not fit the nodes: see "
+    "`reservation` in cloudddp.toml",
     "PlacementGroupLimitExceeded": "delete placement groups that are not used, or add --no-placement-group",
     "InvalidInstanceType": "see `instance_type` in cloudddp.toml",
     "ParameterNotFound": "see `image` in cloudddp.toml: no such SSM parameter in this region",
@@ -82,7 +86,8 @@ _MOST_SKEW = 240.0  # seconds; a signature is valid for 300
 
 
 def action(service: str, method: str) -> str:
-    """Return the name that IAM has for a call of botocore: ec2:RunInstances for ec2, run_instances. Users grant that name."""
+    """Return the name that IAM has for a call of botocore: ec2:RunInstances for ec2, run_instances. Users
+    grant that name."""
     prefix = service.replace("-", "")  # service-quotas has the actions servicequotas:...
     return f"{prefix}:{''.join(word.capitalize() for word in method.split('_'))}"
 
@@ -91,7 +96,8 @@ def action(service: str, method: str) -> str:
 def explain(
     call: str, region: str, renew: Text = "", decode: denials.Decode = lambda _: ""
 ) -> Iterator[None]:
-    """Raise errors of botocore inside the block as ours. `call` is for messages, for example ec2:RunInstances.
+    """Raise errors of botocore inside the block as ours. `call` is for messages, for example
+    ec2:RunInstances.
 
     `renew` says how to renew the credentials. `decode` decodes the message about a denied call.
     """
@@ -131,7 +137,8 @@ def explain(
 
 
 def _is_of_parser(error: BaseException) -> bool:
-    """Return whether botocore's parser raised it, which converts the text of numbers and times without a check."""
+    """Return whether botocore's parser raised it, which converts the text of numbers and times without a
+    check."""
     frames = traceback.walk_tb(error.__traceback__)
     return any(frame.f_globals.get("__name__") == "botocore.parsers" for frame, _ in frames)
 
@@ -145,7 +152,8 @@ def unreachable(purpose: str, error: Exception) -> AWSError:
     """Return the error for an endpoint that does not answer."""
     found = AWSError(
         f"cannot reach AWS for {purpose}: {shown(error)}",
-        hint="check your network and the region; if AWS_ENDPOINT_URL is set, check that the endpoint is running",
+        hint="check your network and the region; if AWS_ENDPOINT_URL is set, check that the endpoint is "
+        "running",
     )
     found.transient = True
     return found
@@ -168,9 +176,11 @@ def _refused(call: str, region: str, refusal: Any, renew: Text, decode: denials.
 
 
 def skewed(response: Mapping[str, Any], code: str) -> AWSError | None:
-    """Return the error for a request that was refused because this computer's clock is wrong; None for another reason.
+    """Return the error for a request that was refused because this computer's clock is wrong; None for
+    another reason.
 
-    AWS has the same codes for a wrong clock and for wrong or expired credentials; its clock is in the response's `Date`.
+    AWS has the same codes for a wrong clock and for wrong or expired credentials; its clock is in the
+    response's `Date`.
     """
     if code not in (*EXPIRED, *_NOT_ACCEPTED, "InvalidSignatureException", "RequestTimeTooSkewed"):
         return None

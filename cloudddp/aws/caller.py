@@ -37,7 +37,8 @@ def enabled_regions(aws: AWS) -> list[str]:
 
 
 def owner(aws: AWS) -> str:
-    """Return the caller's identity in the form of the owner tag: the last part of the ARN, the same in every session."""
+    """Return the caller's identity in the form of the owner tag: the last part of the ARN, the same in every
+    session."""
     return owner_of(aws.call("sts", "get_caller_identity"))
 
 
@@ -52,9 +53,9 @@ def owner_of(identity: Mapping[str, Any]) -> str:
 def caller_block() -> str:
     """Return this computer's IPv4 address as AWS sees it, as a /32 block.
 
-    Nodes have IPv4 addresses only, so the service is asked over IPv4: the IPv6 address that it would see otherwise says
-    nothing about the address from which SSH comes. CLOUDDDP_CHECKIP_URL selects another service that returns the caller's
-    address as text. Raises CloudDDPError.
+    Nodes have IPv4 addresses only, so the service is asked over IPv4: the IPv6 address that it would see
+    otherwise says nothing about the address from which SSH comes. CLOUDDDP_CHECKIP_URL selects another
+    service that returns the caller's address as text. Raises CloudDDPError.
     """
     url = os.environ.get("CLOUDDDP_CHECKIP_URL", CHECKIP)
     try:
@@ -75,7 +76,8 @@ def caller_block() -> str:
 
 
 def _opener() -> urllib.request.OpenerDirector:
-    """Return an opener that connects over IPv4, without the proxy of the environment: SSH does not use it either."""
+    """Return an opener that connects over IPv4, without the proxy of the environment: SSH does not use it
+    either."""
 
     def connect(address: tuple[str, int], *options: Any) -> socket.socket:
         found = socket.getaddrinfo(*address, socket.AF_INET, socket.SOCK_STREAM)

@@ -1,4 +1,5 @@
-"""The only access to AWS: clients created once and on demand, every call through `AWS.call`, every error translated.
+"""The only access to AWS: clients created once and on demand, every call through `AWS.call`, every error
+translated.
 
 AWS_ENDPOINT_URL decides where calls go: AWS, the simulator, or any other endpoint.
 """
@@ -41,7 +42,8 @@ class RegionError(UsageError):
 
 
 class AWS:
-    """A session in one region. `observe` is called with (service, method, parameters, answer) after each call.
+    """A session in one region. `observe` is called with (service, method, parameters, answer) after each
+    call.
 
     `ask` asks for an MFA code (credentials.AskCode). `finishing`: see credentials.Credentials.
     """
@@ -138,7 +140,8 @@ class AWS:
                 ) from None
             if not _is_url(client.meta.endpoint_url):  # its own variables were checked before
                 raise UsageError(
-                    f"AWS configuration: endpoint_url is not a URL: {one_line(str(client.meta.endpoint_url), 100)}",
+                    "AWS configuration: endpoint_url is not a URL: "
+                    f"{one_line(str(client.meta.endpoint_url), 100)}",
                     hint=f"fix ~/.aws/config: {_URL_HINT}",
                 )
             self._clients[service] = client
@@ -148,7 +151,8 @@ class AWS:
         """Make one call and return its answer, for calls that change something; `read` and `listed` read.
 
         Raises AWSError, or UsageError for what the user mistyped.
-        A call that was refused because the credentials have expired had no effect: it is repeated if there are others.
+        A call that was refused because the credentials have expired had no effect: it is repeated if there
+        are others.
         """
         try:
             answer = self._call(service, method, params)
@@ -180,7 +184,8 @@ class AWS:
         return str(answer.get("DecodedMessage", ""))
 
     def credentials_end(self) -> datetime | None:
-        """Return when the user has to log in again; None if never, or unknown. Makes no call; use it after one."""
+        """Return when the user has to log in again; None if never, or unknown. Makes no call; use it after
+        one."""
         return self._credentials.ends()
 
     @property
@@ -194,7 +199,8 @@ class AWS:
         return self._credentials.renewal_now()
 
     def dry_run(self, service: str, method: str, /, **params: Any) -> None:
-        """Ask EC2 whether it would accept a call, without making it. Raises AWSError for what it would answer instead."""
+        """Ask EC2 whether it would accept a call, without making it. Raises AWSError for what it would answer
+        instead."""
         try:
             self.call(service, method, **params, DryRun=True)
         except AWSError as error:
@@ -209,7 +215,8 @@ class AWS:
             self._observe(service, method, {**params, "DryRun": True}, {})
 
     def read(self, service: str, method: str, kind: type[T], /, **params: Any) -> T:
-        """Make one call and return its answer as `kind`. Raises as `call` does, and AWSError for any other answer."""
+        """Make one call and return its answer as `kind`. Raises as `call` does, and AWSError for any other
+        answer."""
         answer = self.call(service, method, **params)
         return answers.decode(answer, kind, action(service, method), self.region)
 
@@ -275,8 +282,8 @@ def require_region(name: str, session: Any = None) -> None:
 
 
 def regions(core: Any) -> list[str]:
-    """Return every region that has EC2, in all partitions: what Session.get_available_regions returns for each of them, in a
-    fifth of the time."""
+    """Return every region that has EC2, in all partitions: what Session.get_available_regions returns for
+    each of them, in a fifth of the time."""
     found = []
     for partition in core.get_data("endpoints")["partitions"]:
         endpoints = partition["services"].get("ec2", {}).get("endpoints", {})
@@ -285,8 +292,8 @@ def regions(core: Any) -> list[str]:
 
 
 def _config() -> Any:
-    """Return the settings of every client, explicit: botocore's defaults depend on its version (3 or 5 attempts, 60 s
-    read timeout)."""
+    """Return the settings of every client, explicit: botocore's defaults depend on its version (3 or 5
+    attempts, 60 s read timeout)."""
     from botocore.config import Config
 
     return Config(
@@ -313,9 +320,9 @@ def _no_profile(core: Any) -> UsageError:
 def model_loader(session: Any) -> Any:
     """Return botocore's loader of service models, with `ModelFiles` to read the files.
 
-    To load one model, botocore first searches the folders of all 400 services for a file of that type, once for each of
-    two types: 2,600 system calls. Here every folder counts as a service, so a service without a model of the requested
-    type raises DataNotFoundError, not UnknownServiceError.
+    To load one model, botocore first searches the folders of all 400 services for a file of that type, once
+    for each of two types: 2,600 system calls. Here every folder counts as a service, so a service without a
+    model of the requested type raises DataNotFoundError, not UnknownServiceError.
     """
     from botocore.loaders import create_loader
 

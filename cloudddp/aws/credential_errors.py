@@ -1,4 +1,5 @@
-"""Translates what goes wrong while credentials are loaded: which profile, what happened, and how to renew them."""
+"""Translates what goes wrong while credentials are loaded: which profile, what happened, and how to renew
+them."""
 
 from __future__ import annotations
 
@@ -156,13 +157,15 @@ def _refused(error: Any, source: Source) -> CloudDDPError:
     if error.operation_name == "GetRoleCredentials":
         return AWSError(
             f"AWS refused the SSO role of {source.shown}: {code}: {message}",
-            hint="check sso_account_id and sso_role_name in ~/.aws/config, and the assignment in IAM Identity Center",
+            hint="check sso_account_id and sso_role_name in ~/.aws/config, and the assignment in IAM "
+            "Identity Center",
             code=code,
         )
     role = source.role or "the role"
     return AWSError(
         f"AWS refused to let {source.shown} assume {role} ({error.operation_name}): {code}: {message}",
-        hint="check role_arn, and the role's trust policy: who may assume it, and whether it requires an MFA device "
+        hint="check role_arn, and the role's trust policy: who may assume it, and whether it requires an MFA "
+        "device "
         "(mfa_serial) or an external_id",
         code=code,
     )

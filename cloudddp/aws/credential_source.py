@@ -1,6 +1,7 @@
 """Where the AWS credentials of a session come from, when they end, and how the user renews them.
 
-Read from the configuration and the environment, in the order of botocore's providers: no call, and no credentials.
+Read from the configuration and the environment, in the order of botocore's providers: no call, and no
+credentials.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ WEB_IDENTITY, CONTAINER, INSTANCE, NONE = "web identity", "container", "instance
 class Source:
     """`profile` has the settings of the credentials, and is the last one of a chain of `source_profile`s.
 
-    `role` is the ARN of the role that is assumed with them, '' for none; `mfa` whether that takes an MFA code.
-    `detail` depends on the kind: the token file, or the program of credential_process. `sso_key` is the name of the SSO
-    session, or its start URL, which names the file of its token.
+    `role` is the ARN of the role that is assumed with them, '' for none; `mfa` whether that takes an MFA
+    code. `detail` depends on the kind: the token file, or the program of credential_process. `sso_key` is the
+    name of the SSO session, or its start URL, which names the file of its token.
     """
 
     kind: str
@@ -81,8 +82,8 @@ class Source:
     def ends(self, role_session: datetime | None) -> datetime | None:
         """Return when these credentials end for good; None if they do not, or nobody can know.
 
-        Not the end of credentials that are renewed without the user. `role_session` is the end of the role credentials
-        that are in use.
+        Not the end of credentials that are renewed without the user. `role_session` is the end of the role
+        credentials that are in use.
         """
         if self.mfa:
             return role_session
@@ -94,7 +95,8 @@ class Source:
 
 
 def source(config: Mapping[str, Any], profile: str | None, *, explicit: bool) -> Source:
-    """Return the source for a profile of botocore's `full_config`. `explicit`: it overrides the environment's keys."""
+    """Return the source for a profile of botocore's `full_config`. `explicit`: it overrides the environment's
+    keys."""
     name = profile or "default"
     _require_texts(config, name)
     if not explicit and os.environ.get("AWS_ACCESS_KEY_ID"):
@@ -119,7 +121,8 @@ def source(config: Mapping[str, Any], profile: str | None, *, explicit: bool) ->
 
 
 def _require_texts(config: Mapping[str, Any], profile: str) -> None:
-    """Raise UsageError for a setting of a profile, or of its SSO session, that has settings of its own (indented lines)."""
+    """Raise UsageError for a setting of a profile, or of its SSO session, that has settings of its own
+    (indented lines)."""
     settings = config.get("profiles", {}).get(profile, {})
     sections = [(f"profile {one_line(profile, 100)!r}", settings)]
     if isinstance(session := settings.get("sso_session"), str):
@@ -131,7 +134,8 @@ def _require_texts(config: Mapping[str, Any], profile: str) -> None:
             if isinstance(values.get(key), Mapping):
                 raise UsageError(
                     f"AWS configuration: {key} of {where} is not a single value",
-                    hint=f"fix ~/.aws/config: write {key} = VALUE on one line, without indented lines after it",
+                    hint=f"fix ~/.aws/config: write {key} = VALUE on one line, without indented lines after "
+                    "it",
                 )
 
 
@@ -180,8 +184,8 @@ def moment(text: object) -> datetime | None:
 def _sso_end(key: str, role_session: datetime | None) -> datetime | None:
     """Return when an SSO session ends.
 
-    The AWS CLI keeps the token in a file. With a refresh token botocore renews it, until the registration of the client
-    ends; without one the role credentials that exist may outlive it.
+    The AWS CLI keeps the token in a file. With a refresh token botocore renews it, until the registration of
+    the client ends; without one the role credentials that exist may outlive it.
     """
     name = hashlib.sha1(key.encode(errors="replace"), usedforsecurity=False).hexdigest()
     try:

@@ -1,8 +1,9 @@
-"""Loads AWS credentials with botocore's providers, and keeps them usable: the one place that asks for an MFA code.
+"""Loads AWS credentials with botocore's providers, and keeps them usable: the one place that asks for an MFA
+code.
 
-Role and SSO credentials are shared with the AWS CLI: they are read from and written to its cache, as the CLI does
-(awscli/customizations/assumerole.py), so that one MFA code serves all commands of a session. Imported together with
-botocore, when the first connection to AWS is made.
+Role and SSO credentials are shared with the AWS CLI: they are read from and written to its cache, as the CLI
+does (awscli/customizations/assumerole.py), so that one MFA code serves all commands of a session. Imported
+together with botocore, when the first connection to AWS is made.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ class _NoCode(Exception):
 
 
 class SharedCache:
-    """The AWS CLI's cache of role and SSO credentials, for one load. It never fails: an entry that cannot be read does
-    not exist, and one that cannot be written is asked for again by the next command.
+    """The AWS CLI's cache of role and SSO credentials, for one load. It never fails: an entry that cannot be
+    read does not exist, and one that cannot be written is asked for again by the next command.
 
-    `current` are the credentials in use, if they are in the cache: not those that were needed to get them. botocore
-    looks for them first.
+    `current` are the credentials in use, if they are in the cache: not those that were needed to get them.
+    botocore looks for them first.
     """
 
     def __init__(self) -> None:
@@ -109,7 +110,8 @@ def _end(entry: dict[str, Any]) -> datetime | None:
 
 
 def _checked(keys: Any) -> Any:
-    """Return credentials that can be sent. Raises ValueError for others: botocore does not look at their type."""
+    """Return credentials that can be sent. Raises ValueError for others: botocore does not look at their
+    type."""
     for text in (keys.access_key, keys.secret_key, keys.token or ""):
         if not isinstance(text, str) or one_line(text) != text:
             raise ValueError("an access key or a token is not a text on one line")
@@ -133,8 +135,8 @@ def _require_token_file(source: Source) -> None:
 class Credentials:
     """The credentials of one botocore session: its component `credential_provider`, and what that provides.
 
-    They are loaded at the first call. `finishing`: a command that ends something uses credentials until they end,
-    without asking for an MFA code before. Safe to use from any thread.
+    They are loaded at the first call. `finishing`: a command that ends something uses credentials until they
+    end, without asking for an MFA code before. Safe to use from any thread.
     """
 
     method = "cloudddp"
@@ -170,7 +172,8 @@ class Credentials:
                 raise found from None
 
     def replace_refused(self) -> bool:
-        """Load other credentials than those that AWS has just refused as expired. Return False if there are none.
+        """Load other credentials than those that AWS has just refused as expired. Return False if there are
+        none.
 
         For example the user has logged in again, or role credentials were revoked. Raises CredentialsError.
         """
@@ -189,7 +192,8 @@ class Credentials:
         """Return how to renew credentials that have not ended yet. Makes no call.
 
         botocore asks for an MFA code only in the last 15 minutes of a cached session
-        (CachedCredentialFetcher.DEFAULT_EXPIRY_WINDOW_SECONDS), so until then the session has to be removed first.
+        (CachedCredentialFetcher.DEFAULT_EXPIRY_WINDOW_SECONDS), so until then the session has to be removed
+        first.
         """
         ends = self._cache.ends
         if not self.source.mfa or ends is None or ends - datetime.now(UTC) < _ASKS_BEFORE_END:

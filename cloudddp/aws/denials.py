@@ -1,7 +1,8 @@
-"""Calls that a policy denies: which action on which resource, read from AWS's message, and what to do about it.
+"""Calls that a policy denies: which action on which resource, read from AWS's message, and what to do about
+it.
 
-AWS's text ends with an encoded message. It is for sts:DecodeAuthorizationMessage and never shown: it can be 10,000
-characters long, and it describes policies that the caller may not read.
+AWS's text ends with an encoded message. It is for sts:DecodeAuthorizationMessage and never shown: it can be
+10,000 characters long, and it describes policies that the caller may not read.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ _MAX_DECODED = 200_000
 _SHOWN = 300  # characters of a name in a message
 _SCP = "service control policy"
 
-# "User: arn:... is not authorized to perform: ec2:RunInstances on resource: arn:... because no identity-based policy
-# allows the ec2:RunInstances action", or "... with an explicit deny in a service control policy". Older messages, and
-# some services, have only a part of it.
+# "User: arn:... is not authorized to perform: ec2:RunInstances on resource: arn:... because no identity-based
+# policy allows the ec2:RunInstances action", or "... with an explicit deny in a service control policy".
+# Older messages, and some services, have only a part of it.
 _ACTION = re.compile(r"is not authorized to perform: ([A-Za-z0-9-]{1,64}:[A-Za-z0-9*]{1,128})")
 _RESOURCE = re.compile(r"on resource: (\S{1,2048})")
 _NO_ALLOW = re.compile(r"because no ([a-z -]{1,40}) allows")
@@ -38,7 +39,8 @@ _ENCODED = re.compile(r"[Ee]ncoded authorization failure message: ([A-Za-z0-9+/=
 
 @dataclass(frozen=True, slots=True)
 class Denial:
-    """`action` is always known; other texts are '' if AWS does not say. `policy` is the kind of policy that decided."""
+    """`action` is always known; other texts are '' if AWS does not say. `policy` is the kind of policy that
+    decided."""
 
     action: str
     resource: str = ""
@@ -59,7 +61,8 @@ def denied(code: str, message: str, action: str, region: str, decode: Decode) ->
 
 
 def read(message: str, action: str) -> Denial:
-    """Return what AWS's message says. `action` is the one that was called; a message can name another that it implies."""
+    """Return what AWS's message says. `action` is the one that was called; a message can name another that it
+    implies."""
     named, resource = _ACTION.search(message), _RESOURCE.search(message)
     deny, no_allow = _DENY.search(message), _NO_ALLOW.search(message)
     policy = deny or no_allow
@@ -122,10 +125,14 @@ def _hint(denial: Denial) -> str:
     if denial.policy == _SCP:
         forbidden = "a rule of your organization forbids it for every user of the account"
         return (
-            f"{forbidden}, or demands a tag (--tag K=V), a KMS key (--kms-key) or another region (--region): see "
+            f"{forbidden}, or demands a tag (--tag K=V), a KMS key (--kms-key) or another region (--region): "
+            "see "
             "docs/organizations.md in cloudddp's repository, or ask its administrators"
         )
     wanted = payload.root() / "infra" / "iam" / "operator.json"
     more = "; kms_key and instance_profile need more: docs/organizations.md in cloudddp's repository"
     also = more if denial.action.partition(":")[0] in ("kms", "iam") else ""
-    return f"ask for this permission for your AWS user or role; {wanted} has those of every call by default{also}"
+    return (
+        f"ask for this permission for your AWS user or role; {wanted} has those of every call by "
+        f"default{also}"
+    )

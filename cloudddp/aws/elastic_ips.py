@@ -43,7 +43,8 @@ def listed(aws: AWS, filters: Filters) -> list[ElasticIP]:
 
 
 def limit(aws: AWS) -> int | None:
-    """Return how many Elastic IPs the account may have in the region, or None if AWS does not give the number."""
+    """Return how many Elastic IPs the account may have in the region, or None if AWS does not give the
+    number."""
     call = ("ec2", "describe_account_attributes", "AccountAttributes", _Attribute)
     for attribute in aws.listed(*call, AttributeNames=[_ATTRIBUTE]):
         if attribute.attribute_name == _ATTRIBUTE:

@@ -1,4 +1,5 @@
-"""Machine images: which one the nodes boot, whether the instance type can run it, and its login user. Read-only."""
+"""Machine images: which one the nodes boot, whether the instance type can run it, and its login user.
+Read-only."""
 
 from __future__ import annotations
 
@@ -12,10 +13,11 @@ from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import AWSError, UsageError
 from cloudddp.text import one_line
 
-# Of the open kernel modules in AWS's images: "supported on Turing and later" (NVIDIA driver README, "Open Linux Kernel
-# Modules").
+# Of the open kernel modules in AWS's images: "supported on Turing and later" (NVIDIA driver README, "Open
+# Linux Kernel Modules").
 _BEFORE_TURING = ("K80", "M60", "P100", "V100")
-# The description of AWS's Deep Learning AMIs: "Supported EC2 instances: G4dn, G5, P4, P5, P6-B200. Release notes: ...".
+# The description of AWS's Deep Learning AMIs: "Supported EC2 instances: G4dn, G5, P4, P5, P6-B200. Release
+# notes: ...".
 _SUPPORTED = re.compile(r"Supported EC2 instances:\s*([A-Za-z0-9 ,-]{1,400})\.")
 # The Deep Learning AMI without a framework.
 _BASE = "/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
@@ -25,8 +27,8 @@ LINUX = "Linux/UNIX"  # EC2's name of the platform
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A machine image. `disk_gb` is the smallest size of its root volume, the size of its snapshot; `platform` is EC2's
-    PlatformDetails."""
+    """A machine image. `disk_gb` is the smallest size of its root volume, the size of its snapshot;
+    `platform` is EC2's PlatformDetails."""
 
     id: str
     name: str
@@ -71,8 +73,9 @@ class _GetParameter(Record, frozen=True):
 def find(aws: AWS, spec: ClusterSpec, info: TypeInfo) -> Image:
     """Return the image of `spec.image`, an id or an SSM parameter. Two AWS calls at most.
 
-    Raises UsageError if the type cannot run it: another architecture, no EBS root volume, Windows, or a GPU that the
-    image has no driver for. What an image's text says of itself is a warning for an image other than the default.
+    Raises UsageError if the type cannot run it: another architecture, no EBS root volume, Windows, or a GPU
+    that the image has no driver for. What an image's text says of itself is a warning for an image other than
+    the default.
     """
     _require_driver(spec, info)
     image_id = _image_id(aws, spec, info.arch)
@@ -83,7 +86,8 @@ def find(aws: AWS, spec: ClusterSpec, info: TypeInfo) -> Image:
     if warning and _is_default(spec):
         raise UsageError(
             f"the default image cannot be used: {warning}",
-            hint=f"AWS's image without PyTorch supports new types first: --image {_BASE.format(arch=info.arch)}, with a "
+            hint="AWS's image without PyTorch supports new types first: --image "
+            f"{_BASE.format(arch=info.arch)}, with a "
             "`pip install torch` in [setup]; or an image of your own: --image ami-...",
         )
     root = found.root_device_name
@@ -118,7 +122,10 @@ def _require_driver(spec: ClusterSpec, info: TypeInfo) -> None:
     if info.accelerator:
         why = f"{info.name} has {info.accelerator}, and the default image has drivers for NVIDIA GPUs only"
     elif any(info.gpu_name.endswith(f" {model}") for model in _BEFORE_TURING):
-        why = f"{info.name} has {info.gpu_name}, and the driver of the default image requires a later GPU (Turing)"
+        why = (
+            f"{info.name} has {info.gpu_name}, and the driver of the default image requires a later GPU "
+            "(Turing)"
+        )
     if why:
         raise UsageError(
             why, hint="give an image that supports the type: --image ami-...; or choose another type"
@@ -163,7 +170,8 @@ def _require_bootable(image_id: str, image: _Image, info: TypeInfo) -> None:
 
 
 def _unsupported(image_id: str, image: _Image, info: TypeInfo) -> str:
-    """Return why the image's description excludes the type, or ''. An entry such as P4 includes p4d and p4de."""
+    """Return why the image's description excludes the type, or ''. An entry such as P4 includes p4d and
+    p4de."""
     listed = _SUPPORTED.search(image.description)
     if listed is None or not info.gpus:
         return ""

@@ -177,8 +177,8 @@ def _max_efa(network: _Network) -> int:
 def _cards(network: _Network, max_efa: int) -> tuple[NetworkCard, ...]:
     """Return the network cards by index.
 
-    A botocore without InterfaceTypes does not say which cards take EFA. Then the last ones do: where there are fewer
-    EFA interfaces than cards (p6-b300), card 0 takes none.
+    A botocore without InterfaceTypes does not say which cards take EFA. Then the last ones do: where there
+    are fewer EFA interfaces than cards (p6-b300), card 0 takes none.
     """
     listed = sorted(network.network_cards, key=lambda card: card.network_card_index)
     found = []

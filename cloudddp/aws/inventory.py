@@ -20,7 +20,8 @@ GOING = ("shutting-down", "terminated")
 USER_SHUTDOWN = "Client.UserInitiatedShutdown"  # TerminateInstances was called for the instance
 OWN_SHUTDOWN = "Client.InstanceInitiatedShutdown"  # it has powered off
 SPOT_SHUTDOWN = "Server.SpotInstanceTermination"
-# "User initiated (2026-11-21 10:00:00 GMT)", "Service initiated (...)": the only place where EC2 gives this time
+# "User initiated (2026-11-21 10:00:00 GMT)", "Service initiated (...)": the only place where EC2 gives this
+# time
 _ENDED = re.compile(r"\(([0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}) (?:GMT|UTC)\)")
 
 Filters = list[dict[str, Any]]  # as EC2's Describe calls take them
@@ -121,7 +122,8 @@ class _MemberOf(Record, frozen=True):
 
 
 class _Instance(Tagged, frozen=True):
-    """Its id and its state are required: `down` decides by them. Text that is only shown may have any length."""
+    """Its id and its state are required: `down` decides by them. Text that is only shown may have any
+    length."""
 
     instance_id: Id
     state: _Named
@@ -145,7 +147,8 @@ class _Reservation(Record, frozen=True):
 
 
 def instances(aws: AWS, filters: Filters) -> list[Instance]:
-    """Return the matching instances by cluster and launch order, terminated ones included while AWS lists them.
+    """Return the matching instances by cluster and launch order, terminated ones included while AWS lists
+    them.
 
     One call, whatever their number.
     """
@@ -184,7 +187,8 @@ def _instance(item: _Instance, reservation: _Reservation) -> Instance:
 
 
 def _primary_interface(item: _Instance) -> str:
-    """Return the interface with device index 0 on network card 0: of several, only this one has a public address."""
+    """Return the interface with device index 0 on network card 0: of several, only this one has a public
+    address."""
     for nic in item.network_interfaces:
         if not nic.attachment.device_index and not nic.attachment.network_card_index:
             return _text(nic.network_interface_id)
@@ -239,7 +243,8 @@ class _Group(Record, frozen=True):
 
 
 def resources(aws: AWS, filters: Filters, kinds: Sequence[str] = tuple(_KINDS)) -> list[Resource]:
-    """Return the matching resources that are not instances: those of _KINDS, or of some. One AWS call for each kind."""
+    """Return the matching resources that are not instances: those of _KINDS, or of some. One AWS call for
+    each kind."""
     return [
         resource(aws, kind, item)
         for kind in kinds
@@ -259,7 +264,8 @@ def resource(aws: AWS, kind: str, item: dict[str, Any]) -> Resource:
 
 
 def security_groups(aws: AWS, filters: Filters) -> list[dict[str, Any]]:
-    """Return the matching security groups as AWS describes them; each has an id and rules. Raises AWSError otherwise."""
+    """Return the matching security groups as AWS describes them; each has an id and rules. Raises AWSError
+    otherwise."""
     found = aws.listed("ec2", "describe_security_groups", "SecurityGroups", dict[str, Any], Filters=filters)
     for group in found:
         answers.decode(group, _Group, "ec2:DescribeSecurityGroups", aws.region)
@@ -267,7 +273,8 @@ def security_groups(aws: AWS, filters: Filters) -> list[dict[str, Any]]:
 
 
 def ingress_blocks(group: dict[str, Any], port: int) -> dict[str, str]:
-    """Return {address block: description} of the rules that open one TCP port; `group` is from `security_groups`."""
+    """Return {address block: description} of the rules that open one TCP port; `group` is from
+    `security_groups`."""
     found = answers.decode(group, _Group, "ec2:DescribeSecurityGroups", "the region")
     ranges = [
         one

@@ -33,7 +33,8 @@ class _Reservation(Record, frozen=True):
 
 
 def private_address(aws: AWS, host: str) -> str | None:
-    """Return the address under which nodes of the VPC see a jump host, or None if no instance has its address.
+    """Return the address under which nodes of the VPC see a jump host, or None if no instance has its
+    address.
 
     One AWS call. Connections inside a VPC, also between peered ones, come from private addresses.
     """

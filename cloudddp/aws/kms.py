@@ -16,7 +16,8 @@ class _DescribeKey(Record, frozen=True):
 
 
 def problem(aws: AWS, key: str) -> str:
-    """Return why EC2 cannot encrypt volumes with a key, or ''. One AWS call. Raises AWSError, also if there is no such key.
+    """Return why EC2 cannot encrypt volumes with a key, or ''. One AWS call. Raises AWSError, also if there
+    is no such key.
 
     EBS needs an enabled symmetric key (Amazon EBS User Guide, "Requirements for Amazon EBS encryption").
     """

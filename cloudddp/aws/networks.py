@@ -1,4 +1,5 @@
-"""Networks: the subnets in which a cluster's nodes may be launched, in the order in which to try them. Read-only."""
+"""Networks: the subnets in which a cluster's nodes may be launched, in the order in which to try them.
+Read-only."""
 
 from __future__ import annotations
 
@@ -72,10 +73,10 @@ class Subnet:
 def candidates(aws: AWS, spec: ClusterSpec, *, reached_from: Sequence[str]) -> tuple[Subnet, ...]:
     """Return one subnet per zone, in the order in which to try them.
 
-    Each is in a zone that offers the type, has an address for every node, and has a route through an internet gateway to
-    the address blocks of `reached_from`, from which SSH comes, that VPC Block Public Access leaves open; an empty one requires
-    no route. Makes three to six AWS calls. Raises UsageError if the settings exclude every subnet or lack a VPC, CloudDDPError if too few addresses are
-    free.
+    Each is in a zone that offers the type, has an address for every node, and has a route through an internet
+    gateway to the address blocks of `reached_from`, from which SSH comes, that VPC Block Public Access leaves
+    open; an empty one requires no route. Makes three to six AWS calls. Raises UsageError if the settings
+    exclude every subnet or lack a VPC, CloudDDPError if too few addresses are free.
     """
     vpc_id = _vpc(aws, spec)
     found = _subnets(aws, vpc_id)
@@ -191,7 +192,8 @@ def _listed(found: Sequence[Subnet]) -> str:
 
 
 def _in_order(spec: ClusterSpec, found: Sequence[Subnet], region: str) -> list[Subnet]:
-    """Return the subnets that the settings name, in their order. Raises UsageError for one that does not exist."""
+    """Return the subnets that the settings name, in their order. Raises UsageError for one that does not
+    exist."""
     chosen: list[Subnet] = []
     for wanted in spec.subnets:
         named = [one for one in found if _matches(one, wanted)]
@@ -280,8 +282,8 @@ def _offered(spec: ClusterSpec, found: Sequence[Subnet], offered: set[str], regi
 def _reachable(found: Sequence[Subnet], tables: Sequence[RouteTable], blocks: Sequence[str]) -> list[Subnet]:
     """Return the subnets whose nodes answer at a public address: replies leave through an internet gateway.
 
-    A node in any other subnet has no way to reply, also with a public address (Amazon VPC User Guide, "Enable internet
-    access for a VPC using an internet gateway").
+    A node in any other subnet has no way to reply, also with a public address (Amazon VPC User Guide, "Enable
+    internet access for a VPC using an internet gateway").
     """
     if chosen := _with_gateway(found, tables, blocks):
         return chosen
@@ -315,7 +317,8 @@ def _unblocked(found: Sequence[Subnet], blocked: Block | None, region: str) -> l
         else ("; your organization allows no exclusions",)
     )
     raise UsageError(
-        f"{_BLOCK_PUBLIC_ACCESS} is {blocked.mode} in {region}, so SSH cannot reach public addresses in {_listed(found)}",
+        f"{_BLOCK_PUBLIC_ACCESS} is {blocked.mode} in {region}, so SSH cannot reach public addresses in "
+        f"{_listed(found)}",
         hint=(f"give a subnet that is excluded from it with --subnets; or {_PRIVATE}", *exclude),
     )
 

@@ -1,7 +1,7 @@
 """Prices that AWS returns: the on-demand price of the Pricing API, and current spot prices. Read-only.
 
-Both are a service to the user: an account that may not ask, or an answer that cannot be read, is no error. `None` then
-means that the table of cluster/prices.py counts.
+Both are a service to the user: an account that may not ask, or an answer that cannot be read, is no error.
+`None` then means that the table of cluster/prices.py counts.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class _Entry(msgspec.Struct, rename={"published": "publicationDate"}):
 
 
 def on_demand(aws: AWS, instance_type: str) -> tuple[float, str] | None:
-    """Return (USD per hour for Linux, date of the price list), or None if AWS does not tell one price. One call."""
+    """Return (USD per hour for Linux, date of the price list), or None if AWS does not tell one price. One
+    call."""
     if aws.partition != "aws":  # other partitions have lists, and currencies, of their own
         return None
     wanted = {

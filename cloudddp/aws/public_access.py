@@ -1,5 +1,5 @@
-"""VPC Block Public Access: a setting of an account and region that keeps the internet from its subnets, whatever their routes
-are. Read-only."""
+"""VPC Block Public Access: a setting of an account and region that keeps the internet from its subnets,
+whatever their routes are. Read-only."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class _Exclusion(Record, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What blocks SSH from public addresses in a region. `excluded`: the ids of the VPCs and subnets that it leaves open."""
+    """What blocks SSH from public addresses in a region. `excluded`: the ids of the VPCs and subnets that it
+    leaves open."""
 
     mode: str
     exclusions_allowed: bool  # the organization may forbid them
@@ -43,7 +44,8 @@ class Block:
 
 
 def block(aws: AWS) -> Block | None:
-    """Return what the account blocks; None if it blocks nothing, or does not let the caller know. One AWS call, or two.
+    """Return what the account blocks; None if it blocks nothing, or does not let the caller know. One AWS
+    call, or two.
 
     Raises AWSError.
     """

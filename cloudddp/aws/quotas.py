@@ -15,7 +15,8 @@ from cloudddp.errors import AWSError, Command, Text, ToolCommand, parts
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """One vCPU quota of EC2: the instance families that count against it, by their letters, and by generation."""
+    """One vCPU quota of EC2: the instance families that count against it, by their letters, and by
+    generation."""
 
     code: str
     name: str
@@ -68,7 +69,8 @@ class Usage:
 
 
 _STANDARD = ("a", "c", "d", "h", "i", "im", "is", "m", "r", "t", "z")
-# Codes and names of Service Quotas, service `ec2`. On demand, one quota counts all P types; for spot there are two.
+# Codes and names of Service Quotas, service `ec2`. On demand, one quota counts all P types; for spot there
+# are two.
 _QUOTAS = (
     Quota("L-DB2E81BA", "Running On-Demand G and VT instances", ("g", "gr", "vt"), False),
     Quota("L-417A185B", "Running On-Demand P instances", ("p",), False),
@@ -107,7 +109,8 @@ class _Type(Record, frozen=True):
 
 
 def quota_of(instance_type: str, *, spot: bool) -> Quota | None:
-    """Return the quota that the type counts against; None for one that is not known here (Trainium, DL, HPC)."""
+    """Return the quota that the type counts against; None for one that is not known here (Trainium, DL,
+    HPC)."""
     found = [one for one in _QUOTAS if one.spot == spot and one.counts(instance_type)]
     return found[0] if found else None
 
@@ -141,7 +144,8 @@ def used(aws: AWS, quota: Quota) -> int:
 
 
 def usage(aws: AWS, quota: Quota, needed: int) -> Usage:
-    """Return the state of a quota, of which `needed` more vCPUs are wanted. Three AWS calls at most. Raises AWSError."""
+    """Return the state of a quota, of which `needed` more vCPUs are wanted. Three AWS calls at most. Raises
+    AWSError."""
     return Usage(quota, limit(aws, quota), used(aws, quota), needed)
 
 
@@ -150,7 +154,8 @@ EXCEEDED = ("VcpuLimitExceeded", "MaxSpotInstanceCountExceeded")
 
 
 def explained(aws: AWS, error: AWSError, instance_type: str, vcpus: int, *, spot: bool) -> AWSError:
-    """Return the error for a launch of so many vCPUs that exceeds a quota, with its number and how to ask for more.
+    """Return the error for a launch of so many vCPUs that exceeds a quota, with its number and how to ask for
+    more.
 
     Three AWS calls at most. The error itself where the quota is not known, or the caller may not read it.
     """

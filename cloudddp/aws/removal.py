@@ -30,8 +30,8 @@ _IN_USE = (
 def terminate(aws: AWS, ids: list[str]) -> list[str]:
     """Call TerminateInstances until AWS has accepted every id; return the ids that it does not know.
 
-    InvalidInstanceID.NotFound does not mean that an instance has ended: a new one may not be known yet (EC2, "Eventual
-    consistency"), and one unknown id fails the whole batch. So unknown ids are tried again.
+    InvalidInstanceID.NotFound does not mean that an instance has ended: a new one may not be known yet (EC2,
+    "Eventual consistency"), and one unknown id fails the whole batch. So unknown ids are tried again.
     """
     deadline = time.monotonic() + timing.current().unknown_id
     remaining = list(ids)
@@ -45,8 +45,8 @@ def terminate(aws: AWS, ids: list[str]) -> list[str]:
 def _terminate_once(aws: AWS, ids: list[str]) -> list[str]:
     """Return the ids that AWS does not know. If it refuses some, raise after the others have been tried.
 
-    One id fails the whole call: an instance that does not exist, is protected, or may not be terminated by the caller
-    (another user's, with this cluster's tags). The others are terminated nevertheless.
+    One id fails the whole call: an instance that does not exist, is protected, or may not be terminated by
+    the caller (another user's, with this cluster's tags). The others are terminated nevertheless.
     """
     try:
         aws.call("ec2", "terminate_instances", InstanceIds=ids)
@@ -79,8 +79,8 @@ def _terminate_each(aws: AWS, ids: list[str]) -> list[str]:
 def power_minutes(instance_type: str, gpus: int) -> float:
     """Return the minutes that an instance may take to boot, or to shut down. Pure.
 
-    AWS's metal instances can take over 20 minutes (canonical/pycloudlib, PR 192, which waits for 40). Clusters of large
-    GPU machines exceed 10 minutes (NVIDIA/nephele, PR 16, which proposes 30).
+    AWS's metal instances can take over 20 minutes (canonical/pycloudlib, PR 192, which waits for 40).
+    Clusters of large GPU machines exceed 10 minutes (NVIDIA/nephele, PR 16, which proposes 30).
     """
     if ".metal" in instance_type:
         return 40.0
@@ -94,11 +94,12 @@ def wait_terminated(
     *,
     progress: Callable[[int], None] = lambda _: None,
 ) -> list[Instance]:
-    """Wait until every instance that `look` returns is terminated; terminate live ones; return the remaining ones. The limit
-    is that of the slowest type among them.
+    """Wait until every instance that `look` returns is terminated; terminate live ones; return the remaining
+    ones. The limit is that of the slowest type among them.
 
-    botocore's waiter polls every 15 s and fails if an instance has already disappeared. One failed call (a network
-    problem) does not end the wait; four in a row do. `progress` is called with the number of remaining instances.
+    botocore's waiter polls every 15 s and fails if an instance has already disappeared. One failed call (a
+    network problem) does not end the wait; four in a row do. `progress` is called with the number of
+    remaining instances.
     """
     began, minutes = time.monotonic(), power_minutes("", 0)
     pause, failures = 0.2, 0
@@ -151,7 +152,8 @@ class _Interface(Record, frozen=True):
 
 
 def users(aws: AWS, group_id: str) -> str:
-    """Return the network interfaces that use a security group, in words; '' if there are none, or AWS does not say."""
+    """Return the network interfaces that use a security group, in words; '' if there are none, or AWS does
+    not say."""
     filters = [{"Name": "group-id", "Values": [group_id]}]
     try:
         found = aws.listed(
@@ -170,6 +172,6 @@ def _not_found(error: AWSError) -> bool:
 
 
 def in_use(error: AWSError) -> bool:
-    """Return whether waiting helps: interfaces and volumes are released some time after their instance has ended, and new
-    resources are not found for some time."""
+    """Return whether waiting helps: interfaces and volumes are released some time after their instance has
+    ended, and new resources are not found for some time."""
     return error.code in _IN_USE or _not_found(error)

@@ -1,4 +1,5 @@
-"""Capacity reservations: on-demand ones and capacity blocks, by id. Read-only: cloudddp never creates or buys one."""
+"""Capacity reservations: on-demand ones and capacity blocks, by id. Read-only: cloudddp never creates or buys
+one."""
 
 from __future__ import annotations
 

@@ -29,7 +29,8 @@ class _Page(msgspec.Struct, frozen=True):
 
 
 def listed(aws: AWS, bucket: str, prefix: str) -> list[Object]:
-    """Return the objects whose keys begin with `prefix`. Raises AWSError; CloudDDPError for more than MAX_OBJECTS."""
+    """Return the objects whose keys begin with `prefix`. Raises AWSError; CloudDDPError for more than
+    MAX_OBJECTS."""
     found: list[Object] = []
     token: dict[str, str] = {}
     while True:
@@ -48,8 +49,8 @@ def listed(aws: AWS, bucket: str, prefix: str) -> list[Object]:
 def read(
     aws: AWS, bucket: str, key: str, begin: Callable[[Mapping[str, str]], bool], data: Callable[[bytes], None]
 ) -> None:
-    """Read an object: `begin` gets its metadata, and returns whether `data` shall get the contents, in pieces. Raises
-    AWSError, also if the transfer breaks, and what the two raise."""
+    """Read an object: `begin` gets its metadata, and returns whether `data` shall get the contents, in
+    pieces. Raises AWSError, also if the transfer breaks, and what the two raise."""
     from botocore.exceptions import BotoCoreError
 
     answer: Any = aws.call("s3", "get_object", Bucket=bucket, Key=key)

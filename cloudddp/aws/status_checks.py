@@ -1,7 +1,7 @@
 """What EC2's status checks and scheduled events say about instances that do not answer.
 
-The instance status check fails where the instance's kernel or network does not answer ARP requests, the system status check where
-its host is at fault (EC2 User Guide, "Status checks for Amazon EC2 instances").
+The instance status check fails where the instance's kernel or network does not answer ARP requests, the
+system status check where its host is at fault (EC2 User Guide, "Status checks for Amazon EC2 instances").
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class _Status(Record, frozen=True):
 
 
 def problems(aws: AWS, ids: Iterable[str]) -> dict[str, str]:
-    """Return the failed status checks and the scheduled events of running instances, in words, by id; nothing if EC2 does not
-    answer. One AWS call."""
+    """Return the failed status checks and the scheduled events of running instances, in words, by id; nothing
+    if EC2 does not answer. One AWS call."""
     try:
         found = aws.listed(
             "ec2", "describe_instance_status", "InstanceStatuses", _Status, InstanceIds=sorted(ids)
@@ -61,7 +61,10 @@ def _problems(one: _Status) -> Iterable[str]:
     ):
         if check.status == _FAILED:
             since = next((detail.impaired_since for detail in check.details if detail.impaired_since), None)
-            yield f"EC2's {name} status check has been failing{f' since {since:%Y-%m-%d %H:%M} UTC' if since else ''}{more}"
+            yield (
+                f"EC2's {name} status check has been "
+                f"failing{f' since {since:%Y-%m-%d %H:%M} UTC' if since else ''}{more}"
+            )
     for event in one.events:
         if not event.description.startswith(_COMPLETED):
             begins = f" at {event.not_before:%Y-%m-%d %H:%M} UTC" if event.not_before else ""

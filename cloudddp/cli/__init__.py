@@ -1,6 +1,6 @@
 """The command line.
 
-main, commands/    what can be typed: the verbs, their options and their help. They import click and nothing else
+main, commands/ what can be typed: the verbs, their options and their help. They import click and nothing else
                    that takes long, so that every `--help` is fast
 actions/           what each verb does: plain functions, imported when their verb is invoked
 views/             results as text for people and as JSON for programs

@@ -1,4 +1,5 @@
-"""A cluster in a capacity reservation: checks before anything is created, and the deadline that a block sets."""
+"""A cluster in a capacity reservation: checks before anything is created, and the deadline that a block
+sets."""
 
 from __future__ import annotations
 
@@ -11,12 +12,12 @@ from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import CloudDDPError, UsageError
 
 BLOCK_END = timedelta(minutes=30)
-"""EC2 begins to terminate the instances of a capacity block this long before the block's end (EC2 User Guide, "Monitor
-Capacity Blocks using EventBridge")."""
+"""EC2 begins to terminate the instances of a capacity block this long before the block's end (EC2 User Guide,
+"Monitor Capacity Blocks using EventBridge")."""
 
 TIME_TO_SAVE = timedelta(minutes=10)
-"""The nodes' own deadline is this much earlier: powering off lets ranks save a snapshot, and EC2's termination may not.
-EC2 gives the same time: its warning comes 40 minutes before the end of the block."""
+"""The nodes' own deadline is this much earlier: powering off lets ranks save a snapshot, and EC2's
+termination may not. EC2 gives the same time: its warning comes 40 minutes before the end of the block."""
 
 
 def check_settings(spec: ClusterSpec) -> None:
@@ -31,8 +32,8 @@ def check_settings(spec: ClusterSpec) -> None:
 def find(aws: AWS, spec: ClusterSpec) -> Reservation | None:
     """Return the reservation of the settings, checked except for its platform; None where they name none.
 
-    Raises UsageError for settings that do not match it, CloudDDPError if it has no room. One AWS call, two where it has
-    too few instances available.
+    Raises UsageError for settings that do not match it, CloudDDPError if it has no room. One AWS call, two
+    where it has too few instances available.
     """
     if spec.reservation is None:
         return None
@@ -72,7 +73,8 @@ def title(found: Reservation) -> str:
 
 
 def latest_end(found: Reservation) -> datetime | None:
-    """Return until when the nodes may live; None for an on-demand reservation: its instances continue after its end."""
+    """Return until when the nodes may live; None for an on-demand reservation: its instances continue after
+    its end."""
     return found.end - BLOCK_END - TIME_TO_SAVE if found.block and found.end else None
 
 
@@ -91,18 +93,21 @@ def _check_state(found: Reservation) -> None:
 def _check_room(aws: AWS, found: Reservation, spec: ClusterSpec) -> None:
     """Raise CloudDDPError if the reservation has too few instances available.
 
-    Instances that have ended are available again after some minutes of clean-up, so for those the launch waits.
+    Instances that have ended are available again after some minutes of clean-up, so for those the launch
+    waits.
     """
     if found.available >= spec.nodes:
         return
     if found.total < spec.nodes:
         raise UsageError(
-            f"{title(found)} is for {found.total} instance{'s' * (found.total != 1)}, and {spec.nodes} were requested",
+            f"{title(found)} is for {found.total} instance{'s' * (found.total != 1)}, and {spec.nodes} were "
+            "requested",
             hint=f"give --nodes {found.total}, or enlarge the reservation",
         )
     running = reservations.used(aws, found.id)
     if found.total - running < spec.nodes:
         raise CloudDDPError(
-            f"{title(found)} has {found.available} of {found.total} instances available, and {spec.nodes} were requested",
+            f"{title(found)} has {found.available} of {found.total} instances available, and {spec.nodes} "
+            "were requested",
             hint=f"terminate instances that use it ({running} in this account), or give fewer --nodes",
         )

@@ -1,8 +1,8 @@
 """Creates a cluster in the first region and zone that has capacity, and waits for capacity if asked to.
 
-Between two attempts nothing exists in the account: each attempt that fails has removed what it created, so that a
-computer that is switched off while it waits leaves nothing behind. A launch that AWS accepts and that ends before the nodes
-are ready is billed nevertheless: such launches are limited, and count against max_cost.
+Between two attempts nothing exists in the account: each attempt that fails has removed what it created, so
+that a computer that is switched off while it waits leaves nothing behind. A launch that AWS accepts and that
+ends before the nodes are ready is billed nevertheless: such launches are limited, and count against max_cost.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ Look = Callable[[], tuple[Sequence[Offer], Sequence[Attempt]]]
 
 @dataclass(slots=True)
 class _Waiting:
-    """The launches that AWS has accepted and that ended before the nodes were ready. `nothing_exists`: the last attempt has
-    failed, and removed everything."""
+    """The launches that AWS has accepted and that ended before the nodes were ready. `nothing_exists`: the
+    last attempt has failed, and removed everything."""
 
     nothing_exists: bool = False
     usd: float = 0.0
@@ -54,9 +54,10 @@ def create_in_any(
 ) -> tuple[Cluster, Plan]:
     """Return the cluster that `create` has created in one of the offers, and its plan.
 
-    `look` returns the offers, and the regions that were excluded; it is called before each round, and resolves them again
-    when they are old. `create` raises NotLaunched, after removing everything, if an offer has no capacity; its settings have
-    a max_cost without the cost so far. Raises CloudDDPError with a table if no zone has capacity within spec.wait_capacity.
+    `look` returns the offers, and the regions that were excluded; it is called before each round, and
+    resolves them again when they are old. `create` raises NotLaunched, after removing everything, if an offer
+    has no capacity; its settings have a max_cost without the cost so far. Raises CloudDDPError with a table
+    if no zone has capacity within spec.wait_capacity.
     """
     waiting = _Waiting()
     try:
@@ -96,7 +97,8 @@ def _create_in_any(
         seconds = min(pause * random.uniform(0.5, 1.0), left)  # noqa: S311
         billed = f"; cost so far at most {waiting.cost}" if waiting.usd else ""
         progress(
-            f"{_why(attempts)}: next attempt in {seconds:.0f} s, until {_time(until)} (Ctrl-C ends; nothing is running"
+            f"{_why(attempts)}: next attempt in {seconds:.0f} s, until {_time(until)} (Ctrl-C ends; nothing "
+            "is running"
             f"{billed})"
         )
         time.sleep(seconds)
@@ -156,13 +158,15 @@ def _check_accepted(failure: NotLaunched, waiting: _Waiting) -> None:
         return
     raise CloudDDPError(
         f"{count} launches that AWS accepted ended before the nodes were ready, the last one with {code}: "
-        f"{failure.attempts[-1].reason}. Such launches are billed: they cost at most {waiting.cost}; nothing is running",
+        f"{failure.attempts[-1].reason}. Such launches are billed: they cost at most {waiting.cost}; nothing "
+        "is running",
         hint="try again later, or choose other --zones, --regions or another --instance-type",
     ) from None
 
 
 def _remaining_budget(offer: Offer, spec: ClusterSpec, waiting: _Waiting) -> ClusterSpec:
-    """Return the settings with a max_cost without the cost so far. Raises CloudDDPError if it is too little."""
+    """Return the settings with a max_cost without the cost so far. Raises CloudDDPError if it is too
+    little."""
     if spec.max_cost is None or not waiting.usd:
         return spec
     left = round(spec.max_cost - waiting.usd, 4)
@@ -171,7 +175,8 @@ def _remaining_budget(offer: Offer, spec: ClusterSpec, waiting: _Waiting) -> Clu
         lifetime(paid, offer.price)
     except UsageError as error:
         raise CloudDDPError(
-            f"launches that AWS accepted and that ended before the nodes were ready cost at most {waiting.cost}; what is left "
+            "launches that AWS accepted and that ended before the nodes were ready cost at most "
+            f"{waiting.cost}; what is left "
             f"of max_cost ({spec.max_cost:.2f}) is too little: {error.message}. Nothing is running",
             hint=("raise --max-cost, or try again later: ", Command("up")),
         ) from None

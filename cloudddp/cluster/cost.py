@@ -1,8 +1,9 @@
 """What a cluster has cost so far, computed from the instances that AWS lists, ended ones included. Pure.
 
-The cost never falls: a lost node was billed until it ended. EC2 gives the time for most ends (StateTransitionReason)
-and forgets an ended instance after about an hour. If the time is not known, the node counts until now, which is an
-upper bound, and the cost is marked as one. So is the cost of spot instances, which count at the on-demand price.
+The cost never falls: a lost node was billed until it ended. EC2 gives the time for most ends
+(StateTransitionReason) and forgets an ended instance after about an hour. If the time is not known, the node
+counts until now, which is an upper bound, and the cost is marked as one. So is the cost of spot instances,
+which count at the on-demand price.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class Cost:
 def so_far(members: Sequence[Instance], now: datetime) -> Cost:
     """Return the cost of one cluster. `members` are all of its instances that AWS lists, live and ended.
 
-    Price and number of nodes are the most common values of its tags, so that one changed tag does not change the cost.
+    Price and number of nodes are the most common values of its tags, so that one changed tag does not change
+    the cost.
     """
     price = most_common(member.tags.price for member in members)
     starts = [start for member in members if (start := _start(member)) is not None]
@@ -55,7 +57,8 @@ def total(costs: Iterable[Cost]) -> Cost:
 
 
 def _start(member: Instance) -> datetime | None:
-    """The start of billing: the time in the node's tag, which survives a stop and start, else EC2's launch time."""
+    """The start of billing: the time in the node's tag, which survives a stop and start, else EC2's launch
+    time."""
     return member.tags.created or member.launched
 
 

@@ -189,7 +189,8 @@ class CreatedResources:
                 time.monotonic() > deadline
             ):  # EC2 refuses the name, and does not list the key pair that has it
                 raise NameTaken(
-                    f"the name {self._name!r} is taken in {self._aws.region}, by a key pair that AWS does not list "
+                    f"the name {self._name!r} is taken in {self._aws.region}, by a key pair that AWS does "
+                    "not list "
                     "yet; nothing was created",
                     hint=("repeat ", Command("up"), ", or choose another name with -c"),
                 )
@@ -205,8 +206,8 @@ class CreatedResources:
             raise leftovers(report)
 
     def _run_instances(self, request: Request, answers: Mapping[str, Any]) -> None:
-        """Start the nodes. A capacity reservation counts ended instances as available after minutes of clean-up, so
-        a full one is tried again; Ctrl-C ends the wait."""
+        """Start the nodes. A capacity reservation counts ended instances as available after minutes of
+        clean-up, so a full one is tried again; Ctrl-C ends the wait."""
         seconds = timing.current().clean_up
         deadline = time.monotonic() + seconds
         waiting = False
@@ -219,7 +220,8 @@ class CreatedResources:
                     raise
             if not waiting:
                 self._progress(
-                    f"the capacity reservation is full; trying again for up to {seconds / 60:.0f} minutes, since AWS "
+                    f"the capacity reservation is full; trying again for up to {seconds / 60:.0f} minutes, "
+                    "since AWS "
                     "may still be cleaning up after instances that have ended"
                 )
                 waiting = True
@@ -236,7 +238,8 @@ class CreatedResources:
             self._tag_ranks(answer["Instances"])
 
     def _tag_ranks(self, instances: list[dict[str, Any]]) -> None:
-        """Tag each node with its rank if EC2 has not numbered them, which it documents for other ways to launch."""
+        """Tag each node with its rank if EC2 has not numbered them, which it documents for other ways to
+        launch."""
         numbers = sorted(int(item.get("AmiLaunchIndex") or 0) for item in instances)
         if numbers == list(range(len(instances))):
             return
@@ -247,8 +250,9 @@ class CreatedResources:
     def _call(self, request: Request) -> Any:
         """Make a call; repeat it while AWS does not find what it has just created (eventual consistency).
 
-        A Duplicate is our own: the names of the security group and of the placement group contain the cluster's id, so botocore has repeated a
-        call whose answer was lost. If the name lock is gone too, another command is removing the cluster.
+        A Duplicate is our own: the names of the security group and of the placement group contain the
+        cluster's id, so botocore has repeated a call whose answer was lost. If the name lock is gone too,
+        another command is removing the cluster.
         """
         deadline = time.monotonic() + timing.current().settle
         while True:

@@ -1,7 +1,8 @@
-"""What a command knows about a cluster besides what AWS lists by tag: the ids that AWS returned when it created them.
+"""What a command knows about a cluster besides what AWS lists by tag: the ids that AWS returned when it
+created them.
 
-A filter by tag may omit new resources for some seconds, and a call whose answer was lost may create something after the
-client has given up. A removal that relies on tags alone would miss both.
+A filter by tag may omit new resources for some seconds, and a call whose answer was lost may create something
+after the client has given up. A removal that relies on tags alone would miss both.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ _AMBIGUOUS = (
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """`listed_from`: when AWS lists all of the cluster by tag, as time.monotonic(). `uncertain`: there may be more until
-    then, since AWS has not answered a call."""
+    """`listed_from`: when AWS lists all of the cluster by tag, as time.monotonic(). `uncertain`: there may be
+    more until then, since AWS has not answered a call."""
 
     instances: tuple[str, ...] = ()
     resources: tuple[Resource, ...] = ()
@@ -73,7 +74,8 @@ NOTHING = Known()
 
 
 def created(request: Request, answer: Mapping[str, Any]) -> Resource | None:
-    """Return what a call has created, given AWS's answer; None for calls that create nothing, and for instances."""
+    """Return what a call has created, given AWS's answer; None for calls that create nothing, and for
+    instances."""
     if request.method not in _CREATING:
         return None
     kind, key, name_key = _CREATING[request.method]
@@ -152,10 +154,11 @@ def _may_have_repeated(request: Request, retries: int) -> bool:
 
 
 def from_journal(folder: ClusterFolder) -> Known:
-    """Return what a command of this computer has created that AWS may not list by tag yet: nothing if it was ready.
+    """Return what a command of this computer has created that AWS may not list by tag yet: nothing if it was
+    ready.
 
-    An `up` or a `resume` that was killed leaves the steps that it began since, and the answers that it received. Raises
-    OSError, CloudDDPError.
+    An `up` or a `resume` that was killed leaves the steps that it began since, and the answers that it
+    received. Raises OSError, CloudDDPError.
     """
     events = folder.events()
     ready = [number for number, event in enumerate(events) if event.get("event") == READY]

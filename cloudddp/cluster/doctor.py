@@ -50,7 +50,8 @@ _SSH_SERVER, SSH_VARIABLE = "git-codecommit.us-east-1.amazonaws.com:22", "CLOUDD
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The result of one check. `fix` says what to type or change next; `region` is '' for what no region determines."""
+    """The result of one check. `fix` says what to type or change next; `region` is '' for what no region
+    determines."""
 
     name: str
     status: Status
@@ -101,7 +102,7 @@ def _once(checks: Iterator[Check]) -> Iterator[Check]:
             yield check
 
 
-# -- this computer -------------------------------------------------------------------------------------------------
+# -- this computer -------------------------------------------------------------------------------------------
 
 
 def _this_computer() -> Iterator[Check]:
@@ -133,12 +134,15 @@ def _outgoing_ssh() -> Check:
     try:
         socket.create_connection((found[1], int(found[2])), _CONNECT_SECONDS).close()
     except OSError as error:
-        fix = f"does your network allow connections to port 22? Else set `connect` in cloudddp.toml. {SSH_VARIABLE}=HOST:PORT tries another server"
+        fix = (
+            "does your network allow connections to port 22? Else set `connect` in cloudddp.toml. "
+            f"{SSH_VARIABLE}=HOST:PORT tries another server"
+        )
         return Check("outgoing SSH", "warn", f"no connection to {server}: {reason_of(error)}", fix)
     return Check("outgoing SSH", "pass", f"{server} answers")
 
 
-# -- the account ---------------------------------------------------------------------------------------------------
+# -- the account ---------------------------------------------------------------------------------------------
 
 
 def _credentials(aws: AWS, spec: ClusterSpec) -> Iterator[Check]:
@@ -173,7 +177,8 @@ def _clock(answer: Mapping[str, Any]) -> Check:
 
 
 def _route(spec: ClusterSpec) -> Check:
-    """Check the route to nodes that SSH does not reach directly: the jump host, or the proxy command's program."""
+    """Check the route to nodes that SSH does not reach directly: the jump host, or the proxy command's
+    program."""
     try:
         ssh_routes.check_route(spec)
     except CloudDDPError as error:
@@ -205,7 +210,7 @@ def _failed(name: str, error: CloudDDPError) -> Check:
     return Check(name, "fail", error.message, error.hint)
 
 
-# -- one region ----------------------------------------------------------------------------------------------------
+# -- one region ----------------------------------------------------------------------------------------------
 
 
 def _region(aws: AWS, spec: ClusterSpec, ssh_from: tuple[str, ...], owner: str) -> Iterator[Check]:
@@ -340,7 +345,8 @@ def _key(aws: AWS, key: str) -> Check:
 
 
 def _permissions(aws: AWS, spec: ClusterSpec, plan: Plan) -> Iterator[Check]:
-    """Check the calls of `up` that need no object of an earlier one, as DryRun: EC2 checks permissions only."""
+    """Check the calls of `up` that need no object of an earlier one, as DryRun: EC2 checks permissions
+    only."""
     for request in (*plan.requests, plan.launches[0].request):
         params = _without_refs(request)
         if params is None:

@@ -1,9 +1,10 @@
-"""The network interfaces of a node: which ones an instance type gets, and what RunInstances is told of them. Pure.
+"""The network interfaces of a node: which ones an instance type gets, and what RunInstances is told of them.
+Pure.
 
-With EFA the layout follows EC2's description of the type (DescribeInstanceTypes, NetworkInfo), not a table. Source: EC2
-User Guide, "Maximize network bandwidth on Amazon EC2 instances with multiple network cards". Its section on P5 has two
-layouts; this is the one that saves addresses: an `efa-only` interface has none, so a p5.48xlarge takes one address of
-the subnet and not 32.
+With EFA the layout follows EC2's description of the type (DescribeInstanceTypes, NetworkInfo), not a table.
+Source: EC2 User Guide, "Maximize network bandwidth on Amazon EC2 instances with multiple network cards". Its
+section on P5 has two layouts; this is the one that saves addresses: an `efa-only` interface has none, so a
+p5.48xlarge takes one address of the subnet and not 32.
 """
 
 from __future__ import annotations
@@ -46,13 +47,14 @@ def check_settings(spec: ClusterSpec) -> None:
 def choose(spec: ClusterSpec, info: TypeInfo) -> tuple[Interface, ...]:
     """Return the interfaces of each node, the primary one first.
 
-    EFA is for traffic between nodes, so a single node gets it only if it is required. Raises UsageError if EFA is
-    required and the type has none.
+    EFA is for traffic between nodes, so a single node gets it only if it is required. Raises UsageError if
+    EFA is required and the type has none.
     """
     if spec.require_efa and not info.max_efa:
         raise UsageError(
             f"{spec.instance_type} has no EFA",
-            hint="choose a type with EFA, such as g5.8xlarge, p4d.24xlarge or p5.48xlarge, or omit --require-efa",
+            hint="choose a type with EFA, such as g5.8xlarge, p4d.24xlarge or p5.48xlarge, or omit "
+            "--require-efa",
         )
     if not spec.efa or not info.max_efa or (spec.nodes == 1 and not spec.require_efa):
         return ORDINARY
@@ -98,7 +100,8 @@ def specification(
 ) -> list[dict[str, Any]]:
     """Return the parameter NetworkInterfaces of RunInstances.
 
-    `group`: the security group, or a Ref to it. `ip_settings`: more parameters of interfaces that have an IP address.
+    `group`: the security group, or a Ref to it. `ip_settings`: more parameters of interfaces that have an IP
+    address.
     """
     entries: list[dict[str, Any]] = []
     for one in interfaces:

@@ -77,8 +77,8 @@ class Attempt:
 class NotLaunched(CloudDDPError):
     """No zone of a plan has launched the nodes. Others may: `attempts` says where that was tried.
 
-    `remaining` are the zones of the plan that were not tried. `accepted`: AWS accepted a launch, which ended before the nodes
-    were ready and costs at most `usd`.
+    `remaining` are the zones of the plan that were not tried. `accepted`: AWS accepted a launch, which ended
+    before the nodes were ready and costs at most `usd`.
     """
 
     def __init__(
@@ -110,10 +110,11 @@ def _sentence(message: str, code: str) -> str:
 
 
 def most_accepted(code: str) -> int:
-    """Return how many launches that were accepted and ended for this reason are made, before waiting is given up.
+    """Return how many launches that were accepted and ended for this reason are made, before waiting is given
+    up.
 
-    Each is billed, at least 60 s per node. A lack of capacity ends by itself; the other reasons may be permanent, such as a
-    disk that EC2 cannot attach.
+    Each is billed, at least 60 s per node. A lack of capacity ends by itself; the other reasons may be
+    permanent, such as a disk that EC2 cannot attach.
     """
     return 20 if code == "Server.InsufficientInstanceCapacity" else 3
 
@@ -121,7 +122,8 @@ def most_accepted(code: str) -> int:
 def exhausted(
     what: str, attempts: Sequence[Attempt], waited: str = "", billed: str = "", *, wider: Sequence[str]
 ) -> CloudDDPError:
-    """Return the error for a launch that failed in every zone, with a table of them. `what` is "2 x p5.48xlarge".
+    """Return the error for a launch that failed in every zone, with a table of them. `what` is "2 x
+    p5.48xlarge".
 
     `wider`: see `advice`.
     """
@@ -139,14 +141,16 @@ def exhausted(
 
 
 def widening(spec: ClusterSpec) -> tuple[str, ...]:
-    """Return the options with which more places would be tried: without --zones, all zones of a region are."""
+    """Return the options with which more places would be tried: without --zones, all zones of a region
+    are."""
     if spec.reservation:
         return ()
     return (*["--zones"] * bool(spec.zones), *["--subnets"] * bool(spec.subnets), "--regions")
 
 
 def advice(attempts: Sequence[Attempt], wider: Sequence[str]) -> Text:
-    """Return what to do when no attempt has succeeded. `wider` are options that can add places (`widening`)."""
+    """Return what to do when no attempt has succeeded. `wider` are options that can add places
+    (`widening`)."""
     if any(one.waiting_helps for one in attempts):
         others = f"add others with {' or '.join(wider)}, " if wider else ""
         return f"keep trying with --wait-capacity 2h, {others}or choose another --instance-type"

@@ -38,7 +38,8 @@ _REMAINS = ("Elastic IP", "security group", "key pair")
 
 @dataclass(frozen=True, slots=True)
 class Remains:
-    """What is left of a cluster without nodes. `being_created`: an `up` on this computer has yet to start its nodes."""
+    """What is left of a cluster without nodes. `being_created`: an `up` on this computer has yet to start its
+    nodes."""
 
     name: str
     id: str
@@ -77,8 +78,8 @@ def refresh(aws: AWS, name: str, cluster_id: str) -> Cluster | None:
 
 @dataclass(frozen=True, slots=True)
 class EndedNode:
-    """What AWS reports about a node whose instance has ended. `gone`: it cannot answer, while one that is shutting down may.
-    `stopped`: it has not ended, and its disk is kept."""
+    """What AWS reports about a node whose instance has ended. `gone`: it cannot answer, while one that is
+    shutting down may. `stopped`: it has not ended, and its disk is kept."""
 
     report: str
     gone: bool = True
@@ -88,8 +89,8 @@ class EndedNode:
 def ended_nodes(
     aws: AWS, cluster: Cluster, ranks: Iterable[int], *, stopped: bool = False
 ) -> dict[int, EndedNode]:
-    """Return what AWS reports about those nodes whose instances have ended, by node rank; with `stopped` also about those
-    that were stopped. One AWS call."""
+    """Return what AWS reports about those nodes whose instances have ended, by node rank; with `stopped` also
+    about those that were stopped. One AWS call."""
     now = {instance.id: instance for instance in inventory.instances(aws, inventory.with_id(cluster.id))}
     found = {rank: ended_node(cluster, rank, now) for rank in ranks}
     return {rank: one for rank, one in found.items() if one is not None and (stopped or not one.stopped)}
@@ -114,8 +115,8 @@ def ended_node(cluster: Cluster, rank: int, now: Mapping[str, Instance]) -> Ende
 
 
 def problems(aws: AWS, cluster: Cluster, ranks: Iterable[int]) -> dict[int, str]:
-    """Return the failed status checks and the scheduled events of nodes that run and do not answer, in words, by node rank. One
-    AWS call; none without nodes."""
+    """Return the failed status checks and the scheduled events of nodes that run and do not answer, in words,
+    by node rank. One AWS call; none without nodes."""
     ids = {cluster.nodes[rank].id: rank for rank in ranks if rank in cluster.nodes}
     found = status_checks.problems(aws, ids) if ids else {}
     return {ids[one]: text for one, text in found.items()}
@@ -145,15 +146,16 @@ class NoCluster(CloudDDPError):
 
 
 def last_ended(known: Iterable[Cluster]) -> Cluster | None:
-    """Return the newest cluster without live instances, for about an hour after its end: AWS then lists it no more. It need
-    not have a time of its end, which AWS does not give for instances that powered off."""
+    """Return the newest cluster without live instances, for about an hour after its end: AWS then lists it no
+    more. It need not have a time of its end, which AWS does not give for instances that powered off."""
     gone = [cluster for cluster in known if not cluster.live]
     earliest = datetime.min.replace(tzinfo=UTC)
     return max(gone, key=lambda cluster: (cluster.created or earliest, cluster.id), default=None)
 
 
 def how_ended(cluster: Cluster) -> str:
-    """Return how a cluster has ended, as the end of a sentence; without the reason why its nodes powered off."""
+    """Return how a cluster has ended, as the end of a sentence; without the reason why its nodes powered
+    off."""
     codes = {instance.reason_code for instance in cluster.gone}
     if inventory.OWN_SHUTDOWN in codes:
         return POWERED_OFF
@@ -164,7 +166,8 @@ def how_ended(cluster: Cluster) -> str:
 
 
 def get(aws: AWS, name: str, ownership: Ownership | None = None) -> Cluster:
-    """Return the caller's live cluster of that name. Raises NoCluster if there is none, CloudDDPError for more than one."""
+    """Return the caller's live cluster of that name. Raises NoCluster if there is none, CloudDDPError for
+    more than one."""
     ownership = ownership or Ownership(aws)
     known = find(aws, name)
     usable = [cluster for cluster in known if cluster.nodes]
@@ -201,12 +204,14 @@ def not_owned(name: str, region: str, found: Iterable[Cluster], ownership: Owner
 
 
 def _last_deadline(known: Iterable[Cluster]) -> list[str]:
-    """Return a sentence about the last cluster of a name if it reached its deadline and AWS still lists it."""
+    """Return a sentence about the last cluster of a name if it reached its deadline and AWS still lists
+    it."""
     past = [cluster for cluster in known if cluster.past_deadline]
     if not past:
         return []
     last = max(past, key=lambda cluster: cluster.expires or datetime.min.replace(tzinfo=UTC))
     return [
-        f"the last cluster of that name reached its deadline at {last.expires:%Y-%m-%d %H:%M} UTC, and results that "
+        f"the last cluster of that name reached its deadline at {last.expires:%Y-%m-%d %H:%M} UTC, and "
+        "results that "
         "were not pulled from it are lost"
     ]

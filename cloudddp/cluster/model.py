@@ -16,10 +16,11 @@ from cloudddp.tags import most_common
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The live nodes of a cluster by node rank, in order; its other live instances; and those that have ended.
+    """The live nodes of a cluster by node rank, in order; its other live instances; and those that have
+    ended.
 
-    `id` is '' for instances whose tag holds no valid cluster id: they are listed, and `down` terminates them, but they
-    are nodes of no cluster.
+    `id` is '' for instances whose tag holds no valid cluster id: they are listed, and `down` terminates them,
+    but they are nodes of no cluster.
     """
 
     name: str
@@ -129,7 +130,8 @@ class Cluster:
         return cost.so_far(self._all, now or datetime.now(UTC))
 
     def require_running(self, rank: int) -> None:
-        """Raise NodeError if EC2 says that this node cannot answer now: it was stopped, or has only been launched."""
+        """Raise NodeError if EC2 says that this node cannot answer now: it was stopped, or has only been
+        launched."""
         node = self.nodes[rank]
         launched = node.state == "pending" and not node.public_ip
         if node.state not in ("stopping", "stopped") and not launched:

@@ -1,17 +1,18 @@
 """The key pair of a cluster is the lock on its name, so that two `up`s of one name cannot both start nodes.
 
-Checking first and creating afterwards leaves a gap in which a second `up` finds nothing, as long as the user takes to
-answer "Start these nodes?". So the name is taken by a call that EC2 itself makes exclusive.
+Checking first and creating afterwards leaves a gap in which a second `up` finds nothing, as long as the user
+takes to answer "Start these nodes?". So the name is taken by a call that EC2 itself makes exclusive.
 
 Why the key pair: EC2 keeps one key pair per name in an account and region and refuses a second one with
-InvalidKeyPair.Duplicate (EC2 API reference, "Error codes": "The key pair name already exists in that Region"). The name
-of a security group is unique in its VPC only, so `--vpc` or `--subnets` would bypass it, and instances have no unique
-name at all. All computers share the account, so the lock holds between them as well. ImportKeyPair takes the tags in
-the same call: a refused `up` can read who holds the name, since when, and for which cluster.
+InvalidKeyPair.Duplicate (EC2 API reference, "Error codes": "The key pair name already exists in that
+Region"). The name of a security group is unique in its VPC only, so `--vpc` or `--subnets` would bypass it,
+and instances have no unique name at all. All computers share the account, so the lock holds between them as
+well. ImportKeyPair takes the tags in the same call: a refused `up` can read who holds the name, since when,
+and for which cluster.
 
-The key pair is created first, after the user has confirmed, and deleted last, by its id: by its name, a slow `down`
-could delete the lock of the next `up`. An `up` that is killed leaves it behind. On the same computer the next `up`
-detects this (ClusterFolder.is_being_created) and replaces it; elsewhere `down` releases it.
+The key pair is created first, after the user has confirmed, and deleted last, by its id: by its name, a slow
+`down` could delete the lock of the next `up`. An `up` that is killed leaves it behind. On the same computer
+the next `up` detects this (ClusterFolder.is_being_created) and replaces it; elsewhere `down` releases it.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ def holder(aws: AWS, name: str) -> Holder | None:
 
 
 def lost(aws: AWS, name: str, cluster_id: str) -> bool:
-    """Return whether the cluster no longer holds its name: another command is removing it, or has removed it."""
+    """Return whether the cluster no longer holds its name: another command is removing it, or has removed
+    it."""
     for attempt in range(_ATTEMPTS):
         time.sleep(_ATTEMPT_SECONDS if attempt else 0.0)
         found = holder(aws, name)
@@ -72,10 +74,11 @@ def lost(aws: AWS, name: str, cluster_id: str) -> bool:
 
 
 def abandoned(aws: AWS, held_by: Holder) -> bool:
-    """Return whether the cluster that holds the name is neither in use nor being created, so that it may be removed.
+    """Return whether the cluster that holds the name is neither in use nor being created, so that it may be
+    removed.
 
-    Its `up` was killed on this computer, or its nodes have reached their deadline. A live node means that it is in use;
-    and an `up` on another computer cannot be ruled out.
+    Its `up` was killed on this computer, or its nodes have reached their deadline. A live node means that it
+    is in use; and an `up` on another computer cannot be ruled out.
     """
     if not held_by.cluster_id:
         return False
@@ -95,7 +98,8 @@ def taken(aws: AWS, name: str, by: Holder | Instance) -> NameTaken:
     if not tags.cluster_id:
         kind = "key pair" if isinstance(by, Holder) else "instance"
         return NameTaken(
-            f"the name {name!r} is taken in {aws.region} by {kind} {resource.id}, whose tags hold no readable cluster "
+            f"the name {name!r} is taken in {aws.region} by {kind} {resource.id}, whose tags hold no "
+            "readable cluster "
             "id; nothing was created",
             hint=(
                 "choose another name with -c; or, if it is yours: ",
@@ -106,7 +110,8 @@ def taken(aws: AWS, name: str, by: Holder | Instance) -> NameTaken:
     since = by.since if isinstance(by, Holder) else tags.created or by.launched
     when = f"{since:%Y-%m-%d %H:%M:%S} UTC" if since else "an unknown time"
     return NameTaken(
-        f"the name {name!r} is taken in {aws.region}: cluster {tags.cluster_id} of {tags.owner or 'an unknown owner'}, "
+        f"the name {name!r} is taken in {aws.region}: cluster {tags.cluster_id} of "
+        f"{tags.owner or 'an unknown owner'}, "
         f"since {when}; nothing was created",
         hint=_advice(aws, resource),
     )

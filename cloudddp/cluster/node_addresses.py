@@ -1,8 +1,8 @@
 """The Elastic IPs of a cluster whose nodes have several interfaces: checked, allocated, associated.
 
-EC2 allocates and associates one address per call, so these are the only calls whose number grows with the nodes. They
-are made in parallel, a few at a time. Addresses are found by tag, so `down` releases them without local state, and an
-address that was allocated twice, by a call that botocore has repeated, is released.
+EC2 allocates and associates one address per call, so these are the only calls whose number grows with the
+nodes. They are made in parallel, a few at a time. Addresses are found by tag, so `down` releases them without
+local state, and an address that was allocated twice, by a call that botocore has repeated, is released.
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ def requests(count: int, tags: list[dict[str, str]]) -> tuple[Request, ...]:
 
 
 def check_limit(aws: AWS, name: str, count: int, abandoned: Callable[[], str]) -> None:
-    """Raise CloudDDPError if the account may not have so many more Elastic IPs. Two AWS calls, if they suffice.
+    """Raise CloudDDPError if the account may not have so many more Elastic IPs. Two AWS calls, if they
+    suffice.
 
-    `abandoned` returns the id of a cluster of this name that `up` is going to remove, or '': its addresses do not count.
+    `abandoned` returns the id of a cluster of this name that `up` is going to remove, or '': its addresses do
+    not count.
     """
     limit = elastic_ips.limit(aws)
     if limit is None:
@@ -56,7 +58,8 @@ def check_limit(aws: AWS, name: str, count: int, abandoned: Callable[[], str]) -
                 f" releases them; or {hint}",
             )
         raise CloudDDPError(
-            f"{count} nodes with several network cards need {count} Elastic IPs; the account may have {limit} in "
+            f"{count} nodes with several network cards need {count} Elastic IPs; the account may have "
+            f"{limit} in "
             f"{aws.region} and has {used}",
             hint=hint,
         )
@@ -64,7 +67,8 @@ def check_limit(aws: AWS, name: str, count: int, abandoned: Callable[[], str]) -
 
 def addresses_hint() -> str:
     return (
-        "ask for a higher quota `EC2-VPC Elastic IPs` in the Service Quotas console, connect to private addresses "
+        "ask for a higher quota `EC2-VPC Elastic IPs` in the Service Quotas console, connect to private "
+        "addresses "
         '(connect = "private" or "jump"), or use a single network card: --no-efa'
     )
 
@@ -96,14 +100,16 @@ def associate(aws: AWS, cluster: Cluster, progress: ProgressCallback) -> None:
 
 
 def missing(aws: AWS, cluster: Cluster) -> bool:
-    """Return whether nodes lack the Elastic IPs that were allocated for them: their `up` was killed. At most one call."""
+    """Return whether nodes lack the Elastic IPs that were allocated for them: their `up` was killed. At most
+    one call."""
     if all(node.public_ip for node in cluster.nodes.values()):
         return False
     return bool(elastic_ips.listed(aws, inventory.with_id(cluster.id)))
 
 
 def in_parallel(calls: Sequence[Callable[[], T]]) -> list[T]:
-    """Make every call, a few at a time; return their results in order. Raises the first error after all have ended."""
+    """Make every call, a few at a time; return their results in order. Raises the first error after all have
+    ended."""
     if not calls:
         return []
     with ThreadPoolExecutor(min(_PARALLEL, len(calls)), "aws") as pool:

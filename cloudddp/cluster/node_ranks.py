@@ -1,12 +1,13 @@
 """Node ranks: which instance is which node of a cluster, unchanged when another node ends. Pure.
 
-`up` launches all nodes in one RunInstances call, and EC2 numbers its instances from 0 (AmiLaunchIndex: "Each instance
-that is part of the same reservation has a unique ami-launch-index number", EC2 User Guide, "Instance metadata"). That
-number never changes and comes with DescribeInstances, so it is the node rank. A tag would need one CreateTags call
-per node, since one call gives all its resources the same tags. Only a node that is launched alone, as a replacement,
-carries its rank in the tag cloudddp:node-rank; a tag takes precedence.
+`up` launches all nodes in one RunInstances call, and EC2 numbers its instances from 0 (AmiLaunchIndex: "Each
+instance that is part of the same reservation has a unique ami-launch-index number", EC2 User Guide, "Instance
+metadata"). That number never changes and comes with DescribeInstances, so it is the node rank. A tag would
+need one CreateTags call per node, since one call gives all its resources the same tags. Only a node that is
+launched alone, as a replacement, carries its rank in the tag cloudddp:node-rank; a tag takes precedence.
 
-Not every instance with the cluster's tags is one of its nodes: "Launch more like this" in the AWS console copies tags.
+Not every instance with the cluster's tags is one of its nodes: "Launch more like this" in the AWS console
+copies tags.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class Foreign:
     @property
     def warning(self) -> str:
         return (
-            f"instance {self.instance.id} has the tags of cluster {self.instance.cluster!r} but is not one of its "
+            f"instance {self.instance.id} has the tags of cluster {self.instance.cluster!r} but is not one "
+            "of its "
             f"nodes: {self.reason}; `down` terminates it"
         )
 
@@ -39,8 +41,8 @@ class Foreign:
 def assign(members: Sequence[Instance]) -> tuple[dict[int, Instance], tuple[Foreign, ...]]:
     """Return the live nodes of one cluster by node rank, in order, and the other live instances.
 
-    `members` are all instances with the cluster's id that AWS lists, ended ones included. If two claim one rank, the one
-    from the cluster's own launch gets it, then the older one.
+    `members` are all instances with the cluster's id that AWS lists, ended ones included. If two claim one
+    rank, the one from the cluster's own launch gets it, then the older one.
     """
     launch = _launch(members)
     own = [member for member in members if launch and member.reservation == launch] or members
@@ -77,10 +79,12 @@ def _precedence(instance: Instance, launch: str) -> tuple[bool, bool, datetime, 
 
 
 def _launch(members: Sequence[Instance]) -> str:
-    """Return the reservation that `up` launched, of all those whose instances have no rank tag; '' if there is none.
+    """Return the reservation that `up` launched, of all those whose instances have no rank tag; '' if there
+    is none.
 
-    Its idempotency token begins with the cluster's id. A later launch may have such a token as well (tokens can be read),
-    so the oldest with one counts. If none has one, the largest reservation counts, then the oldest.
+    Its idempotency token begins with the cluster's id. A later launch may have such a token as well (tokens
+    can be read), so the oldest with one counts. If none has one, the largest reservation counts, then the
+    oldest.
     """
     reservations: defaultdict[str, list[Instance]] = defaultdict(list)
     for member in members:

@@ -70,7 +70,8 @@ def resolve(
 ) -> tuple[list[Offer], list[Attempt]]:
     """Return an offer per region that can run the cluster, in order, and why the other regions cannot.
 
-    A fixed number of AWS calls per region. With one region its error is raised; with several, only if none is left.
+    A fixed number of AWS calls per region. With one region its error is raised; with several, only if none is
+    left.
     """
     ssh_from = () if spec.proxy_jump else ssh_sources(clouds[0], spec)
     owner = callers.owner(clouds[0])
@@ -105,7 +106,8 @@ class Offers:
     def look(self) -> tuple[list[Offer], list[Attempt]]:
         """Return the offers and the excluded regions, as `resolve` does.
 
-        Only those at the prices of the first call, which the user has confirmed. Raises CloudDDPError if all are more expensive.
+        Only those at the prices of the first call, which the user has confirmed. Raises CloudDDPError if all
+        are more expensive.
         """
         first = not self._found[0]
         if first or time.monotonic() - self._resolved > timing.current().look_again:
@@ -128,7 +130,8 @@ class Offers:
             )
         region, hour = now[0].aws.region, now[0].price.hour
         raise CloudDDPError(
-            f"the price in {region} has risen from ${self._confirmed[region]:.2f} to ${hour:.2f} an hour while `up` was "
+            f"the price in {region} has risen from ${self._confirmed[region]:.2f} to ${hour:.2f} an hour "
+            "while `up` was "
             "waiting for capacity; nothing is running",
             hint=("to accept it: ", Command("up"), " again"),
         )
@@ -177,7 +180,8 @@ def offer_of(
 
 
 def check_addresses(offer: Offer, spec: ClusterSpec) -> None:
-    """Raise CloudDDPError if the nodes need more Elastic IPs than the account may have. Two AWS calls, or none."""
+    """Raise CloudDDPError if the nodes need more Elastic IPs than the account may have. Two AWS calls, or
+    none."""
     if interfaces.needs_elastic_ip(offer.context.interfaces, public=connection.mode(spec) == "public"):
         node_addresses.check_limit(offer.aws, spec.name, spec.nodes, lambda: _abandoned(offer.aws, spec.name))
 
@@ -204,7 +208,8 @@ def subnets(
 
 
 def price(aws: AWS, spec: ClusterSpec, reservation: Reservation | None = None) -> Price:
-    """Return the price of the cluster in a region: as given, as AWS's price list has it now, or as our table has it.
+    """Return the price of the cluster in a region: as given, as AWS's price list has it now, or as our table
+    has it.
 
     At most one AWS call, none for a capacity block, which is prepaid. Raises UsageError if no price is known.
     """

@@ -1,9 +1,9 @@
 """Ownership of clusters: the caller's own, or another user's in the same account.
 
-A cluster is the caller's if it is in this computer's journal, or if its owner tag is the caller's STS identity. The
-journal is checked first, so that a cluster created here costs no further AWS call. The tag is not a proof (everyone who
-may tag can change it): this prevents colleagues from terminating each other's work by mistake; access control is IAM's
-task.
+A cluster is the caller's if it is in this computer's journal, or if its owner tag is the caller's STS
+identity. The journal is checked first, so that a cluster created here costs no further AWS call. The tag is
+not a proof (everyone who may tag can change it): this prevents colleagues from terminating each other's work
+by mistake; access control is IAM's task.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class Ownership:
     def created_here(self, resource: Instance | Resource) -> bool:
         """Return whether this computer's journal has the resource's cluster, with this name and region.
 
-        Makes no call. A tag can be copied, so an instance must be one that `up` created, if the journal lists them.
+        Makes no call. A tag can be copied, so an instance must be one that `up` created, if the journal lists
+        them.
         """
         record, instances = self._journal(resource.cluster_id)
         if record is None or (record.name, record.region) != (resource.tags.cluster, self._aws.region):

@@ -1,8 +1,8 @@
 """Whether an account and its organization allow a cluster, found out before anything is created.
 
-EC2 answers a dry run of RunInstances with DryRunOperation if the caller has every permission of the launch, among them
-iam:PassRole for an instance profile, and with UnauthorizedOperation if a policy of the caller or of the organization
-denies it (API Reference, RunInstances, DryRun).
+EC2 answers a dry run of RunInstances with DryRunOperation if the caller has every permission of the launch,
+among them iam:PassRole for an instance profile, and with UnauthorizedOperation if a policy of the caller or
+of the organization denies it (API Reference, RunInstances, DryRun).
 """
 
 from __future__ import annotations
@@ -27,19 +27,22 @@ KMS_ACTIONS = (
     "kms:GenerateDataKeyWithoutPlaintext",
     "kms:ReEncrypt*",
 )
-# Client.InternalError: "typically indicates that the root volume is encrypted and that you do not have permissions to
-# access the KMS key for decryption" (Amazon EC2 User Guide, "Troubleshoot instance launch issues").
+# Client.InternalError: "typically indicates that the root volume is encrypted and that you do not have
+# permissions to access the KMS key for decryption" (Amazon EC2 User Guide, "Troubleshoot instance launch
+# issues").
 _KEY_CODES = ("Client.InternalError", "Client.InvalidKMSKey.")
 
 
 def require_key_region(spec: ClusterSpec, region: str) -> None:
-    """Raise UsageError for a KMS key, given as ARN, of another region: EBS uses keys of its own region. Calls nothing."""
+    """Raise UsageError for a KMS key, given as ARN, of another region: EBS uses keys of its own region. Calls
+    nothing."""
     if not (spec.kms_key or "").startswith("arn:"):
         return
     found = str(spec.kms_key).split(":")[3]
     if found != region:
         raise UsageError(
-            f"cluster.kms_key is a key in {found}, and the cluster would be in {region}: EBS cannot use it there",
+            f"cluster.kms_key is a key in {found}, and the cluster would be in {region}: EBS cannot use it "
+            "there",
             hint=f"give a key in {region}, or --region {found}",
         )
 
@@ -69,7 +72,8 @@ def hint_of_denial(spec: ClusterSpec, error: AWSError) -> Text:
 def dry_run_parameters(params: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters of a launch without those that refer to what does not exist yet.
 
-    All others stay, because policies refer to them: tags, encryption, the metadata service, the instance profile.
+    All others stay, because policies refer to them: tags, encryption, the metadata service, the instance
+    profile.
     """
     return {
         key: _existing(value)
@@ -120,6 +124,7 @@ def hint_of_end(spec: ClusterSpec, reason_code: str, reason: str) -> Text:
 def key_hint(key: str) -> Text:
     """Return what to check about a KMS key that EC2 cannot use."""
     return (
-        f"check that {key} exists in this region, is enabled and symmetric, and that its policy and yours allow "
+        f"check that {key} exists in this region, is enabled and symmetric, and that its policy and yours "
+        "allow "
         f"{', '.join(KMS_ACTIONS[:-1])} and {KMS_ACTIONS[-1]}"
     )

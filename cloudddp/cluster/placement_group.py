@@ -1,8 +1,8 @@
 """The placement group of a cluster: whether it has one, its name, and the request that creates it. Pure.
 
-A group of strategy `cluster` places nodes close together in one zone: lower latency, and a single TCP flow gets 10 Gbps
-instead of 5 (EC2 User Guide, "Placement groups"). Its name contains the cluster's id: names are unique in an account
-and region, and CreatePlacementGroup has no idempotency token.
+A group of strategy `cluster` places nodes close together in one zone: lower latency, and a single TCP flow
+gets 10 Gbps instead of 5 (EC2 User Guide, "Placement groups"). Its name contains the cluster's id: names are
+unique in an account and region, and CreatePlacementGroup has no idempotency token.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ STEP = "placement-group"
 def wanted(spec: ClusterSpec, info: TypeInfo, reservation: Reservation | None) -> bool:
     """Return whether the cluster gets a placement group of its own.
 
-    Not for a capacity block, whose instances are placed together and which supports no group, nor for a reservation
-    that was created in a group: its instances have to be launched into that one.
+    Not for a capacity block, whose instances are placed together and which supports no group, nor for a
+    reservation that was created in a group: its instances have to be launched into that one.
     """
     if reservation is not None and (reservation.block or reservation.placement_group):
         return False

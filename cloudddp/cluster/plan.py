@@ -1,7 +1,7 @@
 """ClusterSpec + what AWS answered -> Plan: the exact requests, their order, the deadline and the price. Pure.
 
-`up` sends exactly the planned requests; `--dry-run` sends them to an in-process moto and prints them. A value that
-comes from an earlier answer is a `Ref`.
+`up` sends exactly the planned requests; `--dry-run` sends them to an in-process moto and prints them. A value
+that comes from an earlier answer is a `Ref`.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def key_name(name: str) -> str:
 def lifetime(
     spec: ClusterSpec, price: Price, created: datetime | None = None, latest: datetime | None = None
 ) -> timedelta:
-    """Return how long the cluster may live: max_hours, or the time that max_cost pays for if that is less, or the time
-    to `latest` (of a capacity block) if that is less still.
+    """Return how long the cluster may live: max_hours, or the time that max_cost pays for if that is less, or
+    the time to `latest` (of a capacity block) if that is less still.
 
     Raises UsageError if that is too short for the nodes to boot.
     """
@@ -107,8 +107,10 @@ def lifetime(
         life = latest - created
         if life < SHORTEST:
             raise UsageError(
-                f"the capacity block ends too soon: its nodes have to terminate by {latest:%Y-%m-%d %H:%M} UTC",
-                hint="EC2 terminates them 30 minutes before the end of the block, and they save results before",
+                f"the capacity block ends too soon: its nodes have to terminate by {latest:%Y-%m-%d %H:%M} "
+                "UTC",
+                hint="EC2 terminates them 30 minutes before the end of the block, and they save results "
+                "before",
             )
     if life < SHORTEST:
         least = int(price.hour * SHORTEST.total_seconds() / 36 + 1) / 100  # rounded up to a cent
@@ -129,8 +131,8 @@ def plan(
     units: tuple[str, str],
     idle: IdleGuard | None = None,
 ) -> Plan:
-    """Return the requests that create the cluster. `units` are the texts of the deadline's timer and service; `idle` ends
-    nodes that are idle."""
+    """Return the requests that create the cluster. `units` are the texts of the deadline's timer and service;
+    `idle` ends nodes that are idle."""
     created = context.now.replace(microsecond=0)
     latest = capacity_reservation.latest_end(context.reservation) if context.reservation is not None else None
     expires = created + lifetime(spec, price, created, latest)
@@ -139,7 +141,8 @@ def plan(
     data = user_data(identity, created, expires, units, idle)
     description = CONFIG_RULE if spec.ssh_from else CALLER_RULE
     requests = (
-        # First, because it locks the name: if another cluster has it, EC2 refuses and nothing has been created.
+        # First, because it locks the name: if another cluster has it, EC2 refuses and nothing has been
+        # created.
         Request(
             "key-pair",
             "import_key_pair",

@@ -1,4 +1,5 @@
-"""The parts of a plan: what is known before planning, one AWS call, and a value that an earlier call returns. Pure."""
+"""The parts of a plan: what is known before planning, one AWS call, and a value that an earlier call returns.
+Pure."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class LaunchContext:
-    """What AWS answered before planning, and the time. `subnets` are one per zone, in the order in which to try them."""
+    """What AWS answered before planning, and the time. `subnets` are one per zone, in the order in which to
+    try them."""
 
     region: str
     info: TypeInfo

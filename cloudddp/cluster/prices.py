@@ -1,7 +1,7 @@
 """EC2 prices in USD: a dated table of on-demand prices, and the cost of a cluster per hour. Makes no call.
 
-A price is looked up, or given by the user; it is never guessed and never 0. Spot capacity counts at the on-demand price,
-which is an upper bound: a spot price may rise while the nodes run.
+A price is looked up, or given by the user; it is never guessed and never 0. Spot capacity counts at the
+on-demand price, which is an upper bound: a spot price may rise while the nodes run.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ TABLE = Path(__file__).with_name("price_table.json")
 PUBLIC_IPV4_HOUR = 0.005
 HOURS_A_MONTH = 730
 FREE_THROUGHPUT = 125  # MiB/s of a gp3 volume that its GiB include
-# USD per MiB/s and month of more throughput, in parts of the price of a GiB: 0.04 to 0.08 in us-east-1, and alike elsewhere.
+# USD per MiB/s and month of more throughput, in parts of the price of a GiB: 0.04 to 0.08 in us-east-1, and
+# alike elsewhere.
 THROUGHPUT_FACTOR = 0.51
 FREE_IOPS = 3000  # of a gp3 volume that its GiB include
-# USD per IOPS and month beyond them, in parts of the price of a GiB: 0.005 to 0.08 in us-east-1 (Amazon EBS pricing).
+# USD per IOPS and month beyond them, in parts of the price of a GiB: 0.005 to 0.08 in us-east-1 (Amazon EBS
+# pricing).
 IOPS_FACTOR = 0.0625
 
 
@@ -72,7 +74,8 @@ class Price:
 
 
 def iops_of(throughput: int) -> int:
-    """Return the IOPS that a gp3 volume needs for a throughput in MiB/s: at most 0.25 MiB/s for each (EBS User Guide)."""
+    """Return the IOPS that a gp3 volume needs for a throughput in MiB/s: at most 0.25 MiB/s for each (EBS
+    User Guide)."""
     return max(FREE_IOPS, 4 * throughput)
 
 
@@ -89,7 +92,8 @@ def listed(instance_type: str, region: str) -> Listed | None:
 
 
 def gp3_month(region: str) -> float:
-    """Return the price of EBS gp3 storage, USD per GiB and month; the highest of all regions for one that is unknown."""
+    """Return the price of EBS gp3 storage, USD per GiB and month; the highest of all regions for one that is
+    unknown."""
     regions = _table().regions
     return regions[region].gp3 if region in regions else max(one.gp3 for one in regions.values())
 

@@ -1,8 +1,8 @@
 """In which regions a cluster may be, and what they answer: the one place that knows.
 
-A name is unique in one region of an account only, and any computer may have chosen the region. A command must not report that
-there is no cluster while one runs. So it looks in the configured regions, where this computer has created a cluster of that name,
-and then in every region that is enabled in the account.
+A name is unique in one region of an account only, and any computer may have chosen the region. A command must
+not report that there is no cluster while one runs. So it looks in the configured regions, where this computer
+has created a cluster of that name, and then in every region that is enabled in the account.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _NOT_LISTED = "other regions"  # of the account, if it does not say which it has
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What regions have answered: the clusters in each, also those that have ended; and the errors of the others, by region."""
+    """What regions have answered: the clusters in each, also those that have ended; and the errors of the
+    others, by region."""
 
     answers: Mapping[AWS, list[Cluster]] = field(default_factory=dict)
     failed: Mapping[str, CloudDDPError] = field(default_factory=dict)
@@ -83,7 +84,8 @@ class Search:
 
 
 def recorded(endpoint: str, name: str | None = None) -> list[str]:
-    """Return the regions in which this computer has created a cluster of that name (or any) that is not known to be gone."""
+    """Return the regions in which this computer has created a cluster of that name (or any) that is not known
+    to be gone."""
     known = (one for one in known_clusters() if one.endpoint == endpoint and name in (None, one.name))
     return sorted({one.region for one in known})
 
@@ -109,8 +111,8 @@ def ask(clouds: Sequence[AWS]) -> Search:
 def beyond(asked: AWS, name: str, configured: Iterable[str]) -> Search:
     """Look for a name wherever it may be other than in the region of `asked`, which has answered.
 
-    First in the configured and the recorded regions; if none has a live cluster of the caller's, in all others that are
-    enabled.
+    First in the configured and the recorded regions; if none has a live cluster of the caller's, in all
+    others that are enabled.
     """
     known = recorded(asked.endpoint, name)
     likely = [one for one in dict.fromkeys([*configured, *known]) if one != asked.region]
@@ -118,7 +120,8 @@ def beyond(asked: AWS, name: str, configured: Iterable[str]) -> Search:
     if first.own(name):
         return first
     others = rest(asked, (asked.region, *first.regions))
-    # What the organization denies to every user was not launched by one, unless it was before: then there is a record.
+    # What the organization denies to every user was not launched by one, unless it was before: then there is
+    # a record.
     denied = [
         region
         for region, error in others.failed.items()
@@ -127,7 +130,8 @@ def beyond(asked: AWS, name: str, configured: Iterable[str]) -> Search:
     others = Search(
         others.answers, {k: v for k, v in others.failed.items() if k not in denied}, tuple(denied)
     )
-    # A region that the account has not enabled has no cluster, unless it was enabled when this computer created it.
+    # A region that the account has not enabled has no cluster, unless it was enabled when this computer
+    # created it.
     enabled = (*others.failed, *known)
     failed = {
         region: error for region, error in first.failed.items() if region in enabled or _NOT_LISTED in enabled
@@ -136,7 +140,8 @@ def beyond(asked: AWS, name: str, configured: Iterable[str]) -> Search:
 
 
 def others(asked: AWS, found: Search, name: str) -> list[Cluster]:
-    """Return the caller's live clusters of other names, in the regions of `found` and where this computer has created any.
+    """Return the caller's live clusters of other names, in the regions of `found` and where this computer has
+    created any.
 
     One AWS call for each of these regions that `found` lacks. One that does not answer is left out.
     """
@@ -146,8 +151,8 @@ def others(asked: AWS, found: Search, name: str) -> list[Cluster]:
 
 
 def with_addresses(found: Search, name: str, *, anyone: bool) -> list[AWS]:
-    """Return the regions with Elastic IPs of the caller's clusters of that name: they are billed without nodes. One AWS call
-    for each."""
+    """Return the regions with Elastic IPs of the caller's clusters of that name: they are billed without
+    nodes. One AWS call for each."""
 
     def own(aws: AWS) -> bool:
         ownership = Ownership(aws, anyone=anyone)
@@ -169,7 +174,8 @@ def rest(asked: AWS, regions_asked: Collection[str]) -> Search:
 def not_enabled(found: Search, asked: AWS) -> dict[str, AWSError]:
     """Return an error for each region that refuses credentials which another one accepts, by region.
 
-    If no other region was asked, the one that every account has enabled is: one AWS call then, and only after a refusal.
+    If no other region was asked, the one that every account has enabled is: one AWS call then, and only after
+    a refusal.
     """
     codes = {one: _code(error) for one, error in found.failed.items() if _code(error) in REGION_REFUSED}
     accepting = _accepting(found)
@@ -179,7 +185,8 @@ def not_enabled(found: Search, asked: AWS) -> dict[str, AWSError]:
         return {}
     return {
         region: AWSError(
-            f"{region} refuses the credentials that {accepting[0]} accepts ({code}): the account has not enabled this region, or "
+            f"{region} refuses the credentials that {accepting[0]} accepts ({code}): the account has not "
+            "enabled this region, or "
             "they have a version 1 STS token, which opt-in regions refuse",
             hint=(
                 "choose another region; or enable it, which takes some minutes: ",
@@ -203,9 +210,9 @@ def _code(error: CloudDDPError) -> str:
 def in_regions(clouds: Sequence[AWS], name: str, progress: ProgressCallback) -> Search:
     """Return the clusters of all names in the regions in which `up` may create one. One AWS call for each.
 
-    A region is left out, with a message, if a policy denies the call there or the account has not enabled it: nothing can be
-    launched there. Raises its AWSError if no other region is left, or if this computer has created a cluster of that name
-    there, which may still be running.
+    A region is left out, with a message, if a policy denies the call there or the account has not enabled it:
+    nothing can be launched there. Raises its AWSError if no other region is left, or if this computer has
+    created a cluster of that name there, which may still be running.
     """
     found = ask(clouds)
     refused = not_enabled(found, clouds[0])
@@ -213,7 +220,10 @@ def in_regions(clouds: Sequence[AWS], name: str, progress: ProgressCallback) -> 
         ours = region in recorded(clouds[0].endpoint, name)
         if not found.answers or ours or not (region in refused or _code(error) in denials.CODES):
             raise refused.get(region, error)
-        why = f"{error.message}. A cluster {name!r} that another computer has created there would not be noticed"
+        why = (
+            f"{error.message}. A cluster {name!r} that another computer has created there would not be "
+            "noticed"
+        )
         if region in refused:
             why = refused[region].message
         progress(f"warning: {region} is left out: {why}")

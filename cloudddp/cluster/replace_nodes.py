@@ -1,8 +1,9 @@
-"""Replaces the nodes that a cluster has lost, by `up`'s own path; the nodes that are left stay, whatever happens.
+"""Replaces the nodes that a cluster has lost, by `up`'s own path; the nodes that are left stay, whatever
+happens.
 
-Each replacement has the rank of the node that it replaces in its tags, from the call that creates it on, so that a
-command that finds it later knows what it is. If this is interrupted or fails, exactly the new nodes are removed again; if
-it is killed, the next call makes what it finds ready.
+Each replacement has the rank of the node that it replaces in its tags, from the call that creates it on, so
+that a command that finds it later knows what it is. If this is interrupted or fails, exactly the new nodes
+are removed again; if it is killed, the next call makes what it finds ready.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ _STILL_REMOVING = "still removing the new nodes; this takes a moment"
 
 @dataclass(slots=True)
 class _New:
-    """The nodes that this command has launched, or found: an earlier one was killed before they were ready."""
+    """The nodes that this command has launched, or found: an earlier one was killed before they were
+    ready."""
 
     attempts: list[CreatedResources] = field(default_factory=list)
     found: list[str] = field(default_factory=list)
@@ -63,10 +65,11 @@ class _New:
 def replace_lost(
     aws: AWS, cluster: Cluster, spec: ClusterSpec, progress: ProgressCallback, dial: Dial = dial
 ) -> Cluster:
-    """Launch a node for each one that the cluster has lost, and return the cluster when all its nodes are ready.
+    """Launch a node for each one that the cluster has lost, and return the cluster when all its nodes are
+    ready.
 
-    Raises NotLaunched if the zone has no capacity within spec.wait_capacity, CloudDDPError, Interrupted, Leftovers; then the
-    new nodes have been removed.
+    Raises NotLaunched if the zone has no capacity within spec.wait_capacity, CloudDDPError, Interrupted,
+    Leftovers; then the new nodes have been removed.
     """
     folder = ClusterFolder(cluster.id)
     spec = msgspec.structs.replace(remembered(spec, folder.record()), instance_type=cluster.type)
@@ -116,7 +119,8 @@ def _refreshed(aws: AWS, cluster: Cluster) -> Cluster:
 
 
 def terminate(aws: AWS, cluster: Cluster, ranks: Sequence[int], progress: ProgressCallback) -> None:
-    """Terminate nodes that are to be replaced, and verify it. Raises CloudDDPError if one does not terminate."""
+    """Terminate nodes that are to be replaced, and verify it. Raises CloudDDPError if one does not
+    terminate."""
     ids = [cluster.nodes[rank].id for rank in ranks if rank in cluster.nodes]
     if not ids:
         return
@@ -136,8 +140,8 @@ def missing_ranks(cluster: Cluster) -> list[int]:
 
 
 def _wait_until_listed(folder: ClusterFolder, progress: ProgressCallback) -> None:
-    """Wait until AWS lists what a command that was killed may have launched: a second node of a rank would be billed and
-    useless."""
+    """Wait until AWS lists what a command that was killed may have launched: a second node of a rank would be
+    billed and useless."""
     before = created_ids.from_journal(folder)
     wait = before.listed_from - time.monotonic()
     if not before.nothing and wait > 0:
@@ -171,7 +175,8 @@ def _launch(
     new: _New,
     progress: ProgressCallback,
 ) -> None:
-    """Launch a node for each missing rank. Raises NotLaunched if there is no capacity within spec.wait_capacity."""
+    """Launch a node for each missing rank. Raises NotLaunched if there is no capacity within
+    spec.wait_capacity."""
     launch = replacement_plan.recorded(folder)
     zone = next(iter(cluster.nodes.values())).zone
     record = folder.record()
@@ -200,7 +205,8 @@ def _launch(
             idle=idle_guard(cluster.idle_minutes, spec.ssh_port),
         )
         progress(
-            f"launching node {plan.rank}: {launch['InstanceType']} in {zone}, until {expires:%Y-%m-%d %H:%M} UTC"
+            f"launching node {plan.rank}: {launch['InstanceType']} in {zone}, until {expires:%Y-%m-%d %H:%M} "
+            "UTC"
         )
         try:
             _launch_one(aws, cluster, plan, folder, new, progress)
@@ -230,7 +236,8 @@ def _launch_one(
 
 
 def _identity(folder: ClusterFolder) -> Identity:
-    """Return the identity of new nodes: they boot with a host key of their own, which is recorded as the shared one.
+    """Return the identity of new nodes: they boot with a host key of their own, which is recorded as the
+    shared one.
 
     Every other node has had its own key since it was ready.
     """

@@ -1,7 +1,8 @@
-"""The launch of a node that takes the place of one that a cluster has lost: as `up` launched that, but for what a single
-node needs of its own. Pure but for the record of the launch, which `up` keeps on this computer.
+"""The launch of a node that takes the place of one that a cluster has lost: as `up` launched that, but for
+what a single node needs of its own. Pure but for the record of the launch, which `up` keeps on this computer.
 
-The record holds the parameters of RunInstances, not the user data: that contains the private key with which nodes boot.
+The record holds the parameters of RunInstances, not the user data: that contains the private key with which
+nodes boot.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def recorded(folder: ClusterFolder) -> dict[str, Any]:
         isinstance(found.get(key), kind) for key, kind in kinds.items()
     ):
         raise CloudDDPError(
-            f"this computer has no record of how the nodes of cluster {folder.id} were launched, so it cannot replace one",
+            f"this computer has no record of how the nodes of cluster {folder.id} were launched, so it "
+            "cannot replace one",
             hint=(Command("pull"), " what you need, then ", Command("down"), " and ", Command("up")),
         )
     return found
@@ -78,8 +80,8 @@ def plan(
 ) -> Replacement:
     """Return the launch of the node of that rank, in the subnet of the others and with their deadline.
 
-    `launch` is that of `up`; `attempt` distinguishes the launches of one cluster. Raises CloudDDPError if the deadline is
-    too near for a node to boot.
+    `launch` is that of `up`; `attempt` distinguishes the launches of one cluster. Raises CloudDDPError if the
+    deadline is too near for a node to boot.
     """
     if expires - now < SHORTEST:
         raise CloudDDPError(

@@ -42,10 +42,11 @@ def roll_back(
     *,
     patient: bool = False,
 ) -> None:
-    """Remove everything that a failed `up` has created. `patient`: repeat that for some minutes while AWS does not answer.
+    """Remove everything that a failed `up` has created. `patient`: repeat that for some minutes while AWS
+    does not answer.
 
-    Raises Leftovers, Interrupted, or CloudDDPError if another command removed the cluster; if it returns, the caller
-    re-raises the original error.
+    Raises Leftovers, Interrupted, or CloudDDPError if another command removed the cluster; if it returns, the
+    caller re-raises the original error.
     """
     interrupted = isinstance(error, KeyboardInterrupt)
     signalled: list[bool] = []
@@ -74,7 +75,8 @@ def roll_back(
         raise Interrupted("interrupted; nothing was left running") from None
     if elsewhere:
         raise CloudDDPError(
-            f"cluster {name!r} ({cluster_id}) was removed by another command while it was being created; nothing of "
+            f"cluster {name!r} ({cluster_id}) was removed by another command while it was being created; "
+            "nothing of "
             "it is left",
             hint=("create it again: ", Command("up")),
         ) from None
@@ -93,7 +95,8 @@ def _remove(
     until = time.monotonic() + limits.look_again
     if known.uncertain:
         progress(
-            f"waiting {limits.settle:g} s while removing, in case AWS has created something without confirming it"
+            f"waiting {limits.settle:g} s while removing, in case AWS has created something without "
+            "confirming it"
         )
     progress(f"{'interrupted' if interrupted else 'failed'}: removing everything")
     while True:
@@ -125,11 +128,13 @@ def _what_may_exist(cluster_id: str, created: CreatedResources, known: Known) ->
 
 
 def after_removal(error: ConnectError) -> NodeError:
-    """Return the error for a node that did not answer in time and was removed: no command can look at it any more."""
+    """Return the error for a node that did not answer in time and was removed: no command can look at it any
+    more."""
     hint = error.hint
     if any(isinstance(part, Command) and part.words[0] in ("status", "down") for part in parts(hint)):
         hint = (
-            "for an image that boots more slowly, set a larger ready_minutes in cloudddp.toml; else the node has "
+            "for an image that boots more slowly, set a larger ready_minutes in cloudddp.toml; else the node "
+            "has "
             "failed, and ",
             Command("up"),
             " starts others",
@@ -138,7 +143,8 @@ def after_removal(error: ConnectError) -> NodeError:
 
 
 def after_loss_of_state(gone: Path) -> CloudDDPError:
-    """Return the error of an `up` whose state folder, or a key in it, has gone, and which has removed what it had created."""
+    """Return the error of an `up` whose state folder, or a key in it, has gone, and which has removed what it
+    had created."""
     return CloudDDPError(
         f"{gone} has gone while the cluster was being created; everything that was created has been removed",
         hint=(
@@ -149,7 +155,8 @@ def after_loss_of_state(gone: Path) -> CloudDDPError:
 
 
 def _removed_elsewhere(aws: AWS, name: str, cluster_id: str) -> bool:
-    """Return whether another command has called TerminateInstances for these nodes, or has released the name."""
+    """Return whether another command has called TerminateInstances for these nodes, or has released the
+    name."""
     try:
         found = inventory.instances(aws, inventory.with_id(cluster_id))
         terminated = any(

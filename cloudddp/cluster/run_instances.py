@@ -32,7 +32,8 @@ def run_instances(
     params: dict[str, Any] = {
         "ImageId": context.image.id,
         "InstanceType": spec.instance_type,
-        # All or none: with one node missing the job cannot start, and the other nodes are billed nevertheless.
+        # All or none: with one node missing the job cannot start, and the other nodes are billed
+        # nevertheless.
         "MinCount": spec.nodes,
         "MaxCount": spec.nodes,
         "KeyName": key,
@@ -92,10 +93,11 @@ def _into(reservation: Reservation) -> dict[str, Any]:
 
 
 def _connection_tracking(default: int) -> dict[str, Any]:
-    """Return the setting that keeps idle connections alive on types that drop them after minutes (Nitro v6: 350 s).
+    """Return the setting that keeps idle connections alive on types that drop them after minutes (Nitro v6:
+    350 s).
 
-    The connections between ranks, to the rendezvous and of torchrun may be idle for longer: while a rank loads data, or
-    compiles. Security groups track them, because no rule allows all addresses.
+    The connections between ranks, to the rendezvous and of torchrun may be idle for longer: while a rank
+    loads data, or compiles. Security groups track them, because no rule allows all addresses.
     """
     if default >= MAX_TCP_TIMEOUT:
         return {}

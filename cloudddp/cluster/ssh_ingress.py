@@ -72,7 +72,8 @@ def _record(aws: AWS, groups: list[dict[str, Any]]) -> ClusterRecord | None:
 
 
 def _own_groups(aws: AWS, name: str, ownership: Ownership) -> list[dict[str, Any]]:
-    """Return the caller's security groups of clusters of that name. Raises CloudDDPError if there are none."""
+    """Return the caller's security groups of clusters of that name. Raises CloudDDPError if there are
+    none."""
     found = inventory.security_groups(aws, inventory.named(name))
     if not found:
         raise lookup.NoCluster(
@@ -83,7 +84,8 @@ def _own_groups(aws: AWS, name: str, ownership: Ownership) -> list[dict[str, Any
     if not own:
         owners = sorted({resource.tags.owner or "an unknown owner" for _, resource in described})
         raise CloudDDPError(
-            f"cluster {name!r} in {aws.region} is not yours: its security group belongs to {', '.join(owners)}; "
+            f"cluster {name!r} in {aws.region} is not yours: its security group belongs to "
+            f"{', '.join(owners)}; "
             f"{ownership.caller}",
             hint="add --anyone to act on it anyway, or choose another name with -c",
         )

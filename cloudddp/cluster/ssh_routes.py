@@ -1,4 +1,5 @@
-"""How this computer reaches the nodes: the route of their SSH connections, and whom their security group admits."""
+"""How this computer reaches the nodes: the route of their SSH connections, and whom their security group
+admits."""
 
 from __future__ import annotations
 
@@ -25,11 +26,15 @@ from cloudddp.ssh.routes.user_config import jump_host
 
 _SHELLS = ("sh", "bash", "dash", "zsh")
 _PLAIN = re.compile(r"[A-Za-z0-9_./~+-]+")
-_VPN_HINT = "is the VPN up, does it route the nodes' subnet, and is your address in it, as the nodes see it, one of ssh_from?"
+_VPN_HINT = (
+    "is the VPN up, does it route the nodes' subnet, and is your address in it, as the nodes see it, "
+    "one of ssh_from?"
+)
 
 
 def remembered(spec: ClusterSpec, record: ClusterRecord | None) -> ClusterSpec:
-    """Return the settings, with the route to the nodes that `up` recorded if they name none. Raises UsageError."""
+    """Return the settings, with the route to the nodes that `up` recorded if they name none. Raises
+    UsageError."""
     if record is None or (spec.connect, spec.proxy_jump, spec.proxy_command) != (None, None, None):
         return spec
     kept = {"connect": record.connect, "proxy_jump": record.proxy_jump, "proxy_command": record.proxy_command}
@@ -59,7 +64,8 @@ class SSHRoutes:
         if self._mode == "public" and not instance.public_ip:
             raise CloudDDPError(
                 f"node {rank} ({instance.id}) has no public address",
-                hint="the cluster was created for another route: set `connect`, `proxy_jump` or `proxy_command` as in its "
+                hint="the cluster was created for another route: set `connect`, `proxy_jump` or "
+                "`proxy_command` as in its "
                 "configuration (cloudddp.toml, or CLOUDDDP_CONNECT and so on)",
             )
         return instance.public_ip if self._mode == "public" else instance.private_ip
@@ -87,9 +93,11 @@ def check_settings(spec: ClusterSpec) -> None:
     """Raise UsageError for settings with which nodes would be unreachable. Calls nothing."""
     if connection.mode(spec) == "private" and spec.proxy_command is None and not spec.ssh_from:
         raise UsageError(
-            'cluster.connect is "private", and cluster.ssh_from is not set: cloudddp cannot find out which address the '
+            'cluster.connect is "private", and cluster.ssh_from is not set: cloudddp cannot find out which '
+            "address the "
             "nodes see behind your VPN",
-            hint="give it: --ssh-from 10.8.0.10/32 if the VPN routes your own address, or the block of the VPC or VPN if "
+            hint="give it: --ssh-from 10.8.0.10/32 if the VPN routes your own address, or the block of the "
+            "VPC or VPN if "
             "it translates addresses, as AWS Client VPN does",
         )
 
@@ -144,10 +152,12 @@ def ssh_sources(
     caller: Callable[[], str] = caller_block,
     jump_address: Callable[[AWS, str], str | None] = private_address,
 ) -> tuple[str, ...]:
-    """Return the address blocks that the security group admits to SSH: `ssh_from`, or as few as the route needs.
+    """Return the address blocks that the security group admits to SSH: `ssh_from`, or as few as the route
+    needs.
 
-    By public address: this computer's. Through a jump host: its private address. With a proxy command none: the agent of
-    Session Manager connects on the node itself. Raises UsageError, CloudDDPError if there is no answer.
+    By public address: this computer's. Through a jump host: its private address. With a proxy command none:
+    the agent of Session Manager connects on the node itself. Raises UsageError, CloudDDPError if there is no
+    answer.
     """
     check_settings(spec)
     if spec.ssh_from:
@@ -160,14 +170,17 @@ def ssh_sources(
     address = jump_address(aws, host.host)
     if address is None:
         raise UsageError(
-            f"{host.where}: no EC2 instance in {aws.region} has this address, so its private address is unknown",
-            hint="give the address under which the nodes see it: --ssh-from 10.0.0.10/32 (or ssh_from in cloudddp.toml)",
+            f"{host.where}: no EC2 instance in {aws.region} has this address, so its private address is "
+            "unknown",
+            hint="give the address under which the nodes see it: --ssh-from 10.0.0.10/32 (or ssh_from in "
+            "cloudddp.toml)",
         )
     return (f"{address}/32",)
 
 
 def public_sources(spec: ClusterSpec, ssh_from: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the blocks from which SSH comes to public addresses, which need a route back through an internet gateway."""
+    """Return the blocks from which SSH comes to public addresses, which need a route back through an internet
+    gateway."""
     return ssh_from if is_direct(spec) else ()
 
 

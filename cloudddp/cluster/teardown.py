@@ -1,8 +1,8 @@
 """Removes clusters: everything that carries the tag, instances first, and then checks again.
 
 Nothing here relies on the journal or other local state: what AWS lists is removed, and what is still listed
-afterwards, or could not be checked, is reported with its price. Nothing here may fail for a reason that is unrelated to
-AWS: a full disk or a closed terminal must not keep an instance running.
+afterwards, or could not be checked, is reported with its price. Nothing here may fail for a reason that is
+unrelated to AWS: a full disk or a closed terminal must not keep an instance running.
 """
 
 from __future__ import annotations
@@ -77,11 +77,12 @@ def down(
 ) -> DownReport:
     """Remove everything that matches the filters and is `mine`, wait, check again, and report.
 
-    Instances first: a security group in use cannot be deleted, and the instances are the bill. Once the group is gone, no
-    RunInstances of an `up` that still runs can succeed; only then the key pair is deleted, which locks the name. Passes
-    are repeated until one complete check finds nothing; after a call of unknown outcome, until AWS lists what it may have
-    created. `known` exists although a filter by tag may not find it yet. Safe to repeat. Raises only if the first check
-    fails; later errors are in the report, and what was listed last is then reported as remaining.
+    Instances first: a security group in use cannot be deleted, and the instances are the bill. Once the group
+    is gone, no RunInstances of an `up` that still runs can succeed; only then the key pair is deleted, which
+    locks the name. Passes are repeated until one complete check finds nothing; after a call of unknown
+    outcome, until AWS lists what it may have created. `known` exists although a filter by tag may not find it
+    yet. Safe to repeat. Raises only if the first check fails; later errors are in the report, and what was
+    listed last is then reported as remaining.
     """
     work = _Teardown(aws, filters, mine, progress, known)
     present = work.instances()
@@ -154,7 +155,8 @@ class _Teardown:
         self._progress(f"waiting for {count} node{'s' * (count != 1)} to terminate")
 
     def terminate(self, present: Sequence[Instance], unlisted: Sequence[Resource] = ()) -> list[Resource]:
-        """Terminate and wait. Return those of `unlisted` that AWS does not know; `left` are those that do not end."""
+        """Terminate and wait. Return those of `unlisted` that AWS does not know; `left` are those that do not
+        end."""
         live = [instance for instance in present if instance.live]
         ids = [instance.id for instance in live] + [resource.id for resource in unlisted]
         # Before progress is reported or the journal is written: these may fail, too.
@@ -187,7 +189,8 @@ class _Teardown:
     def delete_resources(self) -> None:
         """Delete what is not an instance, and repeat while something is in use, still listed, or new.
 
-        What EC2 deletes together with an instance (volumes, interfaces) gets some time to disappear by itself.
+        What EC2 deletes together with an instance (volumes, interfaces) gets some time to disappear by
+        itself.
         """
         limits = timing.current()
         began = time.monotonic()
@@ -274,8 +277,8 @@ def _journal_termination(live: Sequence[Instance]) -> None:
 def forget(aws: AWS, cluster_ids: set[str]) -> None:
     """Remove this computer's keys of clusters that are gone.
 
-    An id may come from the tag of any removed resource, so the cluster itself is checked: it must be of this region,
-    without a live node, and not being created right now.
+    An id may come from the tag of any removed resource, so the cluster itself is checked: it must be of this
+    region, without a live node, and not being created right now.
     """
     for one in cluster_ids:
         with contextlib.suppress(OSError, CloudDDPError):

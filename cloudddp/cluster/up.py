@@ -71,14 +71,15 @@ def up(
     check_route: Callable[[ClusterSpec], None] = ssh_routes.check_route,
     ssh_sources: Callable[[AWS, ClusterSpec], tuple[str, ...]] = ssh_routes.ssh_sources,
 ) -> UpResult:
-    """Create the cluster and return when every node is ready to train; check it and return if it already exists.
+    """Create the cluster and return when every node is ready to train; check it and return if it already
+    exists.
 
-    `clouds` are the regions to try, in order; `looked_in`, those in which the cluster may exist, if they are more. `on_others`
-    is called with the caller's other clusters there. `confirm` is called with a plan per region that can run the cluster,
-    before anything is created, and raises to refuse. After any error or interrupt everything is removed again, and that
-    is verified. `on_ready` is called with the cluster if it was created: from then on a caller that is interrupted has
-    to remove it, even if this function does not return. Raises UsageError, NameTaken, CloudDDPError, Interrupted,
-    Leftovers.
+    `clouds` are the regions to try, in order; `looked_in`, those in which the cluster may exist, if they are
+    more. `on_others` is called with the caller's other clusters there. `confirm` is called with a plan per
+    region that can run the cluster, before anything is created, and raises to refuse. After any error or
+    interrupt everything is removed again, and that is verified. `on_ready` is called with the cluster if it
+    was created: from then on a caller that is interrupted has to remove it, even if this function does not
+    return. Raises UsageError, NameTaken, CloudDDPError, Interrupted, Leftovers.
     """
     check_settings(clouds, spec)
     looked = in_regions(looked_in or clouds, spec.name, progress)
@@ -123,7 +124,8 @@ def _create(
     on_ready: Callable[[Cluster], None],
     dial: Dial,
 ) -> Cluster:
-    """Write the local state, execute the plan and return the cluster when it is ready, or remove what was created.
+    """Write the local state, execute the plan and return the cluster when it is ready, or remove what was
+    created.
 
     Raises NotLaunched if other zones may have the capacity that was short here.
     """
@@ -230,7 +232,8 @@ def _created_here(aws: AWS, spec: ClusterSpec, existing: list[Cluster]) -> Clust
 def _check_existing(
     aws: AWS, cluster: Cluster, spec: ClusterSpec, progress: ProgressCallback, dial: Dial
 ) -> Cluster:
-    """Check that an existing cluster is the requested one, and that it is ready: its `up` may have been killed."""
+    """Check that an existing cluster is the requested one, and that it is ready: its `up` may have been
+    killed."""
     nodes = cluster.nodes.values()
     differences = []
     if len(nodes) != spec.nodes:

@@ -48,8 +48,8 @@ APT::Periodic::Enable "0";
 class Identity:
     """The id and the keys of one cluster.
 
-    The private host key is in the user data and nowhere else. Every process on a node can read it there, so each node
-    replaces it by a key of its own before any rank runs (host_keys.py).
+    The private host key is in the user data and nowhere else. Every process on a node can read it there, so
+    each node replaces it by a key of its own before any rank runs (host_keys.py).
     """
 
     cluster_id: str
@@ -60,8 +60,9 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class IdleGuard:
-    """What ends a node that has been idle for `seconds` (0: never), and after a job that was launched with --down, if its agent
-    was killed: the texts of a timer, its service and a shell script, which looks each `interval` seconds."""
+    """What ends a node that has been idle for `seconds` (0: never), and after a job that was launched with
+    --down, if its agent was killed: the texts of a timer, its service and a shell script, which looks each
+    `interval` seconds."""
 
     seconds: float
     interval: float
@@ -120,20 +121,24 @@ def user_data(
 ) -> str:
     """Return the cloud-config that installs the first host key of a node and arms its deadline.
 
-    It contains no other secret, and that key is worthless once the node is ready. After the first line it is JSON, which
-    is YAML with every value quoted. cloud-init writes the host key before sshd starts (unit order of
-    cloud-init-network), so sshd never presents another one; it does so once per instance (cc_ssh: PER_INSTANCE), so the
-    key that replaced it survives a reboot.
+    It contains no other secret, and that key is worthless once the node is ready. After the first line it is
+    JSON, which is YAML with every value quoted. cloud-init writes the host key before sshd starts (unit order
+    of cloud-init-network), so sshd never presents another one; it does so once per instance (cc_ssh:
+    PER_INSTANCE), so the key that replaced it survives a reboot.
 
     The timer of `idle` is armed by runcmd, so that it does not fire during the boot.
 
-    APT_SETTINGS lets apt-get wait for dpkg's lock, and keeps apt-daily.service, which runs unattended-upgrades in the
-    minutes after the first boot, from taking it and the lock of the package lists, for which apt-get never waits.
+    APT_SETTINGS lets apt-get wait for dpkg's lock, and keeps apt-daily.service, which runs
+    unattended-upgrades in the minutes after the first boot, from taking it and the lock of the package lists,
+    for which apt-get never waits.
     """
     deadline = expires.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     lifetime = str(int((expires - created).total_seconds()))
     timer, service = (u.replace("@DEADLINE@", deadline).replace("@LIFETIME@", lifetime) for u in units)
-    late = f'[ "$(date +%s)" -lt {int(expires.timestamp())} ] || systemctl start --no-block cloudddp-deadline.service'
+    late = (
+        f'[ "$(date +%s)" -lt {int(expires.timestamp())} ] || systemctl start --no-block '
+        "cloudddp-deadline.service"
+    )
     check = f"#!/bin/sh\n{late}\n"
     config = {
         "ssh_deletekeys": True,
@@ -163,5 +168,6 @@ def user_data(
 
 
 def _unless_it_exists(path: str, text: str) -> str:
-    """Return a shell command that creates a file. bootcmd runs at every boot, and the file may have been changed."""
+    """Return a shell command that creates a file. bootcmd runs at every boot, and the file may have been
+    changed."""
     return f"[ -e {path} ] || cat > {path} <<'END'\n{text.rstrip()}\nEND"

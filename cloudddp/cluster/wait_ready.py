@@ -26,7 +26,8 @@ _LEAST_BOOT_SECONDS = 30.0  # for cloud-init, however late SSH answered
 
 
 def ready_minutes(spec: ClusterSpec, gpus: int) -> float:
-    """Return the minutes that a node may take to boot: as set, or by the type and its number of GPUs. Pure."""
+    """Return the minutes that a node may take to boot: as set, or by the type and its number of GPUs.
+    Pure."""
     return spec.ready_minutes or power_minutes(spec.instance_type, gpus)
 
 
@@ -43,8 +44,8 @@ def wait_running(
 ) -> Cluster:
     """Poll until every node runs and has its addresses. One call per poll, whatever the number of nodes.
 
-    `addressed`: whether nodes that are to have a public address have it, or get it later. `only`: the instances to wait
-    for, if not all; the cluster that is returned consists of them.
+    `addressed`: whether nodes that are to have a public address have it, or get it later. `only`: the
+    instances to wait for, if not all; the cluster that is returned consists of them.
     """
     minutes = ready_minutes(spec, gpus)
     deadline = time.monotonic() + minutes * timing.current().minute
@@ -93,7 +94,8 @@ def make_ready(
     progress: ProgressCallback,
     dial: Dial,
 ) -> None:
-    """Connect to every node, give it a host key of its own, and check interface, GPUs, EFA devices and deadline.
+    """Connect to every node, give it a host key of its own, and check interface, GPUs, EFA devices and
+    deadline.
 
     Raises NodeError. Missing GPUs are a warning with allow_cpu, missing EFA devices unless EFA is required.
     """
@@ -107,7 +109,8 @@ def make_ready(
     runner = connect(cluster, spec, patience, meanwhile, progress=progress, dial=dial)
     try:
         progress(
-            f"checking GPUs, interfaces and the deadline on every node: waits until it has booted{_gpu_wait(expected)}"
+            "checking GPUs, interfaces and the deadline on every node: waits until it has "
+            f"booted{_gpu_wait(expected)}"
         )
         left = max(patience - (time.monotonic() - began), _LEAST_BOOT_SECONDS)
         found = probe(runner, cluster, wait_boot=left, gpus=expected.gpus, new=True, efa=expected.efa)
@@ -116,7 +119,8 @@ def make_ready(
     for rank, reply in found.items():
         if not reply.deadline_armed:
             raise NodeError(
-                f"node {rank} ({cluster.nodes[rank].id}): its deadline is not armed, so it could run indefinitely",
+                f"node {rank} ({cluster.nodes[rank].id}): its deadline is not armed, so it could run "
+                "indefinitely",
                 hint="does the image run cloud-init and systemd? Deep Learning AMIs do",
             )
         expected.check(f"node {rank} ({cluster.nodes[rank].id})", reply, progress)
@@ -150,12 +154,14 @@ class _Hardware:
                     shows, hint=_other_machines("does the image have the EFA driver and libfabric?")
                 )
             progress(
-                f"warning: {shows}: NCCL may use TCP between nodes, which is slower (--require-efa refuses this)"
+                f"warning: {shows}: NCCL may use TCP between nodes, which is slower (--require-efa refuses "
+                "this)"
             )
 
 
 def _gpu_wait(expected: _Hardware) -> str:
-    """Return how long a node that has booted is given to show its GPUs, to continue a sentence; '' without GPUs."""
+    """Return how long a node that has booted is given to show its GPUs, to continue a sentence; '' without
+    GPUs."""
     if not expected.gpus:
         return ""
     return (
@@ -184,10 +190,11 @@ def missing_gpus(reply: ProbeReply, gpus: int) -> str:
 
 
 def check_intact(aws: AWS, cluster: Cluster) -> None:
-    """Raise NodeError if another command has begun to remove the cluster: only a whole one is reported as ready.
+    """Raise NodeError if another command has begun to remove the cluster: only a whole one is reported as
+    ready.
 
-    The instances are checked before the name lock, because `down` terminates instances first: a `down` that begins
-    after this check removes a cluster that was ready.
+    The instances are checked before the name lock, because `down` terminates instances first: a `down` that
+    begins after this check removes a cluster that was ready.
     """
     now = {i.id: i for i in inventory.instances(aws, inventory.with_id(cluster.id))}
     for rank, node in cluster.nodes.items():
@@ -204,9 +211,10 @@ def _while_booting(
 ) -> Meanwhile:
     """Return what to do while nodes boot. `waiting` is the step that is shown meanwhile.
 
-    It raises NodeError once a node has ended: waiting is useless, and other nodes are billed. After some seconds it adds
-    to the step why the last attempt failed. Once a node has answered nothing for a minute, it names the addresses that
-    may connect; with private addresses at the first attempt without an answer, since a VPN may be down.
+    It raises NodeError once a node has ended: waiting is useless, and other nodes are billed. After some
+    seconds it adds to the step why the last attempt failed. Once a node has answered nothing for a minute, it
+    names the addresses that may connect; with private addresses at the first attempt without an answer, since
+    a VPN may be down.
     """
     began = checked = time.monotonic()
     named = False
@@ -237,10 +245,14 @@ def _while_booting(
 
 
 def _who_may_connect(aws: AWS, cluster: Cluster, spec: ClusterSpec, node: int, seconds: float) -> Text:
-    """Return what to do about a node that does not answer: SSH may leave by another address than HTTPS (VPN, NAT pool)."""
+    """Return what to do about a node that does not answer: SSH may leave by another address than HTTPS (VPN,
+    NAT pool)."""
     groups = inventory.security_groups(aws, inventory.with_id(cluster.id))
     blocks = sorted({block for group in groups for block in inventory.ingress_blocks(group, spec.ssh_port)})
-    admitted = f"no answer from node {node} for {seconds:.0f} s; still waiting. SSH is open to {', '.join(blocks) or 'no address'}"
+    admitted = (
+        f"no answer from node {node} for {seconds:.0f} s; still waiting. SSH is open to "
+        f"{', '.join(blocks) or 'no address'}"
+    )
     if spec.proxy_command is not None:
         return f"{admitted}, and it goes through cluster.proxy_command"
     if connection.mode(spec) == "private":

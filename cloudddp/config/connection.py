@@ -1,4 +1,5 @@
-"""How SSH reaches the nodes, as the settings `connect`, `proxy_jump` and `proxy_command` say together. Pure."""
+"""How SSH reaches the nodes, as the settings `connect`, `proxy_jump` and `proxy_command` say together.
+Pure."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ TOKENS: Mapping[str, str] = {
     "%r": "login user",
     "%%": "a percent sign",
 }
-"""What is replaced in proxy_command. ssh's own tokens but %a; with ssh, %h is the name that was given to it, and AWS
-documents instance ids as names (`host i-* mi-*`)."""
+"""What is replaced in proxy_command. ssh's own tokens but %a; with ssh, %h is the name that was given to it,
+and AWS documents instance ids as names (`host i-* mi-*`)."""
 _TOKEN = re.compile("%.?")
 _SAFE = re.compile(r"[A-Za-z0-9_.:-]*")  # means the same inside quotes and outside
 
@@ -28,7 +29,8 @@ _SAFE = re.compile(r"[A-Za-z0-9_.:-]*")  # means the same inside quotes and outs
 def mode(spec: ClusterSpec) -> Mode:
     """Return which address of a node is used. Only `public` nodes have a public address.
 
-    A proxy command alone needs none: AWS's Session Manager and EC2 Instance Connect Endpoints reach private nodes.
+    A proxy command alone needs none: AWS's Session Manager and EC2 Instance Connect Endpoints reach private
+    nodes.
     """
     if spec.connect is not None:
         return spec.connect
@@ -69,7 +71,8 @@ def _has_port(jump: str) -> bool:
 
 
 def expand(command: str, values: Mapping[str, str]) -> str:
-    """Return a proxy command with its tokens replaced. Raises ValueError for a value that a shell could misread.
+    """Return a proxy command with its tokens replaced. Raises ValueError for a value that a shell could
+    misread.
 
     Values are not quoted: AWS's documented command has %h inside quotes.
     """

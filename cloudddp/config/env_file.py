@@ -23,9 +23,11 @@ _REST = re.compile(r"[ \t]*(?:#[^\n]*)?(?:\n|\Z)")  # what may follow a quoted v
 
 
 def flags(variables: Sequence[str], files: Sequence[str], environ: Mapping[str, str]) -> list[Flag]:
-    """Return `-e NAME=VALUE`, `-e NAME` (from `environ`) and `--env-file FILE` as settings; `-e` overrides files.
+    """Return `-e NAME=VALUE`, `-e NAME` (from `environ`) and `--env-file FILE` as settings; `-e` overrides
+    files.
 
-    Raises UsageError for a name that is not one or is not set, and for a file that is not as `parse` describes.
+    Raises UsageError for a name that is not one or is not set, and for a file that is not as `parse`
+    describes.
     """
     found = [Flag("--env-file", "job", "env", read(name)) for name in files]
     for variable in variables:
@@ -58,8 +60,8 @@ def _check_text(name: str, value: str) -> None:
 
 
 def read(name: str) -> dict[str, str]:
-    """Return the variables of a file; a pipe, as the shell makes it for `<(command)`, is read to its end. Raises
-    UsageError."""
+    """Return the variables of a file; a pipe, as the shell makes it for `<(command)`, is read to its end.
+    Raises UsageError."""
     path = Path(name)
     try:
         with path.open("rb") as file:
@@ -88,9 +90,9 @@ def _read_all(file: BinaryIO, name: str) -> bytes:
 def parse(text: str, origin: str) -> dict[str, str]:
     r"""Return the variables of a file in the syntax of dotenv. Raises UsageError with the number of the line.
 
-    `export ` before a name, empty lines and lines that begin with `#` are ignored. 'single quotes' keep everything as it is;
-    in "double quotes" \n, \r, \t, \", \\ and \$ are escapes; both may span lines. Without quotes a value ends before
-    ` #`. Nothing is expanded: `$NAME` stays as it is.
+    `export ` before a name, empty lines and lines that begin with `#` are ignored. 'single quotes' keep
+    everything as it is; in "double quotes" \n, \r, \t, \", \\ and \$ are escapes; both may span lines.
+    Without quotes a value ends before ` #`. Nothing is expanded: `$NAME` stays as it is.
     """
     text = text.replace("\r\n", "\n")
     found: dict[str, str] = {}
@@ -123,7 +125,8 @@ def _name(line: str, where: str) -> str:
 
 
 def _value(text: str, start: int, end: int, where: str) -> tuple[str, int]:
-    """Return the value that begins at `start`, in a line that ends at `end`, and where the next line begins."""
+    """Return the value that begins at `start`, in a line that ends at `end`, and where the next line
+    begins."""
     rest = text[start:end]
     first = start + len(rest) - len(rest.lstrip(" \t"))
     quote = text[first : first + 1]

@@ -44,8 +44,8 @@ def defaults(section: str) -> dict[str, Any]:
 
 
 def toml(name: str, given: Mapping[tuple[str, str], Any] | None = None) -> str:
-    """Return a cloudddp.toml that explains every setting. The name and the values `given` by (section, key) are set; the
-    others are left at their defaults."""
+    """Return a cloudddp.toml that explains every setting. The name and the values `given` by (section, key)
+    are set; the others are left at their defaults."""
     values_set = {("cluster", "name"): name, **(given or {})}
     lines = ["# Settings of cloudddp. Lines that are commented out show the defaults."]
     for section, values in ((section, defaults(section)) for section in schema.SECTIONS):

@@ -31,8 +31,8 @@ class GlobalOptions:
     def command_line(self, command: Command) -> str:
         """Return a command as this user has to type it: with the options that choose the cluster.
 
-        An option that the command itself names is not repeated. A command of another program gets the profile, or with
-        --sim the simulator's environment; its region, if it needs one, is in the command.
+        An option that the command itself names is not repeated. A command of another program gets the
+        profile, or with --sim the simulator's environment; its region, if it needs one, is in the command.
         """
         if isinstance(command, ToolCommand):
             return self._of_tool(command)
@@ -52,7 +52,8 @@ class GlobalOptions:
 
     @staticmethod
     def _named(command: Command, options: Container[str]) -> list[str]:
-        """Return those of the options that the command itself names, right after the verb: not those of a script."""
+        """Return those of the options that the command itself names, right after the verb: not those of a
+        script."""
         at = 1
         while at < len(command.words) and command.words[at] in options:
             at += 2
@@ -67,7 +68,8 @@ class GlobalOptions:
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A setting given as an option: `Flag("--nodes", "cluster", "nodes", "4")`. The value is not validated yet."""
+    """A setting given as an option: `Flag("--nodes", "cluster", "nodes", "4")`. The value is not validated
+    yet."""
 
     option: str
     section: str

@@ -15,7 +15,8 @@ from cloudddp.safe_files import resolved
 
 CONFIG_NAME = "cloudddp.toml"
 
-# Folders of the operating system, directly below /. Others there, such as /workspace in a container, may be projects.
+# Folders of the operating system, directly below /. Others there, such as /workspace in a container, may be
+# projects.
 _SYSTEM = re.compile(
     r"bin|boot|dev|etc|home|lib\w*|lost\+found|media|mnt|opt|proc|root|run|sbin|srv|sys|tmp|usr|var|"
     r"Applications|Library|System|Users|Volumes|private"
@@ -53,8 +54,8 @@ def find(config: str | None) -> Project:
 
 
 def require(root: Path) -> None:
-    """Raise UsageError for a folder that holds more than a project, since all of its files would be sent: a home folder, `/`,
-    what is above a home, and folders of the operating system."""
+    """Raise UsageError for a folder that holds more than a project, since all of its files would be sent: a
+    home folder, `/`, what is above a home, and folders of the operating system."""
     folder = resolved(root)
     if kind := holds_more(folder):
         raise UsageError(
@@ -64,7 +65,8 @@ def require(root: Path) -> None:
 
 
 def holds_more(folder: Path) -> str:
-    """Return what a folder, without links in its path, is that holds more than a project; '' for none of these."""
+    """Return what a folder, without links in its path, is that holds more than a project; '' for none of
+    these."""
     homes = [resolved(home) for home in (os.path.expanduser("~"), _home_of(os.getuid())) if home]  # noqa: PTH111
     if folder in homes:
         return "your home folder"
@@ -98,9 +100,11 @@ def repository_of(folder: Path) -> Path | None:
 
 
 def nearest_config(folder: Path) -> Path | None:
-    """Return the cloudddp.toml of a folder, or of one above it inside the repository or, outside one, below the home.
+    """Return the cloudddp.toml of a folder, or of one above it inside the repository or, outside one, below
+    the home.
 
-    Never further: a file in a folder that several users share would decide what is sent to the nodes and run there.
+    Never further: a file in a folder that several users share would decide what is sent to the nodes and run
+    there.
     """
     here, home = resolved(folder), resolved(os.path.expanduser("~"))  # noqa: PTH111  Path's raises without a home
     repository = repository_of(here)

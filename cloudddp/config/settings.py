@@ -1,7 +1,8 @@
-"""Where settings come from: flags, environment, files; merged in layers and validated against spec.py's table.
+"""Where settings come from: flags, environment, files; merged in layers and validated against spec.py's
+table.
 
-The layer with the highest precedence wins (flag > environment > ./cloudddp.toml > user configuration > default). Every
-layer is validated and has an origin, so that an error names the place to fix.
+The layer with the highest precedence wins (flag > environment > ./cloudddp.toml > user configuration >
+default). Every layer is validated and has an origin, so that an error names the place to fix.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ OTHER_VARIABLES = frozenset(
 class Layer:
     """One source of settings: its name in errors, and {section: {key: value}}.
 
-    `textual`: the values are strings (from flags or variables), so "4" may mean 4. `options` has, by (section, key),
-    the option that gave a value.
+    `textual`: the values are strings (from flags or variables), so "4" may mean 4. `options` has, by
+    (section, key), the option that gave a value.
     """
 
     origin: str
@@ -85,7 +86,8 @@ class Layer:
 
 
 def from_flags(flags: Iterable[Flag]) -> Layer:
-    """Return the settings given as options as one layer. The last of several values wins; tables are merged."""
+    """Return the settings given as options as one layer. The last of several values wins; tables are
+    merged."""
     values: dict[str, dict[str, Any]] = {}
     options = {}
     for flag in flags:
@@ -119,7 +121,8 @@ def read_toml(path: Path) -> Layer:
 
 
 def _line_of(message: str, content: str) -> str:
-    """Return the line that an error of tomllib is about ("... (at line 3, column 10)"), to append; '' for none."""
+    """Return the line that an error of tomllib is about ("... (at line 3, column 10)"), to append; '' for
+    none."""
     found = re.search(r"\(at line (\d{1,9}), column \d+\)", message)
     lines = content.split("\n")
     if found is None or not 0 < int(found[1]) <= len(lines):
@@ -128,7 +131,8 @@ def _line_of(message: str, content: str) -> str:
 
 
 def read(path: Path) -> bytes:
-    """Return a file's content. Raises OSError; UsageError for a pipe or device, which might never end, or a huge file."""
+    """Return a file's content. Raises OSError; UsageError for a pipe or device, which might never end, or a
+    huge file."""
     # O_NONBLOCK: opening a pipe would wait for a writer.
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -153,7 +157,8 @@ def unknown_section(origin: str, section: str) -> NoReturn:
 
 
 def environment_layers(environ: Mapping[str, str]) -> list[Layer]:
-    """Return a layer per CLOUDDDP_* variable. Raises UsageError for an unknown one: it may be a misspelt cost limit."""
+    """Return a layer per CLOUDDDP_* variable. Raises UsageError for an unknown one: it may be a misspelt cost
+    limit."""
     names = {variable_of(s, k): (s, k) for s in SECTIONS for k in fields(s) if variable_of(s, k)}
     layers = []
     for variable, value in environ.items():
@@ -207,7 +212,8 @@ def _check_stall(job: JobSpec) -> None:
     """Raise UsageError for settings about stalled jobs that contradict others."""
     if 0 < job.stall_minutes * 60 < job.heartbeat:
         raise UsageError(
-            f"job.stall_minutes = {job.stall_minutes:g} ({job.stall_minutes * 60:g} s) is below job.heartbeat = "
+            f"job.stall_minutes = {job.stall_minutes:g} ({job.stall_minutes * 60:g} s) is below "
+            "job.heartbeat = "
             f"{job.heartbeat:g} s, after which a silent node is lost",
             hint=f"set it to at least {job.heartbeat / 60:g} minutes, or to 0 to watch for no stall",
         )
@@ -222,8 +228,10 @@ def _check_results(cluster: ClusterSpec, job: JobSpec) -> None:
     """Raise UsageError where nodes are to write to S3 and have no role that may allow it."""
     if job.results_s3 is not None and cluster.instance_profile is None:
         raise UsageError(
-            f"job.results_s3 = {job.results_s3} needs cluster.instance_profile: the nodes write there with its role",
-            hint="give --instance-profile PROFILE to `up` (infra/iam/README.md has its policy), or remove results_s3",
+            f"job.results_s3 = {job.results_s3} needs cluster.instance_profile: the nodes write there with "
+            "its role",
+            hint="give --instance-profile PROFILE to `up` (infra/iam/README.md has its policy), or remove "
+            "results_s3",
         )
 
 
@@ -304,7 +312,8 @@ def _check_blocks(origin: str, blocks: Sequence[str]) -> None:
 
 
 def _from_text(hint: Any, value: Any) -> Any:
-    """Return the value that a string means: a list for a list setting, a number where a number or a word is allowed."""
+    """Return the value that a string means: a list for a list setting, a number where a number or a word is
+    allowed."""
     inner, _ = unwrap(hint)
     takes_list = any(get_origin(kind) is tuple for kind in (inner, *get_args(inner)))
     if isinstance(value, str) and takes_list and (get_origin(inner) is tuple or "," in value):

@@ -1,7 +1,7 @@
 """All time limits in one frozen record: when a node is quiet, when it is lost, how long to wait for AWS.
 
-CLOUDDDP_TIME_SCALE multiplies all of them by one factor of at most 1, for tests: faults that take minutes to detect are
-then detected in seconds. It is not documented for users.
+CLOUDDDP_TIME_SCALE multiplies all of them by one factor of at most 1, for tests: faults that take minutes to
+detect are then detected in seconds. It is not documented for users.
 """
 
 from __future__ import annotations

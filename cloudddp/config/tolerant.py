@@ -1,4 +1,5 @@
-"""Settings for the verbs that stop the bill or only look, where the configuration is broken: what can be used of it.
+"""Settings for the verbs that stop the bill or only look, where the configuration is broken: what can be used
+of it.
 
 The name of the cluster has to be certain: without the broken part, another cluster of the user may be meant.
 """
@@ -45,8 +46,9 @@ def resolve(
     named: bool,
     default: Layer,
 ) -> Config:
-    """Return the settings that can be used, of layers that are valid, the environment and files, by precedence, and `default`.
-    `report` is called with each error. With `named`, raises one that may be about the name of the cluster, if nothing above it gives the name.
+    """Return the settings that can be used, of layers that are valid, the environment and files, by
+    precedence, and `default`. `report` is called with each error. With `named`, raises one that may be about
+    the name of the cluster, if nothing above it gives the name.
     """
     sources = [_Source(layer) for layer in given]
     sources += [_of_variable(name, value, report) for name, value in environ.items()]
@@ -88,7 +90,8 @@ def _of_file(path: Path, report: Report) -> _Source:
 
 
 def _beginning(path: Path) -> dict[str, Any]:
-    """Return what a file sets up to the line that is not valid TOML: nothing below can set it to something else."""
+    """Return what a file sets up to the line that is not valid TOML: nothing below can set it to something
+    else."""
     try:
         lines = settings.read(path).split(b"\n")
     except (OSError, UsageError):

@@ -40,8 +40,8 @@ class Cancelled:
 def cancel(runner: Runner, job_id: str, *, grace: float) -> Cancelled:
     """Stop every rank of a job on every node, or its setup.
 
-    Raises NodeError where processes survive, where nothing was stopped of a job that has not ended, or where a node
-    cannot be reached.
+    Raises NodeError where processes survive, where nothing was stopped of a job that has not ended, or where
+    a node cannot be reached.
     """
     token = secrets.token_hex(8)
     outcome = runner.each(
@@ -73,8 +73,8 @@ def cancel(runner: Runner, job_id: str, *, grace: float) -> Cancelled:
 
 
 def abort_launch(runner: Runner, job_id: str, *, grace: float = 1.0) -> list[int]:
-    """Stop everything that an interrupted or failed launch has started; return the nodes on which processes may be
-    left.
+    """Stop everything that an interrupted or failed launch has started; return the nodes on which processes
+    may be left.
 
     It opens new connections, since the failure or the interrupt has closed the old ones.
     """

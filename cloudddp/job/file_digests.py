@@ -1,7 +1,8 @@
-"""What is known about the contents of the project's files: their SHA-256 by inode, size and time, from the last sync.
+"""What is known about the contents of the project's files: their SHA-256 by inode, size and time, from the
+last sync.
 
-A file that has only another time (after `git checkout`, or in a new clone) or another name is not sent again: the nodes compare
-its SHA-256 with those of what they have. Only a file with another time is read for that.
+A file that has only another time (after `git checkout`, or in a new clone) or another name is not sent again:
+the nodes compare its SHA-256 with those of what they have. Only a file with another time is read for that.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class Contents:
         self.unstable: list[str] = []  # files that were changing while they were sent
 
     def of_known(self, manifest: Manifest, paths: Iterable[str]) -> Mapping[str, str]:
-        """Return the SHA-256 of the files that are known, under any name, and of those that have the size that they had under this
-        name, and another time."""
+        """Return the SHA-256 of the files that are known, under any name, and of those that have the size
+        that they had under this name, and another time."""
         known = self._load()
         found: dict[str, str] = {}
         for path in paths:

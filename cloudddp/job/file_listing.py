@@ -1,5 +1,6 @@
-"""Which files a project has: those that git lists where it is a repository (tracked and untracked, not ignored), else a walk that
-obeys the .gitignore files found on the way; and patterns in the syntax of .gitignore.
+"""Which files a project has: those that git lists where it is a repository (tracked and untracked, not
+ignored), else a walk that obeys the .gitignore files found on the way; and patterns in the syntax of
+.gitignore.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ NEVER_SENT = (
     ".DS_Store",
 )
 
-# What git sets for hooks, aliases and `rebase --exec` (`git rev-parse --local-env-vars`): another repository than the
-# project's.
+# What git sets for hooks, aliases and `rebase --exec` (`git rev-parse --local-env-vars`): another repository
+# than the project's.
 _GIT_VARIABLES = (
     "GIT_ALTERNATE_OBJECT_DIRECTORIES",
     "GIT_COMMON_DIR",
@@ -117,8 +118,8 @@ def git(root: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
 
 
 def _in_repository(root: Path) -> bool:
-    """Return whether git decides which files to send. Raises UsageError for a repository that git cannot read: its ignored
-    files would be sent."""
+    """Return whether git decides which files to send. Raises UsageError for a repository that git cannot
+    read: its ignored files would be sent."""
     top = project.repository_of(resolved(root))
     if top is None:
         return False
@@ -165,7 +166,8 @@ def _is_folder(path: str) -> bool:
 
 
 def _walk(listed: Listed, root: Path) -> None:
-    """List the files of a project that is not a repository. A folder's .gitignore applies to everything below it."""
+    """List the files of a project that is not a repository. A folder's .gitignore applies to everything below
+    it."""
     listed.ignored = []
     stack: list[tuple[str, tuple[tuple[str, Callable[[str], bool | None]], ...]]] = [("", ())]
     excluded = matcher(NEVER_SENT)

@@ -1,5 +1,5 @@
-"""A job that is to be started: what `launch`, `run` and `resume` ask for. The records of launches need it, too, which `status`
-reads: so it imports nothing that takes long."""
+"""A job that is to be started: what `launch`, `run` and `resume` ask for. The records of launches need it,
+too, which `status` reads: so it imports nothing that takes long."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ _DIGITS = string.digits + string.ascii_lowercase  # in ASCII order
 
 
 def _new_id() -> str:
-    """Return a new job's id. Ids sort by time, to 1/1296 s: the first two of the last digits. The other two are random;
-    launch_record.keep refuses an id that another job of the cluster, launched on this computer, has."""
+    """Return a new job's id. Ids sort by time, to 1/1296 s: the first two of the last digits. The other two
+    are random; launch_record.keep refuses an id that another job of the cluster, launched on this computer,
+    has."""
     now = datetime.now(UTC)
     part = now.microsecond * len(_DIGITS) ** 2 // 1_000_000
     high, low = divmod(part, len(_DIGITS))
@@ -31,8 +32,8 @@ _EXEC = "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])"
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What every rank runs: a file of the project, or with `module` a module as for `python -m`. `program`: the words that
-    start it, where it is not written in Python."""
+    """What every rank runs: a file of the project, or with `module` a module as for `python -m`. `program`:
+    the words that start it, where it is not written in Python."""
 
     target: str
     args: tuple[str, ...] = ()
@@ -41,7 +42,8 @@ class Script:
 
     @property
     def argv(self) -> list[str]:
-        """Return the arguments of Python. A program is started through Python, too, so that it gets the same environment."""
+        """Return the arguments of Python. A program is started through Python, too, so that it gets the same
+        environment."""
         return ["-ISc", _EXEC, *self.program, *self.args] if self.program else self._words
 
     @property
@@ -56,8 +58,9 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """`poweroff`: minutes after the end of the job at which the nodes power off; None: they do not. `keep`: likewise after a
-    stall, with on_stall = "down". `resumed_from`: the id of the job that this one continues, or ''."""
+    """`poweroff`: minutes after the end of the job at which the nodes power off; None: they do not. `keep`:
+    likewise after a stall, with on_stall = "down". `resumed_from`: the id of the job that this one continues,
+    or ''."""
 
     script: Script
     poweroff: float | None = None

@@ -1,8 +1,8 @@
 """What a job was launched with, recorded on this computer so that `resume` can start it again on other nodes.
 
-Values of variables may be secret and are never recorded. They come from where they came from at the launch: the
-configuration file, a file of variables, this computer's environment. A value that was given on the command line has to be
-given again.
+Values of variables may be secret and are never recorded. They come from where they came from at the launch:
+the configuration file, a file of variables, this computer's environment. A value that was given on the
+command line has to be given again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _Texts = Annotated[tuple[_Text, ...], Meta(max_length=1 << 16)]
 class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A job as it was launched. `config` has no value of a variable; `names` are those of all variables.
 
-    `given` are the variables whose values were on the command line, `passed` those that came from the environment.
+    `given` are the variables whose values were on the command line, `passed` those that came from the
+    environment.
     """
 
     job: _Text
@@ -89,8 +90,8 @@ def of_launch(
 
 
 def keep(folder: ClusterFolder, record: LaunchRecord) -> None:
-    """Write the record of a new job. Raises CloudDDPError if another job has the same id, since jobs are ended by id; OSError,
-    UsageError."""
+    """Write the record of a new job. Raises CloudDDPError if another job has the same id, since jobs are
+    ended by id; OSError, UsageError."""
     try:
         # msgspec's encoder refuses bytes that are not UTF-8, which a path and an argument may have.
         folder.write_new(folder.job(record.job), json.dumps(msgspec.to_builtins(record)))
@@ -107,7 +108,8 @@ def drop(folder: ClusterFolder, job_id: str) -> None:
 
 
 def find(folder: ClusterFolder, wanted: str | None) -> LaunchRecord:
-    """Return the job of that id (or of its unique beginning), or the newest. Raises CloudDDPError for none."""
+    """Return the job of that id (or of its unique beginning), or the newest. Raises CloudDDPError for
+    none."""
     ids = [one for one in folder.jobs() if has_job_id_format(one)]
     if not ids:
         raise CloudDDPError(
@@ -126,8 +128,8 @@ def find(folder: ClusterFolder, wanted: str | None) -> LaunchRecord:
 
 
 def in_s3(folders: Iterable[ClusterFolder], wanted: str | None) -> LaunchRecord | None:
-    """Return the job of that id (or of its unique beginning), or the newest, whose nodes were told to copy its results to
-    S3; None if there is none. Records that cannot be read are skipped."""
+    """Return the job of that id (or of its unique beginning), or the newest, whose nodes were told to copy
+    its results to S3; None if there is none. Records that cannot be read are skipped."""
     found: dict[str, LaunchRecord] = {}
     for folder in folders:
         for job_id in folder.jobs():
@@ -154,7 +156,8 @@ def _read(folder: ClusterFolder, job_id: str) -> LaunchRecord:
 def environment(
     record: LaunchRecord, variables: Sequence[str], env_files: Sequence[str], environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the variables of a job, read again from where they came from; `variables` and `env_files` override that.
+    """Return the variables of a job, read again from where they came from; `variables` and `env_files`
+    override that.
 
     Raises UsageError, naming the variable, if one has no value any more.
     """

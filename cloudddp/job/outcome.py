@@ -1,4 +1,5 @@
-"""The status of a job from its state on each node, for the list of jobs and for the verdict of a followed one. Pure.
+"""The status of a job from its state on each node, for the list of jobs and for the verdict of a followed
+one. Pure.
 
 Only this module and `status` depend on the fields of JobState.
 """
@@ -25,7 +26,8 @@ _SIGNALS = """
 
 
 def seconds(jobs: Iterable[JobState]) -> float | None:
-    """Return how long a job ran where that was longest, each node by its own clock; None if no node knows both ends."""
+    """Return how long a job ran where that was longest, each node by its own clock; None if no node knows
+    both ends."""
     ran = [job.ended - job.started for job in jobs if job.ended is not None and job.started is not None]
     return max(0.0, *ran) if ran else None
 
@@ -40,7 +42,8 @@ class JobStatus(StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     LOST = "lost"  # a supervisor ended without recording the outcome
-    PREEMPTED = "preempted"  # the ranks were asked to save and stop (SIGTERM): a node is about to end, or they have saved
+    # the ranks were asked to save and stop (SIGTERM): a node is about to end, or they have saved
+    PREEMPTED = "preempted"
     UNKNOWN = "unknown"  # all connections were lost; the job may still be running
 
     @classmethod
@@ -107,7 +110,8 @@ def exited_ranks(states: Mapping[int, JobState]) -> tuple[ExitedRank, ...]:
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
-    """The status of a job. `exit_code` is None while it runs, and where no rank's own failure explains its end."""
+    """The status of a job. `exit_code` is None while it runs, and where no rank's own failure explains its
+    end."""
 
     status: JobStatus
     exit_code: int | None
@@ -139,7 +143,8 @@ def outcome(states: Mapping[int, JobState]) -> JobOutcome:
 
 
 def leaving(states: Mapping[int, JobState]) -> int | None:
-    """Return the node whose announced end has ended the job: a spot interruption, maintenance, or the cluster's deadline."""
+    """Return the node whose announced end has ended the job: a spot interruption, maintenance, or the
+    cluster's deadline."""
     found = agreed(states)
     first = found.first if found is not None else None
     return first.node if first is not None and first.cause is Cause.NOTICE else None
@@ -148,9 +153,9 @@ def leaving(states: Mapping[int, JobState]) -> int | None:
 def agreed(states: Mapping[int, JobState]) -> Verdict | None:
     """Return the verdict that the nodes have agreed on; None while there is none.
 
-    Nodes that could not reach each other have decided apart: the verdict of the first node counts. That of a guard, which
-    knows only that its supervisor was killed, counts where there is no other. A success that a node's own ranks contradict is
-    none: a rank can write any file of its user.
+    Nodes that could not reach each other have decided apart: the verdict of the first node counts. That of a
+    guard, which knows only that its supervisor was killed, counts where there is no other. A success that a
+    node's own ranks contradict is none: a rank can write any file of its user.
     """
     for _, state in sorted(
         states.items(),
@@ -166,11 +171,12 @@ def agreed(states: Mapping[int, JobState]) -> Verdict | None:
 
 
 def concluded(states: Mapping[int, JobState]) -> Verdict | None:
-    """Return the verdict of a job: the one that the nodes have agreed on; or, where none is left that could give one, that the
-    agent of the first such node has ended. None while a node may still decide, and for a job whose records are unreadable.
+    """Return the verdict of a job: the one that the nodes have agreed on; or, where none is left that could
+    give one, that the agent of the first such node has ended. None while a node may still decide, and for a
+    job whose records are unreadable.
 
-    A rank that failed before its agent ended is the cause, and no verdict is needed to know it. One that was killed by SIGKILL may
-    have been killed with the agent.
+    A rank that failed before its agent ended is the cause, and no verdict is needed to know it. One that was
+    killed by SIGKILL may have been killed with the agent.
     """
     verdict = agreed(states)
     lost = [node for node, state in sorted(states.items()) if _is_abandoned(state)]
@@ -207,7 +213,8 @@ def _of_verdict(verdict: Verdict, states: Mapping[int, JobState]) -> JobOutcome:
 
 
 def rebooted(states: Mapping[int, JobState]) -> dict[int, float]:
-    """Return the nodes that were rebooted while the ranks of the job ran there, and when each started again."""
+    """Return the nodes that were rebooted while the ranks of the job ran there, and when each started
+    again."""
     found = {node: one.rebooted for node, one in sorted(states.items()) if not one.setup}
     return {node: at for node, at in found.items() if at is not None}
 
@@ -240,7 +247,8 @@ def _exit_code(status: JobStatus, cause: RankFailure | None, states: Iterable[Jo
 
 
 def cancelled_at(states: Iterable[JobState]) -> float:
-    """Return when a job was cancelled first, in seconds since the epoch by its node's clock; inf if it was not."""
+    """Return when a job was cancelled first, in seconds since the epoch by its node's clock; inf if it was
+    not."""
     return min((state.cancelled for state in states if state.cancelled is not None), default=inf)
 
 
@@ -250,8 +258,8 @@ def as_failed(state: JobState) -> JobState:
 
 
 def checked(state: JobState) -> JobState:
-    """Return the state of a job on a node, as failed if it reports success although not every rank exited with 0: no
-    agent does that, but a rank can replace the agent."""
+    """Return the state of a job on a node, as failed if it reports success although not every rank exited
+    with 0: no agent does that, but a rank can replace the agent."""
     if state.phase is JobPhase.SUCCEEDED and not (state.ranks and ranks_succeeded(state)):
         return replace(state, phase=JobPhase.FAILED)
     return state

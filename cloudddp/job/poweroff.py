@@ -1,7 +1,8 @@
-"""The planned power-off of the nodes (`launch --down`) while a job is launched or resumed: planned, put off, restored.
+"""The planned power-off of the nodes (`launch --down`) while a job is launched or resumed: planned, put off,
+restored.
 
-A plan is on the nodes, which carry it out without this computer. What a command puts off is limited, since this computer may
-vanish in the middle of it.
+A plan is on the nodes, which carry it out without this computer. What a command puts off is limited, since
+this computer may vanish in the middle of it.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class PutOff:
                 self._before.setdefault(node, _Planned(reply.job, time.monotonic() + reply.before))
 
     def plans(self, least: Mapping[str, float]) -> dict[int, tuple[str, float]]:
-        """Return the plans to restore, by node, as (job, seconds): what is left of each, and at least as many seconds as
-        `least` has for its job."""
+        """Return the plans to restore, by node, as (job, seconds): what is left of each, and at least as many
+        seconds as `least` has for its job."""
         now = time.monotonic()
         return {
             node: (before.job, max(before.due - now, least.get(before.job, 0.0), 0.0))
@@ -55,8 +56,9 @@ class PutOff:
 
 
 def restore(runner: Runner, plans: Mapping[int, tuple[str, float]]) -> float | None:
-    """Change the plans of nodes, given as (job, seconds), over new connections; return when the first of them powers off, in
-    seconds, or None. A node that does not answer keeps its plan; so does one on which another job runs."""
+    """Change the plans of nodes, given as (job, seconds), over new connections; return when the first of them
+    powers off, in seconds, or None. A node that does not answer keeps its plan; so does one on which another
+    job runs."""
 
     def change(node: int) -> PowerOffReply:
         if node not in plans:
@@ -78,14 +80,14 @@ def plan(runner: Runner, job: str, seconds: float) -> set[int]:
 
 
 def keep_after_failure(keep: float) -> float:
-    """Return the seconds after which nodes power off whose job was not started, for a keep time in minutes: the user needs
-    time to start it again."""
+    """Return the seconds after which nodes power off whose job was not started, for a keep time in minutes:
+    the user needs time to start it again."""
     return max(keep * timing.current().minute, timing.current().failed_launch)
 
 
 class Hold:
-    """Lets no node power off while a job is launched. For a job with --down it plans the end of the nodes before anything is
-    sent to them, so that they also end if the job never starts."""
+    """Lets no node power off while a job is launched. For a job with --down it plans the end of the nodes
+    before anything is sent to them, so that they also end if the job never starts."""
 
     def __init__(self, job: NewJob) -> None:
         self._job = job
@@ -95,7 +97,8 @@ class Hold:
         self.left: float | None = None  # after `release`: seconds until a node powers off; None: none does
 
     def begin(self, runner: Runner, probes: Mapping[int, ProbeReply]) -> None:
-        """Put off what is planned, and plan the end of the nodes. Raises NodeError. No call where neither is needed."""
+        """Put off what is planned, and plan the end of the nodes. Raises NodeError. No call where neither is
+        needed."""
         job, seconds = self._job, timing.current().launch_hold
         self._began = time.monotonic()
         self._nodes = tuple(probes)
@@ -109,7 +112,8 @@ class Hold:
             client.call_all(runner, lambda _: PowerOffRequest(Change.EXTEND, seconds))
 
     def release(self, runner: Runner) -> None:
-        """The job was not started: let the nodes power off as it was planned before, or soon if it was launched with --down."""
+        """The job was not started: let the nodes power off as it was planned before, or soon if it was
+        launched with --down."""
         plans = {node: self._plan(node) for node in self._nodes}
         wanted = {node: plan for node, plan in plans.items() if plan is not None}
         if wanted:

@@ -53,8 +53,8 @@ class Snapshot:
     ignored: tuple[str, ...] | None = None  # by .gitignore; None in a repository, where git knows
 
     def there(self, name: str) -> str | None:
-        """Return the path in the project to which a path leads on the nodes, through the links that are sent; None where it
-        leaves the project."""
+        """Return the path in the project to which a path leads on the nodes, through the links that are sent;
+        None where it leaves the project."""
         rest, links = name.split("/"), 0
         found: list[str] = []
         while rest:
@@ -98,8 +98,9 @@ class Snapshot:
 
 @timings.spanned("project files")
 def of_config(root: Path, config: Config, *, secret_files: Iterable[Path] = ()) -> Snapshot:
-    """Return the project's files that the settings select for the nodes. `secret_files` are withheld as `.env` is, wherever
-    they are. Raises UsageError where there are no files, or too many, and for a folder that is no project."""
+    """Return the project's files that the settings select for the nodes. `secret_files` are withheld as
+    `.env` is, wherever they are. Raises UsageError where there are no files, or too many, and for a folder
+    that is no project."""
     project.require(root)
     keep_out = (*config.job.not_sent, RESULTS)
     secret = frozenset(_names_below(root, secret_files))
@@ -186,8 +187,8 @@ def snapshot(
 def _secrets(
     root: Path, listed: file_listing.Listed, names: Iterable[str], known: frozenset[str]
 ) -> dict[str, str]:
-    """Return the files to withhold: `known` ones, and those that hold secrets by their names, unless git tracks them. The
-    value is the file, or the folder that has such a name."""
+    """Return the files to withhold: `known` ones, and those that hold secrets by their names, unless git
+    tracks them. The value is the file, or the folder that has such a name."""
     matches = file_listing.matcher(secret_names.PATTERNS)
     found = {}
 

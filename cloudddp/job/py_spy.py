@@ -1,8 +1,9 @@
 """The stacks of ranks; and py-spy for the nodes, with which the agents read them, also without a laptop.
 
-It is one static program in the wheel of py-spy. `launch` sends this computer's to the nodes that lack it, while the ranks
-run. Where this computer has none, or is of another kind than the nodes, an agent that needs it takes that of the ranks'
-Python, or installs it with pip into a folder of its own; without it, stacks are less exact.
+It is one static program in the wheel of py-spy. `launch` sends this computer's to the nodes that lack it,
+while the ranks run. Where this computer has none, or is of another kind than the nodes, an agent that needs
+it takes that of the ranks' Python, or installs it with pip into a folder of its own; without it, stacks are
+less exact.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ PORTS = 20_000, 32_000  # below those that Linux gives to outgoing connections
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """py-spy of this computer. `platform` is of the nodes that it runs on, such as linux-x86_64; `digest` its SHA-256."""
+    """py-spy of this computer. `platform` is of the nodes that it runs on, such as linux-x86_64; `digest` its
+    SHA-256."""
 
     path: Path
     digest: str
@@ -48,8 +50,8 @@ class Tool:
     def send(
         self, runner: Runner, addresses: Mapping[int, str], progress: Callable[[Text], None]
     ) -> Outcome[ReceiveReply | None]:
-        """Put it on nodes, by their private addresses: it leaves this computer once. Raises CloudDDPError if it cannot be
-        read."""
+        """Put it on nodes, by their private addresses: it leaves this computer once. Raises CloudDDPError if
+        it cannot be read."""
         info = self.path.stat()
         entry = Entry(FILE, 0o755, info.st_size, info.st_mtime_ns, "")
         # Any port that is likely to be free: if it is not, the nodes get it from here.
@@ -83,8 +85,8 @@ def local() -> Tool | None:
 
 
 class Sending:
-    """Sends py-spy to the nodes on which a job was `started` and that lack it, in a thread. A failure is a warning: the job
-    runs."""
+    """Sends py-spy to the nodes on which a job was `started` and that lack it, in a thread. A failure is a
+    warning: the job runs."""
 
     def __init__(
         self,
@@ -131,12 +133,14 @@ class Sending:
         self._thread.join(WAIT)
         if self._thread.is_alive():
             self._report(
-                f"warning: could not send py-spy within {WAIT:g} s; stacks may be less exact; the next launch sends it again"
+                f"warning: could not send py-spy within {WAIT:g} s; stacks may be less exact; the next "
+                "launch sends it again"
             )
             self.abandon()
 
     def abandon(self) -> None:
-        """Report nothing from now on: the connections are about to be closed. The next launch sends it again."""
+        """Report nothing from now on: the connections are about to be closed. The next launch sends it
+        again."""
         self._is_abandoned = True
 
 

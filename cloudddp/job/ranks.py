@@ -1,8 +1,8 @@
 """Nodes + JobSpec -> what to start on each node: argv, environment, rendezvous. Pure.
 
 Three ways: torchrun with its c10d rendezvous, torchrun with static ranks, and ranks started directly with the
-variables that torch.distributed's env:// reads. The agent on the node executes this plan. torchrun's options and the
-variables of ranks are those of `rank_template.py`.
+variables that torch.distributed's env:// reads. The agent on the node executes this plan. torchrun's options
+and the variables of ranks are those of `rank_template.py`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from cloudddp.errors import CloudDDPError, UsageError
 from cloudddp.job.job_request import Script
 from cloudddp.job.rank_template import Fact, bind, template
 
-# The name of AWS's plugin for NCCL. NCCL fails if it cannot use it; without this setting it uses TCP instead, and says so
-# in its log only (aws-ofi-nccl, platform-aws.cpp; NCCL documentation, NCCL_NET).
+# The name of AWS's plugin for NCCL. NCCL fails if it cannot use it; without this setting it uses TCP instead,
+# and says so in its log only (aws-ofi-nccl, platform-aws.cpp; NCCL documentation, NCCL_NET).
 _REQUIRE_EFA = {"NCCL_NET": "Libfabric"}
 
 
@@ -47,8 +47,8 @@ class NodePlan:
 def nproc(job: JobSpec, gpus: Sequence[int]) -> list[int]:
     """Return the number of ranks of each node, given the nodes' numbers of GPUs.
 
-    Raises UsageError if a list does not fit the nodes, or if a node would run more ranks than it has GPUs, since two
-    NCCL ranks cannot share one. A node without GPUs is not limited.
+    Raises UsageError if a list does not fit the nodes, or if a node would run more ranks than it has GPUs,
+    since two NCCL ranks cannot share one. A node without GPUs is not limited.
     """
     counts = _counts(job, gpus)
     for node, (ranks, available) in enumerate(zip(counts, gpus, strict=True)):

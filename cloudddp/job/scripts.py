@@ -1,8 +1,8 @@
-"""Which file of the project a launch starts: a path as the user typed it (a Python script, or another program), or a module as
-`python -m` finds it.
+"""Which file of the project a launch starts: a path as the user typed it (a Python script, or another
+program), or a module as `python -m` finds it.
 
-It is resolved on the laptop, so that a misspelt script is refused before any node is created. It reads the file
-system only.
+It is resolved on the laptop, so that a misspelt script is refused before any node is created. It reads the
+file system only.
 """
 
 from __future__ import annotations
@@ -49,11 +49,12 @@ TORCHRUN = ("python", "python3", "torchrun", "torch.distributed.run", "torch.dis
 def find(
     root: Path, here: Path, script: Script, listed: Collection[str], env: Mapping[str, str] | None = None
 ) -> tuple[Script, str]:
-    """Return the script by its path in the project `root`, and its file; a module stays as it is. The file need not be among
-    those that are sent.
+    """Return the script by its path in the project `root`, and its file; a module stays as it is. The file
+    need not be among those that are sent.
 
-    `here` is the user's current folder, `listed` the paths of the project, for hints about modules, `env` the variables of
-    the ranks, whose PYTHONPATH may name more folders of the project with modules. Raises UsageError.
+    `here` is the user's current folder, `listed` the paths of the project, for hints about modules, `env` the
+    variables of the ranks, whose PYTHONPATH may name more folders of the project with modules. Raises
+    UsageError.
     """
     if script.module:
         return script, _module(root, here, script.target, listed, env or {})
@@ -68,12 +69,14 @@ def find(
 
 
 def _program(path: Path, file: str) -> tuple[str, ...]:
-    """Return the words that start a file which is not written in Python, () for one that is. Raises UsageError."""
+    """Return the words that start a file which is not written in Python, () for one that is. Raises
+    UsageError."""
     if file.endswith(".ipynb"):
         name = shlex.quote(file)
         raise UsageError(
             f"{file} is a notebook, which Python cannot run",
-            hint=f"convert it: `jupyter nbconvert --to script {name}`, and launch {file.removesuffix('.ipynb')}.py",
+            hint=f"convert it: `jupyter nbconvert --to script {name}`, and launch "
+            f"{file.removesuffix('.ipynb')}.py",
         )
     with contextlib.suppress(OSError), path.open("rb") as opened:
         first = opened.readline(200)
@@ -91,8 +94,8 @@ def _program(path: Path, file: str) -> tuple[str, ...]:
 
 
 def localhost_line(path: Path) -> int:
-    """Return the number of the first line that sets the rendezvous address to localhost; 0 if there is none, or the file cannot be
-    read."""
+    """Return the number of the first line that sets the rendezvous address to localhost; 0 if there is none,
+    or the file cannot be read."""
     with contextlib.suppress(OSError), path.open(encoding="utf-8", errors="replace") as opened:
         for number, line in enumerate(opened, 1):
             if _LOCALHOST.search(line.partition("#")[0]):
@@ -132,7 +135,8 @@ def _path(root: Path, here: Path, target: str) -> str:
     if found is None:
         raise UsageError(
             f"script not found: {target} (in {here})",
-            hint="give its path, or -m MODULE; for a program that is installed on the nodes, write a script with "
+            hint="give its path, or -m MODULE; for a program that is installed on the nodes, write a script "
+            "with "
             f'`exec {shlex.quote(target)} "$@"` into NAME.sh and launch that'
             if "/" not in target and "." not in target
             else "give its path, or -m MODULE",
@@ -187,7 +191,8 @@ def _file_of(root: Path, folder: str, target: str) -> str:
         if hidden and parent.with_name(parent.name + ".py").is_file():
             raise UsageError(
                 f"{parent.name}.py hides the folder {parent.name}/, so there is no module {target}",
-                hint=f"rename one of them, or make the folder a package: touch {parent.relative_to(root)}/__init__.py",
+                hint="rename one of them, or make the folder a package: touch "
+                f"{parent.relative_to(root)}/__init__.py",
             )
     stem = (Path(folder) / Path(*parts)).as_posix()
     main = f"{stem}/__main__.py"

@@ -1,7 +1,7 @@
 """Names of files that hold secrets by convention: private keys, credentials, tokens, shell histories.
 
-They are withheld from the nodes at any depth, unless git tracks them or sync.include has their exact path: nodes are
-machines in a cloud, and a .gitignore does not always name them.
+They are withheld from the nodes at any depth, unless git tracks them or sync.include has their exact path:
+nodes are machines in a cloud, and a .gitignore does not always name them.
 """
 
 from __future__ import annotations

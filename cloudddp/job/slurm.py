@@ -1,8 +1,9 @@
 """JobSpec + Script + what a Slurm cluster needs to know -> an sbatch script. Pure.
 
-The second renderer of `rank_template.py`: its facts become shell variables, which the script finds on each node. The
-parts that do not depend on the job are in slurm.sh. Every text of the user is quoted, and what gets into an #SBATCH line,
-which Slurm parses by rules of its own, is limited to characters that mean nothing there.
+The second renderer of `rank_template.py`: its facts become shell variables, which the script finds on each
+node. The parts that do not depend on the job are in slurm.sh. Every text of the user is quoted, and what gets
+into an #SBATCH line, which Slurm parses by rules of its own, is limited to characters that mean nothing
+there.
 """
 
 from __future__ import annotations
@@ -95,11 +96,11 @@ _OWN = {
 
 @dataclass(frozen=True, slots=True)
 class SlurmOptions:
-    """What the cluster needs to know besides the job; None: its own default. Raises UsageError for values that are not
-    allowed in an #SBATCH line.
+    """What the cluster needs to know besides the job; None: its own default. Raises UsageError for values
+    that are not allowed in an #SBATCH line.
 
-    `required`: variables that have to be set where the job is submitted. `setup`: commands that the script runs in its own
-    shell before the ranks start.
+    `required`: variables that have to be set where the job is submitted. `setup`: commands that the script
+    runs in its own shell before the ranks start.
     """
 
     gpus_per_node: str | None = None
@@ -120,7 +121,8 @@ class SlurmOptions:
         if self.time is not None and _seconds(self.time) is None:
             raise UsageError(
                 f"--time {one_line(repr(self.time), 100)} is not a time limit",
-                hint="allowed: minutes, hours:minutes:seconds or days-hours:minutes:seconds, such as 2-12:00:00",
+                hint="allowed: minutes, hours:minutes:seconds or days-hours:minutes:seconds, such as "
+                "2-12:00:00",
             )
         for option in self.extra:
             _check_extra(option)
@@ -158,8 +160,8 @@ def render(config: Config, script: Script, options: SlurmOptions) -> str:
 def quote(text: str) -> str:
     r"""Return the text as one word of bash.
 
-    Control characters become escapes of $'...': a line break in an argument must not begin a line of the script, and sbatch
-    refuses scripts with \r\n.
+    Control characters become escapes of $'...': a line break in an argument must not begin a line of the
+    script, and sbatch refuses scripts with \r\n.
     """
     if not _CONTROL.search(text):
         return shlex.quote(text)
@@ -191,7 +193,8 @@ def _ranks_and_gpus(config: Config, options: SlurmOptions) -> tuple[int, str]:
         )
     if isinstance(wanted, tuple):
         raise UsageError(
-            "job.nproc_per_node is a list, and the Slurm script starts the same number of ranks on every node",
+            "job.nproc_per_node is a list, and the Slurm script starts the same number of ranks on every "
+            "node",
             hint="give one number: --nproc-per-node K",
         )
     given = options.gpus_per_node
@@ -199,7 +202,8 @@ def _ranks_and_gpus(config: Config, options: SlurmOptions) -> tuple[int, str]:
     ranks = max(1, gpus) if wanted == "gpu" else wanted
     if 0 < gpus < ranks:
         raise UsageError(
-            f"--gpus-per-node {given} is fewer than the {ranks} ranks of job.nproc_per_node, and two ranks cannot share a GPU",
+            f"--gpus-per-node {given} is fewer than the {ranks} ranks of job.nproc_per_node, and two ranks "
+            "cannot share a GPU",
             hint="omit --nproc-per-node for one rank per GPU; --gpus-per-node 0 runs the ranks on CPUs",
         )
     return ranks, "0" if gpus == 0 else given or str(gpus)
@@ -256,7 +260,8 @@ def _check_time(limit: str | None, save_minutes: float) -> None:
         raise UsageError("--time 0 is no time limit", hint="omit --time for that of the partition")
     if seconds <= _grace(save_minutes):
         raise UsageError(
-            f"--time {limit} ({seconds} s) is not longer than job.save_minutes = {save_minutes:g}, so the ranks would be "
+            f"--time {limit} ({seconds} s) is not longer than job.save_minutes = {save_minutes:g}, so the "
+            "ranks would be "
             "asked to stop as soon as they start",
             hint="give a longer --time, or fewer --save-minutes",
         )
@@ -267,7 +272,8 @@ def _check_extra(option: str) -> None:
     if not _EXTRA.fullmatch(option):
         raise UsageError(
             f"--sbatch {shown} is not an option of sbatch",
-            hint="give it as --sbatch --qos=high: one long option, without spaces, quotes, backslashes and '#'",
+            hint="give it as --sbatch --qos=high: one long option, without spaces, quotes, backslashes and "
+            "'#'",
         )
     name = option[2:].partition("=")[0]
     if name in _OWN:
@@ -310,7 +316,8 @@ def _checks(script: Script, required: Sequence[str]) -> Iterable[str]:
 
 
 def _setup(commands: Sequence[str], shell: Sequence[str]) -> Iterable[str]:
-    """Yield the lines that prepare the job: in the script's own shell, as for `module load`; and [setup] run, as on EC2."""
+    """Yield the lines that prepare the job: in the script's own shell, as for `module load`; and [setup] run,
+    as on EC2."""
     if shell:
         yield "# --setup"
     for command in shell:

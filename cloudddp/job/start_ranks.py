@@ -1,4 +1,5 @@
-"""Starting the ranks of a job: the agents of all nodes at once, which connect to each other before a rank runs."""
+"""Starting the ranks of a job: the agents of all nodes at once, which connect to each other before a rank
+runs."""
 
 from __future__ import annotations
 
@@ -44,8 +45,8 @@ def start(
     files: Collection[str],
     versions: Mapping[int, int],
 ) -> dict[int, StartReply]:
-    """Start the ranks on every node, and return the replies by node. `files` are those of the project, `versions` what each node
-    has of them. Raises NodeError; then ranks may run on some nodes."""
+    """Start the ranks on every node, and return the replies by node. `files` are those of the project,
+    `versions` what each node has of them. Raises NodeError; then ranks may run on some nodes."""
     gang, deadline = _gang(cluster, probes, config), _deadline(cluster)
     save = config.job.save_minutes * timing.current().minute
     results = destination(config, job.id)
@@ -109,8 +110,8 @@ def looking_for(job: JobSpec, files: Collection[str], *, nodes: int, wrote: bool
 
 
 def _record_laps(replies: Mapping[int, StartReply]) -> None:
-    """Record the parts of the start that the agents have reported, as spans: each one until the next, but for mesh and
-    preflight, which run at the same time."""
+    """Record the parts of the start that the agents have reported, as spans: each one until the next, but for
+    mesh and preflight, which run at the same time."""
     now = time.monotonic()
     for node, reply in replies.items():
         for name, (begin, end) in _LAPS.items():
@@ -146,7 +147,8 @@ def _gang(cluster: Cluster, probes: Mapping[int, ProbeReply], config: Config) ->
 
 
 def _not_connected(found: Mapping[int, Unreachable], gang: Gang, cluster: Cluster) -> NodeError:
-    """Return the error for nodes whose agents could not connect to each other, so that no rank was started."""
+    """Return the error for nodes whose agents could not connect to each other, so that no rank was
+    started."""
     for node, one in found.items():
         if one.error:
             return NodeError(f"node {node}: {one_line(one.error)}", hint=("repeat ", Command("launch")))
@@ -184,7 +186,8 @@ def _not_connected(found: Mapping[int, Unreachable], gang: Gang, cluster: Cluste
     )
     return NodeError(
         f"{listed}{more}",
-        hint="the ranks need every port between the nodes: check the rules of the cluster's security group (inbound and "
+        hint="the ranks need every port between the nodes: check the rules of the cluster's security group "
+        "(inbound and "
         "outbound, all traffic within the group) and the network ACLs of its subnet"
         + (f"; this adds the inbound rule: aws {rule}" if rule else ""),
     )

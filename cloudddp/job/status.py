@@ -72,8 +72,9 @@ class JobRecord:
 def list_jobs(
     runner: Runner, *, silent: dict[int, NodeError] | None = None, seconds: float = 60.0
 ) -> list[JobRecord]:
-    """Return the jobs that the nodes have recorded, newest last. Raises NodeError, also for a node that needs more than
-    `seconds`. `silent` takes the nodes whose connection breaks meanwhile; otherwise that is an error, too."""
+    """Return the jobs that the nodes have recorded, newest last. Raises NodeError, also for a node that needs
+    more than `seconds`. `silent` takes the nodes whose connection breaks meanwhile; otherwise that is an
+    error, too."""
     replies = client.call_all(
         runner, lambda _: JobsRequest(), ship=True, timeout=seconds, limit=MAX_LISTING, silent=silent
     )
@@ -87,8 +88,9 @@ def list_jobs(
 
 
 def _conclude(runner: Runner, job_id: str, states: Mapping[int, JobState]) -> None:
-    """Record the verdict of a job on nodes whose agent ended without one, and on nodes that could not reach the others and
-    have decided alone: every later command is to get the same answer, also when the nodes that know it have gone."""
+    """Record the verdict of a job on nodes whose agent ended without one, and on nodes that could not reach
+    the others and have decided alone: every later command is to get the same answer, also when the nodes that
+    know it have gone."""
     verdict = agreed(states) if all(state.phase.ended for state in states.values()) else None
     others = {node for node, state in states.items() if _differs(state, verdict)}
     if verdict is None or not others:
@@ -112,7 +114,8 @@ def _differs(state: JobState, verdict: Verdict | None) -> bool:
 def record(job_id: str, states: Mapping[int, JobState]) -> JobRecord:
     """Return a job, from its state on each node that has answered. Pure.
 
-    While a node still runs its part, the job has not ended, and what others have decided may not be what counts.
+    While a node still runs its part, the job has not ended, and what others have decided may not be what
+    counts.
     """
     if not all(state.phase.ended for state in states.values()):
         states = {node: replace(state, verdict=None) for node, state in states.items()}
@@ -147,7 +150,8 @@ def record(job_id: str, states: Mapping[int, JobState]) -> JobRecord:
 
 
 def _ended(states: Mapping[int, JobState]) -> float | None:
-    """Return when a job ended: at the moment of its verdict, whichever nodes answer; else when the last of them ended."""
+    """Return when a job ended: at the moment of its verdict, whichever nodes answer; else when the last of
+    them ended."""
     verdict = agreed(states)
     if verdict is not None and verdict.at is not None:
         return verdict.at
@@ -155,8 +159,8 @@ def _ended(states: Mapping[int, JobState]) -> float | None:
 
 
 def _stragglers(states: Iterable[JobState]) -> tuple[Straggler, ...]:
-    """Return the stragglers that the nodes have recorded, by rank. All nodes record the same ones; of a node that was cut off
-    meanwhile the record is older."""
+    """Return the stragglers that the nodes have recorded, by rank. All nodes record the same ones; of a node
+    that was cut off meanwhile the record is older."""
     found: dict[int, Straggler] = {}
     for one in sorted((one for state in states for one in state.stragglers), key=_last_change):
         found[one.rank] = one
@@ -177,8 +181,8 @@ class UnknownJob(CloudDDPError):
 
 
 def find(jobs: Sequence[JobRecord], wanted: str | None) -> JobRecord:
-    """Return the job of that id (or of its unique beginning), or the newest: of those that run, if any does. Raises
-    UnknownJob for none, CloudDDPError for several."""
+    """Return the job of that id (or of its unique beginning), or the newest: of those that run, if any does.
+    Raises UnknownJob for none, CloudDDPError for several."""
     if not jobs:
         raise UnknownJob(
             "no job has been launched on this cluster", hint=("start one: ", Command("launch", "SCRIPT"))

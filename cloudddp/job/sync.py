@@ -37,8 +37,8 @@ REPORT = 5.0  # seconds between two lines about a transfer that lasts
 
 @dataclass(frozen=True)
 class Origin:
-    """The id of this computer's project, "" for none. `agree` gets the nodes that have the files of another project, and
-    raises CloudDDPError unless these may be replaced."""
+    """The id of this computer's project, "" for none. `agree` gets the nodes that have the files of another
+    project, and raises CloudDDPError unless these may be replaced."""
 
     id: str = ""
     agree: Callable[[Sequence[int]], None] = lambda _: None
@@ -91,10 +91,11 @@ def update(
     *,
     job: str = "",
 ) -> dict[int, int]:
-    """Make the nodes' project folders like this computer's: one step on each node, or none where nothing has changed.
+    """Make the nodes' project folders like this computer's: one step on each node, or none where nothing has
+    changed.
 
-    `probes`: each node's reply to a probe. `job`: whose launch this is part of. Return the version of the files on each node.
-    Raises UsageError, NodeError.
+    `probes`: each node's reply to a probe. `job`: whose launch this is part of. Return the version of the
+    files on each node. Raises UsageError, NodeError.
     """
     versions = {node: reply.version for node, reply in probes.items()}
     theirs = {node: reply.folders for node, reply in probes.items() if reply.folders is not None}
@@ -147,7 +148,8 @@ def _kept(node: int, replaced: Kept) -> Text:
     names = [one_line(path_from_wire(name), 80) for name in replaced.names[:SHOWN]]
     more = [f"{replaced.count - len(names)} more"] if replaced.count > len(names) else []
     return (
-        f"warning: node {node}: a job wrote {', '.join(names + more)}, which was not pulled and is in the way of the files "
+        f"warning: node {node}: a job wrote {', '.join(names + more)}, which was not pulled and is in the "
+        "way of the files "
         f"that were sent: it was moved to {REPLACED} on that node; ",
         Command("pull", REPLACED, "--node", str(node)),
         " copies it",
@@ -155,8 +157,8 @@ def _kept(node: int, replaced: Kept) -> Text:
 
 
 class _Announced:
-    """Checks what the nodes want, announces it, and reports how much of a transfer that lasts has left this computer. Of the
-    `order` of nodes, `lacking` lack something."""
+    """Checks what the nodes want, announces it, and reports how much of a transfer that lasts has left this
+    computer. Of the `order` of nodes, `lacking` lack something."""
 
     def __init__(
         self,
@@ -206,7 +208,8 @@ class _Announced:
 
 
 def _listing(files: Snapshot, folders: Iterable[str], contents: Contents, *, known: bool) -> Listing:
-    """Return what these folders have. `known`: a node may have files with another time or name, and the same contents."""
+    """Return what these folders have. `known`: a node may have files with another time or name, and the same
+    contents."""
     listed = {folder: files.folders.get(folder, {}) for folder in sorted(folders)}
     listing = Listing(listed)
     if not known:
@@ -217,7 +220,8 @@ def _listing(files: Snapshot, folders: Iterable[str], contents: Contents, *, kno
 
 
 def _summary(count: int, wants: Wants, nodes: int, *, from_nodes: bool) -> str:
-    """Return what is about to be done. `from_nodes`: a node has all files, and the others get them from it."""
+    """Return what is about to be done. `from_nodes`: a node has all files, and the others get them from
+    it."""
     to = f"{nodes} node{'s' * (nodes != 1)}"
     deleted = f"deleting {wants.delete:,} file{'s' * (wants.delete != 1)}"
     deleting = f"; {deleted}" if wants.delete else ""
@@ -245,7 +249,8 @@ def different_folders(theirs: Iterable[Mapping[str, str]], ours: Mapping[str, st
 
 
 def _check_folders(theirs: Mapping[int, Mapping[str, str]], ours: Mapping[str, str]) -> None:
-    """Raise NodeError where the nodes report more folders that are not here than a listing has, for the node with the most."""
+    """Raise NodeError where the nodes report more folders that are not here than a listing has, for the node
+    with the most."""
     others = {node: folders.keys() - ours.keys() for node, folders in theirs.items()}
     if len(set().union(*others.values())) > MAX_LISTED - MAX_FILES:
         node = max(others, key=lambda one: len(others[one]))
@@ -256,15 +261,16 @@ def _check_folders(theirs: Mapping[int, Mapping[str, str]], ours: Mapping[str, s
 def order_of(
     theirs: Mapping[int, Mapping[str, str]], nodes: Iterable[int], ours: Mapping[str, str]
 ) -> list[int]:
-    """Return the nodes that take part, in the order of the chain: the one that lacks least gets the files from this computer,
-    or only passes on what it has."""
+    """Return the nodes that take part, in the order of the chain: the one that lacks least gets the files
+    from this computer, or only passes on what it has."""
     complete = sorted(set(nodes) - theirs.keys())[:1]
     lacking = sorted(theirs, key=lambda node: (len(different_folders([theirs[node]], ours)), node))
     return complete + lacking
 
 
 def check_size(manifest: Manifest, names: Iterable[str], max_mb: float, *, node: int | None = None) -> None:
-    """Raise UsageError, naming the largest folders, where a sync would send more than `max_mb`: to all nodes, or to one."""
+    """Raise UsageError, naming the largest folders, where a sync would send more than `max_mb`: to all nodes,
+    or to one."""
     names = list(names)
     size = sum(manifest[name].size for name in names)
     if size <= max_mb * 2**20:
@@ -272,7 +278,8 @@ def check_size(manifest: Manifest, names: Iterable[str], max_mb: float, *, node:
     top = "; ".join(f"{name} {size / 2**20:.0f} MiB" for name, size in largest(manifest, names))
     whom = "every node" if node is None else f"node {node}"
     raise UsageError(
-        f"the sync would send {size / 2**20:.0f} MiB to {whom}, more than sync.max_mb = {number(max_mb)}: {top}",
+        f"the sync would send {size / 2**20:.0f} MiB to {whom}, more than sync.max_mb = {number(max_mb)}: "
+        f"{top}",
         hint="add what is not needed on the nodes to .gitignore or sync.exclude, or raise sync.max_mb",
     )
 

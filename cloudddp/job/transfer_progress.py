@@ -1,15 +1,17 @@
 """How far the nodes of a transfer are, by what they report, and which of them make no progress.
 
-Reports alone are no progress: any program of a node's login user may send them. Progress is a further stage (each is reached
-once), or LEAST bytes that were received, hashed or written. The bytes that count are limited by the size of what is sent, so no
-node can make a transfer last without limit.
+Reports alone are no progress: any program of a node's login user may send them. Progress is a further stage
+(each is reached once), or LEAST bytes that were received, hashed or written. The bytes that count are limited
+by the size of what is sent, so no node can make a transfer last without limit.
 
 A node may make no progress without a fault of its own:
 
 - It waits for a node that has received nothing that this one lacks. Then that node is judged instead.
-- Its source sends it nothing, although it has more, or claims to have everything. Then it gets another source: that of the source,
-  and after that this computer, which is trusted. A node that gets nothing from here either is at fault.
-- This computer is busy: it hashes the part of a large file that a node has, or reads from a slow disk. That time does not count.
+- Its source sends it nothing, although it has more, or claims to have everything. Then it gets another
+  source: that of the source, and after that this computer, which is trusted. A node that gets nothing from
+  here either is at fault.
+- This computer is busy: it hashes the part of a large file that a node has, or reads from a slow disk. That
+  time does not count.
 - Its disk is slow: it waits until what was written is on it. That has a longer limit.
 """
 
@@ -27,7 +29,8 @@ from cloudddp.agent.protocol.transfer import FILE_WORK, LAPTOP
 
 # Seconds without progress.
 BYPASS = 30.0  # until a node gets another source; another sync of the project may hold it up for 20 s
-STALLED = 120.0  # until a node is given up, for each of the nodes that get files from this computer at the same time
+# until a node is given up, for each of the nodes that get files from this computer at the same time
+STALLED = 120.0
 TO_DISK = 900.0  # the same while it waits for its disk: many GB may be in its memory
 LEAST = 256 << 10  # bytes that are progress
 
@@ -96,7 +99,8 @@ class Stall(Enum):
 
 
 def stalled(nodes: Iterable[Progress], now: float) -> list[tuple[Progress, Stall]]:
-    """Return the nodes that make no progress. Those that wait for another one without new files get the full time again."""
+    """Return the nodes that make no progress. Those that wait for another one without new files get the full
+    time again."""
     by_position = {one.position: one for one in nodes}
     direct = sum(one.source == LAPTOP and not one.ended for one in by_position.values())
     found = []
@@ -130,8 +134,8 @@ def _limit(node: Progress, direct: int) -> float:
 
 
 def next_source(node: Progress, chain: Sequence[Progress]) -> int:
-    """Return where a node that gets nothing from its source gets the files instead: from another node once, and then from
-    here. `chain`: all nodes, by position."""
+    """Return where a node that gets nothing from its source gets the files instead: from another node once,
+    and then from here. `chain`: all nodes, by position."""
     return LAPTOP if node.source == LAPTOP or node.moves else chain[node.source].source
 
 

@@ -1,4 +1,5 @@
-"""What a node reports during a transfer, line by line. Any program of its login user may write them, so all of it has limits."""
+"""What a node reports during a transfer, line by line. Any program of its login user may write them, so all
+of it has limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the nodes will lack of a project, and by which rule: named before anything is called, or refused where it is the script."""
+"""What the nodes will lack of a project, and by which rule: named before anything is called, or refused where
+it is the script."""
 
 from __future__ import annotations
 
@@ -23,11 +24,15 @@ def notes(files: Snapshot, config: Config) -> Iterator[str]:
     """Yield a line for each kind of files that a user would expect on the nodes, and that are not sent."""
     if files.withheld:
         yield (
-            f"not sent, since they may hold secrets: {_some(files.withheld)} (--env-file passes variables; files that git "
+            f"not sent, since they may hold secrets: {_some(files.withheld)} (--env-file passes variables; "
+            "files that git "
             "tracks are sent)"
         )
     if files.unfetched:
-        yield f"not sent: {_some(files.unfetched)}: submodules without files; `git submodule update --init` fetches them"
+        yield (
+            f"not sent: {_some(files.unfetched)}: submodules without files; `git submodule update --init` "
+            "fetches them"
+        )
 
     if files.unsent:
         shown = [f"{name} ({_rule(name, config)})" for name in files.unsent[:3]]
@@ -35,12 +40,14 @@ def notes(files: Snapshot, config: Config) -> Iterator[str]:
         yield f"git tracks files that are not sent: {', '.join(shown)}{more}"
     if lost := _dangling(files, config):
         yield (
-            f"links to files that are not sent, so the nodes do not have them: {_some(lost)}; copy the files into the project, or "
+            f"links to files that are not sent, so the nodes do not have them: {_some(lost)}; copy the files "
+            "into the project, or "
             "add the links to sync.exclude"
         )
     if ignored := _ignored_names(files, config):
         yield (
-            f"not sent, since git's ignore rules name them: {_some(ignored)} (sync.include sends what the job needs, sync.exclude ends "
+            f"not sent, since git's ignore rules name them: {_some(ignored)} (sync.include sends what the "
+            "job needs, sync.exclude ends "
             "this message)"
         )
 
@@ -66,7 +73,8 @@ def _parents(name: str) -> Iterator[str]:
 
 
 def _ignored_names(files: Snapshot, config: Config) -> list[str]:
-    """Return the files and folders that .gitignore names, without those that are hidden or that tools build."""
+    """Return the files and folders that .gitignore names, without those that are hidden or that tools
+    build."""
     names: Sequence[str] = files.ignored or ()
     if files.ignored is None:
         words = ("-oiz", "--exclude-standard", "--directory", "--no-empty-directory", "--", ".")

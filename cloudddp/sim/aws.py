@@ -42,7 +42,8 @@ def rehearse(instance_profile: str = "") -> Iterator[None]:
         with fast_imports():
             import moto
 
-            install.install()  # in this environment: moto's imports ask boto3 for regions, which reads AWS_PROFILE
+            # in this environment: moto's imports ask boto3 for regions, which reads AWS_PROFILE
+            install.install()
         with moto.mock_aws():
             if instance_profile:
                 _add_profile(instance_profile, region)

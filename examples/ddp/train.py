@@ -4,8 +4,8 @@
     torchrun --standalone --nproc-per-node=gpu train.py    # all GPUs of this machine
     cloudddp launch train.py                               # all GPUs of all nodes
 
-Any number of ranks computes the same weights, up to rounding (except with BatchNorm and dropout). After a crash
-or a preemption, repeat the command: it resumes from runs/latest.pt, also on another number of ranks.
+Any number of ranks computes the same weights, up to rounding (except with BatchNorm and dropout). After a
+crash or a preemption, repeat the command: it resumes from runs/latest.pt, also on another number of ranks.
 """
 
 import argparse
@@ -44,8 +44,9 @@ def build_data() -> list[TensorDataset]:
 
 
 def global_batches(samples: int, batch_size: int, seed: int, epoch: int) -> list[list[int]]:
-    """Return the samples of each step of an epoch. Rank r trains on every WORLD_SIZE-th of them, from the r-th on.
-    With DistributedSampler, which repeats or drops some, the result would depend on the number of ranks."""
+    """Return the samples of each step of an epoch. Rank r trains on every WORLD_SIZE-th of them, from the
+    r-th on. With DistributedSampler, which repeats or drops some, the result would depend on the number of
+    ranks."""
     order = torch.randperm(samples, generator=torch.Generator().manual_seed(hash((seed, epoch)))).tolist()
     return [order[start : start + batch_size] for start in range(0, samples, batch_size)]
 
@@ -72,8 +73,8 @@ def write(path: str, content: Any) -> None:
 
 
 def newest(path: str) -> Any:
-    """Return on every rank the newest valid snapshot that any rank reads from its `path`, or None. Nodes need not
-    share a disk, and after a restart rank 0 may be on a node that has no snapshot."""
+    """Return on every rank the newest valid snapshot that any rank reads from its `path`, or None. Nodes need
+    not share a disk, and after a restart rank 0 may be on a node that has no snapshot."""
     own = None
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)  # does not verify checksums
@@ -123,7 +124,8 @@ def main(args: argparse.Namespace) -> None:
             other.pop("lr", None)  # it may change on the way
         if other or step > steps:
             sys.exit(
-                f"{args.out}: step {step} of {steps}, trained with {other or 'more epochs'}; use that, or another --out"
+                f"{args.out}: step {step} of {steps}, trained with {other or 'more epochs'}; use that, or "
+                "another --out"
             )
         model.load_state_dict(snapshot["model"])
         optimizer.load_state_dict(snapshot["optimizer"])

@@ -1,9 +1,11 @@
-"""Fully sharded data parallel: each rank holds a part of the parameters, of their gradients and of the optimizer state.
+"""Fully sharded data parallel: each rank holds a part of the parameters, of their gradients and of the
+optimizer state.
 
     python fsdp.py
     torchrun --standalone --nproc-per-node=2 fsdp.py
 
-Needs torch 2.6 or newer. Both commands train on the same global batches, and give the same weights up to rounding.
+Needs torch 2.6 or newer. Both commands train on the same global batches, and give the same weights up to
+rounding.
 """
 
 from __future__ import annotations
@@ -41,18 +43,20 @@ def elements(tensor: Tensor) -> int:
 
 
 def run(options: argparse.Namespace, device: torch.device) -> None:
-    # The same seed on every rank. DDP would send rank 0's weights to all; fully_shard keeps each rank's own part.
+    # The same seed on every rank. DDP would send rank 0's weights to all; fully_shard keeps each rank's own
+    # part.
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(20, WIDTH), *[Block() for _ in range(4)], nn.Linear(WIDTH, 1)).to(device)
     total = sum(parameter.numel() for parameter in model.parameters())
     if DISTRIBUTED:
-        # A block is gathered when it runs, in the forward and again in the backward pass, and freed after it. The last
-        # call covers what is not in a block.
+        # A block is gathered when it runs, in the forward and again in the backward pass, and freed after it.
+        # The last call covers what is not in a block.
         for module in model:
             if isinstance(module, Block):
                 fully_shard(module)
         fully_shard(model)
-    # After sharding, so that it gets the sharded parameters: its state has their shards and is never gathered.
+    # After sharding, so that it gets the sharded parameters: its state has their shards and is never
+    # gathered.
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)
 
     generator = torch.Generator().manual_seed(1)

@@ -1,9 +1,11 @@
-"""Model and data parallelism together: each process has a model on two devices, DistributedDataParallel joins them.
+"""Model and data parallelism together: each process has a model on two devices, DistributedDataParallel joins
+them.
 
     python hybrid.py
     torchrun --standalone --nproc-per-node=2 hybrid.py
 
-Start half as many processes per node as it has GPUs: 2 processes for 4 GPUs. With too few GPUs, all devices are the CPU.
+Start half as many processes per node as it has GPUs: 2 processes for 4 GPUs. With too few GPUs, all devices
+are the CPU.
 """
 
 from __future__ import annotations
@@ -72,7 +74,10 @@ def run(options: argparse.Namespace, first: torch.device, second: torch.device) 
             print(f"epoch {epoch}: loss {total.item() / WORLD_SIZE:.6f}")
 
     weights = torch.cat([parameter.detach().cpu().flatten() for parameter in local.parameters()])
-    own_report = f"{hashlib.sha256(weights.numpy().tobytes()).hexdigest()[:12]} ({first}, {second}) after {seen} samples"
+    own_report = (
+        f"{hashlib.sha256(weights.numpy().tobytes()).hexdigest()[:12]} ({first}, {second}) after "
+        f"{seen} samples"
+    )
     reports: list[Any] = [own_report]
     if DISTRIBUTED:
         reports = [None] * WORLD_SIZE

@@ -51,8 +51,8 @@ def load(options: argparse.Namespace, train: bool) -> Dataset[Any]:
         return TensorDataset(images, labels)
     from torchvision import datasets, transforms
 
-    # One process per node, or the processes of a node would write the same files at the same time. If it fails, it
-    # exits, and torchrun ends those that wait for it.
+    # One process per node, or the processes of a node would write the same files at the same time. If it
+    # fails, it exits, and torchrun ends those that wait for it.
     if options.download and LOCAL_RANK == 0:
         datasets.MNIST(options.data, download=True)
     if DISTRIBUTED:
@@ -118,7 +118,8 @@ def save(path: Path, net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 def read(path: Path, net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    # On the CPU first: the GPU that wrote it may not exist here. load_state_dict copies to the device of each parameter.
+    # On the CPU first: the GPU that wrote it may not exist here. load_state_dict copies to the device of each
+    # parameter.
     state = torch.load(path, map_location="cpu", weights_only=True)
     net.load_state_dict(state["model_state_dict"])
     optimizer.load_state_dict(state["optimizer_state_dict"])
@@ -135,8 +136,8 @@ def run(options: argparse.Namespace, device: torch.device) -> None:
     optimizer = torch.optim.Adadelta(model.parameters(), lr=options.lr)
 
     training, test = load(options, train=True), load(options, train=False)
-    # Gives each rank its share, in an order that depends on the epoch. It repeats some images if they cannot be
-    # divided, which a test must not: there each image goes to one rank.
+    # Gives each rank its share, in an order that depends on the epoch. It repeats some images if they cannot
+    # be divided, which a test must not: there each image goes to one rank.
     sampler: DistributedSampler[Any] = DistributedSampler(training, WORLD_SIZE, RANK, seed=0)
     share = Subset(test, range(RANK, len(test), WORLD_SIZE))  # type: ignore[arg-type]
     pin = device.type == "cuda"

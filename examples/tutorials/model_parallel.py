@@ -2,8 +2,8 @@
 
     python model_parallel.py
 
-With fewer than two GPUs both devices are the CPU. One device works at a time: resnet50_halves.py makes both work, and
-hybrid.py trains several such models at once with DistributedDataParallel.
+With fewer than two GPUs both devices are the CPU. One device works at a time: resnet50_halves.py makes both
+work, and hybrid.py trains several such models at once with DistributedDataParallel.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ class TwoDevices(nn.Module):
     def __init__(self, first: torch.device, second: torch.device) -> None:
         super().__init__()
         self.first, self.second = first, second
-        # What is placed on a device is parameters. A function without any, such as relu, runs where its input is.
+        # What is placed on a device is parameters. A function without any, such as relu, runs where its input
+        # is.
         self.linear1 = nn.Linear(20, 20).to(first)
         self.linear2 = nn.Linear(20, 1).to(second)
 

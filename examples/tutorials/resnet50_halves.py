@@ -1,4 +1,5 @@
-"""ResNet-50 in two halves on two devices, as a whole batch and split so that both devices work at the same time.
+"""ResNet-50 in two halves on two devices, as a whole batch and split so that both devices work at the same
+time.
 
     python resnet50_halves.py --split-size 20
     python resnet50_halves.py --split-size 6 12 20 30 60        # which size is best?
@@ -28,7 +29,8 @@ class TwoHalves(nn.Module):
         )
 
     def forward(self, images: Tensor, split_size: int = 0) -> Tensor:
-        """Return the scores, on the second device. 0: the batch is not split, and one device waits for the other."""
+        """Return the scores, on the second device. 0: the batch is not split, and one device waits for the
+        other."""
         parts = iter(images.to(self.first).split(split_size or len(images)))
         between = self.half1(next(parts)).to(self.second)
         scores = []
@@ -85,7 +87,8 @@ def main() -> None:
         print(f"halves on {first} and {second}, {options.batch_size} images of {options.image_size} pixels")
         scores = model(images)
         print(f"whole model: largest difference {(scores[:8].cpu() - expected).abs().max().item():.1e}")
-        # In evaluation mode. In training BatchNorm normalizes each part by itself, so that splitting changes results.
+        # In evaluation mode. In training BatchNorm normalizes each part by itself, so that splitting changes
+        # results.
         for size in options.split_size:
             difference = (model(images, size) - scores).abs().max().item()
             print(

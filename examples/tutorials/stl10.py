@@ -3,9 +3,9 @@
     python stl10.py 0 0 --download        # RANK LOCAL_RANK
     torchrun --standalone --nproc-per-node=gpu stl10.py --download
 
-For two processes without torchrun, start `python stl10.py 0 0` and `python stl10.py 1 1`, both with `--world-size 2` and
-the same --init-method: tcp://HOST:PORT of rank 0, file:///PATH on storage that all nodes share, or env://. README.md has
-commands for a computer without GPU and dataset.
+For two processes without torchrun, start `python stl10.py 0 0` and `python stl10.py 1 1`, both with
+`--world-size 2` and the same --init-method: tcp://HOST:PORT of rank 0, file:///PATH on storage that all nodes
+share, or env://. README.md has commands for a computer without GPU and dataset.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class AverageMeter:
 
 
 class Results:
-    """Sums of loss, top-1 and top-5 hits and images, of the latest batch and of all. They stay on the device: to read
-    one at each step would make each step wait for the GPU."""
+    """Sums of loss, top-1 and top-5 hits and images, of the latest batch and of all. They stay on the device:
+    to read one at each step would make each step wait for the GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self.latest, self.all = torch.zeros(4, device=device), torch.zeros(4, device=device)
@@ -54,7 +54,8 @@ class Results:
         self.all += self.latest
 
     def over_ranks(self) -> tuple[list[float], list[float]]:
-        """Return (loss, top-1 %, top-5 %) of the latest batch and of all, over the ranks, which all have to call this."""
+        """Return (loss, top-1 %, top-5 %) of the latest batch and of all, over the ranks, which all have to
+        call this."""
         sums = torch.stack([self.latest, self.all])
         dist.all_reduce(sums)
         latest, average = (sums[:, :3] / sums[:, 3:]).tolist()

@@ -1,12 +1,13 @@
-"""A Trainer class with snapshots, in three ways: one process, processes started by torch.multiprocessing, and torchrun.
+"""A Trainer class with snapshots, in three ways: one process, processes started by torch.multiprocessing, and
+torchrun.
 
     python trainer.py 10 2
     python trainer.py 10 2 --spawn 2
     torchrun --standalone --nproc-per-node=2 trainer.py 10 2
 
-trains for 10 epochs and saves a snapshot every 2. A command that finds the snapshot continues after its last epoch. Only
-rank 0 reads and writes it, so the other nodes need no copy. On nodes without shared storage rank 0 has to stay on the
-node that has the file.
+trains for 10 epochs and saves a snapshot every 2. A command that finds the snapshot continues after its last
+epoch. Only rank 0 reads and writes it, so the other nodes need no copy. On nodes without shared storage rank
+0 has to stay on the node that has the file.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class Trainer:
             if self.rank == 0:
                 size, steps = self.options.batch_size, len(self.loader)
                 print(
-                    f"[rank 0 of {self.world_size}] Epoch {epoch} | Batchsize: {size} | Steps: {steps} | Loss: {loss:.6f}"
+                    f"[rank 0 of {self.world_size}] Epoch {epoch} | Batchsize: {size} | Steps: {steps} | "
+                    f"Loss: {loss:.6f}"
                 )
                 if (epoch + 1) % self.options.save_every == 0 or last:
                     self._save_snapshot(epoch, self.options.snapshot)
@@ -71,7 +73,8 @@ class Trainer:
 
     def _run_batch(self, inputs: Tensor, targets: Tensor) -> Tensor:
         self.optimizer.zero_grad()
-        # One output: cross-entropy over a single class is 0, and so is its gradient. Nothing would be learned.
+        # One output: cross-entropy over a single class is 0, and so is its gradient. Nothing would be
+        # learned.
         loss = nn.functional.mse_loss(self.model(inputs), targets)
         loss.backward()
         self.optimizer.step()
@@ -90,7 +93,8 @@ class Trainer:
         print(f"Epoch {epoch} | Training snapshot saved at {path}")
 
     def _load_snapshot(self, path: Path) -> None:
-        # Rank 0 decides for all: if each looked for the file, ranks on nodes without it would start at epoch 0.
+        # Rank 0 decides for all: if each looked for the file, ranks on nodes without it would start at epoch
+        # 0.
         snapshots: list[Any] = [None]
         if self.rank == 0 and path.exists():
             snapshots = [torch.load(path, map_location="cpu", weights_only=True)]
@@ -149,7 +153,8 @@ def main() -> None:
     parser.add_argument("--spawn", type=int, default=0, metavar="N", help="start N processes on this machine")
     options = parser.parse_args()
     if options.spawn:
-        # The parent has the store, on a port that is free: a fixed one may be in use, for example by another job.
+        # The parent has the store, on a port that is free: a fixed one may be in use, for example by another
+        # job.
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         mp.spawn(spawned, args=(options, store.port), nprocs=options.spawn)
     elif "RANK" in os.environ:

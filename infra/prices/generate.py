@@ -1,13 +1,14 @@
-"""Writes cloudddp/cluster/price_table.json: USD per hour on demand, Linux, of the GPU types in every commercial region.
+"""Writes cloudddp/cluster/price_table.json: USD per hour on demand, Linux, of the GPU types in every
+commercial region.
 
     python infra/prices/generate.py --api                     asks the Pricing API (needs pricing:GetProducts)
-    python infra/prices/generate.py --answers DIR             reads its answers, as `aws pricing get-products` prints them
+    python infra/prices/generate.py --answers DIR reads its answers, as `aws pricing get-products` prints them
     python infra/prices/generate.py --vantage FILE --karpenter FILE
                                                               reads tables that others have made of them
 
-Each price comes from the newest source that has it; a region names its sources, and the date of the oldest. Where two
-sources have the same price, they are compared, and differences are printed. Regions outside the partition `aws`, Local
-Zones and Wavelength Zones are left out: cloudddp has never been used there.
+Each price comes from the newest source that has it; a region names its sources, and the date of the oldest.
+Where two sources have the same price, they are compared, and differences are printed. Regions outside the
+partition `aws`, Local Zones and Wavelength Zones are left out: cloudddp has never been used there.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from pathlib import Path
 from typing import Any
 
 TABLE = Path(__file__).resolve().parents[2] / "cloudddp" / "cluster" / "price_table.json"
-# NVIDIA GPUs that a Linux instance uses whole. Left out: fractions of a GPU (g6f, gr6f), ARM with graphics GPUs (g5g), AMD
-# (g4ad), Trainium and Inferentia, which cloudddp does not support, types of a GPU rack (p6e), and types before G4 and P3.
+# NVIDIA GPUs that a Linux instance uses whole. Left out: fractions of a GPU (g6f, gr6f), ARM with graphics
+# GPUs (g5g), AMD (g4ad), Trainium and Inferentia, which cloudddp does not support, types of a GPU rack (p6e),
+# and types before G4 and P3.
 FAMILY = re.compile(r"(g4dn|g[5-9]e?|gr[6-9]|p3|p3dn|p4de?|p5(en?)?|p6-b[23]00)\.")
 REGION = re.compile(r"(af|ap|ca|eu|il|me|mx|sa|us)-(central|east|north|northeast|south|southeast|west)-\d")
-# EBS gp3, USD per GiB and month, as https://aws.amazon.com/ebs/pricing/ listed it in July 2021. The largest of them is the
-# upper bound for regions that are newer.
+# EBS gp3, USD per GiB and month, as https://aws.amazon.com/ebs/pricing/ listed it in July 2021. The largest
+# of them is the upper bound for regions that are newer.
 GP3_DATE = "2021-07-14"
 GP3 = {
     "af-south-1": 0.1047,
@@ -95,7 +97,7 @@ def main() -> None:
     given.output.write_text(rendered(table(sources)))
 
 
-# -- sources -------------------------------------------------------------------------------------------------------
+# -- sources -------------------------------------------------------------------------------------------------
 
 
 def ask() -> Iterator[dict[str, Any]]:
@@ -156,7 +158,7 @@ def from_karpenter(text: str) -> Source:
     )
 
 
-# -- the table -----------------------------------------------------------------------------------------------------
+# -- the table -----------------------------------------------------------------------------------------------
 
 
 def differences(sources: list[Source]) -> Iterator[str]:

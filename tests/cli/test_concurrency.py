@@ -53,7 +53,8 @@ def cluster_ids(ec2: Any, name: str) -> set[str]:
 
 
 def names_the_holder(text: str, cluster_id: str) -> bool:
-    """Whether the second `up` names the owner of the name, in its error or in its report on the existing cluster."""
+    """Whether the second `up` names the owner of the name, in its error or in its report on the existing
+    cluster."""
     taken = f"cluster {cluster_id} of user/moto, since 20" in text
     return taken or re.search(r"is already up, created by user/moto on 20\d\d-", text) is not None
 
@@ -81,7 +82,7 @@ def refused_after_confirmation(
     return " ".join(waiting.seen.decode().split()), cluster_id, before
 
 
-# -- two `up`s ---------------------------------------------------------------------------------------------------
+# -- two `up`s -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("computers", COMPUTERS)
@@ -226,7 +227,7 @@ def test_down_releases_the_name_last(cli: CommandLine, faults: Any) -> None:
     assert deletes == ["TerminateInstances", "DeleteSecurityGroup", "DeleteKeyPair"]
 
 
-# -- `up` with `down` --------------------------------------------------------------------------------------------
+# -- `up` with `down` ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("computers", COMPUTERS)

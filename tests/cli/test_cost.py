@@ -100,7 +100,7 @@ def test_cost_never_falls(lives: list[tuple[int, bool, int]], first: int, second
     assert after >= before - 1e-9
 
 
-# -- through the command line ----------------------------------------------------------------------------------
+# -- through the command line --------------------------------------------------------------------------------
 
 
 def test_status_and_down_include_a_lost_node(cli: Any, ec2: Any, remains: Any) -> None:

@@ -62,8 +62,9 @@ def attributes(nodes: list[ast.AST], *, others: bool) -> Iterator[str]:
 
 
 def of_others(folder: str) -> set[str]:
-    """Return the private names of other packages that a folder of ours uses: attributes that the module does not define;
-    what it reads of `super()`; and what it defines or sets and never reads, so that the other package does."""
+    """Return the private names of other packages that a folder of ours uses: attributes that the module does
+    not define; what it reads of `super()`; and what it defines or sets and never reads, so that the other
+    package does."""
     modules = parsed(ROOT / "cloudddp" / folder)
     read = {
         node.attr

@@ -1,4 +1,5 @@
-"""`cloudddp down`: removes everything with the tag, instances first; leftovers are listed, with exit code 3."""
+"""`cloudddp down`: removes everything with the tag, instances first; leftovers are listed, with exit code
+3."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ def test_down_removes_everything_and_reports_the_cost(cli: Any, remains: Any) ->
     cli.ok("up", "-n", "2")
     out = cli.ok("down", "-y")
     assert (
-        "2 nodes terminated, 1 placement group deleted, 1 security group deleted, 1 key pair deleted; nothing is left"
-        in out
+        "2 nodes terminated, 1 placement group deleted, 1 security group deleted, 1 key pair deleted; "
+        "nothing is left" in out
     )
     assert "on AWS" in out
     assert "$" in out

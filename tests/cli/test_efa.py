@@ -1,4 +1,5 @@
-"""EFA on several network cards: interfaces, Elastic IPs, placement groups, and what is counted on the nodes."""
+"""EFA on several network cards: interfaces, Elastic IPs, placement groups, and what is counted on the
+nodes."""
 
 from __future__ import annotations
 
@@ -157,7 +158,8 @@ def test_missing_devices_fail_if_required_where_gpus_may_be_missing(
 
 @pytest.mark.parametrize(("require", "shown"), [("true", "Libfabric"), ("false", "None")])
 def test_required_efa_reaches_the_ranks(cli: Any, require: str, shown: str) -> None:
-    """NCCL_NET names AWS's plugin: NCCL then fails where it would use TCP (NCCL documentation, environment variables)."""
+    """NCCL_NET names AWS's plugin: NCCL then fails where it would use TCP (NCCL documentation, environment
+    variables)."""
     cli.write("cloudddp.toml", f"[cluster]\nrequire_efa = {require}\n[job]\nrendezvous = 'direct'\n")
     cli.write("show.py", "import os; print('net:', os.environ.get('NCCL_NET'))")
     cli.ok("up", "-n", "2", "-t", TYPE)

@@ -1,4 +1,5 @@
-"""Extra tags: on everything that `up` creates, from the file and from --tag, and refused before anything is called."""
+"""Extra tags: on everything that `up` creates, from the file and from --tag, and refused before anything is
+called."""
 
 from __future__ import annotations
 

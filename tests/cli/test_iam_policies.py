@@ -1,4 +1,5 @@
-"""infra/iam: AWS would accept the policies, and their conditions keep users away from what is not a cluster's."""
+"""infra/iam: AWS would accept the policies, and their conditions keep users away from what is not a
+cluster's."""
 
 from __future__ import annotations
 
@@ -91,7 +92,8 @@ def test_actions_exist(name: str) -> None:
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_ec2_supports_the_resources_and_conditions(name: str) -> None:
-    """Service Authorization Reference: a condition key that an action lacks for a resource type is never true."""
+    """Service Authorization Reference: a condition key that an action lacks for a resource type is never
+    true."""
     for item in statements(name):
         kinds = {arn.split(":", 5)[-1].partition("/")[0] for arn in listed(item["Resource"])}
         keys = [key for block in item.get("Condition", {}).values() for key in block if key not in _ALWAYS]
@@ -100,7 +102,8 @@ def test_ec2_supports_the_resources_and_conditions(name: str) -> None:
 
 
 def unsupported(action: str, kinds: set[str], keys: list[str]) -> list[str]:
-    """Return what an action of EC2 does not support: resource types (`*` is any), and condition keys on them."""
+    """Return what an action of EC2 does not support: resource types (`*` is any), and condition keys on
+    them."""
     prefix, _, operation = action.partition(":")
     if prefix != "ec2":
         return keys

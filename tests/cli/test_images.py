@@ -1,4 +1,5 @@
-"""The image of the nodes: checked against the instance type before anything is created, and its login user."""
+"""The image of the nodes: checked against the instance type before anything is created, and its login
+user."""
 
 from __future__ import annotations
 
@@ -41,8 +42,8 @@ def refused(cli: Any, faults: Any, *flags: str) -> str:
 def test_default_image_is_refused_for_types_without_a_driver(
     cli: Any, faults: Any, instance_type: str, reason: str
 ) -> None:
-    """The Deep Learning AMI with the open NVIDIA driver supports Turing and later; its description lists the families
-    ("Supported EC2 instances: ...", release notes of PyTorch 2.12)."""
+    """The Deep Learning AMI with the open NVIDIA driver supports Turing and later; its description lists the
+    families ("Supported EC2 instances: ...", release notes of PyTorch 2.12)."""
     message = refused(cli, faults, "-t", instance_type)
     assert reason in message
     assert "--image" in message
@@ -162,8 +163,8 @@ def test_parameter_that_holds_no_image_id_is_refused(cli: Any, faults: Any, simu
 
 
 def test_login_user_is_that_of_the_operating_system(cli: Any) -> None:
-    """Amazon Linux: ec2-user (EC2 User Guide, "Default user names"). The simulator's nodes have only `ubuntu`, so `up`
-    is refused there with a message that names the user."""
+    """Amazon Linux: ec2-user (EC2 User Guide, "Default user names"). The simulator's nodes have only
+    `ubuntu`, so `up` is refused there with a message that names the user."""
     done = cli("up", "-n", "1", "--image", AMAZON_LINUX, CLOUDDDP_READY_MINUTES="0.05")
     assert done.returncode == 1
     assert "the cluster's key is refused for user 'ec2-user'" in done.stderr

@@ -1,4 +1,5 @@
-"""Jobs whose agent (guard and supervisor) was killed on a node: every later client gets the verdict of the other nodes."""
+"""Jobs whose agent (guard and supervisor) was killed on a node: every later client gets the verdict of the
+other nodes."""
 
 from __future__ import annotations
 

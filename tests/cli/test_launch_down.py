@@ -1,4 +1,5 @@
-"""`launch --down` and its bad input. Nodes that really power off: tests/lab/product/test_notices_in_the_lab.py."""
+"""`launch --down` and its bad input. Nodes that really power off:
+tests/lab/product/test_notices_in_the_lab.py."""
 
 from __future__ import annotations
 

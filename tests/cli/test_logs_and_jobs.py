@@ -63,7 +63,10 @@ follow.step = lambda request: sys.stderr.write('disk error\\n') and 5
 sys.exit(agent.main())
 " "$4" "$5"
 """
-BREAK = "cd ~/../bin && { [ ! -e python3 ] || mv python3 whole; } && cp ~/project/broken.sh python3 && chmod +x python3"
+BREAK = (
+    "cd ~/../bin && { [ ! -e python3 ] || mv python3 whole; } && cp ~/project/broken.sh python3 && chmod "
+    "+x python3"
+)
 REPAIR = "cd ~/../bin && rm python3 && { [ ! -e whole ] || mv whole python3; }"
 
 
@@ -108,7 +111,8 @@ def test_detached_job_that_fails_on_one_node_ends_on_all(cli: Any) -> None:
     direct(cli, nodes=2)
     cli.write(
         "half.py",
-        "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(9)\nprint('on', flush=True)\ntime.sleep(600)",
+        "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(9)\nprint('on', "
+        "flush=True)\ntime.sleep(600)",
     )
     cli.ok("launch", "-d", "half.py")
     wait_for(lambda: processes(cli) == 0, "the supervisors end")
@@ -142,7 +146,8 @@ def test_following_does_not_end_a_job_that_restarts(cli: Any) -> None:
     cli.ok("up", "-n", "1")
     cli.write(
         "twice.py",
-        "import os, sys, time\ntime.sleep(1)\nsys.exit(3 if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' else 0)",
+        "import os, sys, time\ntime.sleep(1)\nsys.exit(3 if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' "
+        "else 0)",
     )
     cli.ok("launch", "-d", "twice.py")
     assert cli("logs", "-f").returncode == 0
@@ -175,7 +180,8 @@ def test_daemon_with_clean_environment_ends_with_the_job(cli: Any) -> None:
     direct(cli)
     cli.write(
         "daemon.py",
-        "import subprocess, time\nprint(subprocess.Popen(['setsid', 'env', '-i', 'sleep', '601']).pid, flush=True)\ntime.sleep(600)",
+        "import subprocess, time\nprint(subprocess.Popen(['setsid', 'env', '-i', 'sleep', '601']).pid, "
+        "flush=True)\ntime.sleep(600)",
     )
     process = cli.start("launch", "daemon.py")
     assert process.stdout is not None

@@ -1,4 +1,5 @@
-"""Answers of AWS that lack a field, or hold what AWS never sends: an error that names the call, and nothing is created."""
+"""Answers of AWS that lack a field, or hold what AWS never sends: an error that names the call, and nothing
+is created."""
 
 from __future__ import annotations
 
@@ -97,7 +98,7 @@ def test_invalid_value_is_an_error_that_names_the_call(
     refused(cli, faults, remains, action, with_value(element, value))
 
 
-# -- answers to creating calls, and to those of other commands -----------------------------------------------------
+# -- answers to creating calls, and to those of other commands -----------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -153,7 +154,7 @@ def test_quota_that_is_no_number_is_a_warning(cli: Any, faults: FaultyEndpoint, 
     assert "cannot be read: AWS's answer to servicequotas:GetServiceQuota" in " ".join(text.split())
 
 
-# -- pages ---------------------------------------------------------------------------------------------------------
+# -- pages ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("repeated", [True, False])
@@ -172,7 +173,7 @@ def test_listing_without_end_is_an_error(cli: Any, faults: FaultyEndpoint, repea
     assert faults.count("DescribeVpcs") == (2 if repeated else 501)
 
 
-# -- messages ------------------------------------------------------------------------------------------------------
+# -- messages ------------------------------------------------------------------------------------------------
 
 
 def test_message_of_aws_is_bounded_and_on_one_line(cli: Any, faults: FaultyEndpoint, remains: Any) -> None:

@@ -1,4 +1,5 @@
-"""Where `up` launches nodes: VPCs and subnets by id and by tag, routes, and accounts without a default VPC."""
+"""Where `up` launches nodes: VPCs and subnets by id and by tag, routes, and accounts without a default
+VPC."""
 
 from __future__ import annotations
 
@@ -53,8 +54,8 @@ def plan_of(cli: Any, *flags: str) -> str:
 
 
 def test_subnet_without_internet_gateway_is_refused(cli: Any, faults: Any, vpc: Any) -> None:
-    """A public address is unreachable unless the subnet's route table has a route to an internet gateway (Amazon VPC
-    User Guide, "Enable internet access for a VPC using an internet gateway")."""
+    """A public address is unreachable unless the subnet's route table has a route to an internet gateway
+    (Amazon VPC User Guide, "Enable internet access for a VPC using an internet gateway")."""
     own = vpc()
     subnet = own.subnet("10.90.1.0/24", "us-east-1a", Name="private-a")
     message = refused(cli, faults, "--subnets", subnet)
@@ -81,7 +82,8 @@ def test_blackhole_route_is_not_a_way_out(cli: Any, faults: Any, ec2: Any, vpc: 
 def test_subnet_that_the_account_blocks_is_refused(
     cli: Any, faults: Any, vpc: Any, block: Any, mode: str
 ) -> None:
-    """Both modes block connections from outside, whatever the routes are (Amazon VPC User Guide, "VPC BPA basics")."""
+    """Both modes block connections from outside, whatever the routes are (Amazon VPC User Guide, "VPC BPA
+    basics")."""
     own = vpc()
     own.open()
     subnet = own.subnet("10.90.1.0/24", "us-east-1a")

@@ -1,4 +1,5 @@
-"""Rules of an account and its organization: KMS keys, instance profiles, and launches that a policy denies."""
+"""Rules of an account and its organization: KMS keys, instance profiles, and launches that a policy
+denies."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def instances(ec2: Any, cluster: str) -> list[dict[str, Any]]:
     return [i for r in ec2.describe_instances(Filters=where)["Reservations"] for i in r["Instances"]]
 
 
-# -- KMS keys --------------------------------------------------------------------------------------------------
+# -- KMS keys ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -115,7 +116,7 @@ def test_key_that_may_not_be_described_is_not_checked(user: CommandLine) -> None
     assert "alias/train is not checked: AWS denied kms:DescribeKey" in found["detail"]
 
 
-# -- instance profiles -----------------------------------------------------------------------------------------
+# -- instance profiles ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -160,7 +161,7 @@ def test_metadata_hop_limit(cli: Any, ec2: Any, faults: Any) -> None:
     assert instance["MetadataOptions"]["HttpTokens"] == "required"
 
 
-# -- denied launches -------------------------------------------------------------------------------------------
+# -- denied launches -----------------------------------------------------------------------------------------
 
 
 def test_denied_dry_run_creates_nothing(cli: Any, faults: Any) -> None:
@@ -198,7 +199,7 @@ def test_dry_run_is_one_call_whatever_the_number_of_nodes(cli: Any, faults: Any)
     assert faults.calls.index("RunInstances (dry run)") < faults.calls.index("ImportKeyPair")
 
 
-# -- an organization -------------------------------------------------------------------------------------------
+# -- an organization -----------------------------------------------------------------------------------------
 
 
 OWN_GROUPS = {

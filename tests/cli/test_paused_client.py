@@ -1,4 +1,5 @@
-"""A computer that slept: a client that was stopped for longer than its time limits connects again before it judges."""
+"""A computer that slept: a client that was stopped for longer than its time limits connects again before it
+judges."""
 
 from __future__ import annotations
 

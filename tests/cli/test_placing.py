@@ -31,8 +31,8 @@ def full(*zones: str, left: int = 0) -> dict[str, Any]:
 def test_next_zone_is_tried_and_all_nodes_are_in_one(
     cli: Any, conditions: Any, ec2: Any, remains: Any
 ) -> None:
-    """InsufficientInstanceCapacity: "try another Availability Zone" (EC2 API reference, "Error codes"). MinCount is the
-    number of nodes, so that one free place in a zone is not used."""
+    """InsufficientInstanceCapacity: "try another Availability Zone" (EC2 API reference, "Error codes").
+    MinCount is the number of nodes, so that one free place in a zone is not used."""
     conditions(capacity=full("us-east-1a", left=1))
     done = cli("up", "-n", "2")
     assert done.returncode == 0, done.stderr
@@ -44,7 +44,8 @@ def test_next_zone_is_tried_and_all_nodes_are_in_one(
 def test_each_zone_has_its_own_idempotency_token(
     cli: Any, conditions: Any, faults: Any, ec2: Any, remains: Any
 ) -> None:
-    """EC2 remembers tokens per zone, so that a repeated token may launch a second set of nodes in another zone."""
+    """EC2 remembers tokens per zone, so that a repeated token may launch a second set of nodes in another
+    zone."""
     conditions(capacity=full("us-east-1a", "us-east-1b"))
     assert cli("up", "-n", "1").returncode == 0
     (instance,) = [
@@ -70,8 +71,9 @@ def test_zones_are_tried_in_the_given_order(cli: Any, conditions: Any, ec2: Any,
 def test_capacity_that_is_missing_after_the_launch_leads_to_the_next_zone(
     cli: Any, conditions: Any, ec2: Any, remains: Any
 ) -> None:
-    """An accepted instance may terminate with the reason Server.InsufficientInstanceCapacity (EC2 API reference,
-    "StateReason"). The others of the launch are billed, so they are terminated before the next zone is tried."""
+    """An accepted instance may terminate with the reason Server.InsufficientInstanceCapacity (EC2 API
+    reference, "StateReason"). The others of the launch are billed, so they are terminated before the next
+    zone is tried."""
     rule = {
         "code": "Server.InsufficientInstanceCapacity",
         "message": "Insufficient capacity.",
@@ -178,7 +180,7 @@ def test_end_of_a_long_wait_has_a_date(cli: Any, conditions: Any, remains: Any) 
     assert remains().nothing
 
 
-# -- regions ---------------------------------------------------------------------------------------------------
+# -- regions -------------------------------------------------------------------------------------------------
 
 
 def test_next_region_is_tried(cli: Any, conditions: Any, remains: Any, other_region: Any) -> None:
@@ -223,7 +225,8 @@ def test_no_region_offers_the_type(cli: Any, faults: Any) -> None:
 def test_quota_of_one_region_leads_to_the_next(
     cli: Any, conditions: Any, remains: Any, other_region: Any
 ) -> None:
-    """Quotas belong to a region. The simulator's condition holds in all of them, so the other region has no nodes."""
+    """Quotas belong to a region. The simulator's condition holds in all of them, so the other region has no
+    nodes."""
     conditions(reject={"RunInstances": {"code": "VcpuLimitExceeded", "calls": 1}})
     done = cli("up", "-n", "1", "--regions", "us-east-1,us-west-2", CLOUDDDP_PRICE="1")
     assert done.returncode == 0, done.stderr
@@ -269,7 +272,7 @@ def test_region_and_regions_exclude_each_other(cli: Any, faults: Any) -> None:
     assert not faults.calls
 
 
-# -- waiting: what it costs, and what ends it ------------------------------------------------------------------
+# -- waiting: what it costs, and what ends it ----------------------------------------------------------------
 
 
 def ended_launches(code: str) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""What outlives the nodes of a cluster, and clusters in other regions: `ls`, `status`, `down` and `up` show them."""
+"""What outlives the nodes of a cluster, and clusters in other regions: `ls`, `status`, `down` and `up` show
+them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`resume` and the calls to AWS: lost answers, refusals, kill -9 in the middle; and what is recorded of a job."""
+"""`resume` and the calls to AWS: lost answers, refusals, kill -9 in the middle; and what is recorded of a
+job."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ SCRIPT = (
 
 @pytest.fixture
 def failed(cli: Any, ec2: Any) -> list[str]:
-    """A cluster with a job that has failed, and without node 1. Return the instances: that of node 0, and the lost one."""
+    """A cluster with a job that has failed, and without node 1. Return the instances: that of node 0, and the
+    lost one."""
     cli.write("cloudddp.toml", '[job]\nrendezvous = "direct"\nnproc_per_node = 1\n')
     cli.write("script.py", SCRIPT)
     cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
@@ -201,7 +203,8 @@ def test_nodes_min_above_the_number_of_nodes_is_refused_before_anything_is_creat
 
 
 def test_job_that_runs_on_all_its_nodes_is_refused_at_once(cli: Any) -> None:
-    """Nothing is waited for: no node is lost. (With a node lost, the others may need the heartbeat limit, 600 s here.)"""
+    """Nothing is waited for: no node is lost. (With a node lost, the others may need the heartbeat limit, 600
+    s here.)"""
     cli.write("cloudddp.toml", '[job]\nrendezvous = "direct"\nnproc_per_node = 1\nheartbeat = 600\n')
     cli.write("wait.py", "import time\nprint('began', flush=True)\ntime.sleep(600)\n")
     cli.ok("up", "-n", "1", "-t", "g5.12xlarge")
@@ -229,8 +232,8 @@ def test_replacement_gets_what_the_lost_node_had_written(cli: Any, ec2: Any) -> 
 
 
 def test_watch_waits_while_another_command_resumes_the_job(cli: Any) -> None:
-    """Until all nodes have started their part, the job is that of the first ones only, and the ranks of the others would be
-    missing in what `watch` shows."""
+    """Until all nodes have started their part, the job is that of the first ones only, and the ranks of the
+    others would be missing in what `watch` shows."""
     cli.write("cloudddp.toml", '[job]\nrendezvous = "direct"\nnproc_per_node = 1\n')
     cli.write("wait.py", "import time\nprint('began', flush=True)\ntime.sleep(600)\n")
     cli.ok("up", "-n", "2", "-t", "g5.12xlarge")

@@ -1,4 +1,5 @@
-"""A failed `up` removes also what AWS does not list yet, and what AWS creates after the client has given up."""
+"""A failed `up` removes also what AWS does not list yet, and what AWS creates after the client has given
+up."""
 
 from __future__ import annotations
 
@@ -65,7 +66,8 @@ def test_interrupt_removes_what_is_not_listed_yet(
 def test_address_that_was_allocated_twice_and_is_not_listed_is_released(
     cli: Any, ec2: Any, faults: Any, conditions: Conditions
 ) -> None:
-    """AllocateAddress has no idempotency token, so a call that botocore repeats may leave an address of unknown id."""
+    """AllocateAddress has no idempotency token, so a call that botocore repeats may leave an address of
+    unknown id."""
     conditions(unlisted=UNLISTED)
     faults.lose_answer("AllocateAddress")
     faults.fail("AssociateAddress", "UnauthorizedOperation", times=9, status=403)
@@ -110,7 +112,7 @@ def test_down_after_a_killed_up_removes_what_is_not_listed_yet(
     assert listed_everything(ec2, cli.cluster) == []
 
 
-# -- credentials that expire --------------------------------------------------------------------------------------
+# -- credentials that expire ---------------------------------------------------------------------------------
 
 
 def test_expired_credentials_before_anything_was_created(cli: Any, ec2: Any, faults: Any) -> None:

@@ -182,7 +182,7 @@ def test_port_in_use_is_reported_in_one_line(own: CommandLine) -> None:
     assert "--port" in second
 
 
-# -- missing programs and privileges --------------------------------------------------------------------------------
+# -- missing programs and privileges -------------------------------------------------------------------------
 
 
 def without(program: str) -> list[str]:
@@ -307,7 +307,8 @@ def test_policies_of_start(own: CommandLine) -> None:
 
 
 def test_policy_that_allows_nothing_is_named_at_the_start(own: CommandLine) -> None:
-    """AWS attaches FullAWSAccess to every account: a file with the rules of an organization that only deny is not enough."""
+    """AWS attaches FullAWSAccess to every account: a file with the rules of an organization that only deny is
+    not enough."""
     deny = {"Effect": "Deny", "Action": "ec2:RunInstances", "Resource": "*"}
     allow = {"Effect": "Allow", "Action": "*", "Resource": "*"}
     for statements, warned in (([deny], True), ([deny, allow], False)):

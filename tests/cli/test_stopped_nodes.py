@@ -10,7 +10,10 @@ import pytest
 from support.harness import wait_for
 from support.jobs import direct
 
-WRITE = "import os\nos.makedirs('runs', exist_ok=True)\nopen('runs/' + os.environ['RANK'], 'w').close()\nprint('hello')\n"
+WRITE = (
+    "import os\nos.makedirs('runs', exist_ok=True)\nopen('runs/' + os.environ['RANK'], "
+    "'w').close()\nprint('hello')\n"
+)
 
 
 def members(cli: Any) -> list[dict[str, Any]]:

@@ -1,8 +1,9 @@
-"""Removal of a cluster from an account: what is terminated and deleted, what is kept, and what the report says.
+"""Removal of a cluster from an account: what is terminated and deleted, what is kept, and what the report
+says.
 
-`down` is called in this process and the account is the simulator's. Its instances never boot, so most tests take less
-than a second; test_down.py has whole clusters. `make mutants` runs this file for each change of teardown.py and stops
-at the first failure, so slow tests come last.
+`down` is called in this process and the account is the simulator's. Its instances never boot, so most tests
+take less than a second; test_down.py has whole clusters. `make mutants` runs this file for each change of
+teardown.py and stops at the first failure, so slow tests come last.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from cloudddp.cluster.created_ids import Known
 from cloudddp.cluster.teardown import DownReport
 from cloudddp.errors import AWSError
 
-# -- what is removed -----------------------------------------------------------------------------------------------
+# -- what is removed -----------------------------------------------------------------------------------------
 
 
 def test_everything_with_the_name_is_removed(account: Account) -> None:
@@ -131,7 +132,7 @@ def test_resources_of_others_are_kept_and_reported(account: Account) -> None:
     account.down()
 
 
-# -- instances that AWS does not list, does not know, or refuses ------------------------------------------------------
+# -- instances that AWS does not list, does not know, or refuses ---------------------------------------------
 
 
 def test_known_instance_without_tags_is_terminated(account: Account) -> None:
@@ -204,7 +205,7 @@ def test_failed_check_after_the_removal_is_reported(account: Account) -> None:
     account.down()
 
 
-# -- resources that cannot be deleted at once -------------------------------------------------------------------------
+# -- resources that cannot be deleted at once ----------------------------------------------------------------
 
 
 def test_permanent_error_does_not_keep_other_resources(account: Account) -> None:
@@ -258,7 +259,7 @@ def test_instance_started_during_the_removal_is_terminated(account: Account) -> 
     assert (report.left, report.reasons) == ((), ())
 
 
-# -- tests that take seconds, since `down` waits ----------------------------------------------------------------
+# -- tests that take seconds, since `down` waits -------------------------------------------------------------
 
 
 def test_volume_that_disappears_late_is_deleted(account: Account) -> None:

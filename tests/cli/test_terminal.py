@@ -53,7 +53,8 @@ def test_tables_fit_the_terminal(cli: Any) -> None:
         "report.py",
         "import json, os\n"
         "with open(os.environ['CLOUDDDP_STATUS_FILE'], 'w') as file:\n"
-        "    json.dump({'state': 'finished', 'step': 120000, 'steps': 300000, 'best_accuracy': 0.9312}, file)\n",
+        "    json.dump({'state': 'finished', 'step': 120000, 'steps': 300000, 'best_accuracy': 0.9312}, "
+        "file)\n",
     )
     cli.ok(
         "launch", "report.py", "--learning-rate", "0.1", "--name", "a-rather-long-name-of-a-run", "x" * 5000

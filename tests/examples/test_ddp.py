@@ -1,4 +1,5 @@
-"""examples/ddp/train.py as real processes: what N ranks compute, how a run is interrupted and resumed, what it writes."""
+"""examples/ddp/train.py as real processes: what N ranks compute, how a run is interrupted and resumed, what
+it writes."""
 
 from __future__ import annotations
 
@@ -202,7 +203,8 @@ def test_sigterm_on_one_rank_stops_all_at_one_step_with_a_snapshot(preempted: Pa
 def test_a_preempted_run_resumes_with_the_same_bits(
     preempted: Path, trained: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """With three ranks or more the last bits may differ: DDP adds up in another order after its first step."""
+    """With three ranks or more the last bits may differ: DDP adds up in another order after its first
+    step."""
     epochs = ["--epochs", epochs_beyond(load(preempted / "latest.pt"))]
     out = copied(preempted, tmp_path / "out")
     run_ranks([out] * 2, *epochs)
@@ -477,7 +479,8 @@ def test_wrong_flags_are_usage_errors(options: list[object], named: str) -> None
 
 
 def test_ctrl_c_stops_all_ranks_at_one_step_with_a_snapshot(tmp_path: Path) -> None:
-    """A terminal sends SIGINT to the whole group: here to the ranks and the processes that load data for them."""
+    """A terminal sends SIGINT to the whole group: here to the ranks and the processes that load data for
+    them."""
     runs = start_ranks([tmp_path] * 2, *ENDLESS, "--save-every", 1, "--workers", 1)
     wait_for_snapshot(tmp_path, runs)
     for run in runs:

@@ -1,7 +1,8 @@
 """examples/tutorials: each script runs as a process with the commands of its README, which are read from it.
 
-`python` and `torchrun` become forks of a process that has imported torch (support/training/launch.py). Ports and the
-file for the rendezvous become free ones, and files that a script writes land in the test's own folder.
+`python` and `torchrun` become forks of a process that has imported torch (support/training/launch.py). Ports
+and the file for the rendezvous become free ones, and files that a script writes land in the test's own
+folder.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ MNIST = "python mnist.py --fake --lr 1"
 MNIST_RANKS = f"{RANKS} mnist.py --fake --lr 1 --checkpoint mnist.pt"
 MNIST_FILES = "python mnist.py"
 MNIST_NODES = [
-    f"torchrun --nnodes=2 --nproc-per-node={ranks} --rdzv-backend=c10d --rdzv-id=1 --rdzv-endpoint=127.0.0.1:29400"
+    f"torchrun --nnodes=2 --nproc-per-node={ranks} --rdzv-backend=c10d --rdzv-id=1 "
+    "--rdzv-endpoint=127.0.0.1:29400"
     f" --local-addr=127.0.0.1 mnist.py --fake --lr 1 --checkpoint node{node}.pt --checkpoint-per-node"
     for node, ranks in enumerate((2, 1))
 ]

@@ -1,4 +1,5 @@
-"""The stand-ins for cloud-init and nvidia-smi as far as they need no node; all stand-ins refuse to run outside one."""
+"""The stand-ins for cloud-init and nvidia-smi as far as they need no node; all stand-ins refuse to run
+outside one."""
 
 from __future__ import annotations
 
@@ -106,7 +107,10 @@ def test_command_must_be_string_or_list() -> None:
 
 def test_yaml_types_beyond_json() -> None:
     zipped = base64.b64encode(gzip.compress(b"hello")).decode()
-    raw = f"#cloud-config\nwrite_files:\n- path: /x\n  encoding: gzip\n  content: !!binary {zipped}\nwhen: 2026-11-20\n1: 2\n"
+    raw = (
+        f"#cloud-config\nwrite_files:\n- path: /x\n  encoding: gzip\n  content: !!binary {zipped}\nwhen: "
+        "2026-11-20\n1: 2\n"
+    )
     config = parser.parse(raw.encode()).config
     assert cloud_init.content(config["write_files"][0]) == b"hello"
     assert (config["when"], config["1"]) == ("2026-11-20", 2)
@@ -179,7 +183,10 @@ def test_stand_ins_refuse_outside_a_node(stand_ins: Path, tmp_path: Path, comman
     """Runs in a pid namespace where available, so that a defect cannot shut this computer down."""
     name, *arguments = command
     sources = stand_ins / "lib/cloudddp-lab"
-    code = f"import sys; sys.path.insert(0, {str(sources)!r}); sys.argv = {[name, *arguments]!r}; from guest import dispatch; sys.exit(dispatch.main())"
+    code = (
+        f"import sys; sys.path.insert(0, {str(sources)!r}); sys.argv = {[name, *arguments]!r}; from guest "
+        "import dispatch; sys.exit(dispatch.main())"
+    )
     done = _run_isolated([sys.executable, "-I", "-c", code], tmp_path)
     assert done.returncode not in (0, None)
     assert "acts on simulated nodes only" in done.stderr
@@ -194,7 +201,10 @@ def test_stand_ins_refuse_outside_a_node(stand_ins: Path, tmp_path: Path, comman
     ],
 )
 def test_init_refuses_outside_a_node(stand_ins: Path, tmp_path: Path, call: str, message: str) -> None:
-    code = f"import sys; sys.path.insert(0, {str(stand_ins / 'lib/cloudddp-lab')!r}); from guest import init; sys.exit(init.{call})"
+    code = (
+        f"import sys; sys.path.insert(0, {str(stand_ins / 'lib/cloudddp-lab')!r}); from guest import "
+        f"init; sys.exit(init.{call})"
+    )
     done = _run_isolated([sys.executable, "-I", "-c", code], tmp_path)
     assert done.returncode not in (0, None)
     assert message in done.stderr

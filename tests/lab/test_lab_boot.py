@@ -1,4 +1,5 @@
-"""Slow and broken boots in the lab (the condition `boot`): what a client of EC2 meets in the first minutes of a node."""
+"""Slow and broken boots in the lab (the condition `boot`): what a client of EC2 meets in the first minutes of
+a node."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ def test_node_runs_before_ssh_answers(lab_laptop: LabLaptop, slowly: Callable[..
 
 def test_pam_refuses_logins_while_nologin_exists(lab_laptop: LabLaptop, slowly: Callable[..., Any]) -> None:
     """OpenSSH with the node's own PAM: the key is accepted, then the account is refused, and sshd closes the
-    connection within the authentication (auth2.c, userauth_finish; pam_nologin(8)). Root may log in, ubuntu not."""
+    connection within the authentication (auth2.c, userauth_finish; pam_nologin(8)). Root may log in, ubuntu
+    not."""
     node = slowly({"nologin_seconds": 3})
     refusals: list[Exception] = []
 
@@ -63,8 +65,8 @@ def test_pam_refuses_logins_while_nologin_exists(lab_laptop: LabLaptop, slowly: 
 
 
 def test_bootcmd_runs_before_logind_and_sshd(lab_laptop: LabLaptop) -> None:
-    """bootcmd runs in cloud-init's network stage, before sysinit.target (cloud-init-network.service): there is no bus
-    for logind's ScheduleShutdown, while systemd answers root on its private socket."""
+    """bootcmd runs in cloud-init's network stage, before sysinit.target (cloud-init-network.service): there
+    is no bus for logind's ScheduleShutdown, while systemd answers root on its private socket."""
     commands = [
         "shutdown -P +60 2> /root/shutdown; echo $? >> /root/shutdown",
         "printf '[Timer]\\nOnBootSec=1h\\n' > /etc/systemd/system/late.timer",
@@ -83,7 +85,8 @@ def test_bootcmd_runs_before_logind_and_sshd(lab_laptop: LabLaptop) -> None:
 
 
 def test_poweroff_in_bootcmd_ends_the_node(lab_laptop: LabLaptop) -> None:
-    """Without a delay, `poweroff` falls back from logind to a request to systemd (systemctl-start-special.c)."""
+    """Without a delay, `poweroff` falls back from logind to a request to systemd
+    (systemctl-start-special.c)."""
     (started,) = lab_laptop.run(
         UserData=lab_laptop.user_data(bootcmd=["poweroff"]), InstanceInitiatedShutdownBehavior="terminate"
     )
@@ -111,7 +114,8 @@ def test_last_stage_of_cloud_init_can_be_late(lab_laptop: LabLaptop, slowly: Cal
 
 
 def test_dpkg_lock_is_held_after_boot(lab_laptop: LabLaptop, slowly: Callable[..., Any]) -> None:
-    """The real apt-get meets the lock of unattended-upgrades; DPkg::Lock::Timeout (apt 1.9.11) makes it wait."""
+    """The real apt-get meets the lock of unattended-upgrades; DPkg::Lock::Timeout (apt 1.9.11) makes it
+    wait."""
     client = lab_laptop.login(slowly({"apt_lock_seconds": 4}))
     refused = attempt(client, "sudo apt-get -f -y install")
     if b"command not found" in refused.err:

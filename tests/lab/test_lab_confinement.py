@@ -37,11 +37,14 @@ def status_of(pid: int) -> dict[str, str]:
 
 def errno_of(client: paramiko.SSHClient, call: str, *, prefix: str = "") -> int:
     """Return the errno of a Python expression run on the node (`c` is the C library), or 0."""
-    code = f"import ctypes; c = ctypes.CDLL(None, use_errno=True); print(ctypes.get_errno() if {call} < 0 else 0)"
+    code = (
+        f"import ctypes; c = ctypes.CDLL(None, use_errno=True); print(ctypes.get_errno() if {call} < 0 "
+        "else 0)"
+    )
     return int(shell(client, f"{prefix} {PYTHON} -c {shlex.quote(code)}"))
 
 
-# -- calls -----------------------------------------------------------------------------------------------------
+# -- calls ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("prefix", ["", "sudo"])
@@ -59,11 +62,15 @@ def test_namespaces_cannot_be_created(client: paramiko.SSHClient, prefix: str, k
         ("io_uring_setup", "c.syscall(425, 0, 0)", 1),
         ("mount_setattr", "c.syscall(442, -1, 0, 0, 0, 0)", 1),
         ("fsopen", "c.syscall(430, 0, 0)", 1),
-        ("keyctl", "c.syscall({'x86_64': 250, 'aarch64': 219}[__import__('os').uname().machine], 0, -3, 0)", 1),
+        (
+            "keyctl",
+            "c.syscall({'x86_64': 250, 'aarch64': 219}[__import__('os').uname().machine], 0, -3, 0)",
+            1,
+        ),
         ("AF_VSOCK", "c.socket(40, 1, 0)", 97),
         ("AF_ALG", "c.socket(38, 5, 0)", 97),
     ],
-)  # fmt: skip
+)
 def test_calls_without_namespaces_are_refused(
     client: paramiko.SSHClient, prefix: str, name: str, call: str, errno: int
 ) -> None:
@@ -90,11 +97,14 @@ socket.socketpair(); socket.socket(socket.AF_INET6); socket.if_nameindex()
 
 def test_torch_data_loader_workers(client: paramiko.SSHClient) -> None:
     pytest.importorskip("torch")
-    code = "import torch.utils.data as d; print(sum(int(b.sum()) for b in d.DataLoader(range(100), 10, num_workers=2)))"
+    code = (
+        "import torch.utils.data as d; print(sum(int(b.sum()) for b in d.DataLoader(range(100), 10, "
+        "num_workers=2)))"
+    )
     assert shell(client, f"{PYTHON} -c {shlex.quote(code)}") == "4950"
 
 
-# -- processes -------------------------------------------------------------------------------------------------
+# -- processes -----------------------------------------------------------------------------------------------
 
 
 def test_all_processes_are_confined_and_killed_first_on_oom(
@@ -124,12 +134,20 @@ def test_no_host_file_is_open_on_the_node(lab: control.Simulator, client: parami
     assert not [path for path in opened if "boot.log" in path or str(lab.home) in path]
 
 
-# -- files and memory ------------------------------------------------------------------------------------------
+# -- files and memory ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "path", ["/proc/keys", "/proc/key-users", "/proc/kcore", "/proc/timer_list", "/proc/interrupts", "/proc/kallsyms"]
-)  # fmt: skip
+    "path",
+    [
+        "/proc/keys",
+        "/proc/key-users",
+        "/proc/kcore",
+        "/proc/timer_list",
+        "/proc/interrupts",
+        "/proc/kallsyms",
+    ],
+)
 def test_host_information_is_hidden(client: paramiko.SSHClient, path: str) -> None:
     shown = attempt(client, f"sudo head -c 100 {path}")
     assert shown.out == b""

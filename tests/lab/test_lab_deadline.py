@@ -1,4 +1,5 @@
-"""A node's deadline fires despite faults on the node: disk, sshd, killed processes, the state of the timer."""
+"""A node's deadline fires despite faults on the node: disk, sshd, killed processes, the state of the
+timer."""
 
 from __future__ import annotations
 
@@ -209,8 +210,8 @@ def test_deadline_ends_a_node_with(broken: dict[str, Case | Exception], fault: s
 
 
 def test_deadline_ends_a_boot_that_hangs(shared_lab_laptop: LabLaptop) -> None:
-    """runcmd comes after multi-user.target: armed there, a node whose boot hangs would have no deadline at all. Nobody
-    is connected: the laptop that started the node may be gone."""
+    """runcmd comes after multi-user.target: armed there, a node whose boot hangs would have no deadline at
+    all. Nobody is connected: the laptop that started the node may be gone."""
     control.conditions(shared_lab_laptop.sim, {"boot": {"ssh_seconds": 3600}})
     expires = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=5)
     try:

@@ -1,4 +1,5 @@
-"""Nodes that end and boot again: reliably, and without following links that root of the node has left on the disk."""
+"""Nodes that end and boot again: reliably, and without following links that root of the node has left on the
+disk."""
 
 from __future__ import annotations
 
@@ -137,7 +138,7 @@ def test_init_ignores_signals(lab_laptop: LabLaptop) -> None:
     assert shell(ssh, "sudo systemctl is-system-running") == "running"
 
 
-# -- sshd --------------------------------------------------------------------------------------------------------
+# -- sshd ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("unit", ["ssh", "sshd.service"])
@@ -165,7 +166,7 @@ def test_orphans_are_reaped_and_exit_codes_kept(lab_laptop: LabLaptop) -> None:
     until(lambda: attempt(ssh, "ps -e -o stat= | grep -q Z").status == 1)
 
 
-# -- ending ------------------------------------------------------------------------------------------------------
+# -- ending --------------------------------------------------------------------------------------------------
 
 
 def test_frozen_nodes_can_be_terminated_and_restarted(lab_laptop: LabLaptop) -> None:
@@ -188,9 +189,12 @@ def test_freeze_stops_detached_processes(lab_laptop: LabLaptop) -> None:
 
     def states() -> list[tuple[bytes, str]]:
         return [
-            (Path(f"/proc/{p.pid}/cmdline").read_bytes(), Path(f"/proc/{p.pid}/stat").read_text().rpartition(")")[2][1])
+            (
+                Path(f"/proc/{p.pid}/cmdline").read_bytes(),
+                Path(f"/proc/{p.pid}/stat").read_text().rpartition(")")[2][1],
+            )
             for p in processes.belonging(lab_laptop.sim.home, node["InstanceId"])
-        ]  # fmt: skip
+        ]
 
     control.fault(lab_laptop.sim, "freeze", [node["InstanceId"]])
     until(
@@ -223,7 +227,10 @@ def test_killed_node_sends_no_packet_to_its_peers(lab_laptop: LabLaptop) -> None
         line.settimeout(2)
         with pytest.raises(TimeoutError):
             line.recv(1)
-    assert until(lambda: len(lines := shell(ssh, "cat received").split("\n")) == 2 and lines) == ["SSH-", "nothing"]  # fmt: skip
+    assert until(lambda: len(lines := shell(ssh, "cat received").split("\n")) == 2 and lines) == [
+        "SSH-",
+        "nothing",
+    ]
     until(lambda: lab_laptop.state(failing["InstanceId"]) == "terminated")
 
 
@@ -243,7 +250,7 @@ def test_handle_never_signals_a_reused_pid() -> None:
         processes.Handle(os.getppid(), parent=os.getpid())
 
 
-# -- faults ----------------------------------------------------------------------------------------------------
+# -- faults --------------------------------------------------------------------------------------------------
 
 
 def test_network_fault_outlives_a_reboot(lab_laptop: LabLaptop) -> None:
@@ -266,7 +273,7 @@ def test_reused_address_has_no_fault(lab_laptop: LabLaptop) -> None:
     until(lambda: reachable(lab_laptop.sim, other["PublicIpAddress"], 22))
 
 
-# -- names -----------------------------------------------------------------------------------------------------
+# -- names ---------------------------------------------------------------------------------------------------
 
 READER = """
 import os, signal

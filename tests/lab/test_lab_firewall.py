@@ -161,7 +161,8 @@ def test_spoofed_source_address_is_dropped(lab_laptop: LabLaptop) -> None:
     server, member = lab_laptop.launch(2, SecurityGroupIds=[group])
     (outsider,) = lab_laptop.launch(1)
     receive = (
-        "import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(('', 5000)); print('up', flush=True)\n"
+        "import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(('', 5000)); "
+        "print('up', flush=True)\n"
         "while True: print(s.recv(99).decode(), flush=True)"
     )
     receiver = lab_laptop.login(server)
@@ -173,7 +174,8 @@ def test_spoofed_source_address_is_dropped(lab_laptop: LabLaptop) -> None:
         # Root of a node may send raw packets; the kernel fills in header fields that are 0.
         send = (
             "import socket, struct; s = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW); "
-            f"a, b = map(socket.inet_aton, ('{member['PrivateIpAddress']}', '{server['PrivateIpAddress']}')); "
+            f"a, b = map(socket.inet_aton, ('{member['PrivateIpAddress']}', "
+            f"'{server['PrivateIpAddress']}')); "
             f"u = struct.pack('!HHHH', 5001, 5000, 8 + {len(word)}, 0) + b'{word}'; "
             "s.sendto(struct.pack('!BBHHHBBH4s4s', 69, 0, 20 + len(u), 0, 0, 64, 17, 0, a, b) + u, "
             f"('{server['PrivateIpAddress']}', 0))"
@@ -187,7 +189,8 @@ def test_icmp_rules_by_type_and_code(lab_laptop: LabLaptop) -> None:
     group = lab_laptop.make_group("pinged", itself=False)
     first, second = lab_laptop.launch(2, SecurityGroupIds=[group])
     echo = (
-        "import socket; s = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP); s.settimeout(1); "
+        "import socket; s = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP); "
+        "s.settimeout(1); "
         f"s.sendto(bytes([8, 0, 0xf7, 0xff, 0, 0, 0, 0]), ('{second['PrivateIpAddress']}', 0)); "
         "print('reply', s.recv(99)[20])"
     )
@@ -297,8 +300,10 @@ def start_job(lab_laptop: LabLaptop, nodes: list[dict[str, Any]]) -> None:
     """Start torchrun with one rank per node, its output in the file `log` and its pid in `agent`."""
     for node in nodes:
         agent = (
-            "GLOO_SOCKET_IFNAME=ens5 OMP_NUM_THREADS=1 nohup /opt/pytorch/bin/python -m torch.distributed.run --nnodes=2"
-            f" --nproc-per-node=1 --rdzv-backend=c10d --rdzv-id=j --rdzv-endpoint={nodes[0]['PrivateIpAddress']}:29500"
+            "GLOO_SOCKET_IFNAME=ens5 OMP_NUM_THREADS=1 nohup /opt/pytorch/bin/python -m "
+            "torch.distributed.run --nnodes=2"
+            " --nproc-per-node=1 --rdzv-backend=c10d --rdzv-id=j "
+            f"--rdzv-endpoint={nodes[0]['PrivateIpAddress']}:29500"
             f" --local-addr={node['PrivateIpAddress']} job.py > log 2>&1 & echo $! > agent"
         )
         shell(lab_laptop.login(node), f"cat > job.py <<'E'\n{JOB}E\n{agent}")

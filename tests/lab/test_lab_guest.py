@@ -27,7 +27,11 @@ GIVEN = {
     "write_files": [
         {"path": "/srv/deep/er/plain", "content": "ü\n", "permissions": "0640"},
         {"path": "/srv/base64", "content": base64.b64encode(b"\x00\xff").decode(), "encoding": "b64"},
-        {"path": "/srv/zipped", "content": base64.b64encode(gzip.compress(b"z")).decode(), "encoding": "gz+b64"},
+        {
+            "path": "/srv/zipped",
+            "content": base64.b64encode(gzip.compress(b"z")).decode(),
+            "encoding": "gz+b64",
+        },
         {"path": "/srv/plain", "content": "a"},
         {"path": "/srv/plain", "content": "b", "append": True},
         {"path": "/home/ubuntu/mine", "content": "m", "owner": "ubuntu:ubuntu", "defer": True},
@@ -40,7 +44,7 @@ GIVEN = {
         "echo ${HOME-none} > home; sleep 1; touch last",
     ],
     "packages": ["cowsay"],
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +71,7 @@ def ended(laptop: LabLaptop, node: dict[str, Any], state: str) -> dict[str, Any]
     return laptop.describe(node["InstanceId"])[0]
 
 
-# -- user data -------------------------------------------------------------------------------------------------
+# -- user data -----------------------------------------------------------------------------------------------
 
 
 def test_login_with_key_from_user_data(shared_lab_laptop: LabLaptop, client: paramiko.SSHClient) -> None:
@@ -151,7 +155,7 @@ def test_failed_command_is_an_error_in_the_status(lab_laptop: LabLaptop) -> None
     assert {b"bootcmd: " in done.out, b"runcmd: " in done.out, b"exit status 3" in done.out} == {True}
 
 
-# -- the deadline ----------------------------------------------------------------------------------------------
+# -- the deadline --------------------------------------------------------------------------------------------
 
 
 def test_our_user_data_arms_the_deadline(lab_laptop: LabLaptop) -> None:
@@ -198,7 +202,7 @@ def test_deadline_passed_while_stopped_ends_the_node(lab_laptop: LabLaptop) -> N
         ended(lab_laptop, node, "stopped")  # by the deadline, with shutdown behavior `stop`
 
 
-# -- power and units -------------------------------------------------------------------------------------------
+# -- power and units -----------------------------------------------------------------------------------------
 
 
 def again(laptop: LabLaptop, node: dict[str, Any], ssh: paramiko.SSHClient) -> paramiko.SSHClient:
@@ -329,7 +333,7 @@ def test_sudo_passes_streams_signals_and_exit_code(
     until(lambda: attempt(client, "pgrep -f '[s]leep 4321'").status == 1)
 
 
-# -- GPUs ------------------------------------------------------------------------------------------------------
+# -- GPUs ----------------------------------------------------------------------------------------------------
 
 
 def test_nvidia_smi_lists_gpus_and_torch_sees_none(client: paramiko.SSHClient) -> None:

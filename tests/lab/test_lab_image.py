@@ -1,4 +1,5 @@
-"""The image of the lab's nodes is laid out as the Deep Learning AMI: PyTorch in /opt/pytorch, which is not on PATH."""
+"""The image of the lab's nodes is laid out as the Deep Learning AMI: PyTorch in /opt/pytorch, which is not on
+PATH."""
 
 from __future__ import annotations
 
@@ -76,7 +77,8 @@ def test_gpu_check_sees_the_gpus_of_the_type(ssh: paramiko.SSHClient) -> None:
 
 
 def test_first_import_of_torch_reads_a_cold_disk(shared_lab_laptop: LabLaptop) -> None:
-    """A volume is read from its snapshot when a block is first used (EC2 User Guide, initialize EBS volumes)."""
+    """A volume is read from its snapshot when a block is first used (EC2 User Guide, initialize EBS
+    volumes)."""
     pytest.importorskip("torch")
     control.conditions(shared_lab_laptop.sim, {"boot": {"first_import_seconds": 600}})
     (node,) = shared_lab_laptop.launch()

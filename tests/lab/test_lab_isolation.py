@@ -56,9 +56,12 @@ def test_root_of_a_node_may_not(client: paramiko.SSHClient, command: str) -> Non
 def test_kernel_refuses_root_of_a_node(client: paramiko.SSHClient, name: str, number: int) -> None:
     if os.uname().machine != "x86_64":
         pytest.skip("the numbers of the calls are those of x86_64")
-    # With invalid arguments: the result is EPERM (1) only if the caller is checked first. A kernel that was built
-    # without the call returns ENOSYS (38).
-    code = f"import ctypes; c = ctypes.CDLL(None, use_errno=True); print(c.syscall({number}, 0, 0, 0, 0), ctypes.get_errno())"
+    # With invalid arguments: the result is EPERM (1) only if the caller is checked first. A kernel that was
+    # built without the call returns ENOSYS (38).
+    code = (
+        f"import ctypes; c = ctypes.CDLL(None, use_errno=True); print(c.syscall({number}, 0, 0, 0, 0), "
+        "ctypes.get_errno())"
+    )
     assert shell(client, f"sudo {PYTHON} -c {shlex.quote(code)}") in ("-1 1", "-1 38"), name
 
 

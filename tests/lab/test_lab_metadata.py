@@ -208,7 +208,10 @@ def test_unknown_path_is_404(metadata: MetadataClient, path: str) -> None:
 
 def test_boto3_finds_its_region_in_metadata(client: paramiko.SSHClient) -> None:
     """With botocore's metadata client on the node, which is independent of our code."""
-    code = "import botocore.utils; print(botocore.utils.InstanceMetadataRegionFetcher(timeout=30).retrieve_region())"
+    code = (
+        "import botocore.utils; "
+        "print(botocore.utils.InstanceMetadataRegionFetcher(timeout=30).retrieve_region())"
+    )
     environment = "env -u AWS_EC2_METADATA_DISABLED"
     assert shell(client, f"{environment} /opt/pytorch/bin/python -c {shlex.quote(code)}") == "us-east-1"
 

@@ -33,7 +33,7 @@ def pair(shared_lab_laptop: LabLaptop) -> Iterator[tuple[Any, Any]]:
     yield nodes[0], nodes[1]
 
 
-# -- addresses -------------------------------------------------------------------------------------------------
+# -- addresses -----------------------------------------------------------------------------------------------
 
 
 def test_node_has_its_ec2_address_and_mac(shared_lab_laptop: LabLaptop, pair: Any) -> None:
@@ -78,7 +78,7 @@ def test_interface_names_are_used_in_turn(home: Path) -> None:
     assert sorted(name.replace("lo", "").strip() for name in names) == ["enp71s0", "ens5"]
 
 
-# -- faults ----------------------------------------------------------------------------------------------------
+# -- faults --------------------------------------------------------------------------------------------------
 
 
 def test_cut_node_does_not_respond_but_runs(lab_laptop: LabLaptop) -> None:
@@ -116,14 +116,16 @@ def test_cut_between_affects_two_nodes_only(lab_laptop: LabLaptop) -> None:
 
 
 def test_cut_from_drops_packets_in_one_direction(lab_laptop: LabLaptop) -> None:
-    """Asymmetric routes and half-dead links exist: here a reply gets through, and what asks for it does not."""
+    """Asymmetric routes and half-dead links exist: here a reply gets through, and what asks for it does
+    not."""
     a, b = lab_laptop.launch(2)
     for node in (a, b):
         lab_laptop.login(node)  # wait for each sshd
     control.fault(lab_laptop.sim, "cut-from", [a["InstanceId"], b["InstanceId"]])
     sent = "import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.sendto(b'x', ('{}', 4242))"
     received = (
-        "import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(('', 4242)); s.settimeout(3); "
+        "import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(('', 4242)); "
+        "s.settimeout(3); "
         "print(s.recv(9).decode())"
     )
     for sender, receiver, arrives in ((a, b, True), (b, a, False)):
@@ -214,7 +216,7 @@ def test_unknown_fault_or_node_is_rejected(
         control.fault(lab, kind, nodes)
 
 
-# -- the lab itself --------------------------------------------------------------------------------------------
+# -- the lab itself ------------------------------------------------------------------------------------------
 
 
 def test_stop_after_the_server_was_killed(home: Path) -> None:
@@ -260,14 +262,25 @@ def test_command_line_enters_the_lab(lab: control.Simulator, tmp_path: Path) -> 
     environment = {**os.environ, "CLOUDDDP_HOME": str(lab.home)}
     done = subprocess.run(
         [sys.executable, "-m", "cloudddp", "sim", "exec", "--", "ip", "-o", "-4", "addr", "show"],
-        env=environment, cwd=tmp_path, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert "203.0.113.10/32" in done.stdout
-    code = "import urllib.request, os; print(urllib.request.urlopen(os.environ['CLOUDDDP_CHECKIP_URL']).read().decode())"
+    code = (
+        "import urllib.request, os; "
+        "print(urllib.request.urlopen(os.environ['CLOUDDDP_CHECKIP_URL']).read().decode())"
+    )
     done = subprocess.run(
         [sys.executable, "-m", "cloudddp", "sim", "exec", "--", sys.executable, "-c", code],
-        env=environment, cwd=tmp_path, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout.strip() == "203.0.113.10"
 
 

@@ -27,9 +27,14 @@ def interpreter() -> str:
     for candidate in (sys.executable, f"/usr/bin/python{sys.version_info[0]}.{sys.version_info[1]}"):
         try:
             subprocess.run(
-                [candidate, "-S", "-c", ""], user=ORDINARY_USER, group=ORDINARY_USER, extra_groups=[],
-                cwd="/", capture_output=True, check=True,
-            )  # fmt: skip
+                [candidate, "-S", "-c", ""],
+                user=ORDINARY_USER,
+                group=ORDINARY_USER,
+                extra_groups=[],
+                cwd="/",
+                capture_output=True,
+                check=True,
+            )
         except (OSError, subprocess.CalledProcessError):
             continue
         return candidate
@@ -47,16 +52,28 @@ class Person:
         self.python = python
         path = os.pathsep.join([str(ROOT), sysconfig.get_path("purelib")])
         self._environment = {
-            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(home), "CLOUDDDP_HOME": str(home / "state"),
-            "PYTHONPATH": path, "CLOUDDDP_CLUSTER": "mine", "PYTHONDONTWRITEBYTECODE": "1",
-        }  # fmt: skip
+            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+            "HOME": str(home),
+            "CLOUDDDP_HOME": str(home / "state"),
+            "PYTHONPATH": path,
+            "CLOUDDDP_CLUSTER": "mine",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
 
     def __call__(self, *words: str, ok: bool = True) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
-            [self.python, "-m", "cloudddp", *words], user=ORDINARY_USER, group=ORDINARY_USER,
-            extra_groups=[], cwd=self.project, env=self._environment, stdin=subprocess.DEVNULL, capture_output=True,
-            text=True, timeout=120, check=False,
-        )  # fmt: skip
+            [self.python, "-m", "cloudddp", *words],
+            user=ORDINARY_USER,
+            group=ORDINARY_USER,
+            extra_groups=[],
+            cwd=self.project,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
         assert not ok or done.returncode == 0, f"{words}: {done.stdout}\n{done.stderr}"
         return done
 
@@ -83,10 +100,23 @@ def person() -> Iterator[Person]:
         pytest.skip("no Python of this version that another user may run")
     # In a process of that user: root and an ordinary user may have different restrictions.
     checked = subprocess.run(
-        [python, "-c", "from cloudddp.sim.hosts import lab_namespaces as lab; print(lab.unavailable_reason())"], user=ORDINARY_USER,
-        group=ORDINARY_USER, extra_groups=[], cwd="/", capture_output=True, text=True, check=False,
-        env={"PYTHONPATH": os.pathsep.join([str(ROOT), sysconfig.get_path("purelib")]), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
-    )  # fmt: skip
+        [
+            python,
+            "-c",
+            "from cloudddp.sim.hosts import lab_namespaces as lab; print(lab.unavailable_reason())",
+        ],
+        user=ORDINARY_USER,
+        group=ORDINARY_USER,
+        extra_groups=[],
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+        env={
+            "PYTHONPATH": os.pathsep.join([str(ROOT), sysconfig.get_path("purelib")]),
+            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+        },
+    )
     if checked.returncode or checked.stdout.strip():
         pytest.skip(f"no namespaces for an ordinary user: {checked.stdout.strip() or checked.stderr[-300:]}")
     with tempfile.TemporaryDirectory() as folder:

@@ -110,7 +110,8 @@ def test_nat_gateway_is_a_way_out_and_no_way_in(lab_laptop: LabLaptop) -> None:
 
 
 def seen_by(laptop: LabLaptop, node: Any, address: str) -> str:
-    """Connect from a node that SSH does not reach. Returns its address as the server of `serve` sees it, or ''."""
+    """Connect from a node that SSH does not reach. Returns its address as the server of `serve` sees it, or
+    ''."""
     shown = next(one for one in control.nodes(laptop.sim) if one["instance_id"] == node["InstanceId"])
     with network_namespace(Path(f"/proc/{shown['home'].split('/')[2]}/ns/net")):
         try:

@@ -1,4 +1,5 @@
-"""Amazon S3 as nodes reach it: credentials of their role in the metadata, its permissions, routes and security groups."""
+"""Amazon S3 as nodes reach it: credentials of their role in the metadata, its permissions, routes and
+security groups."""
 
 from __future__ import annotations
 
@@ -45,7 +46,10 @@ class Node:
         return shell(self.client, f"env $(cat /tmp/env 2> /dev/null) {shlex.join(words)}").strip()
 
     def metadata(self, path: str) -> str:
-        token = 'curl -sX PUT -H "X-aws-ec2-metadata-token-ttl-seconds: 60" http://169.254.169.254/latest/api/token'
+        token = (
+            'curl -sX PUT -H "X-aws-ec2-metadata-token-ttl-seconds: 60" '
+            "http://169.254.169.254/latest/api/token"
+        )
         return shell(
             self.client,
             f'curl -sw "\\n%{{http_code}}" -H "X-aws-ec2-metadata-token: $({token})" '
@@ -75,8 +79,14 @@ def test_metadata_has_the_credentials_of_the_role(node: Node) -> None:
     assert found["Code"] == "Success"
     assert found["AccessKeyId"].startswith("ASIA")
     assert found.keys() == {
-        "Code", "LastUpdated", "Type", "AccessKeyId", "SecretAccessKey", "Token", "Expiration",
-    }  # fmt: skip
+        "Code",
+        "LastUpdated",
+        "Type",
+        "AccessKeyId",
+        "SecretAccessKey",
+        "Token",
+        "Expiration",
+    }
 
 
 def test_node_without_profile_has_no_credentials(lab_laptop: LabLaptop, bucket: str) -> None:

@@ -63,13 +63,25 @@ class Owner:
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         env = {
-            "PATH": SYSTEM_PATH, "HOME": str(self.folder), "CLOUDDDP_HOME": str(self.home), "CLOUDDDP_CLUSTER": "mine",
-            "PYTHONPATH": os.pathsep.join([str(ROOT), sysconfig.get_path("purelib")]), "PYTHONDONTWRITEBYTECODE": "1",
-        }  # fmt: skip
+            "PATH": SYSTEM_PATH,
+            "HOME": str(self.folder),
+            "CLOUDDDP_HOME": str(self.home),
+            "CLOUDDDP_CLUSTER": "mine",
+            "PYTHONPATH": os.pathsep.join([str(ROOT), sysconfig.get_path("purelib")]),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
         return subprocess.run(
-            [self.python, "-m", "cloudddp", *words], cwd=self.folder, env=env, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=120, check=False, umask=self.umask, **_as(self.uid),
-        )  # fmt: skip
+            [self.python, "-m", "cloudddp", *words],
+            cwd=self.folder,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            umask=self.umask,
+            **_as(self.uid),
+        )
 
     def start(self) -> None:
         self("sim", "start", "--nodes", self.nodes)
@@ -83,7 +95,8 @@ class Owner:
         return [process.pid for process in processes.belonging(self.home)]
 
     def exposed(self, network: int) -> dict[str, Any]:
-        """Return the targets for the other user. `network` is the pid of a process in the other user's network."""
+        """Return the targets for the other user. `network` is the pid of a process in the other user's
+        network."""
         pids = self.pids()
         return {
             "endpoint": int(self.status()["endpoint"].rpartition(":")[2]),
@@ -131,9 +144,16 @@ def attempt(user: int, wanted: dict[str, Any]) -> list[str]:
     # Not from the tests' folder, which another user may be unable to read.
     python = python_of(user, "/usr/bin/python3", sys.executable)
     done = subprocess.run(
-        [python, "-I", "-c", SCRIPT.read_text()], input=json.dumps(wanted), capture_output=True, text=True, cwd="/",
-        timeout=300, check=False, env={"PATH": SYSTEM_PATH}, **_as(user),
-    )  # fmt: skip
+        [python, "-I", "-c", SCRIPT.read_text()],
+        input=json.dumps(wanted),
+        capture_output=True,
+        text=True,
+        cwd="/",
+        timeout=300,
+        check=False,
+        env={"PATH": SYSTEM_PATH},
+        **_as(user),
+    )
     assert done.returncode == 0, done.stderr
     return list(json.loads(done.stdout))
 
@@ -165,15 +185,24 @@ def unavailable_reason(uid: int, python: str) -> str:
     if not uid:
         return lab_namespaces.unavailable_reason()
     checked = subprocess.run(
-        [python, "-c", "from cloudddp.sim.hosts import lab_namespaces as lab; print(lab.unavailable_reason())"], cwd="/", capture_output=True,
-        text=True, check=False, **_as(uid),
+        [
+            python,
+            "-c",
+            "from cloudddp.sim.hosts import lab_namespaces as lab; print(lab.unavailable_reason())",
+        ],
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+        **_as(uid),
         env={"PYTHONPATH": os.pathsep.join([str(ROOT), sysconfig.get_path("purelib")]), "PATH": SYSTEM_PATH},
-    )  # fmt: skip
+    )
     return checked.stdout.strip() or checked.stderr[-300:]
 
 
 def lasting(status: dict[str, Any]) -> dict[str, Any]:
-    """Return what `sim status` prints without the processes of the nodes: some of the boot's end by themselves."""
+    """Return what `sim status` prints without the processes of the nodes: some of the boot's end by
+    themselves."""
     nodes = [{key: value for key, value in node.items() if key != "processes"} for node in status["nodes"]]
     return {**status, "nodes": nodes}
 
@@ -257,8 +286,11 @@ def test_umask_does_not_affect_nodes(umask: int) -> None:
                 "--sim", "exec", "--", "id -un; nvidia-smi -L; stat -c %a /etc/passwd /etc/hosts /tmp"
             )
             assert [line.partition("] ")[2] for line in seen.splitlines() if "GPU" not in line] == [
-                "ubuntu", "644", "644", "1777",
-            ]  # fmt: skip
+                "ubuntu",
+                "644",
+                "644",
+                "1777",
+            ]
             assert "A10G (simulated)" in seen
             assert {path.stat().st_mode & 0o077 for path in (owner.home, owner.home / "sim")} == {0}
         finally:

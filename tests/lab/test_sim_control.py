@@ -41,7 +41,8 @@ def started(code: str, *arguments: str, **more: object) -> subprocess.Popen[str]
 
 
 def with_daemon(home: Path) -> tuple[Laptop, paramiko.SSHClient, int]:
-    """Start a simulator with one node, and a process there that its SSH session does not end; return its pid, too."""
+    """Start a simulator with one node, and a process there that its SSH session does not end; return its pid,
+    too."""
     laptop = Laptop(control.start(home, nodes="process"), "key")
     (instance,) = laptop.launch()
     client = laptop.connect(instance["PublicIpAddress"])
@@ -53,8 +54,13 @@ def as_nobody(code: str, *arguments: object, check: bool = True) -> subprocess.C
     """Run Python code as another user of this computer, who may not read the tests' environment."""
     return subprocess.run(
         ["/usr/bin/python3", "-I", "-c", code, *map(str, arguments)],
-        user=65534, cwd="/", capture_output=True, text=True, timeout=120, check=check,
-    )  # fmt: skip
+        user=65534,
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=check,
+    )
 
 
 def test_control_imports_no_heavy_package() -> None:
@@ -79,7 +85,10 @@ def test_second_start_returns_the_same_simulator(home: Path) -> None:
 
 
 def test_concurrent_starts_give_one_server(home: Path) -> None:
-    code = "import sys; from pathlib import Path; from cloudddp.sim import control; print(control.start(Path(sys.argv[1]), nodes='process').pid)"
+    code = (
+        "import sys; from pathlib import Path; from cloudddp.sim import control; "
+        "print(control.start(Path(sys.argv[1]), nodes='process').pid)"
+    )
     starters = [started(code, str(home)) for _ in range(3)]
     pids = {starter.communicate(timeout=100)[0].strip() for starter in starters}
     assert pids == {str(control.find(home).pid)}
@@ -87,7 +96,10 @@ def test_concurrent_starts_give_one_server(home: Path) -> None:
 
 
 def test_server_outlives_its_starter_and_terminal(home: Path) -> None:
-    code = "import sys; from pathlib import Path; from cloudddp.sim import control; control.start(Path(sys.argv[1]), nodes='process')"
+    code = (
+        "import sys; from pathlib import Path; from cloudddp.sim import control; "
+        "control.start(Path(sys.argv[1]), nodes='process')"
+    )
     starter = started(code, str(home), start_new_session=True)
     starter.communicate(timeout=60)
     assert starter.returncode == 0
@@ -226,7 +238,8 @@ def test_port_in_use_is_reported(home: Path) -> None:
 def test_missing_extra_is_reported(tmp_path: Path) -> None:
     shutil.copytree(PACKAGE, tmp_path / "cloudddp", ignore=shutil.ignore_patterns("__pycache__"))
     code = (
-        "from pathlib import Path; from cloudddp.errors import CloudDDPError; from cloudddp.sim import control\n"
+        "from pathlib import Path; from cloudddp.errors import CloudDDPError; from cloudddp.sim import "
+        "control\n"
         "try: control.start(Path('home'))\n"
         "except CloudDDPError as error: print(error.message, '|', error.hint)"
     )

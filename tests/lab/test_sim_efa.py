@@ -38,7 +38,8 @@ def release(laptop: Laptop) -> None:
 
 
 def test_node_shows_an_efa_device_for_each_interface(lab_laptop: LabLaptop) -> None:
-    """fi_info of libfabric: one endpoint of type FI_EP_RDM for each EFA device; status 61 (ENODATA) without any."""
+    """fi_info of libfabric: one endpoint of type FI_EP_RDM for each EFA device; status 61 (ENODATA) without
+    any."""
 
     def grouped(nics: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [{**nic, "Groups": [lab_laptop.group]} for nic in nics]
@@ -82,7 +83,8 @@ def test_condition_limits_the_efa_devices_of_new_nodes(remote: Account, laptop: 
 
 
 def test_limit_of_elastic_ips_is_an_account_attribute(account: Account) -> None:
-    """EC2 API reference, DescribeAccountAttributes: `vpc-max-elastic-ips` is the maximum number of Elastic IPs."""
+    """EC2 API reference, DescribeAccountAttributes: `vpc-max-elastic-ips` is the maximum number of Elastic
+    IPs."""
 
     def limit() -> str:
         (found,) = account.ec2.describe_account_attributes(AttributeNames=["vpc-max-elastic-ips"])[

@@ -1,4 +1,5 @@
-"""`cloudddp sim session`: a connection to a node without a route to it, as a session of AWS Systems Manager."""
+"""`cloudddp sim session`: a connection to a node without a route to it, as a session of AWS Systems
+Manager."""
 
 from __future__ import annotations
 
@@ -53,14 +54,19 @@ def test_process_node_answers(laptop: Laptop) -> None:
 def test_end_by_ssh_is_no_interrupt(
     laptop: Laptop, number: signal.Signals, code: int, message: bytes
 ) -> None:
-    """ssh sends SIGHUP to its proxy command when the connection has ended (OpenSSH, sshconnect.c: ssh_kill_proxy_command)."""
+    """ssh sends SIGHUP to its proxy command when the connection has ended (OpenSSH, sshconnect.c:
+    ssh_kill_proxy_command)."""
     (node,) = laptop.launch()
     environment = {**os.environ, "CLOUDDDP_HOME": str(laptop.sim.home)}
     argv = [sys.executable, "-m", "cloudddp", "sim", "session", "--target", node["InstanceId"]]
     with subprocess.Popen(
-        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment,
+        argv,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
         preexec_fn=lambda: [signal.signal(one, signal.SIG_DFL) for one in (signal.SIGHUP, signal.SIGINT)],
-    ) as process:  # fmt: skip
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.read(4) == b"SSH-"
         process.send_signal(number)

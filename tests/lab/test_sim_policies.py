@@ -47,8 +47,14 @@ POLICY = [
     },
     {"Sid": "Create", "Action": ["ec2:ImportKeyPair", "ec2:CreateSecurityGroup"], "Resource": "*"},
     {"Sid": "End", "Action": ["ec2:TerminateInstances", "ec2:Delete*"], "Resource": "*", "Condition": MINE},
-    {"Sid": "NoP5", "Effect": "Deny", "Action": "*", "Resource": "*", "Condition": {"StringLike": {"ec2:InstanceType": "p5*"}}},
-]  # fmt: skip
+    {
+        "Sid": "NoP5",
+        "Effect": "Deny",
+        "Action": "*",
+        "Resource": "*",
+        "Condition": {"StringLike": {"ec2:InstanceType": "p5*"}},
+    },
+]
 SCP = [
     {"Action": "*", "Resource": "*"},
     {
@@ -121,7 +127,8 @@ def denied(action: str, on: str, why: str) -> Iterator[None]:
     assert refusal.status == 403
     text, _, encoded = refusal.message.partition(". Encoded authorization failure message: ")
     assert text == (
-        "You are not authorized to perform this operation. User: arn:aws:sts::123456789012:user/moto is not authorized to "
+        "You are not authorized to perform this operation. User: arn:aws:sts::123456789012:user/moto is not "
+        "authorized to "
         f"perform: {action} on resource: {on} {why}"
     )
     assert encoded
@@ -246,15 +253,36 @@ def test_read_without_permission_has_no_encoded_message(limited: control.Simulat
 @pytest.mark.parametrize(
     ("service", "call", "code", "action", "resource"),
     [
-        ("ssm", ("get_parameter", {"Name": "/own/name"}), "AccessDeniedException", "ssm:GetParameter",
-         " on resource: arn:aws:ssm:us-east-1:123456789012:parameter/own/name"),
-        ("service-quotas", ("get_service_quota", {"ServiceCode": "ec2", "QuotaCode": "L-DB2E81BA"}), "AccessDeniedException",
-         "servicequotas:GetServiceQuota", " on resource: arn:aws:servicequotas:us-east-1:123456789012:ec2/L-DB2E81BA"),
-        ("pricing", ("get_products", {"ServiceCode": "AmazonEC2"}), "AccessDeniedException", "pricing:GetProducts", ""),
-        ("sts", ("assume_role", {"RoleArn": "arn:aws:iam::123456789012:role/r", "RoleSessionName": "session"}), "AccessDenied",
-         "sts:AssumeRole", " on resource: arn:aws:iam::123456789012:role/r"),
+        (
+            "ssm",
+            ("get_parameter", {"Name": "/own/name"}),
+            "AccessDeniedException",
+            "ssm:GetParameter",
+            " on resource: arn:aws:ssm:us-east-1:123456789012:parameter/own/name",
+        ),
+        (
+            "service-quotas",
+            ("get_service_quota", {"ServiceCode": "ec2", "QuotaCode": "L-DB2E81BA"}),
+            "AccessDeniedException",
+            "servicequotas:GetServiceQuota",
+            " on resource: arn:aws:servicequotas:us-east-1:123456789012:ec2/L-DB2E81BA",
+        ),
+        (
+            "pricing",
+            ("get_products", {"ServiceCode": "AmazonEC2"}),
+            "AccessDeniedException",
+            "pricing:GetProducts",
+            "",
+        ),
+        (
+            "sts",
+            ("assume_role", {"RoleArn": "arn:aws:iam::123456789012:role/r", "RoleSessionName": "session"}),
+            "AccessDenied",
+            "sts:AssumeRole",
+            " on resource: arn:aws:iam::123456789012:role/r",
+        ),
     ],
-)  # fmt: skip
+)
 def test_other_services_deny_in_their_protocol(
     limited: control.Simulator,
     service: str,

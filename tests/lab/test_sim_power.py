@@ -243,8 +243,13 @@ with aws.rehearse():
 def printed(script: str) -> str:
     """Run a script in an interpreter of its own, because it patches moto; return what it prints."""
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False
-    )  # fmt: skip
+        [sys.executable, "-c", script],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -88,8 +88,9 @@ def test_unknown_reservation(account: Account) -> None:
 
 
 def test_launches_use_the_places_of_a_reservation(account: Account, reservation: str) -> None:
-    """EC2 User Guide, "Launch instances into an existing Capacity Reservation": reduces its available capacity by the
-    number of instances launched. Error: hashicorp/terraform-provider-aws, pull request 35745."""
+    """EC2 User Guide, "Launch instances into an existing Capacity Reservation": reduces its available
+    capacity by the number of instances launched. Error: hashicorp/terraform-provider-aws, pull request
+    35745."""
     ids = [i["InstanceId"] for i in account.running(2, **into(reservation))]
     assert shown(account, reservation)["AvailableInstanceCount"] == 0
     assert {account.describe(one)["CapacityReservationId"] for one in ids} == {reservation}
@@ -103,8 +104,8 @@ def test_launches_use_the_places_of_a_reservation(account: Account, reservation:
 
 
 def test_capacity_returns_after_clean_up(account: Account, reservation: str) -> None:
-    """EC2 User Guide, "Launch instances using Capacity Blocks": after termination it takes several minutes to clean up
-    before another instance can be launched."""
+    """EC2 User Guide, "Launch instances using Capacity Blocks": after termination it takes several minutes to
+    clean up before another instance can be launched."""
     account.conditions(cleanup={"reservations": 1.5})
     ids = [i["InstanceId"] for i in account.running(2, **into(reservation))]
     account.end(*ids)
@@ -194,13 +195,17 @@ def test_block_attributes(account: Account) -> None:
     assert found["EndDate"] > datetime.now(UTC) + timedelta(hours=23)
     with refused("UnsupportedOperation"):
         account.ec2.cancel_capacity_reservation(CapacityReservationId=BLOCK)
-    assert account.client("ec2", region_name="us-west-2").describe_capacity_reservations()[
-        "CapacityReservations"
-    ] == []  # fmt: skip
+    assert (
+        account.client("ec2", region_name="us-west-2").describe_capacity_reservations()[
+            "CapacityReservations"
+        ]
+        == []
+    )
 
 
 def test_block_requires_its_market_type(account: Account) -> None:
-    """EC2 User Guide, "Launch instances using Capacity Blocks": MarketType capacity-block and the reservation's id."""
+    """EC2 User Guide, "Launch instances using Capacity Blocks": MarketType capacity-block and the
+    reservation's id."""
     block(account)
     with refused("InvalidParameterCombination"):
         account.launch(**into(BLOCK))
@@ -235,8 +240,8 @@ def test_block_has_no_capacity_before_and_after(account: Account, start: int, en
 
 
 def test_instances_end_30_minutes_before_their_block(remote: Account) -> None:
-    """EC2 User Guide, "Monitor Capacity Blocks using EventBridge": 40 minutes before the end, the event says that
-    instances begin to terminate in 10 minutes."""
+    """EC2 User Guide, "Monitor Capacity Blocks using EventBridge": 40 minutes before the end, the event says
+    that instances begin to terminate in 10 minutes."""
     block(remote, end=(datetime.now(UTC) + timedelta(minutes=30, seconds=3)).isoformat())
     (instance,) = remote.running(**into(BLOCK), **AS_BLOCK)
     until(lambda: remote.describe(instance["InstanceId"])["State"]["Name"] == "terminated")

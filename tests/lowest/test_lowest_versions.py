@@ -1,4 +1,5 @@
-"""Whole commands with the lowest versions that pyproject.toml allows: `make lowest` runs this in their environment.
+"""Whole commands with the lowest versions that pyproject.toml allows: `make lowest` runs this in their
+environment.
 
 Without PyTorch, whose lowest version is as large as the newest: the ranks are plain Python.
 """

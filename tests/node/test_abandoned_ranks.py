@@ -1,4 +1,5 @@
-"""Ranks whose agent (guard and supervisor) was killed: their wrappers, which are all that is left of cloudddp, end them."""
+"""Ranks whose agent (guard and supervisor) was killed: their wrappers, which are all that is left of
+cloudddp, end them."""
 
 from __future__ import annotations
 
@@ -102,7 +103,8 @@ def test_rank_ends_although_its_launcher_does_not(node: Node, code: str) -> None
 
 
 def test_rank_whose_launcher_ended_while_its_wrapper_started_is_not_run(node: Node) -> None:
-    """The wrapper cannot get a signal for the death of a parent that ended before: it looks whether the agent runs."""
+    """The wrapper cannot get a signal for the death of a parent that ended before: it looks whether the agent
+    runs."""
     node.start(FOREVER)
     found = Processes(node)
     born = Path(f"/proc/{found.supervisor}/stat").read_text().rsplit(")", 1)[1].split()[19]

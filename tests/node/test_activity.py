@@ -29,7 +29,8 @@ for line in sys.stdin:
 
 @pytest.mark.parametrize(("ticks", "is_active"), [(1, False), (40, True)])
 def test_a_single_tick_of_cpu_time_is_no_activity(tmp_path: Path, ticks: int, is_active: bool) -> None:
-    """The kernel counts whole ticks of 10 ms: one in a short interval says nothing about a rank that only waits."""
+    """The kernel counts whole ticks of 10 ms: one in a short interval says nothing about a rank that only
+    waits."""
     (tmp_path / "ranks").mkdir()
     activity = Activity(tmp_path, limit=3.0)
     interval = activity._interval

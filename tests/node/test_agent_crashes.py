@@ -1,4 +1,5 @@
-"""A supervisor that ends by an error of its own, as on a full disk: the verdict names the error, on every node."""
+"""A supervisor that ends by an error of its own, as on a full disk: the verdict names the error, on every
+node."""
 
 from __future__ import annotations
 

@@ -173,7 +173,8 @@ def test_process_that_ends_before_its_signal_counts_as_ended(
 
 @pytest.fixture
 def sudo(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The calls of a sudo that asks for a password, one on each line, in a folder that every user can write to."""
+    """The calls of a sudo that asks for a password, one on each line, in a folder that every user can write
+    to."""
     with tempfile.TemporaryDirectory() as folder:
         calls, program = Path(folder, "calls"), Path(folder, "sudo")
         calls.touch()

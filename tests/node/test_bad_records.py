@@ -1,4 +1,5 @@
-"""Files in a node's store that a script has damaged or replaced: they concern their job only, and no step waits for them."""
+"""Files in a node's store that a script has damaged or replaced: they concern their job only, and no step
+waits for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The agent's .pyz: the same sources give the same bytes, and it runs without anything but the standard library."""
+"""The agent's .pyz: the same sources give the same bytes, and it runs without anything but the standard
+library."""
 
 from __future__ import annotations
 

@@ -106,10 +106,15 @@ sys.exit(1)
 @pytest.mark.parametrize(
     ("text", "detail"),
     [
-        ("''", ""), ("'{'", ""), ("'[]'", ""), ("'{\"message\": 3}'", "3"),
-        ("'{\"message\": {\"message\": null}}'", ""), ("'[' * 100_000", ""), ("'x' * (2 << 20)", ""),
+        ("''", ""),
+        ("'{'", ""),
+        ("'[]'", ""),
+        ("'{\"message\": 3}'", "3"),
+        ('\'{"message": {"message": null}}\'', ""),
+        ("'[' * 100_000", ""),
+        ("'x' * (2 << 20)", ""),
     ],
-)  # fmt: skip
+)
 def test_error_file_that_is_none_is_ignored(node: Node, text: str, detail: str) -> None:
     """`text`: an expression of Python."""
     node.start(

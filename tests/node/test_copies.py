@@ -1,4 +1,5 @@
-"""Copies of a job's results to S3, as the agent makes them: against moto's S3, with the boto3 of the ranks' Python."""
+"""Copies of a job's results to S3, as the agent makes them: against moto's S3, with the boto3 of the ranks'
+Python."""
 
 from __future__ import annotations
 
@@ -85,10 +86,14 @@ def s3() -> Iterator[S3]:
 def node(node: Node, s3: S3) -> Iterator[Node]:
     """A node with a role, whose S3 is that server."""
     credentials = {
-        "Code": "Success", "Type": "AWS-HMAC", "AccessKeyId": "ASIAROLE", "SecretAccessKey": "s3cret-of-the-role",
-        "Token": "token-of-the-role", "LastUpdated": "2026-01-01T00:00:00Z",
+        "Code": "Success",
+        "Type": "AWS-HMAC",
+        "AccessKeyId": "ASIAROLE",
+        "SecretAccessKey": "s3cret-of-the-role",
+        "Token": "token-of-the-role",
+        "LastUpdated": "2026-01-01T00:00:00Z",
         "Expiration": f"{datetime.now(UTC) + timedelta(hours=6):%Y-%m-%dT%H:%M:%SZ}",
-    }  # fmt: skip
+    }
     metadata = Metadata()
     metadata.found |= {
         "placement/region": "us-east-1",
@@ -199,8 +204,10 @@ def test_large_file_is_sent_in_parts(node: Node, s3: S3) -> None:
 def test_links_are_kept_inside_the_outputs_and_followed_elsewhere(node: Node, s3: S3) -> None:
     (node.home / "secret").write_text("secret")
     code = WRITE + (
-        "open('runs/step-1', 'w').write('one'); os.symlink('step-1', 'runs/last'); os.symlink('../../secret', 'runs/out')\n"
-        "os.symlink('/etc/passwd', 'runs/passwd'); os.symlink('../..', 'runs/folder'); os.mkfifo('runs/pipe')\n"
+        "open('runs/step-1', 'w').write('one'); os.symlink('step-1', 'runs/last'); "
+        "os.symlink('../../secret', 'runs/out')\n"
+        "os.symlink('/etc/passwd', 'runs/passwd'); os.symlink('../..', 'runs/folder'); "
+        "os.mkfifo('runs/pipe')\n"
         "os.mkdir('../far'); open('../far/model', 'w').write('far'); os.symlink('../../far', 'runs/far')\n"
     )
     found = copied(node, code)
@@ -219,7 +226,10 @@ def test_links_are_kept_inside_the_outputs_and_followed_elsewhere(node: Node, s3
 
 def test_without_outputs_every_new_file_is_copied(node: Node, s3: S3) -> None:
     (node.project / "input").write_text("input")
-    code = "import os\nfor name in ('model.pt', 'big'): open(name, 'w')\nos.symlink('../far', 'far'); os.mkdir('../far'); open('far/x', 'w')\n"
+    code = (
+        "import os\nfor name in ('model.pt', 'big'): open(name, 'w')\nos.symlink('../far', 'far'); "
+        "os.mkdir('../far'); open('far/x', 'w')\n"
+    )
     found = copied(node, code, results=to(outputs=(), scratch=("big",)))
     assert (found.phase, found.notes) == (CopyPhase.COMPLETE, ())
     assert sorted(name for name in keys(s3) if "outputs" in name) == ["outputs/far/x", "outputs/model.pt"]
@@ -258,7 +268,8 @@ def test_missing_permission_is_known_before_ranks_start(node: Node, s3: S3) -> N
     (problem,) = reply.unreachable.problems
     assert (
         problem
-        == f"node 0: results cannot be copied to s3://{BUCKET}/{PREFIX}/: AccessDenied: User: x is not authorized"
+        == f"node 0: results cannot be copied to s3://{BUCKET}/{PREFIX}/: AccessDenied: User: x is not "
+        "authorized"
     )
     assert not (node.project / "ran").exists()
 

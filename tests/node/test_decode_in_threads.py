@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
-# Nested types: while msgspec reads them, Python code runs, and another thread can look at the unfinished outer type.
+# Nested types: while msgspec reads them, Python code runs, and another thread can look at the unfinished
+# outer type.
 _PROGRAM = """
 import dataclasses, sys, threading
 from cloudddp.agent.decode import decode
@@ -31,7 +32,8 @@ for _ in range(100):
 
 
 def test_first_replies_of_a_type_are_decoded_by_several_threads() -> None:
-    """msgspec's information about a dataclass is visible to other threads before it is complete (msgspec/_core.c,
-    DataclassInfo_Convert of 0.22): a second thread that decoded the same type ended the process with SIGSEGV."""
+    """msgspec's information about a dataclass is visible to other threads before it is complete
+    (msgspec/_core.c, DataclassInfo_Convert of 0.22): a second thread that decoded the same type ended the
+    process with SIGSEGV."""
     done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")

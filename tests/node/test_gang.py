@@ -1,5 +1,5 @@
-"""The agents of several nodes that run one job: real processes, real signals, real connections. Whatever ends, all ranks
-end with it, and every node keeps the same verdict."""
+"""The agents of several nodes that run one job: real processes, real signals, real connections. Whatever
+ends, all ranks end with it, and every node keeps the same verdict."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def launched(code: str, node: Gangs, number: int, rank: int) -> list[Process]:
     return [Process(("sh", "-c", '"$@"; exit $?', "sh"), (sys.executable, script), {"RANK": str(rank)})]
 
 
-# -- a rank ------------------------------------------------------------------------------------------------------
+# -- a rank --------------------------------------------------------------------------------------------------
 
 
 def test_job_succeeds_once_every_rank_of_every_node_has_exited_with_0(gangs: Make) -> None:
@@ -101,7 +101,7 @@ def test_ranks_that_cannot_start_end_the_others(gangs: Make) -> None:
     assert "/no/such/python" in found.first.detail
 
 
-# -- the launcher, the agent -------------------------------------------------------------------------------------
+# -- the launcher, the agent ---------------------------------------------------------------------------------
 
 
 def test_killed_launcher_ends_all_ranks(gangs: Make) -> None:
@@ -157,8 +157,10 @@ def test_ranks_end_where_nothing_of_the_agent_is_left(gangs: Make, killed: int, 
     assert job[killed].state().phase is JobPhase.LOST
     request = ConcludeRequest(job[killed].id(), found)
     assert [job[number].call(request).recorded for number in (*left, killed, killed)] == [
-        *[False] * len(left), True, False,
-    ]  # fmt: skip
+        *[False] * len(left),
+        True,
+        False,
+    ]
     assert job.verdict() == found
     assert {(state.ended, state.verdict and state.verdict.at) for state in job.states()} == {
         (found.at, found.at)
@@ -192,7 +194,7 @@ def test_launchers_that_wait_for_each_other_after_all_ranks_have_finished_are_en
     assert job.verdict() == Verdict(JobPhase.SUCCEEDED, 0, 0)
 
 
-# -- a cancel, a node that is frozen -----------------------------------------------------------------------------
+# -- a cancel, a node that is frozen -------------------------------------------------------------------------
 
 
 def test_cancel_on_one_node_cancels_the_job_on_all(gangs: Make) -> None:

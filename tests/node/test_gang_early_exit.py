@@ -1,4 +1,5 @@
-"""A rank that exits with code 0 while others still need it: they fail, and the verdict names the rank that has left."""
+"""A rank that exits with code 0 while others still need it: they fail, and the verdict names the rank that
+has left."""
 
 from __future__ import annotations
 

@@ -40,8 +40,10 @@ def test_no_rank_starts_without_a_node_that_never_joins(gangs: Make) -> None:
         assert state.verdict is not None
         assert state.verdict.first is not None
         assert (state.phase, state.verdict.first.cause, state.verdict.first.peer) == (
-            JobPhase.FAILED, Cause.UNREACHABLE, 2,
-        )  # fmt: skip
+            JobPhase.FAILED,
+            Cause.UNREACHABLE,
+            2,
+        )
 
 
 def test_node_without_the_secret_is_refused(gangs: Make) -> None:

@@ -47,7 +47,8 @@ def test_all_ranks_start_again_after_one_was_killed(gangs: Make) -> None:
 
 
 def test_no_rank_starts_again_before_those_of_all_nodes_have_ended(gangs: Make) -> None:
-    """The rank of node 0 ends slowly, because it saves; that of node 1 fails once the other one is under way."""
+    """The rank of node 0 ends slowly, because it saves; that of node 1 fails once the other one is under
+    way."""
     slow = """
 import os, signal, sys, time
 def end(*_):
@@ -106,7 +107,8 @@ def test_failure_that_would_come_again_is_not_repeated(
 
 
 def test_lines_of_an_earlier_attempt_say_nothing_of_the_last_one(gangs: Make) -> None:
-    """The rank loses a connection in the first attempt, and fails by itself in the second one, without a word."""
+    """The rank loses a connection in the first attempt, and fails by itself in the second one, without a
+    word."""
     code = """
 import os, sys
 if os.environ['CLOUDDDP_ATTEMPT'] == '0': sys.exit('RuntimeError: Connection closed by peer [172.31.0.5]:29400')

@@ -1,4 +1,5 @@
-"""What others can do to the agents of a job on the same network: strangers on their ports, and the secret they lack."""
+"""What others can do to the agents of a job on the same network: strangers on their ports, and the secret
+they lack."""
 
 from __future__ import annotations
 
@@ -179,7 +180,8 @@ def test_node_of_another_job_is_named(gangs: Make) -> None:
 
 
 def test_replayed_connection_does_no_harm(gangs: Make) -> None:
-    """Everything that node 0 has sent to node 1 is sent again, by a stranger: node 1 has another nonce now."""
+    """Everything that node 0 has sent to node 1 is sent again, by a stranger: node 1 has another nonce
+    now."""
     job = gangs(2)
     recorder = Recorder(job.gang.peers[1])
     seen_by_0 = replace(job.gang, peers=(job.gang.peers[0], Peer(1, "127.0.0.1", recorder.port)))
@@ -206,7 +208,7 @@ def test_replayed_connection_does_no_harm(gangs: Make) -> None:
         recorder.close()
 
 
-# -- a node of the job that is broken, or was taken over ---------------------------------------------------------
+# -- a node of the job that is broken, or was taken over -----------------------------------------------------
 
 
 class Broken:
@@ -307,7 +309,7 @@ def test_first_node_that_never_decides_is_left_out(gangs: Make) -> None:
         broken.close()
 
 
-# -- the secret --------------------------------------------------------------------------------------------------
+# -- the secret ----------------------------------------------------------------------------------------------
 
 
 def secrets_on_disk(job: Gangs) -> list[Path]:

@@ -57,7 +57,8 @@ def announce(metadata: Metadata) -> None:
 
 
 def preempted(job: Gangs, metadata: Metadata, ending: int = 0, **changes: object) -> None:
-    """Run a job on all nodes until one of them gets a spot notice and the job has ended, with all that follows."""
+    """Run a job on all nodes until one of them gets a spot notice and the job has ended, with all that
+    follows."""
     job[ending].metadata = metadata.address
     env = {"SAVER": str(changes.pop("saver", ending)), "SIZE": str(changes.pop("size", 5_000_000))}
     job.start(*[SAVES] * len(job.nodes), env=env, **{"snapshots": SNAPSHOTS, **changes})
@@ -98,7 +99,10 @@ def test_newest_snapshot_is_sent_to_the_first_node_that_stays(
     assert copy.stat().st_mtime_ns == saved.stat().st_mtime_ns
     for number in range(3):
         assert held(job[number]) == (["old.bin", "step.bin"] if number in (ending, keeper) else ["old.bin"])
-    note = f"--- cloudddp: runs/a/step.bin, the newest snapshot of node {ending}, was copied to node {keeper} ---"
+    note = (
+        f"--- cloudddp: runs/a/step.bin, the newest snapshot of node {ending}, was copied to node "
+        f"{keeper} ---"
+    )
     for number in (ending, keeper):
         assert note in job.log(number, number).decode()
 
@@ -155,9 +159,13 @@ def test_nothing_is_sent_without_patterns_and_at_the_deadline(
         preempted(job, metadata, 0, snapshots=None)
     else:
         job.start(
-            SAVES, SAVES, env={"SAVER": "0", "SIZE": "9"}, snapshots=SNAPSHOTS,
-            deadline=Deadline(20.0, "2030-01-01 12:00 UTC"), save=18.0,
-        )  # fmt: skip
+            SAVES,
+            SAVES,
+            env={"SAVER": "0", "SIZE": "9"},
+            snapshots=SNAPSHOTS,
+            deadline=Deadline(20.0, "2030-01-01 12:00 UTC"),
+            save=18.0,
+        )
         assert (first := job.verdict().first) is not None
         assert first.cause is Cause.NOTICE
     assert held(job[0]) == ["step.bin"]
@@ -179,7 +187,8 @@ def test_node_that_cannot_write_is_named(gangs: Make, metadata: Metadata) -> Non
 
 
 def test_strangers_are_not_listened_to(gangs: Make, metadata: Metadata) -> None:
-    """A rank of another job connects to the port again and again, and says what it likes; one sends nothing at all."""
+    """A rank of another job connects to the port again and again, and says what it likes; one sends nothing
+    at all."""
     job = gangs(2)
     done = threading.Event()
     peer = job.gang.peers[1]

@@ -14,7 +14,8 @@ SCRIPT = ROOT / "infra" / "node" / "host-key.sh"
 
 @pytest.mark.parametrize("reload", [0, 1])
 def test_key_is_installed_although_sshd_cannot_reload(tmp_path: Path, reload: int) -> None:
-    """Debian's socket-activated sshd: "Cannot bind any address". The next connection starts one with the new key."""
+    """Debian's socket-activated sshd: "Cannot bind any address". The next connection starts one with the new
+    key."""
     if os.getuid() != 0 or subprocess.run(["unshare", "--mount", "true"], check=False).returncode != 0:
         cannot("needs root and namespaces")
     folder, programs = tmp_path / "ssh", tmp_path / "bin"

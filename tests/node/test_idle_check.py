@@ -1,4 +1,5 @@
-"""What keeps an idle node (infra/node/cloudddp-idle.sh): real processes, in a process namespace where nothing else runs."""
+"""What keeps an idle node (infra/node/cloudddp-idle.sh): real processes, in a process namespace where nothing
+else runs."""
 
 from __future__ import annotations
 

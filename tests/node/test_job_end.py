@@ -1,4 +1,5 @@
-"""How a job ends on a node, in real processes: exit codes, the rank that failed first, launchers that fail."""
+"""How a job ends on a node, in real processes: exit codes, the rank that failed first, launchers that
+fail."""
 
 from __future__ import annotations
 

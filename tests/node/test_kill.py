@@ -37,7 +37,8 @@ def test_cancel_ends_the_ranks_and_is_recorded(node: Node) -> None:
 
 def test_sigterm_reaches_a_rank_once_and_not_its_workers(node: Node) -> None:
     worker = node.script(
-        "import signal, time\nsignal.signal(signal.SIGTERM, lambda *_: open('worker-received', 'w').close())\n"
+        "import signal, time\nsignal.signal(signal.SIGTERM, lambda *_: open('worker-received', "
+        "'w').close())\n"
         "open('worker-ready', 'w').close()\nwhile True: time.sleep(0.02)\n"
     )
     node.start(
@@ -126,7 +127,8 @@ def test_daemon_without_environment_ends_with_the_job(node: Node) -> None:
     daemon = "echo $$ > daemon.tmp; mv daemon.tmp daemon; exec sleep 600"
     node.start(
         "import os, subprocess, time\n"
-        f"subprocess.run(['sh', '-c', 'exec setsid sh -c \"$0\" &', {daemon!r}], env={{'PATH': os.environ['PATH']}})\n"
+        f"subprocess.run(['sh', '-c', 'exec setsid sh -c \"$0\" &', {daemon!r}], env={{'PATH': "
+        f"os.environ['PATH']}})\n"
         "while not os.path.exists('daemon'): time.sleep(0.02)\n",
         grace=0.2,
     )

@@ -88,12 +88,18 @@ def new(node: Node, *outputs: str) -> dict[str, int]:
         ("write(far + '/a'); link('../../far', 'runs/b')", {"runs/b/a": "x"}),
         ("write(far + '/a'); link('../../far/a', 'runs/a')", {"runs/a": "x"}),
         ("write('elsewhere/a'); link('../elsewhere', 'runs/b')", {"runs/b/a": "x"}),
-        ("write(far + '/a'); link('a', far + '/last'); link(far, 'runs')", {"runs/a": "x", "runs/last": "-> a"}),
-        ("write(far + '/a'); link(far + '/a', far + '/last'); link(far, 'runs')", {"runs/a": "x", "runs/last": "-> a"}),
+        (
+            "write(far + '/a'); link('a', far + '/last'); link(far, 'runs')",
+            {"runs/a": "x", "runs/last": "-> a"},
+        ),
+        (
+            "write(far + '/a'); link(far + '/a', far + '/last'); link(far, 'runs')",
+            {"runs/a": "x", "runs/last": "-> a"},
+        ),
         ("write(far + '2/a'); link('../far2', far + '/more'); link(far, 'runs')", {"runs/more/a": "x"}),
         ("write('runs/a'); link('a', 'runs/last')", {"runs/a": "x", "runs/last": "-> a"}),
     ],
-)  # fmt: skip
+)
 def test_link_to_files_on_the_node_is_followed(node: Node, code: str, expected: dict[str, str]) -> None:
     ran(node, code)
     assert new(node)["runs"] == len(expected)

@@ -1,7 +1,8 @@
 """A node on which a rank has replaced the agent by another program: how each command handles its replies.
 
 A rank runs as the login user, so the replaced file, or a `python3` earlier on PATH as here, can send any
-reply. The command must end with an error that names the node, in bounded memory, and must show no control characters.
+reply. The command must end with an error that names the node, in bounded memory, and must show no control
+characters.
 """
 
 from __future__ import annotations
@@ -298,9 +299,17 @@ def test_agent_changed_during_a_job_is_shipped_again_to_end_it(victim: Victim) -
 
 
 ESCAPES = [
-    r"\x1b]0;owned\x07", r"\x1b]52;c;b3duZWQ=\x07", r"\x1b[2J\x1b[H", r"\x9b2J", r"\u202etxt.exe", r"\u2066a\u2069", r"\x08\x08ok",
-    r"\x1b[8mhidden", r"\x1bP+q544e\x1b\\", r"\u200b",
-]  # fmt: skip
+    r"\x1b]0;owned\x07",
+    r"\x1b]52;c;b3duZWQ=\x07",
+    r"\x1b[2J\x1b[H",
+    r"\x9b2J",
+    r"\u202etxt.exe",
+    r"\u2066a\u2069",
+    r"\x08\x08ok",
+    r"\x1b[8mhidden",
+    r"\x1bP+q544e\x1b\\",
+    r"\u200b",
+]
 
 
 def test_escape_sequences_of_ranks_are_escaped(victim: Victim) -> None:

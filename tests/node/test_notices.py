@@ -24,7 +24,10 @@ signal.signal(signal.SIGTERM, save)
 open("ready", "w").close()
 while True: time.sleep(0.05)
 """
-IGNORE = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nopen('ready', 'w').close()\nwhile True: time.sleep(0.05)\n"
+IGNORE = (
+    "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nopen('ready', "
+    "'w').close()\nwhile True: time.sleep(0.05)\n"
+)
 
 
 @pytest.fixture
@@ -84,9 +87,12 @@ def test_maintenance_is_announced_days_before(node: Node, metadata: Metadata) ->
 
     def event(state: str, code: str, when: datetime) -> dict[str, str]:
         return {
-            "NotBefore": f"{when:%d %b %Y %H:%M:%S} GMT", "Code": code, "Description": "scheduled reboot",
-            "EventId": "instance-event-0d59937288b749b32", "State": state,
-        }  # fmt: skip
+            "NotBefore": f"{when:%d %b %Y %H:%M:%S} GMT",
+            "Code": code,
+            "Description": "scheduled reboot",
+            "EventId": "instance-event-0d59937288b749b32",
+            "State": state,
+        }
 
     listed = [
         event("completed", "system-reboot", after(60)),
@@ -116,7 +122,8 @@ def test_unreadable_notice_is_ignored(node: Node, metadata: Metadata, text: str)
 
 
 def test_deadline_is_a_notice(node: Node) -> None:
-    """A job that begins shortly before the deadline is told to save in the middle of the time that is left."""
+    """A job that begins shortly before the deadline is told to save in the middle of the time that is
+    left."""
     node.start(SAVE, deadline=Deadline(30.0, "2030-01-01 12:00 UTC"), save=29.0)
     until((node.project / "ready").exists)
     _, verdict = end(node)

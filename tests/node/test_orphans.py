@@ -1,4 +1,5 @@
-"""Processes that a rank has detached from itself (a daemon with an empty environment): they end with the job, whoever ends it."""
+"""Processes that a rank has detached from itself (a daemon with an empty environment): they end with the job,
+whoever ends it."""
 
 from __future__ import annotations
 

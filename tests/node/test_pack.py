@@ -1,4 +1,5 @@
-"""The agent packs what the laptop accepts: files, folders and links inside; other entries are skipped and named."""
+"""The agent packs what the laptop accepts: files, folders and links inside; other entries are skipped and
+named."""
 
 from __future__ import annotations
 
@@ -96,16 +97,24 @@ def test_links_to_other_paths_are_left_out(node: Node) -> None:
     runs = node.project / "runs"
     (runs / "a").mkdir(parents=True)
     for name, target in {
-        "inside": "a", "absolute-inside": str(runs / "a"), "absolute": "/nowhere", "up": "../train.py",
-        "far-up": "../../../x", "after": "a/../b", "loop": "loop",
-    }.items():  # fmt: skip
+        "inside": "a",
+        "absolute-inside": str(runs / "a"),
+        "absolute": "/nowhere",
+        "up": "../train.py",
+        "far-up": "../../../x",
+        "after": "a/../b",
+        "loop": "loop",
+    }.items():
         (runs / name).symlink_to(target)
     found, notes = pack(node, "runs")
     links = {name: target for name, (kind, target) in found.items() if kind == "link"}
     assert links == {"runs/inside": "a", "runs/absolute-inside": "a", "runs/loop": "loop"}
     assert sorted(note.split(":")[0] for note in notes) == [
-        "left out runs/absolute", "left out runs/after", "left out runs/far-up", "left out runs/up",
-    ]  # fmt: skip
+        "left out runs/absolute",
+        "left out runs/after",
+        "left out runs/far-up",
+        "left out runs/up",
+    ]
 
 
 def test_special_files_are_left_out(node: Node) -> None:
@@ -123,14 +132,21 @@ def test_special_files_are_left_out(node: Node) -> None:
         found, notes = pack(node, "./runs", "nowhere")
     assert sorted(found) == ["runs", "runs/checkout", "runs/checkout/x"]
     assert sorted(note.split(":")[0] for note in notes) == [
-        "left out runs/checkout/.git", "left out runs/pipe", "left out runs/socket", "missing nowhere",
-    ]  # fmt: skip
+        "left out runs/checkout/.git",
+        "left out runs/pipe",
+        "left out runs/socket",
+        "missing nowhere",
+    ]
 
 
 words = st.lists(st.sampled_from(["a", "b", "..", ".", "", "runs"]), max_size=6).map("/".join)
 
 
-@given(st.lists(st.sampled_from(["a", "b", "runs"]), min_size=1, max_size=4), words, st.sampled_from([["runs"], ["."], ["runs/a", "b"]]))  # fmt: skip
+@given(
+    st.lists(st.sampled_from(["a", "b", "runs"]), min_size=1, max_size=4),
+    words,
+    st.sampled_from([["runs"], ["."], ["runs/a", "b"]]),
+)
 def test_agent_and_laptop_accept_the_same_links(name: list[str], target: str, roots: list[str]) -> None:
     end = safe_names.link_end(tuple(name), target)
     taken = end is not None and safe_names.covers(safe_names.requested(roots), end)

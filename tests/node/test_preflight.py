@@ -1,4 +1,5 @@
-"""Nodes that are not alike, or have a defect: no rank starts, and the reason names the nodes and both values."""
+"""Nodes that are not alike, or have a defect: no rank starts, and the reason names the nodes and both
+values."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ def environment(folder: Path, torch: str, cuda: str, nccl: str) -> str:
 
 
 def refused(job: Gangs) -> str:
-    """Wait for the end of a job that preflight refused; return why, which every node says, once no process is left."""
+    """Wait for the end of a job that preflight refused; return why, which every node says, once no process is
+    left."""
     verdict = job.verdict()
     assert verdict.first is not None
     assert (verdict.phase, verdict.first.cause) == (JobPhase.FAILED, Cause.PREFLIGHT)
@@ -64,7 +66,8 @@ def test_gpus_and_drivers_that_differ(gangs: Make, tmp_path: Path) -> None:
         node.variables["PATH"] = path(bin_folder)
     replies = job.start(FOREVER, FOREVER)
     expected = (
-        "the number or kind of GPUs differs: 8 x NVIDIA H100 80GB HBM3 on node 0; 7 x NVIDIA H100 80GB HBM3 on node 1",
+        "the number or kind of GPUs differs: 8 x NVIDIA H100 80GB HBM3 on node 0; 7 x NVIDIA H100 80GB HBM3 "
+        "on node 1",
         "the NVIDIA driver differs: 580.1 on node 0; 570.2 on node 1",
     )
     refusals = [reply.unreachable for reply in replies.values()]
@@ -83,7 +86,8 @@ def test_versions_that_differ(gangs: Make, tmp_path: Path) -> None:
         requests[node] = node.starting(processes=own, gang=job.gang)
     job.start_requests(requests)
     assert refused(job) == (
-        "torch differs: 2.11.0 on node 0, 1; 2.10.0 on node 2; CUDA differs: 12.8 on node 0, 1; 12.6 on node 2; "
+        "torch differs: 2.11.0 on node 0, 1; 2.10.0 on node 2; CUDA differs: 12.8 on node 0, 1; 12.6 on node "
+        "2; "
         "NCCL differs: 2.27.3 on node 0, 1; 2.26.2 on node 2"
     )
 

@@ -158,7 +158,10 @@ def test_each_gpu_is_used_with_torch(
 def test_gpus_are_used_again_while_the_fabric_manager_starts(
     node: Node, python: Callable[..., str], tmp_path: Path, seconds: float, usable: int
 ) -> None:
-    begin = f"import os\nBROKEN = () if os.path.exists('{tmp_path}/x') else (2,)\nopen('{tmp_path}/x', 'w').close()\n"
+    begin = (
+        f"import os\nBROKEN = () if os.path.exists('{tmp_path}/x') else (2,)\nopen('{tmp_path}/x', "
+        "'w').close()\n"
+    )
     program = python(begin + TORCH.replace("{broken}", "BROKEN"))
     found = node.probe(python=program, torch_seconds=60.0, gpu_seconds=seconds)
     assert found.torch_gpus == usable
@@ -199,7 +202,8 @@ def test_torch_that_cannot_be_imported_has_no_gpus(
 
 
 def test_gpus_are_not_used_while_a_job_runs(node: Node, python: Callable[..., str]) -> None:
-    """It may have allocated all of their memory, so that the check would fail: `up` can be repeated at any time."""
+    """It may have allocated all of their memory, so that the check would fail: `up` can be repeated at any
+    time."""
     node.start(FOREVER)
     node.rank_pid()
     found = node.probe(python=python("raise RuntimeError('out of memory')"), torch_seconds=60.0)

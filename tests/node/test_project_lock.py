@@ -1,4 +1,5 @@
-"""Who may change the project's files on a node, and what a job that finds others than it was launched with does."""
+"""Who may change the project's files on a node, and what a job that finds others than it was launched with
+does."""
 
 from __future__ import annotations
 

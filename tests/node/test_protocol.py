@@ -83,23 +83,57 @@ FAILURE = Failure(1, Cause.RANK, 300, 137, 9, "\u00e9\x1b", 0)
 VERDICT = Verdict(JobPhase.FAILED, 137, 0, FAILURE, ("a", ""))
 GANG = Gang((Peer(0, "10.0.0.1", 1), Peer(1, "10.0.0.2", 65535)), "0" * 64, silence=2.5, join=0.5)
 STATE = JobState(
-    JOB_ID, JobPhase.FAILED, node=1, exit_code=7, started=1.0, ended=2.5, error="\u00e9\x1b\n", script="a b",
-    expected=2, max_restarts=3, stopping=True, ranks=(RankRecord(0, 7, 2.0, signal=9, pid=5, at=1.5, asked=True, error="x"), RankRecord(1, None, None)),
-    training=TRAINING, cancelled=2.25, verdict=VERDICT,
-)  # fmt: skip
+    JOB_ID,
+    JobPhase.FAILED,
+    node=1,
+    exit_code=7,
+    started=1.0,
+    ended=2.5,
+    error="\u00e9\x1b\n",
+    script="a b",
+    expected=2,
+    max_restarts=3,
+    stopping=True,
+    ranks=(RankRecord(0, 7, 2.0, signal=9, pid=5, at=1.5, asked=True, error="x"), RankRecord(1, None, None)),
+    training=TRAINING,
+    cancelled=2.25,
+    verdict=VERDICT,
+)
 MESSAGES: list[Any] = [
-    ProbeRequest("p", "10.0.0.1", python="~/x", manifest_digest="0" * 64, boot_seconds=1.5, gpus=8, gpu_seconds=60.0, torch_seconds=9.0),
-    Listing({"": {"caf\xe9": Entry(FILE, 0o644, 5, -1, "")}, "a/b": {"l": Entry(LINK, 0, 0, 0, "../x")}}, {"caf\xe9": "0" * 32}),
+    ProbeRequest(
+        "p",
+        "10.0.0.1",
+        python="~/x",
+        manifest_digest="0" * 64,
+        boot_seconds=1.5,
+        gpus=8,
+        gpu_seconds=60.0,
+        torch_seconds=9.0,
+    ),
+    Listing(
+        {"": {"caf\xe9": Entry(FILE, 0o644, 5, -1, "")}, "a/b": {"l": Entry(LINK, 0, 0, 0, "../x")}},
+        {"caf\xe9": "0" * 32},
+    ),
     Wants(False, (0, 2), {"2": 7}, 9, 1),
     ReceiveRequest("p", "0" * 64, 1, (Peer(0, "10.0.0.1", 1), Peer(1, "10.0.0.2", 65535))),
     ReceiveEvent(received=5, note="x", done=ReceiveReply(1, 2, 3, 4)),
     PackRequest("p", ("./a", "b c"), have=(Have("x", 5, -1), Have("y", 5, 7, "0" * 64))),
-    SetupRequest(JOB_ID, 0, "p", "s", ("pip install x",), ("requirements.txt",), {"A": "b"}, "/opt/x/bin/python"),
-    StartRequest(JOB_ID, 0, "p", "s", {"A": "b"}, (Process(("torchrun",), ("x",), {"B": ""}),), 2, 1, 30.0, GANG),
+    SetupRequest(
+        JOB_ID, 0, "p", "s", ("pip install x",), ("requirements.txt",), {"A": "b"}, "/opt/x/bin/python"
+    ),
+    StartRequest(
+        JOB_ID, 0, "p", "s", {"A": "b"}, (Process(("torchrun",), ("x",), {"B": ""}),), 2, 1, 30.0, GANG
+    ),
     FollowRequest(JOB_ID, wait=True, heartbeat=5.0, offsets={-1: 7, 300: 1 << 40}),
     KillRequest(JOB_ID, 1.5, "a1"),
     NewFilesRequest("p", ("runs",), ("data",), JOB_ID),
-    NewFilesReply(1 << 60, True, False, (JOB_ID,), (JobFiles(JOB_ID, NewFiles(1, 2, (NewPath("a/", 1, 2),)), NewFiles(0, 0, ())),)),
+    NewFilesReply(
+        1 << 60,
+        True,
+        False,
+        (JOB_ID,),
+        (JobFiles(JOB_ID, NewFiles(1, 2, (NewPath("a/", 1, 2),)), NewFiles(0, 0, ())),),
+    ),
     KillReply(3, 0, 1, JobPhase.CANCELLED, TRAINING),
     JobsReply((STATE,)),
     StartReply(1, Unreachable({1: "refused"}, (1,), "x"), "linux-x86_64", "", {"mesh": 0.5}),
@@ -107,7 +141,7 @@ MESSAGES: list[Any] = [
     Message(Kind.VERDICT, verdict=VERDICT),
     Message(Kind.HEARTBEAT, finished=True),
     VersionConflict(1, 2, (JOB_ID,)),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
@@ -408,9 +442,19 @@ def test_path_that_no_manifest_has_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize(
     "names",
-    [["a", ".."], ["a", ""], ["", "a"], ["a/b", "c"], ["a", "b/"], ["/a", "b"], ["a\0", "b"], ["a", "."], ["a", MAX_PATH * "x"]],
+    [
+        ["a", ".."],
+        ["a", ""],
+        ["", "a"],
+        ["a/b", "c"],
+        ["a", "b/"],
+        ["/a", "b"],
+        ["a\0", "b"],
+        ["a", "."],
+        ["a", MAX_PATH * "x"],
+    ],
     ids=lambda names: repr(names)[:20],
-)  # fmt: skip
+)
 def test_no_name_of_a_folder_hides_behind_another_one(names: list[str]) -> None:
     entry = Entry(FILE, 0o644, 1, 1, "")
     with pytest.raises(ProtocolError):
@@ -428,8 +472,13 @@ def test_entry_of_a_listing_has_no_value_that_a_file_cannot_have() -> None:
 def test_frame_of_any_contents_is_decoded_or_refused(kind: int, head: bytes, body: bytes) -> None:
     found = TransferFrame(kind, head, body, b"")
     for decode_frame in (
-        read_batch, transfer.indexes, transfer.read_part, transfer.read_end, read_listing, transfer.read_wants,
+        read_batch,
+        transfer.indexes,
+        transfer.read_part,
+        transfer.read_end,
+        read_listing,
+        transfer.read_wants,
         transfer.read_source,
-    ):  # fmt: skip
+    ):
         with contextlib.suppress(ProtocolError):
             decode_frame(found)

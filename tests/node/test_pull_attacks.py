@@ -1,7 +1,7 @@
 """`pull` from a node that a rank controls: only what was requested is written.
 
-The node is the simulator's, and the command runs in its own process. The attack replaces the node's `python3`, as any
-program of the login user can, by one that replies to `pack` with a stream of the corpus.
+The node is the simulator's, and the command runs in its own process. The attack replaces the node's
+`python3`, as any program of the login user can, by one that replies to `pack` with a stream of the corpus.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ with open(sys.argv[1], "rb") as stream:
 
 @dataclass
 class CompromisedNode:
-    """A node on which an attacker controls the replies to `pack`, and the command line of the cluster's owner."""
+    """A node on which an attacker controls the replies to `pack`, and the command line of the cluster's
+    owner."""
 
     cli: CommandLine
     bin: Path
@@ -81,7 +82,8 @@ class CompromisedNode:
         shim.chmod(0o755)
 
     def pull(self, *words: str) -> tuple[int, str, str, int]:
-        """Run `cloudddp pull`; return exit code, stdout, stderr and the most memory that it took, in bytes."""
+        """Run `cloudddp pull`; return exit code, stdout, stderr and the most memory that it took, in
+        bytes."""
         done = self.cli.to_files(self.scratch, "pull", *words)
         assert done.returncode is not None
         assert done.peak_memory is not None
@@ -141,12 +143,26 @@ def runner(node: CompromisedNode) -> Iterator[Runner]:
 
 ATTACKS = sorted(Corpus(Path("/elsewhere"), "../../../elsewhere").attacks())
 AT_THE_COMMAND_LINE = [
-    attack for attack in ATTACKS
+    attack
+    for attack in ATTACKS
     if "4-GiB" in attack
-    or attack in ("dot-dot", "absolute", "not-requested", "link-out", "link-chain-CVE-2025-4517", "no-end",
-               "kind-unknown", "file-of-an-exbibyte", "zeros-without-end", "noise", "longer-than-announced",
-               "offset-of-a-file-that-is-not-here", "same-that-is-not-here")
-]  # fmt: skip
+    or attack
+    in (
+        "dot-dot",
+        "absolute",
+        "not-requested",
+        "link-out",
+        "link-chain-CVE-2025-4517",
+        "no-end",
+        "kind-unknown",
+        "file-of-an-exbibyte",
+        "zeros-without-end",
+        "noise",
+        "longer-than-announced",
+        "offset-of-a-file-that-is-not-here",
+        "same-that-is-not-here",
+    )
+]
 
 
 @pytest.mark.parametrize("attack", [attack for attack in ATTACKS if attack not in AT_THE_COMMAND_LINE])
@@ -228,7 +244,17 @@ def test_names_and_notes_are_escaped(node: CompromisedNode, tmp_path: Path) -> N
     evil = "runs/\x1b]0;owned\x07\u202egpj.\n.exe"
     notes = "import sys\nsys.stderr.write('missing \\x1b]52;c;x\\x07\\n')\n"
     out_of = encode_left_out(LeftOut("\x1b[2Ka\x9b1m\r", "\x07", counts=False))
-    node.set_stream(stream(file(evil), file("runs/\udcff"), file("runs/cloudddp.toml\u202e\x1b[2J"), file("runs/\x1b/cloudddp.toml"), out_of, FINISH), notes + SEND)  # fmt: skip
+    node.set_stream(
+        stream(
+            file(evil),
+            file("runs/\udcff"),
+            file("runs/cloudddp.toml\u202e\x1b[2J"),
+            file("runs/\x1b/cloudddp.toml"),
+            out_of,
+            FINISH,
+        ),
+        notes + SEND,
+    )
     code, out, err, _ = node.pull("--to", str(tmp_path / "to"))
     assert code == 1, err
     assert not {"\x1b", "\x07", "\x9b", "\u202e", "\r"} & set(out + err)
@@ -278,7 +304,8 @@ def test_modes_and_times_are_restricted(node: CompromisedNode, tmp_path: Path) -
 
 
 def test_link_in_the_target_is_not_followed(node: CompromisedNode, tmp_path: Path) -> None:
-    """A link to a file is replaced, and a link to a folder is an error; nothing is written to their targets."""
+    """A link to a file is replaced, and a link to a folder is an error; nothing is written to their
+    targets."""
     to, away = tmp_path / "to", tmp_path / "away"
     (to / "runs").mkdir(parents=True)
     away.mkdir()
@@ -341,7 +368,8 @@ def test_links_inside_the_results_are_kept(node: CompromisedNode, tmp_path: Path
 
 
 def test_path_that_is_not_utf8_is_pulled(node: CompromisedNode, tmp_path: Path) -> None:
-    """The path is sent in the request, which is ASCII: not every SSH server accepts arbitrary bytes in a command."""
+    """The path is sent in the request, which is ASCII: not every SSH server accepts arbitrary bytes in a
+    command."""
     node.set_stream(stream(file("runs/\udcff"), FINISH))
     code, _, err, _ = node.pull("--to", str(tmp_path / "to"), "runs/\udcff")
     assert code == 0, err
@@ -351,7 +379,9 @@ def test_path_that_is_not_utf8_is_pulled(node: CompromisedNode, tmp_path: Path) 
 KNOWN = b"here before"  # in the target, when these streams arrive
 CLAIMS = {
     "continues-with-a-wrong-hash": [
-        header("runs/hashed", size=len(KNOWN) + 4, offset=len(KNOWN)), frame(DATA, b"evil"), end(b"other"),
+        header("runs/hashed", size=len(KNOWN) + 4, offset=len(KNOWN)),
+        frame(DATA, b"evil"),
+        end(b"other"),
     ],
     "continues-elsewhere": [header("runs/hashed", size=99, offset=5), frame(DATA, bytes(94)), end(b"")],
     "continues-a-file-without-a-hash": [header("runs/timed", size=99, offset=len(KNOWN))],
@@ -362,8 +392,11 @@ CLAIMS = {
     "same-twice-at-once": [same(1, 1)],
     "same-that-needs-a-hash": [same(0)],
     "same-in-a-file": [header("runs/x", size=3), same(1)],
-    "is-the-same-with-a-wrong-hash": [header("runs/hashed", size=len(KNOWN), offset=len(KNOWN)), end(b"other")],
-}  # fmt: skip
+    "is-the-same-with-a-wrong-hash": [
+        header("runs/hashed", size=len(KNOWN), offset=len(KNOWN)),
+        end(b"other"),
+    ],
+}
 
 
 @pytest.mark.parametrize("claim", CLAIMS)
@@ -387,11 +420,15 @@ def test_file_that_the_node_gives_up_is_not_written(
 ) -> None:
     node.set_stream(
         stream(
-            header("runs/large", size=8 << 20), frame(DATA, bytes(1 << 20)), end(state=GIVEN_UP),
-            header("runs/small", size=5), end(state=GIVEN_UP),
-            file("runs/b"), FINISH,
+            header("runs/large", size=8 << 20),
+            frame(DATA, bytes(1 << 20)),
+            end(state=GIVEN_UP),
+            header("runs/small", size=5),
+            end(state=GIVEN_UP),
+            file("runs/b"),
+            FINISH,
         )
-    )  # fmt: skip
+    )
     assert pull.pull(runner, ["runs"], node=0, to=tmp_path / "to").files == 1
     assert [path.name for path in (tmp_path / "to").rglob("*")] == ["runs", "b"]
 
@@ -406,7 +443,8 @@ for number in itertools.count():
 """
 DRIPS = {
     "waits": "os.write(1, b'w\\0\\0\\0\\x10' + bytes(16))",
-    "waits that claim to compare": "os.write(1, b'w\\0\\0\\0\\x10' + bytes(8) + (number << 30).to_bytes(8, 'big'))",
+    "waits that claim to compare": "os.write(1, b'w\\0\\0\\0\\x10' + bytes(8) + (number << 30).to_bytes(8, "
+    "'big'))",
     "contents byte by byte": "os.write(1, b'd\\0\\0\\0\\1x')",
     "notes": "os.write(2, b'missing x\\n')",
 }

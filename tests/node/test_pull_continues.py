@@ -282,8 +282,11 @@ def test_names_that_are_not_utf8(place: Place) -> None:
     assert place.pull().files == 4
     assert place.pull().unchanged == 4
     assert {os.fsencode(name) for name in place.found} == {
-        b"runs/\xff\xfe", b"runs/caf\xc3\xa9", b"runs/a\nb", b"runs/\x1b[2J",
-    }  # fmt: skip
+        b"runs/\xff\xfe",
+        b"runs/caf\xc3\xa9",
+        b"runs/a\nb",
+        b"runs/\x1b[2J",
+    }
 
 
 def test_many_files_in_one_folder(place: Place) -> None:
@@ -373,7 +376,8 @@ def test_folder_of_a_transfer_that_is_not_private_is_not_used(
 
 
 def test_links_in_what_has_arrived_are_not_followed(place: Place, tmp_path: Path) -> None:
-    """They are results as any others; files that have taken their place on the node are written beside them."""
+    """They are results as any others; files that have taken their place on the node are written beside
+    them."""
     (place.runs / "a").mkdir(parents=True)
     (place.runs / "b").symlink_to("a")
     place.write("large", os.urandom(LARGE))

@@ -173,7 +173,10 @@ def test_tail_that_reaches_into_the_gap_reports_it(node: Node) -> None:
 
 
 def test_log_that_appears_later_is_sent_from_its_beginning(node: Node) -> None:
-    code = "import time, os\nprint('a\\nb', flush=True)\nwhile not os.path.exists('gate'): time.sleep(0.02)\nprint('c')\n"
+    code = (
+        "import time, os\nprint('a\\nb', flush=True)\nwhile not os.path.exists('gate'): "
+        "time.sleep(0.02)\nprint('c')\n"
+    )
     node.start(code)
     until(lambda: node.follow(wait=False).logs.get(0) == b"a\nb\n")
     begun = node.follow(wait=False, tail=1)

@@ -1,4 +1,5 @@
-"""Ranks that train on each node alone are named, since such a job succeeds and costs as much as all its nodes."""
+"""Ranks that train on each node alone are named, since such a job succeeds and costs as much as all its
+nodes."""
 
 from __future__ import annotations
 
@@ -31,7 +32,10 @@ if __name__ == '__main__':
     time.sleep(8)
 """
 # A group of its own, as that of mp.spawn with MASTER_ADDR=localhost.
-LOCAL = "import socket, time\nserver = socket.create_server(('127.0.0.1', 0))\nclient = socket.create_connection(server.getsockname())\ntime.sleep(8)\n"
+LOCAL = (
+    "import socket, time\nserver = socket.create_server(('127.0.0.1', 0))\nclient = "
+    "socket.create_connection(server.getsockname())\ntime.sleep(8)\n"
+)
 
 
 def apart(gangs: Make) -> Gangs:

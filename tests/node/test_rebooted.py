@@ -29,18 +29,56 @@ def case(name: str, phase: JobPhase, expected: bool, **fields: Any) -> Any:
     ("phase", "ended", "first", "expected"),
     [
         case("its end was not recorded", JobPhase.LOST, True),
-        case("the others lost it", JobPhase.FAILED, True, ended=BOOTED - 60, first=Failure(1, Cause.SILENT, peer=0)),
-        case("the others noticed after it had started again", JobPhase.FAILED, True, ended=BOOTED + 20, first=Failure(1, Cause.SILENT, peer=0)),
-        case("its agent was asked to end", JobPhase.FAILED, True, ended=BOOTED - 60, first=Failure(1, Cause.AGENT)),
-        case("its agent had ended long before", JobPhase.FAILED, False, ended=BOOTED - 9000, first=Failure(1, Cause.AGENT)),
-        case("another node was lost", JobPhase.FAILED, False, ended=BOOTED - 60, first=Failure(0, Cause.AGENT)),
+        case(
+            "the others lost it",
+            JobPhase.FAILED,
+            True,
+            ended=BOOTED - 60,
+            first=Failure(1, Cause.SILENT, peer=0),
+        ),
+        case(
+            "the others noticed after it had started again",
+            JobPhase.FAILED,
+            True,
+            ended=BOOTED + 20,
+            first=Failure(1, Cause.SILENT, peer=0),
+        ),
+        case(
+            "its agent was asked to end",
+            JobPhase.FAILED,
+            True,
+            ended=BOOTED - 60,
+            first=Failure(1, Cause.AGENT),
+        ),
+        case(
+            "its agent had ended long before",
+            JobPhase.FAILED,
+            False,
+            ended=BOOTED - 9000,
+            first=Failure(1, Cause.AGENT),
+        ),
+        case(
+            "another node was lost", JobPhase.FAILED, False, ended=BOOTED - 60, first=Failure(0, Cause.AGENT)
+        ),
         case("a rank failed", JobPhase.FAILED, False, ended=BOOTED - 60, first=Failure(1, Cause.RANK, 1, 7)),
-        case("the shutdown ended a rank first", JobPhase.FAILED, True, ended=BOOTED - 60, first=Failure(1, Cause.RANK, 1, 143, 15)),
-        case("a rank was killed long before", JobPhase.FAILED, False, ended=BOOTED - 600, first=Failure(1, Cause.RANK, 1, 143, 15)),
+        case(
+            "the shutdown ended a rank first",
+            JobPhase.FAILED,
+            True,
+            ended=BOOTED - 60,
+            first=Failure(1, Cause.RANK, 1, 143, 15),
+        ),
+        case(
+            "a rank was killed long before",
+            JobPhase.FAILED,
+            False,
+            ended=BOOTED - 600,
+            first=Failure(1, Cause.RANK, 1, 143, 15),
+        ),
         case("it had succeeded", JobPhase.SUCCEEDED, False, ended=BOOTED - 60),
         case("it was cancelled", JobPhase.CANCELLED, False, ended=BOOTED - 60),
     ],
-)  # fmt: skip
+)
 def test_job_that_ended_with_its_machine(
     phase: JobPhase, ended: float | None, first: Failure | None, expected: bool
 ) -> None:

@@ -1,4 +1,5 @@
-"""Values of variables reach the ranks, but neither the node's disk nor a command line, for every end of the job."""
+"""Values of variables reach the ranks, but neither the node's disk nor a command line, for every end of the
+job."""
 
 from __future__ import annotations
 

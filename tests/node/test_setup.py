@@ -146,7 +146,8 @@ def test_set_up_that_deletes_the_store_succeeds(node: Node) -> None:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Path:
-    """A virtual environment that is not on PATH, with a program of its own, as /opt/pytorch is on the DLAMI."""
+    """A virtual environment that is not on PATH, with a program of its own, as /opt/pytorch is on the
+    DLAMI."""
     folder = tmp_path / "environment"
     (folder / "bin").mkdir(parents=True)
     (folder / "lib/python3.11/site-packages").mkdir(parents=True)
@@ -158,7 +159,8 @@ def environment(tmp_path: Path) -> Path:
 
 
 def test_set_up_runs_in_the_environment_of_the_ranks_python(node: Node, environment: Path) -> None:
-    """Otherwise `pip` is the system's, which refuses to install (PEP 668), or installs where ranks do not look."""
+    """Otherwise `pip` is the system's, which refuses to install (PEP 668), or installs where ranks do not
+    look."""
     show = 'echo "$VIRTUAL_ENV"; command -v python; torchrun-of-image; exit 3'
     reply = set_up(node, show, python=str(environment / "bin/python"))
     assert reply.output == f"{environment}\n{environment}/bin/python\ntorchrun of the image\n"
@@ -175,7 +177,10 @@ def test_command_uses_the_environment_that_an_earlier_one_created(node: Node, py
 
 
 def test_ranks_run_in_the_environment_of_their_python(node: Node, environment: Path) -> None:
-    code = "import os, subprocess; print(os.environ['VIRTUAL_ENV'], flush=True); subprocess.run('torchrun-of-image')"
+    code = (
+        "import os, subprocess; print(os.environ['VIRTUAL_ENV'], flush=True); "
+        "subprocess.run('torchrun-of-image')"
+    )
     argv = (str(environment / "bin/python"), node.script(code))
     node.start(processes=(Process((), argv, {"RANK": "0"}),))
     assert node.follow().logs[0].decode() == f"{environment}\ntorchrun of the image\n"

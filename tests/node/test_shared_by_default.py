@@ -1,4 +1,5 @@
-"""Before ranks start, what jobs wrote on some nodes only is copied to the others, also where nobody named it."""
+"""Before ranks start, what jobs wrote on some nodes only is copied to the others, also where nobody named
+it."""
 
 from __future__ import annotations
 
@@ -23,7 +24,10 @@ import os, pathlib
 kept = {p.as_posix(): p.read_bytes()[:9].decode() for p in sorted(pathlib.Path().rglob('*')) if p.is_file() and p.suffix != '.py'}
 print('finds', kept, flush=True)
 """
-SAVES = "import os\nfor name, text in {}.items():\n    os.makedirs(os.path.dirname(name) or '.', exist_ok=True)\n    open(name, 'w').write(text)\n"
+SAVES = (
+    "import os\nfor name, text in {}.items():\n    os.makedirs(os.path.dirname(name) or '.', "
+    "exist_ok=True)\n    open(name, 'w').write(text)\n"
+)
 
 
 def saves(**files: str) -> str:
@@ -56,7 +60,8 @@ def new(node: Node, present: Collection[str]) -> list[str]:
 
 
 def replace_writer(pair: Gangs) -> None:
-    """Let another instance take the place of node 0, as `resume` does: it has nothing of the old one's disk."""
+    """Let another instance take the place of node 0, as `resume` does: it has nothing of the old one's
+    disk."""
     (pair[0].project / "snapshot").unlink()
     first, second = pair.gang.peers
     pair.gang = replace(pair.gang, peers=(replace(first, id="i-2"), second))

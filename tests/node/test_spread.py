@@ -1,4 +1,5 @@
-"""Before ranks continue from a snapshot, the newest one is copied to the nodes that lack it, with nobody connected."""
+"""Before ranks continue from a snapshot, the newest one is copied to the nodes that lack it, with nobody
+connected."""
 
 from __future__ import annotations
 
@@ -108,7 +109,8 @@ def test_first_start_copies_the_newest_snapshot_too(gangs: Make) -> None:
 
 
 def test_every_shared_file_is_on_all_nodes_in_its_newest_version(gangs: Make) -> None:
-    """The shards of a folder that torch.distributed.checkpoint has written come from all nodes, to all nodes."""
+    """The shards of a folder that torch.distributed.checkpoint has written come from all nodes, to all
+    nodes."""
     job = gangs(3)
     newest = {
         "runs/dcp/.metadata": 0,
@@ -230,8 +232,8 @@ def listeners(job: Gangs, node: int) -> set[int]:
     ],
 )
 def test_file_that_is_no_snapshot_is_refused(gangs: Make, name: str, ahead: float, words: str) -> None:
-    """A node that was taken over offers it: its own agent was asked for other patterns. (Node 0 refuses its own file, too, where
-    its time is wrong: either node may be the first.)"""
+    """A node that was taken over offers it: its own agent was asked for other patterns. (Node 0 refuses its
+    own file, too, where its time is wrong: either node may be the first.)"""
     job = gangs(2)
     mine = hold(job, 1, name, b"mine", 1e9)
     hold(job, 0, name, b"evil", time.time() + ahead)

@@ -48,9 +48,15 @@ class Pair(Gangs):
     """Two nodes with two ranks each, all of which run the same script."""
 
     def run(
-        self, code: str, *, on_stall: OnStall = OnStall.KILL, minutes: float = STALL_MINUTES, retries: int = 0,
-        env: dict[str, str] | None = None, launcher: tuple[str, ...] = (),
-    ) -> None:  # fmt: skip
+        self,
+        code: str,
+        *,
+        on_stall: OnStall = OnStall.KILL,
+        minutes: float = STALL_MINUTES,
+        retries: int = 0,
+        env: dict[str, str] | None = None,
+        launcher: tuple[str, ...] = (),
+    ) -> None:
         requests = {}
         for node in self.nodes:
             (node.project / "script.py").write_text(code)
@@ -253,7 +259,8 @@ def test_stall_without_py_spy_is_declared_and_says_that_stacks_are_less_exact(
 
 
 def test_stall_that_is_left_alone_is_kept_on_all_nodes_until_a_rank_does_something(pair: Pair) -> None:
-    # At every moment the ranks are in line 3, and in no function of Python's library. They use almost no processor time.
+    # At every moment the ranks are in line 3, and in no function of Python's library. They use almost no
+    # processor time.
     code = (
         "import os, time\n\nwhile not os.access('go', os.F_OK): time.sleep(1)\n"
         "while True: print('x', flush=True); time.sleep(0.2)\n"
@@ -319,12 +326,18 @@ def test_hang_of_a_real_training_is_explained_and_dumps_are_in_the_folder_of_the
                 (),
                 (sys.executable, "hang.py", str(slow)),
                 {
-                    "RANK": str(2 * node.number + k), "LOCAL_RANK": str(k), "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1",
-                    "MASTER_PORT": port, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": "",
+                    "RANK": str(2 * node.number + k),
+                    "LOCAL_RANK": str(k),
+                    "WORLD_SIZE": "4",
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": port,
+                    "OMP_NUM_THREADS": "1",
+                    "GLOO_SOCKET_IFNAME": "lo",
+                    "CUDA_VISIBLE_DEVICES": "",
                 },
             )
             for k in range(2)
-        ]  # fmt: skip
+        ]
         requests[node] = replace(
             node.starting(processes=processes, gang=pair.gang, grace=1.0), stall_minutes=0.1
         )

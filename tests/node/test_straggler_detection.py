@@ -1,4 +1,5 @@
-"""Stragglers: real agents on two nodes, whose ranks report their steps as train/ and the scripts of users do."""
+"""Stragglers: real agents on two nodes, whose ranks report their steps as train/ and the scripts of users
+do."""
 
 from __future__ import annotations
 
@@ -179,11 +180,19 @@ def test_restart_forgets_what_the_last_attempt_reported(pair: Pair) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "", "no JSON", "[1]", "[" * 16000, '{"step": true}', '{"step": "1"}', '{"step": 1.5}',
-        '{"step": 1' + "0" * 400 + "}", '{"step": 1, "x": "' + "x" * 20000 + '"}', '{"work_seconds": 1}',
+        "",
+        "no JSON",
+        "[1]",
+        "[" * 16000,
+        '{"step": true}',
+        '{"step": "1"}',
+        '{"step": 1.5}',
+        '{"step": 1' + "0" * 400 + "}",
+        '{"step": 1, "x": "' + "x" * 20000 + '"}',
+        '{"work_seconds": 1}',
     ],
     ids=itertools.count(),
-)  # fmt: skip
+)
 def test_invalid_reports_of_steps_do_no_harm(pair: Pair, text: str) -> None:
     code = STEPS.replace(
         'json.dump({"step": step, "work_seconds": work(step)}, file)', f"file.write({text!r})"
@@ -236,9 +245,20 @@ def test_slow_rank_of_a_real_training_is_named(pair: Pair) -> None:
         shutil.copy(ROOT / "tests/support/training/checks/slow_rank.py", node.project / "slow_rank.py")
     port = str(free_port())
     flags = (
-        "--dataset", "synthetic", "--synthetic-size", "4096", "--image-size", "8", "--batch-size", "8", "--epochs", "99",
-        "--no-tensorboard", "--workers", "0",
-    )  # fmt: skip
+        "--dataset",
+        "synthetic",
+        "--synthetic-size",
+        "4096",
+        "--image-size",
+        "8",
+        "--batch-size",
+        "8",
+        "--epochs",
+        "99",
+        "--no-tensorboard",
+        "--workers",
+        "0",
+    )
     requests = {}
     for node in pair.nodes:
         ranks = [
@@ -246,13 +266,21 @@ def test_slow_rank_of_a_real_training_is_named(pair: Pair) -> None:
                 (),
                 (sys.executable, "slow_rank.py", "2", "inside", "0.6", *flags),
                 {
-                    "RANK": str(2 * node.number + k), "LOCAL_RANK": str(k), "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2",
-                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "PYTHONPATH": str(node.project),
-                    "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo", "OTHERS": "0.15",
+                    "RANK": str(2 * node.number + k),
+                    "LOCAL_RANK": str(k),
+                    "WORLD_SIZE": "4",
+                    "LOCAL_WORLD_SIZE": "2",
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": port,
+                    "PYTHONPATH": str(node.project),
+                    "OMP_NUM_THREADS": "1",
+                    "CUDA_VISIBLE_DEVICES": "",
+                    "GLOO_SOCKET_IFNAME": "lo",
+                    "OTHERS": "0.15",
                 },
             )
             for k in range(2)
-        ]  # fmt: skip
+        ]
         request = node.starting(processes=ranks, gang=pair.gang, grace=1.0)
         requests[node] = replace(request, straggler_seconds=3.0)
     pair.start_requests(requests)

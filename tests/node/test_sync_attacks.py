@@ -1,5 +1,5 @@
-"""Syncing to nodes of which one runs another program in the place of the agent: the sync ends, and the other nodes are
-served."""
+"""Syncing to nodes of which one runs another program in the place of the agent: the sync ends, and the other
+nodes are served."""
 
 from __future__ import annotations
 
@@ -133,9 +133,10 @@ def test_size_limit_holds_for_each_node_that_asks(here: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "folders", [{"\u0100": "0" * 16}, {"a/../b": "0" * 16}, {f"d{k}": "0" * 16 for k in range(60_000)}],
+    "folders",
+    [{"\u0100": "0" * 16}, {"a/../b": "0" * 16}, {f"d{k}": "0" * 16 for k in range(60_000)}],
     ids=["not bytes", "dot-dot", "many"],
-)  # fmt: skip
+)
 def test_folders_that_no_project_has_are_an_error_of_that_node(
     here: Path, tmp_path: Path, folders: dict[str, str]
 ) -> None:

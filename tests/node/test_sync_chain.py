@@ -1,4 +1,5 @@
-"""Syncing several nodes: the laptop sends each byte once, and a node that fails does not hold up the others."""
+"""Syncing several nodes: the laptop sends each byte once, and a node that fails does not hold up the
+others."""
 
 from __future__ import annotations
 
@@ -299,8 +300,8 @@ def test_node_that_takes_everything_and_reports_nothing_is_named(
 
 
 def codecs_over_a_slow_link(cluster: LocalCluster, here: Path) -> list[int]:
-    """Sync over a link of at most 4 MB/s, less than any compressor takes; return the codecs of the frames with files, in
-    order."""
+    """Sync over a link of at most 4 MB/s, less than any compressor takes; return the codecs of the frames
+    with files, in order."""
     found: list[int] = []
 
     def piece(_node: int, data: bytes) -> None:

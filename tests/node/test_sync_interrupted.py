@@ -1,4 +1,5 @@
-"""A sync that follows one that was interrupted: it sends what is missing, and leaves nothing that is not wanted."""
+"""A sync that follows one that was interrupted: it sends what is missing, and leaves nothing that is not
+wanted."""
 
 from __future__ import annotations
 

@@ -208,9 +208,12 @@ def receive(node: SyncedNode, frames: bytes, project: str = "project") -> subpro
     request = {"project": project, "secret": SECRET, "position": 0, "chain": chain}
     return subprocess.run(
         [sys.executable, "-IS", str(node.node.home / commands.agent_path()), "receive"],
-        input=json.dumps(request).encode() + b"\n" + frames, env={"HOME": str(node.node.home)},
-        capture_output=True, check=False, timeout=60,
-    )  # fmt: skip
+        input=json.dumps(request).encode() + b"\n" + frames,
+        env={"HOME": str(node.node.home)},
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
 
 
 def forged_listing(folders: dict[str, dict[str, Entry]], contents: dict[str, str] | None = None) -> bytes:
@@ -552,7 +555,8 @@ def test_permissions_and_times_are_kept(here: Path, node: SyncedNode) -> None:
 
 
 def test_folder_of_the_most_files(here: Path, node: SyncedNode) -> None:
-    """What a file costs: its name in the listing, and a record in one of few frames. The agent's memory is bounded."""
+    """What a file costs: its name in the listing, and a record in one of few frames. The agent's memory is
+    bounded."""
     for number in range(MAX_FILES):
         (here / f"{number:06}.txt").touch()
     frames: list[bytes] = []

@@ -1,4 +1,5 @@
-"""The systemd units that terminate a node at its deadline, checked by systemd itself where it is installed."""
+"""The systemd units that terminate a node at its deadline, checked by systemd itself where it is
+installed."""
 
 from __future__ import annotations
 
@@ -105,13 +106,14 @@ def test_timer_has_a_second_trigger_and_catches_up() -> None:
 
 
 def test_service_is_not_stopped_by_a_shutdown() -> None:
-    """Without default dependencies it does not conflict with shutdown.target: it has to run until the power is off."""
+    """Without default dependencies it does not conflict with shutdown.target: it has to run until the power
+    is off."""
     assert section("cloudddp-deadline.service", "Unit")["DefaultDependencies"] == "no"
 
 
 PLAIN, DIRECT, FORCED = "--no-block poweroff", "poweroff --force --force", "poweroff --force"
-# A poweroff of each kind. systemd obeys FORCED by killing every process, also those that have a poweroff left to try;
-# DIRECT is done by systemctl itself, after a sync.
+# A poweroff of each kind. systemd obeys FORCED by killing every process, also those that have a poweroff left
+# to try; DIRECT is done by systemctl itself, after a sync.
 SYSTEMCTL = """\
 #!/bin/sh
 echo "$*" >> {folder}/calls

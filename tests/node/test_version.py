@@ -1,4 +1,5 @@
-"""Agents of two versions on one node: the store of another one is taken over while no job runs, else refused."""
+"""Agents of two versions on one node: the store of another one is taken over while no job runs, else
+refused."""
 
 from __future__ import annotations
 
@@ -40,20 +41,41 @@ class VersionOne:
         folder = self.node.folder(name)
         (folder / "ranks").mkdir(parents=True)
         job = {
-            "job": self.node.id(name), "node": 0, "project": "p", "script": "script.py", "ranks": 1,
-            "max_restarts": 0, "stop_grace": 5, "processes": [{"argv": ["@RANK@", "python3"], "env": {}}],
-        }  # fmt: skip
+            "job": self.node.id(name),
+            "node": 0,
+            "project": "p",
+            "script": "script.py",
+            "ranks": 1,
+            "max_restarts": 0,
+            "stop_grace": 5,
+            "processes": [{"argv": ["@RANK@", "python3"], "env": {}}],
+        }
         (folder / "job.json").write_text(json.dumps(job))
         known = {
-            "job": self.node.id(name), "node": 0, "state": "running", "started": 1000.0, "ended": None,
-            "exit_code": None, "error": "", "pid": pid, "born": born(pid), "script": "script.py", "expected": 1,
+            "job": self.node.id(name),
+            "node": 0,
+            "state": "running",
+            "started": 1000.0,
+            "ended": None,
+            "exit_code": None,
+            "error": "",
+            "pid": pid,
+            "born": born(pid),
+            "script": "script.py",
+            "expected": 1,
             "restarts": 0,
-        }  # fmt: skip
+        }
         (folder / "state.json").write_text(json.dumps({**known, **state}))
         rank = {
-            "rank": 0, "local_rank": 0, "started": 1001.0, "ended": state.get("ended"),
-            "exit_code": state.get("exit_code"), "signal": None, "attempt": 0, "pid": 2**22 + 1,
-        }  # fmt: skip
+            "rank": 0,
+            "local_rank": 0,
+            "started": 1001.0,
+            "ended": state.get("ended"),
+            "exit_code": state.get("exit_code"),
+            "signal": None,
+            "attempt": 0,
+            "pid": 2**22 + 1,
+        }
         (folder / "ranks" / "0.json").write_text(json.dumps(rank))
         (folder / "ranks" / "0.log").write_text("from version 1\n")
         (self.node.store / "agent-0123456789ab.py").write_text("")

@@ -70,7 +70,8 @@ class Account:
         return self.ec2.describe_instances(InstanceIds=[instance_id])["Reservations"][0]["Instances"][0]
 
     def instances(self, **filters: str) -> list[dict[str, Any]]:
-        """Return the instances that are not terminated. In filter names, `_` stands for `-` and `__` for `.`."""
+        """Return the instances that are not terminated. In filter names, `_` stands for `-` and `__` for
+        `.`."""
         wanted = [
             {"Name": name.replace("__", ".").replace("_", "-"), "Values": [value]}
             for name, value in filters.items()

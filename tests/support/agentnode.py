@@ -142,7 +142,8 @@ class Node:
         self._mark = mark or new_mark()
 
     def id(self, job: str = "job-1") -> str:
-        """Return a job id that no other test uses: unlike on real nodes, their jobs run on this machine, too."""
+        """Return a job id that no other test uses: unlike on real nodes, their jobs run on this machine,
+        too."""
         return f"{self._mark}-{zlib.crc32(job.encode()) & 0xFFFF:04x}"
 
     @property
@@ -197,7 +198,8 @@ class Node:
         return name
 
     def start(self, *scripts: str, job: str = "job-1", **changes: Any) -> int:
-        """Start one rank per script, as `rendezvous = "direct"` does; return the pid of the supervisor's guard."""
+        """Start one rank per script, as `rendezvous = "direct"` does; return the pid of the supervisor's
+        guard."""
         return self.call(self.starting(*scripts, job=job, **changes)).pid
 
     def starting(
@@ -214,8 +216,8 @@ class Node:
         log_mb: int = 1024,
         **changes: Any,
     ) -> StartRequest:
-        """Return the request that starts one rank per script, or these processes. The default is a gang of this node.
-        `changes` are other fields of the request."""
+        """Return the request that starts one rank per script, or these processes. The default is a gang of
+        this node. `changes` are other fields of the request."""
         direct = [
             Process(
                 (), (sys.executable, self.script(code)), {"RANK": str(k + first_rank), "LOCAL_RANK": str(k)}
@@ -284,7 +286,8 @@ class Node:
 
 
 def start_together(requests: Mapping[Node, StartRequest]) -> dict[int, StartReply]:
-    """Start a job on several nodes at once, as `launch` does; return the replies by the number of the node."""
+    """Start a job on several nodes at once, as `launch` does; return the replies by the number of the
+    node."""
     begun = [(node, node.begin(request)) for node, request in requests.items()]
     replies = {}
     for node, process in begun:

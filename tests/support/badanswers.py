@@ -6,11 +6,22 @@ import json
 from typing import Any
 
 PROBE = {
-    "interface": "lo", "gpus": 4, "cpus": 2, "python": "/bin/false", "free_port": 29500, "agent_port": 29501, "time": 1e9,
-    "timer_state": "active", "timer_next": "x", "running": [], "folders": None,
-    "torch_gpus": None, "torch_error": "", "efa": 0,
+    "interface": "lo",
+    "gpus": 4,
+    "cpus": 2,
+    "python": "/bin/false",
+    "free_port": 29500,
+    "agent_port": 29501,
+    "time": 1e9,
+    "timer_state": "active",
+    "timer_next": "x",
+    "running": [],
+    "folders": None,
+    "torch_gpus": None,
+    "torch_error": "",
+    "efa": 0,
     "poweroff": None,
-}  # fmt: skip
+}
 JOB = {"job": "20260101-000000-abcd", "node": 0, "phase": "running", "ranks": []}
 RANK = {"rank": 0, "exit_code": None, "ended": None}
 

@@ -11,7 +11,8 @@ from cloudddp.cli.main import main
 
 
 def context_of(command: click.Command) -> click.Context:
-    """Return a context with the options of `--help` that users have; click keeps them from the first look at a command."""
+    """Return a context with the options of `--help` that users have; click keeps them from the first look at
+    a command."""
     root = click.Context(main, info_name="cloudddp", terminal_width=reference.WIDTH, **main.context_settings)
     return root if command is main else click.Context(command, info_name=command.name, parent=root)
 

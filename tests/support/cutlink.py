@@ -1,4 +1,5 @@
-"""A TCP link between an SSH client and its server: it counts the bytes that the server sends, and can stop or break there."""
+"""A TCP link between an SSH client and its server: it counts the bytes that the server sends, and can stop or
+break there."""
 
 from __future__ import annotations
 
@@ -8,9 +9,11 @@ import threading
 
 
 class CutLink:
-    """Listens on `port` and forwards to the server's. `received`: bytes from the server, since it was set to 0.
+    """Listens on `port` and forwards to the server's. `received`: bytes from the server, since it was set to
+    0.
 
-    Once that many bytes were forwarded: with `cut_at` the connections break, with `hold_at` they stop until `release`.
+    Once that many bytes were forwarded: with `cut_at` the connections break, with `hold_at` they stop until
+    `release`.
     """
 
     def __init__(self, server: int) -> None:

@@ -1,7 +1,7 @@
 """An AWS endpoint that forwards to the simulator, counts calls, and fails on request.
 
-It is a proxy between a real process and a real endpoint, so that faults are injected into AWS's answers. Each rule
-applies to one EC2 action.
+It is a proxy between a real process and a real endpoint, so that faults are injected into AWS's answers. Each
+rule applies to one EC2 action.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class FaultyEndpoint:
         status: int = 400,
         message: str = "injected by the test",
     ) -> None:
-        """Answer the next `times` calls with an error; they have no effect. `action` may end in @ and a region."""
+        """Answer the next `times` calls with an error; they have no effect. `action` may end in @ and a
+        region."""
         self._errors.setdefault(action, deque()).extend([(status, code, message)] * times)
 
     def clear(self) -> None:
@@ -61,7 +62,8 @@ class FaultyEndpoint:
         self._rewrites[action] = change
 
     def hold(self, action: str) -> tuple[threading.Event, threading.Event]:
-        """Forward the action but hold back its answer. Return events: (a call has arrived, release the answer)."""
+        """Forward the action but hold back its answer. Return events: (a call has arrived, release the
+        answer)."""
         self._gates[action] = (threading.Event(), threading.Event())
         return self._gates[action]
 
@@ -70,7 +72,8 @@ class FaultyEndpoint:
         self._lost[action] = times
 
     def complete_late(self, action: str, seconds: float, *, times: int = 5) -> None:
-        """Close the connection of the next `times` calls, which a client tries in all, and forward the last one later."""
+        """Close the connection of the next `times` calls, which a client tries in all, and forward the last
+        one later."""
         self._late[action] = (times, seconds)
 
     def count(self, action: str) -> int:
@@ -209,7 +212,8 @@ def dropping(name: str) -> Rewrite:
 
 
 def with_value(name: str, value: str) -> Rewrite:
-    """Return a rewrite that replaces the text of an XML element, or of a member of a JSON object, wherever it is."""
+    """Return a rewrite that replaces the text of an XML element, or of a member of a JSON object, wherever it
+    is."""
     xml = re.compile(rf"(<{name}>)[^<]*(</{name}>)".encode())
 
     def change(body: bytes) -> bytes:

@@ -1,9 +1,11 @@
 """Runs the random cases of fuzz_cases.py.
 
-    python tests/support/fuzz.py FIRST END FOLDER ENDPOINT    run the cases, write their outcomes to FOLDER/outcomes
+    python tests/support/fuzz.py FIRST END FOLDER ENDPOINT run the cases, write their outcomes to
+    FOLDER/outcomes
 
 Each case is a process of its own, forked from one that has imported what cloudddp needs, with its own folder,
-environment, stdin, stdout and stderr. `cloudddp.__main__.main` runs in it and ends it, as it does in any other.
+environment, stdin, stdout and stderr. `cloudddp.__main__.main` runs in it and ends it, as it does in any
+other.
 """
 
 from __future__ import annotations
@@ -147,7 +149,8 @@ def serve(first: int, end: int, folder: Path, endpoint: str) -> bool:
 
 
 def end_as_a_program() -> None:
-    """Run the command line and exit as Python does, without tearing down modules, which takes half a second."""
+    """Run the command line and exit as Python does, without tearing down modules, which takes half a
+    second."""
     from cloudddp.__main__ import main
 
     code = 0

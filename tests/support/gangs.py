@@ -1,4 +1,5 @@
-"""Several nodes on this computer, which run one job together: each has a home folder and a port of 127.0.0.1."""
+"""Several nodes on this computer, which run one job together: each has a home folder and a port of
+127.0.0.1."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ class Gangs:
     def start(
         self, *scripts: Sequence[str] | str, only: Sequence[int] = (), **changes: Any
     ) -> dict[int, StartReply]:
-        """Start one rank per script, given for each node; a node without a list has one rank. `only`: those nodes."""
+        """Start one rank per script, given for each node; a node without a list has one rank. `only`: those
+        nodes."""
         requests, first = {}, 0
         for node, codes in zip(self.nodes, scripts, strict=True):
             own = [codes] if isinstance(codes, str) else codes
@@ -59,7 +61,8 @@ class Gangs:
         return [node.state() for node in chosen]
 
     def verdict(self, *nodes: int) -> Verdict:
-        """Return the verdict of these nodes (all by default), which is the same one, once no process of the job is left."""
+        """Return the verdict of these nodes (all by default), which is the same one, once no process of the
+        job is left."""
         states = self.states(*nodes)
         found = {state.verdict for state in states}
         assert len(found) == 1, found
@@ -98,8 +101,8 @@ Make = Callable[..., Gangs]  # number of nodes, limits -> Gangs: the fixture `ga
 
 
 class Processes:
-    """The processes of a job on one node, once its ranks run: `guard`, `supervisor`, the `launchers` (the supervisor where ranks
-    start directly), the `wrappers` of the ranks, and `ranks`."""
+    """The processes of a job on one node, once its ranks run: `guard`, `supervisor`, the `launchers` (the
+    supervisor where ranks start directly), the `wrappers` of the ranks, and `ranks`."""
 
     def __init__(self, node: Node) -> None:
         self.supervisor = node.supervisor_pid()

@@ -1,4 +1,5 @@
-"""Test helpers: the command line as a real process, signals, waiting, and the resources left in the account."""
+"""Test helpers: the command line as a real process, signals, waiting, and the resources left in the
+account."""
 
 from __future__ import annotations
 
@@ -91,7 +92,8 @@ class CommandLine:
         return subprocess.CompletedProcess(words, process.returncode, out, err)
 
     def to_files(self, folder: Path, *words: str) -> Process:
-        """Run to the end, with the output in folder/out.txt and folder/err.txt; its peak memory is known then."""
+        """Run to the end, with the output in folder/out.txt and folder/err.txt; its peak memory is known
+        then."""
         argv = ("-m", "cloudddp", *words)
         assert zygote().can_fork(argv, self.env)
         with (folder / "out.txt").open("wb") as out, (folder / "err.txt").open("wb") as err:
@@ -107,9 +109,11 @@ class CommandLine:
         return done.stdout
 
     def patient(self, seconds: float, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run a command with another time limit for the nodes' reports before `down`: 5 s may be too short here."""
+        """Run a command with another time limit for the nodes' reports before `down`: 5 s may be too short
+        here."""
         code = (
-            f"from cloudddp.config import timing\ntiming.current = lambda: timing.Timing(at_stake={seconds})\n"
+            "from cloudddp.config import timing\ntiming.current = lambda: "
+            f"timing.Timing(at_stake={seconds})\n"
             "from cloudddp.__main__ import main\nmain()"
         )
         process = self.start_code(code, *words)
@@ -189,8 +193,8 @@ def wait_for(what: Callable[[], Any], why: str) -> Any:
 
 @contextmanager
 def no_capacity(cli: CommandLine) -> Iterator[None]:
-    """EC2 launches nothing inside the block. Not by the condition `capacity`, to which a node that is lost just before or
-    inside the block adds its own."""
+    """EC2 launches nothing inside the block. Not by the condition `capacity`, to which a node that is lost
+    just before or inside the block adds its own."""
     answer = {"code": "InsufficientInstanceCapacity", "status": 500, "calls": 1000}
     cli.ok("sim", "conditions", json.dumps({"reject": {"RunInstances": answer}}))
     try:

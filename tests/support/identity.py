@@ -1,5 +1,5 @@
-"""Where AWS credentials come from, as stand-ins: a user's ~/.aws, an HTTP server for SSO, `aws login` and containers, and a
-controlling terminal to type MFA codes on."""
+"""Where AWS credentials come from, as stand-ins: a user's ~/.aws, an HTTP server for SSO, `aws login` and
+containers, and a controlling terminal to type MFA codes on."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class Done:
 
 @dataclass
 class User:
-    """A user of the command line with a home folder, and no credentials in the environment. The fixture `cli` keeps its own,
-    with which it removes the cluster."""
+    """A user of the command line with a home folder, and no credentials in the environment. The fixture `cli`
+    keeps its own, with which it removes the cluster."""
 
     cli: CommandLine
     home: Path
@@ -86,14 +86,21 @@ class User:
         return sorted((self.home / ".aws/cli/cache").glob("*"))
 
     def start(self, *words: str, cold: bool = False, **env: str) -> Any:
-        """Start a command without a terminal. `cold`: botocore computes where tokens are when it is imported."""
+        """Start a command without a terminal. `cold`: botocore computes where tokens are when it is
+        imported."""
         own = {**self.cli.env, **env}
         argv = ("-m", "cloudddp", *words)
         if cold:
             process: Any = subprocess.Popen(
-                [sys.executable, *argv], cwd=self.cli.cwd, env=own, text=True, start_new_session=True,
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            )  # fmt: skip
+                [sys.executable, *argv],
+                cwd=self.cli.cwd,
+                env=own,
+                text=True,
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
         else:
             process = zygote().start(argv, self.cli.cwd, own, session=True)
         self.cli.started.append(process)
@@ -133,10 +140,16 @@ class User:
             fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
 
         process = subprocess.Popen(
-            [sys.executable, "-m", "cloudddp", *words], cwd=self.cli.cwd, env={**self.cli.env, **env}, text=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=control,
+            [sys.executable, "-m", "cloudddp", *words],
+            cwd=self.cli.cwd,
+            env={**self.cli.env, **env},
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            preexec_fn=control,
             pass_fds=[theirs],
-        )  # fmt: skip
+        )
         self.cli.started.append(process)
         os.close(theirs)
         tty = Tty(ours, process)

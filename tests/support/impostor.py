@@ -1,4 +1,5 @@
-"""A program in the place of the agent's `receive` on a node: `impostor.py ATTACK`, run as the login user could."""
+"""A program in the place of the agent's `receive` on a node: `impostor.py ATTACK`, run as the login user
+could."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def in_place_of_receive(attack: str) -> str:
-    """Return the program that runs a node's commands, for LocalRunner.wrap: all but `receive` are the agent's."""
+    """Return the program that runs a node's commands, for LocalRunner.wrap: all but `receive` are the
+    agent's."""
     impostor = shlex.join([sys.executable, "-I", __file__, attack])
     script = f'case "$3" in *" receive") exec {impostor};; *) exec "$@";; esac'
     return f"sh -c {shlex.quote(script)} sh"
@@ -29,7 +31,8 @@ def forged_probe(folders: Path | None) -> str:
         return ""
     merge = (
         "import json, sys; reply = json.loads(sys.stdin.read().splitlines()[-1]); "
-        f"reply['folders'] = {{**(reply['folders'] or {{}}), **json.load(open({str(folders)!r}))}}; print(json.dumps(reply))"
+        f"reply['folders'] = {{**(reply['folders'] or {{}}), **json.load(open({str(folders)!r}))}}; "
+        "print(json.dumps(reply))"
     )
     forge = shlex.join([sys.executable, "-I", "-c", merge])
     script = f'case "$3" in *".pyz probe"*) "$@" | {forge};; *) exec "$@";; esac'

@@ -11,8 +11,18 @@ from cloudddp.tags import Tags
 def inventory_instance(name: str, tags: Tags, **fields: Any) -> Instance:
     """A running on-demand instance."""
     plain: dict[str, Any] = {
-        "state": "running", "reason": "", "reason_code": "", "type": "g5.xlarge", "zone": "", "spot": False,
-        "private_ip": "", "public_ip": "", "reservation": "r-0", "launch_index": 0, "client_token": "",
-        "launched": None, "ended": None,
-    }  # fmt: skip
+        "state": "running",
+        "reason": "",
+        "reason_code": "",
+        "type": "g5.xlarge",
+        "zone": "",
+        "spot": False,
+        "private_ip": "",
+        "public_ip": "",
+        "reservation": "r-0",
+        "launch_index": 0,
+        "client_token": "",
+        "launched": None,
+        "ended": None,
+    }
     return Instance(id=name, tags=tags, **{**plain, **fields})

@@ -48,10 +48,12 @@ finally:
 def start_interrupted(
     cli: Any, moment: str, *words: str, caller: str = "", on_call: bool = False, number: int = signal.SIGINT
 ) -> Process:
-    """Start a command that gets Ctrl-C (or the signal `number`) as a function returns, or with `on_call` as it is called.
+    """Start a command that gets Ctrl-C (or the signal `number`) as a function returns, or with `on_call` as
+    it is called.
 
-    `moment` is the function, for example `cli.progress:Progress.stop`; with `caller` only calls by this function count.
-    Every module is imported before: where a module has `from ... import f`, name `f` in that module.
+    `moment` is the function, for example `cli.progress:Progress.stop`; with `caller` only calls by this
+    function count. Every module is imported before: where a module has `from ... import f`, name `f` in that
+    module.
     """
     program = _PROGRAM.format(moment=moment, caller=caller, on_call=on_call, number=int(number))
     argv = ("-c", program, *words)

@@ -19,8 +19,10 @@ class JumpHost:
         interface = {"DeviceIndex": 0, "SubnetId": vpc.public, "Groups": [self.group]}
         (found,) = laptop.launch(1, NetworkInterfaces=[{**interface, "AssociatePublicIpAddress": True}])
         self.id, self.public, self.private = (
-            found["InstanceId"], found["PublicIpAddress"], found["PrivateIpAddress"],
-        )  # fmt: skip
+            found["InstanceId"],
+            found["PublicIpAddress"],
+            found["PrivateIpAddress"],
+        )
         until(lambda: reachable(laptop.sim, self.public, 22))
 
     def write_ssh_files(self, home: Path, *, known: bool = True) -> None:

@@ -13,7 +13,8 @@ from cloudddp.ssh import keys
 
 
 class JumpServer:
-    """Accepts one user and one key. `logins` counts connections, `streams` what they forward. `allow=False` refuses."""
+    """Accepts one user and one key. `logins` counts connections, `streams` what they forward. `allow=False`
+    refuses."""
 
     def __init__(self, home: Path, *, user: str = "jumper", allow: bool = True) -> None:
         self.user, self.allow = user, allow

@@ -1,6 +1,7 @@
 """A laptop inside the lab's network, for tests with namespace nodes.
 
-Needs root: the test process enters the lab's network for the length of a `with` block. API calls are made outside.
+Needs root: the test process enters the lab's network for the length of a `with` block. API calls are made
+outside.
 """
 
 from __future__ import annotations

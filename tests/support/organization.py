@@ -1,4 +1,5 @@
-"""The service control policy of an organization that demands tags and encryption, and denies types and regions."""
+"""The service control policy of an organization that demands tags and encryption, and denies types and
+regions."""
 
 from __future__ import annotations
 

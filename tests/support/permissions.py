@@ -1,4 +1,5 @@
-"""The permissions that each verb needs, as the simulator records them, and what a policy in infra/iam grants."""
+"""The permissions that each verb needs, as the simulator records them, and what a policy in infra/iam
+grants."""
 
 from __future__ import annotations
 
@@ -96,9 +97,12 @@ def _excluded_from_a_block(sim: control.Simulator) -> Iterator[None]:
 def _reserved_efa(cli: CommandLine, sim: control.Simulator) -> Iterator[tuple[str, Any]]:
     """Nodes with several network cards, which have Elastic IPs, in a capacity reservation."""
     made = client_of(sim, "ec2").create_capacity_reservation(
-        InstanceType="p4d.24xlarge", InstancePlatform="Linux/UNIX", AvailabilityZone="us-east-1b",
-        InstanceCount=2, InstanceMatchCriteria="targeted",
-    )  # fmt: skip
+        InstanceType="p4d.24xlarge",
+        InstancePlatform="Linux/UNIX",
+        AvailabilityZone="us-east-1b",
+        InstanceCount=2,
+        InstanceMatchCriteria="targeted",
+    )
     name = made["CapacityReservation"]["CapacityReservationId"]
     yield "up", cli("up", "-n", "2", "-t", "p4d.24xlarge", "--reservation", name)
     yield "down", cli("down", "-y")
@@ -124,7 +128,8 @@ def change_caller(sim: control.Simulator, cluster: str) -> None:
 
 
 def _leave_remains(sim: control.Simulator, cluster: str) -> None:
-    """Create what an interrupted launch can leave: a volume and a network interface with the cluster's tags."""
+    """Create what an interrupted launch can leave: a volume and a network interface with the cluster's
+    tags."""
     ec2 = client_of(sim, "ec2")
     tags = [{"Key": "cloudddp:cluster", "Value": cluster}, {"Key": TAG, "Value": "c-0123456789"}]
     ec2.create_volume(
@@ -167,7 +172,8 @@ def operations(prefix: str) -> frozenset[str]:
 
 
 def statement_for(action: str) -> dict[str, Any]:
-    """Return a statement to start from: the action's resources, with the cluster's tag where EC2 supports it."""
+    """Return a statement to start from: the action's resources, with the cluster's tag where EC2 supports
+    it."""
     prefix, _, name = action.partition(":")
     kinds = authorization().get(name, {}) if prefix == "ec2" else {}
     if not kinds:

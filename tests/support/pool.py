@@ -1,8 +1,9 @@
-"""Clusters that several tests use one after the other, since creating and removing one costs more than most tests.
+"""Clusters that several tests use one after the other, since creating and removing one costs more than most
+tests.
 
-A test requests nodes with `CommandLine.nodes`. After the test, the processes on its nodes are ended and the homes emptied
-for the next test, if every node is running and has no fault. Otherwise the cluster is removed. Tests of `up`, `down`,
-costs, deadlines and AWS calls create clusters of their own.
+A test requests nodes with `CommandLine.nodes`. After the test, the processes on its nodes are ended and the
+homes emptied for the next test, if every node is running and has no fault. Otherwise the cluster is removed.
+Tests of `up`, `down`, costs, deadlines and AWS calls create clusters of their own.
 """
 
 from __future__ import annotations

@@ -30,7 +30,8 @@ class Zygote:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         script = str(Path(__file__).with_name("zygote.py"))
         self._env = dict(env or os.environ)
-        # With `any_path` a process may have a PYTHONPATH that the zygote lacks; no sitecustomize of it is imported.
+        # With `any_path` a process may have a PYTHONPATH that the zygote lacks; no sitecustomize of it is
+        # imported.
         self._any_path = any_path and "PYTHONPATH" not in self._env
         with theirs:
             self._process = subprocess.Popen(
@@ -43,7 +44,8 @@ class Zygote:
             )
 
     def can_fork(self, argv: Sequence[str], env: Mapping[str, str]) -> bool:
-        """Return whether a fork can replace this process: the interpreter's own settings are equal, nothing is too large."""
+        """Return whether a fork can replace this process: the interpreter's own settings are equal, nothing
+        is too large."""
         ours, its = ({k: v for k, v in e.items() if k.startswith("PYTHON")} for e in (self._env, env))
         if self._any_path:
             its.pop("PYTHONPATH", None)
@@ -101,8 +103,8 @@ def zygote() -> Zygote:
 class Process:
     """A process that is not a child of this one: a pipe reports its end.
 
-    `peak_memory` is its largest resident size in bytes once it has ended. It includes what the fork shares with the
-    zygote, so it is never smaller than that of the same program started alone.
+    `peak_memory` is its largest resident size in bytes once it has ended. It includes what the fork shares
+    with the zygote, so it is never smaller than that of the same program started alone.
     """
 
     def __init__(self, args: list[str], out: int | None, err: int | None, answer: int) -> None:

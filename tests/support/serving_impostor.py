@@ -1,7 +1,7 @@
 """In place of the agent's `serve`: for a step with a file of its name in a folder, that shell script answers.
 
-`serving_impostor.py FOLDER ARGUMENT...`, with the arguments of python3. Every other step is the agent's. The script gets those
-arguments, the step and the request.
+`serving_impostor.py FOLDER ARGUMENT...`, with the arguments of python3. Every other step is the agent's. The
+script gets those arguments, the step and the request.
 """
 
 from __future__ import annotations

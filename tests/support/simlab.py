@@ -173,7 +173,8 @@ class Laptop:
             banner_timeout=30,
             auth_timeout=30,
         )
-        # Tests share connections, and without this paramiko occasionally loses one: see cloudddp/ssh/paramiko_fixes.py.
+        # Tests share connections, and without this paramiko occasionally loses one: see
+        # cloudddp/ssh/paramiko_fixes.py.
         paramiko_fixes.apply(client.get_transport())
         return client
 

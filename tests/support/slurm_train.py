@@ -1,4 +1,5 @@
-"""A small training script for the Slurm lab: DDP on gloo in float64, snapshots, resume, and exit code 143 after SIGTERM.
+"""A small training script for the Slurm lab: DDP on gloo in float64, snapshots, resume, and exit code 143
+after SIGTERM.
 
 `--hold STEP`: the first attempt of a job stays at this step, so that a test can end it there.
 """
@@ -82,7 +83,8 @@ def main() -> None:
 
 
 def end(code: int) -> NoReturn:
-    """End without Python's shutdown: gloo's threads may outlive the group, and would abort it (train/process_exit.py)."""
+    """End without Python's shutdown: gloo's threads may outlive the group, and would abort it
+    (train/process_exit.py)."""
     dist.destroy_process_group()
     sys.stdout.flush()
     os._exit(code)

@@ -1,10 +1,12 @@
-"""A real Slurm in namespaces: a head node with slurmctld, and compute nodes with slurmd; munge on all of them.
+"""A real Slurm in namespaces: a head node with slurmctld, and compute nodes with slurmd; munge on all of
+them.
 
-Each host has a network, host name, process ids and mounts of its own; all share this computer's files, as a cluster shares its
-file system. The first process of a host takes all others with it, so each host ends with one process of this one.
+Each host has a network, host name, process ids and mounts of its own; all share this computer's files, as a
+cluster shares its file system. The first process of a host takes all others with it, so each host ends with
+one process of this one.
 
-As on Debian, a node's own name means 127.0.1.1 there, and each node has one more interface, which leads nowhere: a job that
-does not choose its address and interface cannot connect.
+As on Debian, a node's own name means 127.0.1.1 there, and each node has one more interface, which leads
+nowhere: a job that does not choose its address and interface cannot connect.
 """
 
 from __future__ import annotations
@@ -21,9 +23,15 @@ from pathlib import Path
 from support.harness import cannot, wait_for
 
 PROGRAMS = {
-    "slurmctld": "slurm-wlm", "slurmd": "slurm-wlm", "sbatch": "slurm-wlm", "munged": "munge", "ip": "iproute2",
-    "nsenter": "util-linux", "setpriv": "util-linux", "unshare": "util-linux",
-}  # fmt: skip
+    "slurmctld": "slurm-wlm",
+    "slurmd": "slurm-wlm",
+    "sbatch": "slurm-wlm",
+    "munged": "munge",
+    "ip": "iproute2",
+    "nsenter": "util-linux",
+    "setpriv": "util-linux",
+    "unshare": "util-linux",
+}
 HEAD = "head"
 NODES = {"n0": "ens5", "n1": "eth1"}  # the interface of each: the names differ
 GPUS = 2  # of each node, for Slurm: files stand for them
@@ -76,8 +84,11 @@ def require() -> None:
         cannot(f"not installed: {', '.join(missing)} (apt-get install {' '.join(missing)})")
     tried = subprocess.run(
         ["unshare", "--net", "--mount", "ip", "link", "add", "trial", "type", "bridge"],
-        capture_output=True, text=True, timeout=TIMEOUT, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
     if tried.returncode:
         cannot(f"namespaces or bridges are refused: {tried.stderr.strip()}")
 
@@ -95,9 +106,18 @@ class Host:
 
     def inside(self, *command: str) -> list[str]:
         return [
-            "nsenter", f"--target={self.first}", "--net", "--mount", "--uts", "--ipc", "--pid", "--",
-            "env", f"--chdir={self.folder}", *command,  # nsenter --mount changes to the root folder
-        ]  # fmt: skip
+            "nsenter",
+            f"--target={self.first}",
+            "--net",
+            "--mount",
+            "--uts",
+            "--ipc",
+            "--pid",
+            "--",
+            "env",
+            f"--chdir={self.folder}",
+            *command,  # nsenter --mount changes to the root folder
+        ]
 
     def end(self) -> None:
         self.keeper.kill()
@@ -108,8 +128,8 @@ class Host:
 
 
 class SlurmLab:
-    """`folder` holds Slurm's files, `project` is the shared folder in which jobs are submitted. `lost_after`: seconds without
-    an answer after which Slurm says that a node is down."""
+    """`folder` holds Slurm's files, `project` is the shared folder in which jobs are submitted. `lost_after`:
+    seconds without an answer after which Slurm says that a node is down."""
 
     def __init__(self, folder: Path, env: Mapping[str, str], *, lost_after: int = 8) -> None:
         self.lost_after = lost_after
@@ -154,10 +174,14 @@ class SlurmLab:
         ]
         (self.folder / "slurm.conf").write_text(
             CONFIGURATION.format(
-                head=HEAD, head_address=addresses[HEAD], kill_wait=KILL_WAIT, folder=self.folder,
-                lost_after=self.lost_after, nodes="\n".join(nodes),
+                head=HEAD,
+                head_address=addresses[HEAD],
+                kill_wait=KILL_WAIT,
+                folder=self.folder,
+                lost_after=self.lost_after,
+                nodes="\n".join(nodes),
             )
-        )  # fmt: skip
+        )
         for number in range(GPUS):
             (self.folder / f"gpu{number}").touch()
         (self.folder / "gres.conf").write_text(f"Name=gpu File={self.folder}/gpu[0-{GPUS - 1}]\n")
@@ -191,9 +215,15 @@ class SlurmLab:
         self, words: list[str], *, check: bool = True, timeout: float = TIMEOUT, **env: str
     ) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
-            words, env={**self.env, **env}, cwd=self.project, text=True, timeout=timeout, check=False,
-            stdin=subprocess.DEVNULL, capture_output=True,
-        )  # fmt: skip
+            words,
+            env={**self.env, **env},
+            cwd=self.project,
+            text=True,
+            timeout=timeout,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+        )
         if check:
             assert done.returncode == 0, f"{words}: exit {done.returncode}\n{done.stdout}{done.stderr}"
         return done
@@ -220,15 +250,30 @@ class SlurmLab:
             ]
         )
         keeper = self._keep(
-            "nsenter", f"--target={self._network.pid}", "--net", "--mount", "--",
-            "unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc",
-            "bash", "-ec", prepare,
-        )  # fmt: skip
+            "nsenter",
+            f"--target={self._network.pid}",
+            "--net",
+            "--mount",
+            "--",
+            "unshare",
+            "--net",
+            "--mount",
+            "--uts",
+            "--ipc",
+            "--pid",
+            "--fork",
+            "--kill-child=SIGKILL",
+            "--mount-proc",
+            "bash",
+            "-ec",
+            prepare,
+        )
         first = wait_for(lambda: _child_of(keeper.pid), f"process 1 of {name}")
         host = self.hosts[name] = Host(name, self._address(name), keeper, first, self.project)
         wait_for(
-            lambda: self.on(name, "test", "-e", "/run/munge/prepared", check=False).returncode == 0, f"{name} is up"
-        )  # fmt: skip
+            lambda: self.on(name, "test", "-e", "/run/munge/prepared", check=False).returncode == 0,
+            f"{name} is up",
+        )
         self._in_network(
             "ip", "link", "add", f"v-{name}", "type", "veth", "peer", "name", interface, "netns", str(first)
         )
@@ -236,10 +281,16 @@ class SlurmLab:
         self.on(name, "ip", "addr", "add", f"{host.address}/24", "dev", interface)
         self.on(name, "ip", "link", "set", interface, "up")
         self._daemon(
-            host, "munged", "--foreground", "--force", f"--key-file={self.folder}/munge.key",
-            "--seed-file=/run/munge/seed", "--pid-file=/run/munge/pid", "--log-file=/run/munge/log",
+            host,
+            "munged",
+            "--foreground",
+            "--force",
+            f"--key-file={self.folder}/munge.key",
+            "--seed-file=/run/munge/seed",
+            "--pid-file=/run/munge/pid",
+            "--log-file=/run/munge/log",
             "--socket=/run/munge/munge.socket.2",
-        )  # fmt: skip
+        )
         wait_for(lambda: self.on(name, "munge", "-n", check=False).returncode == 0, f"munge on {name}")
         self._daemon(host, *(("slurmctld", "-D") if name == HEAD else ("slurmd", "-D")))
 
@@ -262,9 +313,14 @@ class SlurmLab:
     def open(self, host: str, *command: str, **env: str) -> subprocess.Popen[str]:
         """Start a command on a host."""
         return subprocess.Popen(
-            self.hosts[host].inside(*command), env={**self.env, **env}, cwd=self.project, text=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            self.hosts[host].inside(*command),
+            env={**self.env, **env},
+            cwd=self.project,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
 
     def submit(self, script: str, *options: str) -> str:
         """Submit a job; return its id."""

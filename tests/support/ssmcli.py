@@ -1,4 +1,5 @@
-"""A stand-in for the AWS CLI with its Session Manager plugin: `aws ssm start-session` for SSH, and nothing else."""
+"""A stand-in for the AWS CLI with its Session Manager plugin: `aws ssm start-session` for SSH, and nothing
+else."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ exec {python} -m cloudddp sim session --target "$4" --port "${{8#portNumber=}}"
 
 
 def install(folder: Path) -> Path:
-    """Write the program `aws` to a folder. Returns a file with a line "ID portNumber=PORT" for each session."""
+    """Write the program `aws` to a folder. Returns a file with a line "ID portNumber=PORT" for each
+    session."""
     folder.mkdir(exist_ok=True)
     log = folder / "sessions"
     program = folder / "aws"

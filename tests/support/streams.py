@@ -1,7 +1,7 @@
 """Hostile streams: each tries to write, or to read, where `pull` must not.
 
-A stream is an iterable of pieces, so that an endless one takes no memory here. The functions make frames without the
-checks of the agent.
+A stream is an iterable of pieces, so that an endless one takes no memory here. The functions make frames
+without the checks of the agent.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def same(*numbers: int) -> bytes:
 
 
 def _chain(up: str) -> Iterator[bytes]:
-    """CVE-2025-4517: a path of links grows past PATH_MAX when it is resolved, so that realpath() stops looking."""
+    """CVE-2025-4517: a path of links grows past PATH_MAX when it is resolved, so that realpath() stops
+    looking."""
     long = "d" * 247
     path = "runs/"
     steps = "abcdefghijklmnop"
@@ -83,13 +84,15 @@ def _chain(up: str) -> Iterator[bytes]:
 
 @dataclass(frozen=True)
 class Corpus:
-    """`outside` is a folder beside the project that contains a file `bait`; `up` is the path to it from the target."""
+    """`outside` is a folder beside the project that contains a file `bait`; `up` is the path to it from the
+    target."""
 
     outside: Path
     up: str
 
     def attacks(self) -> dict[str, Iterable[bytes]]:
-        """Return the streams that are refused as a whole, by what they try. Each begins with a harmless file."""
+        """Return the streams that are refused as a whole, by what they try. Each begins with a harmless
+        file."""
         escapes: dict[str, Iterable[bytes]] = {
             "dot-dot": [file(f"runs/{self.up}/planted"), FINISH],
             "dot-dot-first": [file(f"{self.up}/planted"), FINISH],

@@ -21,7 +21,8 @@ _NUMBERS = itertools.count(1)
 
 
 class Account:
-    """One cluster's name in the account, plain boto3 to fill it, and `down` through an endpoint with faults."""
+    """One cluster's name in the account, plain boto3 to fill it, and `down` through an endpoint with
+    faults."""
 
     def __init__(self, sim: control.Simulator, faults: FaultyEndpoint, aws: AWS) -> None:
         self.ec2 = client_of(sim, "ec2")
@@ -43,9 +44,13 @@ class Account:
 
     def launch(self, count: int = 1, *, tags: dict[str, str] | None = None, **more: Any) -> list[str]:
         answer = self.ec2.run_instances(
-            ImageId=self.image, InstanceType="g5.xlarge", MinCount=count, MaxCount=count,
-            TagSpecifications=self.tags("instance", tags), **more,
-        )  # fmt: skip
+            ImageId=self.image,
+            InstanceType="g5.xlarge",
+            MinCount=count,
+            MaxCount=count,
+            TagSpecifications=self.tags("instance", tags),
+            **more,
+        )
         return [instance["InstanceId"] for instance in answer["Instances"]]
 
     def group(self) -> str:

@@ -17,9 +17,14 @@ class Terminal:
     def __init__(self, cli: Any, *words: str, term: str = "xterm") -> None:
         self.ours, theirs = pty.openpty()
         self.process = zygote().start(
-            ("-m", "cloudddp", *words), cli.cwd, {**cli.env, "TERM": term},
-            session=True, stdin=theirs, stdout=theirs, stderr=theirs,
-        )  # fmt: skip
+            ("-m", "cloudddp", *words),
+            cli.cwd,
+            {**cli.env, "TERM": term},
+            session=True,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+        )
         os.close(theirs)
         self.seen = b""
 

@@ -11,7 +11,8 @@ _numbers = itertools.count()
 
 
 class Vpc:
-    """The public subnet has a route to an internet gateway. The private one has none, or one to a NAT gateway."""
+    """The public subnet has a route to an internet gateway. The private one has none, or one to a NAT
+    gateway."""
 
     def __init__(self, ec2: Any, block: str, *, nat: bool = False) -> None:
         self._ec2 = ec2

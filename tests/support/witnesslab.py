@@ -38,9 +38,15 @@ class Lab:
         # The program has its own Python, which must not find our packages.
         inside = [sys.executable, "-m", "cloudddp", "sim", "exec", "--", "env", "-u", "PYTHONPATH", *command]
         done = subprocess.run(
-            inside, env=self.env, cwd=self.folder, text=True, timeout=TIMEOUT, check=False,
-            stdin=subprocess.DEVNULL, capture_output=True,
-        )  # fmt: skip
+            inside,
+            env=self.env,
+            cwd=self.folder,
+            text=True,
+            timeout=TIMEOUT,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+        )
         if check:
             assert done.returncode == 0, (
                 f"{' '.join(command)}: exit {done.returncode}\n{done.stdout}{done.stderr}"

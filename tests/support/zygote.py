@@ -1,11 +1,12 @@
 """Forks Python programs on demand from a process that has already imported what they need.
 
-Imports are most of what a short program costs. `zygote.py SOCKET MODULE...` imports the modules and serves requests on the
-socket with that number. Each request becomes a real process: a pid, signals, an exit code, its own environment, folder and
-descriptors. A request is JSON {"argv", "env", "cwd", "session", "closed"} with four descriptors: stdin, stdout, stderr, and a pipe
-for the answer: a line with the pid and, when the process has ended, a line with its exit code (as subprocess.Popen reports
-it) and its peak memory in KiB. `argv` is what follows `python`: `-m` and a module, `-c` and a program, or a script. No
-module may start a thread, because fork does not copy threads.
+Imports are most of what a short program costs. `zygote.py SOCKET MODULE...` imports the modules and serves
+requests on the socket with that number. Each request becomes a real process: a pid, signals, an exit code,
+its own environment, folder and descriptors. A request is JSON {"argv", "env", "cwd", "session", "closed"}
+with four descriptors: stdin, stdout, stderr, and a pipe for the answer: a line with the pid and, when the
+process has ended, a line with its exit code (as subprocess.Popen reports it) and its peak memory in KiB.
+`argv` is what follows `python`: `-m` and a module, `-c` and a program, or a script. No module may start a
+thread, because fork does not copy threads.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ def main(number: int, modules: list[str]) -> None:
                 *streams, answer = handles
                 pid = os.fork()
                 if not pid:
-                    ready.close()  # not os.close: the object would later close a descriptor that reuses its number
+                    # not os.close: the object would later close a descriptor that reuses its number
+                    ready.close()
                     for handle in (requests.detach(), woken, wake, *answers.values()):
                         os.close(handle)
                     become(streams, answer, **json.loads(message))

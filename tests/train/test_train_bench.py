@@ -55,8 +55,16 @@ def test_sides_are_timed_in_turns_and_reported(tmp_path: Path, peers: Path) -> N
     report = tmp_path / "report.json"
     # From another folder, in which the workers find the same modules.
     run = launch.run(
-        "-m", "bench.train.bench", *SMALL, "--peers", peers, "--json", report, cwd=tmp_path, PYTHONPATH=launch.ROOT
-    )  # fmt: skip
+        "-m",
+        "bench.train.bench",
+        *SMALL,
+        "--peers",
+        peers,
+        "--json",
+        report,
+        cwd=tmp_path,
+        PYTHONPATH=launch.ROOT,
+    )
     assert run.code == 0, run.stderr
     note, machine, header, row = run.stdout.splitlines()
     assert "Ours makes glibc keep freed memory" in note
@@ -72,7 +80,8 @@ def test_sides_are_timed_in_turns_and_reported(tmp_path: Path, peers: Path) -> N
     for side, name in (("theirs", "ratio"), ("theirs_kept", "ratio_kept")):
         ratios = [a / b for a, b in zip(turns["ours"], turns[side], strict=True)]
         assert case[name] == pytest.approx(sum(ratios) / 2)
-    # The setting takes effect where it should: without it every step fetches its memory from the system again.
+    # The setting takes effect where it should: without it every step fetches its memory from the system
+    # again.
     faults = {side: case[side]["page_faults"] for side in turns}
     assert 2 * max(faults["theirs_kept"], faults["ours"]) < faults["theirs"]
 
@@ -185,7 +194,7 @@ def test_bad_arguments_are_refused(argv: list[object], message: str) -> None:
     assert "Traceback" not in run.stderr
 
 
-# -- bench/gpu.sh ----------------------------------------------------------------------------------------------------
+# -- bench/gpu.sh --------------------------------------------------------------------------------------------
 
 GPU_SCRIPT = launch.ROOT / "bench" / "gpu.sh"
 # Stands in for the interpreter: it has neither tyro nor matplotlib, and runs only what has no line here.
@@ -207,8 +216,11 @@ def gpu_script(out: Path, *argv: object, **env: str) -> subprocess.CompletedProc
     return subprocess.run(
         ["bash", str(GPU_SCRIPT), *map(str, argv)],
         env={**launch.environment(PYTHON=sys.executable), "OUT": str(out), **env},
-        capture_output=True, text=True, check=False, timeout=launch.HANG,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=launch.HANG,
+    )
 
 
 @bash_only
@@ -249,9 +261,17 @@ def test_gpu_script_survives_parts_that_fail_or_hang(tmp_path: Path) -> None:
     (out / "resnet50.json").write_text("{}")  # of an earlier run: no proof of success
     parts = "resnet50,jpeg,resnet18,resnet50-compiled"
     run = gpu_script(
-        out, "--device", "cpu", "--short", "--parts", parts, "--limit", 2,
-        PYTHON=str(python), REAL_PYTHON="/bin/true",
-    )  # fmt: skip
+        out,
+        "--device",
+        "cpu",
+        "--short",
+        "--parts",
+        parts,
+        "--limit",
+        2,
+        PYTHON=str(python),
+        REAL_PYTHON="/bin/true",
+    )
     assert run.returncode == 1
     last = run.stdout.splitlines()[-1]
     assert last.endswith(": resnet50 (failed), jpeg (timed out), resnet50-compiled (failed)")
@@ -273,9 +293,17 @@ def test_gpu_script_starts_no_part_after_the_total_limit(tmp_path: Path) -> None
     python.write_text(PYTHON)
     python.chmod(0o755)
     run = gpu_script(
-        out, "--device", "cpu", "--short", "--parts", "jpeg,resnet18", "--total", 1,
-        PYTHON=str(python), REAL_PYTHON="/bin/true",
-    )  # fmt: skip
+        out,
+        "--device",
+        "cpu",
+        "--short",
+        "--parts",
+        "jpeg,resnet18",
+        "--total",
+        1,
+        PYTHON=str(python),
+        REAL_PYTHON="/bin/true",
+    )
     assert run.returncode == 1
     assert "resnet18 (not started)" in run.stdout
 

@@ -1,6 +1,8 @@
-"""Options that change how a step is computed, and not its result: in float64 the weights are those of a plain loop.
+"""Options that change how a step is computed, and not its result: in float64 the weights are those of a plain
+loop.
 
-Each job (W = 1, 2, 3) runs once with all checks of equality_checks.py; the tests compare what its ranks report.
+Each job (W = 1, 2, 3) runs once with all checks of equality_checks.py; the tests compare what its ranks
+report.
 """
 
 from __future__ import annotations

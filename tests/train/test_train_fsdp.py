@@ -1,4 +1,5 @@
-"""Sharded training equals replicated training; sharded snapshots fit any number of ranks, and failures are shared.
+"""Sharded training equals replicated training; sharded snapshots fit any number of ranks, and failures are
+shared.
 
 Each job (2 ranks first: it leaves snapshots for the others) runs once with all checks of fsdp_checks.py.
 """

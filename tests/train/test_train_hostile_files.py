@@ -1,4 +1,5 @@
-"""Files that a run reads and that something else has written, or damaged: each is refused with one sentence and exit code 2."""
+"""Files that a run reads and that something else has written, or damaged: each is refused with one sentence
+and exit code 2."""
 
 from __future__ import annotations
 
@@ -22,9 +23,18 @@ from train.trainer import Trainer
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("train_options")]
 TINY = (
-    "--dataset", "synthetic", "--synthetic-size", 40, "--image-size", 8, "--batch-size", 8, "--epochs", 2,
+    "--dataset",
+    "synthetic",
+    "--synthetic-size",
+    40,
+    "--image-size",
+    8,
+    "--batch-size",
+    8,
+    "--epochs",
+    2,
     "--no-tensorboard",
-)  # fmt: skip
+)
 
 
 def refused(*flags: object) -> list[str]:

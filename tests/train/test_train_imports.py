@@ -29,14 +29,14 @@ def imported_names(path: Path) -> Iterator[str]:
 
 
 def import_graph(paths: dict[str, Path]) -> dict[str, set[str]]:
-    """Return module -> the modules among `paths` that it imports. Packages count only where a name is taken from
-    their __init__.py."""
+    """Return module -> the modules among `paths` that it imports. Packages count only where a name is taken
+    from their __init__.py."""
     return {module: {*imported_names(path)} & paths.keys() - {"train"} for module, path in paths.items()}
 
 
 def package_graph(modules: dict[str, set[str]]) -> dict[str, set[str]]:
-    """Return package -> the other packages that its modules import: train.data and so on, and each module of train/
-    itself as a package of its own."""
+    """Return package -> the other packages that its modules import: train.data and so on, and each module of
+    train/ itself as a package of its own."""
     packages: dict[str, set[str]] = {}
     for module, imported in modules.items():
         name = package_name(module)

@@ -1,4 +1,5 @@
-"""Worker processes live as long as the run: over epochs, exceptions and signals, and no longer than their rank."""
+"""Worker processes live as long as the run: over epochs, exceptions and signals, and no longer than their
+rank."""
 
 from __future__ import annotations
 

@@ -18,9 +18,24 @@ from train.record.output import RunOutput
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("train_options")]
 TINY = (
-    "--dataset", "synthetic", "--synthetic-size", 40, "--image-size", 8, "--batch-size", 8, "--epochs", 2,
-    "--lr", 0.1, "--no-tensorboard", "--log-every", 2, "--wandb", "digits-and-more",
-)  # fmt: skip
+    "--dataset",
+    "synthetic",
+    "--synthetic-size",
+    40,
+    "--image-size",
+    8,
+    "--batch-size",
+    8,
+    "--epochs",
+    2,
+    "--lr",
+    0.1,
+    "--no-tensorboard",
+    "--log-every",
+    2,
+    "--wandb",
+    "digits-and-more",
+)
 STAND_IN = """
 import json, os, pathlib, signal
 from types import SimpleNamespace
@@ -190,10 +205,14 @@ def test_every_logger_is_closed_though_the_first_one_fails(
     ("environment", "message"),
     [
         ({"MISSING": 1}, "--wandb needs the package wandb: pip install wandb, or remove it"),
-        ({"REFUSE": 1}, "--wandb digits-and-more: cannot start a run (api_key not configured (no-tty)); run `wandb login`"),
+        (
+            {"REFUSE": 1},
+            "--wandb digits-and-more: cannot start a run (api_key not configured (no-tty)); run `wandb "
+            "login`",
+        ),
     ],
     ids=["missing", "refused"],
-)  # fmt: skip
+)
 def test_refused_logger_ends_every_rank_before_training(
     tmp_path: Path, wandb: dict[str, object], environment: dict[str, object], message: str
 ) -> None:

@@ -51,8 +51,8 @@ def make_trainer(
     hook: Hook | None = None,
     **flags: Any,
 ) -> Trainer:
-    """Return a trainer on 12 images of 3x16x16. A `rank` of several takes its own shares, without a process group.
-    `hook` is called after each forward pass."""
+    """Return a trainer on 12 images of 3x16x16. A `rank` of several takes its own shares, without a process
+    group. `hook` is called after each forward pass."""
     settings = {"synthetic_size": SAMPLES, "image_size": SIDE, "batch_size": BATCH, **flags}
     config = make(dataset="synthetic", out=str(out), tensorboard=False, **settings)
     info = RankInfo(rank=rank, world_size=world_size)

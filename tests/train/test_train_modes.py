@@ -1,5 +1,5 @@
-"""Ways to spread a transformer, activation checkpointing, averages of weights and snapshots in the background: the same numbers
-as without."""
+"""Ways to spread a transformer, activation checkpointing, averages of weights and snapshots in the
+background: the same numbers as without."""
 
 from __future__ import annotations
 

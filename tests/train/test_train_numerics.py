@@ -1,6 +1,8 @@
-"""Training on W ranks equals training on one: weights, validation figures, resumption, and agreement on failures.
+"""Training on W ranks equals training on one: weights, validation figures, resumption, and agreement on
+failures.
 
-Each job (W = 1, 2, 3) runs once with all checks of numerics_checks.py; the tests compare what its ranks report.
+Each job (W = 1, 2, 3) runs once with all checks of numerics_checks.py; the tests compare what its ranks
+report.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Best weights, evaluation alone, weights to begin with, frozen layers, traces, step limits, and flags that change on resume."""
+"""Best weights, evaluation alone, weights to begin with, frozen layers, traces, step limits, and flags that
+change on resume."""
 
 from __future__ import annotations
 
@@ -19,9 +20,20 @@ from train import models
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("train_options")]
 TINY = (
-    "--dataset", "synthetic", "--synthetic-size", 40, "--image-size", 8, "--batch-size", 8, "--epochs", 4,
-    "--lr", 0.1, "--no-tensorboard",
-)  # fmt: skip
+    "--dataset",
+    "synthetic",
+    "--synthetic-size",
+    40,
+    "--image-size",
+    8,
+    "--batch-size",
+    8,
+    "--epochs",
+    4,
+    "--lr",
+    0.1,
+    "--no-tensorboard",
+)
 
 
 def run(out: Path, *flags: object, **env: object) -> launch.Run:
@@ -228,7 +240,8 @@ def test_changed_flags_are_reported_and_refused_where_nothing_is_left_to_train(t
     refused = run(tmp_path, "--epochs", 1, "--max-steps", 3)
     assert (refused.code, refused.stderr) == (
         2,
-        f"train: rank 0: the run in {tmp_path} has done 5 steps, and the flags ask for 3: give more --epochs or "
+        f"train: rank 0: the run in {tmp_path} has done 5 steps, and the flags ask for 3: give more --epochs "
+        "or "
         "--max-steps, another --out, or --fresh to start again\n",
     )
     assert (tmp_path / "snapshot.pt").read_bytes() == before

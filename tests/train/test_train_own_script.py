@@ -104,13 +104,25 @@ def start_with(load=load, build=build, **defaults):
     ("mistake", "message"),
     [
         ("start_with(load=lambda config: None)", "start() needs a function load(config, *, download): "),
-        ("start_with(build=Network)", "start() needs a function build(config, datasets): too many positional"),
-        ("start_with(load=lambda config, download: [1])", "`load` must return Datasets(train=..., test=..., task=...), not list"),
-        ("start_with(build=lambda config, datasets: None)", "`build` must return a model, an nn.Module, not NoneType"),
-        ("TASK = Task(loss=TASK.loss)\nstart_with()", "batches are dictionaries (tokens, answer): give the task a function `forward`"),
+        (
+            "start_with(build=Network)",
+            "start() needs a function build(config, datasets): too many positional",
+        ),
+        (
+            "start_with(load=lambda config, download: [1])",
+            "`load` must return Datasets(train=..., test=..., task=...), not list",
+        ),
+        (
+            "start_with(build=lambda config, datasets: None)",
+            "`build` must return a model, an nn.Module, not NoneType",
+        ),
+        (
+            "TASK = Task(loss=TASK.loss)\nstart_with()",
+            "batches are dictionaries (tokens, answer): give the task a function `forward`",
+        ),
         ("start_with(learning_rate=0.1)", "defaults of this script: Unrecognized options: --learning-rate"),
     ],
-)  # fmt: skip
+)
 def test_mistakes_of_a_script_are_explained(tmp_path: Path, mistake: str, message: str) -> None:
     script = tmp_path / "mistaken.py"
     checks = str(SCRIPT.parent)

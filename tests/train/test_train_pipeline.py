@@ -1,6 +1,7 @@
 """Pipelines compute what plain training computes: split into stages, in chunks, over devices and over ranks.
 
-The jobs of 2 and 3 ranks run once with all checks of pipeline_checks.py; what needs no other rank is tested here.
+The jobs of 2 and 3 ranks run once with all checks of pipeline_checks.py; what needs no other rank is tested
+here.
 """
 
 from __future__ import annotations
@@ -263,7 +264,8 @@ def test_gpus_are_selected_by_local_rank(
         (
             4,
             2,
-            "local rank 2 needs 6 GPUs on this node, which has 4; start with --nproc-per-node = GPUs / 2, here",
+            "local rank 2 needs 6 GPUs on this node, which has 4; start with --nproc-per-node = GPUs / 2, "
+            "here",
         ),
     ],
 )
@@ -380,8 +382,14 @@ def test_sweep_times_every_mode_and_claims_no_speed_on_a_cpu(
 
 def test_sweep_plot_shows_the_figures_of_the_report(tmp_path: Path) -> None:
     def row(mode: str, size: int, seconds: float, *, stream: bool = False) -> dict[str, object]:
-        return {"mode": mode, "split_size": size, "copy_stream": stream, "seconds": seconds, "least": seconds,
-                "most": seconds + 0.5}  # fmt: skip
+        return {
+            "mode": mode,
+            "split_size": size,
+            "copy_stream": stream,
+            "seconds": seconds,
+            "least": seconds,
+            "most": seconds + 0.5,
+        }
 
     pytest.importorskip("matplotlib")
     rows = [
@@ -411,7 +419,8 @@ def test_sweep_plot_shows_the_figures_of_the_report(tmp_path: Path) -> None:
 
 
 def points(plot: Path) -> dict[str, list[float]]:
-    """Return the vertical positions of the points of each series, by its id; of a line across, those of its two ends."""
+    """Return the vertical positions of the points of each series, by its id; of a line across, those of its
+    two ends."""
     found = {}
     for group in ElementTree.parse(plot).getroot().iter(f"{SVG}g"):  # noqa: S314  written here
         if group.get("id") in SERIES:

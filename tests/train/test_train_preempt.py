@@ -1,4 +1,5 @@
-"""Runs that are ended from outside: SIGTERM to all ranks or one, at any time; a dead peer; a full disk; Ctrl-C.
+"""Runs that are ended from outside: SIGTERM to all ranks or one, at any time; a dead peer; a full disk;
+Ctrl-C.
 
 Each must give one sentence from our ranks, an exit code and a status, without a traceback or a hang.
 """
@@ -223,8 +224,8 @@ HEED_SIGINT = "import signal; signal.signal(signal.SIGINT, signal.default_int_ha
 
 
 def start_importing(folder: Path, code: str, *, slow: str, processes: int) -> launch.Run:
-    """Start `python -c CODE` and wait until torch is being imported in that many processes. The import never ends in
-    the process named `slow`."""
+    """Start `python -c CODE` and wait until torch is being imported in that many processes. The import never
+    ends in the process named `slow`."""
     (folder / "torch").mkdir()
     (folder / "torch" / "__init__.py").write_text(SLOW_IMPORT)
     path = f"{folder}{os.pathsep}{launch.ROOT}"
@@ -237,7 +238,10 @@ def start_importing(folder: Path, code: str, *, slow: str, processes: int) -> la
 def test_signal_during_the_import_of_torch_ends_the_process_silently(
     number: signal.Signals, tmp_path: Path
 ) -> None:
-    code = f"import runpy, sys; sys.argv = ['main.py']; runpy.run_path({str(launch.MAIN)!r}, run_name='__main__')"
+    code = (
+        f"import runpy, sys; sys.argv = ['main.py']; runpy.run_path({str(launch.MAIN)!r}, "
+        "run_name='__main__')"
+    )
     run = start_importing(tmp_path, code, slow="MainProcess", processes=1)
     run.signal(number)
     assert (run.wait(), run.stderr) == (-number, "")
@@ -245,7 +249,10 @@ def test_signal_during_the_import_of_torch_ends_the_process_silently(
 
 def test_sigint_to_the_parent_alone_ends_a_spawned_rank_during_its_import(tmp_path: Path) -> None:
     argv = [str(word) for word in flags("--spawn", 1, "--epochs", 10_000, "--out", tmp_path / "out")]
-    code = f"from train import main; from train.distributed import spawn; spawn.SIGINT_GRACE = 0; main.exit_process(main.main({argv!r}))"
+    code = (
+        "from train import main; from train.distributed import spawn; spawn.SIGINT_GRACE = 0; "
+        f"main.exit_process(main.main({argv!r}))"
+    )
     run = start_importing(tmp_path, code, slow="", processes=2)
     run.signal(signal.SIGINT)
     # Returns only when the rank has closed its ends of the pipes.
@@ -470,7 +477,8 @@ def test_snapshot_of_another_run_is_refused_and_forced_only_if_it_fits(tmp_path:
         refused = run(*changed)
         assert refused.code == 2
         assert refused.stderr.startswith(
-            f"train: rank 0: the snapshot in {tmp_path} is from another run: {difference}; give another --out, "
+            f"train: rank 0: the snapshot in {tmp_path} is from another run: {difference}; give another "
+            "--out, "
         )
         assert "Traceback" not in refused.stderr
     for changed in (("--model", "small"), ("--image-size", 16), ("--optimizer", "adamw")):

@@ -59,7 +59,8 @@ def train(world: int, folder: Path, *, name: str, **task: Any) -> list[dict[str,
 
 
 def comparable_lines(folder: Path) -> list[dict[str, Any]]:
-    """Return the lines of metrics.jsonl without what depends on the clock, and with floats rounded to 12 digits."""
+    """Return the lines of metrics.jsonl without what depends on the clock, and with floats rounded to 12
+    digits."""
     return [
         {
             name: float(f"{value:.12g}") if isinstance(value, float) else value
@@ -92,7 +93,8 @@ def test_run_stopped_twice_in_mid_epoch_is_bitwise_equal(tmp_path: Path, world: 
 
 
 def test_number_of_ranks_may_change_and_any_disk_may_hold_the_snapshot(tmp_path: Path) -> None:
-    """4 ranks, then 3, then 2, each with its own disk; after the first job the disk of rank 0 has no snapshot."""
+    """4 ranks, then 3, then 2, each with its own disk; after the first job the disk of rank 0 has no
+    snapshot."""
     runs = {"run": {"model": "small", "optimizer": "sgd", "lr": 0.05, "scheduler": "cosine"}}
     settings = {"runs": runs, "dropout": 0.0}
     (whole,) = train(1, tmp_path, name="whole", out=f"{tmp_path}/whole", **settings)
@@ -135,7 +137,8 @@ def logged(folder: Path) -> list[tuple[str, int]]:
 
 
 def test_run_killed_at_twenty_random_moments_is_bitwise_equal(tmp_path: Path) -> None:
-    """Each step is logged once. 300 steps, so that the run does not end before the last kill on a slow computer."""
+    """Each step is logged once. 300 steps, so that the run does not end before the last kill on a slow
+    computer."""
     seed = random.randrange(2**32)
     chance = random.Random(seed)
     flags = [*SMALL, "--epochs", 10]
@@ -193,7 +196,8 @@ def test_ranks_killed_together_are_bitwise_equal_after_resuming(tmp_path: Path) 
 
 
 def test_restart_counted_by_one_node_only_keeps_snapshots_despite_fresh(tmp_path: Path) -> None:
-    """An agent of torchrun that joins again because another node's rank has failed counts no restart of its own."""
+    """An agent of torchrun that joins again because another node's rank has failed counts no restart of its
+    own."""
     launch.succeeded([launch.start_train(*SMALL, "--epochs", 1, "--out", tmp_path)])
     flags = [*SMALL, "--epochs", 2, "--fresh", "--out", tmp_path]
     shared = launch.rendezvous(2)

@@ -387,8 +387,12 @@ def test_run_continues_when_nobody_reads_its_output(tmp_path: Path) -> None:
     words = [sys.executable, launch.MAIN, *TINY, "--epochs", 3, "--out", tmp_path]
     done = subprocess.run(
         ["bash", "-c", command, "bash", *map(str, words)],
-        env=launch.environment(), capture_output=True, text=True, timeout=launch.HANG, check=False,
-    )  # fmt: skip
+        env=launch.environment(),
+        capture_output=True,
+        text=True,
+        timeout=launch.HANG,
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert len(done.stdout.splitlines()) == 1
     assert read_status(tmp_path)["state"] == "finished"
@@ -396,7 +400,8 @@ def test_run_continues_when_nobody_reads_its_output(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("how", "lr", "code"), [("success", 0.1, 0), ("failure", 1e30, 1), ("bug", 0.1, 1)])
 def test_model_is_not_freed_before_the_process_exits(how: str, lr: float, code: int, tmp_path: Path) -> None:
-    # torch 2.11 frees it while holding the interpreter's lock, and waits for a thread of gloo that may want the lock.
+    # torch 2.11 frees it while holding the interpreter's lock, and waits for a thread of gloo that may want
+    # the lock.
     script = launch.CHECKS / "count_models_at_exit.py"
     one_rank = {**launch.rendezvous(1), "RANK": 0}
     run = launch.run(script, how, *TINY, "--lr", lr, "--out", tmp_path, **one_rank)

@@ -184,7 +184,8 @@ def test_script_trains_under_torchrun_and_rank_0_saves(tmp_path: Path) -> None:
 
 
 def test_spawned_loading_worker_does_not_join_as_a_second_rank(tmp_path: Path) -> None:
-    """It imports the script again: with `spawn`, and from Python 3.14 on with Linux' default, `forkserver`."""
+    """It imports the script again: with `spawn`, and from Python 3.14 on with Linux' default,
+    `forkserver`."""
     weights = tmp_path / "model.pt"
     launch.succeeded([launch.start(SCRIPT, weights, "--workers", 1, **one_rank())])
     assert "module.3.weight" in torch.load(weights, weights_only=True)

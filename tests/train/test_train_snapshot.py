@@ -52,7 +52,8 @@ def test_saved_state_is_loaded(two: Path) -> None:
 
 
 class HeldUp:
-    """Is written only once the other file is complete, like a snapshot that is written in the background for long."""
+    """Is written only once the other file is complete, like a snapshot that is written in the background for
+    long."""
 
     def __init__(self, started: threading.Event, done: threading.Event) -> None:
         self.started, self.done = started, done

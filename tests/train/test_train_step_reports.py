@@ -9,9 +9,20 @@ import pytest
 from support.training import launch
 
 FLAGS = (
-    "--dataset", "synthetic", "--synthetic-size", 96, "--image-size", 8, "--batch-size", 8, "--epochs", 1,
-    "--no-tensorboard", "--workers", 0,
-)  # fmt: skip
+    "--dataset",
+    "synthetic",
+    "--synthetic-size",
+    96,
+    "--image-size",
+    8,
+    "--batch-size",
+    8,
+    "--epochs",
+    1,
+    "--no-tensorboard",
+    "--workers",
+    0,
+)
 SLEEP = 0.3  # seconds
 
 
@@ -22,7 +33,8 @@ SLEEP = 0.3  # seconds
 def test_only_the_slow_rank_reports_long_work(
     slow: int, where: str, flags: tuple[object, ...], tmp_path: Path
 ) -> None:
-    """Both take the same time per step; rank 0 sends the buffers of its BatchNorm layers, for which rank 1 waits."""
+    """Both take the same time per step; rank 0 sends the buffers of its BatchNorm layers, for which rank 1
+    waits."""
     script = launch.CHECKS / "slow_rank.py"
     words = (slow, where, SLEEP / (1 + len(flags) // 2), *FLAGS, *flags, "--out", tmp_path / "out")
     launch.run_ranks(2, script, *words, STEP_FOLDER=tmp_path)

@@ -20,7 +20,8 @@ pytestmark = pytest.mark.torch
 
 
 def sums(task: Task, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return [loss, samples, correct, rows, correct in top 5, rows] of a classification, [loss, samples] of a regression."""
+    """Return [loss, samples, correct, rows, correct in top 5, rows] of a classification, [loss, samples] of a
+    regression."""
     return task.sums(outputs, (None, targets))
 
 

@@ -21,8 +21,8 @@ from train.data.datasets import load
 from train.task import next_token, regression
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("train_modes")]
-# Waits for the device, blocking collectives, collectives in the background. The one in the background carries the requests to
-# stop; its result is read together with the norm of the gradients.
+# Waits for the device, blocking collectives, collectives in the background. The one in the background carries
+# the requests to stop; its result is read together with the norm of the gradients.
 STEP = (1, 0, 1)
 
 

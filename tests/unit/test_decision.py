@@ -21,7 +21,8 @@ LAUNCHER_0 = Failure(0, Cause.LAUNCHER, exit_code=1)
 def report(
     *failures: tuple[float, Failure], cancelled: float | None = None, code: int | None = None
 ) -> Report:
-    """A report with failures, each so many seconds ago; one without failures, cancel and exit code is a success."""
+    """A report with failures, each so many seconds ago; one without failures, cancel and exit code is a
+    success."""
     observed = tuple(Observed(failure, ago, (f"rank {failure.rank}",)) for ago, failure in failures)
     return Report(not observed and cancelled is None and code is None, observed, cancelled, code)
 
@@ -60,48 +61,82 @@ FAILED_1 = Verdict(JobPhase.FAILED, 7, 0, RANK_1, ("rank 1",))
     [
         case("all succeeded", {0: (10, report()), 1: (20, report())}, SUCCEEDED),
         case("one node failed", {0: (10, report(code=143)), 1: (10, report((1.0, RANK_1)))}, FAILED_1),
-        case("one node has ended without success", {0: (10, report()), 1: (10, report(code=1))}, Verdict(JobPhase.FAILED, 1, 0)),
+        case(
+            "one node has ended without success",
+            {0: (10, report()), 1: (10, report(code=1))},
+            Verdict(JobPhase.FAILED, 1, 0),
+        ),
         case("nobody has an exit code", {0: (10, Report(False))}, Verdict(JobPhase.FAILED, 1, 0)),
         case(
             "two failures: the earlier one, although its report came later",
-            {1: (30, report((21.0, RANK_1))), 2: (10, report((0.5, RANK_2)))}, FAILED_1,
+            {1: (30, report((21.0, RANK_1))), 2: (10, report((0.5, RANK_2)))},
+            FAILED_1,
         ),
         case(
             "two failures: the earlier one, although its report came earlier",
-            {1: (10, report((1.0, RANK_1))), 2: (30, report((20.0, RANK_2)))}, FAILED_1,
+            {1: (10, report((1.0, RANK_1))), 2: (30, report((20.0, RANK_2)))},
+            FAILED_1,
         ),
         case("two failures in one report", {1: (10, report((1.0, RANK_2), (2.0, RANK_1)))}, FAILED_1),
         case(
-            "a node was lost", {0: (10, report(code=143))}, Verdict(JobPhase.FAILED, 1, 0, SILENT_2), (5.0, SILENT_2),
+            "a node was lost",
+            {0: (10, report(code=143))},
+            Verdict(JobPhase.FAILED, 1, 0, SILENT_2),
+            (5.0, SILENT_2),
         ),
-        case("a rank failed before a node was lost", {1: (10, report((6.0, RANK_1)))}, FAILED_1, (5.0, SILENT_2)),
+        case(
+            "a rank failed before a node was lost",
+            {1: (10, report((6.0, RANK_1)))},
+            FAILED_1,
+            (5.0, SILENT_2),
+        ),
         case(
             "a node was lost before a rank failed because of it",
-            {1: (10, report((4.0, RANK_1)))}, Verdict(JobPhase.FAILED, 1, 0, SILENT_2), (5.0, SILENT_2),
+            {1: (10, report((4.0, RANK_1)))},
+            Verdict(JobPhase.FAILED, 1, 0, SILENT_2),
+            (5.0, SILENT_2),
         ),
         case("cancelled", {0: (10, report(cancelled=2.0, code=143)), 1: (10, report(code=143))}, CANCELLED),
-        case("cancelled on all nodes", {0: (10, report(cancelled=2.0)), 1: (11, report(cancelled=2.0))}, CANCELLED),
+        case(
+            "cancelled on all nodes",
+            {0: (10, report(cancelled=2.0)), 1: (11, report(cancelled=2.0))},
+            CANCELLED,
+        ),
         case(
             "cancelled before a launcher failed because of it",
-            {0: (10, report((1.0, LAUNCHER_0), cancelled=1.5)), 1: (10, report(cancelled=1.0))}, CANCELLED,
+            {0: (10, report((1.0, LAUNCHER_0), cancelled=1.5)), 1: (10, report(cancelled=1.0))},
+            CANCELLED,
         ),
-        case("cancelled at the moment of a failure", {0: (10, report((1.0, LAUNCHER_0), cancelled=1.0))}, CANCELLED),
-        case("cancelled before a node was lost", {0: (10, report(cancelled=9.0))}, CANCELLED, (5.0, SILENT_2)),
-        case("failed before it was cancelled", {0: (10, report(cancelled=1.0)), 1: (10, report((2.0, RANK_1)))}, FAILED_1),
+        case(
+            "cancelled at the moment of a failure",
+            {0: (10, report((1.0, LAUNCHER_0), cancelled=1.0))},
+            CANCELLED,
+        ),
+        case(
+            "cancelled before a node was lost", {0: (10, report(cancelled=9.0))}, CANCELLED, (5.0, SILENT_2)
+        ),
+        case(
+            "failed before it was cancelled",
+            {0: (10, report(cancelled=1.0)), 1: (10, report((2.0, RANK_1)))},
+            FAILED_1,
+        ),
         case(
             "every rank was asked to stop, and has saved",
-            {0: (10, report(code=143)), 1: (10, report(code=143))}, Verdict(JobPhase.FAILED, 143, 0),
+            {0: (10, report(code=143)), 1: (10, report(code=143))},
+            Verdict(JobPhase.FAILED, 143, 0),
         ),
         case(
             "one rank had not saved when it was killed, another had",
-            {0: (10, report(code=137)), 1: (10, report(code=143))}, Verdict(JobPhase.FAILED, 143, 0),
+            {0: (10, report(code=137)), 1: (10, report(code=143))},
+            Verdict(JobPhase.FAILED, 143, 0),
         ),
         case(
-            "a failure without an exit code", {0: (10, report((1.0, Failure(0, Cause.AGENT))))},
+            "a failure without an exit code",
+            {0: (10, report((1.0, Failure(0, Cause.AGENT))))},
             Verdict(JobPhase.FAILED, 1, 0, Failure(0, Cause.AGENT), ("rank None",)),
         ),
     ],
-)  # fmt: skip
+)
 def test_verdict(reports: dict[int, Arrived], seen: list[Seen], expected: Verdict) -> None:
     for order in itertools.permutations(reports):  # nor does the order in which they are looked at matter
         assert verdict(0, {node: reports[node] for node in order}, seen) == expected
@@ -115,26 +150,39 @@ def test_verdict_names_the_node_that_decided() -> None:
     ("first", "exits", "expected"),
     [
         pytest.param(RESET, [], None, id="no rank has exited"),
-        pytest.param(RESET, [exited(0, 0, 5.0)], Exited(0, 0, 3.0, likely=True), id="before a lost connection"),
+        pytest.param(
+            RESET, [exited(0, 0, 5.0)], Exited(0, 0, 3.0, likely=True), id="before a lost connection"
+        ),
         pytest.param(OWN, [exited(0, 0, 5.0)], Exited(0, 0, 3.0), id="before a failure of another kind"),
         pytest.param(OWN, [exited(0, 0, 1.8)], None, id="after a failure of another kind"),
         pytest.param(
-            RESET, [exited(0, 0, 1.8)], Exited(0, 0, 0.0, likely=True), id="shortly after the connection that it closed",
+            RESET,
+            [exited(0, 0, 1.8)],
+            Exited(0, 0, 0.0, likely=True),
+            id="shortly after the connection that it closed",
         ),
         pytest.param(RESET, [exited(0, 0, 0.5)], None, id="long after a lost connection"),
         pytest.param(
-            RESET, [exited(0, 3, 5.0), exited(0, 0, 6.0), exited(0, 2, 1.0)], Exited(0, 0, 4.0, 1, likely=True), id="several",
+            RESET,
+            [exited(0, 3, 5.0), exited(0, 0, 6.0), exited(0, 2, 1.0)],
+            Exited(0, 0, 4.0, 1, likely=True),
+            id="several",
         ),
         pytest.param(
-            Observed(STALLED, 2.0), [exited(0, 0, 602.0)], Exited(0, 0, 600.0, likely=True), id="before a stall",
+            Observed(STALLED, 2.0),
+            [exited(0, 0, 602.0)],
+            Exited(0, 0, 600.0, likely=True),
+            id="before a stall",
         ),
         pytest.param(
-            Observed(Failure(1, Cause.STALL, 1), 2.0), [exited(0, 0, 602.0)], Exited(0, 0, 600.0),
+            Observed(Failure(1, Cause.STALL, 1), 2.0),
+            [exited(0, 0, 602.0)],
+            Exited(0, 0, 600.0),
             id="before a stall that another rank explains",
         ),
         pytest.param(Observed(SILENT_2, 2.0), [exited(0, 0, 5.0)], None, id="before a node was lost"),
     ],
-)  # fmt: skip
+)
 def test_rank_that_has_exited_with_0(first: Observed, exits: list[Exited], expected: Exited | None) -> None:
     reports = {0: Arrived(10, Report(True, exits=tuple(exits))), 1: Arrived(10, Report(False, (first,)))}
     found = verdict(0, reports, []).first

@@ -19,11 +19,13 @@ IDENTITY, SCP = "identity-based policy", "service control policy"
         ("", Denial("ec2:Any")),
         ("You are not authorized to perform this operation.", Denial("ec2:Any")),
         (
-            f"{WHO}ec2:CreateTags on resource: {INSTANCE} because no identity-based policy allows the ec2:CreateTags action",
+            f"{WHO}ec2:CreateTags on resource: {INSTANCE} because no identity-based policy allows the "
+            "ec2:CreateTags action",
             Denial("ec2:CreateTags", INSTANCE, IDENTITY),
         ),
         (
-            f"{WHO}ec2:RunInstances on resource: {INSTANCE} with an explicit deny in a service control policy",
+            f"{WHO}ec2:RunInstances on resource: {INSTANCE} with an explicit deny in a service control "
+            "policy",
             Denial("ec2:RunInstances", INSTANCE, SCP, True),
         ),
         (

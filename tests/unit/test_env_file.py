@@ -27,7 +27,10 @@ from cloudddp.errors import UsageError
         ("A=b=c==", {"A": "b=c=="}),
         ("A='$x \\n # \"q\"' # c", {"A": '$x \\n # "q"'}),
         ('A="line\\nnext \\"q\\" \\$x \\\\ \\d"', {"A": 'line\nnext "q" $x \\ \\d'}),
-        ('KEY="-----BEGIN-----\nabc=\n-----END-----\n"\nB=2', {"KEY": "-----BEGIN-----\nabc=\n-----END-----\n", "B": "2"}),
+        (
+            'KEY="-----BEGIN-----\nabc=\n-----END-----\n"\nB=2',
+            {"KEY": "-----BEGIN-----\nabc=\n-----END-----\n", "B": "2"},
+        ),
         ("KEY='a\n# not a comment\nb'\nB=2", {"KEY": "a\n# not a comment\nb", "B": "2"}),
         ("A=1\nA=2", {"A": "2"}),
         ("A=$HOME ${B}", {"A": "$HOME ${B}"}),
@@ -35,7 +38,7 @@ from cloudddp.errors import UsageError
         ("export=1", {"export": "1"}),
         ('A=""', {"A": ""}),
     ],
-)  # fmt: skip
+)
 def test_syntax(text: str, found: dict[str, str]) -> None:
     assert env_file.parse(text, "x") == found
 

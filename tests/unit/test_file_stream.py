@@ -1,4 +1,5 @@
-"""The parser of the stream of `pack`: it reads what the agent writes, refuses the rest, and buffers little."""
+"""The parser of the stream of `pack`: it reads what the agent writes, refuses the rest, and buffers
+little."""
 
 from __future__ import annotations
 

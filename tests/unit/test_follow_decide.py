@@ -62,51 +62,80 @@ def case(
         case("one node has finished", [*RUNNING, NodeFinished(0)], Continue()),
         case("all nodes have finished", [*SUCCEEDED, *FINISHED], Done()),
         case("a reader has read all", [*RUNNING, *FINISHED], Done(), policy=READER),
-
         # The agents end the job; the follower waits for them.
         case("a rank fails", FAILED, Continue(), after=1e6),
         case("the job fails and ends at once", [*FAILED, *FINISHED], Done()),
         case("torchrun waits at its exit barrier", SUCCEEDED, Continue(), after=1e6),
         case("the nodes have agreed, and one of them still ends", [*RUNNING, *AGREED], Continue(), after=1e6),
-        case("the nodes have agreed, without one that is quiet", [*RUNNING, *AGREED, NodeQuiet(1)], AskAws(frozenset({1}))),
+        case(
+            "the nodes have agreed, without one that is quiet",
+            [*RUNNING, *AGREED, NodeQuiet(1)],
+            AskAws(frozenset({1})),
+        ),
         case("AWS is asked about it", [*RUNNING, *AGREED, NodeQuiet(1), AwsAsked()], Continue(), after=1e6),
-        case("AWS knows nothing about it, and it was not connected to again", [*RUNNING, *AGREED, *UNKNOWN], Continue()),
+        case(
+            "AWS knows nothing about it, and it was not connected to again",
+            [*RUNNING, *AGREED, *UNKNOWN],
+            Continue(),
+        ),
         case("it cannot be connected to again", [*RUNNING, *AGREED, *UNKNOWN, NodeUnreachable(1)], Done()),
-        case("it sends nothing on a new connection", [*RUNNING, *AGREED, *UNKNOWN, NodeReconnected(1)], Done()),
+        case(
+            "it sends nothing on a new connection", [*RUNNING, *AGREED, *UNKNOWN, NodeReconnected(1)], Done()
+        ),
         case(
             "it sends its state on a new connection",
             [*RUNNING, *AGREED, *UNKNOWN, NodeReconnected(1), update(1, "running", rank(1))],
             Continue(),
         ),
-        case("the quiet node responds again", [*RUNNING, *AGREED, NodeQuiet(1), NodeResponding(1)], Continue()),
-
+        case(
+            "the quiet node responds again", [*RUNNING, *AGREED, NodeQuiet(1), NodeResponding(1)], Continue()
+        ),
         # The others have lost a node, and this computer has not noticed it: its connection says nothing.
         case("the verdict names a node as lost", [*RUNNING, *NAMED], AskAws(frozenset({1}))),
         case("AWS says that it runs", [*RUNNING, *NAMED, AwsAsked(), AwsReport()], Continue()),
-        case("AWS is soon asked again", [*RUNNING, *NAMED, AwsAsked(), AwsReport()], AskAws(frozenset({1})), after=T.ask_soon),
-        case("AWS says that it has ended", [*RUNNING, *NAMED, AwsAsked(), AwsReport((lost(1, ended=True),))], Done()),
+        case(
+            "AWS is soon asked again",
+            [*RUNNING, *NAMED, AwsAsked(), AwsReport()],
+            AskAws(frozenset({1})),
+            after=T.ask_soon,
+        ),
+        case(
+            "AWS says that it has ended",
+            [*RUNNING, *NAMED, AwsAsked(), AwsReport((lost(1, ended=True),))],
+            Done(),
+        ),
         case("the node that the verdict names has finished", [*RUNNING, *NAMED, NodeFinished(1)], Done()),
-
         # A node is lost.
         case("a node is lost", [*RUNNING, lost(1)], Continue()),
         case("a node is lost after the other has finished", [*RUNNING, NodeFinished(0), lost(1)], Done()),
         case("all nodes are lost: offline", [*RUNNING, lost(0), lost(1)], Done()),
         case("all instances have ended", [*RUNNING, lost(0, ended=True), lost(1, ended=True)], Done()),
         case("a node sends invalid replies", [*RUNNING, FAULTY], Done()),
-
         # A node is quiet.
         case("a node is quiet", [*RUNNING, NodeQuiet(1)], AskAws(frozenset({1}))),
         case("both nodes are quiet", [*RUNNING, NodeQuiet(0), NodeQuiet(1)], AskAws(BOTH)),
         case("a node is quiet, policy of a reader", [NodeQuiet(1)], AskAws(frozenset({1})), policy=READER),
         case("a query to AWS is in progress", [NodeQuiet(1), AwsAsked()], Continue(), after=1e6),
-        case("AWS has just been queried", [NodeQuiet(1), AwsAsked(), AwsReport()], Continue(), after=T.ask_again - 1),
         case(
-            "AWS is queried again", [NodeQuiet(1), AwsAsked(), AwsReport()], AskAws(frozenset({1})), after=T.ask_again
+            "AWS has just been queried",
+            [NodeQuiet(1), AwsAsked(), AwsReport()],
+            Continue(),
+            after=T.ask_again - 1,
+        ),
+        case(
+            "AWS is queried again",
+            [NodeQuiet(1), AwsAsked(), AwsReport()],
+            AskAws(frozenset({1})),
+            after=T.ask_again,
         ),
         case("the node responds again", [NodeQuiet(1), NodeResponding(1)], Continue()),
-        case("AWS reports that the instance has ended", [*RUNNING, NodeQuiet(1), AwsAsked(), AwsReport((lost(1, ended=True),))], Continue()),
+        case(
+            "AWS reports that the instance has ended",
+            [*RUNNING, NodeQuiet(1), AwsAsked(), AwsReport((lost(1, ended=True),))],
+            Continue(),
+        ),
     ],
-)  # fmt: skip
+)
 def test_decide(events: Sequence[Event], policy: Policy, after: float, action: Action) -> None:
     start = 1000.0
     assert decide(followed(events, at=start), policy, start + after) == action

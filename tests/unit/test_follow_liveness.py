@@ -34,10 +34,15 @@ def case(name: str, before: list[Event], silence: Mapping[int, float], *found: E
         case("one is overdue", [NodeQuiet(1)], {0: 0.0, 1: 121.0}, OVERDUE),
         case("all are overdue: offline", [NodeQuiet(0), NodeQuiet(1)], {0: 121.0, 1: 121.0}),
         case("one that has finished is not quiet", [NodeFinished(1)], {0: 0.0, 1: 99.0}),
-        case("one that has finished still answers", [NodeQuiet(1), NodeFinished(0)], {0: 9.0, 1: 121.0}, OVERDUE),
+        case(
+            "one that has finished still answers",
+            [NodeQuiet(1), NodeFinished(0)],
+            {0: 9.0, 1: 121.0},
+            OVERDUE,
+        ),
         case("one that has finished does not answer", [NodeQuiet(1), NodeFinished(0)], {0: 11.0, 1: 121.0}),
     ],
-)  # fmt: skip
+)
 def test_changes(before: list[Event], silence: Mapping[int, float], found: list[Event]) -> None:
     now = 1000.0
     last_seen = {node: now - seconds for node, seconds in silence.items()}
@@ -60,8 +65,8 @@ def test_changes(before: list[Event], silence: Mapping[int, float], found: list[
 def test_reconnecting_is_given_up_sooner_while_others_answer(
     others: list[float], broken: float, give_up: bool
 ) -> None:
-    """`others`: for how many seconds each other node has answered, or before how many it did for the last time (< 0);
-    `broken`: for how many seconds this one has not answered."""
+    """`others`: for how many seconds each other node has answered, or before how many it did for the last
+    time (< 0); `broken`: for how many seconds this one has not answered."""
     clock = [time.monotonic()]
     start = clock[0]
     found = Liveness(range(len(others) + 1), T)

@@ -260,11 +260,16 @@ def test_clock_that_differs_is_a_problem() -> None:
     ("event", "cause"),
     [
         (AskedToEnd("ended by SIGTERM"), Cause.AGENT),
-        (Heard(1, Message(Kind.VERDICT, verdict=Verdict(JobPhase.FAILED, 1, 1, Failure(1, Cause.PREFLIGHT)))), Cause.PREFLIGHT),
+        (
+            Heard(
+                1, Message(Kind.VERDICT, verdict=Verdict(JobPhase.FAILED, 1, 1, Failure(1, Cause.PREFLIGHT)))
+            ),
+            Cause.PREFLIGHT,
+        ),
         (Closed(1), Cause.AGENT),
     ],
     ids=["signal", "verdict", "closed"],
-)  # fmt: skip
+)
 def test_join_ends_with(event: Event, cause: Cause) -> None:
     job = Job(2)
     job.event(0, event)
@@ -542,19 +547,24 @@ REFUSALS = {
     "not asked for": (0, [failed(0)], ""),
     "the same three times": (9, [failed(0)] * 3, "the same failure has occurred 3 times"),
     "at the same step": (9, [failed(0, step=120)] * 3, "the same failure has occurred 3 times at step 120"),
-    "it gets further": (2, [failed(0, step=one) for one in range(3)], "it has been started again 2 times "
-                                                                      "within an hour"),
+    "it gets further": (
+        2,
+        [failed(0, step=one) for one in range(3)],
+        "it has been started again 2 times within an hour",
+    ),
     "the script": (
-        9, [Report(False, (Observed(Failure(0, Cause.RANK, 0, 1), 0.0, ("NameError: x",)),))], "the script itself "
-                                                                                               "is wrong",
+        9,
+        [Report(False, (Observed(Failure(0, Cause.RANK, 0, 1), 0.0, ("NameError: x",)),))],
+        "the script itself is wrong",
     ),
     "usage": (
-        9, [Report(False, (Observed(Failure(0, Cause.RANK, 0, 2), 0.0, ("usage: x", "x: error")),))],
+        9,
+        [Report(False, (Observed(Failure(0, Cause.RANK, 0, 2), 0.0, ("usage: x", "x: error")),))],
         "the script itself is wrong",
     ),
     "full disk": (9, [Report(False, (Observed(Failure(0, Cause.DISK, 0, 1), 0.0),))], ""),
     "no rank failed": (9, [Report(False, exit_code=5)], "no rank has failed by itself"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", REFUSALS)

@@ -25,8 +25,9 @@ def chosen(instance_type: str, **settings: Any) -> tuple[Interface, ...]:
 
 
 def test_several_cards_have_one_efa_only_interface_each() -> None:
-    """EC2 User Guide, "Maximize network bandwidth on Amazon EC2 instances with multiple network cards": card 0 device 0
-    interface, card 0 device 1 efa-only if the card supports EFA, every further card device 0 efa-only."""
+    """EC2 User Guide, "Maximize network bandwidth on Amazon EC2 instances with multiple network cards": card
+    0 device 0 interface, card 0 device 1 efa-only if the card supports EFA, every further card device 0
+    efa-only."""
     assert chosen("p4d.24xlarge") == P4D
 
 
@@ -84,7 +85,8 @@ def test_required_efa_that_the_type_lacks() -> None:
 
 
 def test_cards_without_interface_types_are_told_by_the_maximum() -> None:
-    """A botocore without InterfaceTypes: where there are fewer EFA interfaces than cards, the first ones take none."""
+    """A botocore without InterfaceTypes: where there are fewer EFA interfaces than cards, the first ones take
+    none."""
     cards = [{"NetworkCardIndex": index, "MaximumNetworkInterfaces": 2} for index in range(3)]
     data = {"EfaSupported": True, "EfaInfo": {"MaximumEfaInterfaces": 2}, "NetworkCards": cards}
     network = answers.decode(data, instance_types._Network, "ec2:DescribeInstanceTypes", "us-east-1")
@@ -94,7 +96,8 @@ def test_cards_without_interface_types_are_told_by_the_maximum() -> None:
 
 @pytest.mark.parametrize("public", [True, False])
 def test_public_address_is_requested_with_one_interface_only(public: bool) -> None:
-    """API reference, AssociatePublicIpAddress: "You cannot specify more than one network interface in the request"."""
+    """API reference, AssociatePublicIpAddress: "You cannot specify more than one network interface in the
+    request"."""
     (single,) = interfaces.specification(ORDINARY, subnet_id="subnet-1", group="sg-1", public=public)
     assert single["AssociatePublicIpAddress"] is public
     assert "InterfaceType" not in single

@@ -74,7 +74,8 @@ LISTS = {
     "only reasons": (
         (),
         ("one", "two"),
-        "it is not certain that everything was removed, costing $0.00 an hour:\n\n  because: one\n  because: two",
+        "it is not certain that everything was removed, costing $0.00 an hour:\n\n  because: one\n  because: "
+        "two",
     ),
 }
 

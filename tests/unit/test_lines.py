@@ -55,8 +55,9 @@ def test_long_line_is_cut_with_a_note(size: int) -> None:
     data = "\u20ac".encode() * 100_000 + b"\r\nnext\n"
     kept = MAX_LINE // 3
     assert lines_of(data, size) == [
-        "\u20ac" * kept + f" [line cut: {(300_000 - 3 * kept) / 1024:.1f} KiB more]", "next"
-    ]  # fmt: skip
+        "\u20ac" * kept + f" [line cut: {(300_000 - 3 * kept) / 1024:.1f} KiB more]",
+        "next",
+    ]
 
 
 @pytest.mark.parametrize("size", [1000, 1 << 16, 1 << 20])

@@ -25,102 +25,179 @@ def case(name: str, *states: JobState, status: str, code: int | None) -> Any:
     ("states", "status", "exit_code"),
     [
         case("one node runs", job("running"), status="running", code=None),
-        case("a rank failed, another node runs", job("failed", rank(0, 7), exit_code=7), job("running"), status="running", code=None),
+        case(
+            "a rank failed, another node runs",
+            job("failed", rank(0, 7), exit_code=7),
+            job("running"),
+            status="running",
+            code=None,
+        ),
         case("one node starts", job("starting"), job("succeeded"), status="starting", code=None),
         case("setup", job("setup"), status="setup", code=None),
-        case("all succeeded", job("succeeded", rank(0, 0)), job("succeeded", rank(1, 0)), status="succeeded", code=0),
+        case(
+            "all succeeded",
+            job("succeeded", rank(0, 0)),
+            job("succeeded", rank(1, 0)),
+            status="succeeded",
+            code=0,
+        ),
         case(
             "success is reported, but a rank failed",
-            job("succeeded", rank(0, 0)), job("succeeded", rank(1, 3), exit_code=0), status="failed", code=3,
+            job("succeeded", rank(0, 0)),
+            job("succeeded", rank(1, 3), exit_code=0),
+            status="failed",
+            code=3,
         ),
         case(
             "success is reported, but a rank failed before a restart",
-            job("succeeded", rank(0, 3), max_restarts=1, exit_code=0), status="failed", code=3,
+            job("succeeded", rank(0, 3), max_restarts=1, exit_code=0),
+            status="failed",
+            code=3,
         ),
         case(
             "success is reported, but no rank",
-            job("succeeded", rank(0, 0)), job("succeeded", expected=4, exit_code=0), status="failed", code=None,
+            job("succeeded", rank(0, 0)),
+            job("succeeded", expected=4, exit_code=0),
+            status="failed",
+            code=None,
         ),
         case("success of no ranks is reported", job("succeeded", exit_code=0), status="failed", code=None),
         case(
             "success is reported, but a rank runs",
-            job("succeeded", rank(0, 0), rank(1), exit_code=0), status="failed", code=None,
+            job("succeeded", rank(0, 0), rank(1), exit_code=0),
+            status="failed",
+            code=None,
         ),
         case("one rank failed", job("failed", rank(0, 7), exit_code=7), status="failed", code=7),
         case(
             "the first failure counts",
-            job("failed", rank(0, 3, 20.0), exit_code=3), job("failed", rank(1, 4, 10.0), exit_code=4),
-            status="failed", code=4,
+            job("failed", rank(0, 3, 20.0), exit_code=3),
+            job("failed", rank(1, 4, 10.0), exit_code=4),
+            status="failed",
+            code=4,
         ),
         case(
             "ranks that were stopped are not failures",
-            job("failed", killed(0, SIGTERM, 5.0), stopping=True), job("failed", rank(1, 4, 10.0)),
-            status="failed", code=4,
+            job("failed", killed(0, SIGTERM, 5.0), stopping=True),
+            job("failed", rank(1, 4, 10.0)),
+            status="failed",
+            code=4,
         ),
         case(
             "only stopped ranks are left",
-            job("failed", killed(0, SIGTERM), stopping=True, exit_code=143), status="failed", code=None,
+            job("failed", killed(0, SIGTERM), stopping=True, exit_code=143),
+            status="failed",
+            code=None,
         ),
         case(
             "SIGTERM from outside is a failure",
-            job("failed", killed(0, SIGTERM)), status="failed", code=143,
+            job("failed", killed(0, SIGTERM)),
+            status="failed",
+            code=143,
         ),
         case("the launcher failed", job("failed", exit_code=1), status="failed", code=1),
-        case("a supervisor was lost", job("lost", exit_code=1), job("failed", rank(1, 7)), status="lost", code=1),
+        case(
+            "a supervisor was lost",
+            job("lost", exit_code=1),
+            job("failed", rank(1, 7)),
+            status="lost",
+            code=1,
+        ),
         case("an agent was killed", job("lost", rank(0), node=0, exit_code=1), status="failed", code=1),
-        case("an agent was killed with its rank", job("lost", killed(0, SIGKILL), node=0, exit_code=1), status="failed", code=1),
-        case("an agent was killed, another node runs", job("lost", node=0, exit_code=1), job("running"), status="running", code=None),
+        case(
+            "an agent was killed with its rank",
+            job("lost", killed(0, SIGKILL), node=0, exit_code=1),
+            status="failed",
+            code=1,
+        ),
+        case(
+            "an agent was killed, another node runs",
+            job("lost", node=0, exit_code=1),
+            job("running"),
+            status="running",
+            code=None,
+        ),
         case(
             "an agent was killed while its job was cancelled",
-            job("lost", node=0, exit_code=1), job("cancelled", cancelled=10.0, exit_code=130), status="lost", code=1,
+            job("lost", node=0, exit_code=1),
+            job("cancelled", cancelled=10.0, exit_code=130),
+            status="lost",
+            code=1,
         ),
         case(
             "the nodes agree on what failed before an agent was killed",
             job("failed", exit_code=1, node=0, verdict=agreed("failed", Failure(0, Cause.AGENT))),
-            job("failed", rank(1, 7), verdict=agreed("failed", Failure(1, Cause.RANK, 1, 7), 7)), status="failed", code=7,
+            job("failed", rank(1, 7), verdict=agreed("failed", Failure(1, Cause.RANK, 1, 7), 7)),
+            status="failed",
+            code=7,
         ),
         case(
             "cancelled",
             job("cancelled", killed(0, SIGTERM, 11.0), cancelled=10.0, exit_code=130, stopping=True),
-            status="cancelled", code=130,
+            status="cancelled",
+            code=130,
         ),
         case(
             "failed before it was cancelled",
             job("cancelled", killed(0, SIGTERM, 11.0), cancelled=10.0, exit_code=130, stopping=True),
             job("cancelled", rank(1, 9, 9.0), cancelled=10.5, exit_code=130, stopping=True),
-            status="failed", code=9,
+            status="failed",
+            code=9,
         ),
         case(
             "failed after it was cancelled",
             job("cancelled", rank(0, 9, 11.0), cancelled=10.0, exit_code=130, stopping=True),
-            status="cancelled", code=130,
+            status="cancelled",
+            code=130,
         ),
         case(
             "the nodes have agreed on a failure, and one still runs",
-            job("failed", rank(0, 1, 5.0), verdict=agreed("failed", SILENT)), job("running", rank(1)), status="failed", code=1,
+            job("failed", rank(0, 1, 5.0), verdict=agreed("failed", SILENT)),
+            job("running", rank(1)),
+            status="failed",
+            code=1,
         ),
-        case("the nodes have agreed on success", job("succeeded", rank(0, 0), verdict=agreed("succeeded")), status="succeeded", code=0),
+        case(
+            "the nodes have agreed on success",
+            job("succeeded", rank(0, 0), verdict=agreed("succeeded")),
+            status="succeeded",
+            code=0,
+        ),
         case(
             "the nodes have agreed on success, which a rank contradicts",
-            job("succeeded", rank(0, 0), verdict=agreed("succeeded")), job("failed", rank(1, 4)), status="failed", code=4,
+            job("succeeded", rank(0, 0), verdict=agreed("succeeded")),
+            job("failed", rank(1, 4)),
+            status="failed",
+            code=4,
         ),
         case(
             "the nodes have agreed on a cancel, although a clock says that a rank failed before it",
-            job("cancelled", rank(0, 9, 5.0), cancelled=10.0, verdict=agreed("cancelled")), status="cancelled", code=130,
+            job("cancelled", rank(0, 9, 5.0), cancelled=10.0, verdict=agreed("cancelled")),
+            status="cancelled",
+            code=130,
         ),
         case(
             "the nodes have agreed that no rank failed, and a snapshot was saved",
-            job("failed", rank(0, 143), training=SAVED, verdict=agreed("failed", None, 143)), status="preempted", code=143,
+            job("failed", rank(0, 143), training=SAVED, verdict=agreed("failed", None, 143)),
+            status="preempted",
+            code=143,
         ),
         case(
             "a snapshot was saved, but a node was lost",
-            job("failed", rank(0, 143), training=SAVED, verdict=agreed("failed", SILENT)), status="failed", code=1,
+            job("failed", rank(0, 143), training=SAVED, verdict=agreed("failed", SILENT)),
+            status="failed",
+            code=1,
         ),
         case("preempted", job("failed", rank(0, 143), training=SAVED), status="preempted", code=143),
         case("exit code 143 without a snapshot", job("failed", rank(0, 143)), status="failed", code=143),
-        case("a snapshot, but another failure", job("failed", rank(0, 7), training=SAVED), status="failed", code=7),
+        case(
+            "a snapshot, but another failure",
+            job("failed", rank(0, 7), training=SAVED),
+            status="failed",
+            code=7,
+        ),
     ],
-)  # fmt: skip
+)
 def test_outcome(states: tuple[JobState, ...], status: JobStatus, exit_code: int | None) -> None:
     found = outcome.outcome(dict(enumerate(states)))
     assert (found.status, found.exit_code) == (status, exit_code)
@@ -131,7 +208,10 @@ def test_outcome(states: tuple[JobState, ...], status: JobStatus, exit_code: int
     [
         (Failure(1, Cause.RANK, 2, 7), "rank 2 on node 1 exited with code 7"),
         (Failure(1, Cause.RANK, 2, 137, 9), "rank 2 on node 1 was killed by SIGKILL"),
-        (Failure(1, Cause.RANK, 2, 1, detail="ValueError: x\n\x1b[2J"), "rank 2 on node 1 exited with code 1: ValueError: x"),
+        (
+            Failure(1, Cause.RANK, 2, 1, detail="ValueError: x\n\x1b[2J"),
+            "rank 2 on node 1 exited with code 1: ValueError: x",
+        ),
         (
             Failure(1, Cause.RANK, 2, 1, exited=Exited(0, 0, 3.04)),
             "rank 2 on node 1 exited with code 1; rank 0 on node 0 had exited with code 0 3.0 s before",
@@ -143,7 +223,8 @@ def test_outcome(states: tuple[JobState, ...], status: JobStatus, exit_code: int
         ),
         (
             Failure(1, Cause.RANK, 2, 1, exited=Exited(0, 0, 0.2, 2)),
-            "rank 2 on node 1 exited with code 1; rank 0 on node 0 and 2 other ranks had exited with code 0 0.2 s before",
+            "rank 2 on node 1 exited with code 1; rank 0 on node 0 and 2 other ranks had exited with code 0 "
+            "0.2 s before",
         ),
         (
             Failure(1, Cause.MEMORY, 2, 137, 9),
@@ -151,9 +232,13 @@ def test_outcome(states: tuple[JobState, ...], status: JobStatus, exit_code: int
         ),
         (
             Failure(1, Cause.MEMORY, None, 137, 9),
-            "the launcher (torchrun) on node 1 was killed by the kernel's OOM killer: node 1 has run out of memory",
+            "the launcher (torchrun) on node 1 was killed by the kernel's OOM killer: node 1 has run out of "
+            "memory",
         ),
-        (Failure(0, Cause.DISK, 0, 1), "rank 0 on node 0 failed with code 1: no space is left on a disk of node 0"),
+        (
+            Failure(0, Cause.DISK, 0, 1),
+            "rank 0 on node 0 failed with code 1: no space is left on a disk of node 0",
+        ),
         (
             Failure(0, Cause.LAUNCHER, exit_code=137, signal=9),
             "node 0: the launcher (torchrun) was killed by SIGKILL before its ranks had finished",
@@ -162,7 +247,10 @@ def test_outcome(states: tuple[JobState, ...], status: JobStatus, exit_code: int
             Failure(0, Cause.LAUNCHER, exit_code=2),
             "node 0: the launcher (torchrun) exited with code 2 before its ranks had finished",
         ),
-        (Failure(0, Cause.START, exit_code=127, detail="no such file"), "node 0: the ranks could not be started: no such file"),
+        (
+            Failure(0, Cause.START, exit_code=127, detail="no such file"),
+            "node 0: the ranks could not be started: no such file",
+        ),
         (Failure(3, Cause.AGENT), "node 3: the agent of cloudddp has ended there, without a report"),
         (Failure(3, Cause.SILENT, peer=0), "node 3 was lost: it sent nothing to node 0"),
         (
@@ -172,7 +260,7 @@ def test_outcome(states: tuple[JobState, ...], status: JobStatus, exit_code: int
         (Failure(0, Cause.UNREACHABLE), "node 0 was not connected to another node, so no rank was started"),
     ],
     ids=lambda value: value.cause.value if isinstance(value, Failure) else "",
-)  # fmt: skip
+)
 def test_first_failure_in_words(failure: Failure, words: str) -> None:
     found = failure_text.sentence(failure)
     assert found.startswith(words)
@@ -191,8 +279,9 @@ def test_detail_of_a_failure_is_cut() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "name"), [(1, "SIGHUP"), (9, "SIGKILL"), (10, "SIGUSR1"), (15, "SIGTERM"), (31, "SIGSYS"), (40, "signal 40")]
-)  # fmt: skip
+    ("number", "name"),
+    [(1, "SIGHUP"), (9, "SIGKILL"), (10, "SIGUSR1"), (15, "SIGTERM"), (31, "SIGSYS"), (40, "signal 40")],
+)
 def test_signal_names_are_those_of_linux(number: int, name: str) -> None:
     assert outcome.signal_name(number) == name
 
@@ -213,18 +302,35 @@ AGENT = Failure(1, Cause.AGENT)
 @pytest.mark.parametrize(
     ("states", "words"),
     [
-        ((job("failed", verdict=agreed("failed", SILENT)), job("lost", node=1, rebooted=AT)),
-         f"node 1 was rebooted while the job ran {AGAIN}; its ranks ended with it"),
-        ((job("failed", verdict=agreed("failed", AGENT)), job("failed", node=1, rebooted=AT)),
-         f"node 1 was rebooted while the job ran {AGAIN}; its ranks ended with it"),
-        ((job("lost", node=0, rebooted=AT), job("lost", node=1, rebooted=AT)),
-         f"node 0 was rebooted while the job ran {AGAIN}; node 1 was rebooted while the job ran {AGAIN}; its ranks ended with it"),
-        ((job("failed", verdict=agreed("failed", Failure(0, Cause.RANK, 0, 7), 7)), job("lost", node=1, rebooted=AT)),
-         f"rank 0 on node 0 exited with code 7; node 1 was rebooted while the job ran {AGAIN}"),
-        ((job("lost", node=0), job("lost", node=1)), "node 0: the agent of cloudddp has ended there, without a report"),
-        ((job("cancelled", setup=True), job("lost", node=1, setup=True, rebooted=AT)),
-         f"node 1 was rebooted during its setup {AGAIN}"),
+        (
+            (job("failed", verdict=agreed("failed", SILENT)), job("lost", node=1, rebooted=AT)),
+            f"node 1 was rebooted while the job ran {AGAIN}; its ranks ended with it",
+        ),
+        (
+            (job("failed", verdict=agreed("failed", AGENT)), job("failed", node=1, rebooted=AT)),
+            f"node 1 was rebooted while the job ran {AGAIN}; its ranks ended with it",
+        ),
+        (
+            (job("lost", node=0, rebooted=AT), job("lost", node=1, rebooted=AT)),
+            f"node 0 was rebooted while the job ran {AGAIN}; node 1 was rebooted while the job ran {AGAIN}; "
+            "its ranks ended with it",
+        ),
+        (
+            (
+                job("failed", verdict=agreed("failed", Failure(0, Cause.RANK, 0, 7), 7)),
+                job("lost", node=1, rebooted=AT),
+            ),
+            f"rank 0 on node 0 exited with code 7; node 1 was rebooted while the job ran {AGAIN}",
+        ),
+        (
+            (job("lost", node=0), job("lost", node=1)),
+            "node 0: the agent of cloudddp has ended there, without a report",
+        ),
+        (
+            (job("cancelled", setup=True), job("lost", node=1, setup=True, rebooted=AT)),
+            f"node 1 was rebooted during its setup {AGAIN}",
+        ),
     ],
-)  # fmt: skip
+)
 def test_reboot_is_named_as_the_cause(states: tuple[JobState, ...], words: str) -> None:
     assert failure_text.cause(dict(enumerate(states))) == words

@@ -88,7 +88,7 @@ def config_of(the_plan: Plan) -> Any:
     return yaml.safe_load(text)
 
 
-# -- requests --------------------------------------------------------------------------------------------------
+# -- requests ------------------------------------------------------------------------------------------------
 
 
 def test_requests_only_refer_to_earlier_answers() -> None:
@@ -199,7 +199,8 @@ def test_volume_has_the_iops_that_its_throughput_needs(throughput: int, iops: in
 def test_idle_connections_are_kept_on_types_that_drop_them(
     default: int, wanted: dict[str, int] | None
 ) -> None:
-    """Nitro v6 drops tracked TCP connections that are idle for 350 s (ConnectionTrackingSpecificationRequest)."""
+    """Nitro v6 drops tracked TCP connections that are idle for 350 s
+    (ConnectionTrackingSpecificationRequest)."""
     the_plan = planned(context=replace(CONTEXT, info=replace(CONTEXT.info, tcp_timeout=default)))
     (interface,) = params(the_plan, "nodes")["NetworkInterfaces"]
     assert interface.get("ConnectionTrackingSpecification") == wanted
@@ -239,7 +240,7 @@ def test_private_host_key_is_only_in_the_user_data() -> None:
     assert holders == [("nodes", "UserData")]
 
 
-# -- the token -------------------------------------------------------------------------------------------------
+# -- the token -----------------------------------------------------------------------------------------------
 
 
 def test_client_token_is_deterministic_and_valid() -> None:
@@ -274,7 +275,7 @@ def test_client_token_of_another_zone_or_cluster() -> None:
     assert params(planned(identity=replace(IDENTITY, cluster_id="c-9")), "nodes")["ClientToken"] != first
 
 
-# -- user data -------------------------------------------------------------------------------------------------
+# -- user data -----------------------------------------------------------------------------------------------
 
 
 def test_user_data_contains_host_key_and_deadline() -> None:
@@ -352,7 +353,7 @@ def test_user_data_above_the_limit_is_refused() -> None:
         plan(ClusterSpec(), CONTEXT, IDENTITY, DOLLAR, units=(UNITS[0], "#" * USER_DATA_LIMIT))
 
 
-# -- the deadline ----------------------------------------------------------------------------------------------
+# -- the deadline --------------------------------------------------------------------------------------------
 
 
 def test_max_hours_sets_the_deadline() -> None:
@@ -403,7 +404,7 @@ def test_invalid_time_parses_to_none(text: str) -> None:
     assert parse_time(text) is None
 
 
-# -- the price -------------------------------------------------------------------------------------------------
+# -- the price -----------------------------------------------------------------------------------------------
 
 
 def test_price_is_that_of_its_region_and_has_a_date() -> None:
@@ -429,7 +430,8 @@ def test_throughput_beyond_what_is_free_is_counted() -> None:
 
 
 def test_iops_beyond_what_is_free_are_counted() -> None:
-    """More than 750 MiB/s need more than the 3,000 IOPS that gp3 includes; each costs 0.005 USD a month in us-east-1."""
+    """More than 750 MiB/s need more than the 3,000 IOPS that gp3 includes; each costs 0.005 USD a month in
+    us-east-1."""
     price = Price(node_hour=1.0, nodes=1, disk_gb=150, source="given", throughput=1000, addresses=0)
     assert price.extras_hour == pytest.approx((150 * 0.08 + 875 * 0.0408 + 1000 * 0.005) / 730)
 

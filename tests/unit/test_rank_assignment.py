@@ -1,4 +1,5 @@
-"""Node ranks: EC2's launch index or the rank tag, unchanged when other nodes end; foreign instances get none."""
+"""Node ranks: EC2's launch index or the rank tag, unchanged when other nodes end; foreign instances get
+none."""
 
 from __future__ import annotations
 
@@ -92,11 +93,14 @@ def test_rank_tag_wins_over_the_launch_index() -> None:
         (foreign("i-x", launched=START - timedelta(days=9)), "it was launched separately"),
         (foreign("i-x", launched=None), "it was launched separately"),
         (replace(foreign("i-x"), tags=replace(NODES[0].tags, node_rank=0)), "node 0 is i-a"),
-        (replace(foreign("i-x"), tags=replace(NODES[0].tags, node_rank=3)), "its rank is 3, and the cluster has 3 nodes"),
+        (
+            replace(foreign("i-x"), tags=replace(NODES[0].tags, node_rank=3)),
+            "its rank is 3, and the cluster has 3 nodes",
+        ),
         (instance("i-x", 1, minutes=1), "node 1 is i-b"),
         (instance("i-x", 3), "its rank is 3, and the cluster has 3 nodes"),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("last", [True, False])
 def test_foreign_instance_gets_no_rank_and_shifts_none(stranger: Instance, reason: str, last: bool) -> None:
     found = cluster([*NODES, stranger] if last else [stranger, *NODES])
@@ -124,7 +128,8 @@ def test_launch_without_such_a_token_is_the_largest_then_the_oldest() -> None:
 
 
 def test_later_launch_with_a_token_of_the_cluster_is_foreign() -> None:
-    """Anyone who may launch instances in the account can read the token, and use one with the same beginning."""
+    """Anyone who may launch instances in the account can read the token, and use one with the same
+    beginning."""
     later = [foreign(f"i-x{n}", n, client_token=f"{ID}-x") for n in range(3)]
     found = cluster([*later, *NODES[:2]])
     assert ids(found) == {0: "i-a", 1: "i-b"}

@@ -147,8 +147,9 @@ def test_module_is_run_with_m(rendezvous: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rendezvous", "expected"), [("c10d", "$$$$x-$${local_rank}"), ("static", "$$$$x-$${local_rank}"), ("direct", "$$x-${local_rank}")]
-)  # fmt: skip
+    ("rendezvous", "expected"),
+    [("c10d", "$$$$x-$${local_rank}"), ("static", "$$$$x-$${local_rank}"), ("direct", "$$x-${local_rank}")],
+)
 def test_arguments_survive_the_substitution_by_torchrun(rendezvous: Any, expected: str) -> None:
     """torchrun replaces $$ by $, and ${local_rank}, in the arguments of ranks."""
     job = JobSpec(nproc_per_node=1, rendezvous=rendezvous)

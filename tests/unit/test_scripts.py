@@ -122,7 +122,7 @@ def test_unknown_module_is_refused_before_any_aws_call(cli: Any, faults: Any, wo
     assert faults.calls == []
 
 
-# -- programs that are not Python files ----------------------------------------------------------------------------
+# -- programs that are not Python files ----------------------------------------------------------------------
 
 
 def by_path(root: Path, target: str, *args: str) -> Script:

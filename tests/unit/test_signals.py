@@ -22,14 +22,22 @@ def notice():
 
 
 def output(program: str, *, ignored: str = "") -> list[str]:
-    """Return the lines that a program prints; `ignored` is a signal that it inherits as ignored, as from nohup."""
+    """Return the lines that a program prints; `ignored` is a signal that it inherits as ignored, as from
+    nohup."""
     # A shell that runs the tests in the background has Ctrl-C ignored, and that is inherited.
-    before = "import signal\nfor name in ('SIGINT', 'SIGTERM', 'SIGHUP', 'SIGQUIT'):\n    signal.signal(getattr(signal, name), signal.SIG_DFL)\n"
+    before = (
+        "import signal\nfor name in ('SIGINT', 'SIGTERM', 'SIGHUP', 'SIGQUIT'):\n    "
+        "signal.signal(getattr(signal, name), signal.SIG_DFL)\n"
+    )
     before += f"signal.signal(signal.{ignored}, signal.SIG_IGN)\n" if ignored else ""
     done = subprocess.run(
         [sys.executable, "-c", before + START + program],
-        env=clean_environment(PYTHONPATH=str(ROOT)), capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        env=clean_environment(PYTHONPATH=str(ROOT)),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

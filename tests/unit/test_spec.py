@@ -42,7 +42,7 @@ def file_refusal(folder: Path, text: str) -> UsageError:
     return caught.value
 
 
-# -- sources ---------------------------------------------------------------------------------------------------
+# -- sources -------------------------------------------------------------------------------------------------
 
 
 def test_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_error_in_a_variable_names_the_variable() -> None:
     assert "at most 336" in caught.value.hint
 
 
-# -- text ------------------------------------------------------------------------------------------------------
+# -- text ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_file_values_must_have_the_right_type(section: str, key: str, value: Any
     refusal(section, key, value)
 
 
-# -- limits ----------------------------------------------------------------------------------------------------
+# -- limits --------------------------------------------------------------------------------------------------
 
 
 def numeric_cases() -> Iterator[Any]:
@@ -405,7 +405,10 @@ def test_every_setting_has_help_and_a_description_of_allowed_values() -> None:
 
 
 def test_reading_settings_imports_neither_boto3_nor_paramiko() -> None:
-    code = "import sys, cloudddp.config.spec; print([m for m in ('boto3', 'botocore', 'paramiko', 'moto', 'rich') if m in sys.modules])"
+    code = (
+        "import sys, cloudddp.config.spec; print([m for m in ('boto3', 'botocore', 'paramiko', 'moto', "
+        "'rich') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -413,6 +416,9 @@ def test_reading_settings_imports_neither_boto3_nor_paramiko() -> None:
 def test_variables_of_ranks_are_no_misspelt_settings() -> None:
     """A rank may call cloudddp."""
     of_ranks = {
-        protocol.TASK_VARIABLE, protocol.ATTEMPT_VARIABLE, protocol.STATUS_VARIABLE, protocol.STEP_VARIABLE,
-    }  # fmt: skip
+        protocol.TASK_VARIABLE,
+        protocol.ATTEMPT_VARIABLE,
+        protocol.STATUS_VARIABLE,
+        protocol.STEP_VARIABLE,
+    }
     assert {name.removeprefix("CLOUDDDP_") for name in of_ranks} <= settings.OTHER_VARIABLES

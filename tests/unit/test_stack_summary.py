@@ -1,5 +1,5 @@
-"""From what py-spy reports of ranks to the sentence about them. The dumps are py-spy's, of ranks of torch 2.15 with gloo that
-wait for rank 1."""
+"""From what py-spy reports of ranks to the sentence about them. The dumps are py-spy's, of ranks of torch
+2.15 with gloo that wait for rank 1."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def repository(folder: Path, files: dict[str, str | bytes]) -> Path:
     return folder
 
 
-# -- the list, in a repository ---------------------------------------------------------------------------------
+# -- the list, in a repository -------------------------------------------------------------------------------
 
 
 @needs_git
@@ -173,7 +173,7 @@ def test_broken_nested_repository_is_refused(here: Path) -> None:
         names(here)
 
 
-# -- the list, outside one -------------------------------------------------------------------------------------
+# -- the list, outside one -----------------------------------------------------------------------------------
 
 
 def test_gitignore_files_apply_outside_a_repository(here: Path) -> None:
@@ -262,7 +262,7 @@ def test_empty_folder_is_an_empty_project(here: Path) -> None:
     assert names(here) == set()
 
 
-# -- what cannot be sent --------------------------------------------------------------------------------------------
+# -- what cannot be sent -------------------------------------------------------------------------------------
 
 
 def test_named_pipe_is_refused(here: Path) -> None:
@@ -291,7 +291,7 @@ def test_unreadable_file_is_refused(here: Path, mode: int) -> None:
         names(here)
 
 
-# -- the difference --------------------------------------------------------------------------------------------
+# -- the difference ------------------------------------------------------------------------------------------
 
 
 def digests(manifest: dict[str, Entry]) -> dict[str, str]:

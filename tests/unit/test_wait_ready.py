@@ -32,9 +32,17 @@ def test_minutes_depend_on_the_type_unless_set(
 
 def reply(**changes: Any) -> ProbeReply:
     known = {
-        "interface": "ens5", "gpus": 8, "cpus": 96, "python": "/usr/bin/python3", "free_port": 29500, "agent_port": 29501, "time": 1e9,
-        "timer_state": "active", "timer_next": "x", "running": (),
-    }  # fmt: skip
+        "interface": "ens5",
+        "gpus": 8,
+        "cpus": 96,
+        "python": "/usr/bin/python3",
+        "free_port": 29500,
+        "agent_port": 29501,
+        "time": 1e9,
+        "timer_state": "active",
+        "timer_next": "x",
+        "running": (),
+    }
     return ProbeReply(**{**known, **changes})
 
 

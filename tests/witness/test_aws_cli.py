@@ -50,9 +50,17 @@ def test_aws_cli_launches_and_terminates_an_instance(person: Person) -> None:
     aws("ec2", "import-key-pair", "--key-name", "mine", "--public-key-material", "fileb://key.pub")
     group = aws("ec2", "create-security-group", "--group-name", "mine", "--description", "ssh")["GroupId"]
     made = aws(
-        "ec2", "run-instances", "--image-id", image, "--instance-type", "g4dn.xlarge",
-        "--key-name", "mine", "--security-group-ids", group,
-    )["Instances"][0]  # fmt: skip
+        "ec2",
+        "run-instances",
+        "--image-id",
+        image,
+        "--instance-type",
+        "g4dn.xlarge",
+        "--key-name",
+        "mine",
+        "--security-group-ids",
+        group,
+    )["Instances"][0]
     instance = made["InstanceId"]
     assert made["State"]["Name"] == "pending"
     aws("ec2", "wait", "instance-running", "--instance-ids", instance)
@@ -64,9 +72,17 @@ def test_aws_cli_launches_and_terminates_an_instance(person: Person) -> None:
 
     me = person.lab("sh", "-c", 'curl -fsS "$CLOUDDDP_CHECKIP_URL"').stdout.strip()
     aws(
-        "ec2", "authorize-security-group-ingress", "--group-id", group,
-        "--protocol", "tcp", "--port", "22", "--cidr", f"{me}/32",
-    )  # fmt: skip
+        "ec2",
+        "authorize-security-group-ingress",
+        "--group-id",
+        group,
+        "--protocol",
+        "tcp",
+        "--port",
+        "22",
+        "--cidr",
+        f"{me}/32",
+    )
     output = person.ssh(address, "hostname; id -un; echo $SSH_CONNECTION; nvidia-smi -L").stdout.splitlines()
     assert output[0] == f"ip-{seen['PrivateIpAddress'].replace('.', '-')}"
     assert output[1] == "ubuntu"

@@ -1,7 +1,7 @@
 """Ray's cluster launcher with the lab: it has its own code for keys, groups, SSH and teardown.
 
-Only the configuration file is ours. Ray is not installed on the node: its setting for start commands is replaced by
-commands that leave a file.
+Only the configuration file is ours. Ray is not installed on the node: its setting for start commands is
+replaced by commands that leave a file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""`cloudddp export slurm` with a real Slurm: munge, slurmctld and two slurmd, each on a host of its own, 2 x 2 ranks on gloo."""
+"""`cloudddp export slurm` with a real Slurm: munge, slurmctld and two slurmd, each on a host of its own, 2 x
+2 ranks on gloo."""
 
 from __future__ import annotations
 
@@ -55,11 +56,25 @@ def export(lab: SlurmLab, script: str, *words: str) -> str:
         options, args = words[:at], words[at + 1 :]
     subprocess.run(
         [
-            sys.executable, "-m", "cloudddp", "export", "slurm", "--gpus-per-node", str(slurmlab.GPUS),
-            *options, "-o", name, script, *args,
+            sys.executable,
+            "-m",
+            "cloudddp",
+            "export",
+            "slurm",
+            "--gpus-per-node",
+            str(slurmlab.GPUS),
+            *options,
+            "-o",
+            name,
+            script,
+            *args,
         ],
-        env=lab.env, cwd=lab.project, check=True, capture_output=True, timeout=60,
-    )  # fmt: skip
+        env=lab.env,
+        cwd=lab.project,
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
     return name
 
 
@@ -94,8 +109,8 @@ def patient_lab(tmp_path: Path) -> Iterator[SlurmLab]:
 
 @pytest.fixture(scope="module", autouse=True)
 def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SlurmLab, str]]:
-    """A job with the shortest time limit that leaves its ranks time to start, and the lab in which it runs during the other
-    tests: Slurm counts in minutes."""
+    """A job with the shortest time limit that leaves its ranks time to start, and the lab in which it runs
+    during the other tests: Slurm counts in minutes."""
     with new_lab(tmp_path_factory.mktemp("limited")) as lab:
         words = ("--time", "2", "--save-minutes", "0.2", "--", "--out", "limited.pt", "--hold", "4")
         yield lab, lab.submit(export(lab, "train.py", *words))
@@ -106,12 +121,22 @@ def by_hand(lab: SlurmLab) -> Any:
     """The weights after torchrun was started by hand on both nodes, without Slurm and without cloudddp."""
     running = [
         lab.open(
-            name, sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2", f"--node-rank={rank}",
-            f"--master-addr={lab.hosts['n0'].address}", "--master-port=29400", "train.py", "--out", "by-hand.pt",
+            name,
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nnodes=2",
+            "--nproc-per-node=2",
+            f"--node-rank={rank}",
+            f"--master-addr={lab.hosts['n0'].address}",
+            "--master-port=29400",
+            "train.py",
+            "--out",
+            "by-hand.pt",
             GLOO_SOCKET_IFNAME=interface,
         )
         for rank, (name, interface) in enumerate(slurmlab.NODES.items())
-    ]  # fmt: skip
+    ]
     for process in running:
         output, _ = process.communicate(timeout=120)
         assert process.returncode == 0, output
@@ -174,7 +199,8 @@ def test_job_resumes_after_a_killed_node(lab: SlurmLab, by_hand: Any) -> None:
 
 
 def test_job_resumes_after_a_node_that_rebooted_before_slurm_noticed_its_loss(patient_lab: SlurmLab) -> None:
-    """Slurm ends the step and not the job, and the ranks of the other node have failed with a code of their own."""
+    """Slurm ends the step and not the job, and the ranks of the other node have failed with a code of their
+    own."""
     lab = patient_lab
     job = lab.submit(export(lab, "waiting.py"))
     wait_for(lambda: lab.output(job).count("waiting") == 4, "4 ranks wait")
@@ -190,7 +216,8 @@ def test_job_resumes_after_a_node_that_rebooted_before_slurm_noticed_its_loss(pa
 
 
 def test_requeues_are_limited(lab: SlurmLab) -> None:
-    """`--max-requeues 0`, and ranks that are asked to stop: as at a time limit, but without the wait for it."""
+    """`--max-requeues 0`, and ranks that are asked to stop: as at a time limit, but without the wait for
+    it."""
     job = lab.submit(export(lab, "waiting.py", "--max-requeues", "0"))
     wait_for(lambda: lab.output(job).count("waiting") == 4, "4 ranks wait")
     lab.on(HEAD, "scancel", "--batch", "--signal=USR1", job)

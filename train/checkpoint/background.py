@@ -1,4 +1,5 @@
-"""--snapshot-async: a snapshot is written by a thread, from a copy in memory, while the training continues."""
+"""--snapshot-async: a snapshot is written by a thread, from a copy in memory, while the training
+continues."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from train.distributed.communicator import Communicator
 
 
 class Background:
-    """One thread that writes one snapshot at a time. Created by all ranks: the thread has a process group of its own, so
-    that its operations may overlap with those of the training."""
+    """One thread that writes one snapshot at a time. Created by all ranks: the thread has a process group of
+    its own, so that its operations may overlap with those of the training."""
 
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm.in_background()
@@ -40,8 +41,8 @@ class Background:
 
 
 def copied(state: Any) -> Any:
-    """Return a copy of a state with its tensors on the CPU, so that the training may change the original. Parts of
-    sharded tensors stay on their device."""
+    """Return a copy of a state with its tensors on the CPU, so that the training may change the original.
+    Parts of sharded tensors stay on their device."""
 
     def copy(value: Any) -> Any:
         if isinstance(value, DTensor):

@@ -1,4 +1,5 @@
-"""--keep-best: the weights of the best evaluations, apart from the snapshots, of which only the newest two are kept."""
+"""--keep-best: the weights of the best evaluations, apart from the snapshots, of which only the newest two
+are kept."""
 
 from __future__ import annotations
 
@@ -26,11 +27,12 @@ Entry = list[float]  # value, step, epoch
 
 
 class BestWeights(Hook):
-    """Keeps the weights of the best evaluations: those of the best one in best.pt, and with a number above 1 also those of
-    the others, in best-step-N.pt.
+    """Keeps the weights of the best evaluations: those of the best one in best.pt, and with a number above 1
+    also those of the others, in best-step-N.pt.
 
-    They are written before the snapshot of the same step. After a crash between the two, the resumed run adopts best.pt; where
-    the same evaluation comes again, it writes the same files. Raises `UsageError` where the task has no such metric.
+    They are written before the snapshot of the same step. After a crash between the two, the resumed run
+    adopts best.pt; where the same evaluation comes again, it writes the same files. Raises `UsageError` where
+    the task has no such metric.
     """
 
     def __init__(self, config: Config, task: Task) -> None:
@@ -68,9 +70,9 @@ class BestWeights(Hook):
         return ranked[: max(1, self._keep)]
 
     def after_resume(self, run: Run) -> None:
-        """Make the entries those of the files. A run that was killed between best.pt and its snapshot has a best.pt of which
-        the snapshot does not know; with other flags the same evaluation may not come again. The folder of a new node has
-        none, and a run with a smaller --keep-best has left too few."""
+        """Make the entries those of the files. A run that was killed between best.pt and its snapshot has a
+        best.pt of which the snapshot does not know; with other flags the same evaluation may not come again.
+        The folder of a new node has none, and a run with a smaller --keep-best has left too few."""
         if not self._keep:
             return
         folder, comm = run.config.folder, run.comm
@@ -117,7 +119,8 @@ class BestWeights(Hook):
             _link(own, folder / NAME, writer)
 
     def _prune(self, folder: Path) -> None:
-        """Remove the files of evaluations that are not among the best, perhaps of a run with a larger --keep-best."""
+        """Remove the files of evaluations that are not among the best, perhaps of a run with a larger
+        --keep-best."""
         kept = {NUMBERED.format(int(entry[1])) for entry in self.entries} if self._keep > 1 else set()
         for path in folder.glob(NUMBERED.format("*")):
             if path.name not in kept:
@@ -154,8 +157,8 @@ def remove(folder: Path) -> None:
 
 
 def weights_of(state: Any) -> dict[str, Tensor] | None:
-    """Return the weights in what a file holds: best.pt, a snapshot, or a state dictionary of a model; None if it is none of
-    these."""
+    """Return the weights in what a file holds: best.pt, a snapshot, or a state dictionary of a model; None if
+    it is none of these."""
     if isinstance(state, dict) and isinstance(state.get("model"), dict):
         state = state["model"]
     if not isinstance(state, dict) or not state or not all(isinstance(one, Tensor) for one in state.values()):
@@ -164,7 +167,8 @@ def weights_of(state: Any) -> dict[str, Tensor] | None:
 
 
 def _entry(best: full.State, metric: str) -> Entry | None:
-    """Return the evaluation that a best.pt is of; None if it does not say so, or is that of another metric."""
+    """Return the evaluation that a best.pt is of; None if it does not say so, or is that of another
+    metric."""
     value, step, epoch = best.get("value"), best["step"], best.get("epoch")
     if best.get("metric") != metric or not isinstance(value, float) or not math.isfinite(value):
         return None

@@ -1,8 +1,8 @@
-"""The training state in one file: written so that a crash at any moment leaves a valid one, and read without shared
-storage.
+"""The training state in one file: written so that a crash at any moment leaves a valid one, and read without
+shared storage.
 
-A state is a dictionary that holds a `step`. On loading, the rank with the newest valid snapshot is elected and sends
-it to all, because after a restart rank 0 may be on another node.
+A state is a dictionary that holds a `step`. On loading, the rank with the newest valid snapshot is elected
+and sends it to all, because after a restart rank 0 may be on another node.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ State = dict[str, Any]
 def save(folder: Path, state: State, *, writer: int = 0) -> None:
     """Write `state` as the newest snapshot in `folder` and keep the one before it.
 
-    `writer` is the rank that writes; it keeps the temporary files of several writers apart. Raises `TrainError` if the
-    write fails; the existing snapshots stay.
+    `writer` is the rank that writes; it keeps the temporary files of several writers apart. Raises
+    `TrainError` if the write fails; the existing snapshots stay.
     """
     write(folder / NAME, state, writer=writer, previous=folder / PREVIOUS)
 
 
 def write(path: Path, state: State, *, writer: int = 0, previous: Path | None = None) -> None:
-    """Write `state` to `path` at once or not at all; an existing file is renamed to `previous`, if that is given.
+    """Write `state` to `path` at once or not at all; an existing file is renamed to `previous`, if that is
+    given.
 
     Raises `TrainError` if the write fails; existing files stay.
     """
@@ -62,8 +63,8 @@ def write(path: Path, state: State, *, writer: int = 0, previous: Path | None = 
 
 
 def _failed_write(error: BaseException) -> BaseException:
-    """Return the error of the operating system, such as a full disk. torch's writer goes on after it, and then raises one
-    about the position in the file."""
+    """Return the error of the operating system, such as a full disk. torch's writer goes on after it, and
+    then raises one about the position in the file."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OSError):
         cause = cause.__cause__ or cause.__context__
@@ -71,8 +72,8 @@ def _failed_write(error: BaseException) -> BaseException:
 
 
 def temporary_file(path: Path, writer: int) -> Path:
-    """Return the file that becomes `path`. Each path has its own: the best weights may be written while a thread writes a
-    snapshot."""
+    """Return the file that becomes `path`. Each path has its own: the best weights may be written while a
+    thread writes a snapshot."""
     return path.with_name(f".{path.name}.{writer}.tmp")
 
 
@@ -92,8 +93,10 @@ def remove_temporary_files(folder: Path) -> None:
 
 
 def load_local(folder: Path) -> State | None:
-    """Return the newest valid state in `folder`, on the CPU, or None. A damaged file is reported on stderr and skipped."""
-    # The file written last, whatever its step: a run that was forced to resume may count its steps differently.
+    """Return the newest valid state in `folder`, on the CPU, or None. A damaged file is reported on stderr
+    and skipped."""
+    # The file written last, whatever its step: a run that was forced to resume may count its steps
+    # differently.
     state = read(folder / NAME)
     return read(folder / PREVIOUS) if state is None else state
 
@@ -105,12 +108,14 @@ def newest_step(folder: Path) -> int:
 
 
 def load_newest(folder: Path, comm: Communicator) -> State | None:
-    """Return on every rank the newest state that any rank finds in its `folder`, or None if no rank has one."""
+    """Return on every rank the newest state that any rank finds in its `folder`, or None if no rank has
+    one."""
     return elect(load_local(folder), comm)
 
 
 def elect(own: State | None, comm: Communicator) -> State | None:
-    """Return on every rank the state with the highest step of those that the ranks have, or None if none has one."""
+    """Return on every rank the state with the highest step of those that the ranks have, or None if none has
+    one."""
     steps = comm.gather(-1 if own is None else int(own["step"]))
     newest = max(steps)
     if newest < 0:
@@ -121,7 +126,8 @@ def elect(own: State | None, comm: Communicator) -> State | None:
 
 
 def read(path: Path) -> State | None:
-    """Return the state in a file, on the CPU; None if there is no file. A damaged one is reported on stderr and skipped."""
+    """Return the state in a file, on the CPU; None if there is no file. A damaged one is reported on stderr
+    and skipped."""
     if not path.exists():
         return None
     try:
@@ -161,7 +167,8 @@ def _from_bytes(blob: bytes) -> State:
 
 
 def sync(path: Path) -> None:
-    """Flush the content of a file, or the names in a folder, to disk. A rename is durable only when its folder is."""
+    """Flush the content of a file, or the names in a folder, to disk. A rename is durable only when its
+    folder is."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,9 +1,9 @@
 """--snapshot sharded: the training state as a folder on shared storage, to which each rank writes its part.
 
-torch.distributed.checkpoint writes and reads the parts, so that another number of ranks, or another mode, can resume
-from them. This module decides when a folder is valid: it is written under another name, a list of its files with their
-sizes and checksums is added last, and then it is renamed. Every function that takes a Communicator is called by all
-ranks, and all of them return or raise together.
+torch.distributed.checkpoint writes and reads the parts, so that another number of ranks, or another mode, can
+resume from them. This module decides when a folder is valid: it is written under another name, a list of its
+files with their sizes and checksums is added last, and then it is renamed. Every function that takes a
+Communicator is called by all ranks, and all of them return or raise together.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def save(folder: Path, facts: Facts, parts: ShardedState, comm: Communicator) ->
 
 
 def find_newest(folder: Path, comm: Communicator) -> Facts | None:
-    """Return the facts of the newest snapshot in `folder` whose files are intact, with its `path`; None if none is.
+    """Return the facts of the newest snapshot in `folder` whose files are intact, with its `path`; None if
+    none is.
 
     One that is unfinished or damaged is reported on stderr and skipped.
     """
@@ -94,8 +95,9 @@ def find_newest(folder: Path, comm: Communicator) -> Facts | None:
 
 
 def read(path: Path, parts: ShardedState) -> None:
-    """Fill `parts` from the snapshot in `path`. Tensors of hooks that it does not have stay, and the optimizer's state of such
-    parameters is removed. Raises `ValueError` on every rank where it does not fit them."""
+    """Fill `parts` from the snapshot in `path`. Tensors of hooks that it does not have stay, and the
+    optimizer's state of such parameters is removed. Raises `ValueError` on every rank where it does not fit
+    them."""
     reader = dcp.FileSystemReader(path)
     saved = reader.read_metadata().state_dict_metadata
     hooks = {name: value for name, value in parts[2].items() if f"hooks.{name}" in saved}
@@ -111,7 +113,8 @@ def read(path: Path, parts: ShardedState) -> None:
 
 
 def newest_step(folder: Path) -> int:
-    """Return the step of the newest finished snapshot in `folder`, without checking its files; -1 if there is none."""
+    """Return the step of the newest finished snapshot in `folder`, without checking its files; -1 if there is
+    none."""
     return max((facts["step"] for _, facts, _ in _list(folder, report=False)), default=-1)
 
 
@@ -134,21 +137,23 @@ def require_shared_storage(folder: Path, comm: Communicator) -> None:
         probe.unlink(missing_ok=True)
     if blind:
         raise UsageError(
-            f"--snapshot sharded needs shared storage: rank {blind[0]} does not see what rank 0 writes to {folder}; "
+            f"--snapshot sharded needs shared storage: rank {blind[0]} does not see what rank 0 writes to "
+            f"{folder}; "
             "give an --out on storage that all nodes share, or --snapshot full"
         )
 
 
 def _file_names(draft: Path) -> bytes:
-    """Return the names of the snapshot's files as JSON. Not every version of torch returns them from `save`."""
+    """Return the names of the snapshot's files as JSON. Not every version of torch returns them from
+    `save`."""
     names = {info.relative_path for info in dcp.FileSystemReader(draft).read_metadata().storage_data.values()}
     # By length first: __2_0 comes before __10_0, as the ranks do.
     return json.dumps([*sorted(names, key=lambda name: (len(name), name)), METADATA]).encode()
 
 
 def _own_files(names: Sequence[str], comm: Communicator) -> list[str]:
-    """Return the files that this rank checks: those that it wrote itself, since network storage has them cached, and
-    may not show those of others at once."""
+    """Return the files that this rank checks: those that it wrote itself, since network storage has them
+    cached, and may not show those of others at once."""
     readers = [0 if name == METADATA else number % comm.world_size for number, name in enumerate(names)]
     return [name for name, reader in zip(names, readers, strict=True) if reader == comm.rank]
 
@@ -170,7 +175,8 @@ def _commit(draft: Path, target: Path, facts: Facts, checksums: Checksums) -> No
 
 
 def _prune(newest: Path) -> None:
-    """Keep `newest` and the one before it. Anything with a later step was found damaged when this run resumed."""
+    """Keep `newest` and the one before it. Anything with a later step was found damaged when this run
+    resumed."""
     listed = [(name, facts["step"]) for name, facts, _ in _list(newest.parent, report=False)]
     newest_step = dict(listed)[newest.name]
     before = [name for name, step in listed if step <= newest_step and name != newest.name]
@@ -183,7 +189,8 @@ def _remove(path: Path) -> None:
     if path.is_symlink():  # what it points to may be a snapshot of another run
         path.unlink(missing_ok=True)
         return
-    # Without its manifest it is no longer valid, even if the rest cannot be removed or the removal is interrupted.
+    # Without its manifest it is no longer valid, even if the rest cannot be removed or the removal is
+    # interrupted.
     (path / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(path, ignore_errors=True)
 
@@ -246,7 +253,8 @@ def _crc(body: Facts) -> int:
 
 
 def _on_all_ranks(comm: Communicator, work: Callable[[], T]) -> T:
-    """Return what `work` returns. Raises `OSError` on every rank if it fails on one, so that none waits for another."""
+    """Return what `work` returns. Raises `OSError` on every rank if it fails on one, so that none waits for
+    another."""
     results: list[T] = []
     problem = ""
     try:
@@ -260,7 +268,8 @@ def _on_all_ranks(comm: Communicator, work: Callable[[], T]) -> T:
 
 
 def _first_cause(error: BaseException, own_rank: int | None = None) -> str:
-    """Return the first cause in one line: what torch.distributed.checkpoint raises has the tracebacks of all ranks."""
+    """Return the first cause in one line: what torch.distributed.checkpoint raises has the tracebacks of all
+    ranks."""
     where = ""
     if isinstance(error, CheckpointException):
         rank, (error, _) = next(iter(error.failures.items()))

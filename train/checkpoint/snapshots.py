@@ -1,8 +1,8 @@
-"""Which snapshot a run resumes from, and what goes into the next one: model, optimizer, scaler and the tensors of hooks, with
-the run's progress.
+"""Which snapshot a run resumes from, and what goes into the next one: model, optimizer, scaler and the
+tensors of hooks, with the run's progress.
 
-Progress is just a dictionary of numbers here. full.py (one file) and sharded.py (a part from each rank) know the layout
-on disk. Every method is called by all ranks.
+Progress is just a dictionary of numbers here. full.py (one file) and sharded.py (a part from each rank) know
+the layout on disk. Every method is called by all ranks.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ class Snapshots:
         self._changes: list[str] = []
         self._background = Background(comm) if config.snapshots.snapshot_async else None
 
-    # -- writing ---------------------------------------------------------------------------------------------------
+    # -- writing ---------------------------------------------------------------------------------------------
 
     def save(self, progress: Progress, tensors: Mapping[str, Tensor]) -> None:
-        """Write a snapshot: on rank 0, or with --snapshot-per-node on local rank 0 of every node; a sharded one on all
-        ranks. `progress` holds a `step`, and only what can be written as JSON; `tensors` are those of hooks, of which
-        this rank may hold parts.
+        """Write a snapshot: on rank 0, or with --snapshot-per-node on local rank 0 of every node; a sharded
+        one on all ranks. `progress` holds a `step`, and only what can be written as JSON; `tensors` are those
+        of hooks, of which this rank may hold parts.
 
-        Raises `TrainError` on every rank if one of them could not; with --snapshot-async, if the one before could not
-        be written.
+        Raises `TrainError` on every rank if one of them could not; with --snapshot-async, if the one before
+        could not be written.
         """
         self.finish()
         facts = {
@@ -88,8 +88,8 @@ class Snapshots:
         self._written()
 
     def finish(self) -> None:
-        """Wait for a snapshot that is being written in the background. Raises `TrainError` on every rank if one of them
-        could not write it."""
+        """Wait for a snapshot that is being written in the background. Raises `TrainError` on every rank if
+        one of them could not write it."""
         if self._background is not None and self._background.busy:
             self.comm.run_together(self._background.wait, what="write the snapshot")
             self._written()
@@ -127,16 +127,16 @@ class Snapshots:
         more = "" if writing is None else f", and that of step {writing} if it was saved"
         return f"the snapshot of step {newest} is kept{more}"
 
-    # -- resuming --------------------------------------------------------------------------------------------------
+    # -- resuming --------------------------------------------------------------------------------------------
 
     def resume(self, tensors: Mapping[str, Tensor]) -> tuple[Progress | None, list[str]]:
         """Load the newest snapshot that any rank has, and into `tensors` what it holds of them.
 
-        Returns its progress, or None where there is none, and the notes to print. With --fresh the old snapshots are
-        removed first, except when torchrun has restarted the ranks of this very job.
+        Returns its progress, or None where there is none, and the notes to print. With --fresh the old
+        snapshots are removed first, except when torchrun has restarted the ranks of this very job.
 
-        Raises `UsageError` where there is none with --resume require, and where the snapshot is from a run with other
-        settings, unless forced.
+        Raises `UsageError` where there is none with --resume require, and where the snapshot is from a run
+        with other settings, unless forced.
         """
         folder, comm, flags = self.config.folder, self.comm, self.config.snapshots
         # Agents of torchrun on several nodes do not count restarts alike.
@@ -163,15 +163,18 @@ class Snapshots:
         """Return the error of a snapshot whose files are intact, but do not hold what this trainer writes."""
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         return UsageError(
-            f"the snapshot in {self.config.folder} is not one that this trainer has written ({reason}); give another "
+            f"the snapshot in {self.config.folder} is not one that this trainer has written ({reason}); give "
+            "another "
             "--out, or --fresh to start again"
         )
 
     def refuse_changes_of_finished_run(self, step: int, total_steps: int) -> None:
-        """Raise `UsageError` if nothing is left to train and the flags say otherwise than those that were trained."""
+        """Raise `UsageError` if nothing is left to train and the flags say otherwise than those that were
+        trained."""
         if step > total_steps and not self.config.snapshots.force:
             raise UsageError(
-                f"the run in {self.config.folder} has done {step} steps, and the flags ask for {total_steps}: give more "
+                f"the run in {self.config.folder} has done {step} steps, and the flags ask for "
+                f"{total_steps}: give more "
                 "--epochs or --max-steps, another --out, or --fresh to start again"
             )
         finished = step >= total_steps
@@ -184,8 +187,8 @@ class Snapshots:
     def _find(self) -> full.State | None:
         """Return the newest snapshot of the kind that --snapshot names.
 
-        Raises `UsageError` if one of the other kind is newer: to resume from the older one, or from nothing, is
-        probably not intended.
+        Raises `UsageError` if one of the other kind is newer: to resume from the older one, or from nothing,
+        is probably not intended.
         """
         folder, comm, kind = self.config.folder, self.comm, self.config.snapshots.snapshot
         if kind == "sharded":
@@ -198,14 +201,15 @@ class Snapshots:
         other_step = max(comm.gather(other_step))
         if other_step > (-1 if state is None else state["step"]):
             raise UsageError(
-                f"the newest snapshot in {folder} (step {other_step}) is {other}, but --snapshot {kind} reads only its "
+                f"the newest snapshot in {folder} (step {other_step}) is {other}, but --snapshot {kind} "
+                "reads only its "
                 f"own kind; give --snapshot {other}, another --out, or --fresh to start again"
             )
         return state
 
     def _compare(self, saved: Mapping[str, Any]) -> list[str]:
-        """Return what to say of the flags that are not those of the snapshot. Raises `UsageError` for one without which
-        the snapshot cannot be continued."""
+        """Return what to say of the flags that are not those of the snapshot. Raises `UsageError` for one
+        without which the snapshot cannot be continued."""
         changed = {name: value for name, value in self.settings.items() if saved.get(name, value) != value}
         texts = {name: _change(name, saved[name], value) for name, value in changed.items()}
         self._changes = list(texts.values())
@@ -234,7 +238,8 @@ class Snapshots:
                 self.strategy.load(self.optimizer, (model, optimizer), whole=False)
         except INVALID as error:
             raise UsageError(
-                f"the snapshot in {self.config.folder} does not fit this model and optimizer ({' '.join(str(error).split())}); "
+                f"the snapshot in {self.config.folder} does not fit this model and optimizer "
+                f"({' '.join(str(error).split())}); "
                 "give another --out, or --fresh"
             ) from error
 

@@ -1,7 +1,8 @@
 """Random crops and flips of a whole batch, on the device that holds it.
 
-The augmentation of a sample is a pure function of (seed, epoch, index of the sample): a resumed run, one with another
-number of ranks, and one with other batches all see the same images, and there is no random state to save.
+The augmentation of a sample is a pure function of (seed, epoch, index of the sample): a resumed run, one with
+another number of ranks, and one with other batches all see the same images, and there is no random state to
+save.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ class Augment:
     flip: bool
 
     def __call__(self, images: Tensor, *, epoch: int, indices: Sequence[int]) -> Tensor:
-        """Return the augmented images: a new tensor of the same shape, dtype, device and memory format, or `images`
-        itself if there is nothing to do.
+        """Return the augmented images: a new tensor of the same shape, dtype, device and memory format, or
+        `images` itself if there is nothing to do.
 
-        `images` is [n, channels, height, width] of any dtype, `indices` the n positions in the dataset. Raises
-        `ValueError` where the two numbers differ.
+        `images` is [n, channels, height, width] of any dtype, `indices` the n positions in the dataset.
+        Raises `ValueError` where the two numbers differ.
         """
         if len(images) != len(indices):
             raise ValueError(f"{len(images)} images, but {len(indices)} indices")
@@ -49,7 +50,8 @@ class Augment:
         return (self(batch[0], epoch=epoch, indices=indices), *batch[1:])
 
     def draws(self, epoch: int, indices: Sequence[int]) -> Tensor:
-        """Return the draws of each sample: int64 [3, n], the shifts down and right in -pad..pad, and 1 to flip."""
+        """Return the draws of each sample: int64 [3, n], the shifts down and right in -pad..pad, and 1 to
+        flip."""
         # Drawn on the CPU: three small numbers per sample, equal for every kind of device.
         epoch_key = _mix(_mix(_signed(self.seed)) + _signed(epoch))
         keys = _mix(epoch_key ^ torch.as_tensor(indices, dtype=torch.int64))

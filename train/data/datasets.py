@@ -1,8 +1,9 @@
-"""The datasets: what each consists of, how raw inputs become those of a model, and the task that they are for.
+"""The datasets: what each consists of, how raw inputs become those of a model, and the task that they are
+for.
 
-A dataset is any map-style or iterable-style torch dataset; most of the ones here are kept in memory as raw tensors and are
-normalized batch by batch on the device. Independent of ranks: the caller decides which rank downloads, and in which order.
-Nothing is fetched from the network unless --download is given.
+A dataset is any map-style or iterable-style torch dataset; most of the ones here are kept in memory as raw
+tensors and are normalized batch by batch on the device. Independent of ranks: the caller decides which rank
+downloads, and in which order. Nothing is fetched from the network unless --download is given.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class InMemoryDataset(Dataset[Any]):
         return self.inputs[index], self.labels[index]
 
     def __getitems__(self, indices: list[int]) -> Batch:
-        # Without non_blocking the few bytes of the indices would make the host wait for everything queued on a GPU.
+        # Without non_blocking the few bytes of the indices would make the host wait for everything queued on
+        # a GPU.
         chosen = torch.tensor(indices, dtype=torch.int64).to(self.device, non_blocking=True)
         return self.inputs.index_select(0, chosen), self.labels.index_select(0, chosen)
 
@@ -79,8 +81,9 @@ def unchanged(batch: Batch) -> Batch:
 class Datasets:
     """A training and a test set, and what is learned from them.
 
-    `preprocess` makes of a collated batch on the device what the model gets. `augment` changes training batches after that.
-    `shape` of a sample and `classes` are what train/models.py needs; a model of your own may not.
+    `preprocess` makes of a collated batch on the device what the model gets. `augment` changes training
+    batches after that. `shape` of a sample and `classes` are what train/models.py needs; a model of your own
+    may not.
     """
 
     train: Dataset[Any]
@@ -92,8 +95,8 @@ class Datasets:
     augment: Augmentation | None = None
 
     def example(self) -> Batch:
-        """Return a batch of two samples on the CPU, as the model gets them. Raises `UsageError` where a dataset of an own
-        script reads whole batches, and does not say that it draws no random numbers."""
+        """Return a batch of two samples on the CPU, as the model gets them. Raises `UsageError` where a
+        dataset of an own script reads whole batches, and does not say that it draws no random numbers."""
         dataset, collate = self.train, getattr(self.train, "collate", default_collate)
         if isinstance(dataset, IterableDataset):
             with preserved():
@@ -107,7 +110,8 @@ class Datasets:
 
 
 def load(config: Config, *, download: bool) -> Datasets:
-    """Return the dataset that `config` names. Raises `UsageError` that says what to install or which file is missing."""
+    """Return the dataset that `config` names. Raises `UsageError` that says what to install or which file is
+    missing."""
     loaders = {
         "digits": _digits,
         "mnist": _mnist,
@@ -159,8 +163,8 @@ def _images(
 def _normalize(
     mean: float | Sequence[float], std: float | Sequence[float], largest: float = 255.0, size: int = 0
 ) -> Callable[[Tensor], Tensor]:
-    """Return a function from raw pixels 0..largest to (x / largest - mean) / std, by channel, resized to `size` if it
-    differs."""
+    """Return a function from raw pixels 0..largest to (x / largest - mean) / std, by channel, resized to
+    `size` if it differs."""
     means, stds = (torch.tensor(values).view(-1, 1, 1) for values in (mean, std))
 
     def preprocess(inputs: Tensor) -> Tensor:
@@ -176,8 +180,9 @@ def _normalize(
 def _digits(config: Config, _download: bool) -> Datasets:
     """Return scikit-learn's 1,797 handwritten 8x8 digits: 1,438 for training, 359 for testing.
 
-    The split is one fixed permutation and depends on no flag. Both parts contain digits of the same writers: the file
-    is ordered by writer, so the last fifth alone would mostly contain other writers than the training part.
+    The split is one fixed permutation and depends on no flag. Both parts contain digits of the same writers:
+    the file is ordered by writer, so the last fifth alone would mostly contain other writers than the
+    training part.
     """
     try:
         from sklearn.datasets import load_digits
@@ -206,8 +211,8 @@ def _stl10(config: Config, download: bool) -> Datasets:
 
 
 def _folder(config: Config, _download: bool) -> Datasets:
-    """Return the images of two folders, DATA/train/CLASS/FILE and DATA/val/CLASS/FILE, cut to one size as they are read:
-    a random part with --augment, else the middle."""
+    """Return the images of two folders, DATA/train/CLASS/FILE and DATA/val/CLASS/FILE, cut to one size as
+    they are read: a random part with --augment, else the middle."""
     side = config.data.image_size or 224
     train, test, classes = files.image_folders(Path(config.data.data), side, augment=config.data.augment)
     # The mean and deviation of ImageNet, which torchvision's weights expect.
@@ -253,11 +258,11 @@ def _synthetic(config: Config, _download: bool) -> Datasets:
 
 
 def _toy(_config: Config, _download: bool) -> Datasets:
-    """Return a regression with 2,048 training and 512 test samples: the target is a linear function of 20 inputs plus
-    noise with standard deviation 0.1, so that the best mean squared error is 0.01.
+    """Return a regression with 2,048 training and 512 test samples: the target is a linear function of 20
+    inputs plus noise with standard deviation 0.1, so that the best mean squared error is 0.01.
 
-    The tutorial that this comes from trains a single output with cross-entropy, whose gradient is then exactly 0: with
-    one class every prediction is correct. Hence a separate task with squared error.
+    The tutorial that this comes from trains a single output with cross-entropy, whose gradient is then
+    exactly 0: with one class every prediction is correct. Hence a separate task with squared error.
     """
     generator = torch.Generator().manual_seed(2)
     rule = torch.randn(20, 1, generator=generator)

@@ -75,8 +75,8 @@ def stl10(folder: Path, *, download: bool) -> list[Part]:
 
 
 def image_folders(folder: Path, side: int, *, augment: bool) -> tuple[Dataset[Any], Dataset[Any], int]:
-    """Return (the images of folder/train, those of folder/val, the number of classes): uint8 [3, side, side] each, and the
-    number of the class in the order of the folders' names.
+    """Return (the images of folder/train, those of folder/val, the number of classes): uint8 [3, side, side]
+    each, and the number of the class in the order of the folders' names.
 
     Raises `UsageError` where a folder is missing or empty, or the two have other classes.
     """
@@ -116,7 +116,8 @@ def _read(
     except _DAMAGED as problem:
         # torchvision downloads what is missing; it leaves a damaged MNIST file alone.
         raise UsageError(
-            f"cannot read {name} in {folder} even after --download ({_first_line(problem)}). Remove damaged files and try "
+            f"cannot read {name} in {folder} even after --download ({_first_line(problem)}). Remove damaged "
+            "files and try "
             f"again, or {advice}"
         ) from problem
 
@@ -134,7 +135,8 @@ def _checked(parts: list[T]) -> list[T]:
 
 
 def _unpack(raw: Path) -> None:
-    """Unpack the gzipped files whose unpacked ones are missing: torchvision does so only for those that it has fetched."""
+    """Unpack the gzipped files whose unpacked ones are missing: torchvision does so only for those that it
+    has fetched."""
     for name in MNIST_FILES:
         path, packed = raw / name, raw / f"{name}.gz"
         if packed.exists() and not path.exists():

@@ -1,7 +1,8 @@
-"""Batches from a map-style dataset, in the order that is asked for, with worker processes that live as long as the run.
+"""Batches from a map-style dataset, in the order that is asked for, with worker processes that live as long
+as the run.
 
-Independent of the content of a dataset and of the rank. Workers are started when the first epoch is read, and exit
-at `close` or when their rank exits for any reason.
+Independent of the content of a dataset and of the rank. Workers are started when the first epoch is read, and
+exit at `close` or when their rank exits for any reason.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ Batches = Generator[tuple[Any, RankBatch], None, None]
 class Loader:
     """Reads one dataset, epoch after epoch.
 
-    `workers` processes prepare `prefetch` batches each ahead of time; 0 reads in this process. `pin` puts batches in
-    pinned memory, from where a GPU can copy them while it computes. The random numbers that a dataset draws are those of the
-    sample: see random_state.py.
+    `workers` processes prepare `prefetch` batches each ahead of time; 0 reads in this process. `pin` puts
+    batches in pinned memory, from where a GPU can copy them while it computes. The random numbers that a
+    dataset draws are those of the sample: see random_state.py.
 
     A dataset that is already on a GPU (its attribute `device` says so) is read in this process, unpinned.
     """
@@ -63,8 +64,8 @@ class Loader:
     def __call__(self, wanted: Sequence[RankBatch]) -> Batches:
         """Yield (batch, what was wanted) for each, in order.
 
-        The caller may stop early; a new call ends an unfinished one. Raises `TrainError` where a worker dies, and
-        whatever the dataset itself raises.
+        The caller may stop early; a new call ends an unfinished one. Raises `TrainError` where a worker dies,
+        and whatever the dataset itself raises.
         """
         if self._loader is None:
             raise ValueError("this loader is closed")
@@ -77,8 +78,8 @@ class Loader:
         self._stop_current()
         if self._loader is None:
             return
-        # torch has no public way to end persistent workers other than dropping the last reference, and an exception
-        # on its way up may hold one.
+        # torch has no public way to end persistent workers other than dropping the last reference, and an
+        # exception on its way up may hold one.
         iterator, self._loader = self._loader._iterator, None
         if not isinstance(iterator, _MultiProcessingDataLoaderIter):
             return
@@ -102,14 +103,15 @@ class Loader:
         if not self._workers:
             return iter(loader)
         try:
-            # torchrun signals the whole process group. The server that forks the workers would die of it, and so
-            # would a worker that has not yet reached `_init_worker`; either would fail the rank, which is to save and
-            # exit cleanly.
+            # torchrun signals the whole process group. The server that forks the workers would die of it, and
+            # so would a worker that has not yet reached `_init_worker`; either would fail the rank, which is
+            # to save and exit cleanly.
             with blocked(*_HANDLED_BY_THE_RANK):
                 return iter(loader)
         except (AttributeError, TypeError, pickle.PicklingError) as error:
             raise TrainError(
-                f"the dataset cannot be sent to worker processes ({error}); define its class at the top of a module, "
+                f"the dataset cannot be sent to worker processes ({error}); define its class at the top of a "
+                "module, "
                 "or give --workers 0"
             ) from error
 
@@ -122,10 +124,10 @@ class Loader:
 def _context() -> multiprocessing.context.BaseContext:
     """Return how worker processes are started.
 
-    Not by fork: by now the rank has threads (gloo's, the optimizer's), and a forked child then sometimes hangs. A
-    server that has imported torch and nothing else forks them: 0.06 s and 12 MB of its own for a worker, where spawn
-    takes 1.5 s and 290 MB (torch 2.15, 2 processors; the server itself takes 1.7 s once). macOS frameworks do not
-    survive a fork of any kind.
+    Not by fork: by now the rank has threads (gloo's, the optimizer's), and a forked child then sometimes
+    hangs. A server that has imported torch and nothing else forks them: 0.06 s and 12 MB of its own for a
+    worker, where spawn takes 1.5 s and 290 MB (torch 2.15, 2 processors; the server itself takes 1.7 s once).
+    macOS frameworks do not survive a fork of any kind.
     """
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
@@ -138,7 +140,8 @@ def _means_worker_died(error: Exception) -> bool:
     text = str(error)
     if "in DataLoader worker process" in text:  # how torch prefixes what the dataset itself has raised
         return False
-    # A connection breaks where the tensors of a batch still have to be fetched from the worker that made them.
+    # A connection breaks where the tensors of a batch still have to be fetched from the worker that made
+    # them.
     return "DataLoader worker (pid" in text or isinstance(error, (ConnectionError, EOFError))
 
 
@@ -146,8 +149,8 @@ def _init_worker(_worker: int) -> None:
     """Ignore stop signals, which the rank handles, and exit when the rank does."""
     for number in _HANDLED_BY_THE_RANK:
         signal.signal(number, signal.SIG_IGN)
-    # torch's own watchdog compares the parent's process id, and the parent is the fork server, which lives as long as
-    # its children: after a rank is killed both would stay forever.
+    # torch's own watchdog compares the parent's process id, and the parent is the fork server, which lives as
+    # long as its children: after a rank is killed both would stay forever.
     rank = multiprocessing.parent_process()
     if rank is not None:
         threading.Thread(target=_exit_with, args=(rank.sentinel,), daemon=True).start()

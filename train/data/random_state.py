@@ -1,4 +1,5 @@
-"""Random numbers that a dataset draws: determined by the sample, and not by the process that reads it or its history.
+"""Random numbers that a dataset draws: determined by the sample, and not by the process that reads it or its
+history.
 
 So a resumed run, one with other workers and one with another number of ranks draw the same.
 """
@@ -29,10 +30,11 @@ class SampleIndices(list[int]):
 
 
 class SeededDataset(Dataset[Any]):
-    """A map-style dataset whose random numbers are those of (key, index). `preserve`: those of the process do not change.
+    """A map-style dataset whose random numbers are those of (key, index). `preserve`: those of the process do
+    not change.
 
-    A dataset that reads many samples at once (`__getitems__`) does so only if it says that it draws nothing, by
-    `draws_random_numbers = False`: which samples share a batch depends on the number of ranks.
+    A dataset that reads many samples at once (`__getitems__`) does so only if it says that it draws nothing,
+    by `draws_random_numbers = False`: which samples share a batch depends on the number of ranks.
     """
 
     def __init__(self, dataset: Any, *, preserve: bool) -> None:
@@ -53,7 +55,8 @@ class SeededDataset(Dataset[Any]):
         return self.dataset[index]
 
     def check(self) -> None:
-        """Raise `UsageError` if the samples have to be read one by one, and what the dataset reads is a whole batch."""
+        """Raise `UsageError` if the samples have to be read one by one, and what the dataset reads is a whole
+        batch."""
         if self._draws and self._read_many is not None:
             with preserved():
                 self._read_one(0)
@@ -78,8 +81,10 @@ class SeededDataset(Dataset[Any]):
             return read[0]
         name = type(self.dataset).__name__
         raise UsageError(
-            f"{name}.__getitems__ returns a {type(read).__name__}, not a list with one sample per index: return such a list, "
-            "or, if the dataset draws no random numbers, give it draws_random_numbers = False and a `collate` for what it "
+            f"{name}.__getitems__ returns a {type(read).__name__}, not a list with one sample per index: "
+            "return such a list, "
+            "or, if the dataset draws no random numbers, give it draws_random_numbers = False and a "
+            "`collate` for what it "
             "returns"
         )
 

@@ -1,4 +1,5 @@
-"""Readers: a dataset as this rank's batches, epoch after epoch, from any step on. One for each kind of dataset."""
+"""Readers: a dataset as this rank's batches, epoch after epoch, from any step on. One for each kind of
+dataset."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ def open_reader(
     shuffle: bool = True,
     pin: bool = False,
 ) -> Reader:
-    """Return the reader of a map-style or an iterable-style dataset. `pin`: batches for a GPU, in pinned memory."""
+    """Return the reader of a map-style or an iterable-style dataset. `pin`: batches for a GPU, in pinned
+    memory."""
     if isinstance(dataset, IterableDataset):
         if flags.workers:
             raise UsageError(
@@ -66,11 +68,13 @@ def open_reader(
         )
     if flags.steps_per_epoch and shuffle:
         raise UsageError(
-            f"--steps-per-epoch has no effect on {type(dataset).__name__}, which is no stream of samples: remove it"
+            f"--steps-per-epoch has no effect on {type(dataset).__name__}, which is no stream of samples: "
+            "remove it"
         )
     if not isinstance(dataset, Sized):
         raise UsageError(
-            f"{type(dataset).__name__} has no __len__: write a map-style dataset with one, or an IterableDataset"
+            f"{type(dataset).__name__} has no __len__: write a map-style dataset with one, or an "
+            "IterableDataset"
         )
     if not len(dataset):
         raise UsageError(f"the dataset ({type(dataset).__name__}) has no samples")
@@ -120,10 +124,10 @@ class MapReader:
 class StreamReader:
     """Reads an iterable dataset, one pass per epoch.
 
-    Every rank reads the whole stream, in global batches, and keeps its own samples of each, so that the global batches
-    do not depend on the number of ranks. A stream must be the same on every rank: what it draws is seeded by the epoch,
-    and `set_epoch`, if it has that, is called before each pass. `steps`: how many batches an epoch has, where the
-    stream has no length.
+    Every rank reads the whole stream, in global batches, and keeps its own samples of each, so that the
+    global batches do not depend on the number of ranks. A stream must be the same on every rank: what it
+    draws is seeded by the epoch, and `set_epoch`, if it has that, is called before each pass. `steps`: how
+    many batches an epoch has, where the stream has no length.
     """
 
     def __init__(
@@ -155,8 +159,8 @@ class StreamReader:
         return None
 
     def batches(self, epoch: int = 0, first_step: int = 0) -> Batches:
-        """As Reader says; the batches before `first_step` are read and skipped. Raises `TrainError` where the stream
-        ends before the step that its length, or --steps-per-epoch, promises."""
+        """As Reader says; the batches before `first_step` are read and skipped. Raises `TrainError` where the
+        stream ends before the step that its length, or --steps-per-epoch, promises."""
         key = epoch_key(self.seed, epoch)
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(epoch)

@@ -1,8 +1,9 @@
 """Which samples each rank takes at each step.
 
-The unit is the global batch: epoch and seed determine one permutation, step s takes the s-th slice of it, and rank r
-of W takes every W-th sample of that slice. So each sample is used exactly once per epoch, and the global batches are
-the same for every W. It handles indices only, and is independent of datasets, devices and process groups.
+The unit is the global batch: epoch and seed determine one permutation, step s takes the s-th slice of it, and
+rank r of W takes every W-th sample of that slice. So each sample is used exactly once per epoch, and the
+global batches are the same for every W. It handles indices only, and is independent of datasets, devices and
+process groups.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ import torch
 class RankBatch:
     """One rank's samples of one global batch.
 
-    `count` is the number of samples of the batch that this rank has. An idle rank (count 0: the last batch had fewer
-    samples than there are ranks) still gets one index, to be used with weight 0, because every rank has to take part
-    in the gradient reduction. A stream of samples has no `indices`. What a dataset draws for a sample is determined by
-    `key` and the index.
+    `count` is the number of samples of the batch that this rank has. An idle rank (count 0: the last batch
+    had fewer samples than there are ranks) still gets one index, to be used with weight 0, because every rank
+    has to take part in the gradient reduction. A stream of samples has no `indices`. What a dataset draws for
+    a sample is determined by `key` and the index.
     """
 
     indices: list[int]
@@ -31,8 +32,8 @@ class RankBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlobalBatchSampler:
-    """The order of `samples` samples in global batches of `batch_size`, as seen by rank `rank`: a permutation for each
-    epoch, or without `shuffle` their own order, for evaluation."""
+    """The order of `samples` samples in global batches of `batch_size`, as seen by rank `rank`: a permutation
+    for each epoch, or without `shuffle` their own order, for evaluation."""
 
     samples: int
     batch_size: int
@@ -57,8 +58,8 @@ class GlobalBatchSampler:
     def batches(self, epoch: int, first_step: int = 0) -> Iterator[RankBatch]:
         """Yield this rank's batches of the epoch from `first_step` on: a resumed run skips without loading.
 
-        Every rank gets the same number of batches, also in an evaluation: some modes gather parameters in each
-        forward pass.
+        Every rank gets the same number of batches, also in an evaluation: some modes gather parameters in
+        each forward pass.
         """
         order, key = self.order(epoch), epoch_key(self.seed, epoch)
         for step in range(first_step, self.steps):

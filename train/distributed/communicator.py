@@ -22,7 +22,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Communicator:
-    """A rank with its device, once the process group is up. Every rank must call the same methods in the same order."""
+    """A rank with its device, once the process group is up. Every rank must call the same methods in the same
+    order."""
 
     info: RankInfo
     device: torch.device
@@ -52,8 +53,8 @@ class Communicator:
 
     def seed(self, number: int) -> None:
         """Seed the random number generators of this rank's devices. Not collective."""
-        # Not torch.manual_seed, which walks through every kind of device: half a millisecond where CUDA is built in
-        # but not used.
+        # Not torch.manual_seed, which walks through every kind of device: half a millisecond where CUDA is
+        # built in but not used.
         torch.default_generator.manual_seed(number)
         if self.device.type == "cuda":
             torch.cuda.manual_seed_all(number)  # --parallel pipeline also computes on a second GPU
@@ -70,8 +71,8 @@ class Communicator:
         return bool(self.sum(torch.tensor(int(flag), device=self.device)).item())
 
     def count_async(self, flag: bool) -> Callable[[], Tensor]:
-        """Start to count, while the rank computes, on how many ranks `flag` is set. The function returned gives the
-        number as a float64 on the device, without waiting for a GPU."""
+        """Start to count, while the rank computes, on how many ranks `flag` is set. The function returned
+        gives the number as a float64 on the device, without waiting for a GPU."""
         # Not torch.tensor: to copy a number to a GPU, the host waits for all that is queued there.
         total = torch.full((), float(flag), dtype=torch.float64, device=self.device)
         if not self.info.distributed:
@@ -86,8 +87,8 @@ class Communicator:
         return result
 
     def in_background(self) -> Communicator:
-        """Return a communicator of the same ranks for another thread, whose operations may overlap with those of this
-        one. Collective; its tensors are on the CPU."""
+        """Return a communicator of the same ranks for another thread, whose operations may overlap with those
+        of this one. Collective; its tensors are on the CPU."""
         group: Any = dist.new_group(backend="gloo") if self.info.distributed else None
         return Communicator(info=self.info, device=torch.device("cpu"), group=group)
 
@@ -134,8 +135,8 @@ class Communicator:
         return results[0]
 
     def run_together(self, work: Callable[[], object], *, what: str) -> None:
-        """Run `work`, which may be a no-op on most ranks. Raises `TrainError` on every rank if it raises one on any, or
-        `UsageError` alike, so that none waits for a rank that has exited or continues alone."""
+        """Run `work`, which may be a no-op on most ranks. Raises `TrainError` on every rank if it raises one
+        on any, or `UsageError` alike, so that none waits for a rank that has exited or continues alone."""
         problem: TrainError | None = None
         try:
             with self.monitor.paused():

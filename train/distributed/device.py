@@ -39,10 +39,12 @@ def select_device(config: Config, info: RankInfo) -> torch.device:
         return torch.device("cuda", index)
     if per_rank == 1:
         raise UsageError(
-            f"no GPU for local rank {info.local_rank}: this node has {count}; start at most {count} ranks per node"
+            f"no GPU for local rank {info.local_rank}: this node has {count}; start at most {count} ranks "
+            "per node"
         )
     raise UsageError(
-        f"--parallel pipeline takes two GPUs per process: local rank {info.local_rank} needs {index + per_rank} GPUs "
+        f"--parallel pipeline takes two GPUs per process: local rank {info.local_rank} needs "
+        f"{index + per_rank} GPUs "
         f"on this node, which has {count}; start with --nproc-per-node = GPUs / 2"
         + (f", here {count // per_rank}" if count >= per_rank else ", or give --device cpu")
     )
@@ -63,8 +65,8 @@ def set_numerics(config: Config) -> None:
 def keep_freed_memory() -> None:
     """Make glibc keep the memory of freed tensors, on the CPU of Linux.
 
-    By default it returns that memory to the system and fetches it again at the next allocation, page by page: up to a
-    quarter of the time of a step of the MNIST model (200,000 page faults in 60 steps of 64 images).
+    By default it returns that memory to the system and fetches it again at the next allocation, page by page:
+    up to a quarter of the time of a step of the MNIST model (200,000 page faults in 60 steps of 64 images).
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is None:

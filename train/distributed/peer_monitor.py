@@ -1,10 +1,10 @@
 """Detects that another rank has died where gloo leaves this one waiting for it, and ends this one.
 
-When a connection breaks, gloo wakes up what waits for an operation of which no byte has been moved yet. It does not
-wake up a wait for a tensor that is partially sent or received, or for one that its own thread was about to send (gloo
-70dc360, signalException in transport/tcp/pair.cc; torch 2.15): a wait for one of these lasts for the whole --timeout. A
-receive that is never answered is woken up. So each rank posts one from the next rank and waits for it in a separate
-thread.
+When a connection breaks, gloo wakes up what waits for an operation of which no byte has been moved yet. It
+does not wake up a wait for a tensor that is partially sent or received, or for one that its own thread was
+about to send (gloo 70dc360, signalException in transport/tcp/pair.cc; torch 2.15): a wait for one of these
+lasts for the whole --timeout. A receive that is never answered is woken up. So each rank posts one from the
+next rank and waits for it in a separate thread.
 
 Independent of training: the caller decides what a rank reports before it exits.
 """
@@ -25,12 +25,13 @@ FOREVER = timedelta(days=3650)  # gloo would close the connection where a receiv
 
 
 class PeerMonitor:
-    """Monitors one rank in a ring. That is enough: a rank that exits because of a lost peer is noticed by the rank
-    before it. Does nothing until `start`."""
+    """Monitors one rank in a ring. That is enough: a rank that exits because of a lost peer is noticed by the
+    rank before it. Does nothing until `start`."""
 
     def __init__(self) -> None:
         self.on_lost: Callable[[RuntimeError], object] = lambda _error: None
-        """Ends the process. Called in the monitor's thread while the main thread waits and cannot be woken up."""
+        """Ends the process. Called in the monitor's thread while the main thread waits and cannot be woken
+        up."""
         self._token = torch.zeros(1, dtype=torch.uint8)
         self._works: list[dist.Work] = []
         self._stopped = threading.Event()
@@ -56,14 +57,15 @@ class PeerMonitor:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Do not end this rank inside the block: it works alone there, and synchronizes with the others afterwards."""
+        """Do not end this rank inside the block: it works alone there, and synchronizes with the others
+        afterwards."""
         with self._lock:
             yield
 
     @contextmanager
     def handler(self, on_lost: Callable[[RuntimeError], object]) -> Iterator[None]:
-        """Call this `on_lost` inside the block. A rank that leaves the block by an exception exits by itself, so
-        monitoring stops."""
+        """Call this `on_lost` inside the block. A rank that leaves the block by an exception exits by itself,
+        so monitoring stops."""
         previous, self.on_lost = self.on_lost, on_lost
         try:
             yield

@@ -28,9 +28,9 @@ def join(
 ) -> Iterator[Communicator]:
     """Be a member of the process group inside the block, with a barrier before a clean end.
 
-    `on_lost` ends the process if another rank has died and gloo leaves this one waiting: see peer_monitor.py. Raises
-    `UsageError` for an address or a backend that cannot work, `TrainError` where the rendezvous fails or the
-    connection to the other ranks is lost.
+    `on_lost` ends the process if another rank has died and gloo leaves this one waiting: see peer_monitor.py.
+    Raises `UsageError` for an address or a backend that cannot work, `TrainError` where the rendezvous fails
+    or the connection to the other ranks is lost.
     """
     device = select_device(config, info)
     if device.type == "cuda":
@@ -53,8 +53,8 @@ def join(
             comm.monitor.on_lost = on_lost
             comm.monitor.start(rank=info.rank, world_size=info.world_size)
         yield comm
-        # Without it a rank that finishes early closes connections from which slower ranks still read: they failed
-        # because of that in 3 of 7 finished trainings over two nodes.
+        # Without it a rank that finishes early closes connections from which slower ranks still read: they
+        # failed because of that in 3 of 7 finished trainings over two nodes.
         dist.barrier()
         comm.monitor.announce_exit()
         clean = True
@@ -62,8 +62,8 @@ def join(
         raise_connection_lost(error)
     finally:
         comm.monitor.stop()
-        # After a failure NCCL would wait here for operations that the other ranks never join; the process is about
-        # to exit and its connections close with it.
+        # After a failure NCCL would wait here for operations that the other ranks never join; the process is
+        # about to exit and its connections close with it.
         if clean or backend == "gloo":
             dist.destroy_process_group()
 
@@ -76,8 +76,9 @@ def _init_process_group(config: Config, info: RankInfo, device: torch.device, ba
             rank=info.rank,
             world_size=info.world_size,
             timeout=timeout,
-            # Bound to one device, NCCL refuses tensors on the other one of a two-device pipeline; with one stage per
-            # rank, neighbours get a connection of their own only if none was made for all ranks ahead of time.
+            # Bound to one device, NCCL refuses tensors on the other one of a two-device pipeline; with one
+            # stage per rank, neighbours get a connection of their own only if none was made for all ranks
+            # ahead of time.
             device_id=device if backend == "nccl" and config.parallel.parallel in ONE_DEVICE else None,
             **_rendezvous(config, info, timeout),
         )
@@ -109,9 +110,9 @@ def _rendezvous(config: Config, info: RankInfo, timeout: timedelta) -> dict[str,
         or config.rendezvous.init_method != "env://"
     ):
         return {"init_method": config.rendezvous.init_method}
-    # torchrun uses one store for all restarts (pytorch#135712): a rank that looks too early would find the addresses
-    # of ranks that have exited, and hang or fail (2 of 3 restarts, torch 2.15). So each restart gets a prefix of its
-    # own. Only within one node: agents of several nodes do not count restarts alike, and
+    # torchrun uses one store for all restarts (pytorch#135712): a rank that looks too early would find the
+    # addresses of ranks that have exited, and hang or fail (2 of 3 restarts, torch 2.15). So each restart
+    # gets a prefix of its own. Only within one node: agents of several nodes do not count restarts alike, and
     # TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 has to be set for them.
     store, _, _ = next(
         dist.rendezvous(config.rendezvous.init_method, info.rank, info.world_size, timeout=timeout)

@@ -1,5 +1,5 @@
-"""Which rank this process is. Rank and local rank are read and never computed, because nodes may hold different
-numbers of ranks.
+"""Which rank this process is. Rank and local rank are read and never computed, because nodes may hold
+different numbers of ranks.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ class RankInfo:
     """The position of a process in the job.
 
     `local_world_size` is the number of ranks on this node, where torchrun says it, else that of all ranks.
-    `distributed` is False for a single process started by hand. `restarts` is how often torchrun has restarted the
-    ranks of the job.
+    `distributed` is False for a single process started by hand. `restarts` is how often torchrun has
+    restarted the ranks of the job.
     """
 
     rank: int = 0
@@ -29,12 +29,13 @@ class RankInfo:
 
 
 def find_rank(config: Config, environ: Mapping[str, str]) -> RankInfo:
-    """Return the position given by RANK LOCAL_RANK on the command line, else by torchrun's variables, else that of a
-    single process. Raises `UsageError` where only part of it is given."""
+    """Return the position given by RANK LOCAL_RANK on the command line, else by torchrun's variables, else
+    that of a single process. Raises `UsageError` where only part of it is given."""
     if not config.position and "RANK" not in environ:
         if config.rendezvous.init_method != "env://" or config.rendezvous.world_size:
             raise UsageError(
-                "the rank of this process is unknown: end the command with RANK LOCAL_RANK, or set RANK and LOCAL_RANK"
+                "the rank of this process is unknown: end the command with RANK LOCAL_RANK, or set RANK and "
+                "LOCAL_RANK"
             )
         return RankInfo()
     rank, local_rank = config.position or (

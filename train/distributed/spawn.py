@@ -25,8 +25,8 @@ SIGINT_GRACE = 5.0  # seconds that the ranks have to exit after Ctrl-C, before t
 
 
 def spawn(config: Config, work: Callable[[Config], int]) -> int:
-    """Run `work`, which can be pickled, on as many ranks as --spawn says until they exit. Returns 0, or the exit code of
-    the first rank that failed."""
+    """Run `work`, which can be pickled, on as many ranks as --spawn says until they exit. Returns 0, or the
+    exit code of the first rank that failed."""
     world_size = config.rendezvous.spawn
     config = _with(config, spawn=0, world_size=world_size)
     try:
@@ -57,8 +57,8 @@ def _wait(ranks: mp.ProcessContext, stop: signals.StopRequest) -> int:
 
 
 def _interrupt(ranks: Sequence[BaseProcess]) -> None:
-    """Wait for the ranks, which usually got Ctrl-C from the terminal, too. Send SIGINT to those that did not, because
-    only this process was signalled."""
+    """Wait for the ranks, which usually got Ctrl-C from the terminal, too. Send SIGINT to those that did not,
+    because only this process was signalled."""
     deadline = time.monotonic() + SIGINT_GRACE
     for process in ranks:
         process.join(max(0.0, deadline - time.monotonic()))
@@ -78,8 +78,8 @@ def _run_rank(rank: int, config: Config, work: Callable[[Config], int]) -> None:
 
 @contextmanager
 def reserved_port() -> Iterator[int]:
-    """Yield a loopback TCP port for the store of rank 0. On Linux no other program gets it in the meantime: rank 0 has
-    to import torch before it listens there."""
+    """Yield a loopback TCP port for the store of rank 0. On Linux no other program gets it in the meantime:
+    rank 0 has to import torch before it listens there."""
     with socket.socket() as holder:
         # The store sets this option, too: then it may listen there beside a socket that does not listen.
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

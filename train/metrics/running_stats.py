@@ -46,7 +46,8 @@ class RunningStats:
         return self.comm.sum(own).cpu() + self._carried
 
     def finish_line(self) -> Tensor:
-        """Return the sums since the last line, add them to those of the epoch, and start a new line. Collective."""
+        """Return the sums since the last line, add them to those of the epoch, and start a new line.
+        Collective."""
         sums = self.since_line()
         self.steps = 0
         self._steps.zero_()

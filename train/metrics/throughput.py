@@ -1,7 +1,8 @@
-"""Training speed: throughput, the share of time spent waiting for data, memory, and MFU (model FLOPs utilization).
+"""Training speed: throughput, the share of time spent waiting for data, memory, and MFU (model FLOPs
+utilization).
 
-MFU is the FLOPs of the model itself as a share of the GPU's peak. What a log line needs from every rank are numbers
-that can be summed, so they are part of the same reduction as the losses.
+MFU is the FLOPs of the model itself as a share of the GPU's peak. What a log line needs from every rank are
+numbers that can be summed, so they are part of the same reduction as the losses.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 T = TypeVar("T")
 
-# Dense fp16/bf16 tensor throughput in FLOP/s. The first entry whose words are all in the device's name applies. From
-# NVIDIA's data sheets (halved where they state it with sparsity) as quoted in pytorch/torchtitan tools/utils.py
-# (A100, H100, H200, B200, L40S) and Lightning fabric/utilities/throughput.py (V100, T4); L4: its data sheet states
-# 242 with sparsity. V100 and T4 have no bf16: the value is for fp16. The A10G is missing because sources disagree
-# (70 and 125).
+# Dense fp16/bf16 tensor throughput in FLOP/s. The first entry whose words are all in the device's name
+# applies. From NVIDIA's data sheets (halved where they state it with sparsity) as quoted in
+# pytorch/torchtitan tools/utils.py (A100, H100, H200, B200, L40S) and Lightning
+# fabric/utilities/throughput.py (V100, T4); L4: its data sheet states 242 with sparsity. V100 and T4 have no
+# bf16: the value is for fp16. The A10G is missing because sources disagree (70 and 125).
 PEAK_FLOPS: tuple[tuple[str, float], ...] = (
     ("B200", 2.25e15),
     ("H200 NVL", 836e12),
@@ -42,7 +43,8 @@ PEAK_FLOPS: tuple[tuple[str, float], ...] = (
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """Return the peak of the device in dense fp16/bf16 FLOP/s; None for the CPU and for a GPU that is not listed."""
+    """Return the peak of the device in dense fp16/bf16 FLOP/s; None for the CPU and for a GPU that is not
+    listed."""
     return peak_flops_by_name(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
 
 
@@ -55,9 +57,10 @@ def peak_flops_by_name(name: str) -> float | None:
 def training_flops(module: nn.Module, forward: Callable[[Any, Any], Any], example: Any) -> float | None:
     """Return the FLOPs of the forward and the backward pass for one sample; a multiply-add counts as two.
 
-    `forward` applies the module to a batch, and `example` is one of two samples, on any device; nothing is computed and
-    the module does not change. None for a module that cannot run without data, for example because its control flow
-    depends on values. Give the plain module, before it is wrapped, compiled or sharded.
+    `forward` applies the module to a batch, and `example` is one of two samples, on any device; nothing is
+    computed and the module does not change. None for a module that cannot run without data, for example
+    because its control flow depends on values. Give the plain module, before it is wrapped, compiled or
+    sharded.
     """
     meta = {
         name: torch.empty_like(value, device="meta", requires_grad=value.requires_grad)
@@ -68,7 +71,8 @@ def training_flops(module: nn.Module, forward: Callable[[Any, Any], Any], exampl
         return functional_call(module, meta, values, named)
 
     batch = pytree.tree_map(lambda value: value.to("meta") if isinstance(value, Tensor) else value, example)
-    # Layers that draw random numbers draw none on the meta device; fork_rng is for those that draw on another.
+    # Layers that draw random numbers draw none on the meta device; fork_rng is for those that draw on
+    # another.
     with torch.random.fork_rng(devices=[]), torch.enable_grad(), FlopCounterMode(display=False) as counter:
         try:
             outputs = [one for one in pytree.tree_leaves(forward(call, batch)) if isinstance(one, Tensor)]
@@ -131,9 +135,9 @@ def rates(
     """Return the speed figures of a log line, from `StepTimer.seconds` and the samples summed over all ranks.
 
     `flops` is per sample; `peak` is the device's FLOP/s. The keys: samples_per_second (global),
-    samples_per_second_per_device, step_seconds, data_wait (0 to 1: how long the processes waited for batches; where
-    the GPU lags behind them this is more than the GPU waited), and, where they are known, mfu (0 to 1) and
-    peak_memory_bytes (of this rank's GPU, since the process started).
+    samples_per_second_per_device, step_seconds, data_wait (0 to 1: how long the processes waited for batches;
+    where the GPU lags behind them this is more than the GPU waited), and, where they are known, mfu (0 to 1)
+    and peak_memory_bytes (of this rank's GPU, since the process started).
     """
     data_seconds, total_seconds = seconds
     per_device = samples / total_seconds if total_seconds > 0 else 0.0  # both are sums over the ranks

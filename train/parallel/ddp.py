@@ -1,4 +1,5 @@
-"""--parallel ddp: every rank holds the whole model, and the gradients are averaged after each backward pass."""
+"""--parallel ddp: every rank holds the whole model, and the gradients are averaged after each backward
+pass."""
 
 from __future__ import annotations
 
@@ -41,8 +42,8 @@ class DDPStrategy(Strategy):
         return [device.index] if device.type == "cuda" else None
 
     def train_batch(self, parts: Sequence[Part], *, global_count: int) -> Tensor:
-        """As in the base class. Raises `TrainError` where the loss does not depend on all parameters, which DDP has to
-        know."""
+        """As in the base class. Raises `TrainError` where the loss does not depend on all parameters, which
+        DDP has to know."""
         if self.comm.world_size > 2 and not self._warm:
             self._warm_up_buckets(parts[-1][0])
         sums = super().train_batch(parts, global_count=global_count)
@@ -50,10 +51,12 @@ class DDPStrategy(Strategy):
         return sums
 
     def _warm_up_buckets(self, batch: Batch) -> None:
-        """Bring DDP's gradient buckets into their final order, which they otherwise take after the first step.
+        """Bring DDP's gradient buckets into their final order, which they otherwise take after the first
+        step.
 
         The order of additions follows the buckets. A resumed run would add in the first order where the
-        uninterrupted one added in the second; with three ranks or more the sums then differ in their last bits.
+        uninterrupted one added in the second; with three ranks or more the sums then differ in their last
+        bits.
         """
         self._warm = True
         device = self.comm.device
@@ -74,7 +77,8 @@ class DDPStrategy(Strategy):
         if unused:
             names = ", ".join(unused[:3]) + (f" and {len(unused) - 3} others" if len(unused) > 3 else "")
             raise TrainError(
-                f"the loss does not depend on {names}: give --find-unused-parameters if that differs from step to step, "
+                f"the loss does not depend on {names}: give --find-unused-parameters if that differs from "
+                "step to step, "
                 "else remove these layers or --freeze them"
             )
 

@@ -1,7 +1,8 @@
-"""--parallel fsdp and hsdp: parameters, gradients and optimizer state are sharded over the ranks, or over those of a group.
+"""--parallel fsdp and hsdp: parameters, gradients and optimizer state are sharded over the ranks, or over
+those of a group.
 
-Parameters are gathered layer by layer during the computation, and gradients are reduced to the part of each rank; the
-optimizer only ever sees that part.
+Parameters are gathered layer by layer during the computation, and gradients are reduced to the part of each
+rank; the optimizer only ever sees that part.
 """
 
 from __future__ import annotations
@@ -25,18 +26,19 @@ from train.parallel.strategy import AMP_DTYPES, Strategy
 
 
 class FSDPStrategy(Strategy):
-    """Every rank holds its part of each parameter, and takes its share of each batch. Gradients are reduced after every
-    part of --accumulate: unreduced ones would need the memory of the whole gradient."""
+    """Every rank holds its part of each parameter, and takes its share of each batch. Gradients are reduced
+    after every part of --accumulate: unreduced ones would need the memory of the whole gradient."""
 
     def _place(self, module: nn.Module) -> nn.Module:
         mesh = self._mesh()
         exact = MixedPrecisionPolicy(cast_forward_inputs=False)
         half = AMP_DTYPES.get(self.config.precision.amp)
         policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32) if half else exact
-        # fully_shard takes contiguous parameters only; channels_last inputs alone decide how convolutions compute.
+        # fully_shard takes contiguous parameters only; channels_last inputs alone decide how convolutions
+        # compute.
         module = super()._place(module).to(memory_format=torch.contiguous_format)
-        # Parts of one model, also where each rank has built it with other random numbers. Those of --parallel tensor are
-        # parts already: its model is seeded.
+        # Parts of one model, also where each rank has built it with other random numbers. Those of --parallel
+        # tensor are parts already: its model is seeded.
         values = (*module.parameters(), *module.buffers())
         self.comm.broadcast(one for one in values if not isinstance(one, DTensor))
         self.layers = list(layers_of(module))
@@ -56,8 +58,8 @@ class FSDPStrategy(Strategy):
 
     def _wrap(self, module: nn.Module) -> nn.Module:
         if self.config.precision.compile:
-            # Compiled as a whole it would silently run uncompiled: the hooks that gather parameters break every
-            # graph. All layers of one class count against one limit.
+            # Compiled as a whole it would silently run uncompiled: the hooks that gather parameters break
+            # every graph. All layers of one class count against one limit.
             torch._dynamo.config.recompile_limit = max(
                 torch._dynamo.config.recompile_limit, 8 * len(self.layers)
             )
@@ -82,7 +84,8 @@ class FSDPStrategy(Strategy):
 
 
 class HSDPStrategy(FSDPStrategy):
-    """Every group of ranks holds the parameters once, each rank of it a part; gradients are averaged over the groups."""
+    """Every group of ranks holds the parameters once, each rank of it a part; gradients are averaged over the
+    groups."""
 
     def _mesh(self) -> DeviceMesh:
         return group_mesh(self.config, self.comm)
@@ -101,7 +104,8 @@ def group_size(config: Config, comm: Communicator) -> int:
     size = config.parallel.group_size or comm.info.local_world_size
     if comm.world_size % size:
         raise UsageError(
-            f"--parallel {config.parallel.parallel}: {comm.world_size} ranks cannot be divided into groups of {size}; "
+            f"--parallel {config.parallel.parallel}: {comm.world_size} ranks cannot be divided into groups "
+            f"of {size}; "
             "give another --group-size"
         )
     return size

@@ -1,7 +1,7 @@
 """Splits a sequence of layers into pipeline stages.
 
-A stage is an `nn.Sequential` of the model's own layers under their own names, so the parameters of all stages together
-have the names of the whole model, and snapshots fit either. Independent of devices and ranks.
+A stage is an `nn.Sequential` of the model's own layers under their own names, so the parameters of all stages
+together have the names of the whole model, and snapshots fit either. Independent of devices and ranks.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from train.errors import UsageError
 def partition(module: nn.Module, *, count: int, cuts: str = "") -> list[nn.Sequential]:
     """Return the layers of `module` as `count` stages, in order.
 
-    `cuts` names the layers that begin the later stages ("layer2,layer3" for three stages). Without it each stage has
-    the same number of layers with parameters, the earlier ones one more where that is not even: ResNet-50 in two is
-    the stem, layer1 and layer2, then layer3, layer4 and fc. Raises `UsageError` where the model is not an
-    `nn.Sequential`, has too few layers, or `cuts` does not fit it.
+    `cuts` names the layers that begin the later stages ("layer2,layer3" for three stages). Without it each
+    stage has the same number of layers with parameters, the earlier ones one more where that is not even:
+    ResNet-50 in two is the stem, layer1 and layer2, then layer3, layer4 and fc. Raises `UsageError` where the
+    model is not an `nn.Sequential`, has too few layers, or `cuts` does not fit it.
     """
     if not isinstance(module, nn.Sequential):
         raise UsageError(
-            f"only an nn.Sequential can be split into stages, and this model is a {type(module).__name__}: write it "
+            f"only an nn.Sequential can be split into stages, and this model is a {type(module).__name__}: "
+            "write it "
             "as a sequence of layers (see train/models.py), or use --parallel ddp or fsdp"
         )
     layers = dict(module._modules.items())  # named_children would omit a layer that is used twice
@@ -40,7 +41,8 @@ def _balanced_starts(module: nn.Sequential, count: int) -> list[int]:
     if count > len(with_parameters):
         raise UsageError(
             f"{count} stages, but this model has only {len(with_parameters)} layers with parameters "
-            f"({', '.join(names[index] for index in with_parameters)}): use a larger --model, or start fewer ranks"
+            f"({', '.join(names[index] for index in with_parameters)}): use a larger --model, or start fewer "
+            "ranks"
         )
     each, more = divmod(len(with_parameters), count)
     return [with_parameters[stage * each + min(stage, more)] for stage in range(1, count)]
@@ -75,7 +77,8 @@ def _check_parameters(stages: list[nn.Sequential]) -> None:
             # Each stage would silently train a copy of its own.
             if owner.setdefault(id(parameter), number) != number:
                 raise UsageError(
-                    f"stages {owner[id(parameter)]} and {number} ({names}) share parameters: change --cuts so that "
+                    f"stages {owner[id(parameter)]} and {number} ({names}) share parameters: change --cuts "
+                    "so that "
                     "these layers are in one stage"
                 )
 

@@ -1,8 +1,8 @@
 """--parallel gpipe and 1f1b: one stage of the model on each rank, run by torch.distributed.pipelining.
 
-Every rank reads the whole batch: the first stage uses its inputs, the last its labels, those between only its size.
-The two schedules compute the same; gpipe runs all forward passes first, 1f1b starts backward passes as soon as it can
-and so holds fewer activations.
+Every rank reads the whole batch: the first stage uses its inputs, the last its labels, those between only its
+size. The two schedules compute the same; gpipe runs all forward passes first, 1f1b starts backward passes as
+soon as it can and so holds fewer activations.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from train.task import Batch, Task, first, part
 
 
 class StageStrategy(Strategy):
-    """Rank r holds stage r. A batch passes through the ranks in microbatches; those of the last batch of an epoch are
-    fewer or smaller, so that no sample is padded, repeated or dropped. The first part of a batch goes into the model; the
-    loss and the metrics see the others."""
+    """Rank r holds stage r. A batch passes through the ranks in microbatches; those of the last batch of an
+    epoch are fewer or smaller, so that no sample is padded, repeated or dropped. The first part of a batch
+    goes into the model; the loss and the metrics see the others."""
 
     def __init__(
         self, config: Config, comm: Communicator, module: nn.Module, task: Task, example: Callable[[], Batch]
@@ -81,10 +81,11 @@ class StageStrategy(Strategy):
         return None, targets
 
     def _runs(self, batch: Batch, count: int) -> Iterator[tuple[Batch, int]]:
-        """Yield the parts of a batch that one schedule can take, with the number of equal microbatches in each.
+        """Yield the parts of a batch that one schedule can take, with the number of equal microbatches in
+        each.
 
-        A schedule's microbatches are all of one size. As few microbatches as possible, whose sizes differ by at most
-        one, make two parts: those with one sample more, and the others.
+        A schedule's microbatches are all of one size. As few microbatches as possible, whose sizes differ by
+        at most one, make two parts: those with one sample more, and the others.
         """
         if not count:
             return
@@ -103,8 +104,8 @@ class StageStrategy(Strategy):
         return self._sums(outputs.detach() if self.last else None, targets)
 
     def _schedule(self, inputs: Tensor, microbatches: int) -> ScheduleGPipe | Schedule1F1B:
-        """Return a schedule for these microbatches. Its buffers have a fixed size, so there is one schedule for each
-        size: that of full batches, and few for the last batch of an epoch."""
+        """Return a schedule for these microbatches. Its buffers have a fixed size, so there is one schedule
+        for each size: that of full batches, and few for the last batch of an epoch."""
         key = microbatches, len(inputs), inputs.dtype
         if key not in self._schedules:
             self._schedules[key] = self._new_schedule(inputs, microbatches)
@@ -113,8 +114,8 @@ class StageStrategy(Strategy):
     def _new_schedule(self, inputs: Tensor, microbatches: int) -> ScheduleGPipe | Schedule1F1B:
         size = len(inputs) // microbatches
         rank, world_size, device = self.comm.rank, self.comm.world_size, self.comm.device
-        # Shapes that are not given are found by a forward pass on zeros, which older releases do not take back from
-        # BatchNorm's running statistics.
+        # Shapes that are not given are found by a forward pass on zeros, which older releases do not take
+        # back from BatchNorm's running statistics.
         stage_inputs = inputs[:size].to("meta") if self.first else self._activations(size, self.input_shape)
         stage_outputs = self._activations(size, self.output_shape)
         stage = PipelineStage(
@@ -146,7 +147,8 @@ class StageStrategy(Strategy):
         rank = self.comm.rank
         batch = first(batch, count)
         outputs, sending = [], []
-        # In microbatches, so that all stages have work; without a schedule, so that a batch may have any size.
+        # In microbatches, so that all stages have work; without a schedule, so that a batch may have any
+        # size.
         for piece in _inputs(batch).split(-(-count // self.config.parallel.microbatches) or 1):
             if not self.first:
                 piece = torch.empty(len(piece), *self.input_shape, dtype=self.dtype, device=self.comm.device)
@@ -185,8 +187,8 @@ class StageStrategy(Strategy):
         return model, optim
 
     def load(self, optimizer: torch.optim.Optimizer, states: States, *, whole: bool = True) -> None:
-        """Load this stage's part of a state. Raises `KeyError` or `ValueError` on every rank where the state is of another
-        model."""
+        """Load this stage's part of a state. Raises `KeyError` or `ValueError` on every rank where the state
+        is of another model."""
         if not whole:
             super().load(optimizer, states, whole=False)
             return
@@ -222,7 +224,8 @@ class StageStrategy(Strategy):
             yield torch.load(io.BytesIO(blob), map_location="cpu", weights_only=True)
 
     def _own_part(self, model: dict[str, Any]) -> dict[str, Any]:
-        """Return this stage's part of the whole model's state. Raises `KeyError` where it is of another model."""
+        """Return this stage's part of the whole model's state. Raises `KeyError` where it is of another
+        model."""
         expected, shapes = self.whole_shapes, {name: value.shape for name, value in model.items()}
         if shapes != expected:
             other = sorted(
@@ -234,7 +237,8 @@ class StageStrategy(Strategy):
 
 
 class _StageModule(nn.Module):
-    """A stage as its neighbours see it: its outputs have one dtype and are contiguous, as sending requires."""
+    """A stage as its neighbours see it: its outputs have one dtype and are contiguous, as sending
+    requires."""
 
     def __init__(self, strategy: StageStrategy, layers: nn.Module) -> None:
         super().__init__()
@@ -267,7 +271,8 @@ def _targets(batch: Batch) -> Tensor:
 def activation_shapes(stages: Sequence[nn.Module], inputs: Tensor) -> list[tuple[int, ...]]:
     """Return the shape of each stage's inputs and of the last outputs, without the batch dimension.
 
-    `inputs` are two samples, since BatchNorm refuses to train on one. Nothing is computed, and the stages do not change.
+    `inputs` are two samples, since BatchNorm refuses to train on one. Nothing is computed, and the stages do
+    not change.
     """
     activations = inputs.to("meta")
     shapes = [tuple(inputs.shape[1:])]

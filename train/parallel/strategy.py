@@ -1,8 +1,8 @@
 """The ways to spread a model over devices and ranks, and what they have in common.
 
-The training loop calls the methods of a strategy without depending on which one it is; the models are not changed by
-wrapping. A strategy decides which part of a batch this rank takes, how the gradients become those of the whole
-batch, and how the state of the whole model is collected for a snapshot.
+The training loop calls the methods of a strategy without depending on which one it is; the models are not
+changed by wrapping. A strategy decides which part of a batch this rank takes, how the gradients become those
+of the whole batch, and how the state of the whole model is collected for a snapshot.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ AMP_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Strategy:
-    """The base class: one rank that holds the whole model. `example` returns a batch of two samples on the CPU, as the
-    model gets them."""
+    """The base class: one rank that holds the whole model. `example` returns a batch of two samples on the
+    CPU, as the model gets them."""
 
     def __init__(
         self,
@@ -63,7 +63,8 @@ class Strategy:
         self._trained = [(name, one) for name, one in self.module.named_parameters() if one.requires_grad]
 
     def _count_flops(self, module: nn.Module) -> float | None:
-        """Return FLOPs per sample, or None where the peak of the device is unknown and MFU cannot be computed."""
+        """Return FLOPs per sample, or None where the peak of the device is unknown and MFU cannot be
+        computed."""
         if self.peak_flops is None:
             return None
         return throughput.training_flops(module, self.task.forward, self.example())
@@ -88,10 +89,10 @@ class Strategy:
     def train_batch(self, parts: Sequence[Part], *, global_count: int) -> Tensor:
         """Leave the gradient of the global batch's mean loss in the parameters.
 
-        Returns this rank's `Task.sums`. `parts` are the parts of this rank's share, of which the first `count` samples
-        count. No part is empty, but where none counts BatchNorm's statistics do not change. The loss is scaled so that
-        the average over the ranks is the gradient of the mean over the global batch, however the samples are
-        distributed.
+        Returns this rank's `Task.sums`. `parts` are the parts of this rank's share, of which the first
+        `count` samples count. No part is empty, but where none counts BatchNorm's statistics do not change.
+        The loss is scaled so that the average over the ranks is the gradient of the mean over the global
+        batch, however the samples are distributed.
         """
         total = None
         for number, (batch, count) in enumerate(parts):
@@ -112,7 +113,8 @@ class Strategy:
         return nullcontext()
 
     def evaluate(self, batch: Batch, count: int) -> Tensor:
-        """Return this rank's `Task.sums` for a batch of the test set, of which `count` samples count. Changes nothing."""
+        """Return this rank's `Task.sums` for a batch of the test set, of which `count` samples count. Changes
+        nothing."""
         # Not through DDP: it would broadcast the buffers at each call.
         return self._forward(self.module, batch, count)
 
@@ -137,22 +139,25 @@ class Strategy:
 
     def sync_buffers(self) -> None:
         """Copy the buffers of rank 0 to every rank."""
-        # DDP copies them only at the start of a forward pass: after a step BatchNorm's running statistics differ.
+        # DDP copies them only at the start of a forward pass: after a step BatchNorm's running statistics
+        # differ.
         self.comm.broadcast(self.module.buffers())
 
     def state(self, optimizer: torch.optim.Optimizer, *, whole: bool = True) -> States:
         """Return the state of the model and its optimizer, by parameter name. Called by every rank.
 
-        With `whole`, the result is complete on the ranks that write snapshots. Otherwise it is this rank's part, and
-        its tensors are those in use.
+        With `whole`, the result is complete on the ranks that write snapshots. Otherwise it is this rank's
+        part, and its tensors are those in use.
         """
         return get_state_dict(self.module, optimizer, options=self._state_options(whole))
 
     def load(self, optimizer: torch.optim.Optimizer, states: States, *, whole: bool = True) -> None:
-        """Load a whole state that `state` of any strategy and any number of ranks returned, or this rank's part.
+        """Load a whole state that `state` of any strategy and any number of ranks returned, or this rank's
+        part.
 
-        Settings of the optimizer that this run's flags determine (--momentum, --weight-decay, --fused) stay. Raises
-        `ValueError` where the optimizer is another one, or its state does not have the shapes of the parameters.
+        Settings of the optimizer that this run's flags determine (--momentum, --weight-decay, --fused) stay.
+        Raises `ValueError` where the optimizer is another one, or its state does not have the shapes of the
+        parameters.
         """
         model, optim = states
         check_shapes(optim["state"], {name: one.shape for name, one in self.module.named_parameters()})
@@ -163,7 +168,8 @@ class Strategy:
             groups.append({**current, "params": loaded["params"]})
         options = self._state_options(whole)
         set_model_state_dict(self.module, model, options=options)
-        # A parameter that no step has used has no state yet, which PyTorch would otherwise refuse, or make up.
+        # A parameter that no step has used has no state yet, which PyTorch would otherwise refuse, or make
+        # up.
         unused = [one for name, one in self.module.named_parameters() if name not in optim["state"]]
         set_optimizer_state_dict(
             self.module,
@@ -175,12 +181,13 @@ class Strategy:
             optimizer.state.pop(parameter, None)
 
     def model_state(self) -> dict[str, Any]:
-        """Return the weights and buffers of the whole model on the ranks that write snapshots. Called by every rank."""
+        """Return the weights and buffers of the whole model on the ranks that write snapshots. Called by
+        every rank."""
         return get_model_state_dict(self.module, options=self._state_options(True))
 
     def load_model(self, state: dict[str, Any]) -> None:
-        """Load what `model_state` of any strategy returned. Raises `KeyError`, `RuntimeError` or `ValueError` where it
-        is of another model."""
+        """Load what `model_state` of any strategy returned. Raises `KeyError`, `RuntimeError` or `ValueError`
+        where it is of another model."""
         set_model_state_dict(self.module, state, options=self._state_options(True))
 
     def _state_options(self, _whole: bool) -> StateDictOptions:
@@ -188,20 +195,21 @@ class Strategy:
 
 
 def check_shapes(state: Mapping[str, Mapping[str, Any]], shapes: Mapping[str, torch.Size]) -> None:
-    """Raise `ValueError` if a tensor in the state of an optimizer does not have the shape of its parameter: PyTorch loads
-    it all the same, and fails in the first step."""
+    """Raise `ValueError` if a tensor in the state of an optimizer does not have the shape of its parameter:
+    PyTorch loads it all the same, and fails in the first step."""
     for name in state.keys() & shapes:
         for key, value in state[name].items():
             if isinstance(value, Tensor) and key != "step" and value.shape != shapes[name]:
                 raise ValueError(
-                    f"the {key} of {name} has the shape {list(value.shape)}, the parameter {list(shapes[name])}"
+                    f"the {key} of {name} has the shape {list(value.shape)}, the parameter "
+                    f"{list(shapes[name])}"
                 )
 
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Raise `TrainError` instead of errors of PyTorch whose cause is a flag: BatchNorm's refusal to train on one
-    sample, and DDP's of a parameter that the last step has not used."""
+    """Raise `TrainError` instead of errors of PyTorch whose cause is a flag: BatchNorm's refusal to train on
+    one sample, and DDP's of a parameter that the last step has not used."""
     try:
         yield
     except (ValueError, RuntimeError) as error:
@@ -214,7 +222,9 @@ def explained() -> Iterator[None]:
         if "more than 1 value per channel" not in text:
             raise
         raise TrainError(
-            "a part of the batch has one sample, and BatchNorm cannot train on one value per channel: use another "
-            "--batch-size (the last batch of an epoch counts, too), larger parts (a larger --split-size, fewer "
+            "a part of the batch has one sample, and BatchNorm cannot train on one value per channel: use "
+            "another "
+            "--batch-size (the last batch of an epoch counts, too), larger parts (a larger --split-size, "
+            "fewer "
             "--microbatches or less --accumulate), or a larger --image-size"
         ) from error

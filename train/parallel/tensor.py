@@ -1,8 +1,9 @@
-"""--parallel tensor: the layers of a transformer are split over the ranks of a group, and parameters are sharded over the
-groups.
+"""--parallel tensor: the layers of a transformer are split over the ranks of a group, and parameters are
+sharded over the groups.
 
-In each block the first projections are split by columns and the second ones by rows (Shoeybi and others, "Megatron-LM",
-2019), so that a group exchanges activations twice per block and pass. The ranks of a group take the same samples.
+In each block the first projections are split by columns and the second ones by rows (Shoeybi and others,
+"Megatron-LM", 2019), so that a group exchanges activations twice per block and pass. The ranks of a group
+take the same samples.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class TensorStrategy(FSDPStrategy):
     def __init__(
         self, config: Config, comm: Communicator, module: nn.Module, task: Task, example: Callable[[], Batch]
     ) -> None:
-        # What a layer returns is a view, which FSDP warns of. No layer changes its inputs in place: the weights are those of
-        # other modes (test_transformer_is_the_same_in_every_mode).
+        # What a layer returns is a view, which FSDP warns of. No layer changes its inputs in place: the
+        # weights are those of other modes (test_transformer_is_the_same_in_every_mode).
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module", category=UserWarning)
         group = group_size(config, comm)
         self.mesh = group_mesh(config, comm)
@@ -66,13 +67,14 @@ class TensorStrategy(FSDPStrategy):
 
 
 def split(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Split the projections of the transformer's blocks over the ranks of `mesh`; every other parameter is on all of
-    them. Raises `UsageError` where the heads cannot be divided."""
+    """Split the projections of the transformer's blocks over the ranks of `mesh`; every other parameter is on
+    all of them. Raises `UsageError` where the heads cannot be divided."""
     plan: dict[str, ParallelStyle] = {}
     for name, part in module.named_modules():
         if isinstance(part, Attention) and part.heads % mesh.size():
             raise UsageError(
-                f"--parallel tensor: {part.heads} attention heads cannot be divided over groups of {mesh.size()} ranks; "
+                f"--parallel tensor: {part.heads} attention heads cannot be divided over groups of "
+                f"{mesh.size()} ranks; "
                 "give another --group-size"
             )
         if isinstance(part, Block):
@@ -85,8 +87,8 @@ def split(module: nn.Module, mesh: DeviceMesh) -> None:
 
 
 class Replicated(ParallelStyle):
-    """A layer whose parameters are on every rank: DTensors like those that are split, as optimizers take either all or
-    none of them."""
+    """A layer whose parameters are on every rank: DTensors like those that are split, as optimizers take
+    either all or none of them."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         def enter(_module: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:

@@ -1,8 +1,8 @@
 """--parallel pipeline: the model on two devices of one process, and replicas of that over the ranks.
 
-Without --split-size one device computes while the other waits (plain model parallelism). With it the batch passes in
-chunks, and the first device works on the next chunk while the second works on the last. On the CPU both devices are
-the processor: the results are the same, and nothing is gained.
+Without --split-size one device computes while the other waits (plain model parallelism). With it the batch
+passes in chunks, and the first device works on the next chunk while the second works on the last. On the CPU
+both devices are the processor: the results are the same, and nothing is gained.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from train.task import Batch
 class TwoDevices(nn.Sequential):
     """`module`, an `nn.Sequential`, with its first stage on `devices[0]` and its second on `devices[1]`.
 
-    Inputs may be anywhere; outputs are on `devices[1]`. The names in its state are those of `module`, whose layers it
-    takes over. A batch passes in as few chunks of at most `split_size` samples as possible, whose sizes differ by at
-    most one; 0: in one chunk. Layers that look at the whole batch, such as BatchNorm, see one chunk at a time. Raises
-    `UsageError` as `partition` does.
+    Inputs may be anywhere; outputs are on `devices[1]`. The names in its state are those of `module`, whose
+    layers it takes over. A batch passes in as few chunks of at most `split_size` samples as possible, whose
+    sizes differ by at most one; 0: in one chunk. Layers that look at the whole batch, such as BatchNorm, see
+    one chunk at a time. Raises `UsageError` as `partition` does.
     """
 
     def __init__(
@@ -70,9 +70,10 @@ class TwoDevices(nn.Sequential):
 class CopyStream:
     """Copies from one GPU to another while both compute.
 
-    A plain copy is queued behind the kernels of both devices' current streams, and what is launched after it waits
-    for it. Here it runs on separate streams, one on each device since it waits for the current stream of both; events
-    hold back only what needs it. The backward copy runs on the same streams: autograd uses those of the forward pass.
+    A plain copy is queued behind the kernels of both devices' current streams, and what is launched after it
+    waits for it. Here it runs on separate streams, one on each device since it waits for the current stream
+    of both; events hold back only what needs it. The backward copy runs on the same streams: autograd uses
+    those of the forward pass.
     """
 
     def __init__(self, source: torch.device, target: torch.device) -> None:
@@ -123,7 +124,8 @@ class TwoDeviceStrategy(DDPStrategy):
         return None  # DDP refuses them for a module on more than one device
 
     def train_batch(self, parts: Sequence[Part], *, global_count: int) -> Tensor:
-        """As in the base class. The loss is computed on the second device; the sums are returned on the first."""
+        """As in the base class. The loss is computed on the second device; the sums are returned on the
+        first."""
         return super().train_batch(parts, global_count=global_count).to(self.comm.device)
 
     def evaluate(self, batch: Batch, count: int) -> Tensor:
@@ -132,5 +134,6 @@ class TwoDeviceStrategy(DDPStrategy):
 
 
 def device_pair(first: torch.device) -> tuple[torch.device, torch.device]:
-    """Return the two devices of the process whose first one is `first`: that and the next GPU, or the CPU twice."""
+    """Return the two devices of the process whose first one is `first`: that and the next GPU, or the CPU
+    twice."""
     return first, first if first.type == "cpu" else torch.device(first.type, first.index + 1)

@@ -1,5 +1,5 @@
-"""Services that show the numbers of a run. For another one, write a class with the methods of `Logger`, and add it to
-`open_loggers`."""
+"""Services that show the numbers of a run. For another one, write a class with the methods of `Logger`, and
+add it to `open_loggers`."""
 
 from __future__ import annotations
 
@@ -77,7 +77,8 @@ def _tensorboard(folder: Path, step: int) -> TensorBoard | None:
 
 
 class WeightsAndBiases:
-    """Logs to a project of Weights & Biases. A resumed run continues under the same id, which is kept in the folder."""
+    """Logs to a project of Weights & Biases. A resumed run continues under the same id, which is kept in the
+    folder."""
 
     name = "wandb"
 
@@ -98,7 +99,8 @@ class WeightsAndBiases:
             )
         except Exception as error:  # it has many kinds: no key, no connection, no such project
             raise UsageError(
-                f"--wandb {project}: cannot start a run ({reason(error)}); run `wandb login`, set WANDB_MODE=offline, or remove it"
+                f"--wandb {project}: cannot start a run ({reason(error)}); run `wandb login`, set "
+                "WANDB_MODE=offline, or remove it"
             ) from error
         kept.unlink(missing_ok=True)  # may be a link to a file elsewhere
         kept.write_text(name + "\n")

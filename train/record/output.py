@@ -115,7 +115,8 @@ class RunOutput:
                 _write_atomically(Path(launcher_path), text, synced=False)
 
     def close(self, exit_code: int = 0) -> None:
-        """Flush and close the files. The loggers learn how the run has ended; one that fails does not change that."""
+        """Flush and close the files. The loggers learn how the run has ended; one that fails does not change
+        that."""
         for logger in self._loggers:
             try:
                 logger.close(exit_code)
@@ -127,7 +128,8 @@ class RunOutput:
 
 
 def print_line(text: str) -> None:
-    """Print one line on stdout. Where its reader has gone, as after `| head`, this and all later lines are discarded."""
+    """Print one line on stdout. Where its reader has gone, as after `| head`, this and all later lines are
+    discarded."""
     try:
         # With its newline in one write: another rank may print at the same moment.
         print(f"{text}\n", end="", flush=True)

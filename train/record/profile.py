@@ -12,8 +12,8 @@ from train.hooks import Hook, Run
 
 
 class Profiler(Hook):
-    """Records the steps that --profile names and writes OUT/trace-rankN.json; open it at ui.perfetto.dev, or with
-    chrome://tracing."""
+    """Records the steps that --profile names and writes OUT/trace-rankN.json; open it at ui.perfetto.dev, or
+    with chrome://tracing."""
 
     def __init__(self, config: Config) -> None:
         self.steps = profiled_steps(config)

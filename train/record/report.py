@@ -58,7 +58,8 @@ class Report(Hook):
         number = train.get("skipped_steps", 0)
         skipped = f"  {number} steps skipped by fp16" if number else ""
         self.output.print_line(
-            f"epoch {run.epoch}/{self.config.optimization.epochs}  step {run.step}  loss {train['loss']:.4f}  "
+            f"epoch {run.epoch}/{self.config.optimization.epochs}  step {run.step}  loss {train['loss']:.4f} "
+            " "
             f"{self._test(figures)}  {train['samples_per_second']:.0f} samples/s{skipped}"
         )
 
@@ -75,8 +76,9 @@ class Report(Hook):
 
 
 def averages(task: Task, sums: Tensor, rank_steps: int) -> dict[str, float]:
-    """Return the means of sums over all ranks: seconds per step and rank, in total (`time`) and waiting for data (`data`),
-    and the loss and metrics of the task. `rank_steps` is the number of steps times that of ranks."""
+    """Return the means of sums over all ranks: seconds per step and rank, in total (`time`) and waiting for
+    data (`data`), and the loss and metrics of the task. `rank_steps` is the number of steps times that of
+    ranks."""
     data_seconds, seconds = sums[-2:].tolist()
     return {"time": seconds / rank_steps, "data": data_seconds / rank_steps, **task.figures(sums[:-2])}
 
@@ -100,6 +102,7 @@ def _column(name: str, value: float, mean: float) -> str:
 
 
 def result(figures: Mapping[str, float]) -> dict[str, Any]:
-    """Return the figures of the last evaluation, for status.json: test_loss, and the metrics by their own names."""
+    """Return the figures of the last evaluation, for status.json: test_loss, and the metrics by their own
+    names."""
     metrics = {name.removeprefix("test_"): value for name, value in figures.items() if name != "test_samples"}
     return {"test_loss": metrics.pop("loss"), **metrics}

@@ -1,10 +1,11 @@
-"""Each rank's report of its steps, for a launcher that looks for stragglers: the step, and the time of the rank's own work.
+"""Each rank's report of its steps, for a launcher that looks for stragglers: the step, and the time of the
+rank's own work.
 
-In synchronous training all ranks take the same time from one step to the next, since they wait for the slowest in the
-all-reduce. A rank's own work is what differs: loading its batch, the forward pass, and the backward pass until its last
-gradient. With DDP the rest of a step is communication, which goes on during the backward pass and is awaited at its end.
-On a GPU the passes are timed with CUDA events, as on the host they are only queued. (The wait of the compute stream for NCCL
-comes after the last gradient.)
+In synchronous training all ranks take the same time from one step to the next, since they wait for the
+slowest in the all-reduce. A rank's own work is what differs: loading its batch, the forward pass, and the
+backward pass until its last gradient. With DDP the rest of a step is communication, which goes on during the
+backward pass and is awaited at its end. On a GPU the passes are timed with CUDA events, as on the host they
+are only queued. (The wait of the compute stream for NCCL comes after the last gradient.)
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class WorkTimer:
         self._host_seconds, self._passes = 0.0, []
 
     def finish(self) -> float | None:
-        """Return the seconds of work in this step; None if it had no whole backward pass. On a GPU the device has
-        finished it."""
+        """Return the seconds of work in this step; None if it had no whole backward pass. On a GPU the device
+        has finished it."""
         self._in_step = self._in_forward = False
         if not self._passes:
             return None
@@ -86,7 +87,8 @@ class WorkTimer:
 
 
 class StepReports(Hook):
-    """Writes the steps of this rank to the launcher's file, at most once a second. Does nothing without one."""
+    """Writes the steps of this rank to the launcher's file, at most once a second. Does nothing without
+    one."""
 
     def __init__(self, model: nn.Module, device: torch.device, *, compiled: bool = False) -> None:
         path = os.environ.get(LAUNCHER_STEP_FILE)
@@ -103,7 +105,8 @@ class StepReports(Hook):
             self._timer.begin()
 
     def after_step(self, run: Run) -> None:
-        """The step has ended, and the device has finished it; the next one begins with the loading of its batch."""
+        """The step has ended, and the device has finished it; the next one begins with the loading of its
+        batch."""
         self._finish(run.step)
         if self._timer is not None:
             self._timer.begin()

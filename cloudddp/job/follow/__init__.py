@@ -1,6 +1,8 @@
-"""Following a job: an event stream per node, one queue, a state that events are applied to, and a pure decision.
+"""Following a job: an event stream per node, one queue, a state that events are applied to, and a pure
+decision.
 
-- `stream`: turns the agent's frames of one node into `events`, and reconnects. One thread reads from all nodes.
+- `stream`: turns the agent's frames of one node into `events`, and reconnects. One thread reads from all
+  nodes.
 - `event_queue`: the events of all nodes, in one bounded queue.
 - `state`: `FollowState.apply(event, now)`, pure.
 - `decide`: `decide(state, policy, now)` returns the next action, pure.

@@ -1,7 +1,7 @@
 """What to do next about a job that is followed. Pure: a state and a policy in, one action out.
 
-The follower executes the action, which changes the state, and calls again. It never ends ranks: the agents of a job do
-that among themselves, whether or not anybody follows.
+The follower executes the action, which changes the state, and calls again. It never ends ranks: the agents of
+a job do that among themselves, whether or not anybody follows.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def decide(state: FollowState, policy: Policy, now: float) -> Action:
     """Return the next action. `now` is of the clock of Liveness."""
     if not state.followed or state.faulty is not None:
         return Done()
-    # The nodes have agreed how the job ended, without those that are silent, also on a new connection; AWS may know why.
+    # The nodes have agreed how the job ended, without those that are silent, also on a new connection; AWS
+    # may know why.
     asked = state.aws_asked_at is not None and not state.aws_pending
     if state.agreed is not None and state.followed <= state.quiet & state.retried and asked:
         return Done()
@@ -59,14 +60,14 @@ def decide(state: FollowState, policy: Policy, now: float) -> Action:
 
 
 def _named(state: FollowState) -> frozenset[int]:
-    """Return the node that the others have lost, by their verdict, while it is followed. When an instance ends, it may close
-    no connection, and would be quiet only much later."""
+    """Return the node that the others have lost, by their verdict, while it is followed. When an instance
+    ends, it may close no connection, and would be quiet only much later."""
     return state.followed & frozenset(() if state.suspect is None else (state.suspect,))
 
 
 def _interval(state: FollowState, policy: Policy, now: float) -> float:
-    """Return how long to wait for the next query. An instance that has just broken its connection is about to end, or has
-    only lost the network."""
+    """Return how long to wait for the next query. An instance that has just broken its connection is about to
+    end, or has only lost the network."""
     if _named(state):
         return policy.timing.ask_soon
     latest = max(state.disconnected.values(), default=None)

@@ -23,7 +23,8 @@ class LogData:
 
 @dataclass(frozen=True, slots=True)
 class LogDropped:
-    """A part of one rank's log does not exist any more: it was longer than its limit, and not read in time."""
+    """A part of one rank's log does not exist any more: it was longer than its limit, and not read in
+    time."""
 
     node: int
     rank: int
@@ -99,8 +100,8 @@ class NodeUnreachable:
 class NodeLost:
     """A node is no longer followed although the job has not ended there.
 
-    `since` is when it last responded, in seconds since the epoch. `error` is set if the node itself is at fault,
-    not the connection: its replies are not the agent's.
+    `since` is when it last responded, in seconds since the epoch. `error` is set if the node itself is at
+    fault, not the connection: its replies are not the agent's.
     """
 
     node: int

@@ -41,8 +41,8 @@ class OpenLine:
 def split(line: OpenLine, data: bytes, *, last: bool = False) -> tuple[list[str], OpenLine]:
     """Return the lines that are complete after `line` and then `data`, and the one that follows them.
 
-    `last`: no more data follows, so that the line without a line break is complete, too. Longer lines than MAX_LINE end
-    with a note about what was cut.
+    `last`: no more data follows, so that the line without a line break is complete, too. Longer lines than
+    MAX_LINE end with a note about what was cut.
     """
     found: list[str] = []
     first, end = data.find(b"\n") + 1, data.rfind(b"\n") + 1
@@ -75,8 +75,8 @@ def _cut(data: bytes) -> tuple[bytes, int]:
 
 
 class LineSplitter:
-    """Splits a command's output into lines. Nothing is cut: a line that is longer than MAX_LINE becomes several. Bytes that
-    are not UTF-8 become lone surrogates, as in os.fsdecode."""
+    """Splits a command's output into lines. Nothing is cut: a line that is longer than MAX_LINE becomes
+    several. Bytes that are not UTF-8 become lone surrogates, as in os.fsdecode."""
 
     def __init__(self) -> None:
         self._partial = bytearray()
@@ -109,5 +109,6 @@ def _piece(line: bytes) -> str:
 
 
 def _character_boundary(data: bytes | bytearray, cut: int) -> int:
-    """Return the largest index up to `cut` that splits no UTF-8 character, or `cut` where the data is not UTF-8."""
+    """Return the largest index up to `cut` that splits no UTF-8 character, or `cut` where the data is not
+    UTF-8."""
     return next((at for at in range(cut, cut - 4, -1) if data[at] & 0xC0 != 0x80), cut)

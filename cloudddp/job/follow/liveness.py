@@ -1,5 +1,5 @@
-"""When each node last responded, and when a silent node counts as quiet or lost. Times are by a clock that stands still while
-this process does not run."""
+"""When each node last responded, and when a silent node counts as quiet or lost. Times are by a clock that
+stands still while this process does not run."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ class Liveness:
     def should_give_up(self, node: int, broken_since: float) -> bool:
         """Whether reconnecting to a node has failed for long enough to give up.
 
-        While other nodes respond, the node is at fault, and the limit is short. It is counted from when they began to
-        respond, since after an outage of this computer's own network nodes come back one by one. While no node
-        responds, this computer is probably offline, and the limit is long.
+        While other nodes respond, the node is at fault, and the limit is short. It is counted from when they
+        began to respond, since after an outage of this computer's own network nodes come back one by one.
+        While no node responds, this computer is probably offline, and the limit is long.
         """
         now = self.clock()
         steady = self._steady_since.copy()
@@ -76,8 +76,8 @@ def changes(
 ) -> Iterator[NodeQuiet | NodeResponding | NodeLost]:
     """Yield the nodes that became quiet, respond again, or are lost, from when each one last responded. Pure.
 
-    A node that is silent for `timing.overdue` is lost even if its connection looks intact, provided that another node
-    responds. `wall` is the time in seconds since the epoch.
+    A node that is silent for `timing.overdue` is lost even if its connection looks intact, provided that
+    another node responds. `wall` is the time in seconds since the epoch.
     """
     quiet = {node for node in state.followed if now - last_seen.get(node, now) > timing.quiet}
     yield from (NodeQuiet(node) for node in sorted(quiet - state.quiet))

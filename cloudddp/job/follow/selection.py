@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Read the logs of these ranks (all if empty), from what was written in the last `since` seconds, and from the last
-    `tail` lines of each. `setup`: with the output of the setup commands, unless `ranks` are named."""
+    """Read the logs of these ranks (all if empty), from what was written in the last `since` seconds, and
+    from the last `tail` lines of each. `setup`: with the output of the setup commands, unless `ranks` are
+    named."""
 
     ranks: tuple[int, ...] = ()
     since: float | None = None

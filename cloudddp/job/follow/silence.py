@@ -1,4 +1,5 @@
-"""When to show progress bars, and when to report that no rank has written anything. Pure. Times are monotonic."""
+"""When to show progress bars, and when to report that no rank has written anything. Pure. Times are
+monotonic."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from cloudddp.job.follow.state import FollowState
 
 
 def due(state: FollowState, timing: Timing, now: float) -> Iterator[BarsDue | Silence]:
-    """Yield what is due at `now`: bars every `timing.bars` seconds while there are any, a report of silence every
-    `timing.no_output` seconds in which no rank has written anything."""
+    """Yield what is due at `now`: bars every `timing.bars` seconds while there are any, a report of silence
+    every `timing.no_output` seconds in which no rank has written anything."""
     if not state.followed or state.began_at is None:
         return
     if now - (state.bars_at or state.began_at) >= timing.bars and _has_bars(state):

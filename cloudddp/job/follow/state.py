@@ -46,8 +46,8 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class RankLog:
-    """The end of one rank's log: the last complete lines, and the line that is not complete. `bar` is the text of that
-    line when it was last shown as a progress bar."""
+    """The end of one rank's log: the last complete lines, and the line that is not complete. `bar` is the
+    text of that line when it was last shown as a progress bar."""
 
     tail: tuple[str, ...] = ()
     line: OpenLine = field(default_factory=OpenLine)
@@ -128,7 +128,8 @@ class FollowState:
 
     @property
     def all_lost(self) -> bool:
-        """Whether every node is lost: most likely this computer is offline, unless the instances have ended."""
+        """Whether every node is lost: most likely this computer is offline, unless the instances have
+        ended."""
         return all(one.lost is not None for one in self.nodes.values())
 
     @property
@@ -198,7 +199,8 @@ class FollowState:
         return replace(changed, lines=(*self.lines, *(Line(node, rank, text) for text in complete)))
 
     def _with_output(self, rank: int, data: bytes, now: float) -> FollowState:
-        """Return the state in which a rank has just written; the output of torchrun and of the setup does not count."""
+        """Return the state in which a rank has just written; the output of torchrun and of the setup does not
+        count."""
         if rank < 0 or not data:
             return self
         return replace(self, output_at=now, output_rank=rank, silence_at=None)

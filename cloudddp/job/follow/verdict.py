@@ -43,7 +43,8 @@ class JobResult:
 
     @property
     def doubtful(self) -> frozenset[int]:
-        """The nodes whose instances may have ended: those that were lost, and the one that the others have lost."""
+        """The nodes whose instances may have ended: those that were lost, and the one that the others have
+        lost."""
         return frozenset(self.lost if self.suspect is None else (*self.lost, self.suspect))
 
 
@@ -67,9 +68,12 @@ def verdict(state: FollowState, job: str, wall: float) -> JobResult:
     found = outcome.outcome(jobs) if jobs else None
     first = found.failures[0] if found and found.failures else None
     ending = (
-        _faulty_ending(state) or _agreed_ending(state) or _connection_ending(state, first, wall)
-        or _abandoned_ending(jobs) or _job_ending(state, found, first)
-    )  # fmt: skip
+        _faulty_ending(state)
+        or _agreed_ending(state)
+        or _connection_ending(state, first, wall)
+        or _abandoned_ending(jobs)
+        or _job_ending(state, found, first)
+    )
     return JobResult(
         job,
         ending.status,
@@ -90,8 +94,8 @@ def verdict(state: FollowState, job: str, wall: float) -> JobResult:
 
 
 def _ranks(state: FollowState, status: JobStatus) -> int | None:
-    """Return how many ranks have ended. A success is one of every rank, also where a node no longer responds and its last state
-    is older; None where such a node has sent none."""
+    """Return how many ranks have ended. A success is one of every rank, also where a node no longer responds
+    and its last state is older; None where such a node has sent none."""
     if status is not JobStatus.SUCCEEDED:
         return outcome.ranks_ended(state.jobs.values())
     return None if state.jobs.keys() != state.nodes.keys() else outcome.ranks_expected(state.jobs.values())
@@ -102,7 +106,8 @@ def _faulty_ending(state: FollowState) -> _Ending | None:
 
 
 def _agreed_ending(state: FollowState) -> _Ending | None:
-    """Return how the job ended by the verdict of its nodes, which counts also for those whose last state is older."""
+    """Return how the job ended by the verdict of its nodes, which counts also for those whose last state is
+    older."""
     verdict = state.agreed
     if verdict is None:
         return None
@@ -170,7 +175,8 @@ def _job_ending(state: FollowState, found: JobOutcome | None, first: RankFailure
 
 
 def _failed_before(state: FollowState, moment: float) -> dict[int, JobState]:
-    """Return the nodes on which the job had failed before, although no rank had: the ranks of others are then stopped."""
+    """Return the nodes on which the job had failed before, although no rank had: the ranks of others are then
+    stopped."""
     return {
         node: job
         for node, job in state.jobs.items()

@@ -1,1 +1,2 @@
-"""Results: the files that jobs have written on the nodes, which of them were not pulled, and pulling them safely."""
+"""Results: the files that jobs have written on the nodes, which of them were not pulled, and pulling them
+safely."""

@@ -1,6 +1,8 @@
-"""Parses the stream of `pack` (agent/protocol/files.py) from an untrusted sender as it arrives. Pure: it opens no file.
+"""Parses the stream of `pack` (agent/protocol/files.py) from an untrusted sender as it arrives. Pure: it
+opens no file.
 
-It buffers no more than one frame without contents, and passes contents on as they come. It does not interpret names.
+It buffers no more than one frame without contents, and passes contents on as they come. It does not interpret
+names.
 """
 
 from __future__ import annotations
@@ -39,8 +41,9 @@ class Receiver(Protocol):
 
 
 class Reader:
-    """Parses the bytes that it is fed, in pieces of any size; close it at the end. Raises Refused, and whatever the
-    receiver raises. `compared`: how many bytes the agent may have to compare with files that are here."""
+    """Parses the bytes that it is fed, in pieces of any size; close it at the end. Raises Refused, and
+    whatever the receiver raises. `compared`: how many bytes the agent may have to compare with files that are
+    here."""
 
     def __init__(self, receiver: Receiver, *, compared: int = 0) -> None:
         self._receiver = receiver

@@ -1,8 +1,9 @@
-"""The folder beside the results in which a transfer arrives. After a broken transfer it stays, and the next one continues.
+"""The folder beside the results in which a transfer arrives. After a broken transfer it stays, and the next
+one continues.
 
-Its name is that of the transfer: the same node and job find it again, another node does not. It belongs to this user alone,
-and one pull at a time uses it. In it are `files`, what the node has sent or confirmed in this transfer, and `before`, what had
-arrived in those that broke.
+Its name is that of the transfer: the same node and job find it again, another node does not. It belongs to
+this user alone, and one pull at a time uses it. In it are `files`, what the node has sent or confirmed in
+this transfer, and `before`, what had arrived in those that broke.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def name_of(*words: str) -> str:
 
 @contextlib.contextmanager
 def incoming(target: Folder, name: str, *, keeps: bool = True) -> Iterator[Incoming]:
-    """Yield the folder of a transfer. What is left in it is removed in the end, unless the transfer broke and `keeps`."""
+    """Yield the folder of a transfer. What is left in it is removed in the end, unless the transfer broke and
+    `keeps`."""
     try:
         folder = _locked(target, name)
     except OSError as error:

@@ -1,8 +1,8 @@
 """What this computer has of the files that are pulled: in the target, and from a transfer that broke.
 
-The node compares it with its files. A file is the same if its size and time are; a time of a whole second does not identify
-the contents, because programs set such times (tar, cp), so the contents are compared by hash. A file that is the beginning
-of the node's is continued.
+The node compares it with its files. A file is the same if its size and time are; a time of a whole second
+does not identify the contents, because programs set such times (tar, cp), so the contents are compared by
+hash. A file that is the beginning of the node's is continued.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ MAX_NAMES = 32 << 20  # characters of all paths together: a request has at most 
 
 @dataclass(slots=True)
 class Known:
-    """A file that is here, below the folder `root`. `hasher` has read all of its `size` bytes, if it is compared by hash."""
+    """A file that is here, below the folder `root`. `hasher` has read all of its `size` bytes, if it is
+    compared by hash."""
 
     root: Folder
     path: Parts
@@ -46,7 +47,8 @@ class Known:
 
 
 def find(before: Folder, target: Folder, roots: Sequence[Parts]) -> list[Known]:
-    """Return the files at or below `roots` in both folders, of one path only that in `before`. Raises OSError."""
+    """Return the files at or below `roots` in both folders, of one path only that in `before`. Raises
+    OSError."""
     found: dict[Parts, Known] = {}
     names = 0
     for root, public in ((before, False), (target, True)):
@@ -118,7 +120,8 @@ def _hash(folder: Folder, name: str, mode: int) -> tuple[Any, int]:
 
 
 def copy(known: Known, descriptor: int) -> Any:
-    """Append the file's first `size` bytes to an open file; return a hasher that has read them. Raises OSError."""
+    """Append the file's first `size` bytes to an open file; return a hasher that has read them. Raises
+    OSError."""
     hasher, left = hashlib.sha256(), known.size
     with contextlib.ExitStack() as opened:
         folder = known.root

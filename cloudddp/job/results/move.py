@@ -35,7 +35,8 @@ class Move:
     _state: tuple[int, int] | None = field(default_factory=lambda: identity(state_folder.home()))
 
     def contents(self, source: Folder, target: Folder) -> None:
-        """Move everything in `source`. Raises OSError, and CloudDDPError where a folder and a file conflict."""
+        """Move everything in `source`. Raises OSError, and CloudDDPError where a folder and a file
+        conflict."""
         for name in source.names():
             info = os.stat(name, dir_fd=source.descriptor, follow_symlinks=False)
             if stat.S_ISDIR(info.st_mode):

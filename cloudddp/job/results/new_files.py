@@ -1,7 +1,7 @@
 """Files that jobs have written on the nodes and that were not pulled yet.
 
-The nodes record what was pulled, so that the list is the same on every laptop with the key. Only the project's folder
-counts.
+The nodes record what was pulled, so that the list is the same on every laptop with the key. Only the
+project's folder counts.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def selection_of(runner: Runner, job: JobSpec, job_id: str) -> Selection | None:
 def mark_pulled(
     runner: Runner, node: int, names: Sequence[str], time_ns: int, pulled: Pulled, *, project: str
 ) -> None:
-    """Record on a node that these paths have been pulled, as they were at `time_ns` (of a NewFilesReply), and what was left
-    out. Raises NodeError."""
+    """Record on a node that these paths have been pulled, as they were at `time_ns` (of a NewFilesReply), and
+    what was left out. Raises NodeError."""
     if pulled.left is not None:
         client.call(runner, node, PulledRequest(project, tuple(names), time_ns, pulled.left))
 
@@ -94,7 +94,8 @@ def mark_pulled(
 class NodeFiles:
     """The new files of one node, of all jobs together: in job.outputs, and elsewhere in the project.
 
-    `complete` is False where there were too many files to check them all. `left` are paths that a pull has left out, and why.
+    `complete` is False where there were too many files to check them all. `left` are paths that a pull has
+    left out, and why.
     """
 
     node: int

@@ -1,7 +1,8 @@
-"""A limit for a node that sends results without progress: frames that say that it works, pieces of a few bytes, or only notes.
+"""A limit for a node that sends results without progress: frames that say that it works, pieces of a few
+bytes, or only notes.
 
-Progress is LEAST_PROGRESS bytes of results within STALLED seconds. Files that the node looks at count, up to the most that
-a pull may have, and so do bytes that it compares with files here, up to their size.
+Progress is LEAST_PROGRESS bytes of results within STALLED seconds. Files that the node looks at count, up to
+the most that a pull may have, and so do bytes that it compares with files here, up to their size.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from collections.abc import Callable
 from cloudddp.errors import Command, NodeError
 
 STALLED = 120.0  # seconds without progress
-# Seconds until the results begin: before, the node reads what this computer has (up to 64 MiB of descriptions).
+# Seconds until the results begin: before, the node reads what this computer has (up to 64 MiB of
+# descriptions).
 FIRST_BYTE = 1800.0
 LEAST_PROGRESS = 256 << 10  # bytes
 
@@ -25,7 +27,8 @@ class ProgressLimit:
         self._counted, self._at = 0, time.monotonic()
 
     def take(self, feed: Callable[[bytes], object], data: bytes) -> None:
-        """Pass on what the node has sent. Raises NodeError after a time without progress; that of `feed` does not count."""
+        """Pass on what the node has sent. Raises NodeError after a time without progress; that of `feed` does
+        not count."""
         began = time.monotonic()
         feed(data)
         now = time.monotonic()

@@ -25,7 +25,8 @@ class Notes:
         self._left_more = False
 
     def left_out(self, name: str, why: str, *, counts: bool = True) -> None:
-        """Note that a file was not copied. `counts`: a result may be missing because of it. No name: nor were more files."""
+        """Note that a file was not copied. `counts`: a result may be missing because of it. No name: nor were
+        more files."""
         self._add(f"left out {name or why}" + (f": {why}" if name else ""))
         if counts and name and len(self._left) < MAX_LEFT:
             self._left.setdefault(name, one_line(why, MAX_REASON))

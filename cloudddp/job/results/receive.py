@@ -1,7 +1,7 @@
 """Takes the stream of a node into the folder of a transfer: new files, and those that were here already.
 
-A file that is continued is compared with the hash of the whole file as the agent has read it, so it is never a mix of two
-versions. What arrives in one transfer is verified by SSH.
+A file that is continued is compared with the hash of the whole file as the agent has read it, so it is never
+a mix of two versions. What arrives in one transfer is verified by SSH.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from cloudddp.job.results.unpack import Unpack
 
 @dataclass(slots=True)
 class Transfer:
-    """The state of a transfer, for the display of progress. `done` of `total` bytes are here, of which `received` were
-    sent."""
+    """The state of a transfer, for the display of progress. `done` of `total` bytes are here, of which
+    `received` were sent."""
 
     total: int = 0
     done: int = 0

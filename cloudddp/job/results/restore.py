@@ -42,8 +42,8 @@ def restore(
     project: Collection[str],
     progress: Callable[[Text], None],
 ) -> int:
-    """Send the results in `folder` to the nodes, but for files of the `project`; return how many there are. A folder `nodeN` goes
-    to that node only. Raises UsageError, NodeError; CloudDDPError while a job runs."""
+    """Send the results in `folder` to the nodes, but for files of the `project`; return how many there are. A
+    folder `nodeN` goes to that node only. Raises UsageError, NodeError; CloudDDPError while a job runs."""
     own = {node: folder / f"node{node}" for node in cluster.nodes if (folder / f"node{node}").is_dir()}
     common = _manifest(folder, (LOGS, *(path.name for path in own.values())))
     parts = [(folder, common, sorted(cluster.nodes))]

@@ -1,7 +1,7 @@
 """Fetches results that the nodes have copied to Amazon S3, with the rules of a pull from a node.
 
-Any program on a node could write there with the role of the node: names are checked as those of a node are, nothing is
-written through a link, and a file that is newer on this computer stays.
+Any program on a node could write there with the role of the node: names are checked as those of a node are,
+nothing is written through a link, and a file that is newer on this computer stays.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ _NAME = re.compile(
 
 @dataclass
 class NodeObjects:
-    """What a node has copied: the objects of its outputs and logs by their paths, and its report, as far as it made one."""
+    """What a node has copied: the objects of its outputs and logs by their paths, and its report, as far as
+    it made one."""
 
     outputs: dict[str, Object] = field(default_factory=dict)
     logs: dict[str, Object] = field(default_factory=dict)
@@ -78,8 +79,8 @@ def _report(aws: AWS, place: Place, key: str) -> Copied | None:
 def fetch(
     aws: AWS, place: Place, found: Mapping[str, Object], names: Sequence[str], *, node: int, to: Path
 ) -> Pulled:
-    """Copy those objects (by path) that lie below `names` into the folder `to`. Raises as pull.pull does, and AWSError,
-    with nothing moved."""
+    """Copy those objects (by path) that lie below `names` into the folder `to`. Raises as pull.pull does, and
+    AWSError, with nothing moved."""
     roots = pull.check_names(names)
     pull.check_target(to)
     notes = Notes()

@@ -1,8 +1,8 @@
 """Which names in a stream of results may be written. Pure.
 
-A name is a relative path, as its components. It must be one that was requested, or lie below one, and so must the
-target of a link. Files that git or cloudddp would interpret are left out, in every spelling that some file system
-treats as the same name.
+A name is a relative path, as its components. It must be one that was requested, or lie below one, and so must
+the target of a link. Files that git or cloudddp would interpret are left out, in every spelling that some
+file system treats as the same name.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def covers(roots: Sequence[Parts], path: Parts) -> bool:
 
 
 def split(name: str) -> Parts:
-    """Return the components of a member's name; () is the target folder itself. Raises ValueError, with the reason,
-    for a name that the agent would not write."""
+    """Return the components of a member's name; () is the target folder itself. Raises ValueError, with the
+    reason, for a name that the agent would not write."""
     if name == ".":
         return ()
     if name.startswith("/"):
@@ -73,8 +73,8 @@ def too_long(path: Parts) -> bool:
 def link_end(link: Parts, target: str) -> Parts | None:
     """Return the path that a link points to, by its text alone, or None where it may leave the target folder.
 
-    `..` is allowed at the beginning only, where it applies to real folders. After the name of another link it would
-    apply to that link's target, which is how chains of links escape.
+    `..` is allowed at the beginning only, where it applies to real folders. After the name of another link it
+    would apply to that link's target, which is how chains of links escape.
     """
     if not target or target.startswith("/") or "\0" in target:
         return None

@@ -1,4 +1,5 @@
-"""Checkpoints of torch.distributed.checkpoint, of which each node has some shards: made one folder after a pull.
+"""Checkpoints of torch.distributed.checkpoint, of which each node has some shards: made one folder after a
+pull.
 
 The files are hard links to what was pulled from each node, so that the next pull still finds it there.
 """
@@ -17,8 +18,9 @@ _METADATA, _SHARD = ".metadata", ".distcp"
 
 
 def merge(base: Path, folders: Mapping[int, Path]) -> list[str]:
-    """Link the shards of each checkpoint that lies in several of the `folders` (by node) into one folder below `base`; return
-    the paths of these checkpoints. One of which two nodes have the same file is left as it is. Raises OSError."""
+    """Link the shards of each checkpoint that lies in several of the `folders` (by node) into one folder
+    below `base`; return the paths of these checkpoints. One of which two nodes have the same file is left as
+    it is. Raises OSError."""
     found: dict[str, dict[int, list[str]]] = {}
     for node, folder in folders.items():
         for where, inner, names in os.walk(folder):

@@ -1,7 +1,7 @@
 """Writes results into an empty folder, through open folders and never through a link.
 
-What no agent sends is refused: a name that was not requested, or that leads out of the folder. What an agent may
-send but this computer cannot hold, or should not get, is left out with a note.
+What no agent sends is refused: a name that was not requested, or that leads out of the folder. What an agent
+may send but this computer cannot hold, or should not get, is left out with a note.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def local_time(mtime_ns: int) -> int:
 
 
 class Unpack:
-    """Writes entries in order into a folder that is empty at first: `begin`, `data` and `end`, or `discard`."""
+    """Writes entries in order into a folder that is empty at first: `begin`, `data` and `end`, or
+    `discard`."""
 
     def __init__(self, folder: Folder, roots: Sequence[Parts], notes: Notes, node: int) -> None:
         self._node = node
@@ -146,7 +147,8 @@ class Unpack:
         free = disk.f_bavail * disk.f_frsize
         if size > free:
             raise CloudDDPError(
-                f"node {self._node}: {one_line(name, LONGEST)} is {size >> 20} MiB, and {free >> 20} MiB are free on this "
+                f"node {self._node}: {one_line(name, LONGEST)} is {size >> 20} MiB, and {free >> 20} MiB are "
+                "free on this "
                 "computer's disk; nothing was kept",
                 hint=FREE_SPACE_HINT,
             )
@@ -156,8 +158,8 @@ class Unpack:
             piece = piece[os.write(self._file, piece) :]
 
     def end(self, *, exact: bool = True) -> None:
-        """Complete the file. Not `exact`: its time is set to a whole second, which says that it does not identify the
-        contents (local_files.py)."""
+        """Complete the file. Not `exact`: its time is set to a whole second, which says that it does not
+        identify the contents (local_files.py)."""
         if self._file >= 0:
             if self._mode is not None:
                 os.fchmod(self._file, self._mode)

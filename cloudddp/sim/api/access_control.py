@@ -1,7 +1,8 @@
 """Who may use the simulator's API: programs of the user who started it.
 
-Every user of the computer can connect to a loopback address, and so can every web page that the user opens. Connections
-of other users are closed before a thread is started for them; requests that a web page makes get 403.
+Every user of the computer can connect to a loopback address, and so can every web page that the user opens.
+Connections of other users are closed before a thread is started for them; requests that a web page makes get
+403.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ def _reject_web_pages(application: Application, port: int) -> Application:
 def _is_from_web_page(environ: Environ, own_hosts: set[str]) -> bool:
     """Return whether a browser sends this for a page of another site.
 
-    A page of any site can send requests here (`Origin` and `Sec-Fetch-Site` show it), and a site whose name resolves to
-    127.0.0.1 can also read the responses (`Host` shows it).
+    A page of any site can send requests here (`Origin` and `Sec-Fetch-Site` show it), and a site whose name
+    resolves to 127.0.0.1 can also read the responses (`Host` shows it).
     """
     origin, site = environ.get("HTTP_ORIGIN"), environ.get("HTTP_SEC_FETCH_SITE")
     return (

@@ -1,8 +1,9 @@
-"""Allows calls as policies require, answers denied ones as AWS does, and records which permissions calls need.
+"""Allows calls as policies require, answers denied ones as AWS does, and records which permissions calls
+need.
 
-The policy of `sim start --policy` is that of the simulator's own access key (control.environment): it limits the user
-that `cloudddp --sim` and `sim env` are. Other keys, such as those of tests, are an administrator's. A service control
-policy limits every key. Both are read once, at the start.
+The policy of `sim start --policy` is that of the simulator's own access key (control.environment): it limits
+the user that `cloudddp --sim` and `sim env` are. Other keys, such as those of tests, are an administrator's.
+A service control policy limits every key. Both are read once, at the start.
 """
 
 from __future__ import annotations

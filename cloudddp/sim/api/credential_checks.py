@@ -1,8 +1,9 @@
 """Rejects calls whose credentials have ended, or whose time of signing is not AWS's time.
 
-A signature is valid for 5 minutes (docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv-troubleshooting.html). EC2 has
-codes of its own for both (docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html: RequestExpired). Signatures
-are not verified: the simulator accepts any key that it has not issued itself.
+A signature is valid for 5 minutes
+(docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv-troubleshooting.html). EC2 has codes of its own for
+both (docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html: RequestExpired). Signatures are not
+verified: the simulator accepts any key that it has not issued itself.
 """
 
 from __future__ import annotations
@@ -56,9 +57,15 @@ def _skewed(call: Call, text: str, now: datetime) -> Rejection | None:
     if call.service == "ec2":
         return Rejection("RequestExpired", "Request has expired.")
     if signed < now:
-        message = f"Signature expired: {text} is now earlier than {now - _VALID:%Y%m%dT%H%M%SZ} ({now:%Y%m%dT%H%M%SZ} - 5 min.)"
+        message = (
+            f"Signature expired: {text} is now earlier than {now - _VALID:%Y%m%dT%H%M%SZ} "
+            f"({now:%Y%m%dT%H%M%SZ} - 5 min.)"
+        )
     else:
-        message = f"Signature not yet current: {text} is still later than {now + _VALID:%Y%m%dT%H%M%SZ} ({now:%Y%m%dT%H%M%SZ} + 5 min.)"
+        message = (
+            f"Signature not yet current: {text} is still later than {now + _VALID:%Y%m%dT%H%M%SZ} "
+            f"({now:%Y%m%dT%H%M%SZ} + 5 min.)"
+        )
     return Rejection("SignatureDoesNotMatch", message, 403)
 
 

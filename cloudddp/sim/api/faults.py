@@ -57,7 +57,8 @@ class FaultInjector:
         return list(healed)
 
     def of_node(self, node: Node, ids: dict[str, str]) -> list[str]:
-        """Return the faults in effect on a node, named as they were requested. `ids`: instance ids by address."""
+        """Return the faults in effect on a node, named as they were requested. `ids`: instance ids by
+        address."""
         instance_id, address = node["instance_id"], node["private_ip"]
         found = ["freeze"] if self._frozen.get(instance_id) == node["home"] else []
         found += ["fill-disk"] if instance_id in self._full else []

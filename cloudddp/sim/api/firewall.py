@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 class LoopbackAddresses:
-    """Takes the place of the firewall for process nodes: they answer on the Elastic IP that an API call gave them."""
+    """Takes the place of the firewall for process nodes: they answer on the Elastic IP that an API call gave
+    them."""
 
     def __init__(self, hosts: LoopbackHosts, lifecycle: Lifecycle) -> None:
         self._hosts, self._lifecycle = hosts, lifecycle
@@ -43,8 +44,8 @@ class Firewall:
     def update(self) -> None:
         """Apply the current policy.
 
-        Never raises: it runs after a call has taken effect, whose response must follow. Rules that nft rejects are
-        logged, and the previous ones stay in effect.
+        Never raises: it runs after a call has taken effect, whose response must follow. Rules that nft
+        rejects are logged, and the previous ones stay in effect.
         """
         with self._lock:
             policy = policy_for(self._lifecycle.live(), CONDITIONS.read().vpn)

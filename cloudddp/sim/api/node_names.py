@@ -1,7 +1,7 @@
 """Resolves the name that a user gives a node: rank, instance id or address. Pure.
 
-A rank is the number that every other command shows for the node: see `ranked`. The tags are read here, from EC2's
-answers alone, and not with the product's own code: with shared code, tests would not detect its bugs.
+A rank is the number that every other command shows for the node: see `ranked`. The tags are read here, from
+EC2's answers alone, and not with the product's own code: with shared code, tests would not detect its bugs.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def ranked(
 ) -> list[Node]:
     """Return the nodes with `cluster` (a name, or None) and `rank` (or None), sorted by these.
 
-    `nodes` are in the order of their launch; `tags` and `launches` (reservation id and launch index) are by instance id. The
-    rank of a node is its tag, or its launch index in the first launch of its cluster, so it stays when another node ends.
-    Nodes without a cluster have ranks if there is no cluster at all.
+    `nodes` are in the order of their launch; `tags` and `launches` (reservation id and launch index) are by
+    instance id. The rank of a node is its tag, or its launch index in the first launch of its cluster, so it
+    stays when another node ends. Nodes without a cluster have ranks if there is no cluster at all.
     """
 
     def own_tags(node: Node) -> Mapping[str, str]:
@@ -77,7 +77,8 @@ def _by_cluster_and_rank(node: Node) -> tuple[str, int]:
 
 
 def find(nodes: Sequence[Node], name: object, cluster: str | None) -> Node:
-    """Return the node with that rank in `cluster` (or in the only one), instance id, prefix of one, or address.
+    """Return the node with that rank in `cluster` (or in the only one), instance id, prefix of one, or
+    address.
 
     `nodes` are as `ranked` returns them. Raises AmbiguousName.
     """

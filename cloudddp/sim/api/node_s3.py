@@ -1,7 +1,8 @@
-"""Amazon S3 for the nodes: moto's, for callers that have the credentials of a node's role and its permissions.
+"""Amazon S3 for the nodes: moto's, for callers that have the credentials of a node's role and its
+permissions.
 
-The server listens in the lab's network, where packets of nodes reach it if their route and security groups allow it.
-The errors are those of "Error responses" in the S3 API Reference; signatures are not verified.
+The server listens in the lab's network, where packets of nodes reach it if their route and security groups
+allow it. The errors are those of "Error responses" in the S3 API Reference; signatures are not verified.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ _OF_BUCKET = {"GET": "ListBucket", "HEAD": "ListBucket", "PUT": "CreateBucket", 
 
 
 class NodeS3Server(ThreadedWSGIServer):
-    """Serves `application` to nodes. `is_node` says whether an address is that of an instance. Raises OSError."""
+    """Serves `application` to nodes. `is_node` says whether an address is that of an instance. Raises
+    OSError."""
 
     def __init__(
         self, application: Application, is_node: Callable[[str], bool], handler: type[WSGIRequestHandler]
@@ -99,7 +101,8 @@ def _refusal(environ: Environ) -> _Refusal | None:
 
 
 def _denied(environ: Environ, call: Call, session: Any) -> _Refusal | None:
-    """Return the refusal of a call that the role may not make, or that came to another region than the bucket's."""
+    """Return the refusal of a call that the role may not make, or that came to another region than the
+    bucket's."""
     found = _PATH.fullmatch(environ.get("PATH_INFO", "/").encode("latin-1").decode("utf-8", "replace"))
     bucket, key = found.groups() if found else ("", "")
     check = Check(
@@ -111,7 +114,8 @@ def _denied(environ: Environ, call: Call, session: Any) -> _Refusal | None:
     region = _region_of(bucket)
     if region not in (None, call.region):
         text = (
-            "The bucket you are attempting to access must be addressed using the specified endpoint. Please send all "
+            "The bucket you are attempting to access must be addressed using the specified endpoint. Please "
+            "send all "
             "future requests to this endpoint."
         )
         return _Refusal(

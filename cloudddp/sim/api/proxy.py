@@ -1,6 +1,7 @@
 """A proxy in front of moto that delays, rejects, throttles or loses calls, as the conditions require.
 
-It reads the action and the service of an AWS request. Requests to /_cloudddp/... and /moto-api/... pass unchanged.
+It reads the action and the service of an AWS request. Requests to /_cloudddp/... and /moto-api/... pass
+unchanged.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ NOT_AWS = ("/_cloudddp/", "/moto-api")
 
 
 class ResponseLost(ConnectionError):
-    """The connection was closed before the response. The server handles it like a client that disconnected."""
+    """The connection was closed before the response. The server handles it like a client that
+    disconnected."""
 
 
 def with_conditions(application: Application, store: Store) -> Application:

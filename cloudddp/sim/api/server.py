@@ -1,7 +1,7 @@
 """The simulator's server process: `python -m cloudddp.sim.api.server --home DIR`.
 
-moto's EC2 and the admin API on a loopback port, and the nodes behind it, in one process. control/ starts and stops it,
-and does all that has to work without it.
+moto's EC2 and the admin API on a loopback port, and the nodes behind it, in one process. control/ starts and
+stops it, and does all that has to work without it.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ def _policies(options: argparse.Namespace) -> dict[str, PolicyFile]:
 def _on_signals(*numbers: signal.Signals) -> int:
     """Return a descriptor that becomes readable when one of the signals arrives.
 
-    Only the main thread runs Python's signal handlers, and the kernel may deliver the signal to another one. An Event
-    would then not wake up the main thread: this happened in 3 of 60 stops on a busy computer.
+    Only the main thread runs Python's signal handlers, and the kernel may deliver the signal to another one.
+    An Event would then not wake up the main thread: this happened in 3 of 60 stops on a busy computer.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)

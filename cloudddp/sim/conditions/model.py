@@ -1,34 +1,34 @@
 """The record of all conditions, and its JSON form.
 
-The JSON, in a POST to /_cloudddp/conditions (GET returns the same with all keys present). A body is merged into the
-current conditions; `null` removes one entry; `"clear": true` first removes all:
+The JSON, in a POST to /_cloudddp/conditions (GET returns the same with all keys present). A body is merged
+into the current conditions; `null` removes one entry; `"clear": true` first removes all:
 
     {"clear": true,
-     "capacity":       {"us-east-1a": {"p5.48xlarge": 2}},   how many more fit; stopped and terminated ones free a place
-     "quota":          {"on-demand-g": 64, "addresses": 5},  vCPUs at once in a region (names: QUOTAS); Elastic IPs
-     "free_addresses": {"subnet-0123456789abcdef0": 3},      how many more private addresses the subnet has
-     "vpn":            {"vpc-0123456789abcdef0": "10.8.0.10"},  the laptop reaches private addresses, as 10.8.0.10
-     "blocks":         {"cr-0123456789abcdef0": {            capacity blocks that the account has bought
+     "capacity": {"us-east-1a": {"p5.48xlarge": 2}}, how many more fit; stopped and terminated ones free a
+     place "quota": {"on-demand-g": 64, "addresses": 5}, vCPUs at once in a region (names: QUOTAS); Elastic
+     IPs "free_addresses": {"subnet-0123456789abcdef0": 3}, how many more private addresses the subnet has
+     "vpn": {"vpc-0123456789abcdef0": "10.8.0.10"}, the laptop reaches private addresses, as 10.8.0.10
+     "blocks": {"cr-0123456789abcdef0": { capacity blocks that the account has bought
                             "zone": "us-east-1a", "type": "p5.48xlarge", "count": 2,
                             "start": "2026-11-20T11:30:00Z", "end": "2026-11-22T11:30:00Z"}},
-     "cleanup":        {"reservations": 120},                seconds until the place of an ended instance is free again
-     "efa_devices":    {"p4d.24xlarge": 3},                  new nodes show at most this many EFA devices
-     "throttle":       {"RunInstances": 2},                  the next calls fail with RequestLimitExceeded, no effect
-     "lose":           {"RunInstances": 1},                  the next calls take effect, and their response is lost
-     "unlisted":       {"elastic-ip": 2},                    seconds in which a filter by tag omits new ones (LISTED_LATE)
-     "latency":        {"*": 0.1, "RunInstances": 2.5},      seconds before a call starts; "*" for all others
-     "fail_launch":    {"us-east-1a": {"code": "Server.InsufficientInstanceCapacity", "instances": 1, "launches": 1}},
-                       the next launches in a zone succeed, and so many of their instances terminate instead of running
-     "prices":         {"g5.xlarge": 1.5},                   USD per hour on demand, in every region (Pricing API)
-     "spot_prices":    {"us-east-1a": {"g5.xlarge": 0.4}},   USD per hour
-     "reject":         {"RunInstances": {"code": "UnauthorizedOperation", "message": "", "status": 403, "calls": 1}},
-     "link":           {"latency": 0.05, "mbit": 200, "loss": 5},   between laptop and nodes; null removes it
-     "boot":           {"ssh_seconds": 60},                  of the nodes that boot from then on
-     "roles":          {"arn:aws:iam::123456789012:role/x": {"codes": ["123456"], "seconds": 900}},   see Role
-     "clock":          {"ahead": 900}}                       seconds by which AWS's clock is ahead of this computer's
+     "cleanup": {"reservations": 120}, seconds until the place of an ended instance is free again
+     "efa_devices": {"p4d.24xlarge": 3}, new nodes show at most this many EFA devices "throttle":
+     {"RunInstances": 2}, the next calls fail with RequestLimitExceeded, no effect "lose": {"RunInstances":
+     1}, the next calls take effect, and their response is lost "unlisted": {"elastic-ip": 2}, seconds in
+     which a filter by tag omits new ones (LISTED_LATE) "latency": {"*": 0.1, "RunInstances": 2.5}, seconds
+     before a call starts; "*" for all others "fail_launch": {"us-east-1a": {"code":
+     "Server.InsufficientInstanceCapacity", "instances": 1, "launches": 1}},
+                       the next launches in a zone succeed, and so many of their instances terminate instead
+                       of running
+     "prices": {"g5.xlarge": 1.5}, USD per hour on demand, in every region (Pricing API) "spot_prices":
+     {"us-east-1a": {"g5.xlarge": 0.4}}, USD per hour "reject": {"RunInstances": {"code":
+     "UnauthorizedOperation", "message": "", "status": 403, "calls": 1}}, "link": {"latency": 0.05, "mbit":
+     200, "loss": 5}, between laptop and nodes; null removes it "boot": {"ssh_seconds": 60}, of the nodes that
+     boot from then on "roles": {"arn:aws:iam::123456789012:role/x": {"codes": ["123456"], "seconds": 900}},
+     see Role "clock": {"ahead": 900}} seconds by which AWS's clock is ahead of this computer's
 
-Conditions that count calls end by themselves and disappear from the response. A body that is invalid in any part
-changes nothing and is answered with HTTP 400 and {"error": MESSAGE, "known": [NAMES]}.
+Conditions that count calls end by themselves and disappear from the response. A body that is invalid in any
+part changes nothing and is answered with HTTP 400 and {"error": MESSAGE, "known": [NAMES]}.
 """
 
 from __future__ import annotations

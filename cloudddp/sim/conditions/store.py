@@ -44,7 +44,8 @@ class Store:
     def call(self, action: str, *, dry_run: bool = False) -> CallOutcome:
         """Return the outcome of one call of `action`, and count it against the condition that applies.
 
-        A dry run is refused only where the permission is missing: the other conditions are about calls with an effect.
+        A dry run is refused only where the permission is missing: the other conditions are about calls with
+        an effect.
         """
         with self._lock:
             now = self._conditions

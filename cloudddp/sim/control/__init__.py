@@ -1,7 +1,8 @@
 """Starts, finds and stops the simulator's server process, and points AWS clients at it.
 
-Standard library only, since every command with `--sim` imports it. It finds the server by the record in `sim/sim.json`,
-the marks on processes and the admin API, and imports none of its code. The caller passes in the home folder.
+Standard library only, since every command with `--sim` imports it. It finds the server by the record in
+`sim/sim.json`, the marks on processes and the admin API, and imports none of its code. The caller passes in
+the home folder.
 """
 
 from cloudddp.sim.control.admin_client import conditions, fault, interrupt, maintenance, nodes, permissions

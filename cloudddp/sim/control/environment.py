@@ -36,7 +36,8 @@ HIDDEN = (
     "AWS_USE_FIPS_ENDPOINT",
     "AWS_USE_DUALSTACK_ENDPOINT",
 )
-"""Variables to remove in addition to setting `environment`: each could redirect a call, or supply a real key."""
+"""Variables to remove in addition to setting `environment`: each could redirect a call, or supply a real
+key."""
 
 
 def environment(sim: Simulator) -> dict[str, str]:

@@ -52,9 +52,11 @@ def denies_everything(path: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Port 0 means any. `interfaces` are the names that the nodes' interfaces get in turn. `timing` overrides TIMING.
+    """Port 0 means any. `interfaces` are the names that the nodes' interfaces get in turn. `timing` overrides
+    TIMING.
 
-    `policies` limits callers, by kind: `policy` the user that the simulator's key belongs to, `scp` the whole account.
+    `policies` limits callers, by kind: `policy` the user that the simulator's key belongs to, `scp` the whole
+    account.
     """
 
     port: int = 0
@@ -65,7 +67,8 @@ class Options:
     policies: Mapping[str, PolicyFile] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Raise UsageError for an unknown kind of nodes, or an interface name that is invalid or has no effect."""
+        """Raise UsageError for an unknown kind of nodes, or an interface name that is invalid or has no
+        effect."""
         if self.nodes not in KINDS:
             raise UsageError(
                 f"unknown kind of nodes {self.nodes!r}",
@@ -75,7 +78,8 @@ class Options:
             if not _INTERFACE.fullmatch(name) or name in _RESERVED:
                 raise UsageError(
                     f"invalid interface name {name!r}",
-                    hint="1 to 15 letters, digits, '.', '_' or '-', as in --interface enp71s0; not lo, all or default",
+                    hint="1 to 15 letters, digits, '.', '_' or '-', as in --interface enp71s0; not lo, all "
+                    "or default",
                 )
         if self.interfaces and self.nodes == "process":
             raise UsageError(

@@ -42,9 +42,9 @@ def start(
 ) -> Simulator:
     """Return the running simulator of `home`, started if there is none; it outlives the caller.
 
-    The options are those of options.Options; `nodes` is auto, namespace or process. `policies` are the files of
-    `policy` and `scp`. `timeout` is in seconds. Raises CloudDDPError if it cannot start, or if one is running with
-    other options; UsageError for invalid options.
+    The options are those of options.Options; `nodes` is auto, namespace or process. `policies` are the files
+    of `policy` and `scp`. `timeout` is in seconds. Raises CloudDDPError if it cannot start, or if one is
+    running with other options; UsageError for invalid options.
     """
     files = {kind: read_policy(path) for kind, path in policies.items()}
     options = Options(port, ssh_port, nodes, tuple(interfaces), timing, files)
@@ -56,7 +56,8 @@ def start(
             if differences := options.differences(running):
                 raise CloudDDPError(
                     f"the simulator is already running, with {', '.join(differences)}",
-                    hint=f"to start it anew, without its nodes: `cloudddp sim stop && {options.command_line()}`",
+                    hint="to start it anew, without its nodes: `cloudddp sim stop && "
+                    f"{options.command_line()}`",
                 )
             return running
         _check_requirements()
@@ -65,7 +66,8 @@ def start(
 
 
 def stop(home: Path) -> int:
-    """End the server and every process of every node, and remove the nodes' files. Works after a crash as well.
+    """End the server and every process of every node, and remove the nodes' files. Works after a crash as
+    well.
 
     Returns the number of processes ended: 0 if nothing was running.
     """
@@ -97,7 +99,8 @@ def _check_requirements() -> None:
     missing = [name for name in ("moto", "asyncssh") if importlib.util.find_spec(name) is None]
     if missing:
         raise CloudDDPError(
-            f"the simulator needs {' and '.join(missing)}, which {'are' if missing[1:] else 'is'} not installed",
+            f"the simulator needs {' and '.join(missing)}, which {'are' if missing[1:] else 'is'} not "
+            "installed",
             hint="pip install 'cloudddp[sim]' (in a clone: pip install '.[sim]')",
         )
 

@@ -18,7 +18,8 @@ INTERFACE = "ens5"  # default name of a node's network interface
 
 @dataclass(frozen=True, slots=True)
 class Simulator:
-    """A running simulator. `network` includes the address of every node; `ssh_port` is the same on all of them."""
+    """A running simulator. `network` includes the address of every node; `ssh_port` is the same on all of
+    them."""
 
     pid: int
     endpoint: str
@@ -37,7 +38,8 @@ class Simulator:
 
 
 def find(home: Path) -> Simulator | None:
-    """Return the running simulator of `home`, or None. A process that has reused its pid is not mistaken for it.
+    """Return the running simulator of `home`, or None. A process that has reused its pid is not mistaken for
+    it.
 
     Raises UsageError if other users could have written the record.
     """

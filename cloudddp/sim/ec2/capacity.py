@@ -1,7 +1,7 @@
 """How many instances EC2 grants a request: offerings by zone, capacity, quotas, free addresses.
 
-Decides between a request's minimum and maximum count, and raises the error for what is short. The limits are set as
-conditions (cloudddp/sim/conditions); without a condition there is no limit.
+Decides between a request's minimum and maximum count, and raises the error for what is short. The limits are
+set as conditions (cloudddp/sim/conditions); without a condition there is no limit.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def allocate(instance: Any) -> None:
 
 
 def release(instance: Any) -> None:
-    """Free the capacity of an instance. No effect for one that has none: stopped, or not completely launched."""
+    """Free the capacity of an instance. No effect for one that has none: stopped, or not completely
+    launched."""
     if _is_allocated(instance):
         zone, instance_type = instance._capacity
         instance._capacity = None
@@ -88,11 +89,13 @@ def _check_offering(backend: Any, launch: Launch) -> None:
     if not offered:
         client_error(
             "Unsupported",
-            "The requested configuration is currently not supported. Please check the documentation for supported configurations.",
+            "The requested configuration is currently not supported. Please check the documentation for "
+            "supported configurations.",
         )
     client_error(
         "Unsupported",
-        f"Your requested instance type ({launch.instance_type}) is not supported in your requested Availability Zone "
+        f"Your requested instance type ({launch.instance_type}) is not supported in your requested "
+        "Availability Zone "
         f"({launch.zone}). Please retry your request by not specifying an Availability Zone or choosing "
         f"{', '.join(offered)}.",
     )
@@ -112,14 +115,16 @@ def _insufficient_capacity(backend: Any, launch: Launch) -> NoReturn:
         f"in the Availability Zone you requested ({launch.zone})" if launch.names_zone else "in this region"
     )
     hint = (
-        f"You can currently get {launch.instance_type} capacity by not specifying an Availability Zone in your request "
+        f"You can currently get {launch.instance_type} capacity by not specifying an Availability Zone in "
+        "your request "
         f"or choosing {', '.join(others)}."
         if others
         else ""
     )
     server_error(
         "InsufficientInstanceCapacity",
-        f"We currently do not have sufficient {launch.instance_type} capacity {where}. Our system will be working on "
+        f"We currently do not have sufficient {launch.instance_type} capacity {where}. Our system will be "
+        "working on "
         f"provisioning additional capacity. {hint}".strip(),
     )
 
@@ -142,7 +147,8 @@ def _within_quota(backend: Any, launch: Launch) -> int:
 
 
 def _counts(instance: Any) -> bool:
-    """Return whether the instance counts against a quota; also one that the same request is about to start."""
+    """Return whether the instance counts against a quota; also one that the same request is about to
+    start."""
     return instance.state in _COUNTED or (instance.state == "stopped" and _is_allocated(instance))
 
 
@@ -151,8 +157,10 @@ def _over_quota(launch: Launch, limit: int) -> NoReturn:
         client_error("MaxSpotInstanceCountExceeded", "Max spot instance count exceeded")
     client_error(
         "VcpuLimitExceeded",
-        f"You have requested more vCPU capacity than your current vCPU limit of {limit} allows for the instance "
-        "bucket that the specified instance type belongs to. Please visit http://aws.amazon.com/contact-us/ec2-request "
+        f"You have requested more vCPU capacity than your current vCPU limit of {limit} allows for the "
+        "instance "
+        "bucket that the specified instance type belongs to. Please visit "
+        "http://aws.amazon.com/contact-us/ec2-request "
         "to request an adjustment to this limit.",
     )
 

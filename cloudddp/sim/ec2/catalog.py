@@ -21,7 +21,8 @@ _P5 = ("p5", "p6")  # have a spot quota of their own
 
 
 def gpus(instance_type: str) -> list[tuple[str, int]]:
-    """Return model and memory (MiB) of each GPU of an instance type; empty if it has none, or a fraction of one."""
+    """Return model and memory (MiB) of each GPU of an instance type; empty if it has none, or a fraction of
+    one."""
     listed = _type(instance_type).get("GpuInfo", {}).get("Gpus", [])
     return [
         (f"{gpu['Manufacturer']} {gpu['Name']}", int(gpu.get("MemoryInfo", {}).get("SizeInMiB", 0)))

@@ -1,7 +1,7 @@
 """Idempotency of RunInstances: the same ClientToken returns the same reservation.
 
-Tokens are zonal, as on EC2: if a request names a zone or subnet, the token is valid for that zone only, and the same
-token with another zone launches a second set of instances.
+Tokens are zonal, as on EC2: if a request names a zone or subnet, the token is valid for that zone only, and
+the same token with another zone launches a second set of instances.
 """
 
 from __future__ import annotations
@@ -44,12 +44,14 @@ def launch_once(backend: Any, request: dict[str, Any], launch: Callable[[], Any]
     if known[key].digest != digest:
         client_error(
             "IdempotentParameterMismatch",
-            "Arguments on this idempotent request are inconsistent with arguments used in previous request(s).",
+            "Arguments on this idempotent request are inconsistent with arguments used in previous "
+            "request(s).",
         )
     if all(instance.state == "terminated" for instance in known[key].reservation.instances):
         client_error(
             "IdempotentInstanceTerminated",
-            "The request to launch an instance uses the same client token as a previous request for which the "
+            "The request to launch an instance uses the same client token as a previous request for which "
+            "the "
             "instance has been terminated.",
         )
     return known[key].reservation, False

@@ -1,7 +1,7 @@
 """The RunInstances request that this thread is serving.
 
-moto passes only some of a request's parameters to the code that creates instances, volumes and interfaces; patches of
-that code read the others here. Empty for other ways to launch (a fleet, a spot request).
+moto passes only some of a request's parameters to the code that creates instances, volumes and interfaces;
+patches of that code read the others here. Empty for other ways to launch (a fleet, a spot request).
 """
 
 from __future__ import annotations

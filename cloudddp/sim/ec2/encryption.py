@@ -1,8 +1,8 @@
 """KMS keys of volumes: which key a volume gets, and whether EC2 can use it.
 
-EC2 checks the key after it has accepted a launch (API Reference, CreateVolume: "Amazon Web Services authenticates the
-KMS key asynchronously. Therefore, if you specify an ID, alias, or ARN that is not valid, the action can appear to
-complete, but eventually fails"): the instances go from pending to terminated.
+EC2 checks the key after it has accepted a launch (API Reference, CreateVolume: "Amazon Web Services
+authenticates the KMS key asynchronously. Therefore, if you specify an ID, alias, or ARN that is not valid,
+the action can appear to complete, but eventually fails"): the instances go from pending to terminated.
 """
 
 from __future__ import annotations
@@ -14,22 +14,24 @@ from typing import Any
 
 _may_use: ContextVar[Callable[[str], bool]] = ContextVar("may_use", default=lambda _arn: True)
 
-# "If the reason is Client.InternalError: Client error on launch, that typically indicates that the root volume is
-# encrypted and that you do not have permissions to access the KMS key for decryption" (Amazon EC2 User Guide,
-# "Troubleshoot instance launch issues").
+# "If the reason is Client.InternalError: Client error on launch, that typically indicates that the root
+# volume is encrypted and that you do not have permissions to access the KMS key for decryption" (Amazon EC2
+# User Guide, "Troubleshoot instance launch issues").
 NO_ACCESS = "Client.InternalError: Client error on launch"
 # github.com/hashicorp/packer/issues/12683, github.com/CiscoDevNet/cloud-cml/issues/8
 WRONG_STATE = "Client.InvalidKMSKey.InvalidState: The KMS key provided is in an incorrect state"
 
 
 def key_arn(backend: Any, key: str | None) -> str | None:
-    """Return the ARN of a key given as id, alias or ARN, which EC2 shows; the text itself if there is no such key."""
+    """Return the ARN of a key given as id, alias or ARN, which EC2 shows; the text itself if there is no such
+    key."""
     found = _find(backend, key) if key else None
     return str(found.arn) if found is not None else key
 
 
 def launch_failure(instance: Any) -> str:
-    """Return the state reason with which an instance ends because of a volume's key, or '' if every key is usable."""
+    """Return the state reason with which an instance ends because of a volume's key, or '' if every key is
+    usable."""
     backend = instance.ec2_backend
     for mapping in instance.block_device_mapping.values():
         volume = backend.volumes.get(mapping.volume_id)

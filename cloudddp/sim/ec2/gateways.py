@@ -1,8 +1,9 @@
 """Internet gateways and routes to them: what a new account has, and what EC2 refuses.
 
-The default VPC has an internet gateway and a main route table with a route to it for 0.0.0.0/0 ("Default VPC components",
-https://docs.aws.amazon.com/vpc/latest/userguide/default-vpc-components.html); moto's has neither. A route whose target
-is gone is a `blackhole`; moto shows every route as active. The lab's router follows the records (net/routes.py).
+The default VPC has an internet gateway and a main route table with a route to it for 0.0.0.0/0 ("Default VPC
+components", https://docs.aws.amazon.com/vpc/latest/userguide/default-vpc-components.html); moto's has
+neither. A route whose target is gone is a `blackhole`; moto shows every route as active. The lab's router
+follows the records (net/routes.py).
 """
 
 from __future__ import annotations

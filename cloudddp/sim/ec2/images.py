@@ -1,4 +1,5 @@
-"""Adds the images of ami_catalog.py, and the SSM parameters that name them, in place of moto's images of 2017."""
+"""Adds the images of ami_catalog.py, and the SSM parameters that name them, in place of moto's images of
+2017."""
 
 from __future__ import annotations
 

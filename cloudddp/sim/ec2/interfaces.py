@@ -1,7 +1,8 @@
 """Network interfaces of instances: several cards, EFA, and the limits of the instance type.
 
-moto keeps one interface per device index, all of type `interface` on card 0. Here an instance's interfaces are keyed
-by card and index, have the requested type, and are deleted with the instance. Addresses: see ip_addresses.py.
+moto keeps one interface per device index, all of type `interface` on card 0. Here an instance's interfaces
+are keyed by card and index, have the requested type, and are deleted with the instance. Addresses: see
+ip_addresses.py.
 """
 
 from __future__ import annotations
@@ -53,13 +54,15 @@ def visible(instance: Any) -> list[Any]:
 
 
 def check(instance_type: str, nics: list[dict[str, Any]], *, count: int, groups: bool) -> None:
-    """Fail the request for interfaces that the type does not support. `groups`: whether it names groups as well."""
+    """Fail the request for interfaces that the type does not support. `groups`: whether it names groups as
+    well."""
     if not nics:
         return
     if groups:
         client_error(
             "InvalidParameterCombination",
-            "Network interfaces and an instance-level security groups may not be specified on the same request",
+            "Network interfaces and an instance-level security groups may not be specified on the same "
+            "request",
         )
     _check_positions(nics)
     for nic in nics:
@@ -67,7 +70,8 @@ def check(instance_type: str, nics: list[dict[str, Any]], *, count: int, groups:
     if len(nics) > 1 and any(nic.get("AssociatePublicIpAddress") for nic in nics):
         client_error(
             "InvalidParameterCombination",
-            "The associatePublicIPAddress parameter cannot be specified when launching with multiple network interfaces.",
+            "The associatePublicIPAddress parameter cannot be specified when launching with multiple network "
+            "interfaces.",
         )
     if count > 1 and any(nic.get("NetworkInterfaceId") for nic in nics):
         client_error(
@@ -307,7 +311,8 @@ def _delete_interface(original: Callable[..., Any], self: Any) -> Any:
 
 
 def release(instance: Any) -> None:
-    """Release the interfaces of an instance that has ended: those created for it are deleted, others detached."""
+    """Release the interfaces of an instance that has ended: those created for it are deleted, others
+    detached."""
     for interface in list(instance.nics.values()):
         ip_addresses.disassociate(interface)
         if interface.delete_on_termination and interface.id in instance.ec2_backend.enis:

@@ -1,7 +1,7 @@
 """Private addresses of subnets, and Elastic IPs.
 
-A full subnet answers with EC2's error, and a subnet with interfaces cannot be deleted. An Elastic IP replaces an
-instance's public address; the lab's router follows after each call.
+A full subnet answers with EC2's error, and a subnet with interfaces cannot be deleted. An Elastic IP replaces
+an instance's public address; the lab's router follows after each call.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def subnet_full(subnet_id: str) -> None:
     """Fail the request: the subnet has too few free addresses."""
     client_error(
         "InsufficientFreeAddressesInSubnet",
-        f"There are not enough free addresses in subnet '{subnet_id}' to satisfy the requested number of instances.",
+        f"There are not enough free addresses in subnet '{subnet_id}' to satisfy the requested number of "
+        "instances.",
     )
 
 
@@ -194,7 +195,8 @@ def _associate(
 
 
 def _end_replaced(backend: Any, elastic: Any, eni: Any) -> None:
-    """End the associations that a new one replaces: the interface's other address, the address's other interface."""
+    """End the associations that a new one replaces: the interface's other address, the address's other
+    interface."""
     for other in backend.addresses:
         if other is not elastic and other.eni is eni:
             other.instance = other.eni = other.association_id = None

@@ -1,12 +1,13 @@
 """Key pairs: names are unique in an account and region, and a pair is deleted by name or by id.
 
-moto checks the name and stores the pair in two steps, so that two concurrent requests may both succeed. It implements
-DeleteKeyPair by name only; by id it deletes nothing and reports success.
+moto checks the name and stores the pair in two steps, so that two concurrent requests may both succeed. It
+implements DeleteKeyPair by name only; by id it deletes nothing and reports success.
 
-Sources: EC2 API reference, DeleteKeyPair (parameters KeyName and KeyPairId, neither required by itself; "Return: Is
-true if the request succeeds, and an error otherwise") and "Error codes" (InvalidKeyPair.Duplicate: "The key pair name
-already exists in that Region"; InvalidKeyPair.NotFound). A name that does not exist is not an error
-(https://github.com/boto/boto3/issues/865); whether an id that does not exist is one is not documented, here it is.
+Sources: EC2 API reference, DeleteKeyPair (parameters KeyName and KeyPairId, neither required by itself;
+"Return: Is true if the request succeeds, and an error otherwise") and "Error codes"
+(InvalidKeyPair.Duplicate: "The key pair name already exists in that Region"; InvalidKeyPair.NotFound). A name
+that does not exist is not an error (https://github.com/boto/boto3/issues/865); whether an id that does not
+exist is one is not documented, here it is.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """New resources that EC2 has created and does not list by tag yet.
 
-EC2's API is eventually consistent: "the result of an API command you run that affects your Amazon EC2 resources might not
-be immediately visible to all subsequent commands you run" (EC2 API reference, "Eventual consistency"). moto lists
-everything at once. With the condition `unlisted`, Describe calls with a filter by tag omit the resources of a kind that were
-tagged less than so many seconds ago; by id, by name, and without a filter they are found.
+EC2's API is eventually consistent: "the result of an API command you run that affects your Amazon EC2
+resources might not be immediately visible to all subsequent commands you run" (EC2 API reference, "Eventual
+consistency"). moto lists everything at once. With the condition `unlisted`, Describe calls with a filter by
+tag omit the resources of a kind that were tagged less than so many seconds ago; by id, by name, and without a
+filter they are found.
 """
 
 from __future__ import annotations

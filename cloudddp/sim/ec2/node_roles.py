@@ -1,8 +1,8 @@
 """The role of an instance: its temporary credentials, and what its policies are.
 
 A node gets credentials of the role in its instance profile from the metadata service
-(docs.aws.amazon.com/AWSEC2/latest/UserGuide/instance-metadata-security-credentials.html). Reads moto's associations of
-profiles, and the policies that are attached to roles.
+(docs.aws.amazon.com/AWSEC2/latest/UserGuide/instance-metadata-security-credentials.html). Reads moto's
+associations of profiles, and the policies that are attached to roles.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def session_with(access_key: str) -> Any | None:
 
 
 def policy_of(session: Any) -> Policy:
-    """Return what the policies of a session's role say together: those in the role, and those attached to it."""
+    """Return what the policies of a session's role say together: those in the role, and those attached to
+    it."""
     from moto.iam.models import iam_backends
 
     role = iam_backends[_ACCOUNT][session.partition].get_role_by_arn(session.role_arn)

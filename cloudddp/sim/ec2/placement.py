@@ -1,6 +1,7 @@
 """Placement groups: the actions that moto lacks, and the constraints on a launch into a group.
 
-A cluster group is confined to one zone, and to instance types that support it. Network distance is not simulated.
+A cluster group is confined to one zone, and to instance types that support it. Network distance is not
+simulated.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def install() -> None:
 def check(
     backend: Any, request: dict[str, Any], *, instance_type: str, zone: str, spot: dict[str, Any]
 ) -> Any:
-    """Return the group that a launch's Placement names, or None. Fails the request if the group does not allow it."""
+    """Return the group that a launch's Placement names, or None. Fails the request if the group does not
+    allow it."""
     name = request.get("GroupName") or request.get("GroupId")
     if not name:
         return None
@@ -39,7 +41,8 @@ def check(
     if group.strategy not in catalog.strategies(instance_type):
         client_error(
             "InvalidParameterCombination",
-            f"{group.strategy.capitalize()} placement groups are not supported by the '{instance_type}' instance type. "
+            f"{group.strategy.capitalize()} placement groups are not supported by the '{instance_type}' "
+            "instance type. "
             "Specify a supported instance type or change the placement group strategy, and try again.",
         )
     if group.strategy == "cluster":
@@ -51,7 +54,8 @@ def _check_cluster(backend: Any, group: Any, zone: str, spot: dict[str, Any]) ->
     if spot.get("InstanceInterruptionBehavior") in ("stop", "hibernate"):
         client_error(
             "InvalidParameterCombination",
-            "A Spot Instance that is stopped or hibernated on interruption cannot be launched in a cluster placement group.",
+            "A Spot Instance that is stopped or hibernated on interruption cannot be launched in a cluster "
+            "placement group.",
         )
     zones = {instance.placement.zone for instance in _members(backend, group)}
     if zones - {zone}:

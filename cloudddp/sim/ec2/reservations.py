@@ -1,8 +1,9 @@
 """Capacity reservations: on-demand ones, created by the API, and capacity blocks, which are a condition.
 
-A reservation holds places for instances of one type, platform and tenancy in one zone. An instance uses a place until it
-has ended and EC2 has cleaned up (condition `cleanup`). Without a target, an instance uses an open on-demand
-reservation that matches it (EC2 User Guide, "Launch instances into an existing Capacity Reservation").
+A reservation holds places for instances of one type, platform and tenancy in one zone. An instance uses a
+place until it has ended and EC2 has cleaned up (condition `cleanup`). Without a target, an instance uses an
+open on-demand reservation that matches it (EC2 User Guide, "Launch instances into an existing Capacity
+Reservation").
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from cloudddp.sim.ec2.current_request import parameters
 from cloudddp.sim.ec2.patch import LOCK, add, backend_data, client_error, result
 
 BLOCK_END = timedelta(minutes=30)
-"""Before the end of a block, EC2 begins to terminate its instances (EC2 User Guide, "Capacity Blocks for ML")."""
+"""Before the end of a block, EC2 begins to terminate its instances (EC2 User Guide, "Capacity Blocks for
+ML")."""
 EXPIRED = "Server.CapacityBlockExpired: Instance terminated because its Capacity Block ends"
 
 _MOST = 1000  # instances of one reservation
@@ -91,7 +93,8 @@ def check(backend: Any, request: Request) -> Any:
 def _exceeded() -> NoReturn:
     client_error(
         "ReservationCapacityExceeded",
-        "The requested reservation does not have sufficient compatible and available capacity for this request.",
+        "The requested reservation does not have sufficient compatible and available capacity for this "
+        "request.",
     )
 
 

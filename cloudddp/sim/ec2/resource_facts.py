@@ -1,4 +1,5 @@
-"""What conditions of policies can refer to: the tags of moto's EC2 resources, and a few of their attributes."""
+"""What conditions of policies can refer to: the tags of moto's EC2 resources, and a few of their
+attributes."""
 
 from __future__ import annotations
 

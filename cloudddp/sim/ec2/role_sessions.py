@@ -1,7 +1,8 @@
 """STS's rules about roles that moto leaves out: MFA, who may assume a role, and the end of a session.
 
-An assumed role needs a code of the caller's MFA device where its trust policy says so; each code is valid once
-(docs.aws.amazon.com/IAM/latest/UserGuide/id_credentials_mfa_configure-api-require.html). Which roles do is a condition.
+An assumed role needs a code of the caller's MFA device where its trust policy says so; each code is valid
+once (docs.aws.amazon.com/IAM/latest/UserGuide/id_credentials_mfa_configure-api-require.html). Which roles do
+is a condition.
 """
 
 from __future__ import annotations

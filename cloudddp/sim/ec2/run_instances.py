@@ -149,8 +149,8 @@ def _launch(
 def _check(
     backend: Any, image_id: str, min_count: int, kwargs: dict[str, Any]
 ) -> tuple[capacity.Launch, Any, Any]:
-    """Check all but capacity, in EC2's order. Return what the launch needs, its placement group or None, and the capacity
-    reservation that it uses or None."""
+    """Check all but capacity, in EC2's order. Return what the launch needs, its placement group or None, and
+    the capacity reservation that it uses or None."""
     max_count = int(parameters().get("MaxCount", min_count))
     nics, instance_type = kwargs.get("nics") or [], _instance_type(backend, kwargs)
     security_groups.check_interfaces(backend, nics)
@@ -202,7 +202,8 @@ def _instance_type(backend: Any, kwargs: dict[str, Any]) -> str:
 
 
 def _choose_subnet(backend: Any, kwargs: dict[str, Any], instance_type: str, min_count: int) -> bool:
-    """Choose a default subnet if the request names none. Return whether the request names a zone or subnet."""
+    """Choose a default subnet if the request names none. Return whether the request names a zone or
+    subnet."""
     nics = kwargs.get("nics") or []
     if kwargs.get("subnet_id") or any(nic.get("SubnetId") or nic.get("NetworkInterfaceId") for nic in nics):
         return True

@@ -235,7 +235,8 @@ def _rules(response: Any) -> tuple[Any, list[Any]]:
 
 
 def _authorize(original: Callable[..., Any], self: Any) -> Any:
-    """Create all rules of a request or none, and return all. moto keeps those before the one that it rejects."""
+    """Create all rules of a request or none, and return all. moto keeps those before the one that it
+    rejects."""
     with LOCK:
         group, before = _rules(self)
         try:

@@ -1,4 +1,5 @@
-"""Security groups: deleting one that is in use, naming one that does not exist, changing those of an instance.
+"""Security groups: deleting one that is in use, naming one that does not exist, changing those of an
+instance.
 
 Rules are checked in security_group_rules.py, and enforced in net/.
 """
@@ -13,7 +14,8 @@ from cloudddp.sim.ec2.patch import LOCK, client_error, override, result, wrap
 
 
 def install() -> None:
-    """Patch moto's calls on groups, and keep the groups of an instance and of its primary interface the same."""
+    """Patch moto's calls on groups, and keep the groups of an instance and of its primary interface the
+    same."""
     from moto.ec2.models import EC2Backend
     from moto.ec2.models.elastic_network_interfaces import NetworkInterface
     from moto.ec2.responses.security_groups import SecurityGroups

@@ -13,7 +13,8 @@ NO_CAPACITY = "instance-terminated-no-capacity"
 
 _MESSAGES = {
     "fulfilled": "Your Spot request is fulfilled.",
-    "request-canceled-and-instance-running": "Your Spot request is canceled, but your instance is still running.",
+    "request-canceled-and-instance-running": "Your Spot request is canceled, but your instance is still "
+    "running.",
     BY_USER: "Spot Instance terminated due to user-initiated termination.",
     NO_CAPACITY: "Your Spot Instance was terminated because there is no Spot capacity available.",
 }
@@ -126,7 +127,8 @@ def _describe(
 
 
 def _cancel(backend: Any, request_ids: list[str]) -> list[Any]:
-    """Cancel requests and keep them: moto deletes them, EC2 shows them for hours and leaves the instance running."""
+    """Cancel requests and keep them: moto deletes them, EC2 shows them for hours and leaves the instance
+    running."""
     with LOCK:
         _check_exist(backend, request_ids)
         cancelled = [backend.spot_instance_requests[one] for one in request_ids]

@@ -1,7 +1,8 @@
-"""StopInstances, StartInstances and ModifyInstanceAttribute: EC2's checks, for all instances of a request or none.
+"""StopInstances, StartInstances and ModifyInstanceAttribute: EC2's checks, for all instances of a request or
+none.
 
-A stopped instance frees its capacity, and needs capacity again to start. The hosts behind the instances are stopped
-and started in hosts/lifecycle.py.
+A stopped instance frees its capacity, and needs capacity again to start. The hosts behind the instances are
+stopped and started in hosts/lifecycle.py.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def _stop(original: Callable[..., Any], self: Any, instance_ids: list[str]) -> A
             if spot.is_one_time(instance):
                 client_error(
                     "UnsupportedOperation",
-                    f"You can't stop the Spot Instance '{instance.id}' because it is associated with a one-time "
+                    f"You can't stop the Spot Instance '{instance.id}' because it is associated with a "
+                    "one-time "
                     "Spot Instance request. You can only stop Spot Instances associated with persistent Spot "
                     "Instance requests.",
                 )

@@ -1,7 +1,7 @@
 """Limits on the tags of a request, and a direct look-up of the tags of one resource.
 
-For each resource, moto matches every tag of the account against a pattern, so that listing a few hundred instances
-takes seconds.
+For each resource, moto matches every tag of the account against a pattern, so that listing a few hundred
+instances takes seconds.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ def install() -> None:
 def _check(original: Callable[..., Any], self: Any) -> Any:
     """Check the tags of every call that writes tags, before it has any effect.
 
-    Limits: Amazon EC2 User Guide, "Tag your Amazon EC2 resources"; TagLimitExceeded: API reference, "Error codes". The
-    sentence about reserved keys is that of EC2 (github.com/kubernetes-sigs/cluster-api-provider-aws/pull/5461).
+    Limits: Amazon EC2 User Guide, "Tag your Amazon EC2 resources"; TagLimitExceeded: API reference, "Error
+    codes". The sentence about reserved keys is that of EC2
+    (github.com/kubernetes-sigs/cluster-api-provider-aws/pull/5461).
     """
     from moto.ec2.exceptions import EC2ClientError
 
@@ -67,7 +68,8 @@ def _check_tags(tags: list[Any]) -> None:
         if key.lower().startswith(_RESERVED):
             client_error(
                 "InvalidParameterValue",
-                f"Value ( {key} ) for parameter key is invalid. Tag keys starting with 'aws:' are reserved for internal use",
+                f"Value ( {key} ) for parameter key is invalid. Tag keys starting with 'aws:' are reserved "
+                "for internal use",
             )
         if not 0 < len(key) <= _LONGEST_KEY:
             client_error("InvalidParameterValue", f"Tag keys must have 1 to {_LONGEST_KEY} characters")

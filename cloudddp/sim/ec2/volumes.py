@@ -61,7 +61,8 @@ def _check_throughput(ebs: dict[str, Any]) -> None:
     if throughput / iops > 0.25:
         client_error(
             "InvalidParameterValue",
-            f"Throughput (MiBps) to iops ratio of {throughput / iops:.6f} is too high; maximum is 0.250000 MiBps per iops",
+            f"Throughput (MiBps) to iops ratio of {throughput / iops:.6f} is too high; maximum is 0.250000 "
+            "MiBps per iops",
         )
 
 

@@ -1,7 +1,7 @@
 """Rejects parameters with characters that XML cannot represent.
 
-EC2's responses are XML 1.0, which excludes most control characters: one of them in a tag would make every later
-response that includes the tag invalid.
+EC2's responses are XML 1.0, which excludes most control characters: one of them in a tag would make every
+later response that includes the tag invalid.
 """
 
 from __future__ import annotations

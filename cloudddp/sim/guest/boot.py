@@ -1,8 +1,9 @@
 """The order of a boot: cloud-init's network stage, sysinit.target, sshd, cloud-init's last stage.
 
-As on Ubuntu: cloud-init-network.service (bootcmd, write_files, host keys) is ordered before sysinit.target, so nothing
-that waits for that target runs yet: no D-Bus and no logind, but systemd itself answers root on /run/systemd/private.
-sshd comes after it, and cloud-final.service (runcmd, scripts) last. Timers run from the beginning.
+As on Ubuntu: cloud-init-network.service (bootcmd, write_files, host keys) is ordered before sysinit.target,
+so nothing that waits for that target runs yet: no D-Bus and no logind, but systemd itself answers root on
+/run/systemd/private. sshd comes after it, and cloud-final.service (runcmd, scripts) last. Timers run from the
+beginning.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from . import cloud_init, log, on_node, services
 from .sshd import Sshd
 
 NOLOGIN = Path("/run/nologin")
-# What systemd-tmpfiles writes during the boot; systemd-user-sessions.service removes it (tmpfiles.d/systemd-nologin.conf).
+# What systemd-tmpfiles writes during the boot; systemd-user-sessions.service removes it
+# (tmpfiles.d/systemd-nologin.conf).
 _NOLOGIN_TEXT = (
     "System is booting up. Unprivileged users are not permitted to log in yet. Please come back later."
 )

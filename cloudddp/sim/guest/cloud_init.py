@@ -1,7 +1,7 @@
 """A small cloud-init: the directives that launchers use, in cloud-init's order and once per instance.
 
-`early` runs before sshd starts (keys, files, bootcmd), `late` afterwards (runcmd, a user-data script). Unsupported
-directives are listed in `cloud-init status --long`.
+`early` runs before sshd starts (keys, files, bootcmd), `late` afterwards (runcmd, a user-data script).
+Unsupported directives are listed in `cloud-init status --long`.
 """
 
 from __future__ import annotations
@@ -88,9 +88,11 @@ def ignored(config: dict[str, Any]) -> list[str]:
 
 
 def shellify(commands: Any) -> str:
-    """Return one shell script for all commands, as cloud-init does: a string is a line of shell, a list an argv.
+    """Return one shell script for all commands, as cloud-init does: a string is a line of shell, a list an
+    argv.
 
-    `cd` and variables therefore last to the end, and the exit code is that of the last command. Raises TypeError.
+    `cd` and variables therefore last to the end, and the exit code is that of the last command. Raises
+    TypeError.
     """
     lines = ["#!/bin/sh"]
     for command in _list(commands):

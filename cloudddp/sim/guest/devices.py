@@ -142,7 +142,8 @@ def _answer_fi_info(devices: int, arguments: list[str]) -> int:
     for index in range(devices):
         for suffix, endpoint, protocol in found:
             print(
-                f"provider: efa\n    fabric: efa\n    domain: rdmap{16 + index}s27-{suffix}\n    version: 0.0\n"
+                f"provider: efa\n    fabric: efa\n    domain: rdmap{16 + index}s27-{suffix}\n    version: "
+                "0.0\n"
                 f"    type: {endpoint}\n    protocol: {protocol}"
             )
     return 0

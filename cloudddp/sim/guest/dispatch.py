@@ -9,8 +9,8 @@ from . import on_node
 BIN = ("systemctl", "sudo", "cloud-init", "nvidia-smi", "fi_info")  # commands in /usr/bin
 SBIN = ("poweroff", "halt", "reboot", "shutdown")  # commands in /usr/sbin
 
-# Command -> module, function. A node runs a dozen commands at each boot: only what one needs is imported, and none of typing,
-# dataclasses and pathlib, which together take longer than Python to start.
+# Command -> module, function. A node runs a dozen commands at each boot: only what one needs is imported, and
+# none of typing, dataclasses and pathlib, which together take longer than Python to start.
 _COMMANDS = {
     **dict.fromkeys(SBIN, ("systemctl", "power")),
     "systemctl": ("systemctl", "main"),

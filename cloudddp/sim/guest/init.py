@@ -1,8 +1,8 @@
 """Pid 1 of a node, in place of systemd: runs cloud-init's last stage and timers, and acts for root.
 
-As pid 1 it cannot be killed or stopped by signals of the node's own, and it reaps orphans. It serves requests on a
-Unix socket that every user of the node may open, and identifies the caller by SO_PEERCRED. The timers of a frozen node
-stop with it, as those of a real machine do. services.py keeps the units; power is handled here.
+As pid 1 it cannot be killed or stopped by signals of the node's own, and it reaps orphans. It serves requests
+on a Unix socket that every user of the node may open, and identifies the caller by SO_PEERCRED. The timers of
+a frozen node stop with it, as those of a real machine do. services.py keeps the units; power is handled here.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def main(ssh: Sshd, *, report: int = -1, chown_to_user: Callable[..., None] = la
 
 
 def power(action: str, *, force: bool) -> None:
-    """End this node: `poweroff` or `reboot`. The simulator reads which from the exit status, and acts as EC2 does."""
+    """End this node: `poweroff` or `reboot`. The simulator reads which from the exit status, and acts as EC2
+    does."""
     if not _is_init:
         raise RuntimeError("not the init of a simulated node")
     if not force:
@@ -74,8 +75,8 @@ def _await_others() -> None:
 def _schedule_power(message: dict[str, Any]) -> dict[str, Any]:
     """Replace the scheduled shutdown; `cancel` only removes it.
 
-    A shutdown at a later time is a D-Bus call to logind (systemd's systemctl-logind.c), so it fails in bootcmd; one that
-    is due now falls back to a request to systemd.
+    A shutdown at a later time is a D-Bus call to logind (systemd's systemctl-logind.c), so it fails in
+    bootcmd; one that is due now falls back to a request to systemd.
     """
     if float(message.get("seconds", 0)) > 0 and not boot.has_bus():
         return {"error": "Failed to connect to bus: No such file or directory"}
@@ -165,7 +166,8 @@ def _reply(
 
 
 def _sudo(message: dict[str, Any], descriptors: list[int], connection: socket.socket) -> dict[str, Any]:
-    """Run a command on the caller's terminal or pipes. On EC2, too, the login user may run anything as root."""
+    """Run a command on the caller's terminal or pipes. On EC2, too, the login user may run anything as
+    root."""
     stdin, stdout, stderr = descriptors
     try:
         account = pwd.getpwnam(message["user"])
@@ -199,7 +201,8 @@ def _sudo(message: dict[str, Any], descriptors: list[int], connection: socket.so
 
 
 def _relay_signals(connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
-    """Forward the signals that the waiting `sudo` receives, one byte each. A closed connection means SIGHUP."""
+    """Forward the signals that the waiting `sudo` receives, one byte each. A closed connection means
+    SIGHUP."""
     while process.poll() is None:
         try:
             numbers = connection.recv(16) or bytes([signal.SIGHUP])

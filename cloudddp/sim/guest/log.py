@@ -1,4 +1,5 @@
-"""Logging for processes that must not fail when a line cannot be written: a full disk must not stop a timer."""
+"""Logging for processes that must not fail when a line cannot be written: a full disk must not stop a
+timer."""
 
 from __future__ import annotations
 

@@ -14,15 +14,16 @@ if TYPE_CHECKING:
 
 STATE_FOLDER = "/run/cloudddp"
 SOCKET = f"{STATE_FOLDER}/init.socket"
-# The login user. In a lab that root started, the uid is the same outside the node, where no user may have it: users
-# can trace processes of their own uid. Distributions assign no uids to users from 1879048192 on.
+# The login user. In a lab that root started, the uid is the same outside the node, where no user may have it:
+# users can trace processes of their own uid. Distributions assign no uids to users from 1879048192 on.
 USER_ID = 1_900_001_000
 SSHD_ID = USER_ID + 1  # sshd's unprivileged user before login
 EXIT_STATUS = {"poweroff": 40, "reboot": 41}  # of pid 1: it needs no disk, and no other process can forge it
 
 
 def is_node() -> bool:
-    """Return whether this is the pid namespace that the node's pid 1 recorded, which no other process is ever in."""
+    """Return whether this is the pid namespace that the node's pid 1 recorded, which no other process is ever
+    in."""
     try:
         with open(f"{STATE_FOLDER}/namespace") as file:
             return file.read() == os.readlink("/proc/self/ns/pid")
@@ -37,8 +38,8 @@ def require() -> None:
 
 
 def facts() -> dict[str, Any]:
-    """Return the simulator's description of this node: instance_id, gpus, efa_devices, cloud_config, script, login_keys,
-    boot (the fields of conditions.model.Boot)."""
+    """Return the simulator's description of this node: instance_id, gpus, efa_devices, cloud_config, script,
+    login_keys, boot (the fields of conditions.model.Boot)."""
     import json
 
     with open(f"{STATE_FOLDER}/node.json") as file:

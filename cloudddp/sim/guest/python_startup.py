@@ -1,9 +1,10 @@
-"""Runs at the start of every Python on a simulated node, as its `sitecustomize`: the node's GPUs and its cold disk.
+"""Runs at the start of every Python on a simulated node, as its `sitecustomize`: the node's GPUs and its cold
+disk.
 
-- A process with CLOUDDDP_GPU_CHECK in its environment imports a stand-in for torch that has the GPUs of the instance
-  type. Everywhere else PyTorch sees none, so that jobs use gloo.
-- The first import of torch on a node is as slow as the condition `boot` says. A volume is read from its snapshot when a
-  block is first used, so on AWS that import can take minutes.
+- A process with CLOUDDDP_GPU_CHECK in its environment imports a stand-in for torch that has the GPUs of the
+  instance type. Everywhere else PyTorch sees none, so that jobs use gloo.
+- The first import of torch on a node is as slow as the condition `boot` says. A volume is read from its
+  snapshot when a block is first used, so on AWS that import can take minutes.
 - On a namespace node, which reaches no package index, pip does not try again and again.
 
 Standalone, because it is copied to the node.
@@ -36,7 +37,8 @@ def _report_missing_index() -> None:
     if is_pip and "install" in words and not {"--no-index", "-e", "--editable"} & set(words):
         os.environ.setdefault("PIP_RETRIES", "0")
         sys.stderr.write(
-            "simulated node: there is no package index here; put wheels into the project and give pip --no-index --find-links\n"
+            "simulated node: there is no package index here; put wheels into the project and give pip "
+            "--no-index --find-links\n"
         )
 
 
@@ -59,7 +61,8 @@ class _ColdDisk:
 
 
 def _read_torch() -> None:
-    """Take as long as reading torch from the disk does. Processes that begin at the same time are all slow."""
+    """Take as long as reading torch from the disk does. Processes that begin at the same time are all
+    slow."""
     import time
 
     seconds = _read("cold")

@@ -1,4 +1,5 @@
-"""The timers and services of a node, with systemd's states, and its folders for state that persists across boots."""
+"""The timers and services of a node, with systemd's states, and its folders for state that persists across
+boots."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ class Services:
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, *, wait: bool = True) -> str:
-        """Start a timer or a service; with `wait`, wait for a oneshot service. Return an error message or ''."""
+        """Start a timer or a service; with `wait`, wait for a oneshot service. Return an error message or
+        ''."""
         if name in sshd.UNITS:
             return self._ssh.start()
         try:
@@ -123,7 +125,8 @@ class Services:
         return [self.show(name) for name in sorted(self._armed)]
 
     def run_timers(self) -> None:
-        """Start services when their timers elapse, and reap orphans. Never returns, and survives any error."""
+        """Start services when their timers elapse, and reap orphans. Never returns, and survives any
+        error."""
         while True:
             try:
                 self._start_next()
@@ -133,7 +136,8 @@ class Services:
                 time.sleep(1.0)
 
     def _start_next(self) -> None:
-        """Start what is due, or wait for it, but at most a second: the clock may be set, or the machine suspended."""
+        """Start what is due, or wait for it, but at most a second: the clock may be set, or the machine
+        suspended."""
         with self._changed:
             pending = [(min(found), name) for name in self._armed if (found := self._pending(name).all)]
             soonest = min(pending, default=None)

@@ -1,7 +1,7 @@
 """The node's OpenSSH server, which can be stopped, started and killed without affecting the rest of the node.
 
-A separate process starts it: in the lab of an ordinary user, sshd runs in a user namespace below that of pid 1, which
-the seccomp filter of pid 1 does not let it create.
+A separate process starts it: in the lab of an ordinary user, sshd runs in a user namespace below that of pid
+1, which the seccomp filter of pid 1 does not let it create.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _MAX_MESSAGE = 2000  # bytes of an error
 
 
 class Sshd:
-    """Create it while the process has one thread. `prepare` runs first in the process that starts sshd; `redirect`
-    runs in sshd's own process before exec, and opens its log.
+    """Create it while the process has one thread. `prepare` runs first in the process that starts sshd;
+    `redirect` runs in sshd's own process before exec, and opens its log.
     """
 
     def __init__(self, *, prepare: Callable[[], None], redirect: Callable[[], None]) -> None:

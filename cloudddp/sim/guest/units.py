@@ -121,7 +121,8 @@ def seconds(span: str) -> float:
 
 
 def timestamp(calendar: str) -> float:
-    """Return the time of an absolute OnCalendar= in seconds since the epoch. Raises ValueError for other forms."""
+    """Return the time of an absolute OnCalendar= in seconds since the epoch. Raises ValueError for other
+    forms."""
     found = _MOMENT.fullmatch(calendar.strip())
     if found is None:
         raise ValueError(f"unsupported OnCalendar= {calendar!r}: expected `YYYY-MM-DD HH:MM:SS UTC`")
@@ -131,7 +132,8 @@ def timestamp(calendar: str) -> float:
 
 @dataclass(frozen=True)
 class Elapses:
-    """When a timer elapses, in seconds since the epoch: by the calendar, and relative to a start (monotonic)."""
+    """When a timer elapses, in seconds since the epoch: by the calendar, and relative to a start
+    (monotonic)."""
 
     realtime: Sequence[float]
     monotonic: Sequence[float]
@@ -142,12 +144,13 @@ class Elapses:
 
 
 def elapses(timer: Unit, *, booted: float, armed: float, since: float, last: float = 0.0) -> Elapses:
-    """Return when the timer elapses. `booted`, `armed` (its start), `since` and `last` (when it elapsed last, 0: never)
-    are seconds since the epoch.
+    """Return when the timer elapses. `booted`, `armed` (its start), `since` and `last` (when it elapsed last,
+    0: never) are seconds since the epoch.
 
-    Calendar times before `since` are skipped. That is the timer's start or, for a persistent timer, the time of its
-    stamp file, which is created when the timer is started for the first time. So a time that has passed at the first
-    start is missed, and one that passed while the machine was down is made up for. Raises ValueError.
+    Calendar times before `since` are skipped. That is the timer's start or, for a persistent timer, the time
+    of its stamp file, which is created when the timer is started for the first time. So a time that has
+    passed at the first start is missed, and one that passed while the machine was down is made up for. Raises
+    ValueError.
     """
     unsupported = sorted(_UNSUPPORTED_TRIGGERS & set(timer.values))
     if unsupported:

@@ -1,7 +1,7 @@
 """Chooses the kind of hosts: namespaces if this computer supports them, loopback addresses otherwise.
 
-`select` prepares this process for them. Call it while there is a single thread, because a process with several cannot
-change its user namespace.
+`select` prepares this process for them. Call it while there is a single thread, because a process with
+several cannot change its user namespace.
 """
 
 from __future__ import annotations
@@ -128,7 +128,8 @@ def _loopback(home: Path, ssh_port: int, *, why: str) -> HostBackend:
 
 
 def _reserve_network(ssh_port: int) -> tuple[socket.socket, str, int]:
-    """Return a /16 of loopback that no other simulator uses, reserved while the socket is open, and its SSH port.
+    """Return a /16 of loopback that no other simulator uses, reserved while the socket is open, and its SSH
+    port.
 
     Raises Unavailable.
     """

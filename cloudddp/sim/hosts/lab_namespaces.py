@@ -20,7 +20,8 @@ _PROGRAMS = {"sshd": "openssh-server", "ip": "iproute2", "nft": "nftables", "ssh
 
 
 def unavailable_reason() -> str:
-    """Return why namespace nodes cannot run here, in a sentence; '' if they can. Does not change this process."""
+    """Return why namespace nodes cannot run here, in a sentence; '' if they can. Does not change this
+    process."""
     if missing := _missing_packages():
         return f"{' and '.join(missing)} not installed (apt-get install {' '.join(missing)})"
     reader, writer = os.pipe()
@@ -42,8 +43,8 @@ def enter() -> None:
         kernel.unshare_user_as_root()
     kernel.unshare(kernel.CLONE_NEWNET | kernel.CLONE_NEWNS)
     kernel.mount("none", Path("/"), flags=kernel.MS_REC | kernel.MS_PRIVATE)
-    # /proc/PID/exe of a node's first process is this Python, as it was mounted when it was executed: through a
-    # writable mount, root of the node could change its mode.
+    # /proc/PID/exe of a node's first process is this Python, as it was mounted when it was executed: through
+    # a writable mount, root of the node could change its mode.
     for python in dict.fromkeys((Path(sys.base_prefix), Path(sys.prefix))):
         kernel.bind(python, python, read_only=True)
 

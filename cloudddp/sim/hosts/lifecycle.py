@@ -1,7 +1,7 @@
 """Connects moto's instances to hosts, so that instance states reflect the state of the hosts.
 
-An instance is `pending` until its host is up and `shutting-down` until every process on it has ended, and it ends when
-its host powers off, for example at the deadline that its user data sets.
+An instance is `pending` until its host is up and `shutting-down` until every process on it has ended, and it
+ends when its host powers off, for example at the deadline that its user data sets.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ _WITH_HOST = ("pending", "running", "stopping", "shutting-down")
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Minimum times in seconds that EC2 takes: to run an instance, to answer SSH after that, to end an instance, to
-    know a new one everywhere (InvalidInstanceID.NotFound before), and to forget a terminated one.
+    """Minimum times in seconds that EC2 takes: to run an instance, to answer SSH after that, to end an
+    instance, to know a new one everywhere (InvalidInstanceID.NotFound before), and to forget a terminated
+    one.
     """
 
     pending: float = 0.0
@@ -109,7 +110,8 @@ class Lifecycle:
         ]
 
     def visible(self, reservation: Any) -> Any | None:
-        """Return the reservation without instances that EC2 does not know yet, or no longer; None if none is left."""
+        """Return the reservation without instances that EC2 does not know yet, or no longer; None if none is
+        left."""
         now = time.monotonic()
         instances = []
         for instance in reservation.instances:

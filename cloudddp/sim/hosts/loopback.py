@@ -1,7 +1,9 @@
-"""Loopback nodes: one SSH server per instance on addresses of 127.0.0.0/8, all in the simulator's own process.
+"""Loopback nodes: one SSH server per instance on addresses of 127.0.0.0/8, all in the simulator's own
+process.
 
-Needs no root, and nothing but Python packages. Every node has its own home and host key, and marks the processes that
-it starts; it shares the computer's processes, files and network with the user, so it executes nothing of user data.
+Needs no root, and nothing but Python packages. Every node has its own home and host key, and marks the
+processes that it starts; it shares the computer's processes, files and network with the user, so it executes
+nothing of user data.
 """
 
 from __future__ import annotations
@@ -114,7 +116,8 @@ class LoopbackHosts:
         self.on_end(instance_id, "crash")
 
     def freeze(self, instance_id: str) -> None:
-        """Stop the node's processes. Its SSH server is part of the simulator and still accepts connections."""
+        """Stop the node's processes. Its SSH server is part of the simulator and still accepts
+        connections."""
         processes.stop(self._home, instance_id)
 
     def thaw(self, instance_id: str) -> None:
@@ -185,7 +188,8 @@ class LoopbackHosts:
             "PATH": os.pathsep.join(map(str, path)),
             processes.HOME_MARK: str(self._home),
             processes.NODE_MARK: instance_id,
-            "CLOUDDDP_METADATA": "",  # there is no metadata service: 169.254.169.254 is that of this computer, if any
+            # there is no metadata service: 169.254.169.254 is that of this computer, if any
+            "CLOUDDDP_METADATA": "",
         }
 
 

@@ -1,7 +1,7 @@
 """Namespace nodes: each instance is a separate host with OpenSSH, on the lab's network.
 
-Requires Linux, `sshd`, `ip` and `nft`, and namespaces of root or of an ordinary user. machine/ is the node itself; this
-module boots it, attaches it to the network, injects faults, and ends it.
+Requires Linux, `sshd`, `ip` and `nft`, and namespaces of root or of an ordinary user. machine/ is the node
+itself; this module boots it, attaches it to the network, injects faults, and ends it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class NamespaceHosts:
         self._hosts_file.write_text("127.0.0.1 localhost\n")
 
     def boot(self, spec: NodeSpec) -> None:
-        """Return when the node's pid 1 runs; its SSH server answers some time later. Raises OSError, ValueError."""
+        """Return when the node's pid 1 runs; its SSH server answers some time later. Raises OSError,
+        ValueError."""
         folder = self._folder / spec.instance_id
         self._prepare(folder, spec)
         with self._lock:
@@ -157,8 +158,8 @@ class NamespaceHosts:
         processes.resume(self._home, instance_id)
 
     def fill_disk(self, instance_id: str) -> None:
-        """Leave no free space on the node's disk, by shrinking it to what is on it. Raises ValueError if that does not stand
-        still."""
+        """Leave no free space on the node's disk, by shrinking it to what is on it. Raises ValueError if that
+        does not stand still."""
         disk = self._folder / instance_id / "disk"
         for _ in range(_SHRINKS):
             usage = os.statvfs(disk)
@@ -190,8 +191,8 @@ class NamespaceHosts:
             size = self._disk_sizes[spec.instance_id] = memory.disk_size(spec.disk_gib << 30)
             options = memory.tmpfs_options(size, "755")
             kernel.mount("tmpfs", folder / "disk", "tmpfs", kernel.MS_NODEV, options)
-        # Not on this computer's disk: root of the node writes here, and could leave a setuid program. New at each
-        # boot, which must not depend on what the node has left there.
+        # Not on this computer's disk: root of the node writes here, and could leave a setuid program. New at
+        # each boot, which must not depend on what the node has left there.
         if os.path.ismount(folder / "state"):
             kernel.unmount(folder / "state")
         flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
@@ -254,7 +255,8 @@ class NamespaceHosts:
         self.on_end(instance_id, ending)
 
     def _update_hosts_file(self) -> None:
-        """Write the host names that the VPC's DNS would resolve, in place: this file is mounted on the nodes."""
+        """Write the host names that the VPC's DNS would resolve, in place: this file is mounted on the
+        nodes."""
         lines = ["127.0.0.1 localhost"]
         for host in self._hosts.values():
             private, name = host.spec.private_ip, _hostname(host.spec.private_ip)

@@ -1,7 +1,9 @@
-"""The virtual environment of a node: a writable one of its own, in which the packages of the simulator's can be imported.
+"""The virtual environment of a node: a writable one of its own, in which the packages of the simulator's can
+be imported.
 
-So pip installs where its Python looks, `pip install -e .` and console scripts work, and a second environment is separate from
-it, as on a machine. It runs before a namespace node has its file system, with the standard library only.
+So pip installs where its Python looks, `pip install -e .` and console scripts work, and a second environment
+is separate from it, as on a machine. It runs before a namespace node has its file system, with the standard
+library only.
 """
 
 from __future__ import annotations
@@ -21,9 +23,11 @@ def create(
     base_prefix: Path,
     chown_to_user: Callable[..., None] = lambda *_: None,
 ) -> None:
-    """Create it in a folder that the node sees at `shown`, unless it is complete: it is a part of the node's disk.
+    """Create it in a folder that the node sees at `shown`, unless it is complete: it is a part of the node's
+    disk.
 
-    `prefix` and `base_prefix` are those of the simulator's Python; `chown_to_user` gives files to the login user.
+    `prefix` and `base_prefix` are those of the simulator's Python; `chown_to_user` gives files to the login
+    user.
     """
     if (folder / "pyvenv.cfg").exists():
         return
@@ -41,7 +45,10 @@ def create(
             _add_program(program, folder / "bin" / program.name, shown / "bin/python")
     chown_to_user(folder, *folder.rglob("*"))
     # Last: it says that the environment is complete.
-    config = f"home = {base_prefix / 'bin'}\ninclude-system-site-packages = false\nversion = {sys.version.split()[0]}\n"
+    config = (
+        f"home = {base_prefix / 'bin'}\ninclude-system-site-packages = false\nversion = "
+        f"{sys.version.split()[0]}\n"
+    )
     (folder / "pyvenv.cfg").write_text(config)
 
 

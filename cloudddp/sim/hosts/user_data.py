@@ -89,7 +89,8 @@ def _sequence(value: Any) -> list[Any]:
 
 
 def _deadline(files: Any, commands: Any) -> tuple[str, datetime | None]:
-    """Return name and time of the first timer that is written, by write_files or by a here-document in bootcmd."""
+    """Return name and time of the first timer that is written, by write_files or by a here-document in
+    bootcmd."""
     written = [(str(entry.get("path", "")), entry) for entry in map(_mapping, _sequence(files))]
     for command in _sequence(commands):
         paths = _WRITTEN.findall(command) if isinstance(command, str) else []

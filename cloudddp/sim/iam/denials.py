@@ -1,8 +1,9 @@
-"""What AWS says about a call that is not allowed, and the message that it encodes for sts:DecodeAuthorizationMessage.
+"""What AWS says about a call that is not allowed, and the message that it encodes for
+sts:DecodeAuthorizationMessage.
 
-Wordings: IAM User Guide, "Troubleshoot access denied error messages"; AWS re:Post, "How do I decode and analyze
-authorization errors for Amazon EC2 instance launch failures". The decoded JSON is that of the example of
-DecodeAuthorizationMessage in the AWS CLI's reference.
+Wordings: IAM User Guide, "Troubleshoot access denied error messages"; AWS re:Post, "How do I decode and
+analyze authorization errors for Amazon EC2 instance launch failures". The decoded JSON is that of the example
+of DecodeAuthorizationMessage in the AWS CLI's reference.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def reason(check: Check, decision: Decision, principal: str) -> str:
 
 
 def ec2_message(check: Check, decision: Decision, principal: str) -> str:
-    """Return the message of EC2's UnauthorizedOperation. For an action without resources nothing is encoded."""
+    """Return the message of EC2's UnauthorizedOperation. For an action without resources nothing is
+    encoded."""
     text = f"You are not authorized to perform this operation. {reason(check, decision, principal)}"
     if check.resource == "*":
         return text

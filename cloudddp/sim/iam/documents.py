@@ -1,7 +1,7 @@
 """Policy documents: JSON decoded into typed statements.
 
-Grammar: IAM User Guide, "Grammar of the IAM JSON policy language". What IAM would reject, and what `operators` does not
-implement, is an error: a condition that is silently ignored would grant too much.
+Grammar: IAM User Guide, "Grammar of the IAM JSON policy language". What IAM would reject, and what
+`operators` does not implement, is an error: a condition that is silently ignored would grant too much.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class InvalidPolicy(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One key of one operator: `StringEquals` with `aws:RequestTag/team` and the values that it is compared with."""
+    """One key of one operator: `StringEquals` with `aws:RequestTag/team` and the values that it is compared
+    with."""
 
     operator: operators.Operator
     key: str
@@ -35,7 +36,8 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """`actions` and `resources` are patterns; with `not_action` or `not_resource` the statement is about all others."""
+    """`actions` and `resources` are patterns; with `not_action` or `not_resource` the statement is about all
+    others."""
 
     sid: str
     allow: bool

@@ -1,7 +1,8 @@
-"""Which checks a call of EC2 needs: one for each resource of an action, and CreateTags for tags given at creation.
+"""Which checks a call of EC2 needs: one for each resource of an action, and CreateTags for tags given at
+creation.
 
-ec2_authorization.json is EC2's page of the Service Authorization Reference, for the actions that create, change and
-remove. Other actions, most of which only read, have no resources: they are checked on `*`.
+ec2_authorization.json is EC2's page of the Service Authorization Reference, for the actions that create,
+change and remove. Other actions, most of which only read, have no resources: they are checked on `*`.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ _PREFIXES = {
 
 @functools.cache
 def authorization() -> dict[str, dict[str, Any]]:
-    """Return action -> resource type -> {"required": ..., "keys": [...]}. Keys that end with / have a tag's key there."""
+    """Return action -> resource type -> {"required": ..., "keys": [...]}. Keys that end with / have a tag's
+    key there."""
     found: dict[str, dict[str, Any]] = json.loads(_DATA.read_text())["actions"]
     # Not in the reference, but in the policies of the User Guide's "Example: Work with Spot Instances".
     found["RunInstances"]["spot-instances-request"] = {
@@ -86,13 +88,15 @@ def checks(request: Request, resources: Resources) -> list[Check]:
 
 
 def _of_type(request: Request, resources: Resources, kind: str) -> Iterator[Check]:
-    """Yield the checks on the resources of one type: existing ones that the call names, or the one that it creates."""
+    """Yield the checks on the resources of one type: existing ones that the call names, or the one that it
+    creates."""
     facts = authorization()[request.action][kind]
     names = [value for one in _PARAMETERS.get(kind, ()) for value in request.values(one)]
     if "aws:RequestTag/" in facts["keys"]:
         tags = request.created_tags().get(kind, {})
-        # "Policies using the security-group-rule resource-level permission are only enforced when the API request
-        # includes TagSpecifications" (Service Authorization Reference), and likewise for other optional types.
+        # "Policies using the security-group-rule resource-level permission are only enforced when the API
+        # request includes TagSpecifications" (Service Authorization Reference), and likewise for other
+        # optional types.
         if facts["required"] or tags:
             created = resources.find(kind, names[0]) if names and kind in _NAMED else None
             yield request.check(request.arn(kind, created), request_tags(tags))

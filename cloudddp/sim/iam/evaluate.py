@@ -1,6 +1,8 @@
-"""Decides whether policies allow a call: an explicit deny wins, then an allow is needed from every kind of policy.
+"""Decides whether policies allow a call: an explicit deny wins, then an allow is needed from every kind of
+policy.
 
-IAM User Guide, "Policy evaluation logic". A call needs one decision per resource, and for each action that it implies.
+IAM User Guide, "Policy evaluation logic". A call needs one decision per resource, and for each action that it
+implies.
 """
 
 from __future__ import annotations
@@ -79,7 +81,8 @@ def applies(statement: Statement, check: Check, context: Context) -> bool:
 
 
 def _substituted(text: str, context: Context) -> str | None:
-    """Return text with its policy variables replaced, as in ${aws:username}; None if the request lacks one."""
+    """Return text with its policy variables replaced, as in ${aws:username}; None if the request lacks
+    one."""
     missing = False
 
     def value(found: re.Match[str]) -> str:

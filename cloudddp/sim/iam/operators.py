@@ -15,7 +15,8 @@ _SETS = ("ForAllValues", "ForAnyValue")
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """`negated`: no value of the policy may match. `over`: ForAllValues, ForAnyValue or ''. `if_exists`: true without the key."""
+    """`negated`: no value of the policy may match. `over`: ForAllValues, ForAnyValue or ''. `if_exists`: true
+    without the key."""
 
     name: str
     negated: bool
@@ -25,8 +26,8 @@ class Operator:
     def holds(self, wanted: Sequence[str], actual: Sequence[str] | None) -> bool:
         """Return whether the values of a request satisfy it. `actual` is None if the request lacks the key.
 
-        Without the key, a negated operator is true and others are false; ForAllValues is true, ForAnyValue false
-        (IAM User Guide, "Multivalued context keys").
+        Without the key, a negated operator is true and others are false; ForAllValues is true, ForAnyValue
+        false (IAM User Guide, "Multivalued context keys").
         """
         if self.name == "Null":
             return any((actual is None) == (one == "true") for one in wanted)
@@ -51,7 +52,8 @@ def parse(name: str) -> Operator | None:
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Return whether text matches a pattern, in which `*` is any text, also none, and `?` is one character."""
+    """Return whether text matches a pattern, in which `*` is any text, also none, and `?` is one
+    character."""
     return _compiled(pattern).fullmatch(text) is not None
 
 

@@ -14,7 +14,8 @@ from cloudddp.sim.iam.evaluate import Check, Context
 class Resource:
     """An existing EC2 resource: the last part of its ARN, and what conditions can refer to.
 
-    `keys` are condition keys of its own, such as ec2:Vpc. `public` resources belong to no account (images, snapshots).
+    `keys` are condition keys of its own, such as ec2:Vpc. `public` resources belong to no account (images,
+    snapshots).
     """
 
     name: str
@@ -32,7 +33,8 @@ class Resources(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`service` is the prefix of its actions, as in ec2:RunInstances. `parameters` are those of EC2 and STS."""
+    """`service` is the prefix of its actions, as in ec2:RunInstances. `parameters` are those of EC2 and
+    STS."""
 
     service: str
     action: str
@@ -68,7 +70,8 @@ class Request:
         return self.parameters.get(name, default)
 
     def values(self, name: str) -> list[str]:
-        """Return the values of a parameter and of its numbered form, in order: InstanceId, InstanceId.1, ..."""
+        """Return the values of a parameter and of its numbered form, in order: InstanceId, InstanceId.1,
+        ..."""
         pattern = re.compile(rf"{re.escape(name)}(\.[0-9]{{1,4}})?")
         return [value for key, value in self.parameters.items() if pattern.fullmatch(key)]
 

@@ -9,7 +9,8 @@ from cloudddp.sim.iam.request import Request, Resources
 # "No permissions are required to perform this operation", even with an explicit deny (STS API Reference,
 # GetCallerIdentity; GetSessionToken).
 UNCHECKED = ("sts:GetCallerIdentity", "sts:GetSessionToken")
-# "Permissions for users" in "Requirements for Amazon EBS encryption" (Amazon EBS User Guide); ReEncrypt is two actions.
+# "Permissions for users" in "Requirements for Amazon EBS encryption" (Amazon EBS User Guide); ReEncrypt is
+# two actions.
 _USE_OF_KEY = (
     "CreateGrant",
     "Decrypt",
@@ -21,7 +22,8 @@ _USE_OF_KEY = (
 
 
 def checks(request: Request, resources: Resources) -> list[Check]:
-    """Return every check of a call; all have to be allowed. A service that is not listed is checked on `*`."""
+    """Return every check of a call; all have to be allowed. A service that is not listed is checked on
+    `*`."""
     if request.name in UNCHECKED:
         return []
     if request.service == "ec2":
@@ -41,7 +43,8 @@ def checks(request: Request, resources: Resources) -> list[Check]:
 
 
 def key_checks(request: Request, key: str) -> list[Check]:
-    """Return the checks of the key of a volume, which EC2 makes for the caller after it has accepted a launch."""
+    """Return the checks of the key of a volume, which EC2 makes for the caller after it has accepted a
+    launch."""
     keys = {
         "kms:ViaService": (f"ec2.{request.region}.amazonaws.com",),
         "kms:GrantIsForAWSResource": ("true",),

@@ -1,7 +1,7 @@
 """System calls for namespaces, mounts and capabilities that Python 3.11 does not wrap.
 
-Standard library only: it also runs inside a node that is still booting. Every function raises OSError with the
-path or the name of the call. Constants come from linux/sched.h, linux/mount.h, linux/prctl.h and
+Standard library only: it also runs inside a node that is still booting. Every function raises OSError with
+the path or the name of the call. Constants come from linux/sched.h, linux/mount.h, linux/prctl.h and
 linux/capability.h.
 """
 
@@ -26,8 +26,8 @@ _LINUX_CAPABILITY_VERSION_3 = 0x20080522
 _LAST_CAPABILITY = Path("/proc/sys/kernel/cap_last_cap")
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 
-# What sshd and a node's own root need, by number from linux/capability.h. Capabilities that reach beyond the node
-# (clock, modules, mounts, network configuration, raw disks, other hosts' processes) are missing.
+# What sshd and a node's own root need, by number from linux/capability.h. Capabilities that reach beyond the
+# node (clock, modules, mounts, network configuration, raw disks, other hosts' processes) are missing.
 NODE_CAPABILITIES = frozenset({0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 29, 31})
 
 
@@ -43,12 +43,14 @@ def _call(name: str, *arguments: object, about: str = "") -> None:
 
 
 def unshare(namespaces: int) -> None:
-    """Move this process (for the network: this thread) to new namespaces. A pid namespace starts at the next fork."""
+    """Move this process (for the network: this thread) to new namespaces. A pid namespace starts at the next
+    fork."""
     _call("unshare", namespaces)
 
 
 def setns(namespace: Path, kind: int = 0) -> None:
-    """Move this thread to a namespace. A process can enter a user namespace only while it has a single thread."""
+    """Move this thread to a namespace. A process can enter a user namespace only while it has a single
+    thread."""
     handle = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
     try:
         _call("setns", handle, kind, about=str(namespace))
@@ -57,7 +59,8 @@ def setns(namespace: Path, kind: int = 0) -> None:
 
 
 def unshare_user_as_root() -> None:
-    """Enter a new user namespace in which this ordinary user is root, over the namespaces that it creates only."""
+    """Enter a new user namespace in which this ordinary user is root, over the namespaces that it creates
+    only."""
     user, group = os.getuid(), os.getgid()
     unshare(CLONE_NEWUSER)
     Path("/proc/self/setgroups").write_text("deny")
@@ -88,7 +91,8 @@ def mount(source: str, target: Path, kind: str = "", flags: int = 0, options: st
 def bind(source: Path, target: Path, *, read_only: bool = False) -> None:
     """Bind-mount `source` at `target`.
 
-    Read-only takes a second mount, which must repeat the flags of the file system: an ordinary user may not drop them.
+    Read-only takes a second mount, which must repeat the flags of the file system: an ordinary user may not
+    drop them.
     """
     mount(str(source), target, flags=MS_BIND | MS_REC)
     if read_only:
@@ -132,7 +136,8 @@ def die_with_parent(number: int) -> None:
 
 
 def limit_capabilities(capabilities: Iterable[int]) -> None:
-    """Drop all other capabilities, from the bounding set too: no program that is executed later regains one."""
+    """Drop all other capabilities, from the bounding set too: no program that is executed later regains
+    one."""
     kept = set(capabilities)
     for number in range(int(_LAST_CAPABILITY.read_text()) + 1):
         if number not in kept:

@@ -1,4 +1,5 @@
-"""Messages to the kernel's packet filter: packets that wait for a verdict of ours, and the rule that makes them wait.
+"""Messages to the kernel's packet filter: packets that wait for a verdict of ours, and the rule that makes
+them wait.
 
 Standard library only. Layouts and numbers are from linux/netlink.h, linux/netfilter/nfnetlink_queue.h and
 linux/netfilter/nf_tables.h. Functions return or read bytes; a caller sends them on `connect`.
@@ -39,7 +40,8 @@ class Packet(NamedTuple):
 
 
 def connect(buffer: int) -> socket.socket:
-    """Return a socket to the packet filter of this network namespace. `buffer`: bytes of packets not yet read."""
+    """Return a socket to the packet filter of this network namespace. `buffer`: bytes of packets not yet
+    read."""
     line = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER)
     force, ignore_overrun = 33, 5  # SO_RCVBUFFORCE, NETLINK_NO_ENOBUFS
     try:
@@ -54,7 +56,8 @@ def connect(buffer: int) -> socket.socket:
 
 
 def bind_queue(line: socket.socket, length: int) -> None:
-    """Receive every packet of queue 0, of which at most `length` wait. Raises OSError if the kernel has no queues."""
+    """Receive every packet of queue 0, of which at most `length` wait. Raises OSError if the kernel has no
+    queues."""
     bind = struct.pack(">BxH", 1, 0)
     _request(line, _text(_CONFIG, _attributes((1, bind)), _REQUEST | _ACK))
     copy = struct.pack(">IB", 0xFFFF, _COPY_PACKET)
@@ -64,8 +67,8 @@ def bind_queue(line: socket.socket, length: int) -> None:
 def queue_all(table: str, chain: str) -> None:
     """Append a rule to a chain of an `ip` table that puts every packet into queue 0. Raises OSError.
 
-    `nft` would write the expression `queue`, which kernels without CONFIG_NFT_QUEUE lack; this one is the target NFQUEUE of
-    iptables, as iptables-nft writes it.
+    `nft` would write the expression `queue`, which kernels without CONFIG_NFT_QUEUE lack; this one is the
+    target NFQUEUE of iptables, as iptables-nft writes it.
     """
     information = struct.pack("=HHH2x", 0, 1, 0)  # xt_NFQ_info_v3: queue 0, of 1; no bypass
     target = _attributes((1, b"NFQUEUE\0"), (2, struct.pack(">I", 3)), (3, information))

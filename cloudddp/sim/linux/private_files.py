@@ -1,7 +1,9 @@
-"""Folders of the user alone, and files in them that are replaced as a whole or appended to, without following links.
+"""Folders of the user alone, and files in them that are replaced as a whole or appended to, without following
+links.
 
-Anyone who controls the simulator's record and its socket can run commands in it, so its folder must not be writable by
-other users. The code is separate from the product's: the simulator does not import the product that it tests.
+Anyone who controls the simulator's record and its socket can run commands in it, so its folder must not be
+writable by other users. The code is separate from the product's: the simulator does not import the product
+that it tests.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ class PrivateFolder:
         os.close(self.descriptor)
 
     def append(self, name: str, *, truncate: bool = False) -> int:
-        """Return a descriptor that writes at the end of a file of the user, created with mode 0600 if missing.
+        """Return a descriptor that writes at the end of a file of the user, created with mode 0600 if
+        missing.
 
         Raises UsageError if the name is a link, another user's file, a hard link, or not a regular file.
         """
@@ -85,8 +88,8 @@ class PrivateFolder:
 def private_folder(root: Path, *names: str) -> Iterator[PrivateFolder]:
     """Open a folder below `root`, created with mode 0700 if missing.
 
-    Raises UsageError if `root` or a folder on the way is a link or belongs to another user, or if other users can
-    write to `root`; OSError.
+    Raises UsageError if `root` or a folder on the way is a link or belongs to another user, or if other users
+    can write to `root`; OSError.
     """
     if not root.exists() and not root.is_symlink():
         root.parent.mkdir(parents=True, exist_ok=True)
@@ -125,7 +128,8 @@ def check(root: Path) -> None:
 
 
 def resolve(path: Path) -> Path:
-    """Return the path without links, as far as it exists; unlike Path.resolve, a loop of links raises nothing."""
+    """Return the path without links, as far as it exists; unlike Path.resolve, a loop of links raises
+    nothing."""
     return Path(os.path.realpath(path))
 
 

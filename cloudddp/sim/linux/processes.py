@@ -1,7 +1,7 @@
 """Which processes belong to a simulator: everything that it starts carries a mark in its environment.
 
-With the marks, `stop` works after the server was killed, and touches nothing else. This module reads /proc and
-sends signals.
+With the marks, `stop` works after the server was killed, and touches nothing else. This module reads /proc
+and sends signals.
 """
 
 from __future__ import annotations
@@ -105,9 +105,9 @@ def _all_processes() -> Iterator[Process]:
 def belonging(home: Path, node: str | None = None) -> list[Process]:
     """Return the live processes of the simulator at `home`, or of one of its nodes, without the caller.
 
-    Parents come before their children. A process belongs to the simulator if it carries the marks or descends from
-    one that does (a program can clear its environment, but not change its parent); it then belongs to the node of
-    its parent.
+    Parents come before their children. A process belongs to the simulator if it carries the marks or descends
+    from one that does (a program can clear its environment, but not change its parent); it then belongs to
+    the node of its parent.
     """
     running = list(_all_processes())
     found = [p for p in running if p.home == str(home) and (node is None or p.node == node)]
@@ -133,7 +133,8 @@ def by_node(home: Path) -> dict[str, list[int]]:
 
 
 def kill(home: Path, node: str | None = None) -> int:
-    """Send SIGKILL to all that `belonging` returns until nothing is left. Return the number of processes killed.
+    """Send SIGKILL to all that `belonging` returns until nothing is left. Return the number of processes
+    killed.
 
     Raises TimeoutError with the pids that remain.
     """
@@ -166,7 +167,8 @@ def resume(home: Path, node: str) -> None:
 
 
 def _stop_all(home: Path, node: str | None, spare: int = 0) -> list[Process]:
-    """Stop and return all that `belonging` finds, so that no parent forks between the end of its child and its own."""
+    """Stop and return all that `belonging` finds, so that no parent forks between the end of its child and
+    its own."""
     stopped: set[tuple[int, int]] = set()
     deadline = time.monotonic() + _TIMEOUT
     while True:
@@ -182,7 +184,8 @@ def _stop_all(home: Path, node: str | None, spare: int = 0) -> list[Process]:
 
 
 def _send(number: int, process: Process, home: Path, trusted: set[int]) -> bool:
-    """Signal one process after checking again that it is the simulator's: a mistake could end the user's session."""
+    """Signal one process after checking again that it is the simulator's: a mistake could end the user's
+    session."""
     try:
         handle = os.pidfd_open(process.pid)
     except OSError:

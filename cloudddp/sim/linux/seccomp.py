@@ -1,10 +1,10 @@
 """The seccomp filter of a node, which every program on it inherits.
 
-Dropping capabilities is not enough. Where ordinary users may create user namespaces, a node's root can create one,
-has all capabilities in it, and can mount what belongs to the whole computer, such as its cgroups. So this filter
-refuses the system calls that create, join or populate namespaces, and those to parts of the kernel that are not
-namespaced. Standard library only. Numbers and constants come from linux/seccomp.h, linux/filter.h, linux/audit.h,
-linux/sched.h and the system call tables of each architecture.
+Dropping capabilities is not enough. Where ordinary users may create user namespaces, a node's root can create
+one, has all capabilities in it, and can mount what belongs to the whole computer, such as its cgroups. So
+this filter refuses the system calls that create, join or populate namespaces, and those to parts of the
+kernel that are not namespaced. Standard library only. Numbers and constants come from linux/seccomp.h,
+linux/filter.h, linux/audit.h, linux/sched.h and the system call tables of each architecture.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ def _program(architecture: str) -> Iterator[Instruction]:
     for numbers in _REFUSED.values():
         yield (_EQUALS, 0, 1, numbers[which])
         yield _refuse(errno.EPERM)
-    # The flags of clone3 are in memory, which a filter cannot read. On ENOSYS the C library falls back to clone.
+    # The flags of clone3 are in memory, which a filter cannot read. On ENOSYS the C library falls back to
+    # clone.
     yield (_EQUALS, 0, 1, _CLONE3[which])
     yield _refuse(errno.ENOSYS)
     for call, flags in ((_UNSHARE, _NEW_NAMESPACES | _NEW_TIME), (_CLONE, _NEW_NAMESPACES)):

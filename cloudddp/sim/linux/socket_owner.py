@@ -1,6 +1,7 @@
 """Which user owns the other end of a loopback connection: every user of the computer can open one.
 
-A node runs commands as the user who started the simulator, so other users may neither launch nor log in to one.
+A node runs commands as the user who started the simulator, so other users may neither launch nor log in to
+one.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ _SECONDS = 5.0  # a hang guard: the kernel replies at once
 class SocketOwners:
     """The connections of the network namespace that this process is in now, also after it has left it.
 
-    A connection is looked up through netlink. The tables in /proc are read only where that finds nothing (a kernel
-    without inet_diag replies as for a socket that does not exist): the kernel walks all of its hash table for each read,
-    which takes milliseconds.
+    A connection is looked up through netlink. The tables in /proc are read only where that finds nothing (a
+    kernel without inet_diag replies as for a socket that does not exist): the kernel walks all of its hash
+    table for each read, which takes milliseconds.
     """
 
     def __init__(self) -> None:
@@ -57,7 +58,8 @@ class SocketOwners:
         return bool(owners) and set(owners) <= {0, self._user}
 
     def ask_kernel(self, peer: Address, server: Address) -> int | None:
-        """Return the uid of the socket that is connected from `peer` to `server`; None if netlink does not find one."""
+        """Return the uid of the socket that is connected from `peer` to `server`; None if netlink does not
+        find one."""
         if self._netlink is None:
             return None
         wanted = _SOCKET.pack(peer[1], server[1], _packed(peer), _packed(server), 0, _ANY_COOKIE)
@@ -110,6 +112,7 @@ def _packed(address: Address) -> bytes:
 
 
 def _hexadecimal(address: Address, prefix: str) -> str:
-    # The kernel prints the address as a number in the byte order of the machine: little-endian where this runs.
+    # The kernel prints the address as a number in the byte order of the machine: little-endian where this
+    # runs.
     number = int.from_bytes(_packed(address), "little")
     return f"{prefix}{number:08X}:{address[1]:04X}"

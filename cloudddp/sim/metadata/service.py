@@ -73,7 +73,8 @@ class Metadata:
         ttl = headers.get(_TTL_HEADER) or ""
         if not ttl.isdecimal() or not 1 <= int(ttl) <= MAX_TTL:
             return Response(400)
-        # Signed instead of stored: 8 bytes of time and 32 of signature give 56 characters, as EC2's tokens have.
+        # Signed instead of stored: 8 bytes of time and 32 of signature give 56 characters, as EC2's tokens
+        # have.
         expires = int(time.time() + int(ttl)).to_bytes(8, "big")
         token = base64.urlsafe_b64encode(expires + self._sign(instance, expires))
         # The hop limit keeps it, by default, out of containers behind a bridge.

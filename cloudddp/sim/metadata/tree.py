@@ -22,7 +22,8 @@ Tree = dict[str, Any]  # name -> text, bytes, or another Tree
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """The interruption notice of a spot instance: when it was given, and when the instance ends. Both in UTC."""
+    """The interruption notice of a spot instance: when it was given, and when the instance ends. Both in
+    UTC."""
 
     given: datetime
     ends: datetime
@@ -39,7 +40,8 @@ def tree_of(instance: Any, notice: Notice | None) -> Tree:
 
 
 def find(tree: Tree, path: str) -> bytes | None:
-    """Return what is at /VERSION/... of the tree: a leaf, or the listing of a folder; None if there is nothing."""
+    """Return what is at /VERSION/... of the tree: a leaf, or the listing of a folder; None if there is
+    nothing."""
     version, *names = [name for name in path.split("/") if name] or [""]
     if not version:
         return "\n".join(_VERSIONS).encode()
@@ -177,7 +179,8 @@ def _maintenance(instance: Any) -> Tree:
 
 
 def _interruption(instance: Any, notice: Notice | None) -> Tree:
-    """Return what a spot instance reads after its notice; the rebalance recommendation comes at the same time."""
+    """Return what a spot instance reads after its notice; the rebalance recommendation comes at the same
+    time."""
     if notice is None:
         return {}
     ends = _iso(notice.ends)

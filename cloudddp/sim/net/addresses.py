@@ -1,7 +1,7 @@
 """Assigns reachable addresses to instances.
 
-VPCs may overlap and regions are independent of each other, but all nodes share one network here: no address, private
-or public, is assigned to two interfaces at a time. Patches moto's address allocation. In-process AWS
+VPCs may overlap and regions are independent of each other, but all nodes share one network here: no address,
+private or public, is assigned to two interfaces at a time. Patches moto's address allocation. In-process AWS
 (cloudddp.sim.aws) does without it: it has no nodes.
 """
 
@@ -16,10 +16,11 @@ from cloudddp.sim.ec2.patch import client_error, override, server_error, wrap
 
 
 def use_network(network: str, *, public: str | None = None) -> None:
-    """Give every region's default VPC the addresses of `network`, a /16, and instances public ones of `public`.
+    """Give every region's default VPC the addresses of `network`, a /16, and instances public ones of
+    `public`.
 
-    Without `public`, private addresses come from the lower half of `network` (one /20 per zone), public ones from
-    its upper half.
+    Without `public`, private addresses come from the lower half of `network` (one /20 per zone), public ones
+    from its upper half.
     """
     from moto.ec2.models import elastic_ip_addresses, elastic_network_interfaces, vpcs
     from moto.ec2.models.subnets import Subnet

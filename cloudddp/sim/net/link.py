@@ -1,7 +1,7 @@
 """Puts the wide-area link between the laptop and the nodes, and takes it away again.
 
-`tc netem` would do this in the kernel, but many kernels lack it; the process of link_process.py needs nfnetlink_queue
-only, and is used everywhere.
+`tc netem` would do this in the kernel, but many kernels lack it; the process of link_process.py needs
+nfnetlink_queue only, and is used everywhere.
 """
 
 from __future__ import annotations

@@ -2,12 +2,14 @@
 
     python -m cloudddp.sim.net.link_process
 
-It runs in the lab's network and receives the packets from queue 0 of the packet filter. Each line of its stdin is the JSON
-of a Link, and is answered with an empty line on stdout when it is in effect; it ends with its stdin.
+It runs in the lab's network and receives the packets from queue 0 of the packet filter. Each line of its
+stdin is the JSON of a Link, and is answered with an empty line on stdout when it is in effect; it ends with
+its stdin.
 
-A packet of the laptop is taken out of the kernel and sent when it is due: one that stays in the kernel's queue still
-belongs to the socket that sent it, and TCP keeps about a millisecond of data outside the socket, which would then be all
-that is ever in flight. A packet of a node belongs to no socket any more, and waits in the kernel.
+A packet of the laptop is taken out of the kernel and sent when it is due: one that stays in the kernel's
+queue still belongs to the socket that sent it, and TCP keeps about a millisecond of data outside the socket,
+which would then be all that is ever in flight. A packet of a node belongs to no socket any more, and waits in
+the kernel.
 """
 
 from __future__ import annotations

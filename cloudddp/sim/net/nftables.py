@@ -1,7 +1,9 @@
-"""Renders a policy and faults as nftables rules: pure functions that return text for `nft -f`, and `nft`, which runs it.
+"""Renders a policy and faults as nftables rules: pure functions that return text for `nft -f`, and `nft`,
+which runs it.
 
-EC2's rules are stateful, closed by default, and only allow. So is this table: connections are tracked, each node's
-groups are a chain, and what no chain accepts is dropped. Routes apply to every packet, established or not.
+EC2's rules are stateful, closed by default, and only allow. So is this table: connections are tracked, each
+node's groups are a chain, and what no chain accepts is dropped. Routes apply to every packet, established or
+not.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ def ruleset(policy: Policy, faults: Faults) -> str:
 
 
 def link_ruleset(*, present: bool = True) -> str:
-    """Return the table that sends packets between laptop and nodes to the chain LINK_CHAIN, or that removes it.
+    """Return the table that sends packets between laptop and nodes to the chain LINK_CHAIN, or that removes
+    it.
 
     Of packets of nodes, those for the laptop only: metadata and S3 are not there.
     """
@@ -101,7 +104,8 @@ def _group_chains(policy: Policy, kinds: list[tuple[str, tuple[str, ...]]]) -> l
         _chain(f"in_{n}", _accepts(policy.ingress, groups, "ip saddr")) for n, (_, groups) in enumerate(kinds)
     ]
     egress = [
-        # Egress rules apply to the original destination: on EC2 a public address is translated outside the VPC.
+        # Egress rules apply to the original destination: on EC2 a public address is translated outside the
+        # VPC.
         _chain(f"out_{n}", [_drop_other_vpcs(vpc), *_accepts(policy.egress, groups, "ct original ip daddr")])
         for n, (vpc, groups) in enumerate(kinds)
     ]
@@ -137,8 +141,8 @@ def _filter_chains(vpn: Mapping[str, str]) -> list[str]:
         _chain(
             "to_node",
             [
-                # After source NAT: a node that connects to a public address arrives from its own public address,
-                # and does not count as a member of any group.
+                # After source NAT: a node that connects to a public address arrives from its own public
+                # address, and does not count as a member of any group.
                 "type filter hook postrouting priority 150; policy drop;",
                 'oifname "lo" accept',
                 f"ip saddr {METADATA} accept",
@@ -162,14 +166,16 @@ def _filter_chains(vpn: Mapping[str, str]) -> list[str]:
 
 
 def _drop_without_route() -> Iterator[str]:
-    """Yield the rules for packets between two nodes that use a public address: both sides need a route for their own."""
+    """Yield the rules for packets between two nodes that use a public address: both sides need a route for
+    their own."""
     for direction, caller, called in (("original", "saddr", "daddr"), ("reply", "daddr", "saddr")):
         for side, known in ((caller, "outgoing"), (called, "answering")):
             yield f"ct status dnat ct direction {direction} ip {side} != @{known} drop"
 
 
 def _nat_chains(vpn: Mapping[str, str]) -> list[str]:
-    """Public addresses are 1:1 NAT; a NAT gateway is shared. Nodes see the laptop under its address in the VPN."""
+    """Public addresses are 1:1 NAT; a NAT gateway is shared. Nodes see the laptop under its address in the
+    VPN."""
     to_private = "dnat ip to ip daddr map @to_private"
     to_public = "snat ip to ip saddr map @to_public"
     return [

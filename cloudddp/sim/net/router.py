@@ -1,8 +1,9 @@
 """The network between the simulated hosts: a veth pair per node, routes, public addresses and the firewall.
 
-One network namespace is the laptop and everything between the nodes, with no route out of it. Each node is attached by
-a veth pair of its own and reaches the others through here only, so one nftables table processes every packet. Needs
-`ip` and `nft`, and root in the namespace. Independent of moto and of the implementation of nodes.
+One network namespace is the laptop and everything between the nodes, with no route out of it. Each node is
+attached by a veth pair of its own and reaches the others through here only, so one nftables table processes
+every packet. Needs `ip` and `nft`, and root in the namespace. Independent of moto and of the implementation
+of nodes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ _ROUTER_MAC = "02:00:5e:00:00:01"
 
 
 class Router:
-    """The network of one lab. Call `set_up` first, in the lab's namespace. Safe to use from any thread in it."""
+    """The network of one lab. Call `set_up` first, in the lab's namespace. Safe to use from any thread in
+    it."""
 
     def __init__(self) -> None:
         self.faults = Faults()
@@ -33,10 +35,11 @@ class Router:
         self._links: dict[str, str] = {}  # private address -> the lab's end of the veth pair
 
     def set_up(self) -> None:
-        """Give the laptop its address, and make packets of nodes to unknown addresses vanish, as on the internet.
+        """Give the laptop its address, and make packets of nodes to unknown addresses vanish, as on the
+        internet.
 
-        The laptop itself gets an error at once for an address without a route; otherwise its programs would wait for
-        a timeout whenever they try the internet.
+        The laptop itself gets an error at once for an address without a route; otherwise its programs would
+        wait for a timeout whenever they try the internet.
         """
         settings = Path("/proc/sys/net/ipv4")
         (settings / "ip_forward").write_text("1")
@@ -74,8 +77,8 @@ class Router:
     def detach(self, private: str, *, heal: bool = False) -> None:
         """Disconnect a node; packets to its address vanish from now on.
 
-        Faults stay in effect for the node that is attached with that address next, unless `heal`: then the address
-        is free for another node.
+        Faults stay in effect for the node that is attached with that address next, unless `heal`: then the
+        address is free for another node.
         """
         with self._lock:
             link = self._links.pop(private, None)

@@ -1,7 +1,9 @@
-"""How a subnet of moto reaches addresses outside its VPC: by an internet gateway, by a NAT gateway, or not at all.
+"""How a subnet of moto reaches addresses outside its VPC: by an internet gateway, by a NAT gateway, or not at
+all.
 
 The most specific active route of the subnet's table decides ("Route priority",
-https://docs.aws.amazon.com/vpc/latest/userguide/route-tables-priority.html). Reads moto's objects and changes none.
+https://docs.aws.amazon.com/vpc/latest/userguide/route-tables-priority.html). Reads moto's objects and changes
+none.
 """
 
 from __future__ import annotations

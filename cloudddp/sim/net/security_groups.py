@@ -1,7 +1,7 @@
 """Translates moto's security groups and routes to the router's policy. Reads moto's objects and changes none.
 
-The policy becomes part of the text that `nft` parses, so only ids, addresses and numbers pass: a malformed rule must
-neither inject anything nor prevent the others from taking effect.
+The policy becomes part of the text that `nft` parses, so only ids, addresses and numbers pass: a malformed
+rule must neither inject anything nor prevent the others from taking effect.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _PROTOCOL = re.compile(r"-1|tcp|udp|icmp|[0-9]{1,3}")  # not icmpv6: nodes have 
 def policy_for(instances: Iterable[Any], vpn: Mapping[str, str] | None = None) -> Policy:
     """Return the policy for these instances of moto: their groups, the rules of those, and their routes.
 
-    A rule that names a group allows the private addresses of that group's members, as on EC2. A node has its primary
-    interface only, so the groups of other interfaces are ignored.
+    A rule that names a group allows the private addresses of that group's members, as on EC2. A node has its
+    primary interface only, so the groups of other interfaces are ignored.
     """
     members, groups = [], {}
     for instance in instances:
@@ -63,7 +63,8 @@ def _rules(listed: Iterable[Any]) -> tuple[Rule, ...]:
 
 
 def _rule(rule: Any) -> Rule | None:
-    """Return None for peers that the lab does not have (IPv6, prefix lists), and for rules that EC2 would reject."""
+    """Return None for peers that the lab does not have (IPv6, prefix lists), and for rules that EC2 would
+    reject."""
     network, group = _network(rule.cidr_ipv4), (rule.source_group or {}).get("GroupId")
     protocol, first, last = str(rule.ip_protocol), rule.from_port, rule.to_port
     if not _PROTOCOL.fullmatch(protocol) or not _valid_ports(protocol, first, last):

@@ -1,6 +1,8 @@
-"""The user's known_hosts files, read as OpenSSH reads them (sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT"), and never written.
+"""The user's known_hosts files, read as OpenSSH reads them (sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT"), and
+never written.
 
-paramiko's reader ignores @revoked, and accepts only the first of several keys of one type. Certificates are not supported.
+paramiko's reader ignores @revoked, and accepts only the first of several keys of one type. Certificates are
+not supported.
 """
 
 from __future__ import annotations
@@ -81,7 +83,8 @@ def _parse(line: str) -> _Entry | None:
 
 
 def _literal(pattern: str) -> str:
-    """Return a pattern for fnmatch: OpenSSH's has * and ?, but brackets stand for themselves (`[host]:port`)."""
+    """Return a pattern for fnmatch: OpenSSH's has * and ?, but brackets stand for themselves
+    (`[host]:port`)."""
     return pattern.lower().replace("[", "[[]")
 
 

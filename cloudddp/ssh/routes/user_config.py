@@ -25,7 +25,8 @@ _DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 
 @dataclass(frozen=True, slots=True)
 class JumpHost:
-    """A jump host. `given` is the setting; `keys` are the private keys that the configuration names for it."""
+    """A jump host. `given` is the setting; `keys` are the private keys that the configuration names for
+    it."""
 
     given: str
     host: str
@@ -96,7 +97,8 @@ def _is_host_name(name: str) -> bool:
 
 
 def _local_user() -> str | None:
-    """Return this user's name; None without an entry in the user database, as in many containers, and without USER."""
+    """Return this user's name; None without an entry in the user database, as in many containers, and without
+    USER."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # OSError from Python 3.13 on
@@ -106,7 +108,8 @@ def _local_user() -> str | None:
 def _require_local_user(host: str) -> str:
     if (found := _local_user()) is None:
         raise UsageError(
-            f"cannot find the user name to log in to jump host {one_line(host, 100)} with: this process's user id has no "
+            f"cannot find the user name to log in to jump host {one_line(host, 100)} with: this process's "
+            "user id has no "
             "name",
             hint="give it: --proxy-jump USER@HOST, `User` in ~/.ssh/config, or the variable USER",
         )
@@ -115,7 +118,8 @@ def _require_local_user(host: str) -> str:
 
 @contextlib.contextmanager
 def _user_name_for_paramiko() -> Iterator[None]:
-    """Let paramiko, which looks the local user up also where nothing refers to it, find the user id as name."""
+    """Let paramiko, which looks the local user up also where nothing refers to it, find the user id as
+    name."""
     if _local_user() is not None:
         yield
         return
@@ -167,7 +171,8 @@ def _lookup(host: str) -> dict[str, Any]:
             return dict(paramiko.SSHConfig.from_text(text).lookup(host))
     except (OSError, ValueError, ImportError, paramiko.SSHException, paramiko.ConfigParseError) as error:
         raise UsageError(
-            f"cannot read {path}, which may have settings for the jump host {host}: {one_line(str(error), 200)}",
+            f"cannot read {path}, which may have settings for the jump host {host}: "
+            f"{one_line(str(error), 200)}",
             hint='let ssh read it: proxy_command = "ssh -W %a:%p HOST" instead of proxy_jump',
         ) from None
 

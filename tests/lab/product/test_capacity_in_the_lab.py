@@ -1,4 +1,5 @@
-"""The whole way of a job for each kind of capacity: up, launch, pull, down, and nothing is left in the account."""
+"""The whole way of a job for each kind of capacity: up, launch, pull, down, and nothing is left in the
+account."""
 
 from __future__ import annotations
 
@@ -34,9 +35,12 @@ def test_spot(lab_cli: CommandLine, ec2: Any) -> None:
 def test_on_demand_reservation(lab_cli: CommandLine, ec2: Any) -> None:
     pytest.importorskip("torch")
     made = ec2.create_capacity_reservation(
-        InstanceType="g5.12xlarge", InstancePlatform="Linux/UNIX", AvailabilityZone=ZONE,
-        InstanceCount=2, InstanceMatchCriteria="targeted",
-    )  # fmt: skip
+        InstanceType="g5.12xlarge",
+        InstancePlatform="Linux/UNIX",
+        AvailabilityZone=ZONE,
+        InstanceCount=2,
+        InstanceMatchCriteria="targeted",
+    )
     name = made["CapacityReservation"]["CapacityReservationId"]
     nodes = train(lab_cli, ec2, "-t", "g5.12xlarge", "--reservation", name)
     assert {node["CapacityReservationId"] for node in nodes} == {name}

@@ -26,7 +26,8 @@ USER_DATA = (
     "token = ask('PUT', '/latest/api/token', **{'X-aws-ec2-metadata-token-ttl-seconds': '60'})\n"
     "print(ask('GET', '/latest/user-data', **{'X-aws-ec2-metadata-token': token}))"
 )
-# Replaces a program of the nodes: holds its first call with certain words (a pattern of the shell), until the file `go` exists.
+# Replaces a program of the nodes: holds its first call with certain words (a pattern of the shell), until the
+# file `go` exists.
 HOLD = """#!/bin/sh
 cd /home/ubuntu
 case "$*" in *{word}*) held=$([ -e held ] || echo yes) ;; esac
@@ -53,7 +54,8 @@ def cli(lab_cli: CommandLine) -> CommandLine:
 
 @pytest.fixture
 def hold(lab: control.Simulator) -> Iterator[Callable[[str, str, str], None]]:
-    """Hold, on nodes that boot from now on, the first call of a program with a certain word in its arguments."""
+    """Hold, on nodes that boot from now on, the first call of a program with a certain word in its
+    arguments."""
     programs = lab.home / "sim" / "overlay" / "bin"
     kept: list[Path] = []
 

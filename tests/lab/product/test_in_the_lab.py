@@ -40,7 +40,8 @@ def direct(cli: CommandLine, *options: str) -> None:
 
 
 def impatient(cli: CommandLine) -> None:
-    """Shorten every time limit for silence. `test_failed_machine_ends_the_job` has the limits that users have."""
+    """Shorten every time limit for silence. `test_failed_machine_ends_the_job` has the limits that users
+    have."""
     cli.env["CLOUDDDP_TIME_SCALE"] = "0.4"
 
 
@@ -50,7 +51,8 @@ WAIT = "import time\nprint('began', flush=True)\nwhile True: time.sleep(0.05)\n"
 
 
 def running(cli: CommandLine, script: str = "wait.py") -> Any:
-    """Start a job in the foreground, one rank on each of two nodes; return its process once both ranks run."""
+    """Start a job in the foreground, one rank on each of two nodes; return its process once both ranks
+    run."""
     process = cli.start("launch", script)
     assert process.stdout is not None
     begun: set[str] = set()
@@ -78,7 +80,8 @@ def test_torchrun_across_hosts_with_different_interface_names(cli: CommandLine) 
         "dist.init_process_group('gloo')\n"
         "x = torch.ones(1) * dist.get_rank()\n"
         "dist.all_reduce(x)\n"
-        "print(int(x), socket.gethostname(), os.environ['GLOO_SOCKET_IFNAME'], os.environ['NCCL_SOCKET_IFNAME'],"
+        "print(int(x), socket.gethostname(), os.environ['GLOO_SOCKET_IFNAME'], "
+        "os.environ['NCCL_SOCKET_IFNAME'],"
         " torch.cuda.is_available(), flush=True)\n"
         "dist.barrier()\n"
         "os._exit(0)\n",  # gloo's threads sometimes abort the interpreter's shutdown
@@ -189,7 +192,10 @@ def test_spot_interruption_without_a_notice_ends_the_job(cli: CommandLine) -> No
     _, err = process.communicate(timeout=110)
     assert process.returncode == 1, err
     assert "node 0: the agent of cloudddp has ended there" in err
-    ended = r"is (shutting-down|terminated): AWS has interrupted this spot instance \(Server.SpotInstanceTermination"
+    ended = (
+        r"is (shutting-down|terminated): AWS has interrupted this spot instance "
+        r"\(Server.SpotInstanceTermination"
+    )
     assert re.search(ended, err)
     assert "nothing is left" in cli.ok("down")
 
@@ -306,7 +312,8 @@ def test_rank_that_fails_on_a_full_disk_is_named(cli: CommandLine) -> None:
     cli.write(
         "fill.py",
         "import os, time\nprint('began', flush=True)\n"
-        "while os.path.exists('mark') or os.environ['RANK'] == '0': time.sleep(0.05)\nopen('model.pt', 'wb', 0).write(bytes(9))\n",
+        "while os.path.exists('mark') or os.environ['RANK'] == '0': time.sleep(0.05)\nopen('model.pt', 'wb', "
+        "0).write(bytes(9))\n",
     )
     process = running(cli, "fill.py")
     cli.ok("sim", "fault", "fill-disk", "1")
@@ -449,7 +456,8 @@ def test_start_files_that_print_do_not_reach_any_verb(cli: CommandLine) -> None:
 
 
 def test_nodes_that_decide_apart_give_one_answer(cli: CommandLine) -> None:
-    """Node 1 hears nothing of node 0, which hears it until it has ended its ranks: each has lost the other."""
+    """Node 1 hears nothing of node 0, which hears it until it has ended its ranks: each has lost the
+    other."""
     cli.env["CLOUDDDP_HEARTBEAT"] = "4"
     direct(cli)
     cli.write("wait.py", WAIT)

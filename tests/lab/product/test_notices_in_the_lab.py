@@ -1,4 +1,5 @@
-"""Nodes that are about to end, on real namespace nodes: a spot interruption, the deadline, `launch --down`, `down`."""
+"""Nodes that are about to end, on real namespace nodes: a spot interruption, the deadline, `launch --down`,
+`down`."""
 
 from __future__ import annotations
 

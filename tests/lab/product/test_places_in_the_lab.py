@@ -1,4 +1,5 @@
-"""Whole jobs in places that are short of capacity: the default VPC, zones without capacity, a region without the type."""
+"""Whole jobs in places that are short of capacity: the default VPC, zones without capacity, a region without
+the type."""
 
 from __future__ import annotations
 

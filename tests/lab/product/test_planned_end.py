@@ -1,4 +1,5 @@
-"""The planned end of nodes (`launch --down`): it comes whatever fails, and never while a job runs or is resumed."""
+"""The planned end of nodes (`launch --down`): it comes whatever fails, and never while a job runs or is
+resumed."""
 
 from __future__ import annotations
 
@@ -119,8 +120,8 @@ def test_running_job_keeps_its_nodes(cli: CommandLine, ec2: Any) -> None:
         done = cli(verb)
         assert done.returncode == 1
         assert (
-            f"{cluster['cluster_id']}, ended: its nodes powered off by themselves (job {job} was launched with --down"
-            in done.stderr
+            f"{cluster['cluster_id']}, ended: its nodes powered off by themselves (job {job} was launched "
+            "with --down" in done.stderr
         )
         assert "results that were not pulled from them are lost" in done.stderr
 

@@ -76,7 +76,8 @@ def differences(policy: str, needed: dict[str, set[str]]) -> list[str]:
     """Return what to change in a policy, so that it grants exactly what the verbs need."""
     used = {action for actions in needed.values() for action in actions}
     changes = [
-        f"add {action}, which {', '.join(verb for verb, actions in needed.items() if action in actions)} calls:\n"
+        f"add {action}, which {', '.join(verb for verb, actions in needed.items() if action in actions)} "
+        "calls:\n"
         f"  {json.dumps(statement_for(action))}"
         for action in sorted(used - granted(policy))
     ]

@@ -18,12 +18,13 @@ def cli(lab_cli: CommandLine) -> CommandLine:
 
 
 def test_set_up_and_ranks_use_the_environment_of_pytorch(cli: CommandLine) -> None:
-    """On the AMI, `pip` on PATH is the system's, which answers externally-managed-environment, and `torchrun` is missing
-    (release notes of the DLAMI with PyTorch 2.9 to 2.12)."""
+    """On the AMI, `pip` on PATH is the system's, which answers externally-managed-environment, and `torchrun`
+    is missing (release notes of the DLAMI with PyTorch 2.9 to 2.12)."""
     cli.write(
         "cloudddp.toml",
         '[job]\nrendezvous = "direct"\nnproc_per_node = 1\n[setup]\n'
-        'run = ["pip --version > ../setup", "command -v pip torchrun >> ../setup", "echo $VIRTUAL_ENV >> ../setup"]\n',
+        'run = ["pip --version > ../setup", "command -v pip torchrun >> ../setup", "echo $VIRTUAL_ENV >> '
+        '../setup"]\n',
     )
     cli.write(
         "show.py",
@@ -79,10 +80,12 @@ def test_set_up_installs_into_the_environment_that_it_creates(cli: CommandLine) 
 
 
 def test_set_up_that_may_not_change_the_environment_says_how_to(cli: CommandLine) -> None:
-    """Whether /opt/pytorch belongs to the login user is not documented. The one of the lab does; this one was made by root."""
+    """Whether /opt/pytorch belongs to the login user is not documented. The one of the lab does; this one was
+    made by root."""
     cli.write(
         "cloudddp.toml",
-        '[job]\npython = "/srv/env/bin/python"\n[setup]\nrun = ["cd $VIRTUAL_ENV/lib/python3*/site-packages && touch new"]\n',
+        '[job]\npython = "/srv/env/bin/python"\n[setup]\nrun = ["cd $VIRTUAL_ENV/lib/python3*/site-packages '
+        '&& touch new"]\n',
     )
     cli.write("ok.py", "print('not reached')")
     cli.ok("up", "-n", "1", "-t", "g5.xlarge")
@@ -96,8 +99,8 @@ def test_set_up_that_may_not_change_the_environment_says_how_to(cli: CommandLine
 
 
 def test_defective_gpu_is_refused(cli: CommandLine, lab: control.Simulator) -> None:
-    """`nvidia-smi -L` exits with 15 if a GPU has fallen off the bus. That was taken for 0 GPUs, and one rank started on
-    the CPU."""
+    """`nvidia-smi -L` exits with 15 if a GPU has fallen off the bus. That was taken for 0 GPUs, and one rank
+    started on the CPU."""
     cli.write("ok.py", "print('not reached')")
     cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
     lost = json.loads(cli.ok("status", "--json"))[0]["nodes"][1]["instance_id"]
@@ -117,7 +120,8 @@ def test_defective_gpu_is_refused(cli: CommandLine, lab: control.Simulator) -> N
 
 
 def test_gpu_that_only_cuda_finds_defective_is_refused(cli: CommandLine) -> None:
-    """nvidia-smi and NVML list the GPUs of a machine whose fabric manager is down; their first use fails (error 802)."""
+    """nvidia-smi and NVML list the GPUs of a machine whose fabric manager is down; their first use fails
+    (error 802)."""
     cli.ok("sim", "conditions", '{"boot": {"unusable_gpus": 1}}')
     try:
         done = cli("up", "-n", "1", "-t", "g5.12xlarge", CLOUDDDP_TIME_SCALE="0.1")

@@ -1,4 +1,5 @@
-"""A node that reboots while a job runs there: that is named as the cause, and the job can be resumed on the same node."""
+"""A node that reboots while a job runs there: that is named as the cause, and the job can be resumed on the
+same node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`results_s3` on real namespace nodes: the nodes copy results by themselves, and `pull` reads them when the nodes have gone."""
+"""`results_s3` on real namespace nodes: the nodes copy results by themselves, and `pull` reads them when the
+nodes have gone."""
 
 from __future__ import annotations
 
@@ -158,8 +159,8 @@ def test_spot_notice_without_a_client(cli: CommandLine, ec2: Any, s3: Any) -> No
 
 
 def test_denied_role_prevents_the_launch(cli: CommandLine, ec2: Any, s3: Any, iam: Any) -> None:
-    """Hours before its results would be lost. --no-preflight launches it all the same, and the record says why nothing was
-    copied; the nodes power off."""
+    """Hours before its results would be lost. --no-preflight launches it all the same, and the record says
+    why nothing was copied; the nodes power off."""
     up(cli)
     iam.put_role_policy(RoleName=PROFILE, PolicyName="results", PolicyDocument=policy(BUCKET, "other/"))
     try:

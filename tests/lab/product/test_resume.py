@@ -259,9 +259,23 @@ signals.exit_silently_on_sigint()
 exit_process(main())
 """
 FLAGS = (
-    "--dataset", "synthetic", "--image-size", "8", "--synthetic-size", "640", "--batch-size", "16", "--epochs", "6",
-    "--save-every", "5", "--snapshot-per-node", "--device", "cpu", "--no-tensorboard",
-)  # fmt: skip
+    "--dataset",
+    "synthetic",
+    "--image-size",
+    "8",
+    "--synthetic-size",
+    "640",
+    "--batch-size",
+    "16",
+    "--epochs",
+    "6",
+    "--save-every",
+    "5",
+    "--snapshot-per-node",
+    "--device",
+    "cpu",
+    "--no-tensorboard",
+)
 
 
 @pytest.mark.torch
@@ -303,7 +317,8 @@ def test_newest_valid_snapshot_is_copied_to_the_nodes_that_lack_it(cli: CommandL
         "save.py",
         "import os, pathlib, time, zipfile\n"
         "folder = pathlib.Path('runs/a b'); rank = int(os.environ['RANK'])\n"
-        "print('has', *[f'{p.name}={zipfile.ZipFile(p).read(\"x\").decode()}' for p in sorted(folder.glob('good*.pt'))])\n"
+        "print('has', *[f'{p.name}={zipfile.ZipFile(p).read(\"x\").decode()}' for p in "
+        "sorted(folder.glob('good*.pt'))])\n"
         "folder.mkdir(parents=True, exist_ok=True)\n"
         "if not list(folder.glob('*')):\n"
         "    with zipfile.ZipFile(folder / 'good.pt', 'w') as f: f.writestr('x', f'of rank {rank}')\n"

@@ -31,7 +31,10 @@ REDUCE = (
     "os._exit(0)\n"  # gloo's threads sometimes abort the interpreter's shutdown
 )
 WAIT = "import time\nprint('began', flush=True)\nwhile True: time.sleep(0.05)\n"
-SSM = "sh -c \"aws ssm start-session --target %h --document-name AWS-StartSSHSession --parameters 'portNumber=%p'\""
+SSM = (
+    'sh -c "aws ssm start-session --target %h --document-name AWS-StartSSHSession --parameters '
+    "'portNumber=%p'\""
+)
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
-"""No credential, key or SSH agent of this computer reaches a node: not its disk, the environment and arguments of its
-processes, or its user data."""
+"""No credential, key or SSH agent of this computer reaches a node: not its disk, the environment and
+arguments of its processes, or its user data."""
 
 from __future__ import annotations
 

@@ -25,7 +25,8 @@ def boot(cli: CommandLine, **condition: float) -> None:
 
 
 def test_addresses_that_may_connect_are_named_while_no_node_answers(cli: CommandLine) -> None:
-    """SSH can leave by another address than the HTTPS request that asked for it: split VPNs, pools of NAT addresses."""
+    """SSH can leave by another address than the HTTPS request that asked for it: split VPNs, pools of NAT
+    addresses."""
     done = cli(
         "up",
         "-n",
@@ -46,8 +47,9 @@ def test_addresses_that_may_connect_are_named_while_no_node_answers(cli: Command
 
 @pytest.mark.torch
 def test_cluster_that_boots_for_twenty_minutes(cli: CommandLine, lab: control.Simulator) -> None:
-    """AWS's metal instances can take over 20 minutes to boot (canonical/pycloudlib, PR 192). sshd answers before logins are
-    allowed, cloud-init finishes later, apt's lock is held, and the first import of torch reads a cold disk."""
+    """AWS's metal instances can take over 20 minutes to boot (canonical/pycloudlib, PR 192). sshd answers
+    before logins are allowed, cloud-init finishes later, apt's lock is held, and the first import of torch
+    reads a cold disk."""
     pytest.importorskip("torch")
     boot(
         cli,

@@ -1,4 +1,5 @@
-"""Ranks of torch with gloo that wait for each other, on hosts of their own: stacks, and a stall that nobody watches."""
+"""Ranks of torch with gloo that wait for each other, on hosts of their own: stacks, and a stall that nobody
+watches."""
 
 from __future__ import annotations
 
@@ -46,8 +47,8 @@ def test_hang_of_one_rank_is_explained(lab_cli: CommandLine) -> None:
     done = cli("logs", "-f")
     assert done.returncode == 1
     assert (
-        f"the job has stalled at rank 2 on node 1: no output, CPU or GPU activity of any rank for 6 s; {SENTENCE}"
-        in done.stderr
+        "the job has stalled at rank 2 on node 1: no output, CPU or GPU activity of any rank for 6 s; "
+        f"{SENTENCE}" in done.stderr
     )
     job = json.loads(cli.ok("jobs", "--json"))[-1]["id"]
     assert "load_batch" in cli.ok("exec", "--node", "1", "--", f"cat ~/.cloudddp/jobs/{job}/stacks/2.txt")

@@ -81,7 +81,17 @@ def test_chain_of_nodes_behind_a_jump_host(cli: CommandLine, lab: control.Simula
         vpc = Vpc(laptop.ec2, "10.59.0.0/16")
         jump = JumpHost(laptop, vpc)
         jump.write_ssh_files(Path(cli.env["HOME"]))
-        cli.ok("up", "-n", "2", "-t", "g5.12xlarge", "--subnets", vpc.private, "--proxy-jump", f"ubuntu@{jump.public}")  # fmt: skip
+        cli.ok(
+            "up",
+            "-n",
+            "2",
+            "-t",
+            "g5.12xlarge",
+            "--subnets",
+            vpc.private,
+            "--proxy-jump",
+            f"ubuntu@{jump.public}",
+        )
         put_files(cli)
         done = cli("sync")
         assert done.returncode == 0, done.stderr

@@ -1,7 +1,7 @@
 """Runs the checks of a script on this rank and saves what they return; the tests compare.
 
-A script runs many checks in one job, since starting a job costs more than the checks themselves. Checks report what
-they see and do not judge it.
+A script runs many checks in one job, since starting a job costs more than the checks themselves. Checks
+report what they see and do not judge it.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ def run_checks(
     after: Callable[[Communicator], object] | None = None,
     **settings: Any,
 ) -> None:
-    """Call each check with (comm, folder, *args), save the results as FOLDER/rank<r>.pt, and exit the process.
+    """Call each check with (comm, folder, *args), save the results as FOLDER/rank<r>.pt, and exit the
+    process.
 
-    `checks` may depend on the world size. `after` is called after the rank has left the process group, and its result
-    is saved, too.
+    `checks` may depend on the world size. `after` is called after the rank has left the process group, and
+    its result is saved, too.
     """
     config = make(dataset="synthetic", timeout=60.0, **settings)
     with join(config, find_rank(config, os.environ)) as comm:

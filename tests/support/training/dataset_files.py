@@ -8,8 +8,8 @@ from pathlib import Path
 
 
 def write_mnist(folder: Path, samples: int) -> None:
-    """Write the four idx files, gzipped as they are distributed and unzipped. Pixels and labels follow from the
-    position."""
+    """Write the four idx files, gzipped as they are distributed and unzipped. Pixels and labels follow from
+    the position."""
     raw = folder / "MNIST" / "raw"
     raw.mkdir(parents=True)
     for part in ("train", "t10k"):

@@ -1,4 +1,5 @@
-"""For tests that start training processes: makes `train` importable, from this checkout only, and leaves no process behind."""
+"""For tests that start training processes: makes `train` importable, from this checkout only, and leaves no
+process behind."""
 
 from __future__ import annotations
 

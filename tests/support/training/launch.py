@@ -1,8 +1,8 @@
 """Starts the trainer and the check scripts of tests/train as real processes, on loopback and the CPU only.
 
-Python programs of the repository are forked from a process that has imported torch (support/zygote.py), since that
-import is most of what a short run costs; other programs are started as usual. Nothing is forked from the test process
-itself: torch's threads do not survive a fork. Every wait has a deadline.
+Python programs of the repository are forked from a process that has imported torch (support/zygote.py), since
+that import is most of what a short run costs; other programs are started as usual. Nothing is forked from the
+test process itself: torch's threads do not survive a fork. Every wait has a deadline.
 """
 
 from __future__ import annotations
@@ -180,7 +180,8 @@ def start_train(*flags: object, **env: object) -> Run:
 
 
 def start_ranks(world_size: int, *argv: object, **env: object) -> list[Run]:
-    """Start `world_size` ranks that meet through environment variables; a single one is started without any."""
+    """Start `world_size` ranks that meet through environment variables; a single one is started without
+    any."""
     if world_size == 1:
         return [start(*argv, **env)]
     shared = rendezvous(world_size)
@@ -211,8 +212,8 @@ def rendezvous(world_size: int) -> dict[str, object]:
 def free_port() -> int:
     """Return a loopback TCP port that nothing listens on.
 
-    On Linux it stays reserved: the rank that gets it listens there only a second or two later, and meanwhile the ranks
-    of other tests listen and connect.
+    On Linux it stays reserved: the rank that gets it listens there only a second or two later, and meanwhile
+    the ranks of other tests listen and connect.
     """
     holder = socket.socket()
     # torch's store sets this option, too: then it may listen there beside a socket that does not listen.

@@ -1,5 +1,5 @@
-"""Counts what makes the host wait: for a device, and for other ranks. There is no GPU in the tests, so these are the calls that
-would wait for one."""
+"""Counts what makes the host wait: for a device, and for other ranks. There is no GPU in the tests, so these
+are the calls that would wait for one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from torch.overrides import TorchFunctionMode
 
 
 class CountWaits(TorchFunctionMode):
-    """Counts the calls for which the host would wait for a GPU: reads, and copies of numbers or tensors to the device."""
+    """Counts the calls for which the host would wait for a GPU: reads, and copies of numbers or tensors to
+    the device."""
 
     READS = (Tensor.item, Tensor.tolist, Tensor.cpu, Tensor.numpy, Tensor.nonzero, torch.nonzero)
     READS += (Tensor.__bool__, Tensor.__float__, Tensor.__int__, Tensor.__index__)

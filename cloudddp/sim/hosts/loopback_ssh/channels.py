@@ -1,9 +1,10 @@
 """The channels of an SSH connection, as tolerant of late packets as OpenSSH's sshd.
 
-A client's thread may send data on a channel whose EOF another thread has just sent, or adjust the window of a closed
-one (paramiko's do). sshd ignores that (channel_input_data and channel_input_window_adjust in channels.c); asyncssh
-closes the connection with everything that runs on it. Any other packet for a closed channel closes the connection with
-either server. A command is bytes, as for sshd; asyncssh refuses one that is not UTF-8.
+A client's thread may send data on a channel whose EOF another thread has just sent, or adjust the window of a
+closed one (paramiko's do). sshd ignores that (channel_input_data and channel_input_window_adjust in
+channels.c); asyncssh closes the connection with everything that runs on it. Any other packet for a closed
+channel closes the connection with either server. A command is bytes, as for sshd; asyncssh refuses one that
+is not UTF-8.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def _execute(channel: Any, packet: Any) -> bool:
 
 
 class _EndedChannel:
-    """Receives packets for a channel after its EOF or close; `channel` is None once asyncssh has removed it."""
+    """Receives packets for a channel after its EOF or close; `channel` is None once asyncssh has removed
+    it."""
 
     def __init__(self, number: int, channel: Any, ignored: tuple[int, ...]) -> None:
         self._number = number

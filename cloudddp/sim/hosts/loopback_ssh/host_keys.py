@@ -12,8 +12,8 @@ import asyncssh
 def load(folder: Path, injected: str) -> Any:
     """Return the node's host key: at its first boot the key that user data injects, or a new one.
 
-    It is kept over reboots and stops, as cloud-init keeps it. A second key is stored beside it for `sudo` to install;
-    it is generated here, since a node has no ssh-keygen. Raises ValueError.
+    It is kept over reboots and stops, as cloud-init keeps it. A second key is stored beside it for `sudo` to
+    install; it is generated here, since a node has no ssh-keygen. Raises ValueError.
     """
     run = folder / "run"
     run.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -31,7 +31,8 @@ def load(folder: Path, injected: str) -> Any:
 
 
 def open_reload_pipe(folder: Path) -> int:
-    """Create the named pipe, and return a descriptor that is readable when the host key has to be reloaded."""
+    """Create the named pipe, and return a descriptor that is readable when the host key has to be
+    reloaded."""
     pipe = folder / "run" / "reload"
     pipe.unlink(missing_ok=True)
     os.mkfifo(pipe, 0o600)

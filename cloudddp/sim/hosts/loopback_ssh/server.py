@@ -72,14 +72,16 @@ class NodeServer:
             connection.abort()
 
     def _start_session(self, process: Any) -> None:
-        # A separate task: asyncssh cancels its own when the connection is lost, and the command must continue.
+        # A separate task: asyncssh cancels its own when the connection is lost, and the command must
+        # continue.
         task = asyncio.ensure_future(serve(process, self.workspace))
         self.sessions.add(task)
         task.add_done_callback(self.sessions.discard)
 
 
 class _Connection(asyncssh.SSHServer):
-    """Accepts `ubuntu` with a login key of the instance, if the connection comes from a process of our user."""
+    """Accepts `ubuntu` with a login key of the instance, if the connection comes from a process of our
+    user."""
 
     def __init__(self, server: NodeServer) -> None:
         self._server = server
@@ -104,7 +106,8 @@ class _Connection(asyncssh.SSHServer):
 
     def validate_public_key(self, username: str, key: Any) -> bool:
         if time.monotonic() < self._server.nologin_until:
-            # As sshd while PAM refuses the account (/run/nologin): it closes the connection within the authentication.
+            # As sshd while PAM refuses the account (/run/nologin): it closes the connection within the
+            # authentication.
             self._connection.abort()
             return False
         return username == USER and key.public_data in self._server.login_keys

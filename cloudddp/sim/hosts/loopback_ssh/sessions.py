@@ -1,7 +1,8 @@
-"""One SSH session on a loopback node: runs a process and transfers its data and exit status, as OpenSSH's sshd does.
+"""One SSH session on a loopback node: runs a process and transfers its data and exit status, as OpenSSH's
+sshd does.
 
-asyncssh can redirect a process to a channel by itself, but under load it closes the channel before the last bytes have
-been sent.
+asyncssh can redirect a process to a channel by itself, but under load it closes the channel before the last
+bytes have been sent.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ import asyncssh
 _CHUNK = 1 << 16  # the capacity of a pipe
 _EOF_SECONDS = 0.05  # for EOF to follow the exit; later, another process holds the pipe
 
-# The controlling terminal has to be set between fork and exec. In a fork of a process with threads, that may deadlock,
-# so a new interpreter sets it and then becomes the shell.
+# The controlling terminal has to be set between fork and exec. In a fork of a process with threads, that may
+# deadlock, so a new interpreter sets it and then becomes the shell.
 _SET_TERMINAL = (
     "import fcntl,os,sys,termios;fcntl.ioctl(0,termios.TIOCSCTTY,0);os.execvp(sys.argv[1],sys.argv[1:])"
 )
@@ -41,7 +42,8 @@ class Workspace:
 
 @dataclass(frozen=True, slots=True)
 class _Pipes:
-    """Our ends of a child's pipes. With a terminal, `stdin` and `stdout` are the terminal, and `stderr` is None."""
+    """Our ends of a child's pipes. With a terminal, `stdin` and `stdout` are the terminal, and `stderr` is
+    None."""
 
     stdin: int
     stdout: int
@@ -61,8 +63,8 @@ async def serve(process: Any, workspace: Workspace) -> None:
         # The node was halted after its processes were killed.
         _signal_group(child.pid, signal.SIGKILL)
     await _transfer(process, child, pipes)
-    # sshd closes the pipes of a command whose client has disconnected, and does not kill it. asyncio would kill it if
-    # the child were garbage collected.
+    # sshd closes the pipes of a command whose client has disconnected, and does not kill it. asyncio would
+    # kill it if the child were garbage collected.
     await child.wait()
 
 

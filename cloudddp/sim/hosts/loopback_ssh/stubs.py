@@ -1,7 +1,7 @@
 """Stubs on a loopback node's PATH for commands that need a machine of their own.
 
-They answer queries about GPUs, the deadline's timer and cloud-init as the instance would, and refuse whatever would
-change the machine: a loopback node shares it with the user.
+They answer queries about GPUs, the deadline's timer and cloud-init as the instance would, and refuse whatever
+would change the machine: a loopback node shares it with the user.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ echo "simulated node: $(basename "$0") is refused: the node shares this computer
 exit 1
 """
 
-# `sudo` allows only the two steps of infra/node/host-key.sh, applied to the host key of the node's server: the script
-# itself would change this computer's /etc/ssh.
+# `sudo` allows only the two steps of infra/node/host-key.sh, applied to the host key of the node's server:
+# the script itself would change this computer's /etc/ssh.
 _SUDO = r"""#!/bin/sh
 cd "$(dirname "$0")/../run" || exit 1
 same() { [ "$(cut -d ' ' -f 1,2 "$1")" = "$2" ]; }
@@ -156,7 +156,8 @@ esac
 def scripts(
     *, gpus: tuple[str, ...], efa_devices: int, user_data: UserData, failed_gpus: int = 0
 ) -> dict[str, str]:
-    """Return name and text of each command, for a node with these GPUs, of which the last have failed, and EFA devices."""
+    """Return name and text of each command, for a node with these GPUs, of which the last have failed, and
+    EFA devices."""
     elapse = _systemd_time(user_data.deadline) if user_data.deadline else ""
     systemctl = _SYSTEMCTL.format(timer=shlex.quote(user_data.timer), elapse=shlex.quote(elapse))
     good = len(gpus) - min(failed_gpus, len(gpus))

@@ -1,11 +1,13 @@
-"""Boots one node in namespaces of its own: `python -m cloudddp.sim.hosts.machine.boot`, with a Machine on stdin.
+"""Boots one node in namespaces of its own: `python -m cloudddp.sim.hosts.machine.boot`, with a Machine on
+stdin.
 
-It creates the namespaces, prints `namespaces ready`, waits for `network ready` (the simulator attaches the interface
-meanwhile), and forks the node's pid 1. With pid 1 everything on the node ends; this process exits with its exit
-status (on_node.EXIT_STATUS). Standard library only; it never returns to the lab's own namespaces.
+It creates the namespaces, prints `namespaces ready`, waits for `network ready` (the simulator attaches the
+interface meanwhile), and forks the node's pid 1. With pid 1 everything on the node ends; this process exits
+with its exit status (on_node.EXIT_STATUS). Standard library only; it never returns to the lab's own
+namespaces.
 
-What the node's owner wrote, such as bootcmd, runs only when no process in the node's pid namespace has more privileges
-than the node may have: root of the node controls every process there.
+What the node's owner wrote, such as bootcmd, runs only when no process in the node's pid namespace has more
+privileges than the node may have: root of the node controls every process there.
 """
 
 from __future__ import annotations
@@ -124,7 +126,8 @@ def _configure_network(machine: Machine) -> None:
 
 
 def _drop_privileges(kept: Iterable[int]) -> None:
-    """Drop all capabilities but `kept`. Until now, this is root of the computer or an ordinary user's root."""
+    """Drop all capabilities but `kept`. Until now, this is root of the computer or an ordinary user's
+    root."""
     kernel.limit_capabilities(kept)
     kernel.no_new_privileges()
 

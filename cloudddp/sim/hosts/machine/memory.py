@@ -1,7 +1,7 @@
 """Limits on the memory that a node's tmpfs mounts may use. Its disks are memory.
 
-The API shows EC2's sizes; the actual sizes are bounded, so that a node that fills its disk leaves this computer most
-of its memory. Standard library only.
+The API shows EC2's sizes; the actual sizes are bounded, so that a node that fills its disk leaves this
+computer most of its memory. Standard library only.
 """
 
 from __future__ import annotations

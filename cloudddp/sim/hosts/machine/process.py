@@ -20,7 +20,8 @@ _PACKAGE_PARENT = Path(__file__).parents[4]  # the folder that has the package `
 
 
 class MachineProcess:
-    """A node that has booted: the process of boot.py, which holds the namespaces, and its child, the node's pid 1."""
+    """A node that has booted: the process of boot.py, which holds the namespaces, and its child, the node's
+    pid 1."""
 
     def __init__(self, process: subprocess.Popen[bytes], init: processes.Handle) -> None:
         self.process = process
@@ -37,7 +38,8 @@ class MachineProcess:
         return status
 
     def kill(self) -> None:
-        """Kill pid 1, with which the kernel ends the node; if that takes too long, its parent. Raises TimeoutError."""
+        """Kill pid 1, with which the kernel ends the node; if that takes too long, its parent. Raises
+        TimeoutError."""
         self.init.kill()
         try:
             self.process.wait(_HALT_SECONDS)
@@ -52,7 +54,8 @@ class MachineProcess:
 def boot(
     machine: Machine, *, home: Path, instance_id: str, log: Path, attach: Callable[[int], None]
 ) -> MachineProcess:
-    """Boot a node. `attach` connects the network namespace of a pid. Raises OSError with the last line of `log`."""
+    """Boot a node. `attach` connects the network namespace of a pid. Raises OSError with the last line of
+    `log`."""
     process = _start(home, instance_id, log)
     try:
         _send(process, machine.to_json())

@@ -1,9 +1,10 @@
 """Builds a node's root file system in its mount namespace, and pivots to it.
 
-It consists of the computer's /usr (read-only, with the stand-ins of guest/ over it), a disk of the node's own (/etc,
-/home, /var, /tmp ...), and the computer's Python environment at its own path and at /opt/pytorch, read-only. Nothing
-else of the computer is visible. Standard library only. This runs as root of the lab, before privileges are dropped, on
-a disk that root of the node may have prepared for an attack: no link on it is followed.
+It consists of the computer's /usr (read-only, with the stand-ins of guest/ over it), a disk of the node's own
+(/etc, /home, /var, /tmp ...), and the computer's Python environment at its own path and at /opt/pytorch,
+read-only. Nothing else of the computer is visible. Standard library only. This runs as root of the lab,
+before privileges are dropped, on a disk that root of the node may have prepared for an attack: no link on it
+is followed.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ _FOLDERS = (
 )
 _SMALL = 256 << 20  # bytes; for /run, /dev and /root
 
-# Not namespaced; container runtimes protect these, too. Writing to the first affects the computer, the others reveal
-# data about it.
+# Not namespaced; container runtimes protect these, too. Writing to the first affects the computer, the others
+# reveal data about it.
 _PROC_READ_ONLY = ("bus", "fs", "irq", "sys", "sysrq-trigger")
 _PROC_HIDDEN = (
     *("acpi", "asound", "interrupts", "kcore", "latency_stats", "scsi"),
@@ -80,9 +81,10 @@ SetEnv {environment}
 Subsystem sftp internal-sftp
 """
 
-# Ubuntu's, without the modules that need another service. After the key has been accepted, sshd asks PAM for the account:
-# pam_nologin refuses while /run/nologin exists, and sshd sends its text as a banner and closes the connection, within
-# the authentication (userauth_finish in OpenSSH's auth2.c: "Access denied for user by PAM account configuration").
+# Ubuntu's, without the modules that need another service. After the key has been accepted, sshd asks PAM for
+# the account: pam_nologin refuses while /run/nologin exists, and sshd sends its text as a banner and closes
+# the connection, within the authentication (userauth_finish in OpenSSH's auth2.c: "Access denied for user by
+# PAM account configuration").
 _PAM = (
     "auth required pam_deny.so",
     "account required pam_nologin.so",
@@ -143,8 +145,8 @@ def build(machine: Machine) -> None:
 def _folder(root: Path, name: str) -> Path:
     """Return a folder of the node's disk, created if missing.
 
-    Anything else in its place is removed: before the pivot, a link that root of the node has created would lead to
-    files of this computer. No process of the node runs meanwhile, so there is no race.
+    Anything else in its place is removed: before the pivot, a link that root of the node has created would
+    lead to files of this computer. No process of the node runs meanwhile, so there is no race.
     """
     path = root
     for part in Path(name).parts:
@@ -235,7 +237,8 @@ def chown_to_user(*paths: Path) -> None:
 
 
 def _mount_usr(machine: Machine, root: Path) -> None:
-    """Mount the computer's programs read-only, with the stand-ins over them, so that absolute paths find these."""
+    """Mount the computer's programs read-only, with the stand-ins over them, so that absolute paths find
+    these."""
     lower = f"lowerdir={machine.overlay}:/usr"
     kernel.mount("overlay", _folder(root, "usr"), "overlay", kernel.MS_RDONLY, lower)
     for name in _TOP_FOLDERS:

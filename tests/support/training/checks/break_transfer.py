@@ -1,7 +1,8 @@
 """Runs train/main.py on two ranks, and leaves half a tensor on the connection between them.
 
-`break_transfer.py AT SENDER SIGNALS FLAGS...`: before its AT-th forward pass rank SENDER sends the other rank, which is
-stopped by SIGSTOP, a tensor too large for the buffers of their sockets. The test kills rank 1 then.
+`break_transfer.py AT SENDER SIGNALS FLAGS...`: before its AT-th forward pass rank SENDER sends the other
+rank, which is stopped by SIGSTOP, a tensor too large for the buffers of their sockets. The test kills rank 1
+then.
 """
 
 from __future__ import annotations

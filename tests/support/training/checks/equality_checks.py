@@ -1,6 +1,7 @@
 """Checks for test_train_equality.py: training in float64 in several ways that must give the same weights.
 
-`equality_checks.py FOLDER` runs on each rank. The references are computed here, in plain PyTorch without the Trainer.
+`equality_checks.py FOLDER` runs on each rank. The references are computed here, in plain PyTorch without the
+Trainer.
 """
 
 from __future__ import annotations
@@ -99,7 +100,8 @@ def with_batchnorm(comm: Communicator, folder: Path) -> dict[int, dict[str, Tens
 
 
 def batchnorm_reference(comm: Communicator, _folder: Path) -> dict[int, dict[str, Tensor]]:
-    """Each part of each share normalized by itself, the gradients added up, and the running statistics of rank 0."""
+    """Each part of each share normalized by itself, the gradients added up, and the running statistics of
+    rank 0."""
     return {parts: train_with_ghost_batchnorm(comm.world_size, parts) for parts in PARTS}
 
 

@@ -1,5 +1,5 @@
-"""The trainer, where torchvision "downloads" MNIST by copying it from SOURCE. It takes long enough that another rank could
-start, too."""
+"""The trainer, where torchvision "downloads" MNIST by copying it from SOURCE. It takes long enough that
+another rank could start, too."""
 
 from __future__ import annotations
 

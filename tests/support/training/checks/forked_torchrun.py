@@ -1,6 +1,7 @@
 """torchrun whose ranks are forked from the agent instead of started with new interpreters.
 
-`forked_torchrun.py ARGS...` takes the arguments of torchrun. Agent, rendezvous, restarts and signals are torchrun's.
+`forked_torchrun.py ARGS...` takes the arguments of torchrun. Agent, rendezvous, restarts and signals are
+torchrun's.
 """
 
 from __future__ import annotations

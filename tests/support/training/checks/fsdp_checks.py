@@ -131,7 +131,8 @@ def compute_in_bf16(comm: Communicator, folder: Path, _shared: Path) -> dict[str
 
 
 def compile_layers(comm: Communicator, folder: Path, _shared: Path) -> int:
-    """The number of graphs that torch.compile gets. They run uncompiled, since compiling takes half a minute."""
+    """The number of graphs that torch.compile gets. They run uncompiled, since compiling takes half a
+    minute."""
     graphs = []
 
     def count(graph: torch.fx.GraphModule, _inputs: list[Tensor]) -> Any:
@@ -149,7 +150,8 @@ def compile_layers(comm: Communicator, folder: Path, _shared: Path) -> int:
 
 
 def interrupt_and_resume(comm: Communicator, folder: Path, _shared: Path) -> dict[str, Any]:
-    """A model with BatchNorm and dropout: run through, and by two trainers, the second resuming in mid-epoch."""
+    """A model with BatchNorm and dropout: run through, and by two trainers, the second resuming in
+    mid-epoch."""
     settings = {"parallel": "fsdp", "snapshot": "sharded", "epochs": 2, "optimizer": "adamw", "lr": 0.01}
     whole = trainer(comm, "mnist", torch.float32, folder / "whole", **settings)
     whole.fit()
@@ -170,7 +172,8 @@ def interrupt_and_resume(comm: Communicator, folder: Path, _shared: Path) -> dic
 
 
 def resume_elsewhere(comm: Communicator, _folder: Path, shared: Path) -> dict[str, Any]:
-    """Two ranks leave a snapshot of each mode in mid-epoch; any number of ranks resumes from it in each mode."""
+    """Two ranks leave a snapshot of each mode in mid-epoch; any number of ranks resumes from it in each
+    mode."""
     results = {}
     for kind, dtype, writer, reader in CONVERSIONS:
         settings = {**SGD, "snapshot": kind, "epochs": 2, "save_every": 4}
@@ -190,8 +193,8 @@ def resume_elsewhere(comm: Communicator, _folder: Path, shared: Path) -> dict[st
 
 
 def fail_together(comm: Communicator, folder: Path, _shared: Path) -> dict[str, Any]:
-    """What every rank reports when the disk of the last one is full, when a file of it is damaged, and when the ranks
-    see different folders."""
+    """What every rank reports when the disk of the last one is full, when a file of it is damaged, and when
+    the ranks see different folders."""
     settings = {**SGD, "parallel": "fsdp", "snapshot": "sharded", "epochs": 1}
     out = folder / "full"
 

@@ -1,6 +1,7 @@
 """Checks for test_train_loader.py: what worker processes do when they are read, left, signalled and killed.
 
-It prints one JSON object of results, and then the pids of the processes that read for it while it waits to be killed.
+It prints one JSON object of results, and then the pids of the processes that read for it while it waits to be
+killed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ RECEIVED_SIGNALS: list[int] = []
 
 
 class ReaderPids(Dataset[tuple[int, int]]):
-    """Each sample is (its index, the process that read it). Reading sample `bad` fails; `hang` takes forever."""
+    """Each sample is (its index, the process that read it). Reading sample `bad` fails; `hang` takes
+    forever."""
 
     def __init__(self, *, bad: int = -1, hang: int = -1) -> None:
         self.bad = bad
@@ -84,7 +86,8 @@ def start_under_signals() -> tuple[Loader, dict[str, Any]]:
 
 
 def read_many_epochs(loader: Loader) -> dict[str, Any]:
-    """Later epochs: one started in the middle, one left early, one left by an exception, one never started."""
+    """Later epochs: one started in the middle, one left early, one left by an exception, one never
+    started."""
     first = read(loader, batches(1))
     from_the_middle = read(loader, batches(2, first_step=3))
     for _batch in loader(batches(3)):

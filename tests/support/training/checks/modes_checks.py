@@ -1,5 +1,5 @@
-"""Checks for test_train_modes.py: a transformer, and options that must not change what is computed. `modes_checks.py FOLDER`
-runs on each rank."""
+"""Checks for test_train_modes.py: a transformer, and options that must not change what is computed.
+`modes_checks.py FOLDER` runs on each rank."""
 
 from __future__ import annotations
 
@@ -54,22 +54,37 @@ def recomputed(comm: Communicator, folder: Path) -> dict[str, dict[str, Tensor]]
     for parallel in ("ddp", "fsdp"):
         for again in (False, True):
             subject = small_trainer(
-                comm, folder / "recompute", model="mnist", parallel=parallel, epochs=1, dtype=torch.float64,
-                activation_checkpointing=again, dropout=0.3, optimizer="sgd", lr=0.05,
-            )  # fmt: skip
+                comm,
+                folder / "recompute",
+                model="mnist",
+                parallel=parallel,
+                epochs=1,
+                dtype=torch.float64,
+                activation_checkpointing=again,
+                dropout=0.3,
+                optimizer="sgd",
+                lr=0.05,
+            )
             subject.train_epoch()
             results[f"{parallel} {again}"] = weights(subject)
     return results
 
 
 def averaged(comm: Communicator, folder: Path) -> dict[str, Any]:
-    """The average of the weights in two modes, in an uninterrupted run, and in one that is resumed, in the background."""
+    """The average of the weights in two modes, in an uninterrupted run, and in one that is resumed, in the
+    background."""
     results: dict[str, Any] = {}
     for parallel, kind in (("ddp", "full"), ("fsdp", "full"), ("fsdp", "sharded")):
         flags = {
-            "ema": 0.9, "parallel": parallel, "snapshot": kind, "snapshot_async": True, "epochs": 2,
-            "optimizer": "sgd", "lr": 0.05, "dtype": torch.float64,
-        }  # fmt: skip
+            "ema": 0.9,
+            "parallel": parallel,
+            "snapshot": kind,
+            "snapshot_async": True,
+            "epochs": 2,
+            "optimizer": "sgd",
+            "lr": 0.05,
+            "dtype": torch.float64,
+        }
         out = folder / f"{parallel} {kind}"
         subject = small_trainer(comm, out / "whole", **flags)
         subject.fit()
@@ -96,7 +111,8 @@ BEST = {
 
 
 def best(comm: Communicator, folder: Path) -> dict[str, Any]:
-    """What the ranks, each a node of its own, write to best.pt, and the evaluations of a run that has read it."""
+    """What the ranks, each a node of its own, write to best.pt, and the evaluations of a run that has read
+    it."""
     results = {}
     for name, flags in BEST.items():
         node = dataclasses.replace(comm.info, local_rank=0)

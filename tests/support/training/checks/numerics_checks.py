@@ -37,7 +37,8 @@ def train_in_double_precision(comm: Communicator, folder: Path) -> dict[str, Any
 
 
 def interrupt_and_resume(comm: Communicator, folder: Path) -> dict[str, Any]:
-    """A model with BatchNorm and dropout: run through, and by two trainers, the second resuming in mid-epoch."""
+    """A model with BatchNorm and dropout: run through, and by two trainers, the second resuming in
+    mid-epoch."""
 
     def trainer(name: str, **more: Any) -> Trainer:
         settings = {"optimizer": "adamw", "lr": 0.01, "scheduler": "cosine", "epochs": 3, "log_every": 2}
@@ -47,7 +48,8 @@ def interrupt_and_resume(comm: Communicator, folder: Path) -> dict[str, Any]:
     whole.fit()
     first = trainer("parts", save_every=2)
     first.train_epoch()
-    first.train_epoch()  # the newest snapshot is now of step 8 (after 2, 4, 6 and 8), and the epoch ends at 10
+    # the newest snapshot is now of step 8 (after 2, 4, 6 and 8), and the epoch ends at 10
+    first.train_epoch()
     second = trainer("parts")
     second.resume()
     resumed_at = second.step
@@ -85,7 +87,8 @@ def train_on_nan(comm: Communicator, folder: Path) -> dict[str, Any]:
 
 
 def overflow_in_half_precision(comm: Communicator, folder: Path) -> dict[str, Any]:
-    """A finite loss with infinite gradients: in two steps of the first epoch; then, in a resumed run, in every step."""
+    """A finite loss with infinite gradients: in two steps of the first epoch; then, in a resumed run, in
+    every step."""
     settings = {"optimizer": "sgd", "lr": 0.1, "amp": "fp16", "epochs": 3}
     first = small_trainer(comm, folder / "overflow", **settings)
     first.strategy.scaler = torch.amp.GradScaler(comm.device.type, init_scale=2.0**-6)

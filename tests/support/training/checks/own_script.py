@@ -1,5 +1,6 @@
-"""A script with data and a model of its own, as a newcomer would write it: tokens in dictionaries, a stream of samples, a layer
-that only some steps use, and a metric. Weights are float64, so that numbers of ranks can be compared."""
+"""A script with data and a model of its own, as a newcomer would write it: tokens in dictionaries, a stream
+of samples, a layer that only some steps use, and a metric. Weights are float64, so that numbers of ranks can
+be compared."""
 
 from __future__ import annotations
 

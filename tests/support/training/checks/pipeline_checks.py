@@ -1,4 +1,5 @@
-"""Checks for test_train_pipeline.py: pipelines beside plain training. `pipeline_checks.py FOLDER` runs on each rank.
+"""Checks for test_train_pipeline.py: pipelines beside plain training. `pipeline_checks.py FOLDER` runs on
+each rank.
 
 The plain runs that the others are compared with happen in the same processes, each rank for itself.
 """
@@ -136,7 +137,8 @@ def train_one_batch(comm: Communicator, _folder: Path) -> dict[str, Any]:
 
 
 def change_modes(comm: Communicator, folder: Path) -> dict[str, Any]:
-    """Five epochs, each in another mode that resumes from the snapshot of the one before; and five in one process."""
+    """Five epochs, each in another mode that resumes from the snapshot of the one before; and five in one
+    process."""
     settings = {"samples": 34, "epochs": 5, "optimizer": "adamw", "lr": 0.01, "scheduler": "cosine"}
     whole = trainer(SINGLE, folder / f"single{comm.rank}", **settings)
     for _ in range(5):

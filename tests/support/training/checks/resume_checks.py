@@ -35,8 +35,8 @@ EPOCHS, SIZE = 3, 12
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """`runs` are settings by name. In step `stop` (from 0) the last rank gets SIGTERM. Rank r uses disk number r +
-    `shift` of `disks`; with 0 disks all ranks share one."""
+    """`runs` are settings by name. In step `stop` (from 0) the last rank gets SIGTERM. Rank r uses disk
+    number r + `shift` of `disks`; with 0 disks all ranks share one."""
 
     out: str
     report: str

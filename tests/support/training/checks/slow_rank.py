@@ -1,8 +1,8 @@
 """Runs train/main.py with one rank that is slow in every step.
 
-`slow_rank.py RANK WHERE SECONDS FLAGS...`: WHERE is `before` the forward pass, as slow data would be, or `inside` it.
-With STEP_FOLDER in the environment, each rank reports its steps to RANK.json there. OTHERS is how many seconds the other ranks
-need, so that a busy machine makes no difference.
+`slow_rank.py RANK WHERE SECONDS FLAGS...`: WHERE is `before` the forward pass, as slow data would be, or
+`inside` it. With STEP_FOLDER in the environment, each rank reports its steps to RANK.json there. OTHERS is
+how many seconds the other ranks need, so that a busy machine makes no difference.
 """
 
 from __future__ import annotations

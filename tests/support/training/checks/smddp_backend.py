@@ -1,4 +1,5 @@
-"""Joins a job through smdistributed.dataparallel, and prints its backend and the sum of two ones over the ranks."""
+"""Joins a job through smdistributed.dataparallel, and prints its backend and the sum of two ones over the
+ranks."""
 
 import smdistributed.dataparallel.torch.distributed as smddp
 import torch

@@ -1,5 +1,5 @@
-"""Checks for test_train_smddp.py: every call of the interface. `smddp_checks.py FOLDER` runs on each rank, with
-`smddp` on the path, and saves its report as FOLDER/rank<r>.pt.
+"""Checks for test_train_smddp.py: every call of the interface. `smddp_checks.py FOLDER` runs on each rank,
+with `smddp` on the path, and saves its report as FOLDER/rank<r>.pt.
 """
 
 from __future__ import annotations
@@ -186,8 +186,8 @@ def network() -> nn.Module:
 def trained(
     wrap: Callable[[nn.Module], nn.Module], rank: int, *, test_alone: bool = False
 ) -> dict[str, torch.Tensor]:
-    """Return the state after four steps. With `test_alone`, rank 0 evaluates the wrapped module after each of them
-    while the others continue."""
+    """Return the state after four steps. With `test_alone`, rank 0 evaluates the wrapped module after each of
+    them while the others continue."""
     model = wrap(network())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     generator = torch.Generator().manual_seed(40 + rank)

@@ -1,7 +1,8 @@
-"""A user's training script for smdistributed.dataparallel: it imports neither cloudddp, `train` nor torch.distributed.
+"""A user's training script for smdistributed.dataparallel: it imports neither cloudddp, `train` nor
+torch.distributed.
 
-It learns which corner of a cube a point lies near. Rank 0 tests the model alone after each epoch, prints the result and
-saves the weights at the end.
+It learns which corner of a cube a point lies near. Rank 0 tests the model alone after each epoch, prints the
+result and saves the weights at the end.
 """
 
 import argparse

@@ -1,5 +1,5 @@
-"""Checks for test_train_waits.py: what the host waits for in the loop, step by step. `waits_checks.py FOLDER` runs on each
-rank."""
+"""Checks for test_train_waits.py: what the host waits for in the loop, step by step. `waits_checks.py FOLDER`
+runs on each rank."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ class Recorder(Hook):
 
 
 def run(comm: Communicator, out: Path, *, stop: int = 0, **flags: Any) -> dict[str, Any]:
-    """The counts of each step (what waits for the device, and for ranks; what is awaited later), and where it stopped."""
+    """The counts of each step (what waits for the device, and for ranks; what is awaited later), and where it
+    stopped."""
     request = StopRequest()
     subject = small_trainer(comm, out, epochs=1, stop=request, **{"log_every": 0, **flags})
     with CountWaits() as waits, counted_collectives() as collectives:

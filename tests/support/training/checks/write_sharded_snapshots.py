@@ -1,4 +1,5 @@
-"""Saves ever newer sharded snapshots from each rank until it is killed: `write_sharded_snapshots.py FOLDER`."""
+"""Saves ever newer sharded snapshots from each rank until it is killed: `write_sharded_snapshots.py
+FOLDER`."""
 
 from __future__ import annotations
 

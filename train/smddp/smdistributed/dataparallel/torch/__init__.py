@@ -1,7 +1,7 @@
 """The PyTorch side of the library.
 
-Its path is extended so that `torch_smddp`, the backend of a real installation further down the path, is still found.
-Imports nothing but torch, which every script needs anyway.
+Its path is extended so that `torch_smddp`, the backend of a real installation further down the path, is still
+found. Imports nothing but torch, which every script needs anyway.
 """
 
 from pkgutil import extend_path

@@ -34,13 +34,15 @@ def is_joined() -> bool:
 def join(backend: str | None, *args: Any, **kwargs: Any) -> None:
     """Join the job. `args` and `kwargs` are those of torch.distributed.init_process_group after `backend`.
 
-    Raises RuntimeError if the rank of this process is unknown. Does nothing in a child process of a rank, which
-    inherits the rank's environment: a data-loading worker that imports the script again must not join as the rank.
+    Raises RuntimeError if the rank of this process is unknown. Does nothing in a child process of a rank,
+    which inherits the rank's environment: a data-loading worker that imports the script again must not join
+    as the rank.
     """
     if not (args or kwargs.keys() & {"init_method", "store", "rank"} or is_started()):
         raise RuntimeError(
             "this is not a distributed job: RANK and WORLD_SIZE are not set. Start the script with "
-            "`torchrun --nproc-per-node=gpu SCRIPT`, or call init_process_group() only if is_available() is True"
+            "`torchrun --nproc-per-node=gpu SCRIPT`, or call init_process_group() only if is_available() is "
+            "True"
         )
     identity = ":".join(os.environ.get(name, "") for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"))
     if os.environ.get(_JOINED, "").startswith(f"{identity} ") and not _joined_by_this_process():
@@ -56,8 +58,8 @@ def join(backend: str | None, *args: Any, **kwargs: Any) -> None:
 
 
 def select_backend() -> str:
-    """Return `smddp` if the backend of a real installation can be imported, else `nccl` if there is a GPU, else
-    `gloo`. Warns about an installation that cannot be imported."""
+    """Return `smddp` if the backend of a real installation can be imported, else `nccl` if there is a GPU,
+    else `gloo`. Warns about an installation that cannot be imported."""
     try:
         importlib.import_module(REAL_BACKEND)
     except ImportError as error:
@@ -71,8 +73,8 @@ def select_backend() -> str:
 def select_gpu() -> torch.device | None:
     """Make this rank's GPU the current device and return it; None if it has none.
 
-    Scripts may wrap their model before they call torch.cuda.set_device; without this all ranks of a node would use
-    GPU 0, which NCCL refuses.
+    Scripts may wrap their model before they call torch.cuda.set_device; without this all ranks of a node
+    would use GPU 0, which NCCL refuses.
     """
     if not torch.cuda.is_available():
         return None
@@ -87,7 +89,8 @@ def select_gpu() -> torch.device | None:
 def leave() -> None:
     """Wait briefly for the other ranks at the end of the process, then close the connections.
 
-    After an exception it does neither: the others must notice at once, and they do when the connections break.
+    After an exception it does neither: the others must notice at once, and they do when the connections
+    break.
     """
     if not is_joined() or getattr(sys, "last_value", None) is not None:
         return
@@ -98,8 +101,8 @@ def leave() -> None:
 def _all_ranks_done() -> bool:
     """Return whether every rank reaches this point within the grace period.
 
-    Through the store, not by a collective: a rank that exits early with sys.exit must not take part in a collective
-    that the others never start.
+    Through the store, not by a collective: a rank that exits early with sys.exit must not take part in a
+    collective that the others never start.
     """
     store = dist.distributed_c10d._get_default_store()
     deadline = time.monotonic() + GRACE

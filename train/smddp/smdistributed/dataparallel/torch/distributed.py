@@ -1,7 +1,7 @@
 """`smdistributed.dataparallel.torch.distributed`: the calls of SageMaker's version 1, over torch.distributed.
 
-Names, order and defaults of the parameters are SageMaker's, so that scripts written for it run unchanged. Imports
-nothing but torch. docs/smddp.md lists the differences from SageMaker's guide.
+Names, order and defaults of the parameters are SageMaker's, so that scripts written for it run unchanged.
+Imports nothing but torch. docs/smddp.md lists the differences from SageMaker's guide.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class _AverageWork:
         self._divide: Callable[[], object] | None = divide
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until the tensor holds the average. Returns True; raises what torch.distributed's handle raises."""
+        """Wait until the tensor holds the average. Returns True; raises what torch.distributed's handle
+        raises."""
         done = bool(self._work.wait() if timeout is None else self._work.wait(timeout))
         self._finish()
         return done
@@ -85,16 +86,18 @@ class _AverageWork:
 
 
 def is_available() -> bool:
-    """Return whether the script was started as a distributed job, for example by torchrun: RANK and WORLD_SIZE are set."""
+    """Return whether the script was started as a distributed job, for example by torchrun: RANK and
+    WORLD_SIZE are set."""
     return _job.is_started() or _job.is_joined()
 
 
 def init_process_group(*args: Any, **kwargs: Any) -> None:
     """Join the job. Call it before anything else except is_available() and is_initialized().
 
-    All arguments are optional. They are passed to torch.distributed.init_process_group, with two exceptions: `backend`
-    None or "smddp" selects the best available one (smddp, nccl, gloo, in this order), and `group` may be WORLD.
-    Raises RuntimeError if the script was not started as a distributed job, ValueError for another group.
+    All arguments are optional. They are passed to torch.distributed.init_process_group, with two exceptions:
+    `backend` None or "smddp" selects the best available one (smddp, nccl, gloo, in this order), and `group`
+    may be WORLD. Raises RuntimeError if the script was not started as a distributed job, ValueError for
+    another group.
     """
     check_group(kwargs.pop("group", None))
     backend = args[0] if args else kwargs.pop("backend", None)
@@ -135,9 +138,10 @@ def all_reduce(
 ) -> Any:
     """Reduce `tensor` over all ranks, in place; afterwards it is bitwise identical on every rank.
 
-    None means SUM. AVERAGE is the sum divided by the number of ranks, rounded toward zero for integers. Returns a work
-    handle if `async_op`, else None; with AVERAGE the tensor is valid once its wait() has returned, or its
-    is_completed() has returned True. Raises ValueError for another op, or for AVERAGE of booleans.
+    None means SUM. AVERAGE is the sum divided by the number of ranks, rounded toward zero for integers.
+    Returns a work handle if `async_op`, else None; with AVERAGE the tensor is valid once its wait() has
+    returned, or its is_completed() has returned True. Raises ValueError for another op, or for AVERAGE of
+    booleans.
     """
     check_call(group)
     op = ReduceOp.SUM if op is None else op
@@ -174,7 +178,8 @@ def broadcast(tensor: Tensor, src: int = 0, group: object = group.WORLD, async_o
 def all_gather(
     tensor_list: list[Tensor], tensor: Tensor, group: object = group.WORLD, async_op: bool = False
 ) -> Any:
-    """Gather `tensor` of every rank into `tensor_list`, in rank order; it holds one tensor of that size per rank.
+    """Gather `tensor` of every rank into `tensor_list`, in rank order; it holds one tensor of that size per
+    rank.
 
     Returns a work handle if `async_op`, else None.
     """
@@ -190,7 +195,8 @@ def all_to_all_single(
     group: object = group.WORLD,
     async_op: bool = False,
 ) -> Any:
-    """Send the k-th part of `input_t`, split along dimension 0, to rank k, and receive into `output_t` in rank order.
+    """Send the k-th part of `input_t`, split along dimension 0, to rank k, and receive into `output_t` in
+    rank order.
 
     Without split sizes the parts are equal. Returns a work handle if `async_op`, else None.
     """
@@ -217,7 +223,8 @@ def check_call(given: object = None) -> None:
 
 
 def check_group(given: object) -> None:
-    """Raise ValueError unless `given` is WORLD, or None or torch.distributed's own world, which mean the same."""
+    """Raise ValueError unless `given` is WORLD, or None or torch.distributed's own world, which mean the
+    same."""
     if given is None or given is group.WORLD or (_job.is_joined() and given is _torch.group.WORLD):
         return
     raise ValueError(
