@@ -210,7 +210,9 @@ def test_last_step_may_write_any_byte(node: Node) -> None:
 
 def test_process_that_waits_for_a_step_has_no_time_limit(node: Node) -> None:
     """That of the last step does not count: a user may watch a job between two steps for hours."""
-    assert node.jobs() == JobsReply(())  # on a busy machine the start of the process may take more than a second
+    assert node.jobs() == JobsReply(
+        ()
+    )  # on a busy machine the start of the process may take more than a second
     before = node.commands
     assert node.jobs(timeout=1.0) == JobsReply(())
     time.sleep(2.5)
