@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import time
 from collections.abc import Callable
 
@@ -15,6 +16,7 @@ PR_SET_CHILD_SUBREAPER = 36
 RUNS_A_JOB = "cloudddp-job"  # a job or its setup, and the copy of its results
 SETUP_ALONE = "cloudddp-setup"  # a setup whose client is gone: it keeps no node
 WAITS_TO_END = "cloudddp-wait"  # the node powers off after a job
+ASK_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 # Loaded here: in a child that was forked while another thread held the loader's lock, it never would be.
 _LIBRARY = ctypes.CDLL(None)
 

@@ -27,8 +27,7 @@ def main(job: str, *argv: str) -> int:
     and gets each signal once, from here, so that its data-loader workers do not get it before the rank has
     saved.
     """
-    # Of the launcher, without which the rank would train on. Until rank_end handles it, it ends this process
-    # and the rank.
+    # Of the launcher, without which the rank would train on.
     kernel.die_with_parent(signal.SIGTERM, os.getppid())
     supervisor = os.environ.pop(SUPERVISOR_VARIABLE, "")
     if kernel.name(int(supervisor.partition(":")[0] or 0)) != supervisor:
@@ -62,6 +61,15 @@ def _node_variables() -> dict[str, str]:
 def _start(
     argv: tuple[str, ...], log: BinaryIO, env: dict[str, str]
 ) -> Union[subprocess.Popen[bytes], OSError]:
+    """Start the rank. Signals to this process wait from then on until rank_end, which is imported meanwhile,
+    forwards them: their default action would end the rank, which gets no time to save."""
+    end_with_wrapper = kernel.death_signal(signal.SIGKILL)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, kernel.ASK_TO_END)
+
+    def prepare() -> None:
+        end_with_wrapper()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
     try:
         return subprocess.Popen(
             argv,
@@ -70,7 +78,7 @@ def _start(
             stderr=log,
             start_new_session=True,
             env=env,
-            preexec_fn=kernel.death_signal(signal.SIGKILL),
+            preexec_fn=prepare,
         )
     except OSError as error:
         return error

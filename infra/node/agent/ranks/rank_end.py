@@ -25,8 +25,7 @@ from cloudddp.agent.protocol import NOT_STARTED
 from cloudddp.agent.protocol.jobs import RankRecord
 from cloudddp.agent.protocol.verdict import Cause, Failure
 
-FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-HANDLED = (*FORWARDED, signal.SIGALRM)  # which no other thread than the main one may get
+HANDLED = (*kernel.ASK_TO_END, signal.SIGALRM)  # which no other thread than the main one may get
 INTERVAL = 1.0  # seconds between two looks
 PAUSE = 0.05  # seconds between two looks at what a rank has left behind
 SETTLE_PAUSE = (
@@ -46,7 +45,7 @@ class RankEnd:
         self._asked_at: Optional[float] = None
         self._gone_at: Optional[float] = None  # when the agent was first seen to be gone
         self._family: dict[int, str] = {}  # pid -> born, of the rank's processes
-        for number in FORWARDED:
+        for number in kernel.ASK_TO_END:
             signal.signal(number, self._forward)
         signal.signal(signal.SIGALRM, self._look)
         signal.setitimer(signal.ITIMER_REAL, INTERVAL, INTERVAL)
@@ -115,6 +114,7 @@ def wait(job_id: str, rank: int, log: BinaryIO, child: subprocess.Popen[bytes], 
     folder = store.job_folder(job_id)
     job = phases.job_file(folder) or phases.JobFile(0, 0)
     ending = RankEnd(child, folder, job.stop_grace)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, kernel.ASK_TO_END)  # that has come since the rank was started
     path, log_path = folder / "ranks" / f"{rank}.json", folder / "ranks" / f"{rank}.log"
     record = RankRecord(rank, None, None, pid=child.pid, wrapper=kernel.name(os.getpid()))
     store.write(path, record)
