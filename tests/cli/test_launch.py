@@ -301,14 +301,14 @@ def test_concurrent_launches_start_one_job(cli: Any) -> None:
 SAME_ID = """
 import random
 from datetime import datetime
-from cloudddp.job import new_job
+from cloudddp.job import job_request
 
 class Moment(datetime):
     @classmethod
     def now(cls, tz=None):
         return datetime(2026, 1, 31, 23, 59, 59, 500_000, tz)
 
-new_job.datetime, new_job.secrets = Moment, random.Random(0)
+job_request.datetime, job_request.secrets = Moment, random.Random(0)
 from cloudddp.__main__ import main
 main()
 """
