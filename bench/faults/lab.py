@@ -205,7 +205,7 @@ def _proc(entry: Path, node: int) -> Proc | None:
     elif "torch.distributed.run" in text:  # whose arguments name the wrapper
         kind = "launcher"
     else:
-        kind = "wrapper" if f".pyz rank {job}" in text else "rank"
+        kind = "wrapper" if f" rank {job}" in text else "rank"
     return Proc(int(entry.name), kind, node, int(variables.get("RANK", -1) or -1), job)
 
 

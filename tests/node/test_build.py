@@ -67,9 +67,10 @@ def test_agent_holds_its_modules_and_the_protocol_only() -> None:
 
 def test_every_module_of_the_agent_imports_without_site_packages(node: Node) -> None:
     code = (
-        "import importlib, sys, zipfile\n"
+        "import importlib, pathlib, sys\n"
         "sys.path.insert(0, sys.argv[1])\n"
-        "names = [name[:-3] for name in zipfile.ZipFile(sys.argv[1]).namelist() if '/' in name]\n"
+        "found = [path.relative_to(sys.argv[1]) for path in pathlib.Path(sys.argv[1]).rglob('*.py')]\n"
+        "names = [str(path)[:-3] for path in found if len(path.parts) > 1]\n"
         "modules = [importlib.import_module(name.replace('/', '.')) for name in names]\n"
         "assert all(module.__file__.startswith(sys.argv[1]) for module in modules)\n"
         "print(len(modules))\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import io
 import itertools
 import json
 import os
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -45,11 +47,12 @@ HANG_GUARD = 60.0  # seconds; only a hang is this long
 
 @functools.cache
 def agent_file() -> Path:
-    """Return the agent's .pyz, built once for each test process."""
+    """Return the agent's folder, as `ship` unpacks it, built once for each test process."""
     folder = tempfile.mkdtemp(prefix="cloudddp-agent-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    path = Path(folder) / "agent.pyz"
-    path.write_bytes(build.agent())
+    path = Path(folder) / "agent"
+    with zipfile.ZipFile(io.BytesIO(build.agent())) as archive:
+        archive.extractall(path)
     return path
 
 

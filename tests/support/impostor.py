@@ -35,7 +35,7 @@ def forged_probe(folders: Path | None) -> str:
         "print(json.dumps(reply))"
     )
     forge = shlex.join([sys.executable, "-I", "-c", merge])
-    script = f'case "$3" in *".pyz probe"*) "$@" | {forge};; *) exec "$@";; esac'
+    script = f'case "$3" in *"/agent-"*" probe"*) "$@" | {forge};; *) exec "$@";; esac'
     return f"sh -c {shlex.quote(script)} sh"
 
 

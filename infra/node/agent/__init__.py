@@ -38,6 +38,6 @@ of its request, and `step(request)`:
     pack       write files of the project to stdout, as far as the laptop lacks them
 
 A new step is a module there, its name in `dispatch.STEPS`, and its messages in the protocol. A module imports
-what it needs at its top, so that a running step does not read the .pyz again, which may be replaced.
+what it needs at its top, so that a running step does not read its files again, which may be replaced.
 Exceptions are what takes 30 ms and few jobs need, and the wrapper of a rank, for which the rank waits.
 """
