@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from support import simulators
 from support.account import post_conditions
+from support.costs import Costs
 from support.faults import FaultyEndpoint
 from support.harness import TIMEOUT, CommandLine, Remains, clean_environment, remaining
 from support.pool import Pool
@@ -33,6 +34,11 @@ settings.register_profile(
     "cloudddp", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("cloudddp")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if file := os.environ.get("TEST_COSTS"):
+        config.pluginmanager.register(Costs(Path(file)))
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
