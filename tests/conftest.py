@@ -1,4 +1,4 @@
-"""Shared fixtures: a simulator for each worker, the command line that uses it, and a faulty endpoint in front of it."""
+"""Shared fixtures: a simulator for each worker, the command line that uses it, a faulty endpoint."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from support.faults import FaultyEndpoint
 from support.harness import TIMEOUT, CommandLine, Remains, clean_environment, remaining
 from support.pool import Pool
 from support.terminal import Terminal
+from support.tiers import mark_slow_tests
 
-# Settings of the interpreter that a developer may have: without byte code each of thousands of processes compiles what it
-# imports, and unbuffered output behaves in another way when a disk is full.
+# Settings of the interpreter that a developer may have: without byte code each of thousands of processes compiles
+# what it imports, and unbuffered output behaves in another way when a disk is full.
 for _name in [name for name in os.environ if name.startswith("PYTHON") and name != "PYTHONPATH"]:
     del os.environ[_name]
 sys.dont_write_bytecode = False
@@ -41,9 +42,10 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Costs(Path(file)))
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
+@pytest.hookimpl(tryfirst=True)  # before xdist and `-m` read the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Assign tests that share a module-scoped fixture to one worker, so that the fixture is created only once."""
+    """Mark slow tests. Assign those that share a module-scoped fixture to one worker."""
+    mark_slow_tests(items)
     for item in items:
         if not isinstance(item, pytest.Function) or item.get_closest_marker("xdist_group"):
             continue
@@ -61,11 +63,17 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def no_simulator_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Fail if a test has started a simulator and not stopped it; stop those of tests that were interrupted."""
+def no_simulator_is_left(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[None]:
+    """Fail if a test has not stopped its simulator; stop those of tests that were interrupted."""
     base = tmp_path_factory.getbasetemp()
-    with simulators.stopped_after_this_process(base):
-        yield
+    watcher = simulators.stop_after_this_process(base)
+    yield
+    if request.session.exitstatus == pytest.ExitCode.INTERRUPTED:
+        return  # the tear-down may be incomplete: the watcher does the rest when this process has ended
+    watcher.kill()
+    watcher.communicate()
     assert simulators.running(base) == []
 
 
@@ -111,7 +119,7 @@ def ec2(simulator: Any) -> Any:
 def cli(
     simulator: Any, pool: Pool, ec2: Any, project: Path, request: pytest.FixtureRequest
 ) -> Iterator[CommandLine]:
-    """The command line against the simulator; afterwards the test's cluster is kept for another test or removed."""
+    """The command line against the simulator; the test's cluster is then kept for another test or removed."""
     from cloudddp.sim import control
 
     cluster = f"t{abs(hash(request.node.nodeid)) % 10**9}"
@@ -158,7 +166,7 @@ def remains(ec2: Any, cli: CommandLine) -> Callable[[], Remains]:
 
 @pytest.fixture
 def conditions(simulator: Any, cli: CommandLine) -> Iterator[Callable[..., dict[str, Any]]]:
-    """Set the simulator's conditions and return all of them; the test's end clears them, before `cli` removes nodes."""
+    """Set the simulator's conditions and return all; cleared at the test's end, before `cli` removes nodes."""
 
     def post(**body: Any) -> dict[str, Any]:
         status, answer = post_conditions(simulator.endpoint, body)

@@ -1,9 +1,9 @@
-"""What each test costs in processor time, whatever else the machine does: `TEST_COSTS=FILE make test` appends to FILE.
+"""The processor time of each test, on any machine: `TEST_COSTS=FILE make test` appends to FILE.
 
-One line per test: its id, seconds of all processes, seconds of the test process alone, seconds of the clock. All processes
-means also simulators, nodes and orphans, because each test process is in a control group of its own, which root may create.
-Elsewhere it means the test process and the children it has waited for. `python tests/support/costs.py FILE` prints the
-sums per file, the largest first.
+One line per test: its id, seconds of all processes, of the test process alone, and of the clock. All processes
+means also simulators, nodes and orphans: each test process is in a control group of its own, which root may
+create. Elsewhere it means the test process and the children that it has waited for.
+`python tests/support/costs.py FILE` prints the sums per file, the largest first.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _usage_of_this_process() -> float:
 
 
 def _usage_of_own_group() -> Callable[[], float] | None:
-    """Move this process to a new control group; return a function for the seconds used there, None if not permitted."""
+    """Move this process to a new control group; return what reads its seconds, None if not permitted."""
     for controller, file, unit in (("cpuacct", "cpuacct.usage", 1e9), ("", "cpu.stat", 1e6)):
         for earlier in (GROUPS / controller).glob("tests-*"):
             with contextlib.suppress(OSError):  # one that is in use
@@ -94,7 +94,7 @@ def _first_number(path: Path, unit: float) -> float:
 
 
 def by_file(lines: list[str]) -> list[tuple[str, int, float, float]]:
-    """Return (file, tests, seconds of all processes, seconds of the test process), the most expensive first."""
+    """Return (file, tests, seconds of all processes, of the test process), the most expensive first."""
     sums: dict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
     for line in lines:
         name, everything, own, _ = line.split("\t")
