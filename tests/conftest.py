@@ -21,8 +21,8 @@ from support.pool import Pool
 from support.terminal import Terminal
 from support.tiers import mark_slow_tests
 
-# Settings of the interpreter that a developer may have: without byte code each of thousands of processes compiles
-# what it imports, and unbuffered output behaves in another way when a disk is full.
+# Settings of the interpreter that a developer may have: without byte code each of thousands of processes
+# compiles what it imports, and unbuffered output behaves in another way when a disk is full.
 for _name in [name for name in os.environ if name.startswith("PYTHON") and name != "PYTHONPATH"]:
     del os.environ[_name]
 sys.dont_write_bytecode = False
@@ -74,7 +74,10 @@ def no_simulator_is_left(
         return  # the tear-down may be incomplete: the watcher does the rest when this process has ended
     watcher.kill()
     watcher.communicate()
-    assert simulators.running(base) == []
+    left = simulators.running(base)
+    if left:
+        simulators.stop(str(base))
+    assert left == []
 
 
 @pytest.fixture(scope="session")
@@ -166,7 +169,7 @@ def remains(ec2: Any, cli: CommandLine) -> Callable[[], Remains]:
 
 @pytest.fixture
 def conditions(simulator: Any, cli: CommandLine) -> Iterator[Callable[..., dict[str, Any]]]:
-    """Set the simulator's conditions and return all; cleared at the test's end, before `cli` removes nodes."""
+    """Set the simulator's conditions, return all; they are cleared before `cli` removes nodes."""
 
     def post(**body: Any) -> dict[str, Any]:
         status, answer = post_conditions(simulator.endpoint, body)
