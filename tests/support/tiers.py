@@ -6,6 +6,7 @@ needs root.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,7 @@ SLOW = {
     "cli/test_packaging.py": "30 s: a wheel and its environment",
     "cli/test_paused_client.py": "6 s each; tests/unit/test_follow_liveness.py has the rule",
     "cli/test_pull_nodes.py": "large files; tests/node/test_pull_continues.py has the transfer",
+    "cli/test_remains.py": "2 s each; tests/cli/test_teardown.py has what is removed",
     "cli/test_results_kept.py": "jobs; tests/node/test_new_files.py has which results are listed",
     "cli/test_resume_calls.py": "`resume`, killed at each call; tests/cli/test_scarcity.py has lost answers",
     "cli/test_slow_boots.py": "waits; tests/unit/test_readiness.py has the rule",
@@ -58,6 +60,13 @@ SLOW = {
     "cli/test_stragglers.py": "tests/node/test_straggler_detection.py has the rule",
     "cli/test_teardown_files.py": "2 s each; tests/unit/test_state.py has the files",
     "cli/test_two_launches.py": "4 s each; tests/node/test_project_lock.py has the lock",
+    # Jobs of torch; test_torchrun_across_nodes_trains_and_names_the_failing_rank remains.
+    "cli/test_export_slurm.py::test_arguments_and_variables_reach_the_ranks_through_torchrun": "torch",
+    "cli/test_launch.py::test_modules_of_the_project_do_not_replace_those_of_the_launcher": "torch",
+    "cli/test_launch.py::test_shell_script_runs_once_per_rank": "torch",
+    "cli/test_logs_and_jobs.py::test_following_does_not_end_a_job_that_restarts": "torch",
+    "cli/test_training_status.py::test_cancelled_training_resumes_from_its_snapshot": "torch",
+    "node/test_straggler_detection.py::test_slow_rank_of_a_real_training_is_named": "torch",
     # The agent: gangs of real processes.
     "node/test_abandoned_ranks.py": "tests/node/test_gang.py has ranks without an agent",
     "node/test_compiled.py": "new interpreters",
@@ -71,6 +80,8 @@ SLOW = {
     "node/test_killed_launchers.py": "tests/node/test_gang.py has a killed launcher",
     "node/test_laptop_silence.py": "waits",
     "node/test_orphans.py": "tests/node/test_kill.py has daemons",
+    "node/test_replaced.py": "tests/node/test_new_files.py has which results are listed",
+    "node/test_shared_by_default.py": "gangs; tests/node/test_spread.py copies between nodes too",
     "node/test_ranks_alone.py": "2 s each",
     "node/test_stall.py::"
     "test_hang_of_a_real_training_is_explained_and_dumps_are_in_the_folder_of_the_job": "torch, 26 s each",
@@ -91,32 +102,75 @@ SLOW = {
     "train/test_train_sharded.py": "killed writers; tests/train/test_train_snapshot.py has damaged files",
     "train/test_train_smddp.py": "torch runs of scripts for SageMaker",
     # The tests' own support.
+    "unit/test_collection.py::test_collection_imports_torch_only_for_tests_of_torch": "collects all tests",
     "unit/test_simulators_of_killed_tests.py::test_interrupted_run_leaves_no_process": "three runs of tests",
 }
 
-# Files of which `make test` runs each test function with its first parameters only.
+# Files of which `make test` runs each test function with its first parameters only: the others are variants, each
+# of which starts processes. Attacks by a node all run (pull_attacks, sync_attacks, malicious_agent).
 FIRST_PARAMETERS = {
-    "cli/test_efa.py": "clusters of many instance types",
-    "cli/test_fuzz_command_line.py": "500 command lines in slices",
-    "cli/test_interrupts.py": "2 s each",
-    "cli/test_ownership.py": "2 s each",
-    "cli/test_regions_searched.py": "a cluster in each place where one can be",
-    "cli/test_teardown.py": "2 s each",
-    "lab/test_sim_control.py": "2 s each",
-    "node/test_gang.py": "gangs on each of several nodes",
-    "node/test_gang_joining.py": "gangs",
-    "node/test_straggler_detection.py": "gangs",
-    "train/test_train_fsdp.py": "torch jobs",
-    "train/test_train_modes.py": "torch jobs",
-    "train/test_train_pipeline.py": "torch jobs",
+    "cli/test_credentials.py",
+    "cli/test_doctor.py",
+    "cli/test_down.py",
+    "cli/test_efa.py",
+    "cli/test_extra_tags.py",
+    "cli/test_fuzz_command_line.py",
+    "cli/test_home.py",
+    "cli/test_host_keys.py",
+    "cli/test_images.py",
+    "cli/test_interrupts.py",
+    "cli/test_launch.py",
+    "cli/test_log_selection.py",
+    "cli/test_logs_and_jobs.py",
+    "cli/test_malformed_answers.py",
+    "cli/test_mfa.py",
+    "cli/test_networks.py",
+    "cli/test_numbers.py",
+    "cli/test_organization.py",
+    "cli/test_own_flags.py",
+    "cli/test_ownership.py",
+    "cli/test_placing.py",
+    "cli/test_prices.py",
+    "cli/test_regions_searched.py",
+    "cli/test_reservations.py",
+    "cli/test_run.py",
+    "cli/test_scarcity.py",
+    "cli/test_setup_commands.py",
+    "cli/test_sim_verbs.py",
+    "cli/test_tags.py",
+    "cli/test_teardown.py",
+    "cli/test_up.py",
+    "cli/test_unwritable.py",
+    "cli/test_variables.py",
+    "cli/test_what_is_sent.py",
+    "lab/test_sim_control.py",
+    "node/test_agent_session.py",
+    "node/test_bad_records.py",
+    "node/test_gang.py",
+    "node/test_gang_joining.py",
+    "node/test_gang_strangers.py",
+    "node/test_kill.py",
+    "node/test_left_out.py",
+    "node/test_new_files.py",
+    "node/test_probe.py",
+    "node/test_project_lock.py",
+    "node/test_pull_continues.py",
+    "node/test_rank_logs.py",
+    "node/test_setup.py",
+    "node/test_spread.py",
+    "node/test_stall.py",
+    "node/test_straggler_detection.py",
+    "node/test_sync_node.py",
+    "train/test_train_fsdp.py",
+    "train/test_train_modes.py",
+    "train/test_train_pipeline.py",
 }
 
 
 def mark_slow_tests(items: list[pytest.Item]) -> None:
     """Add the marker `slow` according to the tables; raise UsageError for an entry that names nothing."""
-    found = [*map(_missing, SLOW), *map(_missing, FIRST_PARAMETERS)]
-    if missing := sorted(filter(None, found)):
-        raise pytest.UsageError(f"tests/support/tiers.py names what does not exist: {', '.join(missing)}")
+    if wrong := missing([*SLOW, *FIRST_PARAMETERS]):
+        raise pytest.UsageError(f"tests/support/tiers.py names what does not exist: {', '.join(wrong)}")
     seen = set()
     for item in items:
         if not item.path.is_relative_to(TESTS):
@@ -129,10 +183,11 @@ def mark_slow_tests(items: list[pytest.Item]) -> None:
         seen.add(function)
 
 
-def _missing(place: str) -> str | None:
-    """Return the place if it names no folder, file or test function."""
-    file, _, function = place.partition("::")
+def missing(places: Iterable[str]) -> list[str]:
+    """Return the places that name no folder, file or test function."""
+    return sorted(place for place in places if not _exists(*place.partition("::")[::2]))
+
+
+def _exists(file: str, function: str) -> bool:
     path = TESTS / file
-    if path.exists() and (not function or f"\ndef {function}(" in path.read_text(encoding="utf-8")):
-        return None
-    return place
+    return path.exists() and (not function or f"\ndef {function}(" in path.read_text(encoding="utf-8"))
