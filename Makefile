@@ -5,8 +5,8 @@ WITNESS := .venv-witness
 MUTANTS := .venv-mutants
 LOWEST := .venv-lowest
 PROCESSORS := $(shell nproc 2>/dev/null || echo 2)
-# Three more than there are processors: many tests wait for a node, a timeout or a boot.
-WORKERS ?= $(shell echo $$(( $(PROCESSORS) + 3 )))
+# One more than there are processors: tests wait for nodes, but each worker imports what all the tests need.
+WORKERS ?= $(shell echo $$(( $(PROCESSORS) + 1 )))
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # Byte code is compiled at the first import: most of the installed modules are never imported.
@@ -18,10 +18,10 @@ unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONUNBUFFERED
 
 .DEFAULT_GOAL := help
-.PHONY: help environment environments demo test coverage lowest witness check lint types docs bench mutants clean
+.PHONY: help environment environments demo test test-all coverage lowest witness check lint types docs bench mutants clean
 
 help:  ## show the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 8
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 8
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.12 ..."; exit 1; }
@@ -42,11 +42,16 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
 demo: $(VENV)/.installed  ## the whole job on this computer: 2 simulated nodes, real training, teardown
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash docs/demo.sh
 
-test: $(VENV)/.installed  ## every test but those of `make witness` and `make lowest`
-	@$(BIN)/python -m pytest --ignore=tests/witness --ignore=tests/lowest -n $(WORKERS) --dist loadgroup $(PYTEST)
+RUN_TESTS = $(BIN)/python -m pytest --ignore=tests/witness --ignore=tests/lowest -n $(WORKERS) --dist loadgroup
+
+test: $(VENV)/.installed  ## the tests for every day: each verb, contract and attack once (tests/support/tiers.py)
+	@$(RUN_TESTS) -m 'not slow' $(PYTEST)
+
+test-all: $(VENV)/.installed  ## every test but those of `make witness` and `make lowest`
+	@$(RUN_TESTS) $(PYTEST)
 
 coverage: PYTEST = --cov --cov-report=term
-coverage: test  ## the same, and which lines it ran; half as slow again
+coverage: test-all  ## the same, and which lines it ran; half as slow again
 
 $(LOWEST)/.installed: pyproject.toml $(VENV)/.installed
 	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(@D)
@@ -71,7 +76,7 @@ environment: $(VENV)/.installed
 
 environments: environment $(WITNESS)/aws/.installed $(WITNESS)/ray/.installed
 
-check: lint types test  ## lint, types and tests, as in CI
+check: lint types test  ## lint, types and the tests for every day; CI runs all tests
 
 lint: $(VENV)/.installed  ## ruff, the import contracts, the Python version of what runs on nodes
 	@$(BIN)/ruff check .

@@ -1,4 +1,8 @@
+<<<<<<< HEAD
 """Shared fixtures: a simulator for each worker, the command line, and a faulty endpoint between them."""
+=======
+"""Shared fixtures: a simulator for each worker, the command line that uses it, a faulty endpoint."""
+>>>>>>> tests
 
 from __future__ import annotations
 
@@ -14,13 +18,15 @@ import pytest
 from hypothesis import HealthCheck, settings
 from support import simulators
 from support.account import post_conditions
+from support.costs import Costs
 from support.faults import FaultyEndpoint
 from support.harness import TIMEOUT, CommandLine, Remains, clean_environment, remaining
 from support.pool import Pool
 from support.terminal import Terminal
+from support.tiers import mark_slow_tests
 
-# Settings of the interpreter that a developer may have: without byte code each of thousands of processes compiles what it
-# imports, and unbuffered output behaves in another way when a disk is full.
+# Settings of the interpreter that a developer may have: without byte code each of thousands of processes
+# compiles what it imports, and unbuffered output behaves in another way when a disk is full.
 for _name in [name for name in os.environ if name.startswith("PYTHON") and name != "PYTHONPATH"]:
     del os.environ[_name]
 sys.dont_write_bytecode = False
@@ -45,9 +51,19 @@ def pytest_make_parametrize_id(val: object) -> str | None:
     return f"{start.encode('unicode_escape').decode()}...{len(val)}"
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
+def pytest_configure(config: pytest.Config) -> None:
+    if file := os.environ.get("TEST_COSTS"):
+        config.pluginmanager.register(Costs(Path(file)))
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist and `-m` read the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+<<<<<<< HEAD
     """Assign tests that share a module-scoped fixture to one worker, which creates it only once."""
+=======
+    """Mark slow tests. Assign those that share a module-scoped fixture to one worker."""
+    mark_slow_tests(items)
+>>>>>>> tests
     for item in items:
         if not isinstance(item, pytest.Function) or item.get_closest_marker("xdist_group"):
             continue
@@ -65,12 +81,26 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+<<<<<<< HEAD
 def no_simulator_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Fail if a test has not stopped the simulator that it started; stop those of interrupted tests."""
+=======
+def no_simulator_is_left(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[None]:
+    """Fail if a test has not stopped its simulator; stop those of tests that were interrupted."""
+>>>>>>> tests
     base = tmp_path_factory.getbasetemp()
-    with simulators.stopped_after_this_process(base):
-        yield
-    assert simulators.running(base) == []
+    watcher = simulators.stop_after_this_process(base)
+    yield
+    if request.session.exitstatus == pytest.ExitCode.INTERRUPTED:
+        return  # the tear-down may be incomplete: the watcher does the rest when this process has ended
+    watcher.kill()
+    watcher.communicate()
+    left = simulators.running(base)
+    if left:
+        simulators.stop(str(base))
+    assert left == []
 
 
 @pytest.fixture(scope="session")
@@ -115,7 +145,11 @@ def ec2(simulator: Any) -> Any:
 def cli(
     simulator: Any, pool: Pool, ec2: Any, project: Path, request: pytest.FixtureRequest
 ) -> Iterator[CommandLine]:
+<<<<<<< HEAD
     """The command line against the simulator; the test's cluster is kept for another test or removed."""
+=======
+    """The command line against the simulator; the test's cluster is then kept for another test or removed."""
+>>>>>>> tests
     from cloudddp.sim import control
 
     cluster = f"t{abs(hash(request.node.nodeid)) % 10**9}"
@@ -162,7 +196,11 @@ def remains(ec2: Any, cli: CommandLine) -> Callable[[], Remains]:
 
 @pytest.fixture
 def conditions(simulator: Any, cli: CommandLine) -> Iterator[Callable[..., dict[str, Any]]]:
+<<<<<<< HEAD
     """Set the simulator's conditions and return all; they are cleared before `cli` removes nodes."""
+=======
+    """Set the simulator's conditions, return all; they are cleared before `cli` removes nodes."""
+>>>>>>> tests
 
     def post(**body: Any) -> dict[str, Any]:
         status, answer = post_conditions(simulator.endpoint, body)

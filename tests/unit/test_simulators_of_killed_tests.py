@@ -1,4 +1,4 @@
-"""A run of tests that is killed leaves no simulators."""
+"""A run of tests that is killed leaves no simulators and no other processes."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import pytest
 from support import simulators
 from support.harness import ROOT, TIMEOUT, clean_environment, wait_for
 
 
 def test_simulators_end_with_the_test_process(tmp_path: Path) -> None:
     code = (
-        "import sys, time\nfrom pathlib import Path\nfrom support import simulators\nfrom cloudddp.sim import control\n"
+        "import sys, time\nfrom pathlib import Path\n"
+        "from support import simulators\nfrom cloudddp.sim import control\n"
         "base = Path(sys.argv[1])\n"
-        "with simulators.stopped_after_this_process(base):\n"
-        f"    control.start(base / 'home', nodes='process', timeout={TIMEOUT})\n"
-        "    print('started', flush=True)\n    time.sleep(600)\n"
+        "watcher = simulators.stop_after_this_process(base)\n"
+        f"control.start(base / 'home', nodes='process', timeout={TIMEOUT})\n"
+        "print('started', flush=True)\ntime.sleep(600)\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)],
@@ -32,3 +35,28 @@ def test_simulators_end_with_the_test_process(tmp_path: Path) -> None:
     process.send_signal(signal.SIGKILL)
     process.communicate()
     wait_for(lambda: not simulators.running(tmp_path), "the simulator has ended")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_interrupted_run_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
+    """The runner alone gets the signal, in the middle of tests that have nodes, agents and ranks."""
+    base = tmp_path / "base"
+    files = [ROOT / "tests" / "cli" / "test_sync_and_pull.py", ROOT / "tests" / "node" / "test_kill.py"]
+    options = ["-n", "2", "-q", "-p", "no:cacheprovider", f"--basetemp={base}"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pytest", *options, *map(str, files)],
+        cwd=ROOT,
+        env={name: text for name, text in os.environ.items() if not name.startswith(("PYTEST_", "TEST_"))},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        wait_for(lambda: simulators.running(base), "a simulator runs")
+        time.sleep(2)  # somewhere in the tests
+        process.send_signal(number)
+        process.communicate(timeout=TIMEOUT)
+        wait_for(lambda: not simulators.mentioning(base), "all processes have ended")
+    finally:
+        process.kill()
+        process.communicate()
