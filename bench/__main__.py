@@ -32,6 +32,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from bench.common import ROOT, compare, environment, line, script, simulator, timed
 
@@ -156,17 +157,17 @@ def bench_sync(options: Options) -> None:
     from cloudddp.config.spec import ClusterSpec, Config
     from cloudddp.job import sync
     from cloudddp.job.project_files import of_config
-    from cloudddp.ssh.command_loop import OnEnd
+    from cloudddp.ssh.connection import Connection
     from cloudddp.ssh.fleet import Fleet
-    from cloudddp.ssh.running import CommandSpec
 
     print("sync: 2,000 files of 4 KiB to one simulated node")
     commands: list[str] = []
 
-    class Counting(Fleet):
-        def start(self, node: int, spec: CommandSpec, on_end: OnEnd) -> None:
-            commands.append(spec.command)
-            super().start(node, spec, on_end)
+    start = Connection.start
+
+    def count(connection: Connection, command: str, *args: Any, **more: Any) -> Any:
+        commands.append(command)
+        return start(connection, command, *args, **more)
 
     with simulator() as (found, env), tempfile.TemporaryDirectory() as folder:
         os.environ.update(env)
@@ -177,7 +178,7 @@ def bench_sync(options: Options) -> None:
         spec = ClusterSpec(name="bench", nodes=1, ssh_port=found.ssh_port)
         aws = AWS(region=found.region)
         made = up.up([aws], spec, progress=lambda _: None).cluster
-        with Counting(connect.targets(made, spec)[0]) as fleet:
+        with Fleet(connect.targets(made, spec)[0]) as fleet, mock.patch.object(Connection, "start", count):
             fleet.connect()
             for name in ("first", "unchanged"):
                 commands.clear()

@@ -32,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # also run as a file
 from bench.common import ROOT, replace_between, script, simulator
 from bench.sync import change, fill
 from bench.transfers import CASES, Cluster, Link
+from cloudddp.ssh.running import CommandSpec
 
 ROUND_TRIPS = (0, 20, 100)  # milliseconds
 MBIT = 500  # the simulated link reaches about 650
@@ -74,10 +75,14 @@ def streams(cluster: Cluster, runner: Any, size: int) -> dict[str, tuple[float, 
     pieces = size // len(_PIECE)
 
     def upload() -> None:
-        runner.run(0, "cat > /dev/null", stdin=(_PIECE for _ in range(pieces)), command_timeout=None)
+        runner.run(
+            0, CommandSpec("cat > /dev/null", stdin=(_PIECE for _ in range(pieces)), command_timeout=None)
+        )
 
     def download() -> None:
-        runner.run(0, f"head -c {size} /dev/zero", on_stdout=len, command_timeout=None)
+        runner.run(
+            0, CommandSpec(f"head -c {size} /dev/zero", on_stdout=lambda _: None, command_timeout=None)
+        )
 
     def openssh_upload() -> None:
         subprocess.run(

@@ -19,10 +19,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file
 
 from bench import lab
 from cloudddp.ssh import keys
-from cloudddp.ssh.connection import Connection, Target
+from cloudddp.ssh.connection import Connection
 from cloudddp.ssh.routes.command import ProxyCommand
 from cloudddp.ssh.routes.jump import Jump
-from cloudddp.ssh.routes.route import DIRECT, Route
+from cloudddp.ssh.running import CommandSpec
+from cloudddp.ssh.target import DIRECT, Route, Target
 
 BYTES = 200 << 20
 _PIECE = 1 << 17
@@ -78,13 +79,13 @@ def measure(target: Target) -> dict[str, float]:
     commands = []
     for _ in range(_COMMANDS):
         started = time.perf_counter()
-        connection.run("true")
+        connection.run(CommandSpec("true"))
         commands.append(time.perf_counter() - started)
     started = time.perf_counter()
-    connection.run("cat > /dev/null", stdin=(bytes(_PIECE) for _ in range(BYTES // _PIECE)))
+    connection.run(CommandSpec("cat > /dev/null", stdin=(bytes(_PIECE) for _ in range(BYTES // _PIECE))))
     sent = BYTES / (time.perf_counter() - started)
     started = time.perf_counter()
-    connection.run(f"head -c {BYTES} /dev/zero", on_stdout=lambda _: None)
+    connection.run(CommandSpec(f"head -c {BYTES} /dev/zero", on_stdout=lambda _: None))
     received = BYTES / (time.perf_counter() - started)
     connection.close()
     return {"open": opened, "command": statistics.median(commands), "sent": sent, "received": received}

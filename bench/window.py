@@ -19,7 +19,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cloudddp.ssh import keys
-from cloudddp.ssh.connection import DEFAULT_WINDOW, STREAM_WINDOW, Connection, Target
+from cloudddp.ssh.connection import DEFAULT_WINDOW, STREAM_WINDOW, Connection
+from cloudddp.ssh.running import CommandSpec
+from cloudddp.ssh.target import Target
 
 ROUND_TRIP = 0.1  # seconds
 MIB = 1 << 20
@@ -104,7 +106,7 @@ def delayed(port: int) -> Iterator[int]:
     loop.call_soon_threadsafe(listener.close)
 
 
-def measure(connection: Connection, window: int) -> float:
+def measure(connection: Connection) -> float:
     """Return MB/s of one stream."""
     received = 0
 
@@ -113,7 +115,7 @@ def measure(connection: Connection, window: int) -> float:
         received += len(data)
 
     started = time.perf_counter()
-    connection.run(f"head -c {SIZE} /dev/zero", on_stdout=count, window=window)
+    connection.run(CommandSpec(f"head -c {SIZE} /dev/zero", on_stdout=count))
     if received != SIZE:
         raise SystemExit(f"received {received} of {SIZE} bytes")
     return SIZE / 1e6 / (time.perf_counter() - started)
@@ -128,9 +130,10 @@ def rates(runs: int) -> dict[int, list[float]]:
         delayed(target.port) as port,
     ):
         away = Target("sshd", target.host, port, target.user, target.private_key, target.host_keys)
-        connection = Connection.open(away)
+        connections = {window: Connection.open(away, window=window) for window in found}
         for _ in range(runs):
             for window, row in found.items():
-                row.append(measure(connection, window))
-        connection.close()
+                row.append(measure(connections[window]))
+        for connection in connections.values():
+            connection.close()
     return found

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cloudddp.agent import client, commands
+from cloudddp.agent import commands
 from cloudddp.agent.protocol.codec import decode, encode
 from cloudddp.agent.protocol.machine import ProbeReply
 from cloudddp.agent.protocol.start import Process, SetupReply, SetupRequest, StartReply, StartRequest
@@ -40,7 +40,6 @@ from cloudddp.job import ranks
 from cloudddp.job.new_job import NewJob, Script
 from cloudddp.job.poweroff import Hold
 from cloudddp.ssh import keys
-from cloudddp.ssh.command_loop import OnEnd
 from cloudddp.ssh.fleet import Outcome
 from cloudddp.ssh.running import CommandSpec, Result
 
@@ -56,8 +55,6 @@ class Nodes:
 
     `hidden` are the variables set by the user, whose values may be secret.
     """
-
-    per_connection = None  # no sessions: each step is shown as a command of its own
 
     def __init__(
         self,
@@ -79,23 +76,16 @@ class Nodes:
     def nodes(self) -> tuple[int, ...]:
         return tuple(self._cluster.nodes)
 
-    def run(
-        self,
-        node: int,
-        command: str,
-        *,
-        stdin: bytes | Iterable[bytes] = b"",
-        command_timeout: float | None = 60.0,  # noqa: ARG002  the protocol's
-        on_stdout: Callable[[bytes], None] | None = None,
-        on_stderr: Callable[[bytes], None] | None = None,  # noqa: ARG002
-        limit: int = 0,  # noqa: ARG002
-        total_timeout: float | None = None,  # noqa: ARG002
-    ) -> Result:
+    def connection(self, _node: int) -> None:
+        """There is none: each step is shown as a command of its own."""
+        return
+
+    def run(self, node: int, spec: CommandSpec) -> Result:
+        command, stdin = spec.command, spec.stdin
         step = commands.step_of(command)
-        if step == ReceiveRequest.STEP and on_stdout is not None:
-            return self._receive(
-                node, command, iter(stdin) if not isinstance(stdin, bytes) else iter(()), on_stdout
-            )
+        if step == ReceiveRequest.STEP and spec.on_stdout is not None:
+            pieces = iter(()) if isinstance(stdin, bytes) else iter(stdin)
+            return self._receive(node, command, pieces, spec.on_stdout)
         data = stdin if isinstance(stdin, bytes) else b"".join(stdin)
         if self._print:
             for line in self._shown(node, step, command, data):
@@ -147,22 +137,37 @@ class Nodes:
     def _answer(self, step: str) -> bytes:
         replies: dict[str, ProbeReply | SetupReply | StartReply] = {
             "probe": ProbeReply(
-                interface="ens5", gpus=self._gpus, cpus=self._cpus,
-                python="/opt/pytorch/bin/python", free_port=29500, agent_port=29501, time=time.time(), disk_free=1 << 40,
-                timer_state="active", timer_next="-", running=(), folders={}, torch_gpus=self._gpus,
+                interface="ens5",
+                gpus=self._gpus,
+                cpus=self._cpus,
+                python="/opt/pytorch/bin/python",
+                free_port=29500,
+                agent_port=29501,
+                time=time.time(),
+                disk_free=1 << 40,
+                timer_state="active",
+                timer_next="-",
+                running=(),
+                folders={},
+                torch_gpus=self._gpus,
                 efa=self._efa,
             ),
             "setup": SetupReply(exit_code=0),
             "start": StartReply(pid=1),
-        }  # fmt: skip
+        }
         return encode(replies[step]) if step in replies else b"{}"
 
     def each(
-        self, work: Callable[[int], T], *, fatal: Callable[[Exception], bool] = lambda _: True
+        self,
+        work: Callable[[int], T],
+        *,
+        nodes: Iterable[int] | None = None,
+        fatal: Callable[[Exception], bool] = lambda _: True,
+        meanwhile: object = None,  # noqa: ARG002  the protocol's
     ) -> Outcome[T]:
         """Work on one node after the other, so that the order of the output is fixed."""
         outcome: Outcome[T] = Outcome()
-        for node in self._cluster.nodes:
+        for node in self._cluster.nodes if nodes is None else nodes:
             try:
                 outcome.values[node] = work(node)
             except CloudDDPError as error:
@@ -170,9 +175,6 @@ class Nodes:
                 if fatal(error):
                     break
         return outcome
-
-    def start(self, node: int, spec: CommandSpec, on_end: OnEnd) -> None:
-        client.run_at_once(self, node, spec, on_end)
 
     @property
     def ids(self) -> dict[int, str]:
@@ -271,14 +273,23 @@ def launch(console: Console, settings: Config, script: Script, root: Path) -> No
         recorder.on = False
         info = instance_types.describe(aws, settings.cluster)
         nodes = Nodes(
-            found, gpus=info.gpus, cpus=info.vcpus, efa=info.max_efa,
-            hidden=settings.job.env, print=console.print,
-        )  # fmt: skip
+            found,
+            gpus=info.gpus,
+            cpus=info.vcpus,
+            efa=info.max_efa,
+            hidden=settings.job.env,
+            print=console.print,
+        )
         job = NewJob(script)
         starting.launch(
-            nodes, found, settings, job, root=root,
-            progress=lambda text: console.print(f"\n# {console.render(text)}"), hold=Hold(job),
-        )  # fmt: skip
+            nodes,
+            found,
+            settings,
+            job,
+            root=root,
+            progress=lambda text: console.print(f"\n# {console.render(text)}"),
+            hold=Hold(job),
+        )
         console.print("\n# End of the dry run. Nothing was started.")
 
 
@@ -350,9 +361,12 @@ def _bring_up(console: Console, aws: AWS, settings: Config, *, show: bool) -> tu
 
     def dial(created: Cluster, _: ClusterSpec, __: float, ___: Meanwhile) -> Nodes:
         return Nodes(
-            created, gpus=info[0].gpus, cpus=info[0].vcpus, efa=info[0].max_efa,
+            created,
+            gpus=info[0].gpus,
+            cpus=info[0].vcpus,
+            efa=info[0].max_efa,
             print=console.print if show else None,
-        )  # fmt: skip
+        )
 
     created = creating.up(
         [aws],
