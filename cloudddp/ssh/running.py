@@ -137,7 +137,7 @@ class RunningCommand:
             return channel
         except BaseException as error:
             if channel is not None:
-                channel.close()
+                self._close(channel)
             timed_out = isinstance(error, (TimeoutError, Overdue)) or (
                 str(error) == "Timeout opening channel." and transport is not None and transport.is_active()
             )
@@ -198,7 +198,13 @@ class RunningCommand:
 
     def close(self) -> None:
         """Close its channel: a command that still runs gets no more input, and its output is lost."""
-        self._channel.close()
+        self._close(self._channel)
+
+    def _close(self, channel: paramiko.Channel) -> None:
+        if self._transport is None or self._transport.clear_to_send.is_set():
+            channel.close()
+        else:  # paramiko waits for the end of the key exchange, to which there may be none
+            threading.Thread(target=channel.close, daemon=True).start()
 
     # -- the channel -------------------------------------------------------------------------------------------
 
