@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""Shared fixtures: a simulator for each worker, the command line, and a faulty endpoint between them."""
-=======
 """Shared fixtures: a simulator for each worker, the command line that uses it, a faulty endpoint."""
->>>>>>> tests
 
 from __future__ import annotations
 
@@ -58,12 +54,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before xdist and `-m` read the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-<<<<<<< HEAD
-    """Assign tests that share a module-scoped fixture to one worker, which creates it only once."""
-=======
     """Mark slow tests. Assign those that share a module-scoped fixture to one worker."""
     mark_slow_tests(items)
->>>>>>> tests
     for item in items:
         if not isinstance(item, pytest.Function) or item.get_closest_marker("xdist_group"):
             continue
@@ -81,15 +73,10 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-<<<<<<< HEAD
-def no_simulator_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Fail if a test has not stopped the simulator that it started; stop those of interrupted tests."""
-=======
 def no_simulator_is_left(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[None]:
     """Fail if a test has not stopped its simulator; stop those of tests that were interrupted."""
->>>>>>> tests
     base = tmp_path_factory.getbasetemp()
     watcher = simulators.stop_after_this_process(base)
     yield
@@ -145,11 +132,7 @@ def ec2(simulator: Any) -> Any:
 def cli(
     simulator: Any, pool: Pool, ec2: Any, project: Path, request: pytest.FixtureRequest
 ) -> Iterator[CommandLine]:
-<<<<<<< HEAD
-    """The command line against the simulator; the test's cluster is kept for another test or removed."""
-=======
     """The command line against the simulator; the test's cluster is then kept for another test or removed."""
->>>>>>> tests
     from cloudddp.sim import control
 
     cluster = f"t{abs(hash(request.node.nodeid)) % 10**9}"
@@ -196,11 +179,7 @@ def remains(ec2: Any, cli: CommandLine) -> Callable[[], Remains]:
 
 @pytest.fixture
 def conditions(simulator: Any, cli: CommandLine) -> Iterator[Callable[..., dict[str, Any]]]:
-<<<<<<< HEAD
-    """Set the simulator's conditions and return all; they are cleared before `cli` removes nodes."""
-=======
     """Set the simulator's conditions, return all; they are cleared before `cli` removes nodes."""
->>>>>>> tests
 
     def post(**body: Any) -> dict[str, Any]:
         status, answer = post_conditions(simulator.endpoint, body)

@@ -17,8 +17,8 @@ from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import CloudDDPError, NodeError, ProgressCallback, ignore_progress
 from cloudddp.local_state import USUAL_USER, ClusterFolder
 from cloudddp.ssh import paramiko_fixes
-from cloudddp.ssh.connection import Target
 from cloudddp.ssh.fleet import Fleet, Outcome
+from cloudddp.ssh.target import Target
 
 loaded_meanwhile = paramiko_fixes.loaded_meanwhile
 PROJECT = "project"  # the folder with the user's files, in a node's home

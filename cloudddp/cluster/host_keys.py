@@ -27,6 +27,7 @@ from cloudddp.errors import CloudDDPError, Command, ConnectError, NodeError, Pro
 from cloudddp.local_state import ClusterFolder
 from cloudddp.ssh import keys
 from cloudddp.ssh.fleet import Outcome
+from cloudddp.ssh.running import CommandSpec
 
 _MAX_OUTPUT = 1 << 20  # bytes that a step may write
 _RELOAD_SECONDS = 30.0  # sshd confirms a reload before it has done it, and may refuse connections meanwhile
@@ -244,7 +245,7 @@ def _install(runner: Runner, node: int, key: str, shared: str) -> str:
 def _run(runner: Runner, node: int, step: str, key: str) -> bytes:
     command = f"sudo -n sh -s -- {shlex.join([step, key])}"
     script = payload.text("infra/node/host-key.sh").encode()
-    result = runner.run(node, command, stdin=script, limit=_MAX_OUTPUT)
+    result = runner.run(node, CommandSpec(command, script, limit=_MAX_OUTPUT))
     if result.exit_code:
         raise NodeError(
             f"node {node}: cannot replace its host key: {failure_text(result)}",

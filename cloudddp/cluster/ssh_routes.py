@@ -21,8 +21,8 @@ from cloudddp.errors import CloudDDPError, ConnectError, UsageError
 from cloudddp.local_state import ClusterRecord
 from cloudddp.ssh.routes.command import ProxyCommand
 from cloudddp.ssh.routes.jump import Jump
-from cloudddp.ssh.routes.route import Direct, Route
 from cloudddp.ssh.routes.user_config import jump_host
+from cloudddp.ssh.target import Direct, Route
 
 _SHELLS = ("sh", "bash", "dash", "zsh")
 _PLAIN = re.compile(r"[A-Za-z0-9_./~+-]+")

@@ -21,7 +21,7 @@ def is_worth(link: float, compressor: float, ratio: float) -> bool:
 
 
 class Compression:
-    """What has been measured of the link and of the compressor in one transfer. Used by the thread that sends."""
+    """What has been measured of the link and of the compressor in one transfer. The threads of several nodes may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -7,6 +7,7 @@ and setup where something has changed, start.
 from __future__ import annotations
 
 import shlex
+import threading
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -269,12 +270,15 @@ def _set_up_nodes(
 ) -> dict[int, SetupReply]:
     splitters = {node: LineSplitter() for node in requests}
 
+    lock = threading.Lock()  # each node has a thread of its own
+
     def show(node: int, data: bytes, *, last: bool = False) -> None:
-        for line in splitters[node].feed(data, last=last):
-            on_line(node, line)
+        with lock:
+            for line in splitters[node].feed(data, last=last):
+                on_line(node, line)
 
     try:
-        return client.gather_replies(runner, requests, timeout=None, on_stderr=show).all()
+        return client.run_on_all(runner, requests, timeout=None, on_stderr=show).all()
     finally:
         for node in requests:
             show(node, b"", last=True)

@@ -174,4 +174,4 @@ def gather_stacks(
 
 def _ask(runner: Runner, request: StacksRequest, nodes: Iterable[int]) -> dict[int, StacksReply]:
     requests = dict.fromkeys(nodes, request)
-    return client.gather_replies(runner, requests, timeout=STACKS_SECONDS, limit=MAX_STACKS).all()
+    return client.run_on_all(runner, requests, timeout=STACKS_SECONDS, limit=MAX_STACKS).all()

@@ -24,7 +24,7 @@ from cloudddp.agent.protocol.manifest import MAX_FILES, path_from_wire
 from cloudddp.agent.protocol.peer import Peer
 from cloudddp.agent.protocol.receive import ReceiveEvent, ReceiveReply, ReceiveRequest
 from cloudddp.agent.protocol.sending import OnSent, Sender, UnreadableFile, Wanted, ignore
-from cloudddp.agent.protocol.transfer import LAPTOP, Listing, Wants
+from cloudddp.agent.protocol.transfer import LAPTOP, Listing, Record, Wants
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.errors import CloudDDPError, Command, NodeError, Text
 from cloudddp.job.compression import Compression
@@ -37,8 +37,7 @@ from cloudddp.job.transfer_progress import (
     stalled,
 )
 from cloudddp.job.transfer_reports import Reports
-from cloudddp.ssh.fleet import Collection, Outcome
-from cloudddp.ssh.running import Result
+from cloudddp.ssh.fleet import Outcome
 from cloudddp.text import one_line
 
 # Seconds without anything to send, after which a node gets to know that this computer is still there.
@@ -59,7 +58,6 @@ class _Node:
     listings: int  # that it was sent, and for which it has not asked for files
     reports: Reports = field(default_factory=lambda: Reports(time.monotonic()))
     inbox: queue.SimpleQueue[object] = field(default_factory=queue.SimpleQueue)
-    on_end: Callable[[ReceiveReply | Exception | None], None] = lambda _end: None
     continued: frozenset[int] = frozenset()  # the files of which it has a beginning
     wants_direct: bool = False  # it has asked for the files from this computer
     reply: ReceiveReply | None = None
@@ -116,70 +114,52 @@ class Transfer:
 
     def run(self) -> Outcome[ReceiveReply | None]:
         """Return the nodes' replies and errors. Raises what `approve` raises, and CloudDDPError if a file cannot be read."""
-        collected: Collection[ReceiveReply | None] = Collection([one.rank for one in self._nodes])
-
-        def start() -> None:
-            for node in self._nodes:
-                node.on_end = functools.partial(collected.put, node.rank)
-                try:
-                    self._start(node)
-                except Exception as error:
-                    self._finish(node, error)
-
-        outcome = collected.outcome(
-            start, fatal=lambda _: False, on_stop=self._runner.close, meanwhile=self._watch
+        by_rank = {one.rank: one for one in self._nodes}
+        outcome = self._runner.each(
+            lambda rank: self._serve(by_rank[rank]),
+            nodes=by_rank,
+            fatal=lambda _: False,
+            meanwhile=self._watch,
         )
         if self._error is not None:
             raise self._error
         return outcome
 
-    def _start(self, node: _Node) -> None:
-        """Start the step of a node, which lasts until the whole transfer ends."""
-
-        def ended(end: Result | Exception) -> None:
-            try:
-                self._finish(node, self._reply(node, end))
-            except Exception as error:
-                self._finish(node, error)
-
-        client.start_step(
-            self._runner,
-            node.rank,
-            ReceiveRequest(
-                self._project,
-                self._secret,
-                node.progress.position,
-                self._chain,
-                self._origin,
-                version=self._versions.get(node.rank, 0),
-                job=self._job,
-                adds=self._adds,
-            ),
-            ended,
-            body=self._input(node),
-            timeout=SILENCE,
-            on_stdout=lambda data: self._received(node, data),
-        )
-
-    def _reply(self, node: _Node, end: Result | Exception) -> ReceiveReply | None:
+    def _serve(self, node: _Node) -> ReceiveReply | None:
+        """Run the step of a node, which lasts until the whole transfer ends, and return its reply."""
         try:
-            if isinstance(end, Exception):
-                raise end
+            result = client.run_step(
+                self._runner,
+                node.rank,
+                ReceiveRequest(
+                    self._project,
+                    self._secret,
+                    node.progress.position,
+                    self._chain,
+                    self._origin,
+                    version=self._versions.get(node.rank, 0),
+                    job=self._job,
+                    adds=self._adds,
+                ),
+                body=self._input(node),
+                timeout=SILENCE,
+                on_stdout=lambda data: self._received(node, data),
+            )
             if node.reply is None and self._error is None:
-                if not end.exit_code:
+                if not result.exit_code:
                     raise ProtocolError("it ends without a reply")
-                raise NodeError(f"node {node.rank}: {failures.failure_text(end)}")
+                raise NodeError(f"node {node.rank}: {failures.failure_text(result)}")
             return node.reply
         except ProtocolError as error:
             raise failures.unreadable(node.rank, ReceiveRequest.STEP, error) from None
+        finally:
+            self._finish(node)
 
-    def _finish(self, node: _Node, end: ReceiveReply | Exception | None) -> None:
-        """Note the result of a node. The first one counts: a step that was given up may end later."""
+    def _finish(self, node: _Node) -> None:
+        """Note that the result of a node is known: a step that was given up may end later."""
         with self._lock:
-            is_first, node.finished = not node.finished, True
+            node.finished = True
             self._ended(node)
-        if is_first:
-            node.on_end(end)
 
     def _ended(self, node: _Node) -> None:
         """Note that a node needs nothing more; the last one ends the steps of all, which have served each other until then."""
@@ -202,8 +182,8 @@ class Transfer:
 
     # -- progress ------------------------------------------------------------------------------------------------
 
-    def _watch(self) -> None:
-        """Give a node that makes no progress another source, or give it up."""
+    def _watch(self) -> dict[int, Exception]:
+        """Give nodes that make no progress another source, or give them up; return the errors of those."""
         now = time.monotonic()
         with self._lock:
             if self._closed is not None:
@@ -214,7 +194,8 @@ class Transfer:
                 given_up = self._without_progress(now)
                 why = "it made no progress while files were sent to it"
         for node in given_up:
-            self._finish(node, _given_up(node, why))
+            self._finish(node)
+        return {node.rank: _given_up(node, why) for node in given_up}
 
     def _without_progress(self, now: float) -> list[_Node]:
         given_up = []
@@ -276,7 +257,7 @@ class Transfer:
 
     def _files(self, node: _Node, wanted: Sequence[tuple[int, int]]) -> Iterator[bytes]:
         files = (Wanted(index, path_from_wire(self._entries[index][0]), offset) for index, offset in wanted)
-        sender = Sender(str(self._root), self._key, on_sent=self._on_sent, encode=self._compression.encode)
+        sender = Sender(str(self._root), self._key, on_sent=self._sent, encode=self._compression.encode)
         frames = sender.frames(files)
         last = asked = time.monotonic()
         while (frame := next(frames, None)) is not None:
@@ -288,7 +269,8 @@ class Transfer:
             if frame:
                 yield frame
                 self._compression.measure(len(frame), time.monotonic() - now)
-                self._on_bytes(len(frame))
+                with self._lock:
+                    self._on_bytes(len(frame))
                 last = time.monotonic()
             else:  # it hashes what the node has
                 is_due = now - last >= IDLE
@@ -296,6 +278,10 @@ class Transfer:
                 yield self._alive() if is_due else b""
             asked = time.monotonic()
         yield transfer.frame(self._key, transfer.DONE)
+
+    def _sent(self, path: str, record: Record, inode: int | None) -> None:
+        with self._lock:
+            self._on_sent(path, record, inode)
 
     # -- from a node ---------------------------------------------------------------------------------------------
 

@@ -9,23 +9,16 @@ from __future__ import annotations
 import base64
 import contextlib
 import errno
-import socket
-import threading
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from math import inf
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloudddp.config import timing
 from cloudddp.config.timing import Timing
 from cloudddp.errors import Command, ConnectError
 from cloudddp.ssh import early_close, paramiko_fixes
-from cloudddp.ssh.channel import CommandIO
-from cloudddp.ssh.event_loop import event_loop
-from cloudddp.ssh.loop_socket import LoopSocket
-from cloudddp.ssh.routes.route import DIRECT, Route, Stream
-from cloudddp.ssh.running import MAX_OUTPUT, CommandSpec, Result, RunningCommand
+from cloudddp.ssh.activity import Activity
+from cloudddp.ssh.running import BoundedBuffer, CommandSpec, Input, Result, RunningCommand
+from cloudddp.ssh.target import Stream, Target
 from cloudddp.text import one_line, reason_of
 
 if TYPE_CHECKING:
@@ -39,66 +32,39 @@ DEFAULT_WINDOW, STREAM_WINDOW = 2 << 20, 16 << 20
 FASTEST = 160_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where a node answers, and the host keys that it may present, the likeliest first, each `ssh-ed25519 AAAA...`.
-
-    One key, or two while it is being replaced; with none, connecting is refused.
-    """
-
-    label: str
-    host: str
-    port: int
-    user: str
-    private_key: Path
-    host_keys: tuple[str, ...]
-    route: Route = field(default=DIRECT, compare=False)
-    id: str = ""  # of its instance
-
-    @property
-    def known_as(self) -> str:
-        """The node's name in a known_hosts file."""
-        return self.host if self.port == 22 else f"[{self.host}]:{self.port}"
-
-    def require_host_key(self) -> None:
-        """Raise ConnectError if no host key is recorded that could verify the node."""
-        if not self.host_keys:
-            raise ConnectError(
-                f"{self.label}: no host key is recorded for it, so it cannot be verified: refused",
-                hint=(
-                    "it has the cluster's tags, but this cluster's `up` did not start it: find out who did; ",
-                    Command("down"),
-                    " terminates it with the cluster",
-                ),
-            )
-
-
 class Connection:
     """An authenticated connection. Thread-safe to close; several commands may run at the same time."""
 
-    def __init__(self, target: Target, host_key: str, client: paramiko.SSHClient, limits: Timing) -> None:
+    def __init__(
+        self, target: Target, host_key: str, client: paramiko.SSHClient, limits: Timing, window: int
+    ) -> None:
         self.target = target
         self.host_key = host_key  # the one that the node has presented
+        self.kept: dict[type, object] = {}  # what its user keeps for as long as it lasts, by type
         self._client = client
         self._limits = limits
+        self._window = window
 
     @classmethod
-    def open(cls, target: Target, *, connect_timeout: float | None = None) -> Connection:
+    def open(
+        cls, target: Target, *, connect_timeout: float | None = None, window: int = STREAM_WINDOW
+    ) -> Connection:
         """Connect, verify the host key, log in. Raises ConnectError, with patience if the node may still be booting.
 
         Each attempt accepts exactly one key. If the node presents another key of the target, there is a second attempt.
+        `window`: how many bytes of a stream may be in memory if its receiver is slower than the node.
         """
         target.require_host_key()
         limit = timing.current().connect if connect_timeout is None else connect_timeout
         try:
-            return cls._open(target, target.host_keys[0], limit)
+            return cls._open(target, target.host_keys[0], limit, window)
         except ConnectError as error:
             if error.shown not in target.host_keys[1:]:
                 raise
-            return cls._open(target, error.shown, limit)
+            return cls._open(target, error.shown, limit, window)
 
     @classmethod
-    def _open(cls, target: Target, host_key: str, connect_timeout: float) -> Connection:
+    def _open(cls, target: Target, host_key: str, connect_timeout: float, window: int) -> Connection:
         paramiko_fixes.load()  # 0.1 s, which commands without SSH do not need; likewise below
         import paramiko
 
@@ -115,8 +81,6 @@ class Connection:
         stream = None
         try:
             stream = target.route.open(target, connect_timeout, limits)
-            if isinstance(stream, socket.socket):
-                stream = LoopSocket(stream, event_loop())
             client.connect(
                 target.host,
                 target.port,
@@ -130,7 +94,9 @@ class Connection:
                 look_for_keys=False,
                 transport_factory=make_transport,
             )
-        except (OSError, EOFError, paramiko.SSHException) as error:
+        except ConnectError:
+            raise
+        except Exception as error:  # of any type, if a packet was invalid
             cause = target.route.explain(target, stream) if _is_end(error) else None
             _close(client, stream)
             raise cause or _explain(target, host_key, error) from None
@@ -141,56 +107,46 @@ class Connection:
         assert transport is not None  # noqa: S101  connect() succeeded
         transport.set_keepalive(limits.keepalive)
         paramiko_fixes.apply(transport)
-        return cls(target, host_key, client, limits)
+        return cls(target, host_key, client, limits, window)
 
-    def run(
-        self,
-        command: str,
-        *,
-        stdin: bytes | Iterable[bytes] = b"",
-        command_timeout: float | None = 60.0,
-        on_stdout: Callable[[bytes], None] | None = None,
-        on_stderr: Callable[[bytes], None] | None = None,
-        limit: int = MAX_OUTPUT,
-        total_timeout: float | None = None,
-        window: int = STREAM_WINDOW,
-    ) -> Result:
-        """Run a command to its end and return its result: see CommandSpec. `window`: how many bytes of a stream may be in
-        memory if `on_stdout` is slower than the node.
+    def run(self, spec: CommandSpec) -> Result:
+        """Run a command to its end and return its result.
 
         Raises NodeError also if the connection breaks or a time limit passes.
         """
-        spec = CommandSpec(command, stdin, command_timeout, on_stdout, on_stderr, limit, total_timeout)
-        wake = threading.Event()
-        with contextlib.closing(self.start(spec, wake.set, window=window)) as running:
-            while True:
-                wake.clear()
-                state = running.advance()
-                if state == CommandIO.ENDED:
-                    return running.result()
-                if state == CommandIO.WAITING:
-                    wake.wait(running.patience)
+        label = self.target.label
+        out, err = (BoundedBuffer(label, spec.command, spec.limit) for _ in range(2))
+        receivers = spec.on_stdout or out.add, spec.on_stderr or err.add
+        activity = Activity(spec.command_timeout, spec.total_timeout)
+        with contextlib.closing(
+            self.start(
+                spec.command, activity, is_stream=spec.on_stdout is not None, until_exit=spec.until_exit
+            )
+        ) as running:
+            code = running.exchange(Input(spec.stdin), receivers, activity)
+        return Result(255 if code is None else code, bytes(out.data), bytes(err.data))
 
     def start(
-        self, spec: CommandSpec, wake: Callable[[], None], *, window: int = STREAM_WINDOW
+        self, command: str, activity: Activity, *, is_stream: bool = True, until_exit: bool = False
     ) -> RunningCommand:
-        """Start a command, which the caller advances. `wake` is called by another thread when it can be. Raises NodeError."""
+        """Start a command. `is_stream`: its output is passed on as it arrives. Raises NodeError."""
         return RunningCommand(
             self.target.label,
             self._client.get_transport(),
-            spec,
+            command,
+            activity,
             self._limits,
-            window=DEFAULT_WINDOW if spec.on_stdout is None else self._stream_window(window),
-            wake=wake,
+            window=self._stream_window() if is_stream else DEFAULT_WINDOW,
+            until_exit=until_exit,
         )
 
-    def _stream_window(self, most: int) -> int:
-        """Return the window of a stream: the more, the longer the round trip is; `most` where that is not known."""
+    def _stream_window(self) -> int:
+        """Return the window of a stream: the more, the longer the round trip is; the most where that is not known."""
         transport = self._client.get_transport()
-        seconds = (
-            transport.sock.round_trip() if isinstance(getattr(transport, "sock", None), LoopSocket) else None
-        )
-        return most if seconds is None else min(most, max(DEFAULT_WINDOW, int(seconds * FASTEST)))
+        seconds = None if transport is None else transport.sock.round_trip()
+        if seconds is None:
+            return self._window
+        return min(self._window, max(DEFAULT_WINDOW, int(seconds * FASTEST)))
 
     def close(self) -> None:
         """Close the connection; a command that waits in another thread ends with NodeError."""

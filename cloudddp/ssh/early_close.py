@@ -17,5 +17,7 @@ def text(line: str) -> str:
 
 def reason_in(error: BaseException) -> str:
     """Return that text, if it is in the message of an exception (paramiko adds its own); else ''."""
+    if isinstance(error, ConnectionResetError):  # while TCP connects
+        return _MARK
     _, found, rest = str(error).partition(_MARK)
     return found + rest

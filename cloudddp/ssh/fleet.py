@@ -1,4 +1,4 @@
-"""Many nodes at once: a bounded number of threads, whatever their number; one connection per node; results that are never lost.
+"""Many nodes at once: a thread and a connection per node; results that are never lost.
 
 The result of "do this on every node" is an `Outcome`: node -> value, and node -> error, in every case. The first
 fatal error, or Ctrl-C, ends the wait at once; threads are daemons and are not joined, so that the slowest host never
@@ -7,6 +7,7 @@ delays the user.
 
 from __future__ import annotations
 
+import functools
 import queue
 import threading
 import time
@@ -19,14 +20,13 @@ from cloudddp import timings
 from cloudddp.config import timing
 from cloudddp.errors import CloudDDPError, ConnectError, NodeError
 from cloudddp.ssh.awake import AwakeClock
-from cloudddp.ssh.command_loop import CommandLoop, OnEnd
-from cloudddp.ssh.connection import DEFAULT_WINDOW, STREAM_WINDOW, Connection, Target
-from cloudddp.ssh.running import MAX_OUTPUT, CommandSpec, Result
+from cloudddp.ssh.connection import DEFAULT_WINDOW, STREAM_WINDOW, Connection
+from cloudddp.ssh.running import CommandSpec, Result
+from cloudddp.ssh.target import Target
 
 # Bytes that nodes may send ahead, all together, unless that is less than paramiko's default.
 MAX_WINDOWS = 128 << 20
-# Threads for work on nodes that waits: with those of the command loop there are fewer than 32 in all.
-WIDTH = 20
+POLL = 0.2  # seconds: how often `meanwhile` is called
 
 T = TypeVar("T")
 
@@ -54,115 +54,55 @@ def each(
     *,
     fatal: Callable[[Exception], bool] = lambda _: True,
     on_stop: Callable[[], None] = lambda: None,
-    meanwhile: Callable[[], object] = lambda: None,
-    width: int = WIDTH,
+    meanwhile: Callable[[], Mapping[int, Exception] | None] = lambda: None,
 ) -> Outcome[T]:
-    """Call one function per node in threads, at most `width` at a time.
+    """Call one function per node, each in a thread of its own.
 
     Returns when all have returned, or at the first error for which `fatal` is true: then `on_stop` is called (it closes
     connections, which ends the others) and no other function is waited for. The same happens for KeyboardInterrupt, and
-    for what `meanwhile` raises, which the waiting thread calls several times a second.
+    for what `meanwhile` raises, which the waiting thread calls several times a second. The nodes that `meanwhile`
+    returns have failed with these errors, and are no longer waited for.
     """
-    todo: queue.SimpleQueue[int] = queue.SimpleQueue()
-    collected: Collection[T] = Collection(work)
-    for node in work:
-        todo.put(node)
+    outcome: Outcome[T] = Outcome()
+    done: queue.SimpleQueue[tuple[int, T | Exception]] = queue.SimpleQueue()
 
-    def worker() -> None:
-        while not collected.stopped.is_set():
-            try:
-                node = todo.get_nowait()
-            except queue.Empty:
-                return
-            try:
-                collected.put(node, work[node]())
-            except Exception as error:
-                collected.put(node, error)
-
-    def start() -> None:
-        for _ in range(min(width, len(work))):
-            threading.Thread(target=worker, daemon=True).start()
-
-    return collected.outcome(start, fatal=fatal, on_stop=on_stop, meanwhile=meanwhile)
-
-
-def gather(
-    starts: Mapping[int, Callable[[Callable[[T | Exception], None]], None]],
-    *,
-    fatal: Callable[[Exception], bool] = lambda _: True,
-    on_stop: Callable[[], None] = lambda: None,
-) -> Outcome[T]:
-    """Start one operation per node that needs no thread, and wait for all, as `each` does.
-
-    Each start gets the function that it has to call at the end, once, with a value or an error.
-    """
-    collected: Collection[T] = Collection(starts)
-
-    def start() -> None:
-        for node, begin in starts.items():
-            try:
-                begin(lambda end, node=node: collected.put(node, end))  # type: ignore[misc]
-            except Exception as error:
-                collected.put(node, error)
-
-    return collected.outcome(start, fatal=fatal, on_stop=on_stop)
-
-
-class Collection(Generic[T]):
-    """What nodes return, as it comes in."""
-
-    def __init__(self, nodes: Iterable[int]) -> None:
-        self._nodes = tuple(nodes)
-        self._done: queue.SimpleQueue[tuple[int, T | Exception]] = queue.SimpleQueue()
-        self.stopped = threading.Event()
-
-    def put(self, node: int, end: T | Exception) -> None:
-        self._done.put((node, end))
-
-    def outcome(
-        self,
-        start: Callable[[], None],
-        *,
-        fatal: Callable[[Exception], bool],
-        on_stop: Callable[[], None],
-        meanwhile: Callable[[], object] = lambda: None,
-    ) -> Outcome[T]:
-        """Call `start`, and wait for all nodes or the first fatal error."""
-        outcome: Outcome[T] = Outcome()
+    def run(node: int) -> None:
         try:
-            start()  # inside the try: Ctrl-C may come while threads are started
-            for _ in self._nodes:
-                node, end = self._take(meanwhile)
-                if not isinstance(end, Exception):
-                    outcome.values[node] = end
-                    continue
-                outcome.errors[node] = end
-                if fatal(end):
-                    self.stopped.set()
-                    on_stop()
-                    return self._with_rest(outcome)
-        except BaseException:
-            self.stopped.set()
-            on_stop()
-            raise
-        return outcome
+            done.put((node, work[node]()))
+        except Exception as error:
+            done.put((node, error))
 
-    def _take(self, meanwhile: Callable[[], object]) -> tuple[int, T | Exception]:
+    def take() -> tuple[int, T | Exception]:
         while True:  # a wait without a timeout would not see Ctrl-C
             try:
-                return self._done.get(timeout=0.2)
+                return done.get(timeout=POLL)
             except queue.Empty:
-                meanwhile()
+                for node, error in (meanwhile() or {}).items():
+                    done.put((node, error))
 
-    def _with_rest(self, outcome: Outcome[T]) -> Outcome[T]:
-        """Add the values that arrived before the stop; later errors are caused by the stop itself."""
-        while True:
-            try:
-                node, end = self._done.get_nowait()
-            except queue.Empty:
-                return outcome
+    try:
+        for node in work:  # inside the try: Ctrl-C may come while threads are started
+            threading.Thread(target=run, args=(node,), daemon=True, name=f"node {node}").start()
+        while len(outcome.values) + len(outcome.errors) < len(work):
+            node, end = take()
+            if node in outcome.errors or node in outcome.values:
+                continue  # it was given up before
             if not isinstance(end, Exception):
                 outcome.values[node] = end
+                continue
+            outcome.errors[node] = end
+            if fatal(end):
+                on_stop()
+                # The values that arrived before the stop; later errors are caused by the stop itself.
+                while not done.empty():
+                    node, end = done.get()
+                    if not isinstance(end, Exception) and node not in outcome.errors:
+                        outcome.values[node] = end
+                break
+    except BaseException:
+        on_stop()
+        raise
+    return outcome
 
 
 class Fleet:
@@ -174,15 +114,11 @@ class Fleet:
         for route in self._routes:
             route.retain()
         self._connections: dict[int, Connection] = {}
-        self.per_connection: dict[int, object] | None = {}
         self._lock = threading.Lock()
         self._closed = False
         self._clock = AwakeClock()
-        self._commands = CommandLoop()
         self._silent_since: dict[int, float] = {}  # time.monotonic() of the first attempt without an answer
-        self._failures: dict[
-            int, str
-        ] = {}  # why the last attempt failed, of the nodes that are not connected
+        self._failures: dict[int, str] = {}  # why the last attempt failed, by node that is not connected
 
     def __enter__(self) -> Fleet:
         return self
@@ -205,7 +141,7 @@ class Fleet:
         """
         limit = timing.current().connect if connect_timeout is None else connect_timeout
         work = {
-            node: (lambda node=node: self.connect_node(node, within=within, connect_timeout=limit))
+            node: functools.partial(self.connect_node, node, within=within, connect_timeout=limit)
             for node in self.targets
         }
 
@@ -256,7 +192,7 @@ class Fleet:
                 remaining = max(began + within - attempt, 0.0) if within else connect_timeout
                 limit = min(connect_timeout, max(remaining, 1.0))
                 with timings.span("SSH connect", node):
-                    connection = Connection.open(self.targets[node], connect_timeout=limit)
+                    connection = self._open(node, limit)
                 self._silent_since.pop(node, None)
                 self._failures.pop(node, None)
                 break
@@ -285,17 +221,30 @@ class Fleet:
         connection.close()  # the fleet was closed while this node was connecting
 
     def each(
-        self, work: Callable[[int], T], *, fatal: Callable[[Exception], bool] = lambda _: True
+        self,
+        work: Callable[[int], T],
+        *,
+        nodes: Iterable[int] | None = None,
+        fatal: Callable[[Exception], bool] = lambda _: True,
+        meanwhile: Callable[[], Mapping[int, Exception] | None] = lambda: None,
     ) -> Outcome[T]:
-        """Run `work(node rank)` for every node. A fatal error closes every connection of the fleet."""
+        """Run `work(node rank)` for every node, or for some. A fatal error closes every connection of the fleet.
+        `meanwhile`: as in `each`."""
+
+        def look() -> Mapping[int, Exception] | None:
+            self._clock()
+            return meanwhile()
+
+        chosen = self.targets if nodes is None else nodes
         return each(
-            {node: (lambda node=node: work(node)) for node in self.targets},  # type: ignore[misc]
+            {node: functools.partial(work, node) for node in chosen},
             fatal=fatal,
             on_stop=self.close,
-            meanwhile=self._clock,
+            meanwhile=look,
         )
 
-    def __getitem__(self, node: int) -> Connection:
+    def connection(self, node: int) -> Connection:
+        """Return the connection to a node. Raises NodeError."""
         with self._lock:
             connection = self._connections.get(node)
         if connection is None:
@@ -307,40 +256,16 @@ class Fleet:
         """How many bytes of a stream each node may send ahead: all together need no more than MAX_WINDOWS."""
         return min(max(MAX_WINDOWS // max(len(self.targets), 1), DEFAULT_WINDOW), STREAM_WINDOW)
 
-    def run(
-        self,
-        node: int,
-        command: str,
-        *,
-        stdin: bytes | Iterable[bytes] = b"",
-        command_timeout: float | None = 60.0,
-        on_stdout: Callable[[bytes], None] | None = None,
-        on_stderr: Callable[[bytes], None] | None = None,
-        limit: int = MAX_OUTPUT,
-        total_timeout: float | None = None,
-    ) -> Result:
-        """Run a command on one node: Connection.run."""
-        return self[node].run(
-            command,
-            stdin=stdin,
-            command_timeout=command_timeout,
-            on_stdout=on_stdout,
-            on_stderr=on_stderr,
-            limit=limit,
-            total_timeout=total_timeout,
-            window=self.window,
-        )
+    def _open(self, node: int, connect_timeout: float | None = None) -> Connection:
+        return Connection.open(self.targets[node], connect_timeout=connect_timeout, window=self.window)
 
-    def start(self, node: int, spec: CommandSpec, on_end: OnEnd) -> None:
-        """Start a command on one node, without waiting. Its input, its output and `on_end`, which gets its result or error, are
-        handled in one thread for all nodes, which they must not hold up."""
-        self._commands.start(
-            lambda spec, wake: self[node].start(spec, wake, window=self.window), spec, on_end
-        )
+    def run(self, node: int, spec: CommandSpec) -> Result:
+        """Run a command on one node: Connection.run."""
+        return self.connection(node).run(spec)
 
     def host_key(self, node: int) -> str:
         """Return the host key that a node has presented."""
-        return self[node].host_key
+        return self.connection(node).host_key
 
     def expect(self, node: int, host_key: str) -> None:
         """Accept only that host key from the node's next connection on."""
@@ -350,7 +275,6 @@ class Fleet:
         """Remove nodes from the fleet and close their connections."""
         for node in nodes:
             self.targets.pop(node)
-            self._forget(node)
             with self._lock:
                 connection = self._connections.pop(node, None)
             if connection is not None:
@@ -358,22 +282,17 @@ class Fleet:
 
     def reconnect(self, node: int, wanted: Callable[[], bool] = lambda: True) -> None:
         """Replace a node's connection by a new one. Raises NodeError if that is not `wanted` any more once it is open."""
-        connection = Connection.open(self.targets[node])
+        connection = self._open(node)
         with self._lock:
             replaces = wanted()
             if replaces:
                 old = self._connections.get(node)
                 self._connections[node] = connection
-                self._forget(node)
         if not replaces:
             connection.close()
             raise NodeError(f"{self.targets[node].label}: a new connection is no longer wanted")
         if old is not None:
             old.close()
-
-    def _forget(self, node: int) -> None:
-        if self.per_connection is not None:
-            self.per_connection.pop(node, None)
 
     def close(self) -> None:
         with self._lock:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Callable
 
 from cloudddp.errors import Command, NodeError
 from cloudddp.text import one_line
@@ -56,10 +55,10 @@ def _print(first: str, second: str, word: str) -> str:
 
 
 class Output:
-    """One stream of a command: passes on what the command itself writes."""
+    """One stream of a command: separates what the command itself writes."""
 
-    def __init__(self, label: str, marker: Marker, receive: Callable[[bytes], object]) -> None:
-        self._label, self._receive = label, receive
+    def __init__(self, label: str, marker: Marker) -> None:
+        self._label = label
         self._begin, self._end = marker.begin, marker.end if marker.at_exit else None
         self.skipped = bytearray()  # the end of what came before the marker
         self._size = 0  # of all of it
@@ -67,16 +66,16 @@ class Output:
         self.has_begun = False
         self.exit_code: int | None = None
 
-    def feed(self, data: bytes) -> None:
-        """Take what has arrived. Raises NodeError if start files write too much, and what the receiver raises."""
+    def feed(self, data: bytes) -> bytes:
+        """Take what has arrived; return what of it the command has written. Raises NodeError if start files write too
+        much."""
         if not self.has_begun:
             data = self._skip(data)
         if self._end is not None and self.exit_code is None:
-            data = self._until_end(self._end, data)
-        elif self.exit_code is not None:
-            return  # of a process in the background
-        if data:
-            self._receive(data)
+            return self._until_end(self._end, data)
+        if self.exit_code is not None:
+            return b""  # of a process in the background
+        return data
 
     def _skip(self, data: bytes) -> bytes:
         """Return what follows the marker."""
@@ -109,11 +108,10 @@ class Output:
         self._held = data[at:]
         return data[:at]
 
-    def rest(self) -> None:
-        """Pass on what was held back, at the end of the stream."""
-        if self._held:
-            self._receive(self._held)
-            self._held = b""
+    def rest(self) -> bytes:
+        """Return what was held back, at the end of the stream."""
+        rest, self._held = self._held, b""
+        return rest
 
 
 def record(label: str, output: Output) -> None:

@@ -10,7 +10,7 @@
    every 512 MiB. Its transport thread, which carries the exchange out, also answers CLOSE; then it waits for the end of
    the exchange, and the connection fails after 30 s. With an exchange every 256 packets, 3 of 149 commands at OpenSSH
    9.2 lost the connection without this fix, and 0 of 160 with it. Here what that thread sends during an exchange is
-   handed to another thread. (LoopTransport, for direct connections, keeps it itself.)
+   handed to another thread.
 
 Independent of commands and nodes.
 """
@@ -113,8 +113,8 @@ class _Sender:
         try:
             self._send(message)
         except (OSError, EOFError, paramiko.SSHException):
-            # Closing a channel on a broken connection must not raise: paramiko's thread of a node's connection closes the jump
-            # host's channel, and would print a traceback.
+            # Closing a channel on a broken connection must not raise: the error would take the place of the one that the
+            # user needs.
             if message.asbytes()[0] not in (_EOF, _CLOSE):
                 raise
 
@@ -122,7 +122,7 @@ class _Sender:
         message.sender = self
         # Only this thread starts a key exchange, so none can start between this check and the sending.
         is_own_thread = threading.get_ident() == self._transport.ident
-        if is_own_thread and not (self._transport.clear_to_send.is_set() or self._transport.sends_at_once):
+        if is_own_thread and not self._transport.clear_to_send.is_set():
             self._deferred.send(message)
         else:
             self._transport._send_user_message(message)

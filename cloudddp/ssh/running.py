@@ -1,15 +1,19 @@
-"""A command that runs on a node: started over an authenticated connection, advanced by some thread, and its result."""
+"""A command that runs on a node: its input and output over a channel of an authenticated connection, and its result."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import threading
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cloudddp.config.timing import Timing
 from cloudddp.errors import Command, NodeError
 from cloudddp.ssh import login_shell
-from cloudddp.ssh.channel import Activity, CommandIO, time_limit
+from cloudddp.ssh.activity import Activity, Overdue
 from cloudddp.text import one_line
 
 if TYPE_CHECKING:
@@ -17,6 +21,13 @@ if TYPE_CHECKING:
 
 MAX_OUTPUT = 4 << 20  # bytes of a command's output that are kept by default
 MAX_PACKET = 128 << 10  # bytes that a server may put into one packet; paramiko's default is 32 KiB
+CHUNK = 128 * 1024  # bytes per read
+TURN = 1 << 20  # bytes in one direction, after which it is the other one's turn
+POLL = 0.02  # seconds: how often an input that had nothing is asked again
+LONGEST_WAIT = 0.5  # seconds until time limits are looked at again
+
+Receivers = tuple[Callable[[bytes], object], Callable[[bytes], object]]
+"""What gets stdout and stderr."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +43,14 @@ class Result:
 class CommandSpec:
     """A command to run, its input and its limits.
 
-    `stdin` may be a stream of pieces, which is sent while output is read. b"" means that there is nothing to send yet: it
-    is asked again a moment later, or, if it is a WakingInput, when it calls. With `on_stdout` the output is passed on as it
-    arrives and Result.stdout is empty; `on_stderr` likewise. Otherwise at most `limit` bytes of each stream are kept: a
-    command that writes more is ended, with NodeError.
+    `stdin` may be a stream of pieces, which is sent while output is read. b"" means that there is nothing to send yet:
+    it is asked again a moment later. With `on_stdout` the output is passed on as it arrives and Result.stdout is empty;
+    `on_stderr` likewise. Otherwise at most `limit` bytes of each stream are kept: a command that writes more is ended,
+    with NodeError.
 
-    `command_timeout` is the longest time, in seconds, in which the command neither sends nor accepts a byte; None sets no
-    limit once the server has started it (keepalives still find a dead node). `total_timeout` limits the whole command: a
-    node that sends a byte now and then would otherwise never time out. `activity` has limits that change, in place of both.
+    `command_timeout` is the longest time, in seconds, in which the command neither sends nor accepts a byte; None sets
+    no limit once the server has started it (keepalives still find a dead node). `total_timeout` limits the whole
+    command: a node that sends a byte now and then would otherwise never time out.
 
     `until_exit`: it ends with its own process, also if one that it left in the background still holds its output open.
     """
@@ -51,8 +62,41 @@ class CommandSpec:
     on_stderr: Callable[[bytes], None] | None = None
     limit: int = MAX_OUTPUT
     total_timeout: float | None = None
-    activity: Activity | None = None
     until_exit: bool = False
+
+
+class Input:
+    """What is left to be sent to a command."""
+
+    def __init__(self, pieces: bytes | Iterable[bytes]) -> None:
+        if isinstance(pieces, bytes):
+            pieces = (pieces,) if pieces else ()
+        self._pieces = iter(pieces)
+        self._piece, self._at = b"", 0
+        self.is_open = True
+        self.is_starved = False  # it has nothing to send yet
+
+    def peek(self, size: int) -> bytes | None:
+        """Return up to so many bytes that are due, b"" if there is nothing to send yet, None at the end."""
+        self.is_starved = False
+        if self._at == len(self._piece):
+            piece = next(self._pieces, None)
+            self.is_open, self.is_starved = piece is not None, piece == b""
+            self._piece, self._at = piece or b"", 0
+        return self._piece[self._at : self._at + size] if self.is_open else None
+
+    def skip(self, size: int) -> None:
+        """Note that so many bytes were sent."""
+        self._at += size
+
+    def end(self) -> None:
+        """Send no more."""
+        self.is_open = False
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether all of it was sent. Asks for the next piece."""
+        return not self.is_open or self.peek(1) is None
 
 
 class RunningCommand:
@@ -62,110 +106,212 @@ class RunningCommand:
         self,
         label: str,
         transport: paramiko.Transport | None,
-        spec: CommandSpec,
+        command: str,
+        activity: Activity,
         limits: Timing,
         *,
         window: int,
-        wake: Callable[[], None],
+        until_exit: bool = False,
     ) -> None:
         """Start it. `window`: how many bytes of its output may be in memory. Raises NodeError."""
-        self._label, self._transport, self._spec = label, transport, spec
-        self._activity = spec.activity or Activity(spec.command_timeout, spec.total_timeout)
-        self._out, self._err = (BoundedBuffer(label, spec.command, spec.limit) for _ in range(2))
-        self._marker = login_shell.Marker(at_exit=spec.until_exit)
-        receivers = spec.on_stdout or self._out.add, spec.on_stderr or self._err.add
-        self._outputs = [login_shell.Output(label, self._marker, receive) for receive in receivers]
-        self._io = self._start(limits, window, wake)
+        self._label, self._transport, self._command, self._limits = label, transport, command, limits
+        self._marker = login_shell.Marker(at_exit=until_exit)
+        stdout, stderr = (login_shell.Output(label, self._marker) for _ in range(2))
+        self._outputs = stdout, stderr
+        self._changed = threading.Event()  # the channel has output, accepts input, or has ended
+        self._exchanging_since: float | None = None  # when a key exchange was first seen to go on
+        self._channel = self._start(activity, window)
 
-    def _start(self, limits: Timing, window: int, wake: Callable[[], None]) -> CommandIO:
-        import paramiko
-
-        spec, activity, transport = self._spec, self._activity, self._transport
-        silence = limits.start if activity.silence is None else activity.silence
-        channel = None
+    def _start(self, activity: Activity, window: int) -> paramiko.Channel:
+        silence = self._limits.start if activity.silence is None else activity.silence
+        transport, channel = self._transport, None
         try:
             if transport is None or not transport.is_active():
-                raise self._reason_of_end()
+                raise self._reason_of_end or EOFError
             channel = transport.open_session(window, MAX_PACKET, timeout=activity.left(silence))
-            channel.settimeout(activity.silence)
             activity.record()
-            stdout, stderr = self._outputs
-            io = CommandIO(channel, spec.stdin, activity, (stdout.feed, stderr.feed), wake)
-            with time_limit(activity.left(silence), channel):  # paramiko has no limit for this reply
-                text = self._marker.command(spec.command)
-                channel.exec_command(text.encode("utf-8", "surrogateescape"))  # a path need not be UTF-8
-            return io
+            self._watch(channel)
+            channel.event = _TimedEvent(activity.left(silence))  # paramiko has no limit for the reply
+            text = self._marker.command(self._command)
+            channel.exec_command(text.encode("utf-8", "surrogateescape"))  # a path need not be UTF-8
+            return channel
         except BaseException as error:
             if channel is not None:
-                channel.close()
-            timed_out = isinstance(error, TimeoutError) or (
+                self._close(channel)
+            timed_out = isinstance(error, (TimeoutError, Overdue)) or (
                 str(error) == "Timeout opening channel." and transport is not None and transport.is_active()
             )
             if timed_out:
                 raise self._timed_out(activity.reason(silence)) from None
-            if isinstance(error, (OSError, EOFError, paramiko.SSHException)):
+            if isinstance(error, Exception):  # of any type, if a packet was invalid
                 raise self._broken(error) from None
             raise
 
-    @property
-    def patience(self) -> float:
-        """Return how many seconds may pass until the next call of `advance`."""
-        return self._io.patience
+    def _watch(self, channel: paramiko.Channel) -> None:
+        """Have every change of the channel set `_changed`."""
+        with channel.lock:
+            channel.out_buffer_cv = _Window(channel.lock, self._changed)
+        for buffer in (channel.in_buffer, channel.in_stderr_buffer):
+            buffer.set_event(self._changed)
 
-    def advance(self) -> int:
-        """Send and receive what is possible at once; return the state of the CommandIO.
+    def exchange(
+        self,
+        source: Input,
+        receivers: Receivers,
+        activity: Activity,
+        *,
+        until: Callable[[], bool] = lambda: False,
+        keep_open: bool = False,
+    ) -> int | None:
+        """Send input and pass on output, until the command has ended: return its exit code; or until `until` is true
+        after some output: return None. `keep_open`: more input may follow.
 
-        Raises NodeError if the connection breaks or a time limit passes, and what input and receivers of output raise.
+        Raises NodeError if the connection breaks or a time limit passes, and what input and receivers raise.
         """
         import paramiko
 
         try:
-            state = self._io.advance()
-            return CommandIO.ENDED if self._exit_code is not None else state
-        except TimeoutError:
-            raise self._timed_out(self._activity.reason()) from None
-        except (paramiko.SSHException, EOFError) as error:  # an OSError comes from stdin or from on_stdout
+            while True:
+                self._changed.clear()
+                has_received = self._receive(receivers)
+                if has_received and until():
+                    return None
+                if self._has_ended:
+                    return self._finish(receivers)
+                if self._send(source, keep_open=keep_open) or has_received:
+                    activity.record()
+                    self._exchanging_since = None
+                    continue
+                self._changed.wait(POLL if source.is_starved else LONGEST_WAIT)
+                if not self._is_readable:  # the input may have taken its time
+                    activity.check()
+                    self._check_key_exchange()
+        except Overdue:
+            raise self._timed_out(activity.reason()) from None
+        except (paramiko.SSHException, EOFError) as error:  # an OSError comes from the input or a receiver
             raise self._broken(error) from None
 
-    def result(self) -> Result:
-        """Return the result of a command that has ended. Raises NodeError if it is the connection that has, or the shell
-        before the command."""
-        stdout, stderr = self._outputs
-        exit_code = self._io.channel.exit_status if self._exit_code is None else self._exit_code
+    @property
+    def is_quiet(self) -> bool:
+        """Whether it runs, and has written nothing that was not passed on."""
+        return not (self._channel.closed or self._channel.eof_received or self._is_readable)
+
+    def close(self) -> None:
+        """Close its channel: a command that still runs gets no more input, and its output is lost."""
+        self._close(self._channel)
+
+    def _close(self, channel: paramiko.Channel) -> None:
+        if self._transport is None or self._transport.clear_to_send.is_set():
+            channel.close()
+        else:  # paramiko waits for the end of the key exchange, to which there may be none
+            threading.Thread(target=channel.close, daemon=True).start()
+
+    # -- the channel -------------------------------------------------------------------------------------------
+
+    def _receive(self, receivers: Receivers) -> bool:
+        channel, received = self._channel, 0
+        streams = (
+            (channel.recv_ready, channel.recv),
+            (channel.recv_stderr_ready, channel.recv_stderr),
+        )
+        for (is_ready, receive), output, pass_on in zip(streams, self._outputs, receivers, strict=True):
+            end = received + TURN
+            while received < end and is_ready():
+                data = receive(CHUNK)
+                received += len(data)
+                if own := output.feed(data):
+                    pass_on(own)
+        return received > 0
+
+    def _send(self, source: Input, *, keep_open: bool) -> bool:
+        sent = 0
+        while source.is_open and sent < TURN and self._channel.out_window_size > 0:
+            # As paramiko does: room for the header.
+            piece = source.peek(min(self._channel.out_max_packet_size - 64, CHUNK))
+            if piece is None and not keep_open:
+                with contextlib.suppress(OSError):
+                    self._channel.shutdown_write()
+            if not piece:
+                break
+            count = self._send_piece(piece)
+            source.skip(count)
+            sent += count
+            if not count:
+                source.end()  # the command has ended, and its exit code is reported
+        return sent > 0
+
+    def _send_piece(self, piece: bytes) -> int:
+        """Return how many bytes were sent, 0 if the command takes none any more."""
+        try:
+            return int(self._channel.send(piece))
+        except OSError as error:
+            if error.errno in (None, errno.EPIPE):
+                return 0
+            raise
+
+    @property
+    def _is_readable(self) -> bool:
+        return bool(self._channel.recv_ready() or self._channel.recv_stderr_ready())
+
+    @property
+    def _has_ended(self) -> bool:
+        """Whether it has ended, and nothing is left to receive."""
+        channel = self._channel
+        return self._own_exit_code is not None or bool(
+            (channel.closed or (channel.eof_received and channel.status_event.is_set()))
+            and not self._is_readable
+        )
+
+    def _check_key_exchange(self) -> None:
+        """End the connection if a key exchange does not end."""
+        if self._transport is None or self._transport.clear_to_send.is_set():
+            self._exchanging_since = None
+            return
+        # Nothing else is sent meanwhile, not even keepalives.
+        now = time.monotonic()
+        self._exchanging_since = self._exchanging_since or now
+        if now - self._exchanging_since > self._limits.dead:
+            self._transport.close()
+            raise EOFError(f"its key exchange did not end within {self._limits.dead:g} s")
+
+    # -- its end -----------------------------------------------------------------------------------------------
+
+    def _finish(self, receivers: Receivers) -> int:
+        """Return the exit code. Raises NodeError if it is the connection that has ended, or the shell before the
+        command."""
+        stdout, _ = self._outputs
+        exit_code = self._channel.exit_status if self._own_exit_code is None else self._own_exit_code
         if exit_code == -1:  # no exit status: killed by a signal, or the connection is gone
             transport = self._transport
             if transport is not None:  # it closes its channels first, and becomes inactive a moment later
                 transport.join(0.2)
             if transport is None or not transport.is_active():
-                raise self._broken(self._reason_of_end())
+                raise self._broken(self._reason_of_end)
             exit_code = 255
         if not stdout.has_begun:
-            raise login_shell.ended_early(self._label, exit_code, (stdout, stderr))
+            raise login_shell.ended_early(self._label, exit_code, self._outputs)
         login_shell.record(self._label, stdout)
-        for output in self._outputs:
-            output.rest()
-        return Result(int(exit_code), bytes(self._out.data), bytes(self._err.data))
+        for output, pass_on in zip(self._outputs, receivers, strict=True):
+            if rest := output.rest():
+                pass_on(rest)
+        return int(exit_code)
 
     @property
-    def _exit_code(self) -> int | None:
+    def _own_exit_code(self) -> int | None:
         """The command's own exit code, once its output is complete on both streams."""
         codes = [output.exit_code for output in self._outputs]
         return None if None in codes else codes[0]
 
-    def _reason_of_end(self) -> BaseException:
-        import paramiko
-
-        error = None if self._transport is None else self._transport.get_exception()
-        return error if isinstance(error, paramiko.SSHException) else EOFError("connection closed")
-
-    def close(self) -> None:
-        """Close its channel: a command that still runs gets no more input, and its output is lost."""
-        self._io.channel.close()
+    @property
+    def _reason_of_end(self) -> Exception | None:
+        """Why paramiko has ended the connection, None if it was closed."""
+        error = None if self._transport is None else self._transport.saved_exception
+        return None if isinstance(error, (OSError, EOFError)) else error
 
     def _timed_out(self, limit: str) -> NodeError:
         reason = f"{self._label}: {limit}"
         return NodeError(
-            f"{reason} to: {_short(self._spec.command)}",
+            f"{reason} to: {short(self._command)}",
             reason=reason,
             hint=(
                 "is the node alive? ",
@@ -175,11 +321,18 @@ class RunningCommand:
             ),
         )
 
-    def _broken(self, error: BaseException) -> NodeError:
-        cause = one_line(str(error), 200) or "connection closed"  # paramiko quotes what the node has sent
+    def _broken(self, error: Exception | None) -> NodeError:
+        import paramiko
+
+        if error is None or isinstance(error, (OSError, EOFError, paramiko.SSHException)):
+            cause = (
+                one_line(str(error or ""), 200) or "connection closed"
+            )  # paramiko quotes what the node has sent
+        else:
+            cause = f"it sent an invalid packet ({type(error).__name__})"
         reason = f"{self._label}: the SSH connection broke ({cause})"
         return NodeError(
-            f"{reason} in: {_short(self._spec.command)}",
+            f"{reason} in: {short(self._command)}",
             reason=reason,
             hint=(Command("status"), " shows whether the node still exists"),
         )
@@ -195,10 +348,36 @@ class BoundedBuffer:
     def add(self, data: bytes) -> None:
         if len(self.data) + len(data) > self._limit:
             reason = f"{self._label}: its answer is longer than {self._limit >> 20} MiB and was cut off"
-            raise NodeError(f"{reason}: {_short(self._command)}", reason=reason)
+            raise NodeError(f"{reason}: {short(self._command)}", reason=reason)
         self.data += data
 
 
-def _short(command: str) -> str:
+class _TimedEvent(threading.Event):
+    """An event that raises TimeoutError if it is not set in time."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._seconds = seconds
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if not super().wait(self._seconds if timeout is None else timeout):
+            raise TimeoutError
+        return True
+
+
+class _Window(threading.Condition):
+    """The condition that paramiko notifies when a server accepts more input: sets an event, too."""
+
+    def __init__(self, lock: Any, changed: threading.Event) -> None:
+        super().__init__(lock)
+        self._changed = changed
+
+    def notify_all(self) -> None:
+        super().notify_all()
+        self._changed.set()
+
+
+def short(command: str) -> str:
+    """Return the first line of a command, shortened."""
     line = command.strip().splitlines()[0] if command.strip() else ""
     return line if len(line) <= 100 else line[:97] + "..."

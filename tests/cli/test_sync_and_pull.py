@@ -44,9 +44,8 @@ def test_sync_starts_one_process_on_a_node(cli: Any, simulator: Any, monkeypatch
     from cloudddp.config.spec import ClusterSpec, Config
     from cloudddp.job import sync
     from cloudddp.job.project_files import of_config
-    from cloudddp.ssh.command_loop import OnEnd
+    from cloudddp.ssh.connection import Connection
     from cloudddp.ssh.fleet import Fleet
-    from cloudddp.ssh.running import CommandSpec, Result
 
     for k in range(2000):
         cli.write(f"d{k % 40}/f{k}.py", f"x = {k}\n")
@@ -55,18 +54,16 @@ def test_sync_starts_one_process_on_a_node(cli: Any, simulator: Any, monkeypatch
         monkeypatch.setenv(name, value)
     commands: list[str] = []
 
-    class Counting(Fleet):
-        def run(self, node: int, command: str, **rest: Any) -> Result:
-            commands.append(command)
-            return super().run(node, command, **rest)
+    start = Connection.start
 
-        def start(self, node: int, spec: CommandSpec, on_end: OnEnd) -> None:
-            commands.append(spec.command)
-            super().start(node, spec, on_end)
+    def count(connection: Connection, command: str, *args: Any, **rest: Any) -> Any:
+        commands.append(command)
+        return start(connection, command, *args, **rest)
 
+    monkeypatch.setattr(Connection, "start", count)
     spec = ClusterSpec(name=cli.cluster, ssh_port=simulator.ssh_port)
     found = lookup.get(AWS(region=simulator.region), cli.cluster)
-    with Counting(connect.targets(found, spec)[0]) as fleet:
+    with Fleet(connect.targets(found, spec)[0]) as fleet:
         fleet.connect()
         progress: Callable[[str], None] = lambda _: None  # noqa: E731
         sync.sync(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import queue
@@ -12,11 +13,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from support.agentnode import HANG_GUARD, agent_file
 from support.instances import inventory_instance
-from support.runners import start_in_thread
 
 from cloudddp.agent import commands
 from cloudddp.cluster.connect import PROJECT
@@ -25,7 +25,6 @@ from cloudddp.config.spec import Config
 from cloudddp.errors import NodeError, Text
 from cloudddp.job import sync
 from cloudddp.job.project_files import of_config
-from cloudddp.ssh.command_loop import OnEnd
 from cloudddp.ssh.fleet import Outcome, each
 from cloudddp.ssh.running import CommandSpec, Result
 from cloudddp.tags import Tags
@@ -48,8 +47,6 @@ class LocalNode:
 class LocalRunner:
     """Carries commands to nodes of this machine. `limit` ends the input of a node after so many bytes."""
 
-    per_connection = None  # no sessions: each step is a process of its own
-
     def __init__(self, nodes: Mapping[int, LocalNode]) -> None:
         self.nodes = dict(nodes)
         self.limits: dict[int, int] = {}
@@ -58,19 +55,12 @@ class LocalRunner:
         self.on_piece: Callable[[int, bytes], None] = lambda _node, _piece: None
         self.on_probed: Callable[[], object] = lambda: None
 
-    def run(
-        self,
-        node: int,
-        command: str,
-        *,
-        stdin: bytes | Iterable[bytes] = b"",
-        command_timeout: float | None = 60.0,  # noqa: ARG002  the protocol's
-        on_stdout: Callable[[bytes], None] | None = None,
-        on_stderr: Callable[[bytes], None] | None = None,
-        limit: int = 0,  # noqa: ARG002
-        total_timeout: float | None = None,  # noqa: ARG002
-    ) -> Result:
-        local = self.nodes[node]
+    def connection(self, _node: int) -> None:
+        """There is none: each step is a process of its own."""
+        return
+
+    def run(self, node: int, spec: CommandSpec) -> Result:
+        local, command, stdin = self.nodes[node], spec.command, spec.stdin
         environment = {k: v for k, v in os.environ.items() if not k.startswith("CLOUDDDP_")}
         process = subprocess.Popen(
             [*shlex.split(self.wrap.get(node, "")), "sh", "-c", command],
@@ -86,7 +76,10 @@ class LocalRunner:
             threading.Thread(
                 target=_drain, args=(pipe.fileno(), keep or kept[name].extend, errors, process), daemon=True
             )
-            for name, pipe, keep in (("out", process.stdout, on_stdout), ("err", process.stderr, on_stderr))
+            for name, pipe, keep in (
+                ("out", process.stdout, spec.on_stdout),
+                ("err", process.stderr, spec.on_stderr),
+            )
         ]
         for reader in readers:
             reader.start()
@@ -128,12 +121,10 @@ class LocalRunner:
             pass
 
     def each(
-        self, work: Callable[[int], T], *, fatal: Callable[[Exception], bool] = lambda _: True
+        self, work: Callable[[int], T], *, nodes: Iterable[int] | None = None, **more: Any
     ) -> Outcome[T]:
-        return each({node: (lambda node=node: work(node)) for node in self.nodes}, fatal=fatal)  # type: ignore[misc]
-
-    def start(self, node: int, spec: CommandSpec, on_end: OnEnd) -> None:
-        start_in_thread(self, node, spec, on_end)
+        chosen = self.nodes if nodes is None else nodes
+        return each({node: functools.partial(work, node) for node in chosen}, **more)
 
     def host_key(self, node: int) -> str:
         raise NotImplementedError

@@ -15,7 +15,7 @@ from typing import Any
 import asyncssh
 
 from cloudddp.ssh import keys
-from cloudddp.ssh.connection import Target
+from cloudddp.ssh.target import Target
 
 USER = "ubuntu"
 

@@ -21,6 +21,7 @@ from cloudddp.errors import ConnectError, NodeError
 from cloudddp.ssh import fleet as fleets
 from cloudddp.ssh import keys
 from cloudddp.ssh.fleet import Fleet, Outcome
+from cloudddp.ssh.running import CommandSpec
 
 HANG_GUARD = 60.0  # seconds; only a hang is this long
 
@@ -84,30 +85,35 @@ def test_fatal_error_returns_while_another_host_is_stuck(stuck: Stuck) -> None:
 def test_results_before_a_fatal_error_are_kept(stuck: Stuck) -> None:
     done = threading.Event()
 
-    def last() -> str:
-        done.set()
-        return "two"
-
     def fail() -> str:
         assert done.wait(HANG_GUARD)
         raise NodeError("broken")
 
-    outcome = fleets.each({0: lambda: "zero", 2: last, 1: fail, 3: stuck}, width=1)
+    def look() -> None:
+        done.set()  # the others have ended before, since the waiting thread had nothing to do
+
+    outcome = fleets.each({0: lambda: "zero", 2: lambda: "two", 1: fail, 3: stuck}, meanwhile=look)
     assert outcome.values == {0: "zero", 2: "two"}
     assert list(outcome.errors) == [1]
 
 
-def test_no_work_starts_after_a_fatal_error() -> None:
-    stopping, over, third = threading.Event(), threading.Event(), threading.Event()
+def test_node_that_is_given_up_is_not_awaited(stuck: Stuck) -> None:
+    given_up = NodeError("given up")
+    outcome = fleets.each(
+        {0: lambda: "zero", 1: stuck}, fatal=lambda _: False, meanwhile=lambda: {1: given_up}
+    )
+    assert not stuck.ended.is_set()
+    assert (outcome.values, outcome.errors) == ({0: "zero"}, {1: given_up})
 
-    def wait() -> None:
-        assert stopping.wait(HANG_GUARD)
-        over.set()
 
-    fleets.each({0: failing(), 1: wait, 2: third.set}, width=1, on_stop=stopping.set)
-    if over.wait(0.5):  # the second may start before the first error is seen, the third must not
-        assert not third.wait(0.2)
-    assert not third.is_set()
+def test_first_result_of_a_node_counts(stuck: Stuck) -> None:
+    """A node may be given up at the moment in which it ends."""
+    outcome = fleets.each(
+        {0: lambda: "zero", 1: stuck},
+        fatal=lambda _: False,
+        meanwhile=lambda: stuck.release.set() or {0: NodeError("late")},  # type: ignore[func-returns-value]
+    )
+    assert (outcome.values, outcome.errors) == ({0: "zero", 1: "late"}, {})
 
 
 def test_other_nodes_finish_after_a_non_fatal_error() -> None:
@@ -154,24 +160,6 @@ def test_ctrl_c_does_not_wait_for_a_stuck_host(stuck: Stuck) -> None:
     assert not stuck.ended.is_set()
 
 
-def test_width_limits_concurrency() -> None:
-    lock = threading.Lock()
-    full = threading.Barrier(4, timeout=HANG_GUARD)
-    now = most = 0
-
-    def work() -> None:
-        nonlocal now, most
-        with lock:
-            now += 1
-            most = max(most, now)
-        full.wait()
-        with lock:
-            now -= 1
-
-    fleets.each(dict.fromkeys(range(20), work), width=4).all()
-    assert most == 4
-
-
 def test_error_counts_the_other_failed_nodes() -> None:
     outcome: Outcome[int] = Outcome(
         {0: 0}, {3: NodeError("three"), 2: NodeError("two"), 4: NodeError("four")}
@@ -194,7 +182,9 @@ def test_command_runs_on_the_given_node(ssh_site: Site) -> None:
     ports = [ssh_site.server().port for _ in range(3)]
     with Fleet({node: ssh_site.target(port) for node, port in enumerate(ports)}) as fleet:
         fleet.connect()
-        found = fleet.each(lambda node: fleet.run(node, f"cat; echo {node}", stdin=b"in ").stdout).all()
+        found = fleet.each(
+            lambda node: fleet.run(node, CommandSpec(f"cat; echo {node}", stdin=b"in ")).stdout
+        ).all()
     assert found == {node: b"in %d\n" % node for node in range(3)}
 
 
@@ -221,7 +211,7 @@ def test_connect_waits_for_a_booting_node(ssh_site: Site) -> None:
                 threading.Event().wait(0.02)
             ssh_site.server(sock=late.dup())
             connecting.join(HANG_GUARD)
-            assert again.run(1, "echo up").stdout == b"up\n"
+            assert again.run(1, CommandSpec("echo up")).stdout == b"up\n"
             again.close()
 
 
@@ -251,7 +241,7 @@ def test_late_refusal_on_a_slow_boot_is_retried(
         server = ssh_site.server(sock=late.dup(), **early)
         connecting.join(HANG_GUARD)
         assert not failed
-        assert fleet.run(0, "echo up").stdout == b"up\n"
+        assert fleet.run(0, CommandSpec("echo up")).stdout == b"up\n"
         assert len(server.connections) == sum(early.values()) + 1
         fleet.close()
 
@@ -331,7 +321,7 @@ def test_fatal_error_closes_connections_and_ends_stuck_commands(ssh_site: Site) 
             assert began.wait(HANG_GUARD)
             raise NodeError("broken")
         try:
-            fleet.run(0, "echo began; sleep 1000", on_stdout=lambda _: began.set())
+            fleet.run(0, CommandSpec("echo began; sleep 1000", on_stdout=lambda _: began.set()))
         finally:
             ended.set()
 
@@ -341,7 +331,7 @@ def test_fatal_error_closes_connections_and_ends_stuck_commands(ssh_site: Site) 
             fleet.each(work).all()
         assert ended.wait(HANG_GUARD)
         with pytest.raises(NodeError, match="not connected"):
-            fleet.run(0, "true")
+            fleet.run(0, CommandSpec("true"))
 
 
 def test_reconnect_replaces_a_broken_connection(ssh_site: Site) -> None:
@@ -350,24 +340,24 @@ def test_reconnect_replaces_a_broken_connection(ssh_site: Site) -> None:
         fleet.connect()
         server.drop()
         with pytest.raises(NodeError):
-            fleet.run(0, "cat", stdin=b"x")
+            fleet.run(0, CommandSpec("cat", stdin=b"x"))
         fleet.reconnect(0)
-        assert fleet.run(0, "echo back").stdout == b"back\n"
-        replaced = fleet[0]
+        assert fleet.run(0, CommandSpec("echo back")).stdout == b"back\n"
+        replaced = fleet.connection(0)
     with pytest.raises(NodeError, match="broke"):
-        replaced.run("true")
+        replaced.run(CommandSpec("true"))
 
 
 def test_reconnect_that_is_not_wanted_any_more_keeps_the_connection(ssh_site: Site) -> None:
     with Fleet({0: ssh_site.target(ssh_site.server().port)}) as fleet:
         fleet.connect()
-        before = fleet[0]
+        before = fleet.connection(0)
         with pytest.raises(NodeError, match="no longer wanted"):
             fleet.reconnect(0, wanted=lambda: False)
-        assert fleet[0] is before
-        assert fleet.run(0, "echo back").stdout == b"back\n"
+        assert fleet.connection(0) is before
+        assert fleet.run(0, CommandSpec("echo back")).stdout == b"back\n"
 
 
 def test_unconnected_node_is_named(ssh_site: Site) -> None:
     with pytest.raises(NodeError, match=r"node 0 \(i-0\): not connected"):
-        Fleet({0: ssh_site.target(1)}).run(0, "true")
+        Fleet({0: ssh_site.target(1)}).run(0, CommandSpec("true"))

@@ -6,14 +6,14 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from types import FrameType
 from typing import Any
 
 import pytest
 from support.jobstates import agreed, job, rank
-from support.runners import start_in_thread
 
 from cloudddp import signals
 from cloudddp.agent.commands import step_of
@@ -25,7 +25,6 @@ from cloudddp.errors import NodeError
 from cloudddp.job.follow.decide import Policy
 from cloudddp.job.follow.follower import JobFollower
 from cloudddp.job.follow.selection import Selection
-from cloudddp.ssh.command_loop import OnEnd
 from cloudddp.ssh.fleet import Outcome, each
 from cloudddp.ssh.running import CommandSpec, Result
 
@@ -46,8 +45,6 @@ def ended(node: int, code: int) -> bytes:
 class Nodes:
     """Carries the agent's steps to nodes that are a function: `follow`."""
 
-    per_connection = None
-
     def __init__(
         self,
         follow: Callable[[int, FollowRequest, Write], None],
@@ -58,22 +55,23 @@ class Nodes:
         self.followed: list[FollowRequest] = []
         self.reconnected: list[int] = []
 
-    def run(
-        self, node: int, command: str, *, stdin: Any = b"", on_stdout: Write | None = None, **_: Any
-    ) -> Result:
-        step, message = step_of(command), stdin.partition(b"\n")[0]
-        assert (step, on_stdout is not None) == (FollowRequest.STEP, True)
-        assert on_stdout is not None
-        request = decode(message, FollowRequest)
+    def connection(self, _node: int) -> None:
+        return
+
+    def run(self, node: int, spec: CommandSpec) -> Result:
+        assert isinstance(spec.stdin, bytes)
+        assert (step_of(spec.command), spec.on_stdout is not None) == (FollowRequest.STEP, True)
+        assert spec.on_stdout is not None
+        request = decode(spec.stdin.partition(b"\n")[0], FollowRequest)
         self.followed.append(request)
-        self.follow(node, request, on_stdout)
+        self.follow(node, request, spec.on_stdout)
         return Result(0, b"", b"")
 
-    def each(self, work: Callable[[int], Any], *, fatal: Any = lambda _: True) -> Outcome[Any]:
-        return each({node: lambda node=node: work(node) for node in range(self.count)}, fatal=fatal)  # type: ignore[misc]
-
-    def start(self, node: int, spec: CommandSpec, on_end: OnEnd) -> None:
-        start_in_thread(self, node, spec, on_end)
+    def each(
+        self, work: Callable[[int], Any], *, nodes: Iterable[int] | None = None, **more: Any
+    ) -> Outcome[Any]:
+        chosen = range(self.count) if nodes is None else nodes
+        return each({node: partial(work, node) for node in chosen}, **more)
 
     def reconnect(self, node: int, wanted: Callable[[], bool] = lambda: True) -> None:  # noqa: ARG002
         self.reconnected.append(node)

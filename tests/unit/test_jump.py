@@ -18,10 +18,12 @@ from support.sshserver import Site, site
 
 from cloudddp.errors import ConnectError, UsageError, render
 from cloudddp.ssh import keys
-from cloudddp.ssh.connection import Connection, Target
+from cloudddp.ssh.connection import Connection
 from cloudddp.ssh.fleet import Fleet
 from cloudddp.ssh.routes.jump import Jump
 from cloudddp.ssh.routes.user_config import jump_host
+from cloudddp.ssh.running import CommandSpec
+from cloudddp.ssh.target import Target
 
 
 @pytest.fixture
@@ -63,7 +65,7 @@ def test_all_nodes_share_one_login(ssh_site: Site, jump: JumpServer) -> None:
     ports = [ssh_site.server().port for _ in range(5)]
     with Fleet({rank: ssh_site.target(port, route=route) for rank, port in enumerate(ports)}) as fleet:
         fleet.connect()
-        assert [fleet.run(rank, f"echo {rank}").stdout for rank in range(5)] == [
+        assert [fleet.run(rank, CommandSpec(f"echo {rank}")).stdout for rank in range(5)] == [
             b"%d\n" % rank for rank in range(5)
         ]
     assert jump.logins == [jump.user]
@@ -77,7 +79,7 @@ def test_fleets_share_a_route_until_the_last_is_closed(target: Target, jump: Jum
     second.connect()
     first.close()
     first.close()
-    assert second.run(1, "echo here").stdout == b"here\n"
+    assert second.run(1, CommandSpec("echo here")).stdout == b"here\n"
     second.close()
     with pytest.raises(ConnectError, match="was closed"):
         Connection.open(target)
@@ -89,7 +91,7 @@ def test_fleets_share_a_route_until_the_last_is_closed(target: Target, jump: Jum
 def test_megabytes_pass_unchanged(target: Target) -> None:
     connection = Connection.open(target)
     data = bytes(range(256)) * (1 << 14)
-    assert connection.run("cat", stdin=data, limit=1 << 24).stdout == data
+    assert connection.run(CommandSpec("cat", stdin=data, limit=1 << 24)).stdout == data
     connection.close()
 
 
@@ -98,9 +100,9 @@ def test_broken_connection_is_opened_again(target: Target, jump: JumpServer) -> 
         fleet.connect()
         jump.drop()
         with pytest.raises(Exception, match="broke"):
-            fleet.run(0, "echo here")
+            fleet.run(0, CommandSpec("echo here"))
         fleet.reconnect(0)
-        assert fleet.run(0, "echo here").stdout == b"here\n"
+        assert fleet.run(0, CommandSpec("echo here")).stdout == b"here\n"
     assert len(jump.logins) == 2
 
 

@@ -1,7 +1,9 @@
-"""Commands on many nodes at once: all of them run, whatever their number, in a bounded number of threads."""
+"""Commands on many nodes at once: all of them run, whatever their number, in a few threads and little memory per node."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import socket
 import subprocess
 import sys
@@ -16,12 +18,13 @@ import pytest
 from support.sshserver import Site, site
 
 from cloudddp.errors import NodeError
-from cloudddp.ssh.connection import Connection
-from cloudddp.ssh.fleet import Fleet, Outcome, gather
+from cloudddp.ssh.fleet import Fleet, Outcome
+from cloudddp.ssh.node_socket import NodeSocket
 from cloudddp.ssh.running import CommandSpec, Result
 
 NODES = 64
-MOST_THREADS = 32
+MOST_THREADS = 3  # per node: paramiko's, that of the work, and one that ends
+MOST_MEMORY = 200 << 20
 HANG_GUARD = 60.0
 
 
@@ -39,42 +42,51 @@ def fleet(ssh_site: Site) -> Iterator[Fleet]:
 
 
 def run_all(fleet: Fleet, specs: dict[int, CommandSpec], **more: Any) -> Outcome[Result]:
-    return gather({node: partial(fleet.start, node, spec) for node, spec in specs.items()}, **more)
+    return fleet.each(lambda node: fleet.run(node, specs[node]), nodes=specs, **more)
 
 
-class Threads:
-    """The most threads that this process has had at a time, besides those before."""
+# Runs a command on all nodes that ends only once all of them have begun; prints the results, the most threads, and the
+# most memory in bytes.
+PROGRAM = f"""
+import json, resource, sys, threading
+from pathlib import Path
+from cloudddp.ssh.fleet import Fleet
+from cloudddp.ssh.running import CommandSpec
+from cloudddp.ssh.target import Target
+key, port, host, folder = sys.argv[1:]
+target = Target('n', '127.0.0.1', int(port), 'ubuntu', Path(key), (host,))
+most, ended = 0, threading.Event()
+def watch():
+    global most
+    while not ended.wait(0.002):
+        most = max(most, threading.active_count())
+threading.Thread(target=watch, daemon=True).start()
+wait = 'touch %s/%d; while [ $(ls %s | wc -l) -lt {NODES} ]; do sleep 0.2; done; head -c 1000000 /dev/zero; echo %d'
+with Fleet(dict.fromkeys(range({NODES}), target)) as fleet:
+    fleet.connect()
+    found = fleet.each(lambda node: fleet.run(node, CommandSpec(wait % (folder, node, folder, node)))).all()
+    ended.set()
+memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print(json.dumps([[int(one.stdout[1_000_000:]) for one in found.values()], most, memory]))
+"""
 
-    def __init__(self) -> None:
-        self._before = set(threading.enumerate())
-        self.most = 0
-        self._ended = threading.Event()
-        self._watcher = threading.Thread(target=self._watch, daemon=True)
 
-    def _watch(self) -> None:
-        while not self._ended.wait(0.002):
-            found = set(threading.enumerate()) - self._before - {self._watcher}
-            # Those of the server and of asyncio, which run in this process, too.
-            self.most = max(self.most, sum(not one.name.startswith(("asyncio", "waitpid")) for one in found))
-
-    def __enter__(self) -> Threads:
-        self._watcher.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._watcher.join()
-
-
-def test_all_nodes_run_a_command_at_the_same_time_in_few_threads(fleet: Fleet, tmp_path: Path) -> None:
-    """Each command ends only once all of them have begun."""
+def test_all_nodes_run_a_command_at_the_same_time(ssh_site: Site, tmp_path: Path) -> None:
     (tmp_path / "begun").mkdir()
-    wait = f"touch {tmp_path}/begun/$0; while [ $(ls {tmp_path}/begun | wc -l) -lt {NODES} ]; do sleep 0.2; done; echo $0"
-    with Threads() as threads:
-        fleet.connect()
-        found = run_all(fleet, {node: CommandSpec(f"sh -c '{wait}' {node}") for node in range(NODES)}).all()
-    assert {node: int(result.stdout) for node, result in found.items()} == {n: n for n in range(NODES)}
-    assert threads.most < MOST_THREADS
+    arguments = [
+        str(ssh_site.private_key),
+        str(ssh_site.server().port),
+        ssh_site.host.public,
+        str(tmp_path / "begun"),
+    ]
+    shown = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert shown.stderr == ""
+    results, threads, memory = json.loads(shown.stdout)
+    assert results == list(range(NODES))
+    assert threads <= MOST_THREADS * NODES + 10
+    assert memory <= MOST_MEMORY
 
 
 def test_output_of_all_nodes_is_passed_on_while_they_run(fleet: Fleet) -> None:
@@ -106,30 +118,16 @@ def test_each_node_has_its_own_outcome(ssh_site: Site) -> None:
     targets = {0: ssh_site.target(ssh_site.server().port), 1: ssh_site.target(lost.port)}
     with Fleet(targets) as fleet:
         fleet.connect()
-        begun = threading.Event()
         specs = {
             0: CommandSpec("exit 3"),
-            1: CommandSpec("echo; sleep 100", command_timeout=None, on_stdout=lambda _: begun.set()),
+            1: CommandSpec("echo; sleep 100", command_timeout=None, on_stdout=lambda _: lost.drop()),
             2: CommandSpec("true"),
         }
-        ends: dict[int, Result | Exception] = {}
-        done = threading.Semaphore(0)
-
-        def ended(node: int, end: Result | Exception) -> None:
-            ends[node] = end
-            done.release()
-
         fleet.targets[2] = targets[0]  # which is not connected
-        for node, spec in specs.items():
-            fleet.start(node, spec, partial(ended, node))
-        assert begun.wait(HANG_GUARD)
-        lost.drop()
-        for _ in specs:
-            assert done.acquire(timeout=HANG_GUARD)
-    assert isinstance(ends[0], Result)
-    assert ends[0].exit_code == 3
-    assert "the SSH connection broke" in str(ends[1])
-    assert "not connected" in str(ends[2])
+        found = run_all(fleet, specs, fatal=lambda _: False)
+    assert found.values[0].exit_code == 3
+    assert "the SSH connection broke" in str(found.errors[1])
+    assert "not connected" in str(found.errors[2])
 
 
 @pytest.mark.parametrize("broken", ["input", "output"])
@@ -166,10 +164,10 @@ def test_fatal_error_does_not_wait_for_the_others(fleet: Fleet) -> None:
         0: CommandSpec("sleep 100", command_timeout=None),
         1: CommandSpec("sleep 100", command_timeout=0.5),
     }
-    found = run_all(fleet, specs, on_stop=fleet.close)
+    found = run_all(fleet, specs)
     assert sorted(found.errors) == [1]
     with pytest.raises(NodeError):
-        fleet.run(0, "true")
+        fleet.run(0, CommandSpec("true"))
 
 
 def silent_after_login(ssh_site: Site) -> tuple[socket.socket, int, Callable[[], None]]:
@@ -195,86 +193,78 @@ def silent_after_login(ssh_site: Site) -> tuple[socket.socket, int, Callable[[],
 
 
 def test_node_that_takes_no_bytes_does_not_hold_up_the_others(ssh_site: Site) -> None:
-    """More input than the kernel buffers waits for node 0, and the commands of node 1 go on."""
+    """More input than it accepts waits for node 0."""
     listener, port, stop = silent_after_login(ssh_site)
     targets = {0: ssh_site.target(port), 1: ssh_site.target(ssh_site.server().port)}
     with listener, Fleet(targets) as fleet:
         fleet.connect()
         begun = threading.Event()
-        ended = threading.Event()
 
         def endless() -> Iterator[bytes]:
             while True:
                 yield bytes(1 << 18)
 
-        spec = CommandSpec("echo; cat > /dev/null", endless(), None, on_stdout=lambda _: begun.set())
-        fleet.start(0, spec, lambda _: ended.set())
-        assert begun.wait(HANG_GUARD)
-        stop()
-        time.sleep(0.5)
-        for _ in range(5):
-            result = run_all(fleet, {1: CommandSpec("cat", b"x" * 3_000_000)}).all()[1]
-            assert len(result.stdout) == 3_000_000
-        assert not ended.is_set()
-        transport = fleet[0]._client.get_transport()
-        assert transport is not None
-        assert transport.sock.backlog < 8 << 20  # what is kept for a node is bounded
+        def work(node: int) -> int:
+            if node == 0:
+                spec = CommandSpec("echo; cat > /dev/null", endless(), 3, on_stdout=lambda _: begun.set())
+                return fleet.run(0, spec).exit_code
+            assert begun.wait(HANG_GUARD)
+            stop()
+            for _ in range(5):
+                assert len(fleet.run(1, CommandSpec("cat", b"x" * 3_000_000)).stdout) == 3_000_000
+            return 0
+
+        found = fleet.each(work, fatal=lambda _: False)
+    assert found.values == {1: 0}
+    assert "no answer for 3 s" in str(found.errors[0])
 
 
-def test_connections_that_are_closed_leave_nothing_in_the_loop(ssh_site: Site) -> None:
+def test_send_to_a_node_that_takes_no_bytes_ends() -> None:
+    """paramiko repeats a send without limit."""
+    ours, theirs = socket.socketpair()
+    stream = NodeSocket(ours, dead=1.0)
+    with theirs, contextlib.closing(stream):
+        blocked = 0
+        with pytest.raises(ConnectionAbortedError):
+            while blocked < 100:
+                try:
+                    stream.send(bytes(1 << 20))
+                except TimeoutError:
+                    blocked += 1
+        assert blocked > 1
+
+
+def test_closed_connections_leave_no_thread(ssh_site: Site) -> None:
+    before = set(threading.enumerate())
     server = ssh_site.server()
-    connections = [Connection.open(ssh_site.target(server.port)) for _ in range(4)]
-    transports = [one._client.get_transport() for one in connections]
-    loop = transports[0].sock.loop  # type: ignore[union-attr]
-    assert len(loop._readers) >= 4
-    for one in connections:
-        one.close()
-    for transport in transports:
-        transport.join(HANG_GUARD)  # type: ignore[union-attr]
-        assert not transport.is_alive()  # type: ignore[union-attr]
+    new = set(threading.enumerate()) - before
+    with Fleet(dict.fromkeys(range(4), ssh_site.target(server.port))) as fleet:
+        fleet.connect()
     deadline = time.monotonic() + HANG_GUARD
-    while any(transport.sock in loop._readers for transport in transports):  # type: ignore[union-attr]
+    while [one for one in set(threading.enumerate()) - before - new if not one.name.startswith("asyncio")]:
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
 def test_process_ends_cleanly_with_connections_that_are_busy(ssh_site: Site) -> None:
-    """A thread that Python ends in the middle of a greenlet crashes the process."""
     server = ssh_site.server()
     code = (
-        "import sys; from pathlib import Path\n"
-        "from cloudddp.ssh.connection import Target\n"
+        "import sys, threading; from pathlib import Path\n"
         "from cloudddp.ssh.fleet import Fleet\n"
         "from cloudddp.ssh.running import CommandSpec\n"
+        "from cloudddp.ssh.target import Target\n"
         "key, port, host = sys.argv[1:4]\n"
         "target = Target('n', '127.0.0.1', int(port), 'ubuntu', Path(key), (host,))\n"
         "fleet = Fleet(dict.fromkeys(range(8), target)); fleet.connect()\n"
-        "for node in range(8): fleet.start(node, CommandSpec('yes', on_stdout=len), lambda _end: None)\n"
-        "if len(sys.argv) > 4: fleet.close()\n"
+        "begun = threading.Semaphore(0)\n"
+        "spec = CommandSpec('yes', on_stdout=lambda _: begun.release())\n"
+        "work = lambda node: fleet.run(node, spec)\n"
+        "threading.Thread(target=fleet.each, args=(work,), daemon=True).start()\n"
+        "for _ in range(100): begun.acquire()\n"
     )
     arguments = [str(ssh_site.private_key), str(server.port), ssh_site.host.public]
-    for number in range(20):
-        last = ["close"] * (number % 2)
+    for _ in range(4):
         done = subprocess.run(
-            [sys.executable, "-c", code, *arguments, *last],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
+            [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60, check=False
         )
         assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_key_exchange_that_never_ends_does_not_hold_up_other_connections(ssh_site: Site) -> None:
-    """A keepalive is due on the connection of a node that has begun an exchange and is silent since."""
-    connection = Connection.open(ssh_site.target(ssh_site.server().port))
-    transport = connection._client.get_transport()
-    assert transport is not None
-    served = threading.Event()
-    transport.clear_to_send.clear()
-    loop = transport.sock.loop
-    loop.call_soon(lambda: transport.global_request("keepalive@lag.net", wait=False))
-    loop.call_soon(served.set)
-    assert served.wait(10)  # paramiko gives up after 30 s
-    transport.clear_to_send.set()
-    connection.close()

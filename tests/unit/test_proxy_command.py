@@ -14,8 +14,10 @@ from support.sshserver import Site, site
 from cloudddp.config import connection as ways
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import ConnectError, UsageError, render
-from cloudddp.ssh.connection import Connection, Target
+from cloudddp.ssh.connection import Connection
 from cloudddp.ssh.routes.command import ProxyCommand
+from cloudddp.ssh.running import CommandSpec
+from cloudddp.ssh.target import Target
 
 NC = (
     "import os, socket, sys, threading\n"
@@ -67,7 +69,7 @@ def test_command_carries_the_connection_and_ends_with_it(
 ) -> None:
     connection = Connection.open(by(ssh_site, f"{program} {ssh_site.server().port} {tmp_path / 'pids'}"))
     data = bytes(range(256)) * (1 << 13)
-    assert connection.run("cat", stdin=data, limit=1 << 24).stdout == data
+    assert connection.run(CommandSpec("cat", stdin=data, limit=1 << 24)).stdout == data
     (pid,) = map(int, (tmp_path / "pids").read_text().split())
     connection.close()
     assert gone(pid)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import queue
 import socket
 import struct
 import subprocess
@@ -25,10 +24,11 @@ from support.sshserver import Server, Site, site
 from cloudddp.config import timing
 from cloudddp.errors import CloudDDPError, ConnectError, NodeError, render
 from cloudddp.ssh import keys, login_shell
-from cloudddp.ssh.channel import time_limit
-from cloudddp.ssh.connection import Connection, Target
+from cloudddp.ssh.activity import Activity
+from cloudddp.ssh.connection import Connection
 from cloudddp.ssh.fleet import Fleet
-from cloudddp.ssh.running import CommandSpec
+from cloudddp.ssh.running import CommandSpec, Input
+from cloudddp.ssh.target import Target
 
 MIB = 1 << 20
 HANG_GUARD = 60.0  # seconds; only a hang is this long
@@ -62,7 +62,7 @@ def refusal(target: Target, *, connect_timeout: float = 20.0) -> ConnectError:
 
 
 def test_login_after_the_host_key_is_verified(connection: Connection, server: Server) -> None:
-    assert connection.run("echo here").stdout == b"here\n"
+    assert connection.run(CommandSpec("echo here")).stdout == b"here\n"
     assert server.logins == ["ubuntu"]
 
 
@@ -113,7 +113,8 @@ def test_silent_server_times_out_and_prints_nothing(ssh_site: Site) -> None:
     """In a separate process, since paramiko would print from a thread."""
     code = (
         "import sys; from pathlib import Path; from cloudddp.errors import ConnectError\n"
-        "from cloudddp.ssh.connection import Connection, Target\n"
+        "from cloudddp.ssh.connection import Connection\n"
+        "from cloudddp.ssh.target import Target\n"
         "key, port, host = sys.argv[1:]\n"
         "try: Connection.open(Target('n', '127.0.0.1', int(port), 'u', Path(key), (host,)), connect_timeout=0.5)\n"
         "except ConnectError as error: print(error.patience, error.message)\n"
@@ -185,20 +186,20 @@ def test_user_keys_are_not_offered(ssh_site: Site, server: Server, tmp_path: Pat
 
 
 def test_stdout_stderr_and_exit_code_are_separate(connection: Connection) -> None:
-    result = connection.run(r"printf 'out\377\n'; printf err >&2; exit 7")
+    result = connection.run(CommandSpec(r"printf 'out\377\n'; printf err >&2; exit 7"))
     assert (result.exit_code, result.stdout, result.stderr) == (7, b"out\xff\n", b"err")
 
 
 @pytest.mark.parametrize("code", [0, 1, 127, 255])
 def test_exit_code(connection: Connection, code: int) -> None:
-    assert connection.run(f"exit {code}").exit_code == code
+    assert connection.run(CommandSpec(f"exit {code}")).exit_code == code
 
 
 def test_killed_command_keeps_the_connection(
     connection: Connection,
 ) -> None:
-    assert connection.run("echo before; kill -9 $$").exit_code == 255
-    assert connection.run("echo after").stdout == b"after\n"
+    assert connection.run(CommandSpec("echo before; kill -9 $$")).exit_code == 255
+    assert connection.run(CommandSpec("echo after")).stdout == b"after\n"
 
 
 NOISE = {
@@ -215,13 +216,11 @@ NOISE = {
 @pytest.mark.parametrize("until_exit", [False, True])
 def test_what_start_files_print_is_skipped(ssh_site: Site, start_file: str, until_exit: bool) -> None:
     target = ssh_site.target(ssh_site.server(start_file=start_file).port)
-    out, err, ends = bytearray(), bytearray(), queue.SimpleQueue[Any]()
+    out, err = bytearray(), bytearray()
     command = "cat; printf 'no line break'; printf '\\377' >&2; exit 3"
-    with Fleet({0: target}) as fleet:
-        fleet.connect()
-        spec = CommandSpec(command, b"\0\377\n", 60, out.extend, err.extend, until_exit=until_exit)
-        fleet.start(0, spec, ends.put)
-        assert ends.get(timeout=HANG_GUARD).exit_code == 3
+    spec = CommandSpec(command, b"\0\377\n", 60, out.extend, err.extend, until_exit=until_exit)
+    with contextlib.closing(Connection.open(target)) as connection:
+        assert connection.run(spec).exit_code == 3
     assert (bytes(out), bytes(err)) == (b"\0\377\nno line break", b"\377")
     assert (target.label in login_shell.first_lines) == (
         start_file not in ("", "set -xv", "echo warning >&2")
@@ -237,7 +236,7 @@ def test_shell_that_ends_before_the_command_is_named(ssh_site: Site) -> None:
     server = ssh_site.server(start_file="echo 'This account is not available.'; exit 7")
     opened = Connection.open(ssh_site.target(server.port))
     with contextlib.closing(opened), pytest.raises(NodeError) as caught:
-        opened.run("true")
+        opened.run(CommandSpec("true"))
     assert (
         "its login shell ended before it ran the command (exit code 7): This account" in caught.value.message
     )
@@ -246,7 +245,7 @@ def test_shell_that_ends_before_the_command_is_named(ssh_site: Site) -> None:
 
 
 def test_syntax_error_is_the_command_s_own(connection: Connection) -> None:
-    done = connection.run("echo 'open")
+    done = connection.run(CommandSpec("echo 'open"))
     assert done.exit_code == 2
     assert b"nterminated" in done.stderr or b"unexpected" in done.stderr.lower()
 
@@ -255,20 +254,17 @@ def test_syntax_error_is_the_command_s_own(connection: Connection) -> None:
     "command", ["sleep 1000 & echo ok", "(sleep 1000; echo late) & echo ok", "yes >&2 & sleep 0.2; echo ok"]
 )
 def test_command_ends_although_a_process_in_the_background_holds_its_output(
-    ssh_site: Site, server: Server, command: str
+    connection: Connection, command: str
 ) -> None:
-    ends: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    with Fleet({0: ssh_site.target(server.port)}) as fleet:
-        fleet.connect()
-        spec = CommandSpec(f"{command}; exit 4", command_timeout=None, on_stderr=len, until_exit=True)
-        fleet.start(0, spec, ends.put)
-        done = ends.get(timeout=HANG_GUARD)
+    done = connection.run(
+        CommandSpec(f"{command}; exit 4", command_timeout=None, on_stderr=len, until_exit=True)
+    )
     assert (done.exit_code, done.stdout) == (4, b"ok\n")
 
 
 def test_large_input_and_output_at_the_same_time(connection: Connection) -> None:
     data = os.urandom(6 * MIB)
-    result = connection.run("tee /dev/stderr", stdin=data, limit=8 * MIB)
+    result = connection.run(CommandSpec("tee /dev/stderr", stdin=data, limit=8 * MIB))
     assert result.stdout == data
     assert result.stderr == data
 
@@ -276,14 +272,14 @@ def test_large_input_and_output_at_the_same_time(connection: Connection) -> None
 def test_input_and_output_streams(connection: Connection) -> None:
     taken: list[bytes] = []
     pieces = [os.urandom(200_000) for _ in range(10)]
-    result = connection.run("cat; echo end", stdin=iter([*pieces, b""]), on_stdout=taken.append)
+    result = connection.run(CommandSpec("cat; echo end", stdin=iter([*pieces, b""]), on_stdout=taken.append))
     assert b"".join(taken) == b"".join(pieces) + b"end\n"
     assert result.stdout == b""
 
 
 def test_unread_input_is_no_error(connection: Connection) -> None:
-    assert connection.run("exit 3", stdin=bytes(8 * MIB)).exit_code == 3
-    assert connection.run("exit 0", stdin=bytes(8 * MIB)).exit_code == 0
+    assert connection.run(CommandSpec("exit 3", stdin=bytes(8 * MIB))).exit_code == 3
+    assert connection.run(CommandSpec("exit 0", stdin=bytes(8 * MIB))).exit_code == 0
 
 
 def test_error_in_the_input_stream_ends_the_command(connection: Connection) -> None:
@@ -292,8 +288,8 @@ def test_error_in_the_input_stream_ends_the_command(connection: Connection) -> N
         raise CloudDDPError("the file is gone")
 
     with pytest.raises(CloudDDPError, match="the file is gone"):
-        connection.run("cat", stdin=pieces())
-    assert connection.run("echo on").stdout == b"on\n"
+        connection.run(CommandSpec("cat", stdin=pieces()))
+    assert connection.run(CommandSpec("echo on")).stdout == b"on\n"
 
 
 def test_error_in_the_output_callback_is_raised(connection: Connection) -> None:
@@ -301,15 +297,15 @@ def test_error_in_the_output_callback_is_raised(connection: Connection) -> None:
         raise BrokenPipeError("no reader")
 
     with pytest.raises(BrokenPipeError, match="no reader"):
-        connection.run("echo x", on_stdout=full)
-    assert connection.run("echo on").stdout == b"on\n"
+        connection.run(CommandSpec("echo x", on_stdout=full))
+    assert connection.run(CommandSpec("echo on")).stdout == b"on\n"
 
 
 def test_command_timeout_names_node_and_command(connection: Connection) -> None:
     with pytest.raises(NodeError, match=r"node 0 \(i-0\): no answer for 0\.5 s to: sleep 1000") as caught:
-        connection.run("sleep 1000", command_timeout=0.5)
+        connection.run(CommandSpec("sleep 1000", command_timeout=0.5))
     assert "cloudddp status" in render(caught.value.hint)
-    assert connection.run("echo on").stdout == b"on\n"
+    assert connection.run(CommandSpec("echo on")).stdout == b"on\n"
 
 
 class SilentServer(paramiko.ServerInterface):
@@ -359,42 +355,9 @@ def test_server_that_never_starts_the_command_times_out(
         transport.start_server(server=silent)
         with contextlib.closing(transport), contextlib.closing(opening.result(HANG_GUARD)) as connection:
             with pytest.raises(NodeError, match=rf"node 0 \(i-0\): {message} to: true"):
-                connection.run("true", **limits)
+                connection.run(CommandSpec("true", **limits))
             assert not silent.answered
             silent.may_answer.set()
-
-
-def late(channel: Any, act: Any) -> None:
-    with time_limit(0.05, channel):
-        act()
-
-
-def test_time_limit_has_one_outcome(connection: Connection) -> None:
-    transport = connection._client.get_transport()
-    assert transport is not None
-    channel = transport.open_session(timeout=HANG_GUARD)
-
-    def answered_too_late() -> None:
-        """The answer arrives while the channel is being closed."""
-        deadline = time.monotonic() + HANG_GUARD
-        while not channel.closed and time.monotonic() < deadline:
-            time.sleep(0.01)
-
-    with pytest.raises(TimeoutError):
-        late(channel, answered_too_late)
-    assert channel.closed
-    closed = transport.open_session(timeout=HANG_GUARD)
-    closed.close()
-    closed.event.clear()  # as a request made at that moment does
-    with pytest.raises(TimeoutError):
-        late(
-            closed,
-            lambda: closed.event.wait(HANG_GUARD) or pytest.fail("the waiting thread was not woken up"),
-        )
-    with time_limit(HANG_GUARD, channel):
-        pass
-    with pytest.raises(EOFError), time_limit(HANG_GUARD, channel):
-        raise EOFError
 
 
 def test_lost_connection_is_an_error_not_an_exit_code(ssh_site: Site, server: Server) -> None:
@@ -404,29 +367,35 @@ def test_lost_connection_is_an_error_not_an_exit_code(ssh_site: Site, server: Se
         began = threading.Event()
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(
-                connection.run, "echo began; sleep 1000", on_stdout=lambda _, began=began: began.set()
+                connection.run,
+                CommandSpec("echo began; sleep 1000", on_stdout=lambda _, began=began: began.set()),
             )
             assert began.wait(60)
             server.drop()
             with pytest.raises(NodeError, match="the SSH connection broke"):
                 running.result(60)
         with pytest.raises(NodeError, match="broke"):
-            connection.run("echo again")
+            connection.run(CommandSpec("echo again"))
         connection.close()
 
 
 def test_total_timeout_ends_a_trickling_command(connection: Connection) -> None:
     with pytest.raises(NodeError, match="its answer did not end within 1 s"):
-        connection.run("while :; do printf ' '; sleep 0.1; done", command_timeout=60, total_timeout=1)
+        connection.run(
+            CommandSpec("while :; do printf ' '; sleep 0.1; done", command_timeout=60, total_timeout=1)
+        )
     with pytest.raises(NodeError, match="its answer did not end within 1 s"):
-        connection.run("while :; do printf ' ' >&2; sleep 0.1; done", command_timeout=60, total_timeout=1)
-    assert connection.run("echo here").stdout == b"here\n"
+        connection.run(
+            CommandSpec("while :; do printf ' ' >&2; sleep 0.1; done", command_timeout=60, total_timeout=1)
+        )
+    assert connection.run(CommandSpec("echo here")).stdout == b"here\n"
 
 
 def test_close_ends_a_command_in_another_thread(connection: Connection) -> None:
     began = threading.Event()
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(connection.run, "echo began; sleep 1000", on_stdout=lambda _: began.set())
+        spec = CommandSpec("echo began; sleep 1000", on_stdout=lambda _: began.set())
+        running = pool.submit(connection.run, spec)
         assert began.wait(60)
         connection.close()
         with pytest.raises(NodeError):
@@ -465,9 +434,9 @@ def send_late(channel: Any, kind: int, *fields: int | bytes) -> None:
 def test_nothing_is_sent_after_close(
     connection: Connection, server: Server, channels: list[Any], late: tuple[int, ...]
 ) -> None:
-    assert connection.run("true").exit_code == 0
+    assert connection.run(CommandSpec("true")).exit_code == 0
     send_late(channels[0], *late)
-    assert connection.run("echo still here").stdout == b"still here\n"
+    assert connection.run(CommandSpec("echo still here")).stdout == b"still here\n"
     assert len(server.connections) == 1
 
 
@@ -482,15 +451,15 @@ def test_no_data_is_sent_after_eof(connection: Connection, server: Server) -> No
 
     transport = connection._client.get_transport()
     assert transport is not None
-    assert connection.run("cat", stdin=pieces()).stdout == b"data"
-    assert connection.run("echo still here").stdout == b"still here\n"
+    assert connection.run(CommandSpec("cat", stdin=pieces())).stdout == b"data"
+    assert connection.run(CommandSpec("echo still here")).stdout == b"still here\n"
     assert len(server.connections) == 1
 
 
 def test_late_data_does_not_reach_a_reused_channel_number(
     connection: Connection, server: Server, channels: list[Any]
 ) -> None:
-    assert connection.run("true").exit_code == 0
+    assert connection.run(CommandSpec("true")).exit_code == 0
     number = channels[0].remote_chanid
     while number in server.connections[0]._channels:
         time.sleep(0.01)  # until the answer to its CLOSE arrives
@@ -501,16 +470,17 @@ def test_late_data_does_not_reach_a_reused_channel_number(
         send_late(channels[0], 94, b"late ")
         yield b"second"
 
-    assert connection.run("cat", stdin=pieces()).stdout == b"first second"
+    assert connection.run(CommandSpec("cat", stdin=pieces())).stdout == b"first second"
     assert channels[-1].remote_chanid == number
 
 
 def test_command_is_closed_on_a_connection_that_has_just_broken(connection: Connection) -> None:
     """Its transport has not noticed yet. An error here would take the place of the one that the user needs."""
     begun: list[bytes] = []
-    running = connection.start(CommandSpec("echo on; cat", on_stdout=begun.append), lambda: None)
-    while not begun:
-        running.advance()
+    activity = Activity(HANG_GUARD, None)
+    running = connection.start("echo on; cat", activity)
+    running.exchange(Input(b""), (begun.append, len), activity, until=lambda: True, keep_open=True)
+    assert begun == [b"on\n"]
     transport = connection._client.get_transport()
     assert transport is not None
     transport.sock.close()
@@ -518,7 +488,7 @@ def test_command_is_closed_on_a_connection_that_has_just_broken(connection: Conn
 
 
 def test_channel_can_be_closed_on_a_connection_that_has_just_broken(connection: Connection) -> None:
-    """A jump host's channel is closed by paramiko's thread of the node's connection, which would print a traceback."""
+    """An error here would take the place of the one that the user needs."""
     transport = connection._client.get_transport()
     assert transport is not None
     channel = transport.open_session()
@@ -542,8 +512,8 @@ def test_close_during_key_exchange_keeps_the_connection(
         close(channel, message)
 
     monkeypatch.setitem(paramiko.Transport._channel_handler_table, 97, handle)
-    assert connection.run("true").exit_code == 0
-    assert connection.run("echo still here").stdout == b"still here\n"
+    assert connection.run(CommandSpec("true")).exit_code == 0
+    assert connection.run(CommandSpec("echo still here")).stdout == b"still here\n"
     assert len(server.connections) == 1
 
 
@@ -558,7 +528,7 @@ def test_concurrent_commands_share_a_connection(connection: Connection, server: 
             together.wait()  # all eight are open at once
             yield b"end"
 
-        return connection.run("cat", stdin=pieces()).stdout
+        return connection.run(CommandSpec("cat", stdin=pieces())).stdout
 
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(one, range(8)))
@@ -584,8 +554,10 @@ def test_near_server_may_not_send_far_ahead_of_a_slow_reader(connection: Connect
         received.extend(data)
 
     connection.run(
-        f"for k in 1 2 3 4 5 6 7 8 9 10 11 12 13 14; do printf x >> {sent}; head -c {MIB} /dev/zero; done",
-        on_stdout=read,
+        CommandSpec(
+            f"for k in 1 2 3 4 5 6 7 8 9 10 11 12 13 14; do printf x >> {sent}; head -c {MIB} /dev/zero; done",
+            on_stdout=read,
+        )
     )
     assert len(received) == 14 * MIB
 

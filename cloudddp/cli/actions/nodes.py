@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import shlex
 import shutil
-import time
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 from cloudddp import timings
@@ -22,8 +21,7 @@ from cloudddp.config.global_options import GlobalOptions
 from cloudddp.errors import CloudDDPError, Command, UsageError
 from cloudddp.job.follow.lines import LineSplitter
 from cloudddp.local_state import ClusterFolder
-from cloudddp.ssh.fleet import gather
-from cloudddp.ssh.running import CommandSpec, Result
+from cloudddp.ssh.running import CommandSpec
 from cloudddp.state_folder import write_atomic
 from cloudddp.text import without_colours
 
@@ -44,11 +42,10 @@ def exec_(
         if node is not None:
             cluster.require_node(node)
         ranks = cluster.nodes if node is None else [node]
+        lock = threading.Lock()
         try:
-            outcome = gather(
-                {rank: functools.partial(_execute, console, runner, rank, inside) for rank in ranks},
-                fatal=lambda _: False,
-                on_stop=runner.close,
+            outcome = runner.each(
+                lambda rank: _execute(console, runner, rank, inside, lock), nodes=ranks, fatal=lambda _: False
             )
         except KeyboardInterrupt:
             console.log(
@@ -61,36 +58,28 @@ def exec_(
     return max(outcome.all().values(), default=0)
 
 
-def _execute(
-    console: Console, runner: Runner, node: int, command: str, on_end: Callable[[int | Exception], None]
-) -> None:
-    """Start a command on a node, which may last; print each line as soon as it is complete. `on_end` gets the
-    exit code."""
+def _execute(console: Console, runner: Runner, node: int, command: str, lock: threading.Lock) -> int:
+    """Run a command on a node, which may last, and return its exit code; print each line as soon as it is complete, one
+    node at a time."""
     out, err = LineSplitter(), LineSplitter()
-    began = time.monotonic()
 
-    def show(lines: Iterable[str], *, err: bool) -> None:
-        for line in lines:
-            text = f"[node {node}] {line}"
-            if err:
-                console.print(without_colours(text), err=True)
-            else:
-                console.print_raw(text)
+    def show_out(data: bytes, *, last: bool = False) -> None:
+        with lock:
+            for line in out.feed(data, last=last):
+                console.print_raw(f"[node {node}] {line}")
 
-    def ended(end: Result | Exception) -> None:
-        timings.add("command", began, time.monotonic(), node)
-        show(out.feed(b"", last=True), err=False)
-        show(err.feed(b"", last=True), err=True)
-        on_end(end if isinstance(end, Exception) else end.exit_code)
+    def show_err(data: bytes, *, last: bool = False) -> None:
+        with lock:
+            for line in err.feed(data, last=last):
+                console.print(without_colours(f"[node {node}] {line}"), err=True)
 
-    spec = CommandSpec(
-        command,
-        command_timeout=None,
-        on_stdout=lambda data: show(out.feed(data), err=False),
-        on_stderr=lambda data: show(err.feed(data), err=True),
-        until_exit=True,
-    )
-    runner.start(node, spec, ended)
+    spec = CommandSpec(command, command_timeout=None, on_stdout=show_out, on_stderr=show_err, until_exit=True)
+    with timings.span("command", node):
+        try:
+            return runner.run(node, spec).exit_code
+        finally:
+            show_out(b"", last=True)
+            show_err(b"", last=True)
 
 
 def ssh(console: Console, options: GlobalOptions, *, anyone: bool, words: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cloudddp.agent import client, commands
+from cloudddp.agent import commands
 from cloudddp.agent.protocol.codec import decode, encode
 from cloudddp.agent.protocol.machine import ProbeReply
 from cloudddp.agent.protocol.receive import ReceiveEvent, ReceiveReply, ReceiveRequest
@@ -42,7 +42,6 @@ from cloudddp.job import ranks
 from cloudddp.job.job_request import NewJob, Script
 from cloudddp.job.poweroff import Hold
 from cloudddp.ssh import keys
-from cloudddp.ssh.command_loop import OnEnd
 from cloudddp.ssh.fleet import Outcome
 from cloudddp.ssh.running import CommandSpec, Result
 
@@ -58,8 +57,6 @@ class Nodes:
 
     `hidden` are the variables set by the user, whose values may be secret.
     """
-
-    per_connection = None  # no sessions: each step is shown as a command of its own
 
     def __init__(
         self,
@@ -81,23 +78,16 @@ class Nodes:
     def nodes(self) -> tuple[int, ...]:
         return tuple(self._cluster.nodes)
 
-    def run(
-        self,
-        node: int,
-        command: str,
-        *,
-        stdin: bytes | Iterable[bytes] = b"",
-        command_timeout: float | None = 60.0,  # noqa: ARG002  the protocol's
-        on_stdout: Callable[[bytes], None] | None = None,
-        on_stderr: Callable[[bytes], None] | None = None,  # noqa: ARG002
-        limit: int = 0,  # noqa: ARG002
-        total_timeout: float | None = None,  # noqa: ARG002
-    ) -> Result:
+    def connection(self, _node: int) -> None:
+        """There is none: each step is shown as a command of its own."""
+        return
+
+    def run(self, node: int, spec: CommandSpec) -> Result:
+        command, stdin = spec.command, spec.stdin
         step = commands.step_of(command)
-        if step == ReceiveRequest.STEP and on_stdout is not None:
-            return self._receive(
-                node, command, iter(stdin) if not isinstance(stdin, bytes) else iter(()), on_stdout
-            )
+        if step == ReceiveRequest.STEP and spec.on_stdout is not None:
+            pieces = iter(()) if isinstance(stdin, bytes) else iter(stdin)
+            return self._receive(node, command, pieces, spec.on_stdout)
         data = stdin if isinstance(stdin, bytes) else b"".join(stdin)
         if self._print:
             for line in self._shown(node, step, command, data):
@@ -170,11 +160,16 @@ class Nodes:
         return encode(replies[step]) if step in replies else b"{}"
 
     def each(
-        self, work: Callable[[int], T], *, fatal: Callable[[Exception], bool] = lambda _: True
+        self,
+        work: Callable[[int], T],
+        *,
+        nodes: Iterable[int] | None = None,
+        fatal: Callable[[Exception], bool] = lambda _: True,
+        meanwhile: object = None,  # noqa: ARG002  the protocol's
     ) -> Outcome[T]:
         """Work on one node after the other, so that the order of the output is fixed."""
         outcome: Outcome[T] = Outcome()
-        for node in self._cluster.nodes:
+        for node in self._cluster.nodes if nodes is None else nodes:
             try:
                 outcome.values[node] = work(node)
             except CloudDDPError as error:
@@ -182,9 +177,6 @@ class Nodes:
                 if fatal(error):
                     break
         return outcome
-
-    def start(self, node: int, spec: CommandSpec, on_end: OnEnd) -> None:
-        client.run_at_once(self, node, spec, on_end)
 
     @property
     def ids(self) -> dict[int, str]:

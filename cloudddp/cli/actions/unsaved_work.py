@@ -18,8 +18,8 @@ from cloudddp.config import timing
 from cloudddp.config.spec import Config
 from cloudddp.errors import Part
 from cloudddp.job.results import new_files
-from cloudddp.ssh.connection import Target
 from cloudddp.ssh.fleet import Fleet
+from cloudddp.ssh.target import Target
 
 
 def unsaved_work(

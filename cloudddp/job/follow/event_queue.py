@@ -1,6 +1,6 @@
 """The events of all nodes, in one bounded queue with many writers and one reader.
 
-A full queue blocks the thread that reads from all nodes, so SSH's flow control slows them down.
+A full queue blocks the threads that read from the nodes, so SSH's flow control slows them down.
 
 The reader is the main thread, where Ctrl-C may raise an exception between any two bytecodes. So reading does not
 remove an event: the reader asks for an event by its number, as often as it likes, and acknowledges it by asking for
@@ -62,7 +62,8 @@ class EventQueue:
         return self._events[0][1] if self._events else None
 
     def close(self) -> None:
-        """Drop what does not fit from now on: nobody may read it, and the thread that reads from all nodes must not wait for that."""
+        """Drop what does not fit from now on: nobody may read it, and the threads that read from the nodes must not wait
+        for that."""
         self._closed = True
         self._free.put(None)
 

@@ -1,6 +1,6 @@
 """Follows a job on all its nodes: reports its log lines, and returns how it ended.
 
-One thread reads from all nodes; the caller's thread handles the events, so that Ctrl-C takes effect at once. The caller decides
+A thread per node reads; the caller's thread handles the events, so that Ctrl-C takes effect at once. The caller decides
 how lines are shown.
 """
 

@@ -1,7 +1,4 @@
-"""The event stream of one node: the agent's frames over SSH, across broken connections.
-
-The frames of all nodes are read in one thread. Connecting again waits, and is done in a few others.
-"""
+"""The event stream of one node: the agent's frames over SSH, read in a thread of its own, across broken connections."""
 
 from __future__ import annotations
 
@@ -32,10 +29,7 @@ from cloudddp.job.follow.events import (
 )
 from cloudddp.job.follow.liveness import Liveness
 from cloudddp.job.follow.selection import EVERYTHING, Selection
-from cloudddp.ssh.running import Result
-from cloudddp.ssh.tasks import TaskPool
-
-ATTEMPTS = 16  # to connect again, at a time
+from cloudddp.ssh.running import CommandSpec
 
 
 class Connections:
@@ -44,15 +38,31 @@ class Connections:
     def __init__(self, runner: Runner, nodes: Iterable[int]) -> None:
         self.runner = runner
         self.closed = False
-        self.attempts = TaskPool(ATTEMPTS, "reconnect")
         self._locks = {node: threading.Lock() for node in nodes}
 
     def reconnect(self, node: int) -> None:
         """Replace a node's connection. Raises NodeError if that fails, or after `close`."""
         with self._locks[node]:
-            if self.closed:
-                raise NodeError(f"node {node}: no longer followed")
-            self.runner.reconnect(node, wanted=lambda: not self.closed)
+            self._replace(node)
+
+    def check(self, node: int, seconds: float) -> bool:
+        """Return whether a node answers within so many seconds; if it does not, try once to replace its connection."""
+        if not self._locks[node].acquire(blocking=False):
+            return False  # another thread does that
+        try:
+            self.runner.run(node, CommandSpec("true", command_timeout=seconds))
+            return True
+        except Exception:
+            with contextlib.suppress(Exception):
+                self._replace(node)
+            return False
+        finally:
+            self._locks[node].release()
+
+    def _replace(self, node: int) -> None:
+        if self.closed:
+            raise NodeError(f"node {node}: no longer followed")
+        self.runner.reconnect(node, wanted=lambda: not self.closed)
 
     def close(self) -> None:
         """Stop replacing connections. An attempt in progress replaces nothing: the caller may use the connections, and need
@@ -63,7 +73,7 @@ class Connections:
 class NodeStream:
     """Emits the events of one node until the job has ended there or the node is lost.
 
-    `wait`: until the job ends; otherwise read the logs as they are. `emit` may block, which throttles all nodes.
+    `wait`: until the job ends; otherwise read the logs as they are. `emit` may block, which throttles the node.
     """
 
     def __init__(
@@ -99,14 +109,32 @@ class NodeStream:
         both reads.
         """
         if not self._claimed.locked():
-            self._connections.attempts.submit(self._begin)
+            threading.Thread(target=self._run, daemon=True, name=f"follow node {self._node}").start()
 
-    def _begin(self) -> None:
-        if self._claimed.acquire(blocking=False):
-            self._read()
+    def _run(self) -> None:
+        """Follow the job over one connection after the other, until it has ended here or the node is lost."""
+        if not self._claimed.acquire(blocking=False):
+            return
+        while True:
+            try:
+                self._read()
+            except ProtocolError as error:
+                unreadable = failures.unreadable(self._node, FollowRequest.STEP, error)
+                self._emit(NodeLost(self._node, str(unreadable), time.time(), unreadable))
+                return
+            except Exception as error:
+                if not self._may_recover(error):
+                    self._lose(error)
+                    return
+                self._emit(NodeDisconnected(self._node))
+                if not self._reconnect(error):
+                    return
+            else:
+                self._liveness.finished(self._node)
+                return
 
     def _read(self) -> None:
-        """Begin to follow the job over the current connection."""
+        """Follow the job over the current connection, to its end. Raises NodeError, ProtocolError."""
         frames = FrameDecoder()
 
         def received(data: bytes) -> None:
@@ -127,28 +155,17 @@ class NodeStream:
             tail=None if begun else self._selection.tail,
             setup=self._selection.setup,
         )
-        try:
-            client.start_step(
-                self._connections.runner, self._node, request, self._read_ended,
-                timeout=self._timing.silence, on_stdout=received, span=False, is_last=True,
-            )  # fmt: skip
-        except Exception as error:
-            self._read_ended(error)
-
-    def _read_ended(self, end: Result | Exception) -> None:
-        """Handle the end of the frames: that of the job on this node, or of the connection."""
-        if not isinstance(end, Exception) and not self._ended:
-            end = NodeError(f"node {self._node}: {failures.failure_text(end)}")
-        if not isinstance(end, Exception):
-            self._liveness.finished(self._node)
-        elif isinstance(end, ProtocolError):
-            unreadable = failures.unreadable(self._node, FollowRequest.STEP, end)
-            self._emit(NodeLost(self._node, str(unreadable), time.time(), unreadable))
-        elif self._may_recover(end):
-            self._emit(NodeDisconnected(self._node))
-            self._try_later(end)
-        else:
-            self._lose(end)
+        result = client.run_step(
+            self._connections.runner,
+            self._node,
+            request,
+            timeout=self._timing.silence,
+            on_stdout=received,
+            span=False,
+            is_last=True,
+        )
+        if not self._ended:
+            raise NodeError(f"node {self._node}: {failures.failure_text(result)}")
 
     def _lose(self, error: Exception) -> None:
         # Not since the connection broke: when a machine fails silently, ranks on other nodes fail because of it long before
@@ -186,38 +203,31 @@ class NodeStream:
         refused = isinstance(error, failures.RefusedByAgent)
         return self._wait and not refused and now - self._broken_since <= self._timing.offline
 
-    def _try_later(self, error: Exception) -> None:
-        self._connections.attempts.submit_later(self._timing.reconnect, lambda: self._reconnect(error))
-
-    def _reconnect(self, error: Exception) -> None:
-        """Try once to connect again, and follow the job from there."""
-        self._check_finished_nodes()
-        give_up = self._liveness.should_give_up(self._node, self._broken_since or self._liveness.clock())
-        try:
-            self._connections.reconnect(self._node)
-        except Exception:
-            if give_up or self._connections.closed:  # decided before this last attempt
-                self._lose(error)
-            else:
+    def _reconnect(self, broken: Exception) -> bool:
+        """Connect again, and return True; return False if the node is lost."""
+        while True:
+            time.sleep(self._timing.reconnect)
+            self._check_finished_nodes()
+            give_up = self._liveness.should_give_up(self._node, self._broken_since or self._liveness.clock())
+            try:
+                self._connections.reconnect(self._node)
+            except Exception:
+                if give_up or self._connections.closed:  # decided before this last attempt
+                    self._lose(broken)
+                    return False
                 self._emit(NodeUnreachable(self._node))
-                self._try_later(error)
-            return
-        self._liveness.answered(self._node)
-        self._emit(NodeReconnected(self._node))
-        self._read()
+                continue
+            self._liveness.answered(self._node)
+            self._emit(NodeReconnected(self._node))
+            return True
 
     def _check_finished_nodes(self) -> None:
         """Check that nodes whose streams have ended still respond. Otherwise a node that is lost after the others have
         finished would look as if this computer were offline."""
         for node in self._liveness.finished_nodes:
-            if self._liveness.silence(node) < self._timing.heartbeat:
-                continue
-            try:
-                self._connections.runner.run(node, "true", command_timeout=self._timing.heartbeat)
+            quiet = self._liveness.silence(node) >= self._timing.heartbeat
+            if quiet and self._connections.check(node, self._timing.heartbeat):
                 self._liveness.answered(node)
-            except Exception:
-                with contextlib.suppress(Exception):
-                    self._connections.reconnect(node)
 
 
 def _reason(error: Exception) -> str:

@@ -168,9 +168,17 @@ class _Pull:
     """One pull from one node into one folder."""
 
     def __init__(
-        self, runner: Runner, node: int, to: Path, names: Sequence[str], *, progress: Progress, job: str = "",
-        everything: bool = False, selection: Selection | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        runner: Runner,
+        node: int,
+        to: Path,
+        names: Sequence[str],
+        *,
+        progress: Progress,
+        job: str = "",
+        everything: bool = False,
+        selection: Selection | None = None,
+    ) -> None:
         self._runner, self._node, self._to, self._job = runner, node, to, job
         self._everything, self._selection = everything, selection
         self._roots = check_names(names)
@@ -228,10 +236,14 @@ class _Pull:
                 receive.heard()
 
             result = client.run_step(
-                self._runner, node, request,
+                self._runner,
+                node,
+                request,
                 timeout=PACK_SECONDS,
-                on_stdout=functools.partial(take, reader.feed), on_stderr=functools.partial(take, self._notes.feed),
-            )  # fmt: skip
+                on_stdout=functools.partial(take, reader.feed),
+                on_stderr=functools.partial(take, self._notes.feed),
+                alone=True,
+            )
             if result.exit_code:
                 raise NodeError(f"node {node}: {self._notes.last() or failures.failure_text(result)}")
             reader.close()

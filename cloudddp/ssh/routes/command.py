@@ -16,15 +16,11 @@ import threading
 import time
 from collections.abc import Mapping
 from math import inf
-from typing import TYPE_CHECKING
 
 from cloudddp.config.timing import Timing
 from cloudddp.errors import ConnectError, Text
-from cloudddp.ssh.routes.route import Stream
+from cloudddp.ssh.target import Stream, Target
 from cloudddp.text import one_line
-
-if TYPE_CHECKING:
-    from cloudddp.ssh.connection import Target
 
 _KEPT = 4096  # bytes of what the program writes to stderr
 _STARTS = (
@@ -53,7 +49,7 @@ class ProxyCommand:
         return stream
 
     def explain(self, target: Target, stream: Stream | None) -> ConnectError | None:
-        if stream is None:
+        if not isinstance(stream, ProcessStream):
             return None
         code = stream.exit_code()
         if code is None:
@@ -118,6 +114,9 @@ class ProcessStream:
 
     def settimeout(self, seconds: float | None) -> None:
         self._timeout = seconds
+
+    def round_trip(self) -> None:
+        """It is not known."""
 
     def recv(self, size: int) -> bytes:
         """Return what has arrived, b'' at the end. Raises TimeoutError."""

@@ -17,16 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from cloudddp.config.timing import Timing
 from cloudddp.errors import Command, ConnectError, Text, ToolCommand
-from cloudddp.ssh import early_close, paramiko_fixes
+from cloudddp.ssh import early_close, node_socket, paramiko_fixes
 from cloudddp.ssh.routes.known_hosts import FILES, KnownHosts, Verdict
-from cloudddp.ssh.routes.route import Stream, tcp
 from cloudddp.ssh.routes.user_config import JumpHost, jump_host, openssh_files
+from cloudddp.ssh.target import Stream, Target
 from cloudddp.text import one_line, reason_of
 
 if TYPE_CHECKING:
     import paramiko
-
-    from cloudddp.ssh.connection import Target
 
 _WINDOW = 16 << 20  # bytes in flight per node: 2 MiB, paramiko's default, limits a 100 ms path to 20 MB/s
 # Signature algorithms of a key type that has several (RFC 8332).
@@ -61,13 +59,15 @@ class Jump:
         try:
             if transport is None:
                 raise EOFError
-            return transport.open_channel(
+            channel: Stream = transport.open_channel(
                 "direct-tcpip",
                 (target.host, target.port),
                 ("127.0.0.1", 0),
                 window_size=_WINDOW,
                 timeout=timeout,
             )
+            channel.round_trip = lambda: None  # type: ignore[method-assign]  # it is not known
+            return channel
         except paramiko.ChannelException as error:
             raise self._refused(target, error) from None
         except (OSError, EOFError, paramiko.SSHException) as error:
@@ -178,9 +178,9 @@ class _Verification:
 
     def transport(self, stream: Stream, **options: Any) -> paramiko.Transport:
         """Return a transport that asks the host for a key of a type that is known, if there is one."""
-        from cloudddp.ssh.transport import BoundedTransport
+        from cloudddp.ssh.transport import make_transport
 
-        transport = BoundedTransport(stream, **options)
+        transport = make_transport(stream, **options)
         offered = transport.get_security_options()
         wanted = [name for kind in self._known.types(self._name) for name in _ALGORITHMS.get(kind, (kind,))]
         first = [name for name in wanted if name in offered.key_types]
@@ -206,7 +206,7 @@ def _log_in(host: JumpHost, timeout: float, limits: Timing) -> paramiko.SSHClien
     client.set_missing_host_key_policy(verification)  # which has the methods of a policy
     stream = None
     try:
-        stream = tcp(host.host, host.port, timeout, limits)
+        stream = node_socket.connect(host.host, host.port, timeout, limits.dead)
         client.connect(
             host.host,
             host.port,

@@ -1,0 +1,48 @@
+"""The time limits of a command: how long it may be silent, and how long it may take. Independent of SSH."""
+
+from __future__ import annotations
+
+import time
+
+
+class Overdue(Exception):
+    """A time limit has passed."""
+
+
+class Activity:
+    """When a command last sent or accepted a byte, and the time limits that follow from it.
+
+    `silence` is how long it may do neither, `total` how long it may take at all, in seconds; None is no limit.
+    """
+
+    def __init__(self, silence: float | None, total: float | None) -> None:
+        self.silence = silence
+        self._total = total
+        self._began = self._last = time.monotonic()
+
+    def record(self) -> None:
+        """Note that a byte has moved. Raises Overdue if the total time is over."""
+        self._last = time.monotonic()
+        if self._over:
+            raise Overdue
+
+    def check(self) -> None:
+        """Raise Overdue if a limit has passed."""
+        if self._over or (self.silence is not None and time.monotonic() - self._last >= self.silence):
+            raise Overdue
+
+    @property
+    def _over(self) -> bool:
+        return self._total is not None and time.monotonic() - self._began > self._total
+
+    def left(self, seconds: float) -> float:
+        """Return `seconds`, or the rest of the total time if that is less."""
+        if self._total is None:
+            return seconds
+        return max(0.0, min(seconds, self._total - (time.monotonic() - self._began)))
+
+    def reason(self, silence: float | None = None) -> str:
+        """Return which limit has passed; `silence` overrides the constructor's."""
+        if self._over:
+            return f"its answer did not end within {self._total:g} s"
+        return f"no answer for {self.silence if silence is None else silence:g} s"
