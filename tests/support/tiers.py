@@ -41,8 +41,7 @@ SLOW = {
     "cli/test_agent_version.py": "two agents; tests/node/test_version.py has the rules",
     "cli/test_concurrency.py": "46 kills of `up`; tests/cli/test_interrupts.py has interrupts of it",
     "cli/test_deadline.py": "tests/node/test_notices.py has the deadline",
-    "cli/test_init.py::test_tests_of_the_example_pass_in_a_copy": "40 s",
-    "cli/test_init.py::test_tests_of_the_trainer_pass_in_a_copy": "runs tests/train again",
+    "cli/test_init.py::test_copy_of_an_example_trains_and_passes_its_tests": "40 s",
     "cli/test_killed_agents.py": "tests/node/test_gang.py has killed agents",
     "cli/test_login_sessions.py": "tests/cli/test_credentials.py has each kind of credentials",
     "cli/test_lost_state.py": "tests/unit/test_state.py has the files",
@@ -69,7 +68,6 @@ SLOW = {
     "node/test_straggler_detection.py::test_slow_rank_of_a_real_training_is_named": "torch",
     # The agent: gangs of real processes.
     "node/test_abandoned_ranks.py": "tests/node/test_gang.py has ranks without an agent",
-    "node/test_compiled.py": "new interpreters",
     "node/test_copies.py": "boto3 in a process of its own, 2 s each",
     "node/test_gang_early_exit.py": "gangs; tests/unit/test_decision.py has the verdicts",
     "node/test_gang_restarts.py": "gangs; tests/node/test_stall.py has a restart",
