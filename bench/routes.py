@@ -67,7 +67,6 @@ def targets(home: Path) -> Iterator[tuple[str, Target]]:
     }
     for name, (address, route) in routes.items():
         yield name, Target(name, address, 22, "ubuntu", key, (host.public,), route)
-        route.close()
     account.terminate(ids)
 
 
