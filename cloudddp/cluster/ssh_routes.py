@@ -21,7 +21,6 @@ from cloudddp.errors import CloudDDPError, ConnectError, UsageError
 from cloudddp.local_state import ClusterRecord
 from cloudddp.ssh.routes.command import ProxyCommand
 from cloudddp.ssh.routes.jump import Jump
-from cloudddp.ssh.routes.user_config import jump_host
 from cloudddp.ssh.target import Direct, Route
 
 _SHELLS = ("sh", "bash", "dash", "zsh")
@@ -48,7 +47,7 @@ def remembered(spec: ClusterSpec, record: ClusterRecord | None) -> ClusterSpec:
 
 
 class SSHRoutes:
-    """The routes to the nodes of one cluster. Jump hosts are connected to once for all of them."""
+    """The routes to the nodes of one cluster."""
 
     def __init__(self, spec: ClusterSpec, region: str, user: str) -> None:
         self._spec = spec
@@ -112,16 +111,12 @@ def check_route(spec: ClusterSpec) -> None:
             if shutil.which(program) is None:
                 raise UsageError(f"cluster.proxy_command: {program} is not installed", hint=_install(program))
     if spec.proxy_jump is not None:
-        route = Jump(spec.proxy_jump)
         try:
-            limits = timing.current()
-            route.connect(limits.connect, limits)
+            Jump(spec.proxy_jump).check(timing.current().connect)
         except ConnectError as error:
             if error.patience:
                 raise
             raise UsageError(error.message, hint=error.hint) from None
-        finally:
-            route.close()
 
 
 def _programs(command: str) -> Iterator[str]:
@@ -166,7 +161,7 @@ def ssh_sources(
         return ()
     if spec.proxy_jump is None:
         return (caller(),)
-    host = jump_host(spec.proxy_jump)
+    host = Jump(spec.proxy_jump).host
     address = jump_address(aws, host.host)
     if address is None:
         raise UsageError(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from cloudddp.config import timing
 from cloudddp.config.timing import Timing
-from cloudddp.errors import Command, ConnectError
+from cloudddp.errors import CloudDDPError, Command, ConnectError
 from cloudddp.ssh import early_close, paramiko_fixes
 from cloudddp.ssh.activity import Activity
 from cloudddp.ssh.running import BoundedBuffer, CommandSpec, Input, Result, RunningCommand
@@ -94,7 +94,7 @@ class Connection:
                 look_for_keys=False,
                 transport_factory=make_transport,
             )
-        except ConnectError:
+        except CloudDDPError:  # of the route
             raise
         except Exception as error:  # of any type, if a packet was invalid
             cause = target.route.explain(target, stream) if _is_end(error) else None

@@ -110,9 +110,6 @@ class Fleet:
 
     def __init__(self, targets: Mapping[int, Target]) -> None:
         self.targets = dict(targets)
-        self._routes = list({id(one.route): one.route for one in self.targets.values()}.values())
-        for route in self._routes:
-            route.retain()
         self._connections: dict[int, Connection] = {}
         self._lock = threading.Lock()
         self._closed = False
@@ -296,10 +293,7 @@ class Fleet:
 
     def close(self) -> None:
         with self._lock:
-            routes = [] if self._closed else self._routes
             self._closed = True
             connections, self._connections = list(self._connections.values()), {}
         for connection in connections:
             connection.close()
-        for route in routes:
-            route.close()

@@ -39,7 +39,7 @@ _loading = threading.Lock()
 
 
 def load() -> None:
-    """Import paramiko, without invoke, which paramiko needs only for `Match exec` in SSHConfig: user_config refuses that.
+    """Import paramiko, without invoke, which paramiko needs only for `Match exec` in SSHConfig, which is not used here.
 
     invoke and its copy of PyYAML are almost half of the import.
     """

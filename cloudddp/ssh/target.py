@@ -42,12 +42,6 @@ class Route(Protocol):
     def openssh_options(self, target: Target) -> list[str]:
         """Return the options that let OpenSSH take the same route, each as in `-o OPTION`."""
 
-    def retain(self) -> None:
-        """Count one more user, who will call `close`: fleets may share a route."""
-
-    def close(self) -> None:
-        """End one use. With the last one, what the streams share is closed, and opening a stream raises ConnectError."""
-
 
 class Direct:
     """TCP from this computer to the node's address."""
@@ -67,12 +61,6 @@ class Direct:
 
     def openssh_options(self, _target: Target) -> list[str]:
         return []
-
-    def retain(self) -> None:
-        """Nothing is shared."""
-
-    def close(self) -> None:
-        """Nothing is shared."""
 
 
 DIRECT = Direct()

@@ -81,7 +81,9 @@ class JumpServer:
         """Write ~/.ssh of a user who has the key, and has logged in before."""
         folder = self._home / ".ssh"
         folder.mkdir(exist_ok=True)
-        (folder / "id_ed25519").write_text(self._login.private)
+        key = folder / "id_ed25519"
+        key.touch(mode=0o600)
+        key.write_text(self._login.private)
         (folder / "known_hosts").write_text(self.known_line if known is None else known)
 
     def drop(self) -> None:

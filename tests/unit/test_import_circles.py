@@ -12,15 +12,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-# Circles that remain, each by the last names of its modules. Only to be shortened: the list becomes empty.
-REMAINING = (
-    {"connection", "route", "transport"},
-    {"event_loop", "loop_socket"},
-    {"__main__", "boot", "compiled"},
-    {"rank", "rank_record"},
-    {"new_files", "project_writer", "replaced", "synced"},
-)
-
 
 def imports(folder: Path) -> dict[str, set[str]]:
     """Return the modules below a package's folder, each with those that its imports name anywhere."""
@@ -54,16 +45,11 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
     return []
 
 
-def is_known(module: str, other: str) -> bool:
-    ends = {module.rpartition(".")[2], other.rpartition(".")[2]}
-    return any(ends <= known for known in REMAINING)
-
-
 @pytest.mark.parametrize("package", ["cloudddp", "infra/node/agent"])
 def test_imports_form_no_circle(package: str) -> None:
     graph = imports(ROOT / package)
     assert len(graph) > 10
-    assert circle({one: {it for it in found if not is_known(one, it)} for one, found in graph.items()}) == []
+    assert circle(graph) == []
 
 
 def test_circle_through_a_package_and_a_function_is_found(tmp_path: Path) -> None:

@@ -1,11 +1,12 @@
-"""SSH connections through a jump host: one login for all nodes, strict host keys, and what goes wrong."""
+"""SSH connections through a jump host, by OpenSSH's `ssh -W`: strict host keys, and what goes wrong."""
 
 from __future__ import annotations
 
-import pwd
+import os
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,12 +17,11 @@ from support.hostilessh import listening
 from support.jumpserver import JumpServer
 from support.sshserver import Site, site
 
-from cloudddp.errors import ConnectError, UsageError, render
+from cloudddp.errors import ConnectError, NodeError, UsageError, render
 from cloudddp.ssh import keys
 from cloudddp.ssh.connection import Connection
 from cloudddp.ssh.fleet import Fleet
-from cloudddp.ssh.routes.jump import Jump
-from cloudddp.ssh.routes.user_config import jump_host
+from cloudddp.ssh.routes.jump import Jump, failure_in
 from cloudddp.ssh.running import CommandSpec
 from cloudddp.ssh.target import Target
 
@@ -48,10 +48,8 @@ def jump(home: Path) -> Iterator[JumpServer]:
 
 
 @pytest.fixture
-def target(ssh_site: Site, jump: JumpServer) -> Iterator[Target]:
-    route = Jump(jump.given)
-    yield ssh_site.target(ssh_site.server().port, route=route)
-    route.close()
+def target(ssh_site: Site, jump: JumpServer) -> Target:
+    return ssh_site.target(ssh_site.server().port, route=Jump(jump.given))
 
 
 def refusal(target: Target) -> ConnectError:
@@ -60,32 +58,69 @@ def refusal(target: Target) -> ConnectError:
     return caught.value
 
 
-def test_all_nodes_share_one_login(ssh_site: Site, jump: JumpServer) -> None:
+def children() -> set[str]:
+    """The ssh processes that this process has started."""
+    shown = subprocess.run(
+        ["ps", "--ppid", str(os.getpid()), "-o", "pid=,stat=,comm="],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    words = (line.split() for line in shown.stdout.splitlines())
+    return {pid for pid, state, name in words if name == "ssh" and not state.startswith("Z")}
+
+
+def test_each_node_has_a_process_that_ends_with_its_connection(ssh_site: Site, jump: JumpServer) -> None:
     route = Jump(jump.given)
-    ports = [ssh_site.server().port for _ in range(5)]
+    ports = [ssh_site.server().port for _ in range(3)]
     with Fleet({rank: ssh_site.target(port, route=route) for rank, port in enumerate(ports)}) as fleet:
         fleet.connect()
-        assert [fleet.run(rank, CommandSpec(f"echo {rank}")).stdout for rank in range(5)] == [
-            b"%d\n" % rank for rank in range(5)
-        ]
-    assert jump.logins == [jump.user]
+        found = fleet.each(lambda rank: fleet.run(rank, CommandSpec(f"echo {rank}")).stdout).all()
+        assert found == {rank: b"%d\n" % rank for rank in range(3)}
+        assert len(children()) == 3
     assert sorted(jump.streams) == sorted(("127.0.0.1", port) for port in ports)
+    deadline = time.monotonic() + 30
+    while children():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
-def test_fleets_share_a_route_until_the_last_is_closed(target: Target, jump: JumpServer) -> None:
-    """As `down` does, which asks each node in a fleet of its own what was not pulled."""
-    first, second = Fleet({0: target}), Fleet({1: target})
-    first.connect()
-    second.connect()
-    first.close()
-    first.close()
-    assert second.run(1, CommandSpec("echo here")).stdout == b"here\n"
-    second.close()
-    with pytest.raises(ConnectError, match="was closed"):
-        Connection.open(target)
-    with Fleet({0: target}) as third:
-        third.connect()
-    assert len(jump.logins) == 2
+# In the place of ssh: records when it begins to log in, and when the node's first bytes have come.
+SLOW_SSH = """#!{python}
+import os, socket, sys, threading, time
+host, port = sys.argv[sys.argv.index('-W') + 1].rsplit(':', 1)
+def note(text):
+    with open('{log}', 'a') as log: log.write(text)
+note('+')
+time.sleep(0.3)
+s = socket.create_connection((host.strip('[]'), int(port)))
+first = s.recv(65536)
+note('-')
+os.write(1, first)
+def out():
+    while data := s.recv(65536): os.write(1, data)
+    os._exit(0)
+threading.Thread(target=out, daemon=True).start()
+while data := os.read(0, 65536): s.sendall(data)
+"""
+
+
+def test_few_connections_are_opened_at_a_time(
+    ssh_site: Site, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sshd drops connections of those who have not logged in yet, if they are more than 10 (MaxStartups)."""
+    program, log = home / "bin" / "ssh", home / "log"
+    program.parent.mkdir()
+    program.write_text(SLOW_SSH.format(python=sys.executable, log=log))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    target = ssh_site.target(ssh_site.server().port, route=Jump("jumper@example.com"))
+    with Fleet(dict.fromkeys(range(20), target)) as fleet:
+        fleet.connect(connect_timeout=60.0)
+    shown = log.read_text()
+    assert shown.count("+") == 20
+    most = max(shown[:at].count("+") - shown[:at].count("-") for at in range(len(shown) + 1))
+    assert 2 <= most <= 8
 
 
 def test_megabytes_pass_unchanged(target: Target) -> None:
@@ -99,7 +134,7 @@ def test_broken_connection_is_opened_again(target: Target, jump: JumpServer) -> 
     with Fleet({0: target}) as fleet:
         fleet.connect()
         jump.drop()
-        with pytest.raises(Exception, match="broke"):
+        with pytest.raises(NodeError, match="broke"):
             fleet.run(0, CommandSpec("echo here"))
         fleet.reconnect(0)
         assert fleet.run(0, CommandSpec("echo here")).stdout == b"here\n"
@@ -118,7 +153,6 @@ def test_unknown_host_key_is_refused_and_not_added(target: Target, jump: JumpSer
     jump.write_ssh_files(known="")
     error = refusal(target)
     assert "its host key is not in ~/.ssh/known_hosts" in error.message
-    assert "ssh-ed25519 SHA256:" in error.message
     assert f"`ssh -p {jump.port} jumper@127.0.0.1`" in render(error.hint)
     assert error.patience == 0
     assert jump.logins == []
@@ -223,49 +257,83 @@ def test_jump_host_that_closes_connections_before_its_banner_names_penalties(
 
 
 def test_user_configuration_names_the_jump_host(home: Path) -> None:
-    key = home / "key"
-    key.write_text("")
     (home / ".ssh").mkdir()
-    (home / ".ssh" / "config").write_text(
-        f"Host bastion\n HostName 198.51.100.7\n Port 2200\n User ops\n IdentityFile {key}\n IdentityFile /nowhere\n"
-    )
-    found = jump_host("bastion")
-    assert (found.host, found.port, found.user, found.keys) == ("198.51.100.7", 2200, "ops", (str(key),))
-    given = jump_host("me@bastion:22")
+    (home / ".ssh" / "config").write_text("Host bastion\n HostName 198.51.100.7\n Port 2200\n User ops\n")
+    found = Jump("bastion").host
+    assert (found.host, found.port, found.user) == ("198.51.100.7", 2200, "ops")
+    given = Jump("me@bastion:22").host
     assert (given.port, given.user, given.known_as) == (22, "me", "198.51.100.7")
 
 
-def test_user_without_an_account_is_named_by_the_configuration(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A container whose uid has no entry in passwd, and no USER."""
-    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
-        monkeypatch.delenv(name, raising=False)
+def test_jump_host_behind_another_one(ssh_site: Site, jump: JumpServer, home: Path) -> None:
+    """As the user's configuration says."""
+    config = f"Host inner\n HostName 127.0.0.1\n Port {jump.port}\n User jumper\n ProxyCommand nc %h %p\n"
+    if shutil.which("nc") is None:
+        program = home / "nc.py"
+        program.write_text(SLOW_SSH.format(python=sys.executable, log=home / "log"))
+        program.chmod(0o755)
+        config = config.replace("nc %h %p", f"{program} -W [%h]:%p")
+    (home / ".ssh" / "config").write_text(config)
+    target = ssh_site.target(ssh_site.server().port, route=Jump("inner"))
+    connection = Connection.open(target)
+    assert connection.run(CommandSpec("echo here")).stdout == b"here\n"
+    connection.close()
 
-    def no_entry(_: object) -> None:
-        raise KeyError("getpwuid(): uid not found: 12345")
 
-    monkeypatch.setattr(pwd, "getpwuid", no_entry)
-    with pytest.raises(UsageError) as caught:
-        jump_host("bastion")
-    assert "cannot find the user name" in caught.value.message
-    assert "USER@HOST" in render(caught.value.hint)
-    assert jump_host("ops@bastion").user == "ops"
+def test_user_configuration_that_ssh_cannot_read(home: Path) -> None:
     (home / ".ssh").mkdir()
-    (home / ".ssh" / "config").write_text("Host *\n User joe\n IdentityFile ~/.ssh/%r\n")
-    assert jump_host("bastion").user == "joe"
-    (home / ".ssh" / "config").write_text("Host *\n Port 2200\n")
-    assert (jump_host("ops@bastion").user, jump_host("ops@bastion").port) == ("ops", 2200)
-    with pytest.raises(UsageError):
-        jump_host("bastion")
+    (home / ".ssh" / "config").write_text("Host bastion\n NoSuchOption x\n")
+    with pytest.raises(UsageError) as caught:
+        _ = Jump("bastion").host
+    assert "ssh cannot read the settings of the jump host bastion: " in caught.value.message
+    assert "~/.ssh/config" in render(caught.value.hint)
+
+
+@pytest.mark.parametrize("given", ["-oProxyCommand=x", "-l@host", "u@-host", "", "a b:x", "u@[::1]x"])
+def test_what_ssh_would_take_for_an_option_is_refused(given: str) -> None:
+    with pytest.raises(UsageError, match="not a jump host"):
+        Jump(given)
+
+
+def test_missing_ssh_is_one_sentence(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(
+        UsageError, match=r"needs OpenSSH's `ssh`, which is not installed: install openssh-client$"
+    ):
+        Connection.open(target)
+
+
+REVOKED = "@       WARNING: REVOKED HOST KEY DETECTED!               @"
+CHANGED = "@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @"
+FORBIDDEN = "channel 0: open failed: administratively prohibited: open failed"
+NO_ROUTE = "channel 0: open failed: connect failed: No route to host"
+CLOSED = "kex_exchange_identification: Connection closed by remote host"
 
 
 @pytest.mark.parametrize(
-    "text", ["Host bastion\n ProxyJump other\n", "Host bastion\n ProxyCommand nc %h %p\n", "Match exec x\n"]
+    ("errors", "kind", "line"),
+    [
+        ("No ED25519 host key is known for b.\r\nHost key verification failed.\r\n", "unknown", "Host key"),
+        (f"@@@@\r\n{CHANGED}\r\nHost key verification failed.\r\n", "changed", CHANGED),
+        (f"@@@@\r\n{REVOKED}\r\nHost key verification failed.\r\n", "revoked", REVOKED),
+        (
+            "Welcome!\r\nu@b: Permission denied (publickey).\r\n",
+            "login",
+            "u@b: Permission denied (publickey).",
+        ),
+        ("Received disconnect from ::1 port 22:2: Too many authentication failures", "login", "Received"),
+        (f"{FORBIDDEN}\r\nstdio forwarding failed\r\n", "forbidden", FORBIDDEN),
+        (f"{NO_ROUTE}\r\nstdio forwarding failed\r\n", "node", NO_ROUTE),
+        (f"{CLOSED}\r\nConnection closed by 127.0.0.1 port 22\r\n", "early close", CLOSED),
+        ("ssh: connect to host b port 22: Connection refused\r\n", "refused", "ssh: connect to host b"),
+        ("ssh: connect to host b port 22: Connection timed out\r\n", "silent", "ssh: connect to host b"),
+        ("ssh: Could not resolve hostname b: Name or service not known\r\n", "", "ssh: Could not resolve"),
+        ("\033[31mred", "", "\\x1b[31mred"),
+        ("", "", ""),
+    ],
 )
-def test_user_configuration_that_cannot_be_followed(home: Path, text: str) -> None:
-    (home / ".ssh").mkdir()
-    (home / ".ssh" / "config").write_text(text)
-    with pytest.raises(UsageError) as caught:
-        jump_host("bastion")
-    assert "proxy_command" in render(caught.value.hint)
+def test_what_ssh_writes_is_understood(errors: str, kind: str, line: str) -> None:
+    found, shown = failure_in(errors)
+    assert found == kind
+    assert shown.startswith(line)
+    assert "\033" not in shown

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
 from cloudddp.config.timing import Timing
@@ -44,7 +44,8 @@ class ProxyCommand:
         self._environment = dict(environment)
 
     def open(self, _target: Target, timeout: float, _limits: Timing) -> Stream:
-        stream = ProcessStream(self._command, self._environment)
+        shell = os.environ.get("SHELL") or "/bin/sh"
+        stream = ProcessStream([shell, "-c", f"exec {self._command}"], self._environment)
         stream.settimeout(timeout)
         return stream
 
@@ -80,20 +81,22 @@ class ProxyCommand:
     def openssh_options(self, _target: Target) -> list[str]:
         return [f"ProxyCommand={self._command.replace('%', '%%')}"]
 
-    def retain(self) -> None:
-        """Each stream ends its own program."""
-
-    def close(self) -> None:
-        """Each stream ends its own program."""
-
 
 class ProcessStream:
     """A program's stdin and stdout, like a socket."""
 
-    def __init__(self, command: str, environment: Mapping[str, str]) -> None:
-        shell = os.environ.get("SHELL") or "/bin/sh"
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        on_start: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_start` is called once, when the first byte has come, or none will."""
+        self._on_start = on_start
+        self._has_started = threading.Lock()  # taken by whichever thread reports it
         self._process = subprocess.Popen(
-            [shell, "-c", f"exec {command}"],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -128,6 +131,7 @@ class ProcessStream:
                 if _ready(self._output, select.POLLIN, deadline):
                     data = os.read(self._output, size)
                     self._ended = self._ended or not data
+                    self._report_start()
                     self._start += data[: _STARTS - len(self._start)]
                     return data
             if time.monotonic() >= deadline:
@@ -154,6 +158,7 @@ class ProcessStream:
         if self._closed:
             return
         self._closed = True
+        self._report_start()
         if not self._ended:  # one that has ended by itself keeps its exit code
             self._signal(signal.SIGTERM)
         threading.Thread(target=self._end, daemon=True).start()
@@ -198,9 +203,17 @@ class ProcessStream:
 
     def said(self) -> str:
         """Return the last line that the program has written to stderr, safe to print."""
-        self._listener.join(_EXIT_SECONDS)
-        lines = [line for line in bytes(self._errors).decode(errors="replace").splitlines() if line.strip()]
+        lines = [line for line in self.errors().splitlines() if line.strip()]
         return one_line(lines[-1], 300) if lines else ""
+
+    def errors(self) -> str:
+        """Return the end of what the program has written to stderr, as it is."""
+        self._listener.join(_EXIT_SECONDS)
+        return bytes(self._errors).decode(errors="replace")
+
+    def _report_start(self) -> None:
+        if self._has_started.acquire(blocking=False):
+            self._on_start()
 
     def _listen(self) -> None:
         assert self._process.stderr is not None  # noqa: S101

@@ -1,39 +1,99 @@
-"""A jump host: one SSH connection that all nodes share, with a forwarded TCP stream (direct-tcpip) to each of them.
+"""A jump host: OpenSSH's `ssh -W` per node, whose stdin and stdout are the stream to the node's SSH server.
 
-The jump host's key is checked against the user's own known_hosts, and never added; the user's agent and key files log in.
+ssh reads the user's ~/.ssh/config, agent, keys and known_hosts. The jump host's key must be known, and is never added.
 The nodes' host keys are checked end to end, so the jump host can end a connection, but not read it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
+import pwd
+import re
 import shlex
 import shutil
+import subprocess
 import threading
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
 
+from cloudddp.config import timing
 from cloudddp.config.timing import Timing
-from cloudddp.errors import Command, ConnectError, Text, ToolCommand
-from cloudddp.ssh import early_close, node_socket, paramiko_fixes
-from cloudddp.ssh.routes.known_hosts import FILES, KnownHosts, Verdict
-from cloudddp.ssh.routes.user_config import JumpHost, jump_host, openssh_files
+from cloudddp.errors import Command, ConnectError, Text, ToolCommand, UsageError
+from cloudddp.ssh import early_close
+from cloudddp.ssh.routes.command import ProcessStream
 from cloudddp.ssh.target import Stream, Target
-from cloudddp.text import one_line, reason_of
+from cloudddp.text import one_line
 
-if TYPE_CHECKING:
-    import paramiko
+_GIVEN = re.compile(
+    r"(?:(?P<user>[^@-][^@]*)@)?(?P<host>\[[^\]]+\]|[^@:\[\]\s-][^@:\[\]\s]*)(?::(?P<port>\d+))?"
+)
+_KNOWN_HOSTS = "~/.ssh/known_hosts"
+_DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
+_SELF = "[127.0.0.1]:22"  # of the jump host: forwarded to find out whether the user can log in
+_SETTINGS_SECONDS = 30.0  # for `ssh -G`, which may run the commands of `Match exec`
+# ssh processes that log in at a time: sshd drops connections if more than 10 do (MaxStartups).
+_LOGGING_IN = threading.BoundedSemaphore(8)
 
-_WINDOW = 16 << 20  # bytes in flight per node: 2 MiB, paramiko's default, limits a 100 ms path to 20 MB/s
-# Signature algorithms of a key type that has several (RFC 8332).
-_ALGORITHMS = {"ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256")}
-_FORBIDDEN = 1  # SSH_OPEN_ADMINISTRATIVELY_PROHIBITED, RFC 4254 section 5.1
+# What ssh writes to stderr, and the kind of failure that it means: the first one that is found counts.
+_PHRASES = (
+    ("REVOKED HOST KEY", "revoked"),
+    ("HOST IDENTIFICATION HAS CHANGED", "changed"),
+    ("Host key verification failed", "unknown"),
+    ("Permission denied (", "login"),
+    ("Too many authentication failures", "login"),
+    ("administratively prohibited", "forbidden"),
+    ("open failed: ", "node"),
+    ("exchange_identification: ", "early close"),
+    ("Connection refused", "refused"),
+    ("timed out", "silent"),
+)
+_AFTER_LOGIN = ("forbidden", "node")
+
+
+def failure_in(errors: str) -> tuple[str, str]:
+    """Return the kind of failure that ssh has written about, '' for any other, and the line about it, safe to print."""
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    for phrase, kind in _PHRASES:
+        for line in lines:
+            if phrase in line:
+                return kind, one_line(line, 200)
+    return "", one_line(lines[-1], 200) if lines else ""
+
+
+def split(given: str) -> tuple[str, str, int | None]:
+    """Return user ('' if not given), host and port (None if not given) of `[user@]host[:port]`. Raises UsageError, also for
+    what ssh would take for an option."""
+    found = _GIVEN.fullmatch(given)
+    if found is None:
+        raise UsageError(
+            f"cluster.proxy_jump: not a jump host: {one_line(given, 100)!r}", hint="give [user@]host[:port]"
+        )
+    return found["user"] or "", found["host"].strip("[]"), int(found["port"]) if found["port"] else None
+
+
+@dataclass(frozen=True, slots=True)
+class JumpHost:
+    """What ssh connects to, with the user's configuration."""
+
+    host: str
+    port: int
+    user: str
+
+    @property
+    def where(self) -> str:
+        return f"jump host {one_line(self.user, 64)}@{one_line(self.host, 253)} port {self.port}"
+
+    @property
+    def known_as(self) -> str:
+        """Its name in a known_hosts file."""
+        return self.host if self.port == 22 else f"[{self.host}]:{self.port}"
 
 
 class Jump:
-    """A route through `[user@]host[:port]`. It connects when it is first used, and again after the connection broke."""
+    """A route through `[user@]host[:port]`."""
 
     def __init__(self, given: str) -> None:
         self.silent_hint: Text = (
@@ -42,243 +102,184 @@ class Jump:
             " admits its present address",
         )
         self._given = given
-        self._lock = threading.Lock()
-        self._client: paramiko.SSHClient | None = None
-        self._attempt: Future[paramiko.SSHClient] | None = None
-        self._closed = False
-        self._users = 0
+        user, host, port = split(given)
+        # The words after `ssh` that log in to it.
+        self._login = (*(("-p", str(port)) if port else ()), f"{user}@{host}" if user else host)
 
     @functools.cached_property
-    def _host(self) -> JumpHost:
-        return jump_host(self._given)  # reads the user's configuration
+    def host(self) -> JumpHost:
+        """What ssh makes of it. Raises UsageError."""
+        return _resolved(self._given, [_program(), *_files(), "-G", *self._login])
 
     def open(self, target: Target, timeout: float, limits: Timing) -> Stream:
-        import paramiko
-
-        transport = self.connect(timeout, limits).get_transport()
+        words = self._words(f"[{target.host}]:{target.port}", timeout, limits)
+        _LOGGING_IN.acquire()
         try:
-            if transport is None:
-                raise EOFError
-            channel: Stream = transport.open_channel(
-                "direct-tcpip",
-                (target.host, target.port),
-                ("127.0.0.1", 0),
-                window_size=_WINDOW,
-                timeout=timeout,
-            )
-            channel.round_trip = lambda: None  # type: ignore[method-assign]  # it is not known
-            return channel
-        except paramiko.ChannelException as error:
-            raise self._refused(target, error) from None
-        except (OSError, EOFError, paramiko.SSHException) as error:
-            if transport is not None and transport.is_active():
-                raise TimeoutError(str(error)) from None  # its own attempt to connect takes longer than ours
-            raise ConnectError(
-                f"{self._host.where}: the connection broke ({reason_of(error) if str(error) else 'closed'})",
-                hint="is the jump host still running?",
-                patience=inf,
-            ) from None
+            stream = ProcessStream(words, {}, on_start=_LOGGING_IN.release)
+        except BaseException:
+            _LOGGING_IN.release()
+            raise
+        stream.settimeout(timeout)
+        return stream
 
-    def connect(self, timeout: float, limits: Timing) -> paramiko.SSHClient:
-        """Return the shared connection. Threads that need it at the same time share one attempt. Raises ConnectError."""
-        with self._lock:
-            if self._closed:
-                raise ConnectError(f"{self._host.where}: the connection was closed")
-            transport = self._client.get_transport() if self._client else None
-            if self._client is not None and transport is not None and transport.is_active():
-                return self._client
-            attempt, mine = self._attempt, self._attempt is None
-            if attempt is None:
-                attempt = self._attempt = Future()
-        if mine:
-            self._run(attempt, timeout, limits)
+    def check(self, timeout: float) -> None:
+        """Log in to the jump host. Raises ConnectError, UsageError."""
+        host = self.host
+        stream = ProcessStream(self._words(_SELF, timeout, timing.current()), {})
+        stream.settimeout(timeout)
         try:
-            return attempt.result(4 * timeout)  # of TCP, key exchange and login, each with its own limit
-        except FutureTimeout:
-            raise ConnectError(f"{self._host.where}: no answer", patience=inf) from None
+            has_answered = bool(stream.recv(1))
+        except TimeoutError:
+            raise ConnectError(f"{host.where}: no answer", hint=self._login_hint, patience=inf) from None
+        finally:
+            stream.close()
+        if not has_answered and failure_in(stream.errors())[0] not in _AFTER_LOGIN:
+            raise self._failure(stream.errors())
 
-    def _run(self, attempt: Future[paramiko.SSHClient], timeout: float, limits: Timing) -> None:
-        try:
-            client = _log_in(self._host, timeout, limits)
-        except BaseException as error:
-            with self._lock:
-                self._attempt = None
-            attempt.set_exception(error)
-            return
-        with self._lock:
-            old, self._attempt = self._client, None
-            self._client = None if self._closed else client
-        if old is not None:
-            old.close()
-        if self._closed:
-            client.close()
-            attempt.set_exception(ConnectError("the connection to the jump host was closed"))
-        else:
-            attempt.set_result(client)
-
-    def _refused(self, target: Target, error: paramiko.ChannelException) -> ConnectError:
-        host, why = self._host, one_line(str(error.text), 200)
-        if error.code == _FORBIDDEN:
-            return ConnectError(
-                f"{host.where}: it does not forward connections ({why})",
-                hint="AllowTcpForwarding and PermitOpen in its sshd_config must allow the nodes",
-            )
-        return ConnectError(
-            f"{target.label} at {target.host} port {target.port}: the {host.where} cannot connect to it ({why})",
-            hint=self.silent_hint,
-            patience=inf,
-        )
-
-    def explain(self, _target: Target, _stream: Stream | None) -> ConnectError | None:
-        """Return whether the jump host was lost meanwhile."""
-        with self._lock:
-            transport = self._client.get_transport() if self._client else None
-        if transport is not None and transport.is_active():
+    def explain(self, target: Target, stream: Stream | None) -> ConnectError | None:
+        if not isinstance(stream, ProcessStream) or stream.speaks_ssh:
             return None
-        return ConnectError(
-            f"{self._host.where}: the connection broke", hint="is it still running?", patience=inf
-        )
+        code, errors = stream.exit_code(), stream.errors()
+        kind, line = failure_in(errors)
+        where = f"{target.label} at {target.host} port {target.port}"
+        if kind == "node":
+            return ConnectError(
+                f"{where}: the {self.host.where} cannot connect to it ({line.partition('open failed: ')[2]})",
+                hint=self.silent_hint,
+                patience=inf,
+            )
+        if kind or code:
+            return self._failure(errors)
+        if code is None and not stream.sent():
+            return ConnectError(f"{where}: no answer", hint=self.silent_hint, patience=inf, silent=True)
+        return None  # the node has ended the connection, or does not speak SSH
 
     def openssh_options(self, target: Target) -> list[str]:
-        words = [
-            shutil.which("ssh") or "ssh",
-            "-o",
-            "StrictHostKeyChecking=yes",
-            "-o",
-            "ClearAllForwardings=yes",
-            *openssh_files(),
+        words = [_program(), *_OPTIONS, *_files(), "-W", f"[{target.host}]:{target.port}", *self._login]
+        return [f"ProxyCommand={shlex.join(words).replace('%', '%%')}"]
+
+    def _words(self, to: str, timeout: float, limits: Timing) -> list[str]:
+        patience = [
+            f"ConnectTimeout={max(int(timeout) - 1, 1)}",  # before ours, since ssh knows why
+            f"ServerAliveInterval={max(round(limits.keepalive), 1)}",
+            f"ServerAliveCountMax={max(round(limits.dead / limits.keepalive), 1)}",
         ]
-        command = shlex.join([*words, "-W", f"[{target.host}]:{target.port}", *self._host.ssh])
-        return [f"ProxyCommand={command.replace('%', '%%')}"]
+        options = [
+            word for setting in ("BatchMode=yes", "LogLevel=INFO", *patience) for word in ("-o", setting)
+        ]
+        return [_program(), *options, *_OPTIONS, *_files(), "-W", to, *self._login]
 
-    def retain(self) -> None:
-        with self._lock:
-            self._users += 1
-            self._closed = False
+    @property
+    def _login_hint(self) -> Text:
+        return ("does ", ToolCommand("ssh", *self._login), " work?")
 
-    def close(self) -> None:
-        with self._lock:
-            self._users = max(self._users - 1, 0)
-            if self._users:
-                return
-            self._closed = True
-            client, self._client = self._client, None
-        if client is not None:
-            client.close()
-
-
-class _Verification:
-    """Host key verification for paramiko, which calls it for each host that it has no key of: here every host."""
-
-    def __init__(self, host: JumpHost) -> None:
-        self._name = host.known_as.lower()
-        self._known = KnownHosts()
-        self.refused: Verdict | None = None
-        self.shown: paramiko.PKey | None = None
-
-    def transport(self, stream: Stream, **options: Any) -> paramiko.Transport:
-        """Return a transport that asks the host for a key of a type that is known, if there is one."""
-        from cloudddp.ssh.transport import make_transport
-
-        transport = make_transport(stream, **options)
-        offered = transport.get_security_options()
-        wanted = [name for kind in self._known.types(self._name) for name in _ALGORITHMS.get(kind, (kind,))]
-        first = [name for name in wanted if name in offered.key_types]
-        offered.key_types = [*first, *(name for name in offered.key_types if name not in first)]
-        return transport
-
-    def missing_host_key(self, _client: paramiko.SSHClient, _name: str, key: paramiko.PKey) -> None:
-        import paramiko
-
-        self.shown = key
-        verdict = self._known.verdict(self._name, key.get_name(), key.get_base64())
-        if verdict is not Verdict.KNOWN:
-            self.refused = verdict
-            raise paramiko.SSHException("host key refused")
+    def _failure(self, errors: str) -> ConnectError:
+        """Return what ssh has written as an error of the jump host, with patience if waiting may help."""
+        host, login = self.host, ToolCommand("ssh", *self._login)
+        kind, line = failure_in(errors)
+        match kind:
+            case "unknown":
+                return ConnectError(
+                    f"{host.where}: its host key is not in {_KNOWN_HOSTS}, so it cannot be verified: refused",
+                    hint=("log in once, compare the fingerprint, and accept it: ", login),
+                )
+            case "changed":
+                remove = f"if the jump host was replaced: `ssh-keygen -R {shlex.quote(host.known_as)}`, then "
+                return ConnectError(
+                    f"{host.where}: its host key is not the one in {_KNOWN_HOSTS}: refused",
+                    hint=(remove, login),
+                )
+            case "revoked":
+                return ConnectError(f"{host.where}: its host key is revoked in {_KNOWN_HOSTS}: refused")
+            case "login":
+                return ConnectError(
+                    f"{host.where}: it accepts none of your keys ({line})",
+                    hint=("does ", login, " log in without asking? add your key to the agent with `ssh-add`"),
+                )
+            case "forbidden":
+                return ConnectError(
+                    f"{host.where}: it does not forward connections ({line})",
+                    hint="AllowTcpForwarding and PermitOpen in its sshd_config must allow the nodes",
+                )
+            case "early close":
+                text = f"{host.where}: {early_close.text('')}"
+                return ConnectError(text, hint=early_close.PENALTIES, patience=inf)
+            case "refused":
+                why = "connection refused"
+            case "silent":
+                why = "no answer"
+            case _:
+                why = line.rpartition(": ")[2] or "ssh has ended"
+        return ConnectError(f"{host.where}: {why}", hint=self._login_hint, patience=inf)
 
 
-def _log_in(host: JumpHost, timeout: float, limits: Timing) -> paramiko.SSHClient:
-    import paramiko
+# ControlMaster: a connection that the user keeps may be shared, but none is left behind.
+_OPTIONS = tuple(
+    word
+    for setting in ("StrictHostKeyChecking=yes", "ClearAllForwardings=yes", "ControlMaster=no")
+    for word in ("-o", setting)
+)
 
-    paramiko_fixes.silence_log()
-    verification = _Verification(host)
-    client = paramiko.SSHClient()
-    client.set_missing_host_key_policy(verification)  # which has the methods of a policy
-    stream = None
+
+def _program() -> str:
+    program = shutil.which("ssh")
+    if program is None:
+        raise UsageError(
+            "cluster.proxy_jump needs OpenSSH's `ssh`, which is not installed: install openssh-client"
+        )
+    return program
+
+
+def _resolved(given: str, words: list[str]) -> JumpHost:
+    """Return the jump host that `ssh -G` names. Raises UsageError."""
+    _, asked, _ = split(given)
     try:
-        stream = node_socket.connect(host.host, host.port, timeout, limits.dead)
-        client.connect(
-            host.host,
-            host.port,
-            username=host.user,
-            sock=stream,
-            timeout=timeout,
-            banner_timeout=timeout,
-            auth_timeout=timeout,
-            key_filename=list(host.keys) or None,
-            look_for_keys=not host.keys,
-            transport_factory=verification.transport,
+        found = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SETTINGS_SECONDS, check=False
         )
-    except (OSError, EOFError, paramiko.SSHException) as error:
-        raise _explain(host, error, verification) from None
-    finally:
-        transport = client.get_transport()
-        if transport is None or not transport.is_authenticated():
-            client.close()
-            if stream is not None:
-                stream.close()
-    assert transport is not None  # noqa: S101  connect() succeeded
-    transport.set_keepalive(limits.keepalive)
-    paramiko_fixes.apply(transport)
-    return client
-
-
-def _explain(host: JumpHost, error: BaseException, verification: _Verification) -> ConnectError:
-    """Return what a failed connection to the jump host means, and whether waiting may help."""
-    import paramiko
-
-    login = ToolCommand("ssh", *host.ssh)
-    shown = (
-        f"refused (it presents {_print(verification.shown)})" if verification.shown is not None else "refused"
-    )
-    match verification.refused:
-        case Verdict.UNKNOWN:
-            return ConnectError(
-                f"{host.where}: its host key is not in {FILES[0]}, so it cannot be verified: {shown}",
-                hint=("log in once, compare the fingerprint, and accept it: ", login),
-            )
-        case Verdict.CHANGED:
-            return ConnectError(
-                f"{host.where}: its host key is not the one in {FILES[0]}: {shown}",
-                hint=(
-                    f"if the jump host was replaced: `ssh-keygen -R {shlex.quote(host.known_as)}`, then ",
-                    login,
-                ),
-            )
-        case Verdict.REVOKED:
-            return ConnectError(f"{host.where}: its host key is revoked in {FILES[0]}: {shown}")
-    if isinstance(error, paramiko.AuthenticationException) or "No authentication methods" in str(error):
-        return ConnectError(
-            f"{host.where}: it accepts none of your keys ({one_line(str(error), 200)})",
-            hint=(
-                "does ",
-                login,
-                " log in without asking? add your key to the agent with `ssh-add`; for any other login, "
-                f'set proxy_command = "ssh -W %a:%p {one_line(host.given)}" instead of proxy_jump',
-            ),
+        errors = found.stderr.decode(errors="replace") if found.returncode else ""
+    except subprocess.TimeoutExpired:
+        errors = f"no answer for {_SETTINGS_SECONDS:g} s"
+    if errors:
+        raise UsageError(
+            f"ssh cannot read the settings of the jump host {one_line(asked, 100)}: {failure_in(errors)[1]}",
+            hint="correct ~/.ssh/config",
         )
-    if closed := early_close.reason_in(error):
-        return ConnectError(
-            f"{host.where}: {one_line(closed, 300)}", hint=early_close.PENALTIES, patience=inf
+    lines = (line.partition(" ") for line in found.stdout.decode(errors="replace").splitlines())
+    settings = {name: value for name, _, value in lines}
+    name = settings.get("hostname", asked)
+    if not _is_host_name(name):
+        in_config = name != asked
+        where = f"HostName of {one_line(asked, 100)} in ~/.ssh/config" if in_config else "cluster.proxy_jump"
+        raise UsageError(
+            f"{where}: {one_line(name, 100)!r} is not a host name",
+            hint="give a DNS name, whose parts have 1 to 63 characters each, or an address",
         )
-    if isinstance(error, ConnectionRefusedError):
-        why = "connection refused"
-    elif isinstance(error, TimeoutError):
-        why = "no answer"
-    else:
-        why = reason_of(error)
-    return ConnectError(f"{host.where}: {why}", hint=("does ", login, " work?"), patience=inf)
+    return JumpHost(name, int(settings.get("port", "22")), settings.get("user", ""))
 
 
-def _print(key: paramiko.PKey) -> str:
-    return f"{key.get_name()} {key.fingerprint}"
+def _is_host_name(name: str) -> bool:
+    """Return whether the name can be looked up: Python encodes it as IDNA for that."""
+    try:
+        name.encode("idna")
+    except UnicodeError:
+        return False
+    return one_line(name) == name
+
+
+def _files() -> list[str]:
+    """Return the options of `ssh` for the user's files, where they are not its own defaults.
+
+    OpenSSH looks in the home folder of the user database, this program in HOME.
+    """
+    folder = Path("~/.ssh").expanduser()
+    with contextlib.suppress(KeyError):  # no entry for this user
+        if folder.parent == Path(pwd.getpwuid(os.getuid()).pw_dir):
+            return []
+    config = folder / "config"
+    found = ["-F", str(config) if config.is_file() else "none"]
+    found += ["-o", f"UserKnownHostsFile={folder / 'known_hosts'}"]
+    for name in _DEFAULT_KEYS:
+        if (folder / name).is_file():
+            found += ["-i", str(folder / name)]
+    return found
