@@ -26,7 +26,8 @@ _PROBE_SECONDS = 60.0  # for everything but the boot and the GPUs
 
 
 def targets(cluster: Cluster, spec: ClusterSpec) -> tuple[dict[int, Target], dict[int, Exception]]:
-    """Return where each node answers SSH, by node rank, and why other nodes cannot: EC2 says that they do not run.
+    """Return where each node answers SSH, by node rank, and why other nodes cannot: EC2 says that they do not
+    run.
 
     Raises CloudDDPError if this computer has no key.
     """
@@ -63,7 +64,8 @@ Dial = Callable[[Cluster, ClusterSpec, float, Meanwhile], Runner]
 
 
 def dial(cluster: Cluster, spec: ClusterSpec, within: float, meanwhile: Meanwhile) -> Fleet:
-    """Return open SSH connections to every node. The nodes may still share the host key of their user data."""
+    """Return open SSH connections to every node. The nodes may still share the host key of their user
+    data."""
     found, lost = targets(cluster, spec)
     Outcome(errors=lost).all()
     fleet = Fleet(found)
@@ -106,7 +108,8 @@ def connect(
 def connect_reachable(
     cluster: Cluster, spec: ClusterSpec, *, progress: ProgressCallback = ignore_progress
 ) -> tuple[Runner, dict[int, Exception]]:
-    """Connect to the nodes that answer, as `connect` does; return also why others do not. Raises if none answers."""
+    """Connect to the nodes that answer, as `connect` does; return also why others do not. Raises if none
+    answers."""
     folder, instances = _key_owners(cluster)
     with host_keys.exclusive(folder, instances, progress):
         found, lost = targets(cluster, spec)
@@ -128,7 +131,8 @@ def connect_reachable(
 
 
 def complete_host_keys(cluster: Cluster, spec: ClusterSpec, *, progress: ProgressCallback) -> None:
-    """Complete an interrupted replacement of host keys, for a caller that connects by itself (`cloudddp ssh`)."""
+    """Complete an interrupted replacement of host keys, for a caller that connects by itself (`cloudddp
+    ssh`)."""
     if host_keys.incomplete(*_key_owners(cluster)):
         connect_reachable(cluster, spec, progress=progress)[0].close()
 
@@ -154,10 +158,11 @@ def probe(
 ) -> dict[int, ProbeReply]:
     """Return the agent's probe reply for each node. Raises NodeError if no interface has the node's address.
 
-    The boot may take `wait_boot` seconds; after it, a node has Timing.gpus seconds to show all `gpus` GPUs. 0 does not wait
-    for any. `new` nodes get the agent with the request; others only if it turns out that they do not have it. They look at
-    the timer of their deadline, import torch and use each GPU, for up to Timing.torch seconds. EFA devices are counted
-    where `efa`, the number expected, is not 0. `only_files`: no GPUs are counted. `then`: steps that are likely to follow.
+    The boot may take `wait_boot` seconds; after it, a node has Timing.gpus seconds to show all `gpus` GPUs. 0
+    does not wait for any. `new` nodes get the agent with the request; others only if it turns out that they
+    do not have it. They look at the timer of their deadline, import torch and use each GPU, for up to
+    Timing.torch seconds. EFA devices are counted where `efa`, the number expected, is not 0. `only_files`: no
+    GPUs are counted. `then`: steps that are likely to follow.
     """
     gpu_seconds = timing.current().gpus if gpus else 0.0
     torch_seconds = timing.current().torch if new else 0.0

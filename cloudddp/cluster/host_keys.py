@@ -1,13 +1,16 @@
-"""A host key for each node: generated on the node over the first connection, before any rank runs, and recorded here.
+"""A host key for each node: generated on the node over the first connection, before any rank runs, and
+recorded here.
 
-The nodes of a cluster boot with one shared host key from their user data, so that the first connection can be verified.
-But every process on a node can read the user data from the instance metadata, so with that key any rank could
-impersonate any node. So each node generates a key of its own and returns the public half over the connection that the
-shared key has verified. The key is recorded as pending before the node installs it, and as current once the node has
-presented it. From then on it is the only key accepted for that instance, and when every node has one the shared key is
-deleted. While a command replaces a lost node, which boots with a new shared key, only that command deletes it.
+The nodes of a cluster boot with one shared host key from their user data, so that the first connection can be
+verified. But every process on a node can read the user data from the instance metadata, so with that key any
+rank could impersonate any node. So each node generates a key of its own and returns the public half over the
+connection that the shared key has verified. The key is recorded as pending before the node installs it, and
+as current once the node has presented it. From then on it is the only key accepted for that instance, and
+when every node has one the shared key is deleted. While a command replaces a lost node, which boots with a
+new shared key, only that command deletes it.
 
-If this is interrupted, the record says which keys a node may present, and the next command continues from there.
+If this is interrupted, the record says which keys a node may present, and the next command continues from
+there.
 """
 
 from __future__ import annotations
@@ -36,7 +39,8 @@ _RETRY_SECONDS = 0.02
 
 @dataclass(frozen=True)
 class NodeKeys:
-    """The keys of one instance, `ssh-ed25519 AAAA...` or ''. `pending` was generated but not yet presented."""
+    """The keys of one instance, `ssh-ed25519 AAAA...` or ''. `pending` was generated but not yet
+    presented."""
 
     current: str = ""
     pending: str = ""
@@ -52,8 +56,8 @@ class NodeKeys:
 class KnownKeys:
     """The host keys of a cluster that are recorded on this computer.
 
-    `shared` is the one in the user data, '' once every node has its own. `created` are the instances that RunInstances
-    returned to `up`, empty if its answer did not arrive.
+    `shared` is the one in the user data, '' once every node has its own. `created` are the instances that
+    RunInstances returned to `up`, empty if its answer did not arrive.
     """
 
     shared: str
@@ -129,9 +133,9 @@ def replace_shared_key(
 ) -> dict[int, Exception]:
     """Give every node that has none a host key of its own, over open connections, and reconnect to it.
 
-    `instances` are the ids of the cluster's nodes by node rank, whether connected or not; `whole`: the cluster has no
-    other nodes. Takes two commands and one connection per node, none if nothing is to be done. Raises the first error
-    of a node; with `partly`, returns the errors, and the other nodes have their keys.
+    `instances` are the ids of the cluster's nodes by node rank, whether connected or not; `whole`: the
+    cluster has no other nodes. Takes two commands and one connection per node, none if nothing is to be done.
+    Raises the first error of a node; with `partly`, returns the errors, and the other nodes have their keys.
     """
     known = read(folder)
     todo = {node: instance for node, instance in instances.items() if known.needs_own_key(instance)}
@@ -141,7 +145,8 @@ def replace_shared_key(
         work = _Replacement(runner, folder, known, todo, partly=partly)
         known, failed = work.run()
     if known.shared and whole and not any(known.needs_own_key(one) for one in instances.values()):
-        # A node that another command launches meanwhile, which `instances` does not name, boots with a new shared key.
+        # A node that another command launches meanwhile, which `instances` does not name, boots with a new
+        # shared key.
         with folder.resuming() as free:
             if free and read(folder).shared == known.shared:
                 delete_shared_key(folder)
@@ -149,7 +154,8 @@ def replace_shared_key(
 
 
 def delete_shared_key(folder: ClusterFolder) -> None:
-    """Accept the key in the user data nowhere from now on: every node has its own. For the holder of folder.resuming()."""
+    """Accept the key in the user data nowhere from now on: every node has its own. For the holder of
+    folder.resuming()."""
     folder.host_key.unlink(missing_ok=True)
 
 
@@ -205,7 +211,8 @@ def _duplicates(found: Mapping[int, str], known: KnownKeys) -> dict[int, Excepti
     return {
         node: NodeError(
             f"node {node}: its new host key is not unique",
-            hint="does the image install a fixed key into /etc/ssh at each boot? such an image cannot be used",
+            hint="does the image install a fixed key into /etc/ssh at each boot? such an image cannot be "
+            "used",
         )
         for node, key in found.items()
         if taken.count(key) > 1

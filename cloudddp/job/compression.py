@@ -1,4 +1,5 @@
-"""Whether files are compressed (zlib level 1) on their way to the nodes: only where the link is slower than zlib."""
+"""Whether files are compressed (zlib level 1) on their way to the nodes: only where the link is slower than
+zlib."""
 
 from __future__ import annotations
 
@@ -15,13 +16,14 @@ DECAY = 0.9  # of what was measured before, per frame: a buffer on the way takes
 
 
 def is_worth(link: float, compressor: float, ratio: float) -> bool:
-    """Return whether it takes less time to compress and send than to send. `link` and `compressor` are bytes per second,
-    `ratio` is the compressed size by the size."""
+    """Return whether it takes less time to compress and send than to send. `link` and `compressor` are bytes
+    per second, `ratio` is the compressed size by the size."""
     return link < compressor * (1 - ratio)
 
 
 class Compression:
-    """What has been measured of the link and of the compressor in one transfer. The threads of several nodes may use it."""
+    """What has been measured of the link and of the compressor in one transfer. The threads of several nodes
+    may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,7 +1,7 @@
 """Launching a job: check, sync, set up, start the ranks on every node.
 
-At most three batched steps per node before ranks run: probe (which ships the agent and compares files), receive
-and setup where something has changed, start.
+At most three batched steps per node before ranks run: probe (which ships the agent and compares files),
+receive and setup where something has changed, start.
 """
 
 from __future__ import annotations
@@ -48,10 +48,11 @@ def prepare(
     secret_files: Iterable[Path] = (),
     warn: Callable[[str], None] = lambda _: None,
 ) -> Script:
-    """Check everything that can be checked before a node exists; return the script by its path in the project.
+    """Check everything that can be checked before a node exists; return the script by its path in the
+    project.
 
-    `here` is the user's current folder. `fresh`: the nodes will be new, so every file will be sent. `warn` gets what is
-    not sent. Raises UsageError; calls nothing.
+    `here` is the user's current folder. `fresh`: the nodes will be new, so every file will be sent. `warn`
+    gets what is not sent. Raises UsageError; calls nothing.
     """
     files = project_files.of_config(root, config, secret_files=secret_files)
     _check_inputs(root, config.setup.inputs, files.manifest)
@@ -64,7 +65,8 @@ def prepare(
         warn(note)
     if config.cluster.nodes > 1 and not found.program and (line := scripts.localhost_line(root / file)):
         warn(
-            f"{file}, line {line}: sets the rendezvous address to localhost, so each node would train alone. Remove it: torchrun "
+            f"{file}, line {line}: sets the rendezvous address to localhost, so each node would train alone. "
+            "Remove it: torchrun "
             "starts the ranks and sets MASTER_ADDR, RANK and WORLD_SIZE"
         )
     return found
@@ -77,7 +79,10 @@ def _check_inputs(root: Path, names: Sequence[str], sent: Container[str]) -> Non
             continue
         if not (root / name).is_file():
             raise UsageError(f"setup.inputs names {name}, which is not in {root}")
-        hint = f"write it as `{PurePosixPath(name)}`, and check that neither .gitignore nor sync.exclude names it"
+        hint = (
+            f"write it as `{PurePosixPath(name)}`, and check that neither .gitignore nor sync.exclude "
+            "names it"
+        )
         raise UsageError(f"setup.inputs names {name}, which is not among the files that are sent", hint=hint)
 
 
@@ -94,14 +99,17 @@ def launch(
     origin: Origin = UNKNOWN,
     on_setup_line: OnSetupLine = lambda _node, _line: None,
 ) -> Sending:
-    """Sync, set up and start the script's ranks on every node; return when all have been started. `secret_files` are not sent.
+    """Sync, set up and start the script's ranks on every node; return when all have been started.
+    `secret_files` are not sent.
 
     What is returned is still being sent, by a thread: the ranks do not need it.
 
-    `on_setup_line` gets each line of the setup commands; one thread calls it for all nodes, so it must not block.
+    `on_setup_line` gets each line of the setup commands; one thread calls it for all nodes, so it must not
+    block.
 
-    Raises UsageError, NodeError. If a node cannot start, what the others have started is stopped again; after an
-    interrupt that is up to the caller, with `cancel.abort_launch`. The caller releases `hold` after any failure.
+    Raises UsageError, NodeError. If a node cannot start, what the others have started is stopped again; after
+    an interrupt that is up to the caller, with `cancel.abort_launch`. The caller releases `hold` after any
+    failure.
     """
     _check_rank_counts(config, len(cluster.nodes))
     require_efa = config.cluster.require_efa or cluster.require_efa
@@ -129,7 +137,8 @@ def launch(
     plans = [replace(one, node=node) for one, node in zip(plans, sorted(probes), strict=True)]
     total = sum(plan.ranks for plan in plans)
     progress(
-        f"starting job {job.id}: {total} rank{'s' * (total != 1)} on {len(plans)} node{'s' * (len(plans) != 1)}"
+        f"starting job {job.id}: {total} rank{'s' * (total != 1)} on {len(plans)} "
+        f"node{'s' * (len(plans) != 1)}"
     )
     try:
         started = starting.start(runner, cluster, probes, config, plans, job, files.manifest, versions)
@@ -183,7 +192,8 @@ def _check_nodes(
             reply.gpus < cluster.gpus and not config.cluster.allow_cpu
         ):  # one rank on the CPU would start instead
             raise NodeError(
-                f"node {node} ({cluster.nodes[node].id}) shows {reply.gpus} of {cluster.gpus} GPUs (nvidia-smi -L)",
+                f"node {node} ({cluster.nodes[node].id}) shows {reply.gpus} of {cluster.gpus} GPUs "
+                "(nvidia-smi -L)",
                 hint=(
                     Command("exec", "--", "nvidia-smi"),
                     " shows the reason; ",
@@ -206,7 +216,8 @@ def _check_nodes(
 
 
 def _hosts(cluster: Cluster, probes: Mapping[int, ProbeReply], python: str) -> list[Host]:
-    """Return the nodes of a job. They are numbered from 0, also where the cluster has lost some of its nodes."""
+    """Return the nodes of a job. They are numbered from 0, also where the cluster has lost some of its
+    nodes."""
     return [
         Host(
             rank=number,
@@ -287,7 +298,10 @@ def _set_up_nodes(
 def _setup_hint(reply: SetupReply) -> str:
     if reply.read_only:
         folder = one_line(shlex.quote(reply.read_only))
-        return f'the login user may not write to {folder}: put "sudo chown -R $USER {folder}" first in [setup] run'
+        return (
+            f'the login user may not write to {folder}: put "sudo chown -R $USER {folder}" first in '
+            "[setup] run"
+        )
     return "fix it in [setup] of cloudddp.toml and repeat the command"
 
 

@@ -23,7 +23,7 @@ PATHS = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
 CODES = {0, 1, 2, 3, 130}
 CRASHES = re.compile(r"a bug in cloudddp|Traceback|Exception ignored|Fatal Python error")
 UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-ERROR = "<Response><Errors><Error><Code>{}</Code><Message>{}</Message></Error></Errors><RequestID>1</RequestID></Response>"
+ERROR = "<Response><Errors><Error><Code>{}</Code><Message>{}</Message></Error></Errors><RequestID>1</RequestID></Response>"  # noqa: E501
 ANSWERS = [  # status, body; one for each case, by its seed. All of them are refusals
     (403, ERROR.format("UnauthorizedOperation", "You are not authorized.").encode()),
     (400, ERROR.format("InvalidParameterValue", "&#27;? \u202e \u0085 " + "m" * 5000).encode()),
@@ -257,7 +257,7 @@ import cloudddp.cli.commands.simulator, cloudddp.cluster.connect, cloudddp.sim.c
 if os.getuid() == 0: os.setgroups([]); os.setgid(54321); os.setuid(54321)
 sys.argv[0] = 'cloudddp'
 cloudddp.__main__.main()
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize(

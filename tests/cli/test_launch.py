@@ -16,7 +16,7 @@ import json, os
 names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CLOUDDDP_NODE_RANK",
          "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "GREETING", "CLOUDDDP_JOB_ID")
 print("ENV " + json.dumps({name: os.environ.get(name) for name in names}))
-"""
+"""  # noqa: E501
 
 
 def test_ranks_get_their_environment(cli: Any) -> None:

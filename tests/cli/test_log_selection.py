@@ -101,7 +101,7 @@ HOSTILE = r"""
 import os
 os.write(1, b"\x1b[31mred\x1b[0m \x1b]0;title\x07 \x1b[2J \xc2\x9b31m \xe2\x80\xae override \xe2\x80\x8b \x00\xff\n")
 os.write(1, bytes(range(256)) + b"\n")
-"""
+"""  # noqa: E501
 
 
 def test_terminal_escapes_are_text_unless_raw(cli: Any, terminal: Any) -> None:

@@ -19,7 +19,7 @@ while not os.path.exists("done"):
         json.dump({"step": step, "work_seconds": 0.05 if rank == 1 and not os.path.exists("well") else 0.02}, file)
     os.replace(path + ".tmp", path)
     time.sleep(0.05)
-"""
+"""  # noqa: E501
 IDLE = """
 import os, time
 while True:

@@ -224,7 +224,7 @@ def test_pull_reports_missing_and_older_files(cli: Any) -> None:
     direct(cli)
     cli.write(
         "write.py",
-        "import os, pathlib\npathlib.Path('runs').mkdir()\npathlib.Path('runs/x').write_text('1')\nos.utime('runs/x', (1, 1))",
+        "import os, pathlib\npathlib.Path('runs').mkdir()\npathlib.Path('runs/x').write_text('1')\nos.utime('runs/x', (1, 1))",  # noqa: E501
     )
     cli.write("nothing.py", "print('nothing')")
     assert cli.ok("launch", "write.py") == ""

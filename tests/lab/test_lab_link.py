@@ -1,4 +1,5 @@
-"""The condition `link`: latency, bandwidth and loss between the laptop and the nodes. Times are lower bounds only."""
+"""The condition `link`: latency, bandwidth and loss between the laptop and the nodes. Times are lower bounds
+only."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from cloudddp.sim.linux import processes
 from cloudddp.ssh import node_socket
 
 COUNTER = (
-    "import socket,sys\\ns=socket.socket(type=socket.SOCK_DGRAM);s.bind((\\'0.0.0.0\\',5000));print(1,flush=True)\\n"
+    "import socket,sys\\ns=socket.socket(type=socket.SOCK_DGRAM);s.bind((\\'0.0.0.0\\',5000));print(1,flush=True)\\n"  # noqa: E501
     "count=0\\nwhile s.recv(99)!=b\\'end\\':\\n count+=1\\nprint(count,flush=True)"
 )
 
@@ -125,8 +126,11 @@ def test_loss_drops_packets(
     client, address = shared_lab_laptop.login(pair[0]), pair[0]["PublicIpAddress"]
     counts = []
     for loss in (0, 50):
-        shell(client, f"rm -f count; nohup python3 -c \"exec('{COUNTER}')\" > count 2>&1 & "
-              "until [ -s count ]; do sleep 0.05; done")  # fmt: skip
+        shell(
+            client,
+            f"rm -f count; nohup python3 -c \"exec('{COUNTER}')\" > count 2>&1 & "
+            "until [ -s count ]; do sleep 0.05; done",
+        )
         link({"loss": loss})
         with inside(lab), socket.socket(type=socket.SOCK_DGRAM) as sender:
             for number in range(200):  # as many as fit into the receiver's buffer

@@ -166,7 +166,7 @@ def visit(path):
         name = line.partition("=")[0] + "/" if path.endswith("public-keys/") else line
         visit(path + name) if name.endswith("/") else print(path + name, len(get(path + name)) > 0)
 visit("")
-"""
+"""  # noqa: E501
     seen = shell(client, shlex.join(["/opt/pytorch/bin/python", "-c", walk, metadata.token()])).splitlines()
     assert {"meta-data/placement/region True", "dynamic/instance-identity/document True"} <= set(seen)
     assert [line for line in seen if not line.endswith(" True")] == []

@@ -183,7 +183,7 @@ def test_drop_ssh_affects_ssh_only(lab_laptop: LabLaptop) -> None:
     ssh = lab_laptop.login(first)
     control.fault(lab_laptop.sim, "drop-ssh", [second["InstanceId"]])
     assert not reachable(lab_laptop.sim, second["PublicIpAddress"], 22)
-    code = f"import socket;print(socket.create_connection(('{second['PrivateIpAddress']}',4000),5).recv(99).decode())"
+    code = f"import socket;print(socket.create_connection(('{second['PrivateIpAddress']}',4000),5).recv(99).decode())"  # noqa: E501
     assert shell(ssh, f'python3 -c "{code}"') == first["PrivateIpAddress"]
 
 

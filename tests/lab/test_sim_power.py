@@ -237,7 +237,7 @@ with aws.rehearse():
             break
         time.sleep(0.01)
     print(found["State"]["Name"], found["StateReason"]["Message"])
-"""
+"""  # noqa: E501
 
 
 def printed(script: str) -> str:

@@ -1,4 +1,5 @@
-"""Steps of the agent over one channel of a real SSH connection: one process on the node serves them, whatever it does."""
+"""Steps of the agent over one channel of a real SSH connection: one process on the node serves them, whatever
+it does."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ import json, os, sys
 message = {'message': 'ValueError: labels out of range', 'extraInfo': {'py_callstack': '...', 'timestamp': '1795460000'}}
 with open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w') as file: json.dump({'message': message}, file)
 sys.exit(1)
-""")
+""")  # noqa: E501
     first = ended(node).first
     assert first is not None
     assert (first.rank, first.exit_code, first.detail) == (0, 1, "ValueError: labels out of range")

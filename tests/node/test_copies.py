@@ -341,7 +341,7 @@ def test_bucket_of_another_region(node: Node, s3: S3) -> None:
     def elsewhere(environ: dict[str, Any]) -> tuple[str, bytes] | None:
         if "/eu-central-1/s3/" in environ["HTTP_AUTHORIZATION"]:
             return None
-        text = b"<Error><Code>AuthorizationHeaderMalformed</Code><Message>wrong</Message><Region>eu-central-1</Region></Error>"
+        text = b"<Error><Code>AuthorizationHeaderMalformed</Code><Message>wrong</Message><Region>eu-central-1</Region></Error>"  # noqa: E501
         return "400 Bad Request", text
 
     s3.answer = elsewhere

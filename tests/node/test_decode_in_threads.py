@@ -28,7 +28,7 @@ for _ in range(100):
     for thread in threads:
         thread.join()
     assert found == [7] * 4, found
-"""
+"""  # noqa: E501
 
 
 def test_first_replies_of_a_type_are_decoded_by_several_threads() -> None:

@@ -26,7 +26,7 @@ for step in range(10**6):
     dist.all_reduce(torch.ones(1))
     if dist.get_rank() == 1 and step == 5:
         os._exit(0)  # as if it had fewer batches; sys.exit aborts now and then, while threads of gloo still run
-"""
+"""  # noqa: E501
 
 
 def failure(job: Gangs) -> Failure:

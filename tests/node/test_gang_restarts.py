@@ -113,7 +113,7 @@ def test_lines_of_an_earlier_attempt_say_nothing_of_the_last_one(gangs: Make) ->
 import os, sys
 if os.environ['CLOUDDDP_ATTEMPT'] == '0': sys.exit('RuntimeError: Connection closed by peer [172.31.0.5]:29400')
 sys.exit(3)
-"""
+"""  # noqa: E501
     job = gangs(2)
     job.start(code, "import time; time.sleep(600)", retries=1)
     verdict = job.verdict()

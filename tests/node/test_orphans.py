@@ -28,7 +28,7 @@ os.wait()
 while not os.path.exists("daemon") or not open("daemon").read():
     time.sleep(0.02)
 open("ready", "w").close()
-"""
+"""  # noqa: E501
 DAMAGE = """
 path = os.path.expanduser("~/.cloudddp/jobs/{job}/state.json")
 open(path + ".x", "w").write("{{}}")

@@ -23,7 +23,7 @@ FINDS = """
 import os, pathlib
 kept = {p.as_posix(): p.read_bytes()[:9].decode() for p in sorted(pathlib.Path().rglob('*')) if p.is_file() and p.suffix != '.py'}
 print('finds', kept, flush=True)
-"""
+"""  # noqa: E501
 SAVES = (
     "import os\nfor name, text in {}.items():\n    os.makedirs(os.path.dirname(name) or '.', "
     "exist_ok=True)\n    open(name, 'w').write(text)\n"

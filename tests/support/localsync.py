@@ -65,8 +65,10 @@ class LocalRunner:
         process = subprocess.Popen(
             [*shlex.split(self.wrap.get(node, "")), "sh", "-c", command],
             env={**environment, "HOME": str(local.home), "CLOUDDDP_METADATA": ""},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
         local.processes.append(process)
         kept: dict[str, bytearray] = {"out": bytearray(), "err": bytearray()}
         errors: queue.SimpleQueue[Exception] = queue.SimpleQueue()

@@ -1,4 +1,5 @@
-"""An SSH server for tests: asyncssh in a thread, on a free loopback port, which runs commands in a real shell."""
+"""An SSH server for tests: asyncssh in a thread, on a free loopback port, which runs commands in a real
+shell."""
 
 from __future__ import annotations
 
@@ -34,8 +35,9 @@ class Server:
         nologin: int = 0,
         start_file: str = "",
     ) -> None:
-        """`start_file`: commands that the login shell runs first, as those of ~/.bashrc. `refuse`: how many logins are refused first, as before the key is installed; `nologin`: during how many the
-        connection is closed after that, as sshd does while PAM refuses logins."""
+        """`start_file`: commands that the login shell runs first, as those of ~/.bashrc. `refuse`: how many
+        logins are refused first, as before the key is installed; `nologin`: during how many the connection is
+        closed after that, as sshd does while PAM refuses logins."""
         self.port = 0
         self.connections: list[Any] = []
         self.logins: list[str] = []

@@ -104,8 +104,8 @@ SLOW = {
     "unit/test_simulators_of_killed_tests.py::test_interrupted_run_leaves_no_process": "three runs of tests",
 }
 
-# Files of which `make test` runs each test function with its first parameters only: the others are variants, each
-# of which starts processes. Attacks by a node all run (pull_attacks, sync_attacks, malicious_agent).
+# Files of which `make test` runs each test function with its first parameters only: the others are variants,
+# each of which starts processes. Attacks by a node all run (pull_attacks, sync_attacks, malicious_agent).
 FIRST_PARAMETERS = {
     "cli/test_credentials.py",
     "cli/test_doctor.py",

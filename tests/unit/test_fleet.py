@@ -59,7 +59,7 @@ def failing(after: threading.Event | None = None) -> Callable[[], str]:
     return work
 
 
-# -- threads ----------------------------------------------------------------------------------------------------
+# -- threads -------------------------------------------------------------------------------------------------
 
 
 def test_every_node_has_a_result() -> None:
@@ -169,7 +169,7 @@ def test_error_counts_the_other_failed_nodes() -> None:
     assert caught.value.message == "two (and 2 more nodes)"
 
 
-# -- connections -----------------------------------------------------------------------------------------------
+# -- connections ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -219,8 +219,9 @@ def test_connect_waits_for_a_booting_node(ssh_site: Site) -> None:
 def test_late_refusal_on_a_slow_boot_is_retried(
     ssh_site: Site, monkeypatch: pytest.MonkeyPatch, early: dict[str, int]
 ) -> None:
-    """Ubuntu orders ssh.service only after network.target and nss-user-lookup.target, so sshd may answer while
-    /run/nologin exists, and before cloud-init has written the key. That may be minutes after the first attempt."""
+    """Ubuntu orders ssh.service only after network.target and nss-user-lookup.target, so sshd may answer
+    while /run/nologin exists, and before cloud-init has written the key. That may be minutes after the first
+    attempt."""
     monkeypatch.setenv(timing.VARIABLE, "0.02")
     patience = timing.current().key
     with socket.socket() as late:

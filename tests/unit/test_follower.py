@@ -1,4 +1,5 @@
-"""The follower with real threads: nodes that cannot be reached, interrupts at every moment, and connections."""
+"""The follower with real threads: nodes that cannot be reached, interrupts at every moment, and
+connections."""
 
 from __future__ import annotations
 
@@ -185,9 +186,8 @@ def test_broken_connection_does_not_select_the_last_lines_again() -> None:
 
     selection = Selection(ranks=(7,), since=60.0, tail=5)
     with_tail = JobFollower(
-        Nodes(follow, count=1), "j", [0], Policy(timing=FAST),
-        on_line=lambda *_: None, selection=selection,
-    )  # fmt: skip
+        Nodes(follow, count=1), "j", [0], Policy(timing=FAST), on_line=lambda *_: None, selection=selection
+    )
     assert with_tail.run().exit_code == 0
     assert asked == [(5, 60.0, {}), (5, 60.0, {7: 100}), (None, None, {7: 150})]
 
@@ -223,7 +223,8 @@ def test_follower_ends_no_rank() -> None:
     assert follower(nodes).run().status == "failed"
 
 
-# Callbacks of the garbage collector (hypothesis has one) and of weak references: Python drops what they raise.
+# Callbacks of the garbage collector (hypothesis has one) and of weak references: Python drops what they
+# raise.
 CALLBACKS = ("gc_callback", "_remove", "__del__")
 
 

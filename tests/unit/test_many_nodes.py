@@ -1,4 +1,5 @@
-"""Commands on many nodes at once: all of them run, whatever their number, in a few threads and little memory per node."""
+"""Commands on many nodes at once: all of them run, whatever their number, in a few threads and little memory
+per node."""
 
 from __future__ import annotations
 
@@ -45,8 +46,8 @@ def run_all(fleet: Fleet, specs: dict[int, CommandSpec], **more: Any) -> Outcome
     return fleet.each(lambda node: fleet.run(node, specs[node]), nodes=specs, **more)
 
 
-# Runs a command on all nodes that ends only once all of them have begun; prints the results, the most threads, and the
-# most memory in bytes.
+# Runs a command on all nodes that ends only once all of them have begun; prints the results, the most
+# threads, and the most memory in bytes.
 PROGRAM = f"""
 import json, resource, sys, threading
 from pathlib import Path
@@ -68,7 +69,7 @@ with Fleet(dict.fromkeys(range({NODES}), target)) as fleet:
     ended.set()
 memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 print(json.dumps([[int(one.stdout[1_000_000:]) for one in found.values()], most, memory]))
-"""
+"""  # noqa: E501
 
 
 def test_all_nodes_run_a_command_at_the_same_time(ssh_site: Site, tmp_path: Path) -> None:

@@ -132,7 +132,10 @@ def test_command_without_ssh_is_described_as_such(ssh_site: Site, command: str, 
 
 def test_tokens_are_those_of_ssh() -> None:
     values = {"%h": "i-0abc", "%n": "i-0abc", "%a": "10.0.0.4", "%p": "22", "%r": "ubuntu"}
-    aws = "sh -c \"aws ssm start-session --target %h --document-name AWS-StartSSHSession --parameters 'portNumber=%p'\""
+    aws = (
+        'sh -c "aws ssm start-session --target %h --document-name AWS-StartSSHSession --parameters '
+        "'portNumber=%p'\""
+    )
     assert ways.expand(aws, values).count("--target i-0abc ") == 1
     assert ways.expand("nc %a %p # %r 100%%", values) == "nc 10.0.0.4 22 # ubuntu 100%"
     for value in ("i-0;reboot", "$(x)", "a b", "'", "é"):

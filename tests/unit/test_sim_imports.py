@@ -25,7 +25,7 @@ names = [module.name for module in pkgutil.walk_packages(cloudddp.sim.__path__, 
 for name in names:
     importlib.import_module(name)
 print(len(names))
-"""
+"""  # noqa: E501
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:

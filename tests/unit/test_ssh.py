@@ -58,7 +58,7 @@ def refusal(target: Target, *, connect_timeout: float = 20.0) -> ConnectError:
     return caught.value
 
 
-# -- connecting --------------------------------------------------------------------------------------------------
+# -- connecting ----------------------------------------------------------------------------------------------
 
 
 def test_login_after_the_host_key_is_verified(connection: Connection, server: Server) -> None:
@@ -116,7 +116,8 @@ def test_silent_server_times_out_and_prints_nothing(ssh_site: Site) -> None:
         "from cloudddp.ssh.connection import Connection\n"
         "from cloudddp.ssh.target import Target\n"
         "key, port, host = sys.argv[1:]\n"
-        "try: Connection.open(Target('n', '127.0.0.1', int(port), 'u', Path(key), (host,)), connect_timeout=0.5)\n"
+        "try: Connection.open(Target('n', '127.0.0.1', int(port), 'u', Path(key), (host,)), "
+        "connect_timeout=0.5)\n"
         "except ConnectError as error: print(error.patience, error.message)\n"
         "import threading; [t.join(30) for t in threading.enumerate() if t is not threading.main_thread()]\n"
     )
@@ -182,7 +183,7 @@ def test_user_keys_are_not_offered(ssh_site: Site, server: Server, tmp_path: Pat
         os.environ["HOME"] = home
 
 
-# -- commands --------------------------------------------------------------------------------------------------
+# -- commands ------------------------------------------------------------------------------------------------
 
 
 def test_stdout_stderr_and_exit_code_are_separate(connection: Connection) -> None:
@@ -309,7 +310,8 @@ def test_command_timeout_names_node_and_command(connection: Connection) -> None:
 
 
 class SilentServer(paramiko.ServerInterface):
-    """Accepts every login, but answers one kind of request ("open" or "run") only once `may_answer` is set."""
+    """Accepts every login, but answers one kind of request ("open" or "run") only once `may_answer` is
+    set."""
 
     def __init__(self, silent: str) -> None:
         self.silent = silent
@@ -475,7 +477,8 @@ def test_late_data_does_not_reach_a_reused_channel_number(
 
 
 def test_command_is_closed_on_a_connection_that_has_just_broken(connection: Connection) -> None:
-    """Its transport has not noticed yet. An error here would take the place of the one that the user needs."""
+    """Its transport has not noticed yet. An error here would take the place of the one that the user
+    needs."""
     begun: list[bytes] = []
     activity = Activity(HANG_GUARD, None)
     running = connection.start("echo on; cat", activity)
@@ -536,7 +539,7 @@ def test_concurrent_commands_share_a_connection(connection: Connection, server: 
     assert len(server.connections) == 1
 
 
-# -- the window ------------------------------------------------------------------------------------------------
+# -- the window ----------------------------------------------------------------------------------------------
 
 
 def test_near_server_may_not_send_far_ahead_of_a_slow_reader(connection: Connection, tmp_path: Path) -> None:
@@ -555,7 +558,8 @@ def test_near_server_may_not_send_far_ahead_of_a_slow_reader(connection: Connect
 
     connection.run(
         CommandSpec(
-            f"for k in 1 2 3 4 5 6 7 8 9 10 11 12 13 14; do printf x >> {sent}; head -c {MIB} /dev/zero; done",
+            f"for k in 1 2 3 4 5 6 7 8 9 10 11 12 13 14; do printf x >> {sent}; head -c {MIB} /dev/zero; "
+            "done",
             on_stdout=read,
         )
     )

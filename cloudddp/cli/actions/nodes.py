@@ -59,8 +59,8 @@ def exec_(
 
 
 def _execute(console: Console, runner: Runner, node: int, command: str, lock: threading.Lock) -> int:
-    """Run a command on a node, which may last, and return its exit code; print each line as soon as it is complete, one
-    node at a time."""
+    """Run a command on a node, which may last, and return its exit code; print each line as soon as it is
+    complete, one node at a time."""
     out, err = LineSplitter(), LineSplitter()
 
     def show_out(data: bytes, *, last: bool = False) -> None:

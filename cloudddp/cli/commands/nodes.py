@@ -21,8 +21,8 @@ init = Verb(
             is_flag=False,
             flag_value="ddp",
             metavar="[ddp|trainer]",
-            help="Copy an example project, too: one training script (ddp, the default), or the reference trainer with its "
-            "docs and a test.",
+            help="Copy an example project, too: one training script (ddp, the default), or the "
+            "reference trainer with its docs and a test.",
         ),
     ],
     help="""Write a commented cloudddp.toml into FOLDER.

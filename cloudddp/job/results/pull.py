@@ -1,12 +1,13 @@
-"""Pulling results: a stream of files from a node, written next to its destination and moved there once it is complete.
+"""Pulling results: a stream of files from a node, written next to its destination and moved there once it is
+complete.
 
-The node is told what is here (local_files.py), so files that did not change are not sent again, and a transfer that broke
-continues.
+The node is told what is here (local_files.py), so files that did not change are not sent again, and a
+transfer that broke continues.
 
 A node is not trusted: any program that runs there as the login user decides what is sent. So only what was
-requested is accepted, by names that mean the same on every file system (safe_names.py), through open folders and never
-through a link (unpack.py). A stream that no agent sends is refused as a whole; a single file that cannot be written
-is left out and reported.
+requested is accepted, by names that mean the same on every file system (safe_names.py), through open folders
+and never through a link (unpack.py). A stream that no agent sends is refused as a whole; a single file that
+cannot be written is left out and reported.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ PACK_SECONDS = 120.0  # without any data from the node
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """The result of a pull. `older` files were last written before the job began; `notes` list what was missing or
-    left out, and why. `unchanged` files are in the target already and not counted in `files`. `left` are results that were not
-    copied; None: there are more than a node remembers."""
+    """The result of a pull. `older` files were last written before the job began; `notes` list what was
+    missing or left out, and why. `unchanged` files are in the target already and not counted in `files`.
+    `left` are results that were not copied; None: there are more than a node remembers."""
 
     files: int
     size: int
@@ -77,13 +78,13 @@ def pull(
     selection: Selection | None = None,
     progress: Progress = no_progress,
 ) -> Pulled:
-    """Copy files and folders of the project on one node into the folder `to`. `since`: when the job began. `everything`: also
-    files behind links that no job wrote. `selection`: only these, below the names.
+    """Copy files and folders of the project on one node into the folder `to`. `since`: when the job began.
+    `everything`: also files behind links that no job wrote. `selection`: only these, below the names.
 
-    Files are written to a folder inside it and moved once all have arrived, so that a broken transfer never leaves a
-    partial snapshot under its final name; the next pull from that node continues it. Raises UsageError for a name or a
-    target that is not allowed; NodeError, with nothing moved, if the connection breaks or the node sends what was not
-    requested; CloudDDPError where `to` cannot be written.
+    Files are written to a folder inside it and moved once all have arrived, so that a broken transfer never
+    leaves a partial snapshot under its final name; the next pull from that node continues it. Raises
+    UsageError for a name or a target that is not allowed; NodeError, with nothing moved, if the connection
+    breaks or the node sends what was not requested; CloudDDPError where `to` cannot be written.
     """
     return _Pull(runner, node, to, names, everything=everything, selection=selection, progress=progress).run(
         int(since or 0)
@@ -93,8 +94,8 @@ def pull(
 def pull_logs(
     runner: Runner, job_id: str, *, node: int, to: Path, progress: Progress = no_progress
 ) -> Pulled:
-    """Copy a job's logs, verdict and dumps from one node into `to`/logs/nodeN. What does not exist is no note, and that a
-    log grows is none. Raises as `pull`."""
+    """Copy a job's logs, verdict and dumps from one node into `to`/logs/nodeN. What does not exist is no
+    note, and that a log grows is none. Raises as `pull`."""
     pulled = _Pull(runner, node, to / LOGS / f"node{node}", EVIDENCE, job=job_id, progress=progress).run(0)
     return replace(pulled, notes=tuple(one for one in pulled.notes if not one.startswith((MISSING, CHANGED))))
 
@@ -109,7 +110,8 @@ def check_target(to: Path, *, hint: str = OTHER_FOLDER_HINT) -> None:
     existing = next(path for path in (real, *real.parents) if _exists(path))
     if _is_state(existing):
         raise UsageError(
-            f"cannot write results to {to}: it is inside CLOUDDDP_HOME ({state_folder.home()}), cloudddp's own folder",
+            f"cannot write results to {to}: it is inside CLOUDDDP_HOME ({state_folder.home()}), cloudddp's "
+            "own folder",
             hint=hint,
         )
     if not existing.is_dir():
@@ -145,7 +147,8 @@ def _exists(path: Path) -> bool:
 
 @contextlib.contextmanager
 def target_folder(to: Path) -> Iterator[Folder]:
-    """Yield the folder `to`, open. Folders that were created for it and are empty in the end are removed again."""
+    """Yield the folder `to`, open. Folders that were created for it and are empty in the end are removed
+    again."""
     missing = [path for path in (to, *to.parents) if not _exists(path)]
     try:
         to.mkdir(parents=True, exist_ok=True)

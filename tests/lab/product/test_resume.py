@@ -19,7 +19,7 @@ import os, pathlib, sys, time
 print('began', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], os.environ.get('SECRET'), *sys.argv[1:], flush=True)
 while not os.path.exists('enough'): time.sleep(0.05)
 print('ended', flush=True)
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ case "$1 $2 $3 $4 $5" in
     exit 1
     ;;
 esac
-"""
+"""  # noqa: E501
 
 _CLOUD_INIT = """#!/bin/sh
 [ "$1" = status ] && { echo "status: done"; exit 0; }
