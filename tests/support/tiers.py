@@ -33,6 +33,7 @@ SLOW = {
     "lab/test_lab_s3.py": "namespace nodes",
     "lab/test_second_user.py": "needs root and a second user",
     "lab/test_late_messages.py": "the simulator's SSH server compared with OpenSSH's",
+    "lab/test_sim_lifecycle.py::test_64_nodes_have_their_own_addresses_and_homes": "8 s",
     "lab/test_sim_node_session.py": "the simulator's nodes as processes; tests/cli uses them",
     "lab/test_sim_power.py": "the simulator's nodes as processes; tests/cli stops and starts them",
     "lab/test_sim_sessions.py": "the simulator's nodes as processes; tests/cli connects to them",
@@ -106,8 +107,8 @@ SLOW = {
     "unit/test_simulators_of_killed_tests.py::test_interrupted_run_leaves_no_process": "three runs of tests",
 }
 
-# Files of which `make test` runs each test function with its first parameters only: the others are variants, each
-# of which starts processes. Attacks by a node all run (pull_attacks, sync_attacks, malicious_agent).
+# Files of which `make test` runs each test function with its first parameters only: the others are variants,
+# each of which starts processes. Attacks by a node all run (pull_attacks, sync_attacks, malicious_agent).
 FIRST_PARAMETERS = {
     "cli/test_credentials.py",
     "cli/test_doctor.py",
