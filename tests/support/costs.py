@@ -1,9 +1,9 @@
 """The processor time of each test, on any machine: `TEST_COSTS=FILE make test` appends to FILE.
 
-One line per test: its id, seconds of all processes, of the test process alone, and of the clock. All means
-also simulators, nodes and orphans: each test process is in a control group of its own, which root may create.
-Elsewhere it means the test process and the children that it has waited for. `python tests/support/costs.py
-FILE` prints the sums per file, the largest first.
+One line per test: its id, seconds of all processes, of the test process alone, and of the clock. Simulators,
+nodes and orphans count, because each test process is in a control group of its own, which root may create.
+Elsewhere only the test process counts, with the children that it has waited for.
+`python tests/support/costs.py FILE` prints the sums per file, the largest first.
 """
 
 from __future__ import annotations

@@ -33,6 +33,7 @@ SLOW = {
     "lab/test_lab_s3.py": "namespace nodes",
     "lab/test_second_user.py": "needs root and a second user",
     "lab/test_late_messages.py": "the simulator's SSH server compared with OpenSSH's",
+    "lab/test_sim_lifecycle.py::test_64_nodes_have_their_own_addresses_and_homes": "8 s",
     "lab/test_sim_node_session.py": "the simulator's nodes as processes; tests/cli uses them",
     "lab/test_sim_power.py": "the simulator's nodes as processes; tests/cli stops and starts them",
     "lab/test_sim_sessions.py": "the simulator's nodes as processes; tests/cli connects to them",
