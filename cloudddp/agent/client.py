@@ -1,8 +1,9 @@
 """Calls the agent on the nodes: ships it, runs a step on one node or on all, decodes the reply.
 
-A `Runner` carries commands to nodes: the SSH fleet, or the stand-in of a dry run. Over SSH one process on a node does its
-steps one after another (session.py). The agent's file is checked by its hash before each start, which catches accidents
-and other versions. It does not protect against a rank, which may replace any program of its user: decode.py does.
+A `Runner` carries commands to nodes: the SSH fleet, or the stand-in of a dry run. Over SSH one process on a
+node does its steps one after another (session.py). The agent's file is checked by its hash before each start,
+which catches accidents and other versions. It does not protect against a rank, which may replace any program
+of its user: decode.py does.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class Runner(Protocol):
         """The EC2 instance id of each node, by node rank."""
 
     def connection(self, node: int) -> Connection | None:
-        """Return the connection on which one process of the agent can do several steps; None: each is a command."""
+        """Return the connection on which one process of the agent can do several steps; None: each is a
+        command."""
 
     def run(self, node: int, spec: CommandSpec) -> Result: ...
 
@@ -95,13 +97,14 @@ def run_step(
 ) -> Result:
     """Run one step of the agent on a node and return what it wrote.
 
-    The `body` follows the request on stdin. With `ship` the agent itself is on stdin, and the request in argv, which
-    every user of the node can read: no request with secrets is sent like that. An agent that turns out to be missing or
-    changed is shipped for a second try, unless there is a `body`, which can be read only once.
+    The `body` follows the request on stdin. With `ship` the agent itself is on stdin, and the request in
+    argv, which every user of the node can read: no request with secrets is sent like that. An agent that
+    turns out to be missing or changed is shipped for a second try, unless there is a `body`, which can be
+    read only once.
 
-    `span`: record its time for --timings. `is_last`: of this node, as far as is known; its output may be any bytes.
-    `alone`: in a process of its own, so that its output may be any bytes, too. `then`: the steps that are likely to
-    follow. Raises RefusedByAgent, NodeError, ProtocolError.
+    `span`: record its time for --timings. `is_last`: of this node, as far as is known; its output may be any
+    bytes. `alone`: in a process of its own, so that its output may be any bytes, too. `then`: the steps that
+    are likely to follow. Raises RefusedByAgent, NodeError, ProtocolError.
     """
     spec = CommandSpec(
         commands.step_command(request.STEP),
@@ -147,7 +150,8 @@ def _run_once(
     alone: bool,
     then: Sequence[str],
 ) -> Result:
-    """Run a step in the agent's process that serves the node, or in one of its own where that is not possible."""
+    """Run a step in the agent's process that serves the node, or in one of its own where that is not
+    possible."""
     message = encode(request)
     connection = None if alone else runner.connection(node)
     if connection is not None:
@@ -172,8 +176,8 @@ def call(
     on_stderr: Callable[[bytes], None] | None = None,
     then: Sequence[str] = (),
 ) -> T:
-    """Run a step on one node and return its reply. Raises NodeError with the node's error text, or if the reply
-    does not fit the protocol. `on_stderr` gets what the step writes to stderr, as it arrives."""
+    """Run a step on one node and return its reply. Raises NodeError with the node's error text, or if the
+    reply does not fit the protocol. `on_stderr` gets what the step writes to stderr, as it arrives."""
     last = None if on_stderr is None else _Tail(on_stderr)
     try:
         result = run_step(
@@ -220,8 +224,8 @@ def run_on_all(
     then: Sequence[str] = (),
     fatal: Callable[[Exception], bool] = lambda _: True,
 ) -> Outcome[T]:
-    """Run a step on all nodes at the same time, and return what `call` would for each. `on_stderr` is called in the
-    thread of each node."""
+    """Run a step on all nodes at the same time, and return what `call` would for each. `on_stderr` is called
+    in the thread of each node."""
 
     def one(node: int) -> T:
         receive = None if on_stderr is None else functools.partial(on_stderr, node)
@@ -249,8 +253,9 @@ def call_all(
     then: Sequence[str] = (),
     silent: dict[int, NodeError] | None = None,
 ) -> dict[int, T]:
-    """Run a step on every node at once, with the request for each, and return the replies by node; the first failure is
-    raised. `silent` takes the failures of nodes whose connection breaks or that do not answer, unless none answers."""
+    """Run a step on every node at once, with the request for each, and return the replies by node; the first
+    failure is raised. `silent` takes the failures of nodes whose connection breaks or that do not answer,
+    unless none answers."""
     done = run_on_all(
         runner,
         {node: request(node) for node in runner.nodes},

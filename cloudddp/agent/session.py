@@ -88,9 +88,9 @@ class Session:
     ) -> Result | None:
         """Do a step and return its result; None if another one runs, and nothing was done.
 
-        Of the `spec`, stdin is what follows the request; its command names the step in error messages. After the last
-        step, the process ends. `then`: the steps that are likely to follow.
-        Raises what Connection.run raises, and ProtocolError.
+        Of the `spec`, stdin is what follows the request; its command names the step in error messages. After
+        the last step, the process ends. `then`: the steps that are likely to follow. Raises what
+        Connection.run raises, and ProtocolError.
         """
         if not self._lock.acquire(blocking=False):
             return None
@@ -121,7 +121,8 @@ class Session:
                 raise ProtocolError("its process has ended without an answer")
             return step.result(code), False
         code = step.exit_code()
-        # Input that is left would be taken for the next request, and a step that failed may have left its input unread.
+        # Input that is left would be taken for the next request, and a step that failed may have left its
+        # input unread.
         return step.result(code), not code and not step.has_output_after_end and source.is_sent
 
     def _start(self, activity: Activity) -> RunningCommand:

@@ -98,7 +98,7 @@ def launch(
 
     What is returned is still being sent, by a thread: the ranks do not need it.
 
-    `on_setup_line` gets each line of the setup commands; one thread calls it for all nodes, so it must not block.
+    `on_setup_line` gets each line of the setup commands, one at a time, in the threads of the nodes.
 
     Raises UsageError, NodeError. If a node cannot start, what the others have started is stopped again; after an
     interrupt that is up to the caller, with `cancel.abort_launch`. The caller releases `hold` after any failure.

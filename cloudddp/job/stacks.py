@@ -1,4 +1,5 @@
-"""The stacks of a job's ranks, from all nodes at once; and py-spy for nodes that cannot install it themselves."""
+"""The stacks of a job's ranks, from all nodes at once; and py-spy for nodes that cannot install it
+themselves."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ SECONDS = 180.0  # py-spy may have to be installed first
 def gather(
     runner: Runner, cluster: Cluster, job_id: str, progress: Callable[[Text], None]
 ) -> dict[int, tuple[RankStack, ...]]:
-    """Return the stacks of the ranks that run, by node. Raises NodeError; NoSuchJob if a node does not know the job."""
+    """Return the stacks of the ranks that run, by node. Raises NodeError; NoSuchJob if a node does not know
+    the job."""
     tool = tools.local()
     replies = _ask(runner, StacksRequest(job_id, install=tool is None), runner.nodes)
     lacking = {node for node, reply in replies.items() if reply.lacks_tool and tool is not None}

@@ -1,8 +1,9 @@
-"""Sends the project's files to the nodes: each byte leaves this computer once, and the nodes pass it on in a chain.
+"""Sends the project's files to the nodes: each byte leaves this computer once, and the nodes pass it on in a
+chain.
 
-Every node runs a `receive` step for as long as the transfer lasts. The first one of the chain gets the files on its stdin,
-each other one connects to the node before it, or else to the first one; if both fail, it gets them from here. The nodes
-after one that falls behind are told to use another source.
+Every node runs a `receive` step for as long as the transfer lasts. The first one of the chain gets the files
+on its stdin, each other one connects to the node before it, or else to the first one; if both fail, it gets
+them from here. The nodes after one that falls behind are told to use another source.
 """
 
 from __future__ import annotations
@@ -74,11 +75,11 @@ class _Node:
 
 
 class Transfer:
-    """One transfer of a listing to the nodes of a chain. `approve` gets what a node lacks before that is sent from here,
-    and may raise: for the first node of the chain that ends the transfer, for another one only its step. `note` gets what
-    the user should know, `on_bytes` the size of each frame that has left; `on_sent` each file's path, its record as it was
-    read, and its inode, or None if it was changing. `versions`: of the project on each node when it was compared; `job`: the one whose
-    launch this is part of, or ''."""
+    """One transfer of a listing to the nodes of a chain. `approve` gets what a node lacks before that is sent
+    from here, and may raise: for the first node of the chain that ends the transfer, for another one only its
+    step. `note` gets what the user should know, `on_bytes` the size of each frame that has left; `on_sent`
+    each file's path, its record as it was read, and its inode, or None if it was changing. `versions`: of the
+    project on each node when it was compared; `job`: the one whose launch this is part of, or ''."""
 
     def __init__(
         self,
@@ -122,7 +123,8 @@ class Transfer:
         return self._listing.frame(self._key)
 
     def run(self) -> Outcome[ReceiveReply | None]:
-        """Return the nodes' replies and errors. Raises what `approve` raises, and CloudDDPError if a file cannot be read."""
+        """Return the nodes' replies and errors. Raises what `approve` raises, and CloudDDPError if a file
+        cannot be read."""
         by_rank = {one.rank: one for one in self._nodes}
         outcome = self._runner.each(
             lambda rank: self._serve(by_rank[rank]),
@@ -171,7 +173,8 @@ class Transfer:
             self._ended(node)
 
     def _ended(self, node: _Node) -> None:
-        """Note that a node needs nothing more; the last one ends the steps of all, which have served each other until then."""
+        """Note that a node needs nothing more; the last one ends the steps of all, which have served each
+        other until then."""
         with self._lock:
             node.progress.ended = True
             if all(one.ended for one in self._progress):
@@ -347,7 +350,8 @@ class Transfer:
         node.inbox.put(wanted)
 
     def _send_again(self, node: _Node, indexes: Sequence[int]) -> None:
-        """Send files as a whole whose partial file on a node was corrupt: each of those that it continued, once."""
+        """Send files as a whole whose partial file on a node was corrupt: each of those that it continued,
+        once."""
         if not node.continued.issuperset(indexes) or len(set(indexes)) < len(indexes):
             raise ProtocolError("it asks again for a file that was sent as a whole")
         node.continued -= frozenset(indexes)

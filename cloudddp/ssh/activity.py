@@ -12,7 +12,8 @@ class Overdue(Exception):
 class Activity:
     """When a command last sent or accepted a byte, and the time limits that follow from it.
 
-    `silence` is how long it may do neither, `total` how long it may take at all, in seconds; None is no limit.
+    `silence` is how long it may do neither, `total` how long it may take at all, in seconds; None is no
+    limit.
     """
 
     def __init__(self, silence: float | None, total: float | None) -> None:

@@ -9,8 +9,8 @@ GAP = 2.0  # seconds between two looks from which on this process was stopped, o
 
 
 class AwakeClock:
-    """time.monotonic() without the time in which this process was stopped or its computer slept: it could not receive
-    anything then. It has to be read several times a second. Any thread may read it."""
+    """time.monotonic() without the time in which this process was stopped or its computer slept: it could not
+    receive anything then. It has to be read several times a second. Any thread may read it."""
 
     def __init__(self) -> None:
         self.slept = 0.0

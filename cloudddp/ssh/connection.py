@@ -1,7 +1,8 @@
 """One SSH connection to one node: strict host key, no Nagle delay, keepalives, a time limit for each wait.
 
-`connect_timeout` limits connecting and authenticating; the limits of a command are in its CommandSpec. If a node stops
-answering, keepalives end the connection after Timing.dead seconds. Nothing here retries, or depends on other nodes.
+`connect_timeout` limits connecting and authenticating; the limits of a command are in its CommandSpec. If a
+node stops answering, keepalives end the connection after Timing.dead seconds. Nothing here retries, or
+depends on other nodes.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from cloudddp.text import one_line, reason_of
 if TYPE_CHECKING:
     import paramiko
 
-# Bytes that a server may send before the first of them is acknowledged: so many per round trip. paramiko's default of 2 MiB
-# is 17 MB/s at 100 ms, 16 MiB is 71 MB/s (`python -m bench window`).
+# Bytes that a server may send before the first of them is acknowledged: so many per round trip. paramiko's
+# default of 2 MiB is 17 MB/s at 100 ms, 16 MiB is 71 MB/s (`python -m bench window`).
 DEFAULT_WINDOW, STREAM_WINDOW = 2 << 20, 16 << 20
-# Bytes per second that a stream may reach. A window for more only fills the queues on the way, whose losses slow it down:
-# 16 MiB at 20 ms and 500 Mbit/s give 37 MB/s, 4 MiB 49, 2 MiB 57.
+# Bytes per second that a stream may reach. A window for more only fills the queues on the way, whose losses
+# slow it down: 16 MiB at 20 ms and 500 Mbit/s give 37 MB/s, 4 MiB 49, 2 MiB 57.
 FASTEST = 160_000_000
 
 
@@ -49,10 +50,12 @@ class Connection:
     def open(
         cls, target: Target, *, connect_timeout: float | None = None, window: int = STREAM_WINDOW
     ) -> Connection:
-        """Connect, verify the host key, log in. Raises ConnectError, with patience if the node may still be booting.
+        """Connect, verify the host key, log in. Raises ConnectError, with patience if the node may still be
+        booting.
 
-        Each attempt accepts exactly one key. If the node presents another key of the target, there is a second attempt.
-        `window`: how many bytes of a stream may be in memory if its receiver is slower than the node.
+        Each attempt accepts exactly one key. If the node presents another key of the target, there is a
+        second attempt. `window`: how many bytes of a stream may be in memory if its receiver is slower than
+        the node.
         """
         target.require_host_key()
         limit = timing.current().connect if connect_timeout is None else connect_timeout
@@ -141,7 +144,8 @@ class Connection:
         )
 
     def _stream_window(self) -> int:
-        """Return the window of a stream: the more, the longer the round trip is; the most where that is not known."""
+        """Return the window of a stream: the more, the longer the round trip is; the most where that is not
+        known."""
         transport = self._client.get_transport()
         seconds = None if transport is None else transport.sock.round_trip()
         if seconds is None:
@@ -154,7 +158,7 @@ class Connection:
 
 
 def _login_key(target: Target) -> paramiko.PKey:
-    """Return the private login key. Raises ConnectError, without patience: no node can be reached without it."""
+    """Return the private login key. Raises ConnectError, without patience: every node needs it."""
     import paramiko
 
     try:
@@ -187,9 +191,10 @@ def _close(client: paramiko.SSHClient, stream: Stream | None) -> None:
 def _closed_by_server(error: paramiko.AuthenticationException) -> bool:
     """Return whether the server has closed the connection instead of refusing the key.
 
-    sshd starts before systemd-user-sessions.service removes /run/nologin. Until then it accepts the key, PAM refuses the
-    account, and sshd closes the connection within the authentication (auth2.c: userauth_finish). paramiko reports that
-    as an AuthenticationException, and only its text distinguishes it from a refused key (auth_handler.py: wait_for_response).
+    sshd starts before systemd-user-sessions.service removes /run/nologin. Until then it accepts the key, PAM
+    refuses the account, and sshd closes the connection within the authentication (auth2.c: userauth_finish).
+    paramiko reports that as an AuthenticationException, and only its text distinguishes it from a refused key
+    (auth_handler.py: wait_for_response).
     """
     return "saw EOF" in str(error)
 

@@ -1,8 +1,8 @@
 """Many nodes at once: a thread and a connection per node; results that are never lost.
 
-The result of "do this on every node" is an `Outcome`: node -> value, and node -> error, in every case. The first
-fatal error, or Ctrl-C, ends the wait at once; threads are daemons and are not joined, so that the slowest host never
-delays the user.
+The result of "do this on every node" is an `Outcome`: node -> value, and node -> error, in every case. The
+first fatal error, or Ctrl-C, ends the wait at once; threads are daemons and are not joined, so that the
+slowest host never delays the user.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Outcome(Generic[T]):
     errors: dict[int, Exception] = field(default_factory=dict)
 
     def all(self) -> dict[int, T]:
-        """Return all values in node order; raise the error of the first node that has one, with the number of others."""
+        """Return all values in node order; raise the error of the first node that has one, with the number of
+        others."""
         if not self.errors:
             return dict(sorted(self.values.items()))
         first = min(self.errors)
@@ -58,10 +59,10 @@ def each(
 ) -> Outcome[T]:
     """Call one function per node, each in a thread of its own.
 
-    Returns when all have returned, or at the first error for which `fatal` is true: then `on_stop` is called (it closes
-    connections, which ends the others) and no other function is waited for. The same happens for KeyboardInterrupt, and
-    for what `meanwhile` raises, which the waiting thread calls several times a second. The nodes that `meanwhile`
-    returns have failed with these errors, and are no longer waited for.
+    Returns when all have returned, or at the first error for which `fatal` is true: then `on_stop` is called
+    (it closes connections, which ends the others) and no other function is waited for. The same happens for
+    KeyboardInterrupt, and for what `meanwhile` raises, which the waiting thread calls several times a second.
+    The nodes that `meanwhile` returns have failed with these errors, and are no longer waited for.
     """
     outcome: Outcome[T] = Outcome()
     done: queue.SimpleQueue[tuple[int, T | Exception]] = queue.SimpleQueue()
@@ -131,10 +132,12 @@ class Fleet:
         meanwhile: Callable[[], None] = lambda: None,
         partly: bool = False,
     ) -> dict[int, Exception]:
-        """Connect to every node. With `within`, retry for that many seconds the nodes that may still be booting.
+        """Connect to every node. With `within`, retry for that many seconds the nodes that may still be
+        booting.
 
-        `meanwhile` is called while this lasts, and may raise to end it. With `partly`, nodes that cannot be reached are
-        removed from the fleet and returned with their errors; raises only if no node can be reached.
+        `meanwhile` is called while this lasts, and may raise to end it. With `partly`, nodes that cannot be
+        reached are removed from the fleet and returned with their errors; raises only if no node can be
+        reached.
         """
         limit = timing.current().connect if connect_timeout is None else connect_timeout
         work = {
@@ -173,7 +176,8 @@ class Fleet:
         )
 
     def last_failure(self) -> str:
-        """Return why the last attempt failed to connect to the first node that does not answer yet; '' if none failed."""
+        """Return why the last attempt failed to connect to the first node that does not answer yet; '' if
+        none failed."""
         failures = dict(self._failures)
         return failures[min(failures)] if failures else ""
 
@@ -204,7 +208,8 @@ class Fleet:
                     self._silent_since.setdefault(node, attempt)
                 else:
                     self._silent_since.pop(node, None)
-                # A node that boots is not refusing yet, however long that takes, so patience counts from the first refusal.
+                # A node that boots is not refusing yet, however long that takes, so patience counts from the
+                # first refusal.
                 refused = None if error.patience == inf else (refused or now)
                 if now - began >= within or (refused is not None and now - refused >= error.patience):
                     if within and error.patience:
@@ -225,8 +230,8 @@ class Fleet:
         fatal: Callable[[Exception], bool] = lambda _: True,
         meanwhile: Callable[[], Mapping[int, Exception] | None] = lambda: None,
     ) -> Outcome[T]:
-        """Run `work(node rank)` for every node, or for some. A fatal error closes every connection of the fleet.
-        `meanwhile`: as in `each`."""
+        """Run `work(node rank)` for every node, or for some. A fatal error closes every connection of the
+        fleet. `meanwhile`: as in `each`."""
 
         def look() -> Mapping[int, Exception] | None:
             self._clock()
@@ -278,7 +283,8 @@ class Fleet:
                 connection.close()
 
     def reconnect(self, node: int, wanted: Callable[[], bool] = lambda: True) -> None:
-        """Replace a node's connection by a new one. Raises NodeError if that is not `wanted` any more once it is open."""
+        """Replace a node's connection by a new one. Raises NodeError if that is not `wanted` any more once it
+        is open."""
         connection = self._open(node)
         with self._lock:
             replaces = wanted()

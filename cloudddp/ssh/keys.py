@@ -40,7 +40,7 @@ def public_of(private: str) -> str:
 
 
 def public(text: str) -> str:
-    """Return a public key as `ssh-ed25519 AAAA...`, without its comment. Raises ValueError for anything else."""
+    """Return a public key as `ssh-ed25519 AAAA...`, without its comment. Raises ValueError."""
     parts = text.split(maxsplit=2)
     if len(text) > 1024 or len(text.splitlines()) != 1 or len(parts) < 2 or parts[0] != KIND:
         raise ValueError(f"not one line that begins with {KIND}")

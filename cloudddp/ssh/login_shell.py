@@ -1,8 +1,8 @@
 """Separates the output of a command from that of its login shell.
 
-sshd runs a command in the user's login shell, which reads start files first (`~/.bashrc`, `~/.ssh/rc`). What they print
-would be read as the beginning of the output. So the shell prints a random marker on both streams before the command, and
-everything before it is skipped.
+sshd runs a command in the user's login shell, which reads start files first (`~/.bashrc`, `~/.ssh/rc`). What
+they print would be read as the beginning of the output. So the shell prints a random marker on both streams
+before the command, and everything before it is skipped.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ first_lines: dict[str, str] = {}  # node -> the first line that its start files 
 
 
 class Marker:
-    """The markers of one command. The shell gets each in two parts: with `set -x` it prints the text of its commands."""
+    """The markers of one command. The shell gets each in two parts: with `set -x` it prints the text of its
+    commands."""
 
     def __init__(self, *, at_exit: bool) -> None:
-        """`at_exit`: print another marker, with the exit code, when the command has ended, although a process that it left
-        in the background may hold its streams open."""
+        """`at_exit`: print another marker, with the exit code, when the command has ended, although a process
+        that it left in the background may hold its streams open."""
         self._words = [os.urandom(8).hex() for _ in range(3)]
         self.at_exit = at_exit
 
     def command(self, text: str) -> str:
-        """Return what the shell has to run. The command has a line of its own: if it does not parse, the marker is printed
-        before the error."""
+        """Return what the shell has to run. The command has a line of its own: if it does not parse, the
+        marker is printed before the error."""
         first, begin, end = self._words
         lines = [f"set +xv; {_print(first, begin, '')}"]
         if self.at_exit:
@@ -67,8 +68,8 @@ class Output:
         self.exit_code: int | None = None
 
     def feed(self, data: bytes) -> bytes:
-        """Take what has arrived; return what of it the command has written. Raises NodeError if start files write too
-        much."""
+        """Take what has arrived; return what of it the command has written. Raises NodeError if start files
+        write too much."""
         if not self.has_begun:
             data = self._skip(data)
         if self._end is not None and self.exit_code is None:
@@ -127,8 +128,8 @@ def warning() -> str:
     (label, line), *others = sorted(first_lines.items())
     more = f" (and {len(others)} more node{'s' * (len(others) > 1)})" if others else ""
     return (
-        f"{label}{more}: ~/.bashrc or another start file of its login shell prints {line!r} before every command; "
-        "cloudddp skips that"
+        f"{label}{more}: ~/.bashrc or another start file of its login shell prints {line!r} before every "
+        "command; cloudddp skips that"
     )
 
 

@@ -11,11 +11,12 @@ from typing import Any
 
 TICK = 0.25  # seconds: a reader that waits is woken so often, to send keepalives
 READ = 256 << 10  # bytes per read; paramiko asks for single packets
-# Linux delays acknowledgements by 40 ms where it expects to send data with them, and sshd, which leaves Nagle's
-# algorithm on for commands, waits for them: the first command of a connection took 50 ms instead of 10. The kernel
-# resets this option.
+# Linux delays acknowledgements by 40 ms where it expects to send data with them, and sshd, which leaves
+# Nagle's algorithm on for commands, waits for them: the first command of a connection took 50 ms instead of
+# 10. The kernel resets this option.
 QUICKACK = getattr(socket, "TCP_QUICKACK", None)
-# Bytes after something was sent: a stream needs no acknowledgement of each packet, which costs both sides time.
+# Bytes after something was sent: a stream needs no acknowledgement of each packet, which costs both sides
+# time.
 QUICK = 64 << 10
 _RTT_AT = 68  # where tcpi_rtt, in microseconds, is in struct tcp_info (linux/tcp.h)
 
@@ -37,7 +38,7 @@ class NodeSocket:
         """Every wait lasts for one tick at most."""
 
     def recv(self, size: int) -> bytes:
-        """Return up to so many bytes, b"" at the end. Raises TimeoutError after a tick without any; OSError."""
+        """Return up to so many bytes, b"" at the end. Raises TimeoutError after a tick, OSError."""
         if self._closed:
             return b""
         if self._at == len(self._received):
@@ -58,7 +59,7 @@ class NodeSocket:
         return data
 
     def send(self, data: bytes) -> int:
-        """Return how many bytes were sent. Raises TimeoutError after a tick without any; OSError.
+        """Return how many bytes were sent. Raises TimeoutError after a tick, OSError.
 
         paramiko repeats a send without limit: a node that takes nothing would hold its thread forever.
         """
@@ -98,7 +99,8 @@ class NodeSocket:
 
 
 def _lasting(error: TimeoutError) -> OSError:
-    """Return the error to raise: ETIMEDOUT, the end of a connection, is a TimeoutError too, and paramiko would go on."""
+    """Return the error to raise: ETIMEDOUT, the end of a connection, is a TimeoutError too, and paramiko
+    would go on."""
     return error if error.errno is None else ConnectionAbortedError(*error.args)
 
 

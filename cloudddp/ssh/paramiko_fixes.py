@@ -1,16 +1,17 @@
 """Two defects of paramiko, fixed on each connection: both end a connection that other commands share.
 
-1. Data or EOF after CLOSE (https://github.com/paramiko/paramiko/issues/1584 and /1705, open; the fix offered in
-   https://github.com/paramiko/paramiko/pull/1131 was not merged). paramiko decides to send (data, EOF, a window
-   adjustment) under the channel's lock and sends after releasing it, so its transport thread can answer the server's
-   CLOSE, by EOF and CLOSE, in between. RFC 4254, section 5.3 forbids what follows, and OpenSSH ends the connection
-   ("Received ieof for nonexistent channel"). Here every packet of a channel carries that channel, and is dropped if it
-   comes too late. The channel number is not enough: sshd reuses it for the next channel at once.
-2. A CLOSE during a key re-exchange (https://github.com/paramiko/paramiko/issues/822, open). paramiko re-exchanges keys
-   every 512 MiB. Its transport thread, which carries the exchange out, also answers CLOSE; then it waits for the end of
-   the exchange, and the connection fails after 30 s. With an exchange every 256 packets, 3 of 149 commands at OpenSSH
-   9.2 lost the connection without this fix, and 0 of 160 with it. Here what that thread sends during an exchange is
-   handed to another thread.
+1. Data or EOF after CLOSE (https://github.com/paramiko/paramiko/issues/1584 and /1705, open; the fix offered
+   in https://github.com/paramiko/paramiko/pull/1131 was not merged). paramiko decides to send (data, EOF, a
+   window adjustment) under the channel's lock and sends after releasing it, so its transport thread can
+   answer the server's CLOSE, by EOF and CLOSE, in between. RFC 4254, section 5.3 forbids what follows, and
+   OpenSSH ends the connection ("Received ieof for nonexistent channel"). Here every packet of a channel
+   carries that channel, and is dropped if it comes too late. The channel number is not enough: sshd reuses it
+   for the next channel at once.
+2. A CLOSE during a key re-exchange (https://github.com/paramiko/paramiko/issues/822, open). paramiko
+   re-exchanges keys every 512 MiB. Its transport thread, which carries the exchange out, also answers CLOSE;
+   then it waits for the end of the exchange, and the connection fails after 30 s. With an exchange every 256
+   packets, 3 of 149 commands at OpenSSH 9.2 lost the connection without this fix, and 0 of 160 with it. Here
+   what that thread sends during an exchange is handed to another thread.
 
 Independent of commands and nodes.
 """
@@ -39,7 +40,8 @@ _loading = threading.Lock()
 
 
 def load() -> None:
-    """Import paramiko, without invoke, which paramiko needs only for `Match exec` in SSHConfig, which is not used here.
+    """Import paramiko, without invoke, which paramiko needs only for `Match exec` in SSHConfig, which is not
+    used here.
 
     invoke and its copy of PyYAML are almost half of the import.
     """
@@ -113,8 +115,8 @@ class _Sender:
         try:
             self._send(message)
         except (OSError, EOFError, paramiko.SSHException):
-            # Closing a channel on a broken connection must not raise: the error would take the place of the one that the
-            # user needs.
+            # Closing a channel on a broken connection must not raise: the error would take the place of the
+            # one that the user needs.
             if message.asbytes()[0] not in (_EOF, _CLOSE):
                 raise
 

@@ -1,4 +1,5 @@
-"""A command that runs on a node: its input and output over a channel of an authenticated connection, and its result."""
+"""A command that runs on a node: its input and output over a channel of an authenticated connection, and its
+result."""
 
 from __future__ import annotations
 
@@ -43,16 +44,17 @@ class Result:
 class CommandSpec:
     """A command to run, its input and its limits.
 
-    `stdin` may be a stream of pieces, which is sent while output is read. b"" means that there is nothing to send yet:
-    it is asked again a moment later. With `on_stdout` the output is passed on as it arrives and Result.stdout is empty;
-    `on_stderr` likewise. Otherwise at most `limit` bytes of each stream are kept: a command that writes more is ended,
-    with NodeError.
+    `stdin` may be a stream of pieces, which is sent while output is read. b"" means that there is nothing to
+    send yet: it is asked again a moment later. With `on_stdout` the output is passed on as it arrives and
+    Result.stdout is empty; `on_stderr` likewise. Otherwise at most `limit` bytes of each stream are kept: a
+    command that writes more is ended, with NodeError.
 
-    `command_timeout` is the longest time, in seconds, in which the command neither sends nor accepts a byte; None sets
-    no limit once the server has started it (keepalives still find a dead node). `total_timeout` limits the whole
-    command: a node that sends a byte now and then would otherwise never time out.
+    `command_timeout` is the longest time, in seconds, in which the command neither sends nor accepts a byte;
+    None sets no limit once the server has started it (keepalives still find a dead node). `total_timeout`
+    limits the whole command: a node that sends a byte now and then would otherwise never time out.
 
-    `until_exit`: it ends with its own process, also if one that it left in the background still holds its output open.
+    `until_exit`: it ends with its own process, also if one that it left in the background still holds its
+    output open.
     """
 
     command: str
@@ -163,8 +165,8 @@ class RunningCommand:
         until: Callable[[], bool] = lambda: False,
         keep_open: bool = False,
     ) -> int | None:
-        """Send input and pass on output, until the command has ended: return its exit code; or until `until` is true
-        after some output: return None. `keep_open`: more input may follow.
+        """Send input and pass on output, until the command has ended: return its exit code; or until `until`
+        is true after some output: return None. `keep_open`: more input may follow.
 
         Raises NodeError if the connection breaks or a time limit passes, and what input and receivers raise.
         """
@@ -206,7 +208,7 @@ class RunningCommand:
         else:  # paramiko waits for the end of the key exchange, to which there may be none
             threading.Thread(target=channel.close, daemon=True).start()
 
-    # -- the channel -------------------------------------------------------------------------------------------
+    # -- the channel -----------------------------------------------------------------------------------
 
     def _receive(self, receivers: Receivers) -> bool:
         channel, received = self._channel, 0
@@ -274,11 +276,11 @@ class RunningCommand:
             self._transport.close()
             raise EOFError(f"its key exchange did not end within {self._limits.dead:g} s")
 
-    # -- its end -----------------------------------------------------------------------------------------------
+    # -- its end ---------------------------------------------------------------------------------------
 
     def _finish(self, receivers: Receivers) -> int:
-        """Return the exit code. Raises NodeError if it is the connection that has ended, or the shell before the
-        command."""
+        """Return the exit code. Raises NodeError if it is the connection that has ended, or the shell before
+        the command."""
         stdout, _ = self._outputs
         exit_code = self._channel.exit_status if self._own_exit_code is None else self._own_exit_code
         if exit_code == -1:  # no exit status: killed by a signal, or the connection is gone

@@ -1,4 +1,4 @@
-"""Where a node answers, which host keys it may present, and the route to it: directly, or by another program."""
+"""Where a node answers, which host keys it may present, and the route to it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Route(Protocol):
     """What to check if a node does not answer."""
 
     def open(self, target: Target, timeout: float, limits: Timing) -> Stream:
-        """Return a stream to the node's SSH server. Raises OSError; ConnectError if the route itself fails."""
+        """Return a stream to the node's SSH server. Raises OSError, and CloudDDPError if the route fails."""
 
     def explain(self, target: Target, stream: Stream | None) -> ConnectError | None:
         """Return why the stream ended before SSH was established, if the route is the cause."""
@@ -68,7 +68,8 @@ DIRECT = Direct()
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a node answers, and the host keys that it may present, the likeliest first, each `ssh-ed25519 AAAA...`.
+    """Where a node answers, and the host keys that it may present, the likeliest first, each `ssh-ed25519
+    AAAA...`.
 
     One key, or two while it is being replaced; with none, connecting is refused.
     """

@@ -14,17 +14,17 @@ from cloudddp.ssh.target import Stream
 LONGEST_LINE = 255  # bytes, with its end (RFC 4253, section 4.2); paramiko limits the number of lines to 100
 LARGEST_PACKET = 256 << 10  # bytes, as in OpenSSH; channels ask for at most 128 KiB of data per packet
 
-# AES-GCM first: with the AES instructions that every x86-64 and arm64 server has, it is faster than a cipher with a
-# separate MAC.
+# AES-GCM first: with the AES instructions that every x86-64 and arm64 server has, it is faster than a cipher
+# with a separate MAC.
 _CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
-# In group exchange the server chooses up to 8192 bits: Python computes for a second. The fixed groups are slow, too,
-# and every sshd has curve25519.
+# In group exchange the server chooses up to 8192 bits: Python computes for a second. The fixed groups are
+# slow, too, and every sshd has curve25519.
 _SLOW_KEX = "diffie-hellman-"
 
 
 class BoundedPacketizer(Packetizer):  # type: ignore[misc]  # paramiko has no types
-    """paramiko's reader of packets, which accepts a packet of 4 GiB and a first line without an end. Here either raises
-    SSHException, which ends the connection."""
+    """paramiko's reader of packets, which accepts a packet of 4 GiB and a first line without an end. Here
+    either raises SSHException, which ends the connection."""
 
     def __init__(self, stream: Stream) -> None:
         super().__init__(stream)
@@ -42,7 +42,7 @@ class BoundedPacketizer(Packetizer):  # type: ignore[misc]  # paramiko has no ty
         return line
 
     def _early(self, error: Exception) -> Exception:
-        """Return the error for a connection that has ended, which may be before the server's identification."""
+        """Return the error for a connection that has ended, maybe before the server's identification."""
         if self.closed or self._line.startswith("SSH-"):
             return error
         early: Exception = paramiko.SSHException(early_close.text(self._line))

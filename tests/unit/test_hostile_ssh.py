@@ -1,4 +1,5 @@
-"""A node whose SSH server sends what no honest server sends loses its own connection, with an error that names it."""
+"""A node whose SSH server sends what no honest server sends loses its own connection, with an error that
+names it."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ def run_attack(ssh_site: Site, attack: Attack, **limits: Any) -> NodeError:
     return caught.value
 
 
-# -- before the host key is checked -----------------------------------------------------------------------------------
+# -- before the host key is checked -------------------------------------------------------------------
 
 
 def endless(data: bytes, first: bytes = b"") -> Callable[[socket.socket], None]:
@@ -131,7 +132,7 @@ def test_slow_key_exchange_methods_are_not_offered(ssh_site: Site) -> None:
     assert not [one for one in offered if "group" in one]
 
 
-# -- after the login ------------------------------------------------------------------------------------------------------
+# -- after the login ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -171,7 +172,7 @@ def test_random_packets_end_in_an_error_or_a_result(ssh_site: Site, seed: int) -
             assert "node 0 (i-0)" in str(error)
 
 
-# -- key exchanges --------------------------------------------------------------------------------------------------------
+# -- key exchanges ------------------------------------------------------------------------------------
 
 
 def stall(transport: HostileTransport, _channel: Any) -> None:

@@ -1,4 +1,5 @@
-"""Commands on many nodes at once: all of them run, whatever their number, in a few threads and little memory per node."""
+"""Commands on many nodes at once: all of them run, whatever their number, in a few threads and little memory
+per node."""
 
 from __future__ import annotations
 
@@ -45,8 +46,8 @@ def run_all(fleet: Fleet, specs: dict[int, CommandSpec], **more: Any) -> Outcome
     return fleet.each(lambda node: fleet.run(node, specs[node]), nodes=specs, **more)
 
 
-# Runs a command on all nodes that ends only once all of them have begun; prints the results, the most threads, and the
-# most memory in bytes.
+# Runs a command on all nodes that ends only once all of them have begun; prints the results, the most
+# threads, and the most memory in bytes.
 PROGRAM = f"""
 import json, resource, sys, threading
 from pathlib import Path
@@ -61,7 +62,8 @@ def watch():
     while not ended.wait(0.002):
         most = max(most, threading.active_count())
 threading.Thread(target=watch, daemon=True).start()
-wait = 'touch %s/%d; while [ $(ls %s | wc -l) -lt {NODES} ]; do sleep 0.2; done; head -c 1000000 /dev/zero; echo %d'
+wait = 'touch %s/%d; while [ $(ls %s | wc -l) -lt {NODES} ]; do sleep 0.2; done; '
+wait += 'head -c 1000000 /dev/zero; echo %d'
 with Fleet(dict.fromkeys(range({NODES}), target)) as fleet:
     fleet.connect()
     found = fleet.each(lambda node: fleet.run(node, CommandSpec(wait % (folder, node, folder, node)))).all()

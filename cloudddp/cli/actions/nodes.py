@@ -57,8 +57,8 @@ def exec_(
 
 
 def _execute(console: Console, runner: Runner, node: int, command: str, lock: threading.Lock) -> int:
-    """Run a command on a node, which may last, and return its exit code; print each line as soon as it is complete, one
-    node at a time."""
+    """Run a command on a node, which may last, and return its exit code; print each line as soon as it is
+    complete, one node at a time."""
     out, err = LineSplitter(), LineSplitter()
 
     def show_out(data: bytes, *, last: bool = False) -> None:
@@ -110,7 +110,8 @@ def ssh(console: Console, options: GlobalOptions, *, anyone: bool, words: Sequen
         f"ServerAliveCountMax={_LOST_KEEPALIVES}",
         *target.route.openssh_options(target),
     ]
-    # -F none: a `ForwardAgent yes` for every host would lend the user's keys to the node, which is not trusted.
+    # -F none: a `ForwardAgent yes` for every host would lend the user's keys to the node, which is not
+    # trusted.
     argv = [program, "-F", "none", "-p", str(target.port)]
     argv += [word for setting in settings for word in ("-o", setting)]
     console.print_timings()  # until here: OpenSSH takes the place of this process
@@ -118,8 +119,8 @@ def ssh(console: Console, options: GlobalOptions, *, anyone: bool, words: Sequen
 
 
 def _ssh_words(words: Sequence[str]) -> tuple[Sequence[str], int, Sequence[str]]:
-    """Return the options for OpenSSH before the node, the node (0 if it is not given), and what follows it. Raises
-    UsageError."""
+    """Return the options for OpenSSH before the node, the node (0 if it is not given), and what follows it.
+    Raises UsageError."""
     at = 0
     while at < len(words) and words[at].startswith("-"):
         letters = words[at][1:]

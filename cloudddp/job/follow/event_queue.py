@@ -2,10 +2,11 @@
 
 A full queue blocks the threads that read from the nodes, so SSH's flow control slows them down.
 
-The reader is the main thread, where Ctrl-C may raise an exception between any two bytecodes. So reading does not
-remove an event: the reader asks for an event by its number, as often as it likes, and acknowledges it by asking for
-the next. A reader that keeps this number and its state in one attribute applies each event exactly once. An
-interrupt leaves a SimpleQueue usable, since it is implemented in C; a `queue.Queue` could stay locked.
+The reader is the main thread, where Ctrl-C may raise an exception between any two bytecodes. So reading does
+not remove an event: the reader asks for an event by its number, as often as it likes, and acknowledges it by
+asking for the next. A reader that keeps this number and its state in one attribute applies each event exactly
+once. An interrupt leaves a SimpleQueue usable, since it is implemented in C; a `queue.Queue` could stay
+locked.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ class EventQueue:
         return self._events[0][1] if self._events else None
 
     def close(self) -> None:
-        """Drop what does not fit from now on: nobody may read it, and the threads that read from the nodes must not wait
-        for that."""
+        """Drop what does not fit from now on: nobody may read it, and the threads that read from the nodes
+        must not wait for that."""
         self._closed = True
         self._free.put(None)
 

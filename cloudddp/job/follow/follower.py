@@ -1,7 +1,7 @@
 """Follows a job on all its nodes: reports its log lines, and returns how it ended.
 
-A thread per node reads; the caller's thread handles the events, so that Ctrl-C takes effect at once. The caller decides
-how lines are shown.
+A thread per node reads; the caller's thread handles the events, so that Ctrl-C takes effect at once. The
+caller decides how lines are shown.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ EndedInstances = Callable[[], Mapping[int, str]]  # node -> what AWS reports, fo
 
 @dataclass(slots=True)
 class _Progress:
-    """The position in the queue and the state there, in one record, so that an interrupt cannot separate them."""
+    """The position in the queue and the state there, in one record, so that an interrupt cannot separate
+    them."""
 
     next: int  # the number of the next event in the queue
     state: FollowState
@@ -74,8 +75,8 @@ class JobFollower:
         selection: Selection = EVERYTHING,
         ended_instances: EndedInstances = dict,
     ) -> None:
-        """`ended_instances` is called in a thread while nodes are quiet, so that terminated ones are lost at once.
-        `bars`: report lines that progress bars overwrite every few seconds."""
+        """`ended_instances` is called in a thread while nodes are quiet, so that terminated ones are lost at
+        once. `bars`: report lines that progress bars overwrite every few seconds."""
         nodes = frozenset(nodes)
         self._runner = runner
         self._job = job
@@ -104,7 +105,8 @@ class JobFollower:
         ]
 
     def run(self) -> JobResult:
-        """Follow the job to its end and return how it ended. Can be called again after an interrupt, to continue."""
+        """Follow the job to its end and return how it ended. Can be called again after an interrupt, to
+        continue."""
         for stream in self._streams:
             stream.start()
         while True:
@@ -120,7 +122,8 @@ class JobFollower:
                     return verdict(self._state, self._job, time.time())
 
     def close(self) -> None:
-        """Stop reading, and replacing connections: replacing one closes the old one, which the caller may be using."""
+        """Stop reading, and replacing connections: replacing one closes the old one, which the caller may be
+        using."""
         self._connections.close()
         self._queue.close()
 

@@ -1,4 +1,5 @@
-"""The event stream of one node: the agent's frames over SSH, read in a thread of its own, across broken connections."""
+"""The event stream of one node: the agent's frames over SSH, read in a thread of its own, across broken
+connections."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ class Connections:
             self._replace(node)
 
     def check(self, node: int, seconds: float) -> bool:
-        """Return whether a node answers within so many seconds; if it does not, try once to replace its connection."""
+        """Return whether a node answers within so many seconds; if it does not, try once to replace its
+        connection."""
         if not self._locks[node].acquire(blocking=False):
             return False  # another thread does that
         try:
@@ -65,15 +67,17 @@ class Connections:
         self.runner.reconnect(node, wanted=lambda: not self.closed)
 
     def close(self) -> None:
-        """Stop replacing connections. An attempt in progress replaces nothing: the caller may use the connections, and need
-        not wait, which with an instance that has ended takes as long as the attempt may last."""
+        """Stop replacing connections. An attempt in progress replaces nothing: the caller may use the
+        connections, and need not wait, which with an instance that has ended takes as long as the attempt may
+        last."""
         self.closed = True
 
 
 class NodeStream:
     """Emits the events of one node until the job has ended there or the node is lost.
 
-    `wait`: until the job ends; otherwise read the logs as they are. `emit` may block, which throttles the node.
+    `wait`: until the job ends; otherwise read the logs as they are. `emit` may block, which throttles the
+    node.
     """
 
     def __init__(
@@ -105,8 +109,8 @@ class NodeStream:
     def start(self) -> None:
         """Start reading, if that was not done before.
 
-        Ctrl-C may interrupt this, and leave it unknown whether it was started. So it may be started twice, and only one of
-        both reads.
+        Ctrl-C may interrupt this, and leave it unknown whether it was started. So it may be started twice,
+        and only one of both reads.
         """
         if not self._claimed.locked():
             threading.Thread(target=self._run, daemon=True, name=f"follow node {self._node}").start()
@@ -168,8 +172,8 @@ class NodeStream:
             raise NodeError(f"node {self._node}: {failures.failure_text(result)}")
 
     def _lose(self, error: Exception) -> None:
-        # Not since the connection broke: when a machine fails silently, ranks on other nodes fail because of it long before
-        # its connection times out.
+        # Not since the connection broke: when a machine fails silently, ranks on other nodes fail because of
+        # it long before its connection times out.
         since = time.time() - self._liveness.silence(self._node)
         self._emit(NodeLost(self._node, _reason(error), since))
 
@@ -222,8 +226,8 @@ class NodeStream:
             return True
 
     def _check_finished_nodes(self) -> None:
-        """Check that nodes whose streams have ended still respond. Otherwise a node that is lost after the others have
-        finished would look as if this computer were offline."""
+        """Check that nodes whose streams have ended still respond. Otherwise a node that is lost after the
+        others have finished would look as if this computer were offline."""
         for node in self._liveness.finished_nodes:
             quiet = self._liveness.silence(node) >= self._timing.heartbeat
             if quiet and self._connections.check(node, self._timing.heartbeat):

@@ -1,8 +1,9 @@
 """A proxy command: a program per connection whose stdin and stdout are the stream to the node's SSH server.
 
-As OpenSSH's ProxyCommand: run by the user's shell with `exec`, over pipes (ssh's tokens were replaced before). It ends
-with the connection. paramiko.ProxyCommand is not used: its recv waits for a full buffer, it never reads the program's
-stderr, so that a talkative program blocks, it splits the command itself instead of the shell, and it never reaps.
+As OpenSSH's ProxyCommand: run by the user's shell with `exec`, over pipes (ssh's tokens were replaced
+before). It ends with the connection. paramiko.ProxyCommand is not used: its recv waits for a full buffer, it
+never reads the program's stderr, so that a talkative program blocks, it splits the command itself instead of
+the shell, and it never reaps.
 """
 
 from __future__ import annotations
@@ -65,13 +66,15 @@ class ProxyCommand:
         )
 
     def _without_ssh(self, target: Target, stream: ProcessStream) -> ConnectError | None:
-        """Return the error for a command that has not ended by itself and has sent nothing, or something else than SSH."""
+        """Return the error for a command that has not ended by itself and has sent nothing, or something else
+        than SSH."""
         if stream.speaks_ssh:
             return None
         sent = stream.sent()
         said = stream.said() if stream.signalled else ""
         return ConnectError(
-            f"{target.label}: the proxy command {f'does not speak SSH: it sent {sent}' if sent else 'is silent'}"
+            f"{target.label}: the proxy command "
+            + (f"does not speak SSH: it sent {sent}" if sent else "is silent")
             + (f": {said}" if said else ""),
             hint=self.silent_hint,
             patience=inf,
@@ -183,7 +186,8 @@ class ProcessStream:
     def exit_code(self) -> int | None:
         """Return the program's exit code if it has ended by itself.
 
-        paramiko closes the stream of a program that is silent or does not speak SSH, and `close` ends the program.
+        paramiko closes the stream of a program that is silent or does not speak SSH, and `close` ends the
+        program.
         """
         try:
             code = self._process.wait(_EXIT_SECONDS if self._ended else _SLICE)

@@ -1,7 +1,8 @@
 """A jump host: OpenSSH's `ssh -W` per node, whose stdin and stdout are the stream to the node's SSH server.
 
-ssh reads the user's ~/.ssh/config, agent, keys and known_hosts. The jump host's key must be known, and is never added.
-The nodes' host keys are checked end to end, so the jump host can end a connection, but not read it.
+ssh reads the user's ~/.ssh/config, agent, keys and known_hosts. The jump host's key must be known, and is
+never added. The nodes' host keys are checked end to end, so the jump host can end a connection, but not read
+it.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ _AFTER_LOGIN = ("forbidden", "node")
 
 
 def failure_in(errors: str) -> tuple[str, str]:
-    """Return the kind of failure that ssh has written about, '' for any other, and the line about it, safe to print."""
+    """Return the kind of failure that ssh has written about, '' for any other, and the line about it, safe to
+    print."""
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
     for phrase, kind in _PHRASES:
         for line in lines:
@@ -64,8 +66,8 @@ def failure_in(errors: str) -> tuple[str, str]:
 
 
 def split(given: str) -> tuple[str, str, int | None]:
-    """Return user ('' if not given), host and port (None if not given) of `[user@]host[:port]`. Raises UsageError, also for
-    what ssh would take for an option."""
+    """Return user ('' if not given), host and port (None if not given) of `[user@]host[:port]`. Raises
+    UsageError, also for what ssh would take for an option."""
     found = _GIVEN.fullmatch(given)
     if found is None:
         raise UsageError(
