@@ -4,6 +4,7 @@ it does."""
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -95,7 +96,7 @@ def test_steps_at_the_same_time_are_all_done(node: Node) -> None:
 
 
 def test_agent_that_is_missing_is_sent_and_the_step_done(node: Node) -> None:
-    (node.home / commands.agent_path()).unlink()
+    shutil.rmtree(node.home / commands.agent_path())
     before = node.commands
     assert node.jobs() == JobsReply(())
     assert node.commands == before + 3

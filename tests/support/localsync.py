@@ -41,7 +41,7 @@ class LocalNode:
         self.sent = 0  # bytes that the laptop has sent to `receive`
         self.processes: list[subprocess.Popen[bytes]] = []
         (home / ".cloudddp").mkdir(parents=True, mode=0o700)
-        shutil.copy(agent_file(), home / commands.agent_path())
+        shutil.copytree(agent_file(), home / commands.agent_path())
 
 
 class LocalRunner:

@@ -62,13 +62,13 @@ def watch():
     while not ended.wait(0.002):
         most = max(most, threading.active_count())
 threading.Thread(target=watch, daemon=True).start()
-wait = 'touch %s/%d; while [ $(ls %s | wc -l) -lt {NODES} ]; do sleep 0.2; done; head -c 1000000 /dev/zero; echo %d'
+wait = 'touch %s/%d; while [ $(ls %s | wc -l) -lt {NODES} ]; do sleep 0.2; done; head -c 200000 /dev/zero; echo %d'
 with Fleet(dict.fromkeys(range({NODES}), target)) as fleet:
     fleet.connect()
     found = fleet.each(lambda node: fleet.run(node, CommandSpec(wait % (folder, node, folder, node)))).all()
     ended.set()
 memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-print(json.dumps([[int(one.stdout[1_000_000:]) for one in found.values()], most, memory]))
+print(json.dumps([[int(one.stdout[200_000:]) for one in found.values()], most, memory]))
 """  # noqa: E501
 
 
