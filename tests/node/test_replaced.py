@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 from support.syncednode import SyncedNode, put, tree
 
+from cloudddp.agent import commands
 from cloudddp.agent.protocol.receive import REPLACED
 from cloudddp.agent.protocol.results import PulledRequest
+from cloudddp.ssh.running import CommandSpec
 
 OLD = {"model.pt": "old", "x/inner": "1", "data": "2", "big": b"3" * 1_500_000, "b": "5"}
 
@@ -91,11 +93,9 @@ def test_what_a_job_wrote_is_kept_and_named(
 def pulled(node: SyncedNode) -> None:
     put(node.project, {"model.pt": "weights"})
     time.sleep(0.05)
-    done = node.cluster.runner.run(
-        0,
-        f"python3 -IS {next((node.node.home / '.cloudddp').glob('agent-*'))} pulled",
-        stdin=_request(PulledRequest("project", ("model.pt",), time.time_ns())),
-    )
+    command = f"python3 -IS {node.node.home}/{commands.agent_path()} pulled"
+    request = _request(PulledRequest("project", ("model.pt",), time.time_ns()))
+    done = node.cluster.runner.run(0, CommandSpec(command, request))
     assert done.exit_code == 0, done.stderr
 
 
