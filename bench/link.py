@@ -52,17 +52,21 @@ def verbs(cluster: Cluster, pulled: Path) -> dict[str, float]:
 def streams(cluster: Cluster, runner: Any, size: int) -> dict[str, str]:
     """Return the MB/s of each program and direction, and for paramiko the processor seconds per GB on the
     laptop."""
+    from cloudddp.ssh.running import CommandSpec
+
     pieces, openssh = size // len(_PIECE), cluster.ssh(0)
     source = f'head -c {size} /dev/zero | "$@"'
     upload = ["sh", "-c", source, "sh", *openssh, "cat > /dev/null"]
     download = [*openssh, f"head -c {size} /dev/zero"]
+
+    def sent() -> Iterator[bytes]:
+        return (_PIECE for _ in range(pieces))
+
     ways: dict[str, Callable[[], object]] = {
-        "paramiko, up": lambda: runner.run(
-            0, "cat > /dev/null", stdin=(_PIECE for _ in range(pieces)), command_timeout=None
-        ),
+        "paramiko, up": lambda: runner.run(0, CommandSpec("cat > /dev/null", sent(), command_timeout=None)),
         "OpenSSH, up": lambda: subprocess.run(upload, check=True),
         "paramiko, down": lambda: runner.run(
-            0, f"head -c {size} /dev/zero", on_stdout=len, command_timeout=None
+            0, CommandSpec(f"head -c {size} /dev/zero", command_timeout=None, on_stdout=len)
         ),
         "OpenSSH, down": lambda: subprocess.run(download, check=True, stdout=subprocess.DEVNULL),
     }
