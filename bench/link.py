@@ -66,7 +66,7 @@ def streams(cluster: Cluster, runner: Any, size: int) -> dict[str, str]:
         "paramiko, up": lambda: runner.run(0, CommandSpec("cat > /dev/null", sent(), command_timeout=None)),
         "OpenSSH, up": lambda: subprocess.run(upload, check=True),
         "paramiko, down": lambda: runner.run(
-            0, CommandSpec(f"head -c {size} /dev/zero", command_timeout=None, on_stdout=len)
+            0, CommandSpec(f"head -c {size} /dev/zero", command_timeout=None, on_stdout=lambda _: None)
         ),
         "OpenSSH, down": lambda: subprocess.run(download, check=True, stdout=subprocess.DEVNULL),
     }

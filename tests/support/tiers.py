@@ -53,7 +53,7 @@ SLOW = {
     "cli/test_remains.py": "2 s each; tests/cli/test_teardown.py has what is removed",
     "cli/test_results_kept.py": "jobs; tests/node/test_new_files.py has which results are listed",
     "cli/test_resume_calls.py": "`resume`, killed at each call; tests/cli/test_scarcity.py has lost answers",
-    "cli/test_slow_boots.py": "waits; tests/unit/test_readiness.py has the rule",
+    "cli/test_slow_boots.py": "waits; tests/unit/test_wait_ready.py has the rule",
     "cli/test_stacks.py": "7 s each; tests/node/test_stall.py has the stacks",
     "cli/test_start_up.py": "what each verb imports, in a new process each",
     "cli/test_stopped_nodes.py": "7 s each; tests/unit/test_ended_nodes.py has the rule",

@@ -173,7 +173,7 @@ def _is_within(path: str, folder: str) -> bool:
 
 def leads_to(name: str, target: str, roots: Sequence[str]) -> bool:
     """Return whether a link ends at or below one of `roots`, by its text: as link_end in
-    cloudddp/job/safe_names.py."""
+    cloudddp/job/results/safe_names.py."""
     words = [word for word in target.split("/") if word not in ("", ".")]
     up = 0
     while up < len(words) and words[up] == "..":

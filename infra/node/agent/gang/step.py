@@ -1,7 +1,7 @@
 """What the agent of one node does next: `step(state, event, moment)`.
 
 Pure: no clock, no file, no process and no connection, so that every fault and every order of events is a row
-of a table (tests/unit/test_step.py). The loop that feeds it is supervisor.py.
+of a table (tests/unit/test_gang_step.py). The loop that feeds it is supervisor.py.
 
 The nodes join: all connect to each other and say what they are like. Then the ranks start; when those of one
 node end badly, those of all nodes are ended, every node reports, and the first node that is left decides: the
