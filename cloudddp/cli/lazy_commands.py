@@ -20,6 +20,7 @@ from cloudddp.config.descriptions import DESCRIPTIONS
 from cloudddp.config.global_options import Flag, GlobalOptions
 from cloudddp.errors import UsageError
 
+HELP_NAMES = ["-h", "--help"]
 Table = Mapping[str, tuple[str, str]]
 """Name -> ("module:attribute" of the command, its short help)."""
 
@@ -142,7 +143,11 @@ class Verb(click.Command):
         only_own_options: bool = False,
         context_settings: Mapping[str, Any] | None = None,
     ) -> None:
-        settings = {"allow_interspersed_args": not passes_arguments, **(context_settings or {})}
+        settings = {
+            "allow_interspersed_args": not passes_arguments,
+            "help_option_names": HELP_NAMES,
+            **(context_settings or {}),
+        }
         every = [*params, *([] if only_own_options else global_options(after_verb=True))]
         super().__init__(name, params=every, help=inspect.cleandoc(help), context_settings=settings)
         self.action = action

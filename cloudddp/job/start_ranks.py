@@ -91,7 +91,7 @@ def start(
 
 def looking_for(job: JobSpec, files: Collection[str], *, nodes: int, wrote: bool) -> SnapshotSearch | None:
     """Return what looks for the files that the nodes share and that are not `files` of the project, which the
-    agents copy between them before ranks start (infra/node/agent/share/spread.py); None where they share none.
+    agents copy between them before ranks start (share/spread.py there); None where they share none.
 
     A pattern of job.share that matches a folder is for all that is in it. `wrote`: an earlier job wrote
     something. Pure.
