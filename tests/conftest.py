@@ -26,8 +26,8 @@ from support.tiers import mark_slow_tests
 for _name in [name for name in os.environ if name.startswith("PYTHON") and name != "PYTHONPATH"]:
     del os.environ[_name]
 sys.dont_write_bytecode = False
-# A shell that runs the tests in the background has Ctrl-C ignored, and nohup the end of a terminal, which every
-# child would inherit.
+# A shell that runs the tests in the background has Ctrl-C ignored, and nohup the end of a terminal, which
+# every child would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
