@@ -16,7 +16,6 @@ from cloudddp.config.project import Project
 from cloudddp.config.settings import Layer
 from cloudddp.config.spec import Config
 from cloudddp.errors import Command, UsageError
-from cloudddp.sim import control
 
 
 def tolerated(warn: Callable[[str], None], options: GlobalOptions, where: Project, verb: str) -> Config:
@@ -101,6 +100,8 @@ def report_other_region(
 
 def enter_simulator(console: Console) -> None:
     """Start the simulator unless it runs, and point this process at it."""
+    from cloudddp.sim import control  # 20 ms, which commands for AWS need not take
+
     found = control.find(state_folder.home())
     if found is None:
         console.log("starting the simulator (", Command("sim", "stop"), " stops it)")
