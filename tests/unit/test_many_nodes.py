@@ -49,7 +49,7 @@ def run_all(fleet: Fleet, specs: dict[int, CommandSpec], **more: Any) -> Outcome
 # Runs a command on all nodes that ends only once all of them have begun; prints the results, the most
 # threads, and the most memory in bytes.
 PROGRAM = f"""
-import json, resource, sys, threading
+import json, re, sys, threading
 from pathlib import Path
 from cloudddp.ssh.fleet import Fleet
 from cloudddp.ssh.running import CommandSpec
@@ -67,7 +67,8 @@ with Fleet(dict.fromkeys(range({NODES}), target)) as fleet:
     fleet.connect()
     found = fleet.each(lambda node: fleet.run(node, CommandSpec(wait % (folder, node, folder, node)))).all()
     ended.set()
-memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+# Not ru_maxrss, which counts the memory of the process that forked this one, too.
+memory = int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1]) * 1024
 print(json.dumps([[int(one.stdout[200_000:]) for one in found.values()], most, memory]))
 """  # noqa: E501
 

@@ -482,7 +482,8 @@ def test_command_is_closed_on_a_connection_that_has_just_broken(connection: Conn
     begun: list[bytes] = []
     activity = Activity(HANG_GUARD, None)
     running = connection.start("echo on; cat", activity)
-    running.exchange(Input(b""), (begun.append, len), activity, until=lambda: True, keep_open=True)
+    until = lambda: bool(begun)  # noqa: E731
+    running.exchange(Input(b""), (begun.append, len), activity, until=until, keep_open=True)
     assert begun == [b"on\n"]
     transport = connection._client.get_transport()
     assert transport is not None
