@@ -197,7 +197,7 @@ def test_ctrl_c_while_aws_is_queried_about_a_lost_node_keeps_the_files_of_the_ot
         "time.sleep(600)",
     )
     process = start_interrupted(
-        cli, "cluster.inspect:ended_nodes", "run", "-n", "2", "train.py", caller="ended_nodes"
+        cli, "cluster.lookup:ended_nodes", "run", "-n", "2", "train.py", caller="ended_nodes"
     )
     assert process.stdout is not None
     assert all("began" in process.stdout.readline() for _ in range(2))

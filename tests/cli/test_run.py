@@ -23,7 +23,7 @@ from support.interrupts import interrupted_at
         ("cli.actions.run:bring_up", "", False),
         ("cli.session:Session.cluster", "", False),
         ("cluster.connect:connect", "", False),
-        ("cluster.readiness:connect", "", False),
+        ("cluster.wait_ready:connect", "", False),
         ("cli.actions.run:NewJob", "", True),
     ],
 )

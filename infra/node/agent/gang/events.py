@@ -1,5 +1,5 @@
 """What happens to a job on one node, and what its agent does about it: the input and the output of
-state.step."""
+step.step."""
 
 from __future__ import annotations
 
