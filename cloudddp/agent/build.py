@@ -1,8 +1,7 @@
-"""Builds the agent: one .pyz that holds infra/node/agent/ and the protocol, reproducibly.
+"""Builds the agent: the modules of infra/node/agent/ and the protocol, reproducibly.
 
 The same sources give the same bytes on every computer: sorted names, fixed times and modes, and no
-compression, because the output of zlib differs between versions. So its SHA-256 identifies the agent on the
-nodes, wherever it was built.
+compression, because the output of zlib differs between versions.
 """
 
 from __future__ import annotations
@@ -20,27 +19,32 @@ _MAIN = b"from agent.__main__ import run\n\nrun()\n"  # what Python runs first
 
 
 @functools.cache
-def agent() -> bytes:
-    """Return the agent's .pyz. It is built once, so that a command uses the same agent from start to end."""
-    return build(payload.root() / "infra" / "node" / "agent", Path(__file__).parent / "protocol")
+def sources() -> dict[str, bytes]:
+    """Return the agent's modules: path -> text. They are read once, so that a command uses the same agent
+    from start to end."""
+    return read(payload.root() / "infra" / "node" / "agent", Path(__file__).parent / "protocol")
 
 
-def build(program: Path, protocol: Path) -> bytes:
-    """Return a .pyz with the modules of the folders `program` (as `agent`) and `protocol`."""
-    files = {
+def read(program: Path, protocol: Path) -> dict[str, bytes]:
+    """Return the modules of the folders `program` (as `agent`) and `protocol`."""
+    return {
         "__main__.py": _MAIN,
         "cloudddp/__init__.py": b"",
         "cloudddp/agent/__init__.py": b"",
         **dict(_modules(program, "agent")),
         **dict(_modules(protocol, "cloudddp/agent/protocol")),
     }
+
+
+def archive() -> bytes:
+    """Return a zip archive of the agent."""
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-        for name in sorted(files):
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as file:
+        for name, text in sorted(sources().items()):
             info = zipfile.ZipInfo(name, _EPOCH)
             info.create_system = 3  # Unix, also where it is built on another system
             info.external_attr = 0o100644 << 16
-            archive.writestr(info, files[name])
+            file.writestr(info, text)
     return buffer.getvalue()
 
 

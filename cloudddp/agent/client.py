@@ -1,9 +1,9 @@
 """Calls the agent on the nodes: ships it, runs a step on one node or on all, decodes the reply.
 
 A `Runner` carries commands to nodes: the SSH fleet, or the stand-in of a dry run. Over SSH one process on a
-node does its steps one after another (session.py). The agent's file is checked by its hash before each start,
-which catches accidents and other versions. It does not protect against a rank, which may replace any program
-of its user: decode.py does.
+node does its steps one after another (session.py). The agent's sources are checked by their hash before each
+start, which catches accidents and other versions. It does not protect against a rank, which may replace any
+program of its user: decode.py does.
 """
 
 from __future__ import annotations
@@ -125,7 +125,8 @@ def run_step(
             else:
                 result = once()
                 if body is None and result.exit_code == ExitCode.NO_AGENT:
-                    shipped = runner.run(node, CommandSpec(commands.ship("exit 0"), commands.parcel()))
+                    again = CommandSpec(commands.ship("exit 0"), commands.compressed_agent())
+                    shipped = runner.run(node, again)
                     result = shipped if shipped.exit_code else once()
         failures.raise_refusal(node, result)
     except NodeError as error:
@@ -136,7 +137,7 @@ def run_step(
 def _run_shipped(runner: Runner, node: int, request: Step, spec: CommandSpec) -> Result:
     """Run a step with the agent on stdin."""
     command = commands.ship(commands.agent_command(request.STEP, encode(request).decode()))
-    return runner.run(node, replace(spec, command=command, stdin=commands.parcel()))
+    return runner.run(node, replace(spec, command=command, stdin=commands.compressed_agent()))
 
 
 def _run_once(

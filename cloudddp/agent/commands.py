@@ -17,7 +17,7 @@ _PYTHON = "python3 -IS -X utf8"
 
 @functools.cache
 def _agent_hash() -> str:
-    return hashlib.sha256(build.agent()).hexdigest()
+    return hashlib.sha256(b"".join(text for _, text in sorted(build.sources().items()))).hexdigest()
 
 
 def agent_id() -> str:
@@ -26,8 +26,8 @@ def agent_id() -> str:
 
 
 def agent_path() -> str:
-    """Return the agent's path on a node, below the home folder. It is the folder in which the archive
-    (.pyz) beside it is unpacked, so that Python keeps the byte code: `start` takes half the time."""
+    """Return the path of the agent's folder on a node, below the home folder. It is unpacked, so that Python
+    keeps the byte code: `start` takes half the time of one that runs from an archive."""
     return f".cloudddp/agent-{agent_id()}"
 
 
@@ -38,9 +38,10 @@ def step_of(command: str) -> str:
 
 
 def _is_intact() -> str:
-    """Return the shell test that the agent's archive exists and is whole, and was unpacked."""
-    path = f'"$HOME"/{agent_path()}'
-    return f'[ "$(sha256sum 2>/dev/null < {path}.pyz)" = "{_agent_hash()}  -" ] && [ -d {path} ]'
+    """Return the shell test that the agent's sources are there and whole."""
+    hashed = "find . -name '*.py' | LC_ALL=C sort | xargs cat | sha256sum"
+    folder = f'cd "$HOME"/{agent_path()} 2>/dev/null'
+    return f'[ "$({folder} && {hashed} 2>/dev/null)" = "{_agent_hash()}  -" ]'
 
 
 def agent_command(*words: str) -> str:
@@ -49,22 +50,25 @@ def agent_command(*words: str) -> str:
 
 
 @functools.cache
-def parcel() -> bytes:
-    """Return the agent, gzipped. Its hash is that of the uncompressed file, so the version of zlib does not
+def compressed_agent() -> bytes:
+    """Return the agent's archive, gzipped. Nothing depends on the bytes, so the version of zlib does not
     matter."""
-    return gzip.compress(build.agent(), 6, mtime=0)
+    return gzip.compress(build.archive(), 6, mtime=0)
 
 
 def ship(then: str) -> str:
     """Return the command that takes the agent, compressed, from stdin and puts it in place whole, then runs
     `then`.
 
-    An intact agent is kept: a node whose disk is full can still be queried.
+    An intact agent is kept: a node whose disk is full can still be queried, and a process that runs from it
+    imports the rest from it. So of two laptops that ship at once, one puts its folder there.
     """
     path = f'"$HOME"/{agent_path()}'
+    new, old = f"{path}.$$", f"{path}.$$.old"
     install = (
-        f"gzip -dc > {path}.$$.pyz && {_PYTHON} -m zipfile -e {path}.$$.pyz {path}.$$ && "
-        f"rm -rf {path} && mv {path}.$$ {path} && mv -f {path}.$$.pyz {path}.pyz"
+        f"gzip -dc > {new}.zip && {_PYTHON} -m zipfile -e {new}.zip {new} && "
+        f"{{ mv -T {new} {path} 2>/dev/null || {_is_intact()} || "
+        f"{{ mv -T {path} {old} && mv -T {new} {path}; }}; }} && rm -rf {new} {new}.zip {old}"
     )
     return (
         'umask 077; mkdir -p "$HOME"/.cloudddp && '

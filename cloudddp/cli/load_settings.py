@@ -100,7 +100,8 @@ def report_other_region(
 
 def enter_simulator(console: Console) -> None:
     """Start the simulator unless it runs, and point this process at it."""
-    from cloudddp.sim import control  # 20 ms, which commands for AWS need not take
+    # 20 ms, which commands for AWS need not take.
+    from cloudddp.sim import control
 
     found = control.find(state_folder.home())
     if found is None:

@@ -1,4 +1,4 @@
-"""The agent's .pyz: the same sources give the same bytes, and it runs without anything but the standard
+"""The agent's archive: the same sources give the same bytes, and it runs without anything but the standard
 library."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def test_agent_is_the_same_wherever_and_whenever_it_is_built(tmp_path: Path) -> 
         (copy / "agent" / "__pycache__").mkdir()
         (copy / "agent" / "__pycache__" / "x.pyc").touch()
         (copy / "agent" / "notes.txt").touch()
-        assert build.build(copy / "agent", copy / "protocol") == build.agent()
+        assert build.read(copy / "agent", copy / "protocol") == build.sources()
 
 
 @pytest.mark.parametrize("settings", [{"TZ": "Asia/Tokyo", "umask": 0o077}, {"TZ": "UTC", "umask": 0o000}])
@@ -50,7 +50,7 @@ def test_agent_is_the_same_in_another_process(settings: dict[str, str | int]) ->
 
 
 def test_agent_holds_its_modules_and_the_protocol_only() -> None:
-    with zipfile.ZipFile(io.BytesIO(build.agent())) as archive:
+    with zipfile.ZipFile(io.BytesIO(build.archive())) as archive:
         names = archive.namelist()
         assert names == sorted(names)
         assert {info.compress_type for info in archive.infolist()} == {zipfile.ZIP_STORED}

@@ -271,7 +271,7 @@ def test_error_text_of_a_step_is_escaped(victim: Victim) -> None:
 
 
 def test_changed_agent_is_shipped_again(victim: Victim) -> None:
-    (agent,) = (victim.home / ".cloudddp").glob("agent-*.pyz")
+    (agent,) = (victim.home / ".cloudddp").glob("agent-*/__main__.py")
     whole = agent.read_bytes()
     agent.write_bytes(b"print('owned')\n")
     assert "done.py" in victim.cli.ok("jobs")
@@ -284,7 +284,7 @@ def test_agent_changed_during_a_job_is_shipped_again_to_end_it(victim: Victim) -
         "import pathlib, time\n"
         "print('began', flush=True)\n"
         "while not pathlib.Path('go').exists(): time.sleep(0.05)\n"
-        "[agent] = (pathlib.Path.home() / '.cloudddp').glob('agent-*.pyz')\n"
+        "[agent] = (pathlib.Path.home() / '.cloudddp').glob('agent-*/__main__.py')\n"
         "agent.write_text('print(0)')\n"
         "print('replaced', flush=True)\n"
         "raise SystemExit(7)\n",

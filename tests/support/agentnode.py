@@ -51,7 +51,7 @@ def agent_file() -> Path:
     folder = tempfile.mkdtemp(prefix="cloudddp-agent-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = Path(folder) / "agent"
-    with zipfile.ZipFile(io.BytesIO(build.agent())) as archive:
+    with zipfile.ZipFile(io.BytesIO(build.archive())) as archive:
         archive.extractall(path)
     return path
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from support.agentnode import HANG_GUARD, agent_file
 from support.instances import inventory_instance
 
-from cloudddp.agent import build, commands
+from cloudddp.agent import commands
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.spec import Config
@@ -41,7 +41,6 @@ class LocalNode:
         self.sent = 0  # bytes that the laptop has sent to `receive`
         self.processes: list[subprocess.Popen[bytes]] = []
         (home / ".cloudddp").mkdir(parents=True, mode=0o700)
-        (home / f"{commands.agent_path()}.pyz").write_bytes(build.agent())
         shutil.copytree(agent_file(), home / commands.agent_path())
 
 

@@ -1,10 +1,10 @@
 """The protocol between the laptop and the node agent: each request, reply, frame, limit and constant, defined
 once.
 
-Both sides import these modules: the laptop from the installed package, the agent from a copy in its .pyz. So
+Both sides import these modules: the laptop from the installed package, the agent from a copy beside it. So
 they need Python 3.9 and the standard library only, and import nothing else of cloudddp.
 
-A step is a command, `python3 agent.pyz STEP [REQUEST]`, or one of several over `serve` (serve.py). Its
+A step is a command, `python3 AGENT STEP [REQUEST]`, or one of several over `serve` (serve.py). Its
 request is JSON: the first line of stdin, or in argv where the agent itself is on stdin (never one that holds
 secrets). Its reply is the last line on stdout; `pack` and `follow` write frames instead.
 

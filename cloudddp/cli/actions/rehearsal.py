@@ -132,7 +132,7 @@ class Nodes:
                 yield from _process(start.env, process, self._hidden)
         elif step == SetupRequest.STEP:
             yield from (f"  < {line}" for line in decode(message, SetupRequest).commands)
-        elif data and data != commands.parcel() and step:
+        elif data and data != commands.compressed_agent() and step:
             yield f"  < {message.decode()}"
         elif data:
             yield f"  < {len(data)} bytes: {'the agent' if step else 'infra/node/host-key.sh'}"
