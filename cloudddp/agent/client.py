@@ -84,7 +84,7 @@ def run_step(
     node: int,
     request: Step,
     *,
-    body: Iterable[bytes] | None = None,
+    body: Callable[[], Iterable[bytes]] | None = None,
     ship: bool = False,
     timeout: float | None = 60.0,
     limit: int = MAX_REPLY,
@@ -97,10 +97,9 @@ def run_step(
 ) -> Result:
     """Run one step of the agent on a node and return what it wrote.
 
-    The `body` follows the request on stdin. With `ship` the agent itself is on stdin, and the request in
-    argv, which every user of the node can read: no request with secrets is sent like that. An agent that
-    turns out to be missing or changed is shipped for a second try, unless there is a `body`, which can be
-    read only once.
+    What `body` returns follows the request on stdin. With `ship` the agent itself is on stdin, and the
+    request in argv, which every user of the node can read: no request with secrets is sent like that. An
+    agent that turns out to be missing or changed is shipped for a second try.
 
     `span`: record its time for --timings. `is_last`: of this node, as far as is known; its output may be any
     bytes. `alone`: in a process of its own, so that its output may be any bytes, too. `then`: the steps that
@@ -124,7 +123,7 @@ def run_step(
                 result = _run_shipped(runner, node, request, spec)
             else:
                 result = once()
-                if body is None and result.exit_code == ExitCode.NO_AGENT:
+                if result.exit_code == ExitCode.NO_AGENT:
                     again = CommandSpec(commands.ship("exit 0"), commands.compressed_agent())
                     shipped = runner.run(node, again)
                     result = shipped if shipped.exit_code else once()
@@ -145,7 +144,7 @@ def _run_once(
     node: int,
     request: Step,
     spec: CommandSpec,
-    body: Iterable[bytes] | None,
+    body: Callable[[], Iterable[bytes]] | None,
     *,
     is_last: bool,
     alone: bool,
@@ -157,12 +156,12 @@ def _run_once(
     connection = None if alone else runner.connection(node)
     if connection is not None:
         session = Session.of(connection, node, commands.step_command("serve"))
-        after = replace(spec, stdin=b"" if body is None else body)
+        after = replace(spec, stdin=b"" if body is None else body())
         result = session.run(request.STEP, message, after, is_last=is_last, then=then)
         if result is not None:
             return result
     line = message + b"\n"
-    stdin = line if body is None else itertools.chain((line,), body)
+    stdin = line if body is None else itertools.chain((line,), body())
     return runner.run(node, replace(spec, stdin=stdin))
 
 

@@ -143,7 +143,7 @@ class Transfer:
                     job=self._job,
                     adds=self._adds,
                 ),
-                body=self._input(node),
+                body=functools.partial(self._input, node),
                 timeout=SILENCE,
                 on_stdout=lambda data: self._received(node, data),
             )

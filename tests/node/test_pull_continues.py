@@ -17,15 +17,17 @@ from support.cutlink import CutLink
 from support.harness import wait_for
 from support.sshserver import Site, site
 
+from cloudddp.agent.protocol.manifest import FILE
 from cloudddp.cli.actions.results import pull_resumed
 from cloudddp.cli.byte_progress import ByteProgress
 from cloudddp.cli.console import Console
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.errors import CloudDDPError, NodeError
-from cloudddp.job.results import local_files
 from cloudddp.job.results import pull as pulling
+from cloudddp.job.results.local_files import Here
 from cloudddp.job.results.pull import Pulled
 from cloudddp.job.results.receive import Transfer
+from cloudddp.job.results.unpack import Entry
 from cloudddp.safe_files import Folder
 from cloudddp.ssh.fleet import Fleet
 
@@ -405,10 +407,16 @@ def test_two_pulls_into_one_folder_at_the_same_time(place: Place) -> None:
 
 
 def test_hidden_files_of_the_target_are_not_hashed_for_the_node(place: Place) -> None:
-    (place.to / "runs" / ".secret").mkdir(parents=True)
-    for name in ("runs/.env", "runs/.secret/key", "runs/plain"):
-        (place.to / name).write_text("x")
-        os.utime(place.to / name, (5, 5))
-    with Folder.at(place.to) as target, Folder.at(place.to.parent) as before:
-        found = local_files.find(before, target, [("runs",)])
-    assert [one.name for one in found] == ["runs/plain"]
+    with Folder.at(place.to.parent) as before:
+        place.to.mkdir()
+        (place.to / "runs" / ".secret").mkdir(parents=True)
+        for name in ("runs/.env", "runs/.secret/key", "runs/plain"):
+            (place.to / name).write_text("x")
+            os.utime(place.to / name, (5, 5))
+        with Folder.at(place.to) as target, Here(before, target) as here:
+            found = [
+                name
+                for name in ("runs/.env", "runs/.secret/key", "runs/plain")
+                if here.find(Entry(name, FILE, 1), tuple(name.split("/")))
+            ]
+    assert found == ["runs/plain"]

@@ -1,16 +1,19 @@
-"""Files -> the frames of a transfer: on the laptop, and on a node that passes on what it has.
+"""Files -> the frames of a transfer: project files on the laptop, and on a node that passes on what it has;
+results on a node.
 
 A file may change while it is read. It is described as it was read, then looked at once more: a file that has
-changed is read again, and after TRIES the caller gets to know.
+changed is read again, and after TRIES the receiver and the caller get to know. Results are read once: a log
+may grow for as long as its job runs.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Generator, Iterable, Iterator
 from hashlib import sha256
-from typing import Callable, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional, Protocol
 
 from cloudddp.agent.protocol import transfer
 from cloudddp.agent.protocol.transfer import (
@@ -25,17 +28,19 @@ from cloudddp.agent.protocol.transfer import (
 )
 
 TRIES = 3
+RECENT_NS = 10**9  # after a write so long ago another one has another time, by the clock of any file system
 HASHED = 32 << 20  # bytes that are only hashed, after which the caller gets a turn
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
 class Wanted(NamedTuple):
     """A file to send, by its index in the listing, its path as the operating system has it, from `offset`
-    on."""
+    on; with a `digest` (SHA-256, hex) only if the bytes before it have that one, else as a whole."""
 
     number: int
     path: str
     offset: int = 0
+    digest: str = ""
 
 
 class UnreadableFile(Exception):
@@ -46,6 +51,28 @@ class UnreadableFile(Exception):
         self.path, self.error = path, error
 
 
+class Contents(Protocol):
+    """What is sent of a file: `size` bytes."""
+
+    size: int
+
+    def read(self, count: int) -> bytes:
+        """Return `count` bytes, fewer only at the end."""
+
+
+class FixedSize:
+    """A file of the size that it had when it was opened."""
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        self.size = size
+        self._descriptor, self._at = descriptor, 0
+
+    def read(self, count: int) -> bytes:
+        data = os.pread(self._descriptor, min(count, self.size - self._at), self._at)
+        self._at += len(data)
+        return data
+
+
 OnSent = Callable[[str, Record, Optional[int]], None]  # path, record, inode or None
 
 
@@ -53,11 +80,19 @@ def ignore(_path: str, _record: Record, _inode: Optional[int]) -> None:
     """Do nothing, as an OnSent."""
 
 
+def whole(_wanted: Wanted, descriptor: int, info: os.stat_result) -> Contents:
+    """Return what is sent of a file that is open: all of it."""
+    return FixedSize(descriptor, info.st_size)
+
+
 class Sender:
     """Makes frames of files below `root`. `on_sent` gets each file's path, its record as it was read, and its
-    inode, or None if it was changing. `encode` returns some data with its codec. A file that cannot be read
-    raises UnreadableFile, or is sent as missing where `tolerant`; one that does not exist is sent as deleted
-    otherwise."""
+    inode, or None if it was changing. `encode` returns some data with its codec. A large file that changes is
+    read up to `tries` times.
+
+    A file that cannot be read raises UnreadableFile, and one that does not exist is sent as deleted. With
+    `on_lost`, which gets why, both are sent as missing, perhaps after some parts.
+    """
 
     def __init__(
         self,
@@ -65,16 +100,14 @@ class Sender:
         secret: bytes,
         *,
         on_sent: OnSent = ignore,
+        on_lost: Optional[Callable[[Wanted, OSError], None]] = None,
         encode: Callable[[bytes], Encoded] = plain,
-        tolerant: bool = False,
+        contents: Callable[[Wanted, int, os.stat_result], Contents] = whole,
+        tries: int = TRIES,
     ) -> None:
-        self._root, self._secret, self._on_sent, self._encode, self._tolerant = (
-            root,
-            secret,
-            on_sent,
-            encode,
-            tolerant,
-        )
+        self._root, self._secret, self._tries = root, secret, tries
+        self._on_sent, self._on_lost = on_sent, on_lost
+        self._encode, self._contents = encode, contents
 
     def frames(self, files: Iterable[Wanted]) -> Iterator[bytes]:
         """Yield the frames of files, in order as far as their sizes are alike; b"" from time to time while
@@ -88,25 +121,17 @@ class Sender:
                 try:
                     descriptor, info = _open(wanted.path, root)
                 except OSError as error:
-                    is_deleted = isinstance(error, (FileNotFoundError, NotADirectoryError))
-                    if not (self._tolerant or is_deleted):
-                        raise UnreadableFile(wanted.path, error) from None
-                    gone = Record(
-                        wanted.number,
-                        0,
-                        0,
-                        False,
-                        b"\0" * DIGEST,
-                        missing=self._tolerant,
-                        deleted=not self._tolerant,
-                    )
-                    records.append(gone)
+                    records.append(self._gone(wanted, error))
                     continue
                 try:
                     if info.st_size > SMALL or wanted.offset:
                         yield from self._large(wanted, descriptor)
                         continue
-                    record, data, inode = _read_small(wanted.number, descriptor, info)
+                    record, data, inode = self._read_small(wanted, descriptor, info)
+                except OSError as error:
+                    yield self._batch([*records, self._gone(wanted, error)], contents)
+                    records, contents, size = [], [], 0
+                    continue
                 finally:
                     os.close(descriptor)
                 if records and (size + len(data) > SMALL or len(records) >= MAX_BATCH):
@@ -121,36 +146,73 @@ class Sender:
         finally:
             os.close(root)
 
+    def _gone(self, wanted: Wanted, error: OSError) -> Record:
+        """Return the record of a file that cannot be opened. Raises UnreadableFile."""
+        if self._on_lost is not None:
+            self._on_lost(wanted, error)
+        elif not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+            raise UnreadableFile(wanted.path, error) from None
+        missing = self._on_lost is not None
+        return Record(wanted.number, 0, 0, False, b"\0" * DIGEST, missing=missing, deleted=not missing)
+
     def _batch(self, records: list[Record], contents: list[bytes]) -> bytes:
         data = b"".join(contents)
         return transfer.batch(self._secret, records, data, self._encode)
 
+    def _read_small(
+        self, wanted: Wanted, descriptor: int, before: os.stat_result
+    ) -> tuple[Record, bytes, Optional[int]]:
+        """Return the record of a file, its contents, and its inode, or None if it was changing. `before`: its
+        status when it was opened."""
+        for attempt in range(TRIES):
+            began = time.time_ns()
+            if attempt:
+                before = os.fstat(descriptor)
+            contents = self._contents(wanted, descriptor, before)
+            data = contents.read(min(contents.size, MAX_BODY)) if contents.size else b""  # it may have grown
+            is_stable = len(data) == contents.size and _same(before, os.fstat(descriptor))
+            if is_stable:
+                break
+        digest = sha256(data).digest()
+        record = _record(wanted.number, before, len(data), digest, began, is_stable=is_stable)
+        return record, data, before.st_ino if is_stable else None
+
     def _large(self, wanted: Wanted, descriptor: int) -> Iterator[bytes]:
         """Yield a file in parts. What the receiver has is only hashed."""
-        begin = wanted.offset
-        for attempt in range(TRIES):
-            before = os.fstat(descriptor)
-            digest = sha256()
-            at = 0
-            os.lseek(descriptor, 0, os.SEEK_SET)
-            while at < before.st_size:
-                data = os.read(descriptor, min(PART_SIZE, before.st_size - at))
-                if not data:
-                    break
+        offset = wanted.offset
+        for attempt in range(self._tries):
+            began, before = time.time_ns(), os.fstat(descriptor)
+            contents = self._contents(wanted, descriptor, before)
+            digest, at = sha256(), 0
+            if offset:
+                at = yield from _hash(contents, offset, digest)
+                if at < offset or (wanted.digest and digest.hexdigest() != wanted.digest):
+                    contents = self._contents(wanted, descriptor, before)
+                    digest, at = sha256(), 0
+            while data := contents.read(min(PART_SIZE, contents.size - at)):
                 digest.update(data)
-                if at + len(data) > begin:
-                    kept = data[max(begin - at, 0) :]
-                    yield transfer.part(self._secret, wanted.number, max(at, begin), kept, self._encode)
+                yield transfer.part(self._secret, wanted.number, at, data, self._encode)
                 at += len(data)
-                if at <= begin and at % HASHED < len(data):
-                    yield b""
-            stable = _same(before, os.fstat(descriptor)) and at == before.st_size
-            if stable or attempt == TRIES - 1:
-                record = _record(wanted.number, before, at, digest.digest())
-                self._on_sent(wanted.path, record, before.st_ino if stable else None)
+            if at < contents.size and self._tries == 1:
+                raise OSError(0, "it became shorter while it was read")
+            is_stable = _same(before, os.fstat(descriptor)) and at == contents.size
+            if is_stable or attempt == self._tries - 1:
+                record = _record(wanted.number, before, at, digest.digest(), began, is_stable=is_stable)
+                self._on_sent(wanted.path, record, before.st_ino if is_stable else None)
                 yield transfer.end(self._secret, record)
                 return
-            begin = 0
+            offset = 0
+
+
+def _hash(contents: Contents, size: int, digest: Any) -> Generator[bytes, None, int]:
+    """Hash the first `size` bytes; return how many there are. Yield b"" from time to time."""
+    at = 0
+    while data := contents.read(min(PART_SIZE, size - at)):
+        digest.update(data)
+        at += len(data)
+        if at % HASHED < len(data):
+            yield b""
+    return at
 
 
 def _open(path: str, root: int) -> tuple[int, os.stat_result]:
@@ -163,23 +225,18 @@ def _open(path: str, root: int) -> tuple[int, os.stat_result]:
     return descriptor, info
 
 
-def _read_small(index: int, descriptor: int, before: os.stat_result) -> tuple[Record, bytes, Optional[int]]:
-    """Return the record of a file, its contents, and its inode, or None if it was changing. `before`: its
-    status when it was opened."""
-    for attempt in range(TRIES):
-        if attempt:
-            before = os.fstat(descriptor)
-        # It may have grown since then.
-        data = os.pread(descriptor, min(before.st_size, MAX_BODY), 0) if before.st_size else b""
-        stable = len(data) == before.st_size and _same(before, os.fstat(descriptor))
-        if stable:
-            break
-    record = _record(index, before, len(data), sha256(data).digest())
-    return record, data, before.st_ino if stable else None
-
-
-def _record(index: int, info: os.stat_result, size: int, digest: bytes) -> Record:
-    return Record(index, size, info.st_mtime_ns, bool(info.st_mode & 0o111), digest[:DIGEST])
+def _record(
+    index: int, info: os.stat_result, size: int, digest: bytes, began: int, *, is_stable: bool
+) -> Record:
+    return Record(
+        index,
+        size,
+        info.st_mtime_ns,
+        bool(info.st_mode & 0o111),
+        digest[:DIGEST],
+        settled=is_stable and began - info.st_mtime_ns > RECENT_NS,
+        changed=not is_stable,
+    )
 
 
 def _same(one: os.stat_result, other: os.stat_result) -> bool:

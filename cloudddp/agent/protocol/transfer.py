@@ -1,22 +1,24 @@
-"""The transfer of project files as a stream of frames: from the laptop to one node, and from each node to the
-next.
+"""The transfer of files as a stream of frames: project files from the laptop to a node and from there to the
+others, results from a node to the laptop.
 
-A receiver first gets the manifest, answers with the files that it lacks, and then gets those. All three are
+A receiver first gets the listing, answers with the files that it lacks, and then gets those. All three are
 frames, equal on SSH and on the connections between nodes, so that a node passes on what it gets as it is.
 Whoever sends a file first seals the frames: an HMAC under the secret of this sync covers the head of a frame,
-and the heads hold the SHA-256 of the contents.
+and the heads hold the SHA-256 of the contents. Results have no secret (UNSEALED): SSH says who sends them.
 """
 
 from __future__ import annotations
 
 import functools
 import hmac
+import io
 import json
 import struct
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any, Callable, NamedTuple, TypeVar
+from typing import Any, Callable, NamedTuple, Optional, TypeVar
 
 from cloudddp.agent.protocol.codec import (
     MAX_COUNT,
@@ -27,13 +29,22 @@ from cloudddp.agent.protocol.codec import (
     decode,
     encode,
 )
-from cloudddp.agent.protocol.manifest import FILE, MAX_FILES, Entry, Folder, check_folders
+from cloudddp.agent.protocol.manifest import (
+    FILE,
+    MAX_FILES,
+    MAX_LISTED,
+    Entry,
+    Folder,
+    check_folder,
+    check_folders,
+)
 from cloudddp.agent.protocol.phases import MAX_NODES
 
 T = TypeVar("T")
 
 # Kinds of frames.
-LISTING, WANTS, BATCH, PART, END, DONE, ALIVE, SOURCE, CLOSE = range(1, 10)
+LISTING, WANTS, BATCH, PART, END, DONE, ALIVE, SOURCE, CLOSE, LEFT_OUT = range(1, 11)
+UNSEALED = b""
 
 SMALL = 1 << 20  # bytes; several files up to this size are in one BATCH, larger ones in PARTs
 PART_SIZE = 1 << 20  # bytes
@@ -42,6 +53,7 @@ MAX_BATCH = 8192  # files
 MAX_BODY = 2 * SMALL
 FILE_WORK = 4096  # bytes of work that a change of a file counts as, besides its contents
 MAX_LISTING = 64 << 20  # bytes, before and after decompression
+MAX_ENTRIES = 1_000_000  # of all listings of a transfer
 
 SEAL = 16  # bytes of an HMAC-SHA-256
 DIGEST = 16  # bytes of a SHA-256: nobody can find another file with the same ones
@@ -51,13 +63,15 @@ _PREFIX = struct.Struct(">BIQ")  # kind, bytes of the head, bytes of the body
 _RECORD = struct.Struct(">IQqB16s")  # index, size, mtime in ns, flags, digest
 _PART = struct.Struct(">IQBI")  # index, offset, codec, bytes before compression
 _BATCH = struct.Struct(">BI")  # codec, bytes before compression
-_EXECUTABLE, _MISSING, _DELETED = 1, 2, 4  # flags
+_WORK = struct.Struct(">QQ")  # files, bytes
+_EXECUTABLE, _MISSING, _DELETED, _UNSETTLED, _CHANGED = 1, 2, 4, 8, 16  # flags
 
 
 class Record(NamedTuple):
     """A file as it was read: `number` is its index in the listing, its size in bytes. `missing`: the sender
     does not have it, and there are no contents; `deleted`: likewise, and the sender is the laptop, which had
-    it when it was listed."""
+    it when it was listed. Not `settled`: a further change need not show in its time. `changed`: while it was
+    read."""
 
     number: int
     size: int
@@ -66,6 +80,8 @@ class Record(NamedTuple):
     digest: bytes
     missing: bool = False
     deleted: bool = False
+    settled: bool = True
+    changed: bool = False
 
     @property
     def mode(self) -> int:
@@ -118,14 +134,10 @@ def frame(secret: bytes, kind: int, head: bytes = b"", body: bytes = b"") -> byt
 def read_frame(read: Callable[[int], bytes], secret: bytes) -> Frame:
     """Return the next frame. `read(n)` returns n bytes, fewer only at the end. Raises EOFError at the end,
     ProtocolError."""
-    opening = read(_PREFIX.size + SEAL)
-    if len(opening) < _PREFIX.size + SEAL:
+    opening = read(_OPENING)
+    if len(opening) < _OPENING:
         raise EOFError("the stream ended")
-    kind, head_size, body_size = _PREFIX.unpack_from(opening)
-    if not LISTING <= kind <= CLOSE or head_size > MAX_HEAD:
-        raise ProtocolError("not a frame of a transfer")
-    if body_size > (MAX_LISTING if kind in (LISTING, WANTS) else MAX_BODY):
-        raise ProtocolError("a frame is too long")
+    kind, head_size, body_size = _sizes(opening)
     head = read(head_size) if head_size else b""
     if not hmac.compare_digest(opening[_PREFIX.size :], seal(secret, kind, head)):
         raise ProtocolError("a frame has no valid seal")
@@ -135,11 +147,55 @@ def read_frame(read: Callable[[int], bytes], secret: bytes) -> Frame:
     return Frame(kind, head, body, b"".join((opening, head, body)))
 
 
+_OPENING = _PREFIX.size + SEAL  # bytes
+
+
+def _sizes(opening: bytes) -> tuple[int, int, int]:
+    """Return the kind of a frame, and the bytes of its head and body. Raises ProtocolError."""
+    kind, head_size, body_size = _PREFIX.unpack_from(opening)
+    if not LISTING <= kind <= LEFT_OUT or head_size > MAX_HEAD:
+        raise ProtocolError("not a frame of a transfer")
+    if body_size > (MAX_LISTING if kind in (LISTING, WANTS) else MAX_BODY):
+        raise ProtocolError("a frame is too long")
+    return kind, head_size, body_size
+
+
+class Frames:
+    """Makes frames of bytes that arrive in pieces of any size."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+        self._rest = bytearray()  # of a frame that has not arrived completely
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a frame has begun to arrive."""
+        return bool(self._rest)
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """Yield the frames that are complete. Raises ProtocolError."""
+        self._rest += data
+        while (found := self._next()) is not None:
+            yield found
+
+    def _next(self) -> Optional[Frame]:
+        if len(self._rest) < _OPENING:
+            return None
+        _, head_size, body_size = _sizes(bytes(self._rest[:_OPENING]))
+        size = _OPENING + head_size + body_size
+        if len(self._rest) < size:
+            return None
+        raw = io.BytesIO(self._rest[:size])
+        del self._rest[:size]
+        return read_frame(raw.read, self._secret)
+
+
 # -- files ------------------------------------------------------------------------------------------------
 
 
 def _pack(record: Record) -> bytes:
     flags = _EXECUTABLE * record.executable | _MISSING * record.missing | _DELETED * record.deleted
+    flags |= _UNSETTLED * (not record.settled) | _CHANGED * record.changed
     return _RECORD.pack(record.number, record.size, record.mtime_ns, flags, record.digest)
 
 
@@ -153,6 +209,8 @@ def _unpack(fields: tuple[Any, ...]) -> Record:
         digest,
         bool(flags & _MISSING),
         bool(flags & _DELETED),
+        not flags & _UNSETTLED,
+        bool(flags & _CHANGED),
     )
 
 
@@ -251,14 +309,22 @@ class Listing:
     gone. `contents` is the SHA-256 (its beginning, in hex) of files that may be there with another time, by
     path.
 
-    A file's index is its position in the folders, in order.
+    Of results there may be several, one after the other: the first has what the node has found first. `modes`
+    are the permissions of folders, by path.
+
+    A file's index is its position in the folders, in order, of all listings.
     """
 
     folders: dict[str, Folder]
     contents: dict[str, str] = field(default_factory=dict)
+    modes: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_folders(self.folders)
+        check_length("the modes of folders", self.modes, MAX_LISTED)
+        for folder, mode in self.modes.items():
+            check_folder(folder)
+            check_range("a mode", mode, 0, 0o7777)
 
     def entries(self) -> list[tuple[str, Entry]]:
         """Return path and entry by index, in wire form."""
@@ -276,30 +342,37 @@ class Listing:
 @_checked
 def read_listing(found: Frame) -> Listing:
     """Raises ProtocolError."""
+    return decode(read_listing_text(found, MAX_LISTING), Listing, limit=MAX_LISTING)
+
+
+def read_listing_text(found: Frame, limit: int) -> bytes:
+    """Return the JSON of a listing, up to `limit` bytes. Raises ProtocolError."""
     if found.kind != LISTING or sha256(found.body).digest() != found.head:
         raise ProtocolError("not a listing")
-    return decode(_inflated(found.body, MAX_LISTING), Listing, limit=MAX_LISTING)
+    return _inflated(found.body, limit)
 
 
 @dataclass(frozen=True)
 class Wants:
-    """What a node lacks: the indexes of files, and how many bytes of one it has already. `everything`: all
-    regular files of the listing. `size` is the number of bytes to send, `delete` how many files the node will
-    delete."""
+    """What a receiver lacks: the indexes of files, and how many bytes of one it has already, with the SHA-256
+    (hex) of these bytes in `digests`, as far as it says that. `everything`: all regular files of the listing.
+    `size` is the number of bytes to send, `delete` how many files a node will delete."""
 
     everything: bool = False
     files: tuple[int, ...] = ()
     offsets: dict[str, int] = field(default_factory=dict)
     size: int = 0
     delete: int = 0
+    digests: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_length("files", self.files, MAX_FILES)
+        check_length("files", self.files, MAX_ENTRIES)
         check_length("offsets", self.offsets, MAX_FILES)
+        check_length("digests", self.digests, MAX_FILES)
         check_range("size", self.size, 0, MAX_SIZE)
         check_range("delete", self.delete, 0, MAX_COUNT)
         for index in self.files:
-            check_range("an index", index, 0, MAX_FILES)
+            check_range("an index", index, 0, MAX_ENTRIES)
         for text, offset in self.offsets.items():
             if not (text.isascii() and text.isdigit() and len(text) < 8):
                 raise ProtocolError("not an index")
@@ -343,3 +416,24 @@ def read_source(found: Frame) -> int:
     if not isinstance(position, int) or not LAPTOP <= position <= MAX_NODES:
         raise ProtocolError("not a position")
     return position
+
+
+# -- results -------------------------------------------------------------------------------------------------
+
+
+class Work(NamedTuple):
+    """What a node has done so far without sending it: files that it has looked at, bytes that it has
+    hashed."""
+
+    files: int
+    size: int
+
+
+def working(work: Work) -> bytes:
+    """Return the frame that says what a node does while it has nothing to send."""
+    return frame(UNSEALED, ALIVE, _WORK.pack(*work))
+
+
+@_checked
+def read_work(found: Frame) -> Work:
+    return Work(*_WORK.unpack(found.head))

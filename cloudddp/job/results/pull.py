@@ -1,8 +1,8 @@
 """Pulling results: a stream of files from a node, written next to its destination and moved there once it is
 complete.
 
-The node is told what is here (local_files.py), so files that did not change are not sent again, and a
-transfer that broke continues.
+The node lists what it has, and gets asked for what is not here (local_files.py). So files that did not change
+are not sent again, and a transfer that broke continues.
 
 A node is not trusted: any program that runs there as the login user decides what is sent. So only what was
 requested is accepted, by names that mean the same on every file system (safe_names.py), through open folders
@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,14 +26,14 @@ from cloudddp.agent.protocol.files import PackRequest, Selection
 from cloudddp.agent.protocol.results import EVIDENCE, LeftFile
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.errors import Command, NodeError, UsageError, parts
-from cloudddp.job.results import incoming, local_files, safe_names
-from cloudddp.job.results.file_stream import Reader, Refused, Truncated
+from cloudddp.job.results import incoming, safe_names
 from cloudddp.job.results.incoming import Incoming
 from cloudddp.job.results.move import Move, identity
 from cloudddp.job.results.progress_limit import ProgressLimit
 from cloudddp.job.results.pull_notes import CHANGED, LONGEST, MISSING, Notes
 from cloudddp.job.results.receive import Progress, Receive
 from cloudddp.job.results.safe_names import Parts
+from cloudddp.job.results.unpack import Refused, Truncated
 from cloudddp.job.results.write_errors import OTHER_FOLDER_HINT, cannot_write
 from cloudddp.safe_files import Folder, resolved
 from cloudddp.text import one_line
@@ -219,37 +219,30 @@ class _Pull:
     def _receive(self, arrived: Incoming, target: Folder, since: int) -> Receive:
         """Receive what was requested from the node."""
         node = self._node
-        found = local_files.find(arrived.before, target, self._roots)
         request = PackRequest(
             PROJECT,
             tuple("/".join((".", *root)) for root in self._roots),
             self._job,
-            tuple(one.wire for one in found),
             self._everything,
             self._selection,
         )
         with Receive(
-            arrived, self._roots, found, self._notes, node=node, since=since, progress=self._progress
+            arrived, target, self._roots, self._notes, node=node, since=since, progress=self._progress
         ) as receive:
-            reader = Reader(receive, compared=sum(one.size for one in found if one.hasher is not None))
-            limit = ProgressLimit(node, lambda: reader.amount)
-
-            def take(feed: Callable[[bytes], object], data: bytes) -> None:
-                limit.take(feed, data)
-                receive.heard()
-
+            limit = ProgressLimit(node, lambda: receive.amount)
             result = client.run_step(
                 self._runner,
                 node,
                 request,
                 timeout=PACK_SECONDS,
-                on_stdout=functools.partial(take, reader.feed),
-                on_stderr=functools.partial(take, self._notes.feed),
+                body=receive.answer,
+                on_stdout=functools.partial(limit.take, receive.feed),
+                on_stderr=functools.partial(limit.take, self._notes.feed),
                 alone=True,
             )
             if result.exit_code:
                 raise NodeError(f"node {node}: {self._notes.last() or failures.failure_text(result)}")
-            reader.close()
+            receive.close()
         return receive
 
     def _refused(self, error: Refused, *, kept: bool) -> NodeError:

@@ -1,25 +1,45 @@
-"""Takes the stream of a node into the folder of a transfer: new files, and those that were here already.
+"""Takes what a node sends of its files into the folder of a transfer: new files, and those that were here
+already.
 
-A file that is continued is compared with the hash of the whole file as the agent has read it, so it is never
-a mix of two versions. What arrives in one transfer is verified by SSH.
+A node is not trusted: what no agent sends raises Refused, and with it nothing is kept. Each file is compared
+with the hash of the whole file as the agent has read it, so it is never a mix of two versions.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Callable, Sequence
+import queue
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cloudddp.agent.protocol import files
-from cloudddp.agent.protocol.files import End, Entry, LeftOut, Total
+from cloudddp.agent.decode import decode
+from cloudddp.agent.protocol import files, transfer
+from cloudddp.agent.protocol.codec import ProtocolError
+from cloudddp.agent.protocol.files import LeftOut
+from cloudddp.agent.protocol.manifest import LINK, path_from_wire
+from cloudddp.agent.protocol.transfer import (
+    DIGEST,
+    MAX_ENTRIES,
+    UNSEALED,
+    Frame,
+    Frames,
+    Listing,
+    Record,
+    Wants,
+    Work,
+)
 from cloudddp.job.results import local_files as here
-from cloudddp.job.results.file_stream import Refused
 from cloudddp.job.results.incoming import Incoming
-from cloudddp.job.results.local_files import Known
+from cloudddp.job.results.local_files import Here, Known
 from cloudddp.job.results.pull_notes import Notes
 from cloudddp.job.results.safe_names import Parts
-from cloudddp.job.results.unpack import Unpack
+from cloudddp.job.results.unpack import FOLDER, Entry, Refused, Truncated, Unpack
+from cloudddp.safe_files import Folder
+
+LOOK_WORK = 1024  # bytes that count for a file that the agent has only looked at
+MAX_TEXT = 256 << 20  # bytes of all listings
 
 
 @dataclass(slots=True)
@@ -35,14 +55,24 @@ class Transfer:
 Progress = Callable[[Transfer], None]
 
 
+@dataclass(slots=True)
+class _Open:
+    """The file that is being received, with a hash of what is here of it."""
+
+    number: int
+    entry: Entry
+    written: int
+    hasher: Any
+
+
 class Receive:
-    """A stream.Receiver. `known` are the files that were described to the node."""
+    """Feed it what the node sends, and send it what `answer` yields. `target` is where the files will be."""
 
     def __init__(
         self,
         arrived: Incoming,
+        target: Folder,
         roots: Sequence[Parts],
-        known: Sequence[Known],
         notes: Notes,
         *,
         node: int,
@@ -53,11 +83,17 @@ class Receive:
         self.older = 0  # of these, how many are older than `since` (seconds)
         self._since = since * 10**9
         self._arrived, self._notes = arrived, notes
-        self._known = known
-        self._by_path = {one.path: one for one in known if one.hasher is not None}
+        self._here = Here(arrived.before, target)
         self._files = Unpack(arrived.files, roots, notes, node)
-        self._entry: Entry | None = None
-        self._hasher: Any = None
+        self._frames = Frames(UNSEALED)
+        self._listed = self._text = self._left_out = 0
+        self._wanted: dict[int, Entry] = {}  # by index: what has not come yet
+        self._known: dict[int, Known] = {}  # of these, what is here of them
+        self._open: _Open | None = None
+        self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._is_answered = self._is_finished = False
+        self._sent = self._compared = 0  # bytes
+        self._work = Work(0, 0)
         self._transfer, self._progress = Transfer(), progress
 
     def __enter__(self) -> Receive:
@@ -65,93 +101,223 @@ class Receive:
 
     def __exit__(self, *_: object) -> None:
         self._files.__exit__()
+        self._here.__exit__()
 
-    def heard(self) -> None:
-        """The node has sent something, perhaps only that it works."""
-        self._progress(self._transfer)
+    @property
+    def amount(self) -> int:
+        """What has come so far, in bytes, with a limit for what the agent says that it has read."""
+        read = min(self._work.files, MAX_ENTRIES) * LOOK_WORK + min(self._work.size, self._compared)
+        return self._sent + read
 
-    def total(self, total: Total) -> None:
-        self._transfer.total = total.size
-        self._progress(self._transfer)
+    def answer(self) -> Iterator[bytes]:
+        """Yield what goes to the node: what is wanted, once that is known; b"" before."""
+        while self._answers.empty():
+            yield b""
+        yield self._answers.get()
 
-    def same(self, numbers: tuple[int, ...]) -> None:
-        for number in numbers:
-            if number >= len(self._known) or self._known[number].used:
-                raise Refused(f"file {number} of this computer is the same, which has none or had it before")
-            one = self._use(self._known[number])
-            if one.hasher is not None:
-                raise Refused(f"{one.name!r} is the same by its time, which does not identify it")
-            if one.root is self._arrived.before:
-                here.take(one, self._files.parent(one.path))
+    def feed(self, data: bytes) -> None:
+        """Take a piece of what the node sends. Raises Refused, OSError, CloudDDPError."""
+        try:
+            for frame in self._frames.feed(data):
+                self._take(frame)
+        except (ProtocolError, EOFError) as error:
+            raise Refused(str(error)) from None
+        self._progress(self._transfer)  # it has sent something, perhaps only that it works
+
+    def close(self) -> None:
+        """Raises Truncated where something is missing."""
+        if self._is_finished and not self._frames.is_cut:
+            return
+        where = f" in the middle of {self._open.entry.name!r}" if self._open else ""
+        raise Truncated(f"the stream is truncated{where}")
+
+    def _take(self, frame: Frame) -> None:
+        kind = frame.kind
+        if self._is_finished:
+            raise Refused("the stream continues after its end")
+        if kind == transfer.ALIVE:
+            self._work = transfer.read_work(frame)
+            return
+        self._sent += len(frame.raw)
+        if kind == transfer.LEFT_OUT:
+            self._leave_out(decode(frame.head, LeftOut))
+        elif kind == transfer.LISTING and not self._is_answered:
+            self._list(frame)
+        elif kind == transfer.DONE and not self._is_answered:
+            self._ask()
+        elif kind == transfer.BATCH and self._is_answered:
+            for record, contents in transfer.read_batch(frame):
+                self._small(record, contents)
+        elif kind == transfer.PART and self._is_answered:
+            self._part(*transfer.read_part(frame))
+        elif kind == transfer.END and self._is_answered:
+            self._end(transfer.read_end(frame))
+        elif kind == transfer.DONE:
+            self._finish()
+        else:
+            raise Refused("it sent a frame that does not belong here")
+
+    def _leave_out(self, one: LeftOut) -> None:
+        self._left_out += 1
+        if self._left_out > files.MAX_LEFT_OUT + 1:
+            raise Refused(f"more than {files.MAX_LEFT_OUT:,} files are left out")
+        try:
+            name, reason = files.plain(one.name), files.plain(one.reason)
+        except ValueError:
+            raise Refused("the name of a file that is left out is not bytes") from None
+        self._notes.left_out(name, reason, counts=one.counts)
+
+    # -- what the node has -----------------------------------------------------------------------------------
+
+    def _list(self, frame: Frame) -> None:
+        text = transfer.read_listing_text(frame, files.MAX_TEXT)
+        self._text += len(text)
+        listing = decode(text, Listing, limit=files.MAX_TEXT)
+        entries = listing.entries()
+        first, self._listed = self._listed, self._listed + len(entries) + len(listing.modes)
+        if self._listed > MAX_ENTRIES or self._text > MAX_TEXT:
+            raise Refused(f"there are more than {MAX_ENTRIES:,} files")
+        self._listed = first + len(entries)
+        for path, mode in sorted(listing.modes.items()):
+            self._files.begin(Entry(path_from_wire(path), FOLDER, 0, mode))
+        for number, (path, found) in enumerate(entries, first):
+            target = path_from_wire(found.target)
+            entry = Entry(path_from_wire(path), found.kind, found.size, found.mode, found.mtime_ns, target)
+            if found.kind == LINK:
+                self._files.begin(entry)
             else:
-                self._keep(one)
-        self._progress(self._transfer)
+                self._compare(number, entry)
 
-    def begin(self, entry: Entry) -> None:
-        self._entry = entry
-        if entry.offset:
-            self._go_on(entry)
+    def _compare(self, number: int, entry: Entry) -> None:
+        """Decide whether a file has to be sent."""
+        path = self._files.checked(entry)
+        if not path or self._files.leaves_out(entry, path):
+            return
+        known = self._here.find(entry, path)
+        if known is not None and known.hasher is None:
+            self._keep(known)
+            return
+        self._wanted[number] = entry
+        self._transfer.total += entry.size
+        if known is not None:
+            self._known[number] = known
+            self._compared += known.size
+
+    def _keep(self, known: Known) -> None:
+        """Take a file that is complete: it stays in the target."""
+        if known.root is self._arrived.before:
+            here.take(known, self._files.parent(known.path))
+            return
+        self.unchanged += 1
+        self.older += known.mtime_ns < self._since
+
+    def _ask(self) -> None:
+        self._is_answered = True
+        if not self._wanted:
+            self._is_finished = True
+            self._answers.put(transfer.frame(UNSEALED, transfer.CLOSE))
+            return
+        offsets = {str(number): known.size for number, known in self._known.items()}
+        digests = {str(number): known.hasher.hexdigest() for number, known in self._known.items()}
+        wants = Wants(files=tuple(self._wanted), offsets=offsets, size=self._transfer.total, digests=digests)
+        self._answers.put(wants.frame(UNSEALED))
+
+    # -- contents --------------------------------------------------------------------------------------------
+
+    def _entry(self, number: int) -> Entry:
+        """Return the entry of a file that was asked for and has not come."""
+        entry = self._wanted.get(number)
+        if entry is None:
+            raise Refused(f"file {number} was not asked for, or has come before")
+        return entry
+
+    def _small(self, record: Record, contents: memoryview) -> None:
+        """Take a file as a whole, or learn that it is missing."""
+        entry = self._entry(record.number)
+        if self._open is not None:
+            if not record.missing or self._open.number != record.number:
+                raise Refused(f"{self._open.entry.name!r} has no end")
+            self._files.discard()
+            self._open = None
+        elif not record.missing:
+            self._files.begin(entry._replace(size=record.size))
+            self._write(contents)
+            self._complete(entry, record)
+        del self._wanted[record.number]
+
+    def _part(self, number: int, offset: int, data: bytes) -> None:
+        if self._open is None:
+            self._begin(number, offset)
+        assert self._open is not None  # noqa: S101  _begin has opened it
+        if (self._open.number, self._open.written) != (number, offset):
+            raise Refused(f"{self._open.entry.name!r} has no end, or a part of it is missing")
+        self._open.hasher.update(data)
+        self._open.written += len(data)
+        self._write(memoryview(data))
+
+    def _begin(self, number: int, offset: int) -> None:
+        """Open a file that comes in parts, or go on with what is here of it."""
+        entry = self._entry(number)
+        known = self._known.get(number)
+        if known is not None and known.size == offset:
+            self._open = _Open(number, entry, offset, self._go_on(entry, known))
+        elif offset:
+            raise Refused(f"{entry.name!r} continues a file that is not here")
         else:
             self._files.begin(entry)
-            self._hasher = None
+            self._open = _Open(number, entry, 0, hashlib.sha256())
 
-    def _go_on(self, entry: Entry) -> None:
-        """Continue a file whose beginning is here."""
-        path = self._files.checked(entry)
-        one = self._by_path.get(path)
-        if one is None or one.used or one.size != entry.offset:
-            raise Refused(f"{entry.name!r} continues a file that is not here")
-        self._use(one)
-        self._transfer.done += one.size
-        if one.size == entry.size and one.root is not self._arrived.before:
-            self._hasher = one.hasher
-            self._keep(one)
-            return
-        folder = self._files.parent(path)
-        if folder.kind(path[-1]):
+    def _go_on(self, entry: Entry, known: Known) -> Any:
+        """Continue a file whose beginning is here; return a hasher that has read it."""
+        folder = self._files.parent(known.path)
+        if folder.kind(known.path[-1]):
             raise Refused(f"{entry.name!r} was sent twice")
-        if one.root is self._arrived.before:
-            here.take(one, folder)
+        self._transfer.done += known.size
+        if known.root is self._arrived.before:
+            here.take(known, folder)
             flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-            descriptor = os.open(path[-1], flags, dir_fd=folder.descriptor)
-            self._files.go_on(entry, path, descriptor)
-            self._hasher = one.hasher
-        else:
-            descriptor = folder.create(path[-1], 0o600 | (entry.mode & 0o755))
-            self._files.go_on(entry, path, descriptor)
-            self._hasher = here.copy(one, descriptor)
+            descriptor = os.open(known.path[-1], flags, dir_fd=folder.descriptor)
+            self._files.go_on(entry, known.path, descriptor)
+            return known.hasher
+        descriptor = folder.create(known.path[-1], 0o600 | (entry.mode & 0o755))
+        self._files.go_on(entry, known.path, descriptor)
+        return here.copy(known, descriptor)
 
-    def _keep(self, one: Known) -> None:
-        """Leave a file of the target as it is."""
-        self.unchanged += 1
-        self.older += one.mtime_ns < self._since
+    def _end(self, record: Record) -> None:
+        known = self._known.get(record.number)
+        if self._open is None and known is not None and known.size == record.size:
+            if known.hasher.digest()[:DIGEST] == record.digest and known.root is not self._arrived.before:
+                self._keep(known)
+                self._transfer.done += known.size
+                del self._wanted[record.number]
+                return
+            self._begin(record.number, known.size)
+        elif self._open is None:  # it has become empty
+            self._begin(record.number, 0)
+        assert self._open is not None  # noqa: S101  it was just opened
+        entry = self._open.entry
+        digest = self._open.hasher.digest()[:DIGEST]
+        if (self._open.number, self._open.written, digest) != (record.number, record.size, record.digest):
+            raise Refused(f"{entry.name!r} differs from what the node has read")
+        self._open = None
+        self._complete(entry, record)
+        del self._wanted[record.number]
 
-    def _use(self, one: Known) -> Known:
-        one.used = True
-        return one
-
-    def data(self, piece: memoryview) -> None:
-        if self._files.writes:
-            if self._hasher is not None:
-                self._hasher.update(piece)
-            self._files.data(piece)
+    def _write(self, piece: memoryview) -> None:
+        self._files.data(piece)
         self._transfer.done += len(piece)
         self._transfer.received += len(piece)
         self._progress(self._transfer)
 
-    def end(self, end: End) -> None:
-        assert self._entry is not None  # noqa: S101  the reader has begun a file
-        if end.state == files.GIVEN_UP:
-            self._files.discard()
-        elif self._files.writes or self._entry.offset:
-            self._complete(self._entry, end)
-
-    def left_out(self, one: LeftOut) -> None:
-        self._notes.left_out(one.name, one.reason, counts=one.counts)
-
-    def _complete(self, entry: Entry, end: End) -> None:
-        if self._hasher is not None and self._hasher.digest() != end.digest:
-            raise Refused(f"{entry.name!r} differs from what the node has read")
-        if end.state == files.CHANGED:
+    def _complete(self, entry: Entry, record: Record) -> None:
+        if record.changed and self._files.writes:
             self._notes.changed(entry.name)
-        self._files.end(exact=end.state == files.SETTLED)
+        self._files.end(record.mtime_ns, exact=record.settled)
+
+    def _finish(self) -> None:
+        if self._open is not None:
+            raise Refused(f"{self._open.entry.name!r} has no end")
+        if self._wanted:
+            name = next(iter(self._wanted.values())).name
+            raise Refused(f"{name!r} was not sent, and not said to be missing")
+        self._is_finished = True

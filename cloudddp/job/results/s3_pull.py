@@ -14,19 +14,18 @@ from pathlib import Path
 from cloudddp.agent.decode import decode
 from cloudddp.agent.protocol.codec import MAX_TIME, ProtocolError
 from cloudddp.agent.protocol.copies import LINK, LOGS, MTIME, OUTPUTS, REPORT, Copied
-from cloudddp.agent.protocol.files import FILE, Entry
-from cloudddp.agent.protocol.files import LINK as LINK_ENTRY
+from cloudddp.agent.protocol.manifest import FILE
+from cloudddp.agent.protocol.manifest import LINK as LINK_ENTRY
 from cloudddp.aws import s3
 from cloudddp.aws.client import AWS
 from cloudddp.aws.s3 import Object
 from cloudddp.job.results import incoming, pull, safe_names
-from cloudddp.job.results.file_stream import Refused
 from cloudddp.job.results.move import Move
 from cloudddp.job.results.pull import Pulled
 from cloudddp.job.results.pull_notes import Notes
 from cloudddp.job.results.s3_location import Place
 from cloudddp.job.results.safe_names import Parts
-from cloudddp.job.results.unpack import Unpack
+from cloudddp.job.results.unpack import Entry, Refused, Unpack
 from cloudddp.job.results.write_errors import cannot_write
 from cloudddp.safe_files import Folder
 
@@ -118,10 +117,10 @@ class _Transfer:
     one: Object
 
     def run(self, aws: AWS, place: Place) -> None:
-        self._open = False
+        self._open, self._mtime_ns = False, 0
         s3.read(aws, place.bucket, self.one.key, self._begin, lambda data: self.unpack.data(memoryview(data)))
         if self._open:
-            self.unpack.end()
+            self.unpack.end(self._mtime_ns)
 
     def _begin(self, metadata: Mapping[str, str]) -> bool:
         """Return whether the contents are to be read."""
@@ -142,7 +141,7 @@ class _Transfer:
         except Refused as error:
             self.notes.left_out(self.name, str(error))
             return False
-        self._open = not link
+        self._open, self._mtime_ns = not link, mtime
         return not link
 
     def _is_newer_here(self, mtime_ns: int) -> bool:

@@ -10,12 +10,11 @@ import errno
 import os
 import stat
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from cloudddp.agent.protocol import files
-from cloudddp.agent.protocol.files import Entry
+from cloudddp.agent.protocol.manifest import LINK
 from cloudddp.errors import CloudDDPError
 from cloudddp.job.results import safe_names
-from cloudddp.job.results.file_stream import Refused
 from cloudddp.job.results.pull_notes import LONGEST, Notes
 from cloudddp.job.results.safe_names import Parts
 from cloudddp.job.results.write_errors import FREE_SPACE_HINT
@@ -26,6 +25,28 @@ LARGE = 1 << 20  # bytes; a smaller file is not continued after a broken transfe
 # Errors that concern one name: the file system ignores case, forbids the name or has it already.
 _OF_ONE_FILE = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL)
 _LATEST = 1 << 33  # seconds since the epoch: the year 2242
+
+
+FOLDER = "d"  # as the kind of an entry, besides FILE and LINK
+
+
+class Refused(ValueError):
+    """The agent would not send this. The message says why."""
+
+
+class Truncated(Refused):
+    """The stream is truncated."""
+
+
+class Entry(NamedTuple):
+    """What is to be written. Bytes of a name that are not UTF-8 are lone surrogates, as in os.fsdecode."""
+
+    name: str
+    kind: str  # FILE, FOLDER or LINK
+    size: int = 0  # bytes; 0 except for files
+    mode: int = 0o644
+    mtime_ns: int = 0  # since the epoch; may be negative
+    target: str = ""  # of a link
 
 
 def is_unfinished(mode: int) -> bool:
@@ -47,10 +68,8 @@ class Unpack:
         self._roots = roots
         self._notes = notes
         self._folder, self._descent = folder, Descent(folder)
-        self._ignored = 0  # bytes of files that are left out
         self._path: Parts = ()
         self._file = -1  # the descriptor of the file that is received, -1 where it is left out
-        self._mtime_ns = 0
         self._mode: int | None = None  # the mode that a file marked as unfinished gets at its end
         self._guarded: Parts | None = None  # a folder of git or cloudddp whose files are left out
 
@@ -68,11 +87,7 @@ class Unpack:
 
     def begin(self, entry: Entry) -> None:
         path = self.checked(entry)
-        if not path:
-            return
-        if self._left_out(entry, path):
-            self._ignored += entry.size  # they come all the same, but not without end
-            self._check_space(self._folder, entry.name, self._ignored)
+        if not path or self.leaves_out(entry, path):
             return
         try:
             self._make(entry, path)
@@ -91,13 +106,13 @@ class Unpack:
             raise Refused(f"{entry.name!r} {error}") from None
         if not safe_names.covers(self._roots, path):
             raise Refused(f"{entry.name!r} was not requested")
-        if entry.kind == files.LINK:
+        if entry.kind == LINK:
             end = safe_names.link_end(path, entry.target)
             if end is None or not safe_names.covers(self._roots, end):
                 raise Refused(f"{entry.name!r} is a link to {entry.target!r}, which was not requested")
         return path
 
-    def _left_out(self, entry: Entry, path: Parts) -> bool:
+    def leaves_out(self, entry: Entry, path: Parts) -> bool:
         """Return whether an entry is left out, and note why."""
         if self._guarded is not None and path[: len(self._guarded)] == self._guarded:
             return True
@@ -117,11 +132,11 @@ class Unpack:
 
     def _make(self, entry: Entry, path: Parts) -> None:
         folder = self._descent.to(path[:-1], make=0o755)
-        if entry.kind == files.FOLDER:
+        if entry.kind == FOLDER:
             folder.enter(path[-1], make=0o700 | (entry.mode & 0o755)).close()
             return
         moment = local_time(entry.mtime_ns)
-        if entry.kind == files.LINK:
+        if entry.kind == LINK:
             os.symlink(entry.target, path[-1], dir_fd=folder.descriptor)
             os.utime(path[-1], ns=(moment, moment), dir_fd=folder.descriptor, follow_symlinks=False)
             return
@@ -135,7 +150,7 @@ class Unpack:
 
     def go_on(self, entry: Entry, path: Parts, descriptor: int) -> None:
         """Write what follows to an open file. If it is large, it is marked as unfinished until its end."""
-        self._path, self._file, self._mtime_ns = path, descriptor, local_time(entry.mtime_ns)
+        self._path, self._file = path, descriptor
         if entry.size >= LARGE:
             self._mode = stat.S_IMODE(os.fstat(descriptor).st_mode) | stat.S_IRUSR
             os.fchmod(descriptor, self._mode & ~stat.S_IRUSR)
@@ -157,13 +172,13 @@ class Unpack:
         while self._file >= 0 and piece:
             piece = piece[os.write(self._file, piece) :]
 
-    def end(self, *, exact: bool = True) -> None:
+    def end(self, mtime_ns: int, *, exact: bool = True) -> None:
         """Complete the file. Not `exact`: its time is set to a whole second, which says that it does not
         identify the contents (local_files.py)."""
         if self._file >= 0:
             if self._mode is not None:
                 os.fchmod(self._file, self._mode)
-            moment = self._mtime_ns if exact else self._mtime_ns // 10**9 * 10**9
+            moment = local_time(mtime_ns) if exact else local_time(mtime_ns) // 10**9 * 10**9
             os.utime(self._file, ns=(moment, moment))
         self._close()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import BinaryIO, Union
+from typing import Union
 
 MAX_PARTS = 10_000  # of a file with holes
 
@@ -28,8 +28,8 @@ class WithoutHoles:
     """A log without the part that ranks/rank_log.py has removed, which would be sent as zeros: a line says
     how long it was."""
 
-    def __init__(self, file: BinaryIO, size: int, parts: list[tuple[int, int]]) -> None:
-        self._file = file
+    def __init__(self, descriptor: int, size: int, parts: list[tuple[int, int]]) -> None:
+        self._descriptor = descriptor
         self._pieces: list[Union[bytes, tuple[int, int]]] = []
         last = 0
         for begin, end in [*parts, (size, size)]:
@@ -57,7 +57,7 @@ class WithoutHoles:
             return data
         begin, end = piece
         wanted = min(count, end - begin)
-        data = os.pread(self._file.fileno(), wanted, begin) or bytes(wanted)  # it has become shorter
+        data = os.pread(self._descriptor, wanted, begin) or bytes(wanted)  # it has become shorter
         begin += len(data)
         self._pieces[:0] = [(begin, end)] if begin < end else []
         return data
