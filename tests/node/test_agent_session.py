@@ -132,7 +132,7 @@ def test_input_that_a_step_has_not_read_is_not_taken_for_the_next_request(node: 
 
 
 def _jobs_with_body(fleet: Fleet, body: Iterable[bytes]) -> Result:
-    return client.run_step(fleet, 0, JobsRequest(), body=body)
+    return client.run_step(fleet, 0, JobsRequest(), body=lambda: body)
 
 
 def test_process_ends_with_the_connection(node: Node) -> None:

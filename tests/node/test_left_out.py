@@ -7,17 +7,16 @@ import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from support.agentnode import Node
+from support.packed import Sent, sent
 
 from agent.files import scan, tree
 from agent.node import store
-from cloudddp.agent.protocol.files import Entry, LeftOut, PackRequest
+from cloudddp.agent.protocol.files import LeftOut, PackRequest
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.results import MAX_LEFT, LeftFile, NewFilesRequest, PulledRequest
-from cloudddp.job.results.file_stream import Reader
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 
@@ -32,47 +31,13 @@ WRITE = (
 )
 
 
-class Received:
-    """What a stream of `pack` has: links with their targets, contents, and what was left out."""
-
-    def __init__(self, data: bytes) -> None:
-        self.files: dict[str, str] = {}
-        self.out: list[LeftOut] = []
-        reader = Reader(self)
-        reader.feed(data)
-        reader.close()
-
-    def begin(self, entry: Entry) -> None:
-        self.name = entry.name
-        if entry.kind != b"d":
-            self.files[entry.name] = f"-> {entry.target}" if entry.target else ""
-
-    def data(self, piece: memoryview) -> None:
-        self.files[self.name] += bytes(piece).decode()
-
-    def left_out(self, one: LeftOut) -> None:
-        self.out.append(one)
-
-    def same(self, numbers: tuple[int, ...]) -> None: ...
-
-    def total(self, total: Any) -> None: ...
-
-    def end(self, end: Any) -> None: ...
-
-    @property
-    def lost(self) -> list[str]:
-        return sorted(one.name for one in self.out if one.counts)
-
-
 def ran(node: Node, code: str) -> None:
     node.start(WRITE + code)
     assert node.follow("job-1").state.phase is JobPhase.SUCCEEDED
 
 
-def packed(node: Node, *paths: str, everything: bool = False) -> Received:
-    done = node.run(PackRequest("p", paths or ("runs",), all=everything))
-    assert done.returncode == 0, done.stderr
-    return Received(done.stdout)
+def packed(node: Node, *paths: str, everything: bool = False) -> Sent:
+    return sent(node, PackRequest("p", paths or ("runs",), all=everything))
 
 
 def new(node: Node, *outputs: str) -> dict[str, int]:

@@ -10,70 +10,24 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 from support.agentnode import Node
+from support.packed import sent
 
 from agent.files.tree import leads_to
-from cloudddp.agent.protocol import files
-from cloudddp.agent.protocol.files import End, Entry, Have, LeftOut, PackRequest, Total
+from cloudddp.agent.protocol.files import PackRequest
 from cloudddp.job.results import safe_names
-from cloudddp.job.results.file_stream import Reader
 
 
-class Names:
-    """Takes a stream as the laptop does; keeps kinds and contents by name."""
-
-    def __init__(self, data: bytes) -> None:
-        self.found: dict[str, tuple[str, str | bytes]] = {}
-        self.entries: dict[str, Entry] = {}
-        self.ends: dict[str, End] = {}
-        self.numbers: list[int] = []
-        self.totals: list[Total] = []
-        self.notes: list[str] = []
-        self._data = bytearray()
-        reader = Reader(self)
-        reader.feed(data)
-        reader.close()
-
-    def left_out(self, one: LeftOut) -> None:
-        self.notes.append(f"left out {one.name}: {one.reason}")
-
-    def same(self, numbers: tuple[int, ...]) -> None:
-        self.numbers += numbers
-
-    def total(self, total: Total) -> None:
-        self.totals.append(total)
-
-    def begin(self, entry: Entry) -> None:
-        self._entry, self._data = entry, bytearray()
-        self.entries[entry.name] = entry
-        if entry.kind != files.FILE:
-            kind = "link" if entry.kind == files.LINK else "folder"
-            self.found[entry.name] = (kind, entry.target if entry.kind == files.LINK else b"")
-
-    def data(self, piece: memoryview) -> None:
-        self._data += piece
-
-    def end(self, end: End) -> None:
-        self.ends[self._entry.name] = end
-        self.found[self._entry.name] = ("file", bytes(self._data))
-
-
-def packed(node: Node, *names: str, have: tuple[Have, ...] = ()) -> tuple[Names, list[str]]:
-    done = node.run(PackRequest("p", names, have=have))
-    assert done.returncode == 0, done.stderr
-    names = Names(done.stdout)
-    return names, [*done.stderr.decode().splitlines(), *names.notes]
-
-
-def pack(node: Node, *names: str) -> tuple[dict[str, tuple[str, str | bytes]], list[str]]:
-    found, notes = packed(node, *names)
-    return found.found, notes
+def packed(node: Node, *names: str) -> tuple[dict[str, tuple[str, str | bytes]], list[str]]:
+    """Return what the laptop gets: kinds, and contents or targets, by name; and the notes."""
+    found = sent(node, PackRequest("p", names))
+    return found.entries, found.notes
 
 
 def test_missing_paths_are_skipped(node: Node) -> None:
     (node.project / "runs" / "1").mkdir(parents=True)
     (node.project / "runs" / "1" / "m.pt").write_bytes(b"\x00weights")
     (node.project / "runs" / "latest").symlink_to("1")
-    found, notes = pack(node, "runs", "absent")
+    found, notes = packed(node, "runs", "absent")
     assert found == {
         "runs": ("folder", b""),
         "runs/1": ("folder", b""),
@@ -88,7 +42,7 @@ def test_hard_links_are_sent_as_separate_files(node: Node) -> None:
     runs.mkdir()
     (runs / "a").write_text("weights")
     os.link(runs / "a", runs / "b")
-    found, notes = pack(node, "runs")
+    found, notes = packed(node, "runs")
     assert found == {"runs": ("folder", b""), "runs/a": ("file", b"weights"), "runs/b": ("file", b"weights")}
     assert notes == []
 
@@ -106,7 +60,7 @@ def test_links_to_other_paths_are_left_out(node: Node) -> None:
         "loop": "loop",
     }.items():
         (runs / name).symlink_to(target)
-    found, notes = pack(node, "runs")
+    found, notes = packed(node, "runs")
     links = {name: target for name, (kind, target) in found.items() if kind == "link"}
     assert links == {"runs/inside": "a", "runs/absolute-inside": "a", "runs/loop": "loop"}
     assert sorted(note.split(":")[0] for note in notes) == [
@@ -129,7 +83,7 @@ def test_special_files_are_left_out(node: Node) -> None:
             listener.bind("socket")
         finally:
             os.chdir(before)
-        found, notes = pack(node, "./runs", "nowhere")
+        found, notes = packed(node, "./runs", "nowhere")
     assert sorted(found) == ["runs", "runs/checkout", "runs/checkout/x"]
     assert sorted(note.split(":")[0] for note in notes) == [
         "left out runs/checkout/.git",
@@ -154,10 +108,8 @@ def test_agent_and_laptop_accept_the_same_links(name: list[str], target: str, ro
 
 
 def evidence(node: Node) -> tuple[dict[str, tuple[str, str | bytes]], list[str]]:
-    done = node.run(PackRequest("p", ("ranks", "flight-recorder"), node.id()))
-    assert done.returncode == 0, done.stderr
-    names = Names(done.stdout)
-    return names.found, [*done.stderr.decode().splitlines(), *names.notes]
+    found = sent(node, PackRequest("p", ("ranks", "flight-recorder"), node.id()))
+    return found.entries, found.notes
 
 
 def test_sparse_file_in_the_folder_of_a_job_is_left_out_and_named(node: Node) -> None:

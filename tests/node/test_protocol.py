@@ -21,7 +21,7 @@ from cloudddp.agent.decode import decode
 from cloudddp.agent.frames import FrameDecoder
 from cloudddp.agent.protocol import codec, transfer
 from cloudddp.agent.protocol.codec import MAX_PATH, MAX_TEXT, ProtocolError, encode, encode_utf8
-from cloudddp.agent.protocol.files import Have, PackRequest
+from cloudddp.agent.protocol.files import PackRequest
 from cloudddp.agent.protocol.frames import End, FollowRequest, Frame, Heartbeat, Log, encode_frame
 from cloudddp.agent.protocol.gang import Gang, Kind, Message, Observed, Report, Unreachable
 from cloudddp.agent.protocol.jobs import MAX_LISTING, JobsReply, JobState, RankRecord
@@ -117,7 +117,7 @@ MESSAGES: list[Any] = [
     Wants(False, (0, 2), {"2": 7}, 9, 1),
     ReceiveRequest("p", "0" * 64, 1, (Peer(0, "10.0.0.1", 1), Peer(1, "10.0.0.2", 65535))),
     ReceiveEvent(received=5, note="x", done=ReceiveReply(1, 2, 3, 4)),
-    PackRequest("p", ("./a", "b c"), have=(Have("x", 5, -1), Have("y", 5, 7, "0" * 64))),
+    PackRequest("p", ("./a", "b c"), all=True),
     SetupRequest(
         JOB_ID, 0, "p", "s", ("pip install x",), ("requirements.txt",), {"A": "b"}, "/opt/x/bin/python"
     ),

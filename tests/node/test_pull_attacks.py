@@ -27,23 +27,25 @@ from support.streams import (
     end,
     file,
     folder,
-    header,
     link,
-    same,
+    listed,
+    missing,
+    part,
     stream,
     tree,
 )
 
 from cloudddp.agent.client import Runner
-from cloudddp.agent.protocol import files
-from cloudddp.agent.protocol.files import DATA, GIVEN_UP, LeftOut, encode_left_out, frame
+from cloudddp.agent.protocol import files, transfer
+from cloudddp.agent.protocol.transfer import Work
 from cloudddp.cli import session
 from cloudddp.cli.console import Console
 from cloudddp.cli.node_connections import connected
 from cloudddp.config.global_options import GlobalOptions
-from cloudddp.errors import CloudDDPError, NodeError
-from cloudddp.job.results import progress_limit, pull
+from cloudddp.errors import NodeError
+from cloudddp.job.results import progress_limit, pull, receive
 from cloudddp.job.results.receive import Transfer
+from cloudddp.job.results.unpack import FOLDER
 
 MEMORY = 200 << 20
 SHIM = """#!/bin/sh
@@ -158,9 +160,10 @@ AT_THE_COMMAND_LINE = [
         "file-of-an-exbibyte",
         "zeros-without-end",
         "noise",
+        "listing-that-inflates",
+        "listing-of-many-objects",
         "longer-than-announced",
         "offset-of-a-file-that-is-not-here",
-        "same-that-is-not-here",
     )
 ]
 
@@ -222,7 +225,9 @@ def test_node_that_chooses_the_names_replaces_no_files_of_the_project_or_the_hom
 
 
 def test_files_of_git_and_cloudddp_are_left_out_with_a_warning(node: CompromisedNode, tmp_path: Path) -> None:
-    node.set_stream(stream(*(file(name) for name in (*streams.GUARDED, *streams.WELCOME)), FINISH))
+    node.set_stream(
+        stream(*(listed(name, size=1) for name in streams.GUARDED), *map(file, streams.WELCOME), FINISH)
+    )
     code, _, err, _ = node.pull("--to", str(tmp_path / "to"))
     assert code == 1, err
     written = {str(p.relative_to(tmp_path / "to")) for p in (tmp_path / "to").rglob("*") if p.is_file()}
@@ -243,13 +248,13 @@ def test_first_of_two_members_with_one_path_is_kept(node: CompromisedNode, tmp_p
 def test_names_and_notes_are_escaped(node: CompromisedNode, tmp_path: Path) -> None:
     evil = "runs/\x1b]0;owned\x07\u202egpj.\n.exe"
     notes = "import sys\nsys.stderr.write('missing \\x1b]52;c;x\\x07\\n')\n"
-    out_of = encode_left_out(LeftOut("\x1b[2Ka\x9b1m\r", "\x07", counts=False))
+    out_of = files.left_out("\x1b[2Ka\x9b1m\r", "\x07", counts=False)
     node.set_stream(
         stream(
             file(evil),
             file("runs/\udcff"),
-            file("runs/cloudddp.toml\u202e\x1b[2J"),
-            file("runs/\x1b/cloudddp.toml"),
+            listed("runs/cloudddp.toml\u202e\x1b[2J"),
+            listed("runs/\x1b/cloudddp.toml"),
             out_of,
             FINISH,
         ),
@@ -275,7 +280,7 @@ def test_number_of_warnings_is_limited(node: CompromisedNode, tmp_path: Path, te
 
 
 def test_many_left_out_members_are_counted(node: CompromisedNode, tmp_path: Path) -> None:
-    node.set_stream(stream(file("runs/a"), *(file(f"runs/.cloudddp-{k}", b"") for k in range(5000)), FINISH))
+    node.set_stream(stream(file("runs/a"), *(listed(f"runs/.cloudddp-{k}") for k in range(5000)), FINISH))
     code, _, err, _ = node.pull("--to", str(tmp_path / "to"))
     assert code == 1, err
     assert len(err.splitlines()) < 200
@@ -288,9 +293,9 @@ def test_modes_and_times_are_restricted(node: CompromisedNode, tmp_path: Path) -
             file("runs/set-user-id", mode=0o6777),
             file("runs/unreadable", mode=0),
             file("runs/unreadable-and-large", bytes(2 << 20), mode=0),
-            file("runs/late", mtime_ns=(1 << 63) - 1),
-            file("runs/early", mtime_ns=-(1 << 63)),
-            header("runs/closed", kind=b"d", mode=0),
+            file("runs/late", mtime_ns=(1 << 60) - 1),
+            file("runs/early", mtime_ns=-(1 << 60)),
+            listed("runs/closed", kind=FOLDER, mode=0),
             file("runs/closed/x"),
             FINISH,
         )
@@ -377,25 +382,20 @@ def test_path_that_is_not_utf8_is_pulled(node: CompromisedNode, tmp_path: Path) 
 
 
 KNOWN = b"here before"  # in the target, when these streams arrive
-CLAIMS = {
+CLAIMS: dict[str, list[streams.Item | bytes]] = {
     "continues-with-a-wrong-hash": [
-        header("runs/hashed", size=len(KNOWN) + 4, offset=len(KNOWN)),
-        frame(DATA, b"evil"),
-        end(b"other"),
+        listed("runs/hashed", size=len(KNOWN) + 4, mtime_ns=5),
+        part(1, len(KNOWN), b"evil"),
+        end(1, KNOWN + b"good"),
     ],
-    "continues-elsewhere": [header("runs/hashed", size=99, offset=5), frame(DATA, bytes(94)), end(b"")],
-    "continues-a-file-without-a-hash": [header("runs/timed", size=99, offset=len(KNOWN))],
-    "continues-twice": [
-        *[header("runs/hashed", size=len(KNOWN), offset=len(KNOWN)), end(KNOWN)] * 2,
-    ],
-    "same-twice": [same(1), same(1)],
-    "same-twice-at-once": [same(1, 1)],
-    "same-that-needs-a-hash": [same(0)],
-    "same-in-a-file": [header("runs/x", size=3), same(1)],
+    "continues-elsewhere": [listed("runs/hashed", size=99, mtime_ns=5), part(1, 5, bytes(94))],
+    "continues-a-file-without-a-hash": [listed("runs/timed", size=99), part(1, len(KNOWN), bytes(88))],
+    "is-the-same-twice": [listed("runs/hashed", size=len(KNOWN), mtime_ns=5), end(1, KNOWN), end(1, KNOWN)],
     "is-the-same-with-a-wrong-hash": [
-        header("runs/hashed", size=len(KNOWN), offset=len(KNOWN)),
-        end(b"other"),
+        listed("runs/hashed", size=len(KNOWN), mtime_ns=5),
+        end(1, b"other bytes"),
     ],
+    "sends-what-was-not-asked-for": [file("runs/timed", b"-" * len(KNOWN))],
 }
 
 
@@ -420,11 +420,11 @@ def test_file_that_the_node_gives_up_is_not_written(
 ) -> None:
     node.set_stream(
         stream(
-            header("runs/large", size=8 << 20),
-            frame(DATA, bytes(1 << 20)),
-            end(state=GIVEN_UP),
-            header("runs/small", size=5),
-            end(state=GIVEN_UP),
+            listed("runs/large", size=8 << 20),
+            listed("runs/small", size=5),
+            part(0, 0, bytes(1 << 20)),
+            missing(0),
+            missing(1),
             file("runs/b"),
             FINISH,
         )
@@ -441,11 +441,13 @@ for number in itertools.count():
     {write}
     time.sleep(0.05)
 """
+WAITS = transfer.working(Work(0, 0))
+COMPARES = transfer.working(Work(0, 1 << 40))
+ONE_BYTE = [part(1, at, b"x") for at in range(1000)]
 DRIPS = {
-    "waits": "os.write(1, b'w\\0\\0\\0\\x10' + bytes(16))",
-    "waits that claim to compare": "os.write(1, b'w\\0\\0\\0\\x10' + bytes(8) + (number << 30).to_bytes(8, "
-    "'big'))",
-    "contents byte by byte": "os.write(1, b'd\\0\\0\\0\\1x')",
+    "waits": f"os.write(1, {WAITS!r})",
+    "waits that claim to compare": f"os.write(1, {COMPARES!r})",
+    "contents byte by byte": f"os.write(1, {ONE_BYTE!r}[number])",
     "notes": "os.write(2, b'missing x\\n')",
 }
 
@@ -455,7 +457,7 @@ def test_results_without_progress_end(
     node: CompromisedNode, runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drip: str
 ) -> None:
     monkeypatch.setattr(progress_limit, "STALLED", 2.0)
-    begun = [file("runs/a"), header("runs/b", size=1 << 20)] if "contents" in drip else [file("runs/a")]
+    begun = [file("runs/a"), listed("runs/b", size=1 << 20)]
     node.set_stream(stream(*begun), DRIP.format(write=DRIPS[drip]))
     heard: list[Transfer] = []
     with pytest.raises(NodeError, match="node 0: it made no progress while it sent results"):
@@ -475,16 +477,8 @@ def test_notes_after_the_end_of_the_results_do_not_make_it_wait(
 def test_number_of_files_is_limited(
     node: CompromisedNode, runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "MAX_ENTRIES", 100)
-    node.set_stream(stream(*(file(f"runs/{k % 7}", b"") for k in range(101)), FINISH))
+    monkeypatch.setattr(receive, "MAX_ENTRIES", 100)
+    node.set_stream(stream(*(file(f"runs/{k}", b"") for k in range(101)), FINISH))
     with pytest.raises(NodeError, match="more than 100 files"):
         pull.pull(runner, ["runs"], node=0, to=tmp_path / "to")
     assert not (tmp_path / "to").exists()
-
-
-def test_files_that_are_left_out_have_an_end(node: CompromisedNode, runner: Runner, tmp_path: Path) -> None:
-    node.set_stream(
-        stream(header("runs/.git", size=1 << 60)), DRIP.format(write="os.write(1, b'd\\0\\0\\0\\1x')")
-    )
-    with pytest.raises(CloudDDPError, match="free on this computer's disk"):
-        pull.pull(runner, ["runs"], node=0, to=tmp_path / "to")

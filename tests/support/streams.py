@@ -6,66 +6,107 @@ without the checks of the agent.
 
 from __future__ import annotations
 
-import hashlib
+import json
 import stat
 import struct
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
-from cloudddp.agent.protocol import files
-from cloudddp.agent.protocol.files import MAGIC, frame
+from cloudddp.agent.protocol import files, transfer
+from cloudddp.agent.protocol.manifest import FILE, LINK, path_to_wire
+from cloudddp.agent.protocol.transfer import DIGEST, UNSEALED, Record
+from cloudddp.job.results.unpack import FOLDER
 
-FINISH = frame(files.FINISH)
 NOON_NS = 1_700_000_000_123_456_789
-Stream = list[bytes]
 
 
-def header(
-    name: str | bytes,
-    *,
-    kind: bytes = files.FILE,
-    size: int = 0,
-    link: str = "",
-    mode: int = 0o644,
-    mtime_ns: int = NOON_NS,
-    offset: int = 0,
-) -> bytes:
-    """Return the frame of one entry."""
-    raw, target = (
-        one if isinstance(one, bytes) else one.encode("utf-8", "surrogateescape") for one in (name, link)
-    )
-    head = struct.pack("!cHQqQHH", kind, mode, size, mtime_ns, offset, len(raw), len(target))
-    return frame(files.ENTRY, head + raw + target)
+def frame(kind: int, head: bytes = b"", body: bytes = b"") -> bytes:
+    return transfer.frame(UNSEALED, kind, head, body)
 
 
-def end(data: bytes = b"", state: int = files.SETTLED) -> bytes:
-    return frame(files.END, bytes([state]) + hashlib.sha256(data).digest())
+FINISH = frame(transfer.DONE)
 
 
-def file(name: str | bytes, data: bytes = b"from the node\n", **more: int) -> bytes:
-    pieces = [data[at : at + files.MAX_DATA] for at in range(0, len(data), files.MAX_DATA)]
-    contents = [frame(files.DATA, piece) for piece in pieces]
-    return b"".join([header(name, size=len(data), **more), *contents, end(data)])
+@dataclass(frozen=True)
+class Item:
+    """What a node lists; `contents` are sent, unless they are None."""
+
+    name: str
+    kind: str = FILE
+    size: Any = 0
+    mode: int = 0o644
+    mtime_ns: int = NOON_NS
+    target: str = ""
+    contents: bytes | None = None
+
+    def listing(self) -> bytes:
+        path = path_to_wire(self.name)
+        if self.kind == FOLDER and not self.size:
+            return listing({"folders": {}, "modes": {path: self.mode}})
+        folder, _, name = path.rpartition("/")
+        entry = [self.kind, self.mode, self.size, self.mtime_ns, path_to_wire(self.target)]
+        return listing({"folders": {folder: {name: entry}}})
+
+    def frames(self, number: int) -> Iterator[bytes]:
+        data = self.contents
+        if data is None:
+            return
+        if len(data) <= transfer.SMALL:
+            yield transfer.batch(UNSEALED, [record(number, data, mtime_ns=self.mtime_ns)], data)
+            return
+        for at in range(0, len(data), transfer.PART_SIZE):
+            yield part(number, at, data[at : at + transfer.PART_SIZE])
+        yield end(number, data)
 
 
-def folder(name: str) -> bytes:
-    return header(name, kind=files.FOLDER, mode=0o755)
+def listing(value: Any) -> bytes:
+    body = zlib.compress(json.dumps(value).encode(), 1)
+    return frame(transfer.LISTING, sha256(body).digest(), body)
 
 
-def link(name: str, target: str) -> bytes:
-    return header(name, kind=files.LINK, link=target)
+def listed(name: str, **more: Any) -> Item:
+    """Return something that is listed, and not sent."""
+    return Item(name, **more)
 
 
-def total(count: int, size: int) -> bytes:
-    return frame(files.TOTAL, struct.pack("!QQ", count, size))
+def file(name: str, data: bytes = b"from the node\n", **more: Any) -> Item:
+    return Item(name, size=len(data), contents=data, **more)
 
 
-def same(*numbers: int) -> bytes:
-    return frame(files.SAME, struct.pack(f"!{len(numbers)}I", *numbers))
+def folder(name: str) -> Item:
+    return Item(name, kind=FOLDER, mode=0o755)
 
 
-def _chain(up: str) -> Iterator[bytes]:
+def link(name: str, target: str) -> Item:
+    return Item(name, kind=LINK, target=target)
+
+
+def record(number: int, data: bytes = b"", **more: Any) -> Record:
+    fields = {"mtime_ns": NOON_NS, "executable": False, "digest": sha256(data).digest()[:DIGEST], **more}
+    return Record(number, more.pop("size", len(data)), **{k: v for k, v in fields.items() if k != "size"})
+
+
+def part(number: int, offset: int, data: bytes) -> bytes:
+    return transfer.part(UNSEALED, number, offset, data)
+
+
+def end(number: int, data: bytes = b"", **more: Any) -> bytes:
+    return transfer.end(UNSEALED, record(number, data, **more))
+
+
+def batch(*records: Record, data: bytes = b"") -> bytes:
+    return transfer.batch(UNSEALED, list(records), data)
+
+
+def missing(number: int) -> bytes:
+    return batch(Record(number, 0, 0, False, bytes(DIGEST), missing=True))
+
+
+def _chain(up: str) -> Iterator[Item]:
     """CVE-2025-4517: a path of links grows past PATH_MAX when it is resolved, so that realpath() stops
     looking."""
     long = "d" * 247
@@ -93,14 +134,18 @@ class Corpus:
     def attacks(self) -> dict[str, Iterable[bytes]]:
         """Return the streams that are refused as a whole, by what they try. Each begins with a harmless
         file."""
-        escapes: dict[str, Iterable[bytes]] = {
+        kinds: dict[str, list[Item | bytes]] = {
             "dot-dot": [file(f"runs/{self.up}/planted"), FINISH],
             "dot-dot-first": [file(f"{self.up}/planted"), FINISH],
             "dot-dot-inside": [file("runs/a/../b"), FINISH],
             "dot": [file("runs/./b"), FINISH],
             "empty-name": [file(""), FINISH],
-            "left-out-without-end": [*[files.encode_left_out(files.LeftOut("a", "b"))] * 1100, FINISH],
-            "left-out-cut": [frame(files.OUT, b"\1\0\5\0\5ab"), FINISH],
+            "left-out-without-end": [*[files.left_out("a", "b")] * 1100, FINISH],
+            "left-out-cut": [frame(transfer.LEFT_OUT, b'{"name": "a"'), FINISH],
+            "left-out-that-is-no-path": [
+                frame(transfer.LEFT_OUT, b'{"name": "\\u2020", "reason": "x"}'),
+                FINISH,
+            ],
             "empty-component": [file("runs//b"), FINISH],
             "absolute": [file(f"{self.outside}/planted"), FINISH],
             "zero-byte": [file("runs/a\0b"), FINISH],
@@ -124,74 +169,118 @@ class Corpus:
                 FINISH,
             ],
             "link-chain-CVE-2025-4517": [*_chain(self.up), FINISH],
-            "link-with-size": [header("runs/l", kind=files.LINK, size=5, link="good"), FINISH],
-            "file-with-target": [header("runs/l", link="good"), end(), FINISH],
-            "folder-with-contents": [header("runs/a", kind=files.FOLDER, size=512), FINISH],
-            "contents-of-a-folder": [folder("runs/a"), frame(files.DATA, b"x"), FINISH],
-            "contents-of-nothing": [frame(files.DATA, b"x"), FINISH],
-            "contents-after-the-end": [file("runs/b"), frame(files.DATA, b"x"), FINISH],
-            "longer-than-announced": [header("runs/b", size=3), frame(files.DATA, b"four"), FINISH],
-            "longer-in-two-pieces": [
-                header("runs/b", size=3),
-                frame(files.DATA, b"ab"),
-                frame(files.DATA, b"cd"),
+            "link-with-contents": [link("runs/l", "good"), batch(record(1, b"x"), data=b"x"), FINISH],
+            "file-with-target": [listed("runs/l", target="good"), FINISH],
+            "folder-with-contents": [folder("runs/a"), batch(record(1, b"x"), data=b"x"), FINISH],
+            "contents-of-nothing": [part(1, 0, b"x"), FINISH],
+            "contents-of-a-high-number": [part(0xFFFFFFFF, 0, b"x"), FINISH],
+            "contents-twice": [file("runs/b", b"x"), batch(record(1, b"x"), data=b"x"), FINISH],
+            "contents-of-a-file-that-is-left-out": [file("runs/.git", b"x"), FINISH],
+            "contents-in-an-unknown-codec": [
+                listed("runs/b", size=1),
+                frame(transfer.PART, struct.pack(">IQBI", 1, 0, 9, 1), b"x"),
+            ],
+            "contents-that-are-empty": [listed("runs/b", size=3), part(1, 0, b""), FINISH],
+            "batch-of-nothing": [batch(), FINISH],
+            "batch-cut": [listed("runs/b", size=3), frame(transfer.BATCH, b"\0\0\0\0\3ab", b"abc"), FINISH],
+            "batch-with-a-wrong-hash": [
+                listed("runs/b", size=4),
+                batch(record(1, b"good"), data=b"evil"),
                 FINISH,
             ],
-            "shorter-than-announced": [
-                header("runs/b", size=3),
-                frame(files.DATA, b"ab"),
-                end(b"ab"),
+            "shorter-than-announced": [listed("runs/b", size=3), part(1, 0, b"ab"), end(1, b"abc"), FINISH],
+            "longer-than-announced": [listed("runs/b", size=3), part(1, 0, b"four"), end(1, b"fou"), FINISH],
+            "part-is-missing": [listed("runs/b", size=3), part(1, 0, b"a"), part(1, 2, b"c"), FINISH],
+            "part-twice": [listed("runs/b", size=3), part(1, 0, b"a"), part(1, 0, b"a"), FINISH],
+            "end-of-nothing": [end(1), FINISH],
+            "end-of-another-file": [
+                listed("runs/b", size=3),
+                listed("runs/c", size=3),
+                part(1, 0, b"abc"),
+                end(2, b"abc"),
                 FINISH,
             ],
-            "end-of-nothing": [end(), FINISH],
-            "end-of-a-folder": [folder("runs/a"), end(), FINISH],
-            "end-of-a-bad-state": [header("runs/b"), end(state=9), FINISH],
-            "end-that-is-short": [header("runs/b"), frame(files.END, b"\0"), FINISH],
-            "file-in-a-file": [header("runs/b", size=3), file("runs/c"), FINISH],
-            "finish-in-a-file": [header("runs/b", size=3), FINISH],
-            "offset-of-a-file-that-is-not-here": [header("runs/b", size=5, offset=2), FINISH],
-            "offset-after-the-end": [header("runs/b", size=5, offset=6), FINISH],
-            "same-that-is-not-here": [same(0), FINISH],
-            "same-of-a-high-number": [same(0xFFFFFFFF), FINISH],
-            "same-cut": [frame(files.SAME, b"\0\0\0"), FINISH],
-            "total-cut": [frame(files.TOTAL, b"\0\0\0"), FINISH],
-            "size-too-large": [header("runs/a", size=(1 << 64) - 1), FINISH],
-            "kind-unknown": [header("runs/special", kind=b"~"), FINISH],
-            "kind-of-frame-unknown": [frame(b"~"), FINISH],
-            "name-longer-than-its-frame": [
-                frame(files.ENTRY, struct.pack("!cHQqQHH", b"f", 0, 0, 0, 0, 9, 0) + b"runs/b"),
+            "end-that-is-short": [listed("runs/b"), frame(transfer.END, b"\0"), FINISH],
+            "file-in-a-file": [
+                listed("runs/b", size=3),
+                listed("runs/c", size=3),
+                part(1, 0, b"a"),
+                part(2, 0, b"a"),
                 FINISH,
             ],
-            "entry-cut": [frame(files.ENTRY, b"f"), FINISH],
+            "batch-in-a-file": [
+                listed("runs/b", size=3),
+                listed("runs/c", size=1),
+                part(1, 0, b"a"),
+                batch(record(2, b"x"), data=b"x"),
+                FINISH,
+            ],
+            "finish-in-a-file": [listed("runs/b", size=3), part(1, 0, b"a"), FINISH],
+            "file-that-is-not-sent": [listed("runs/b", size=3), FINISH],
+            "offset-of-a-file-that-is-not-here": [listed("runs/b", size=5), part(1, 2, b"abc"), FINISH],
+            "size-too-large": [listed("runs/a", size=(1 << 64) - 1), FINISH],
+            "size-that-is-no-number": [listed("runs/a", size="7"), FINISH],
+            "kind-unknown": [listed("runs/special", kind="~"), FINISH],
+            "kind-of-frame-unknown": [struct.pack(">BIQ", 77, 0, 0) + bytes(16), FINISH],
+            "kind-of-frame-of-a-sync": [frame(transfer.SOURCE, b"0"), FINISH],
+            "not-sealed": [struct.pack(">BIQ", transfer.DONE, 0, 0) + bytes(16)],
             "name-too-long": [file("runs/" + "x/" * 2046 + "yyyyy"), FINISH],
-            "entry-of-4-GiB": _flood(files.ENTRY),
-            "same-of-4-GiB": _flood(files.SAME),
-            "contents-of-4-GiB": [header("runs/big", size=1 << 33), *_flood(files.DATA)],
+            "frame-of-4-GiB": _flood(transfer.PART),
+            "head-of-4-GiB": [struct.pack(">BIQ", transfer.LEFT_OUT, 0xFFFFFFFF, 0), *_zeros(300)],
+            "file-of-an-exbibyte": [listed("runs/a", size=1 << 60), part(1, 0, bytes(1 << 20))],
+            "cut-in-a-frame": [part(1, 0, b"x" * 100)[:20]],
+            "cut-in-a-file": [listed("runs/b", size=2 << 20), part(1, 0, bytes(1 << 20))],
+            "no-end": [file("runs/b")],
+            "empty": [],
+            "more-after-the-end": [file("runs/b"), FINISH, FINISH],
+            "zeros-without-end": [file("runs/b"), FINISH, *_zeros(300)],
+        }
+        escapes: dict[str, Iterable[bytes]] = {
+            name: stream(file("runs/good"), *pieces) for name, pieces in kinds.items()
+        }
+        return {
+            **escapes,
             "noise": [bytes(range(256)) * 40],
             "text": [b"Welcome to node 0!\n" * 400],
-            "empty": [],
-            "no-end": [file("runs/b")],
-            "cut-in-a-header": [header("runs/b")[:20]],
-            "cut-in-a-file": [header("runs/b", size=100_000), frame(files.DATA, bytes(50_000))],
-            "file-of-an-exbibyte": [header("runs/a", size=1 << 60), frame(files.DATA, bytes(1 << 20))],
-            "more-after-the-end": [file("runs/b"), FINISH, file("runs/c"), FINISH],
-            "zeros-without-end": [file("runs/b"), FINISH, *[bytes(1 << 20)] * 300],
+            "listing-of-4-GiB": _flood(transfer.LISTING),
+            "listing-that-inflates": [_bomb()],
+            "listing-that-is-no-object": [listing([1])],
+            "listing-of-many-objects": [listing({"folders": {str(k): {} for k in range(150_000)}})],
+            "listing-after-its-end": [FINISH, file("runs/b").listing()],
+            "contents-before-the-listing-ends": [file("runs/b").listing(), part(0, 0, b"x")],
         }
-        return {name: stream(file("runs/good"), *pieces) for name, pieces in escapes.items()}
 
 
-def _flood(kind: bytes) -> Stream:
+def _flood(kind: int) -> list[bytes]:
     """A frame that is announced much longer than any, and much of it."""
-    return [struct.pack("!cI", kind, 0xFFFFFFFF), *[b"7" * (1 << 20)] * 300]
+    return [struct.pack(">BIQ", kind, 0, 1 << 32) + bytes(16), *_zeros(300)]
 
 
-def stream(*pieces: bytes) -> Iterator[bytes]:
-    yield MAGIC
-    yield from pieces
+def _zeros(count: int) -> list[bytes]:
+    return [bytes(1 << 20)] * count
+
+
+def _bomb() -> bytes:
+    body = zlib.compress(b'{"folders": {}' + b" " * (1 << 29) + b"}", 9)
+    return frame(transfer.LISTING, sha256(body).digest(), body)
+
+
+def stream(*pieces: Item | bytes) -> Iterator[bytes]:
+    """Yield a listing of each item, the end of the listings, and then contents and frames in their order."""
+    items = [piece for piece in pieces if isinstance(piece, Item)]
+    yield from (item.listing() for item in items)
+    yield frame(transfer.DONE)
+    number = 0
+    for piece in pieces:
+        if isinstance(piece, bytes):
+            yield piece
+        elif piece.kind != FOLDER or piece.size:
+            yield from piece.frames(number)
+            number += 1
 
 
 # Broken off, and not hostile: what had arrived is kept for the next pull.
-TRUNCATED = ("no-end", "cut-in-a-header", "cut-in-a-file")
+TRUNCATED = ("no-end", "cut-in-a-frame", "cut-in-a-file")
 
 GUARDED = (
     "runs/.git/config",
@@ -223,7 +312,7 @@ WELCOME = (
     "runs/.gi",
 )
 
-COLLISIONS: dict[str, Stream] = {
+COLLISIONS: dict[str, list[Item]] = {
     "the-same-file-twice": [file("runs/a", b"first"), file("runs/a", b"second")],
     "a-file-for-a-link": [link("runs/a", "b"), file("runs/a", b"second"), file("runs/b", b"first")],
     "a-link-for-a-file": [file("runs/a", b"first"), link("runs/a", "b")],

@@ -237,7 +237,7 @@ class _Pull:
                 timeout=PACK_SECONDS,
                 body=receive.answer,
                 on_stdout=functools.partial(limit.take, receive.feed),
-                on_stderr=functools.partial(limit.take, self._notes.feed),
+                on_stderr=functools.partial(limit.take, receive.feed_notes),
                 alone=True,
             )
             if result.exit_code:

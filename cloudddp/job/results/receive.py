@@ -124,6 +124,11 @@ class Receive:
             raise Refused(str(error)) from None
         self._progress(self._transfer)  # it has sent something, perhaps only that it works
 
+    def feed_notes(self, data: bytes) -> None:
+        """Take a piece of what the node writes to stderr."""
+        self._notes.feed(data)
+        self._progress(self._transfer)
+
     def close(self) -> None:
         """Raises Truncated where something is missing."""
         if self._is_finished and not self._frames.is_cut:
@@ -146,8 +151,7 @@ class Receive:
         elif kind == transfer.DONE and not self._is_answered:
             self._ask()
         elif kind == transfer.BATCH and self._is_answered:
-            for record, contents in transfer.read_batch(frame):
-                self._small(record, contents)
+            self._batch(frame)
         elif kind == transfer.PART and self._is_answered:
             self._part(*transfer.read_part(frame))
         elif kind == transfer.END and self._is_answered:
@@ -231,6 +235,13 @@ class Receive:
             raise Refused(f"file {number} was not asked for, or has come before")
         return entry
 
+    def _batch(self, frame: Frame) -> None:
+        found = transfer.read_batch(frame)
+        if not found:
+            raise Refused("it sent contents of no file")
+        for record, contents in found:
+            self._small(record, contents)
+
     def _small(self, record: Record, contents: memoryview) -> None:
         """Take a file as a whole, or learn that it is missing."""
         entry = self._entry(record.number)
@@ -246,6 +257,8 @@ class Receive:
         del self._wanted[record.number]
 
     def _part(self, number: int, offset: int, data: bytes) -> None:
+        if not data:
+            raise Refused("it sent a part without contents")
         if self._open is None:
             self._begin(number, offset)
         assert self._open is not None  # noqa: S101  _begin has opened it
@@ -284,6 +297,7 @@ class Receive:
         return here.copy(known, descriptor)
 
     def _end(self, record: Record) -> None:
+        self._entry(record.number)
         known = self._known.get(record.number)
         if self._open is None and known is not None and known.size == record.size:
             if known.hasher.digest()[:DIGEST] == record.digest and known.root is not self._arrived.before:
