@@ -253,7 +253,7 @@ def test_names_and_notes_are_escaped(node: CompromisedNode, tmp_path: Path) -> N
         stream(
             file(evil),
             file("runs/\udcff"),
-            listed("runs/cloudddp.toml\u202e\x1b[2J"),
+            file("runs/cloudddp.toml\u202e\x1b[2J"),
             listed("runs/\x1b/cloudddp.toml"),
             out_of,
             FINISH,

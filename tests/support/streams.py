@@ -6,6 +6,7 @@ without the checks of the agent.
 
 from __future__ import annotations
 
+import functools
 import json
 import stat
 import struct
@@ -245,7 +246,7 @@ class Corpus:
             "listing-of-4-GiB": _flood(transfer.LISTING),
             "listing-that-inflates": [_bomb()],
             "listing-that-is-no-object": [listing([1])],
-            "listing-of-many-objects": [listing({"folders": {str(k): {} for k in range(150_000)}})],
+            "listing-of-many-objects": [_many()],
             "listing-after-its-end": [FINISH, file("runs/b").listing()],
             "contents-before-the-listing-ends": [file("runs/b").listing(), part(0, 0, b"x")],
         }
@@ -260,8 +261,14 @@ def _zeros(count: int) -> list[bytes]:
     return [bytes(1 << 20)] * count
 
 
+@functools.cache
+def _many() -> bytes:
+    return listing({"folders": {str(k): {} for k in range(150_000)}})
+
+
+@functools.cache
 def _bomb() -> bytes:
-    body = zlib.compress(b'{"folders": {}' + b" " * (1 << 29) + b"}", 9)
+    body = zlib.compress(b'{"folders": {}' + b" " * (2 * files.MAX_TEXT) + b"}", 1)
     return frame(transfer.LISTING, sha256(body).digest(), body)
 
 
