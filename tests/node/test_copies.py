@@ -6,8 +6,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,7 +19,7 @@ from typing import Any
 import boto3
 import pytest
 from support.agentnode import Node, free_port, gang_of, until
-from support.buckets import objects
+from support.buckets import ROOT, objects
 from support.imds import Metadata
 
 from cloudddp.agent.protocol.copies import Copied, CopyPhase, Destination
@@ -337,12 +340,81 @@ def test_failed_requests_are_repeated(node: Node, s3: S3) -> None:
     assert sum("/outputs/runs/a?" in one for one in s3.requests) == 1
 
 
-def test_bucket_of_another_region(node: Node, s3: S3) -> None:
+def test_killed_upload_is_repeated(node: Node, s3: S3) -> None:
+    killed: list[int] = []
+
+    def kill(environ: dict[str, Any]) -> None:
+        if not killed and environ["PATH_INFO"].endswith("/model.pt"):
+            found = [int(one.name) for one in Path("/proc").glob("[0-9]*") if is_upload(one, node.home)]
+            killed.extend(found)
+            for pid in found:
+                os.kill(pid, signal.SIGKILL)
+
+    s3.answer = kill
+    assert copied(node, WRITE + "open('runs/model.pt', 'w').write('w')").phase is CopyPhase.COMPLETE
+    assert len(killed) == 1
+    assert body(s3, "outputs/runs/model.pt") == b"w"
+
+
+def is_upload(process: Path, home: Path) -> bool:
+    with contextlib.suppress(OSError):
+        if (process / "cmdline").read_bytes().endswith(b"\0upload\0"):
+            return f"HOME={home}\0".encode() in (process / "environ").read_bytes()
+    return False
+
+
+def test_only_regular_files_that_stay_the_same_are_copied(s3: S3, tmp_path: Path) -> None:
+    """A rank may replace any name between the choice of the files and their upload."""
+    (tmp_path / "file").write_text("text")
+    (tmp_path / "link").symlink_to("file")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "grows").write_text("a")
+    names = ["file", "link", "pipe", "grows", "missing"]
+
+    def grow(environ: dict[str, Any]) -> None:
+        if environ["PATH_INFO"].endswith("/grows"):
+            (tmp_path / "grows").write_text("ab")
+
+    s3.answer = grow
+    wanted = {
+        "bucket": BUCKET,
+        "region": "us-east-1",
+        "patience": 60.0,
+        "ends": time.monotonic() + 60,
+        "files": [{"path": f"{tmp_path}/{name}", "key": name, "metadata": {}} for name in names],
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", "from agent.s3 import upload; upload.main()"],
+        input=json.dumps(wanted).encode(),
+        stdout=subprocess.PIPE,
+        check=True,
+        env={
+            "PYTHONPATH": str(ROOT / "infra" / "node"),
+            "AWS_ENDPOINT_URL_S3": s3.url,
+            "AWS_ACCESS_KEY_ID": "a",
+            "AWS_SECRET_ACCESS_KEY": "b",
+        },
+    )
+    found = json.loads(done.stdout)
+    assert (found["done"], found["size"], found["left"], found["fatal"]) == (1, 4, [], "")
+    assert sorted(found["lost"]) == [
+        "grows: it changed while it was copied",
+        "link: Too many levels of symbolic links",
+        "missing: No such file or directory",
+        "pipe: not a regular file",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [("400 Bad Request", "AuthorizationHeaderMalformed"), ("301 Moved Permanently", "PermanentRedirect")],
+)
+def test_bucket_of_another_region(node: Node, s3: S3, status: str, code: str) -> None:
     def elsewhere(environ: dict[str, Any]) -> tuple[str, bytes] | None:
         if "/eu-central-1/s3/" in environ["HTTP_AUTHORIZATION"]:
             return None
-        text = b"<Error><Code>AuthorizationHeaderMalformed</Code><Message>wrong</Message><Region>eu-central-1</Region></Error>"  # noqa: E501
-        return "400 Bad Request", text
+        text = f"<Error><Code>{code}</Code><Message>wrong</Message><Region>eu-central-1</Region></Error>"
+        return status, text.encode()
 
     s3.answer = elsewhere
     assert copied(node, "print(1)").phase is CopyPhase.COMPLETE
