@@ -72,7 +72,7 @@ class Unpack:
             return
         if self._left_out(entry, path):
             self._ignored += entry.size  # they come all the same, but not without end
-            self._check_space(self._folder, entry.name, self._ignored)
+            self.check_space(self._folder, entry.name, self._ignored)
             return
         try:
             self._make(entry, path)
@@ -125,7 +125,7 @@ class Unpack:
             os.symlink(entry.target, path[-1], dir_fd=folder.descriptor)
             os.utime(path[-1], ns=(moment, moment), dir_fd=folder.descriptor, follow_symlinks=False)
             return
-        self._check_space(folder, entry.name, entry.size)
+        self.check_space(folder, entry.name, entry.size)
         descriptor = folder.create(path[-1], 0o600 | (entry.mode & 0o755))
         self.go_on(entry, path, descriptor)
 
@@ -140,7 +140,8 @@ class Unpack:
             self._mode = stat.S_IMODE(os.fstat(descriptor).st_mode) | stat.S_IRUSR
             os.fchmod(descriptor, self._mode & ~stat.S_IRUSR)
 
-    def _check_space(self, folder: Folder, name: str, size: int) -> None:
+    def check_space(self, folder: Folder, name: str, size: int) -> None:
+        """Raise CloudDDPError where a large file does not fit."""
         if size < LARGE:
             return  # the write fails
         disk = os.fstatvfs(folder.descriptor)
