@@ -49,15 +49,8 @@ FOR_ALL = frozenset(
         "KMS.NotFoundException",
     )
 )
-# Errors after which the same request may succeed, beyond botocore's own retries.
-TRANSIENT = (
-    "RequestTimeout",
-    "SlowDown",
-    "InternalError",
-    "ServiceUnavailable",
-    "OperationAborted",
-    "BadDigest",
-)
+# Errors of a request (4xx) that may succeed when it is repeated, beyond botocore's own retries.
+TRANSIENT = ("BadDigest", "OperationAborted", "RequestTimeout")
 
 
 def main() -> int:
@@ -134,7 +127,7 @@ class _Upload:
                 self.fatal = NO_CREDENTIALS
             elif code in FOR_ALL:
                 self.fatal = _text(error)
-            elif code is None or code in TRANSIENT or code.startswith("5"):
+            elif code is None or code in TRANSIENT or _status(error) >= 500:
                 self._left[number] = _text(error)
             else:
                 self._lose(number, _text(error))
@@ -210,6 +203,10 @@ def _code(error: BaseException) -> Optional[str]:
     """Return the code of S3's answer, None where there was none."""
     code = getattr(error, "response", {}).get("Error", {}).get("Code")
     return None if code is None else str(code)
+
+
+def _status(error: BaseException) -> int:
+    return int(getattr(error, "response", {}).get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
 def _text(error: BaseException) -> str:
