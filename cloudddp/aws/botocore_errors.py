@@ -65,6 +65,7 @@ HINTS: dict[str, Text] = {
     "PlacementGroupLimitExceeded": "delete placement groups that are not used, or add --no-placement-group",
     "InvalidInstanceType": "see `instance_type` in cloudddp.toml",
     "ParameterNotFound": "see `image` in cloudddp.toml: no such SSM parameter in this region",
+    "PreconditionFailed": "the object has changed meanwhile: repeat the command",
     "OperationNotPermitted": "the instance has termination protection: disable it in the AWS console",
 }
 

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 from support.agentnode import Node
+from support.buckets import make_bucket
 from support.gangs import Gangs, Make
+from support.s3_server import S3
 
 
 @pytest.fixture
@@ -34,3 +36,13 @@ def gangs(tmp_path: Path) -> Iterator[Make]:
 
     yield make
     assert [pid for one in made for pid in one.end()] == []
+
+
+@pytest.fixture
+def s3() -> Iterator[S3]:
+    """moto's S3 with a bucket named `results`."""
+    server = S3()
+    for _ in make_bucket(server.client, "results"):
+        yield server
+        server.answer = lambda _: None
+    server.close()

@@ -6,18 +6,21 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
+import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 from support.agentnode import Node, free_port, gang_of, until
-from support.buckets import objects
+from support.buckets import ROOT, objects
 from support.imds import Metadata
+from support.s3_server import S3
 
 from cloudddp.agent.protocol.copies import Copied, CopyPhase, Destination
 from cloudddp.agent.protocol.jobs import JobState
@@ -28,58 +31,6 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs
 BUCKET, PREFIX = "results", "team a/runs/c/job"
 DONE = (CopyPhase.COMPLETE, CopyPhase.INCOMPLETE)
 WRITE = "import os; os.makedirs('runs', exist_ok=True)\n"
-
-
-class S3:
-    """moto's S3 on a port of 127.0.0.1. `answer` may answer a request instead: it gets the environ."""
-
-    def __init__(self) -> None:
-        from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-        from werkzeug.serving import make_server
-
-        moto: Any = DomainDispatcherApplication(create_backend_app)
-        self.answer: Callable[[dict[str, Any]], tuple[str, bytes] | None] = lambda _: None
-        self.requests: list[str] = []
-
-        def serve(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-            self.requests.append(
-                f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']}?{environ['QUERY_STRING']}"
-            )
-            found = self.answer(environ)
-            if found is None:
-                return list(moto(environ, start_response))
-            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
-            start_response(
-                found[0], [("Content-Type", "application/xml"), ("Content-Length", str(len(found[1])))]
-            )
-            return [found[1]]
-
-        self._server = make_server("127.0.0.1", 0, serve, threaded=True)
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self.client = boto3.client(
-            "s3",
-            endpoint_url=self.url,
-            region_name="us-east-1",
-            aws_access_key_id="a",
-            aws_secret_access_key="b",
-        )
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-
-@pytest.fixture
-def s3() -> Iterator[S3]:
-    server = S3()
-    server.client.create_bucket(Bucket=BUCKET)
-    yield server
-    server.answer = lambda _: None
-    for key in objects(server.client, BUCKET):
-        server.client.delete_object(Bucket=BUCKET, Key=key)
-    server.client.delete_bucket(Bucket=BUCKET)
-    server.close()
 
 
 @pytest.fixture
@@ -337,12 +288,81 @@ def test_failed_requests_are_repeated(node: Node, s3: S3) -> None:
     assert sum("/outputs/runs/a?" in one for one in s3.requests) == 1
 
 
-def test_bucket_of_another_region(node: Node, s3: S3) -> None:
+def test_killed_upload_is_repeated(node: Node, s3: S3) -> None:
+    killed: list[int] = []
+
+    def kill(environ: dict[str, Any]) -> None:
+        if not killed and environ["PATH_INFO"].endswith("/model.pt"):
+            found = [int(one.name) for one in Path("/proc").glob("[0-9]*") if is_upload(one, node.home)]
+            killed.extend(found)
+            for pid in found:
+                os.kill(pid, signal.SIGKILL)
+
+    s3.answer = kill
+    assert copied(node, WRITE + "open('runs/model.pt', 'w').write('w')").phase is CopyPhase.COMPLETE
+    assert len(killed) == 1
+    assert body(s3, "outputs/runs/model.pt") == b"w"
+
+
+def is_upload(process: Path, home: Path) -> bool:
+    with contextlib.suppress(OSError):
+        if (process / "cmdline").read_bytes().endswith(b"\0upload\0"):
+            return f"HOME={home}\0".encode() in (process / "environ").read_bytes()
+    return False
+
+
+def test_only_regular_files_that_stay_the_same_are_copied(s3: S3, tmp_path: Path) -> None:
+    """A rank may replace any name between the choice of the files and their upload."""
+    (tmp_path / "file").write_text("text")
+    (tmp_path / "link").symlink_to("file")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "grows").write_text("a")
+    names = ["file", "link", "pipe", "grows", "missing"]
+
+    def grow(environ: dict[str, Any]) -> None:
+        if environ["PATH_INFO"].endswith("/grows"):
+            (tmp_path / "grows").write_text("ab")
+
+    s3.answer = grow
+    wanted = {
+        "bucket": BUCKET,
+        "region": "us-east-1",
+        "patience": 60.0,
+        "ends": time.monotonic() + 60,
+        "files": [{"path": f"{tmp_path}/{name}", "key": name, "metadata": {}} for name in names],
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", "from agent.s3 import upload; upload.main()"],
+        input=json.dumps(wanted).encode(),
+        stdout=subprocess.PIPE,
+        check=True,
+        env={
+            "PYTHONPATH": str(ROOT / "infra" / "node"),
+            "AWS_ENDPOINT_URL_S3": s3.url,
+            "AWS_ACCESS_KEY_ID": "a",
+            "AWS_SECRET_ACCESS_KEY": "b",
+        },
+    )
+    found = json.loads(done.stdout)
+    assert (found["done"], found["size"], found["left"], found["fatal"]) == (1, 4, [], "")
+    assert sorted(found["lost"]) == [
+        "grows: it changed while it was copied",
+        "link: Too many levels of symbolic links",
+        "missing: No such file or directory",
+        "pipe: not a regular file",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [("400 Bad Request", "AuthorizationHeaderMalformed"), ("301 Moved Permanently", "PermanentRedirect")],
+)
+def test_bucket_of_another_region(node: Node, s3: S3, status: str, code: str) -> None:
     def elsewhere(environ: dict[str, Any]) -> tuple[str, bytes] | None:
         if "/eu-central-1/s3/" in environ["HTTP_AUTHORIZATION"]:
             return None
-        text = b"<Error><Code>AuthorizationHeaderMalformed</Code><Message>wrong</Message><Region>eu-central-1</Region></Error>"  # noqa: E501
-        return "400 Bad Request", text
+        text = f"<Error><Code>{code}</Code><Message>wrong</Message><Region>eu-central-1</Region></Error>"
+        return status, text.encode()
 
     s3.answer = elsewhere
     assert copied(node, "print(1)").phase is CopyPhase.COMPLETE

@@ -6,10 +6,12 @@ nothing is written through a link, and a file that is newer on this computer sta
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 from cloudddp.agent.decode import decode
 from cloudddp.agent.protocol.codec import MAX_TIME, ProtocolError
@@ -25,7 +27,7 @@ from cloudddp.job.results.pull import Pulled
 from cloudddp.job.results.pull_notes import Notes
 from cloudddp.job.results.s3_location import Place
 from cloudddp.job.results.safe_names import Parts
-from cloudddp.job.results.unpack import Entry, Refused, Unpack
+from cloudddp.job.results.unpack import Entry, Refused, Unpack, local_time
 from cloudddp.job.results.write_errors import cannot_write
 from cloudddp.safe_files import Folder
 
@@ -67,10 +69,9 @@ def find(aws: AWS, place: Place) -> dict[int, NodeObjects]:
 
 
 def _report(aws: AWS, place: Place, key: str) -> Copied | None:
-    pieces: list[bytes] = []
-    s3.read(aws, place.bucket, key, lambda _: True, pieces.append)
+    data = s3.read(aws, place.bucket, key, MAX_REPORT)
     try:
-        return decode(b"".join(pieces), Copied, limit=MAX_REPORT)
+        return decode(data, Copied, limit=MAX_REPORT)
     except ProtocolError:
         return None
 
@@ -90,8 +91,10 @@ def fetch(
     with pull.target_folder(to) as target, incoming.incoming(target, folder, keeps=False) as arrived:
         try:
             with Unpack(arrived.files, roots, notes, node) as unpack:
-                for name, one in chosen.items():
-                    _Transfer(unpack, notes, target, name, one).run(aws, place)
+                metadata = s3.download(aws, place.bucket, _files(chosen, arrived.before, unpack))
+                placing = _Placing(unpack, notes, arrived.before, target)
+                for number, (name, one) in enumerate(chosen.items()):
+                    placing.place(number, _entry(name, one, metadata.get(one.key, {})))
             moved = Move(notes, since=0)
             moved.contents(arrived.files, target)
         except OSError as error:
@@ -106,47 +109,61 @@ def _is_requested(name: str, roots: Sequence[Parts]) -> bool:
         return True  # it is reported as left out
 
 
+def _files(chosen: Mapping[str, Object], folder: Folder, unpack: Unpack) -> Iterator[tuple[Object, BinaryIO]]:
+    """Yield the objects that are downloaded, each with a file named by its number."""
+    for number, (name, one) in enumerate(chosen.items()):
+        if _is_written(name):
+            unpack.check_space(folder, name, one.size)
+            yield one, os.fdopen(folder.create(str(number), 0o644), "wb")
+
+
+def _is_written(name: str) -> bool:
+    try:
+        path = safe_names.split(name)
+    except ValueError:
+        return False
+    return not (any(map(safe_names.guarded, path)) or safe_names.too_long(path))
+
+
+def _entry(name: str, one: Object, metadata: Mapping[str, str]) -> Entry:
+    """Return what a file or a link is placed as: without a size, because its contents are here."""
+    text = metadata.get(MTIME, "")
+    mtime = (
+        min(int(text), int(MAX_TIME) * 10**9) if text.isascii() and text.isdigit() and len(text) < 30 else 0
+    )
+    link = metadata.get(LINK, "") if not one.size else ""
+    return Entry(name, LINK_ENTRY if link else FILE, 0, 0o644, mtime, link)
+
+
 @dataclass
-class _Transfer:
-    """One object on its way into a folder."""
+class _Placing:
+    """Moves files that have been downloaded to `folder` to their paths among those that are unpacked."""
 
     unpack: Unpack
     notes: Notes
+    folder: Folder
     target: Folder
-    name: str
-    one: Object
 
-    def run(self, aws: AWS, place: Place) -> None:
-        self._open, self._mtime_ns = False, 0
-        s3.read(aws, place.bucket, self.one.key, self._begin, lambda data: self.unpack.data(memoryview(data)))
-        if self._open:
-            self.unpack.end(self._mtime_ns)
-
-    def _begin(self, metadata: Mapping[str, str]) -> bool:
-        """Return whether the contents are to be read."""
-        text = metadata.get(MTIME, "")
-        mtime = (
-            min(int(text), int(MAX_TIME) * 10**9)
-            if text.isascii() and text.isdigit() and len(text) < 30
-            else 0
-        )
-        link = metadata.get(LINK, "") if not self.one.size else ""
-        kind = LINK_ENTRY if link else FILE
-        entry = Entry(self.name, kind, self.one.size, 0o644, mtime, link)
-        if mtime and self._is_newer_here(mtime):
-            self.notes.left_out(self.name, "the file on this computer is newer", counts=False)
-            return False
+    def place(self, number: int, entry: Entry) -> None:
+        if entry.mtime_ns and self._is_newer_here(entry):
+            self.notes.left_out(entry.name, "the file on this computer is newer", counts=False)
+            return
         try:
             self.unpack.begin(entry)
         except Refused as error:
-            self.notes.left_out(self.name, str(error))
-            return False
-        self._open, self._mtime_ns = not link, mtime
-        return not link
+            self.notes.left_out(entry.name, str(error))
+            return
+        if self.unpack.writes:
+            self.unpack.end(0)  # the empty file, which the one that was downloaded replaces
+            path, source = safe_names.split(entry.name), self.folder.descriptor
+            moment = local_time(entry.mtime_ns)
+            os.utime(str(number), ns=(moment, moment), dir_fd=source, follow_symlinks=False)
+            to = self.unpack.parent(path).descriptor
+            os.rename(str(number), path[-1], src_dir_fd=source, dst_dir_fd=to)
 
-    def _is_newer_here(self, mtime_ns: int) -> bool:
+    def _is_newer_here(self, entry: Entry) -> bool:
         try:
-            parts = safe_names.split(self.name)
-            return self.target.path.joinpath(*parts).lstat().st_mtime_ns > mtime_ns
+            parts = safe_names.split(entry.name)
+            return self.target.path.joinpath(*parts).lstat().st_mtime_ns > entry.mtime_ns
         except (OSError, ValueError):
             return False

@@ -67,7 +67,7 @@ class Unpack:
         self._node = node
         self._roots = roots
         self._notes = notes
-        self._folder, self._descent = folder, Descent(folder)
+        self._descent = Descent(folder)
         self._path: Parts = ()
         self._file = -1  # the descriptor of the file that is received, -1 where it is left out
         self._mode: int | None = None  # the mode that a file marked as unfinished gets at its end
@@ -140,7 +140,7 @@ class Unpack:
             os.symlink(entry.target, path[-1], dir_fd=folder.descriptor)
             os.utime(path[-1], ns=(moment, moment), dir_fd=folder.descriptor, follow_symlinks=False)
             return
-        self._check_space(folder, entry.name, entry.size)
+        self.check_space(folder, entry.name, entry.size)
         descriptor = folder.create(path[-1], 0o600 | (entry.mode & 0o755))
         self.go_on(entry, path, descriptor)
 
@@ -155,7 +155,8 @@ class Unpack:
             self._mode = stat.S_IMODE(os.fstat(descriptor).st_mode) | stat.S_IRUSR
             os.fchmod(descriptor, self._mode & ~stat.S_IRUSR)
 
-    def _check_space(self, folder: Folder, name: str, size: int) -> None:
+    def check_space(self, folder: Folder, name: str, size: int) -> None:
+        """Raise CloudDDPError where a large file does not fit."""
         if size < LARGE:
             return  # the write fails
         disk = os.fstatvfs(folder.descriptor)

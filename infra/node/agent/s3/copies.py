@@ -1,11 +1,10 @@
 """Copies of a job's results to Amazon S3, by this node, when the job has ended.
 
-The upload is boto3's work, in a process of its own: a Python of the node has it (the Deep Learning AMIs have
-it in /opt/pytorch), and it knows the endpoints of all partitions, renews the credentials of the node's role,
-signs, sends large files in parts and tries again. A client of our own in the agent would have to be kept up
-with S3, and `aws s3 sync` either follows links out of the results or drops those inside them, and does not
-say which files are missing. This process chooses the files, gives up when there is no progress, and records
-what was copied.
+The upload is s3transfer's work, in a process of its own (upload.py): a Python of the node has boto3 (the
+Deep Learning AMIs have it in /opt/pytorch), and it knows the endpoints of all partitions, renews the
+credentials of the node's role, signs, sends large files in parts and tries again. `aws s3 sync` either
+follows links out of the results or drops those inside them, and does not say which files are missing. This
+process chooses the files, and records what was copied.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import http.client
 import json
 import math
 import os
-import selectors
 import signal
 import stat
 import subprocess
@@ -25,7 +23,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Optional
+from typing import Optional
 
 from agent.files.paths import on_one_line
 from agent.files.scan import Scan
@@ -58,6 +56,7 @@ CHECK_SECONDS = 10.0  # for the upload that is tried before ranks start
 SMALL = 1 << 20  # bytes; smaller files are copied first
 PAUSE = 2.0  # seconds before files that could not be sent are tried again
 MARGIN = 5.0  # seconds before the deadline at which the copy ends
+GRACE = 2.0  # seconds for the upload to report after its end
 STATE_SECONDS = 10.0  # for the last object, which says what was copied
 KEPT = (
     "AWS_ENDPOINT_URL",
@@ -88,11 +87,9 @@ def check(request: StartRequest) -> str:
         return ""
     folder = store.job_folder(request.job)
     state = File(str(folder / phases.STATE_FILE), _key(destination, request.node, LOGS, phases.STATE_FILE))
-    batch = _Batch([state])
-    _send(request, destination, batch, time.monotonic() + min(CHECK_SECONDS, request.gang.join / 2))
-    why = batch.fatal or next(iter(batch.failed.values()), "")
-    if not why and batch.left:
-        why = batch.silent
+    ends = time.monotonic() + min(CHECK_SECONDS, request.gang.join / 2)
+    found = _upload(request, destination, [state], ends)
+    why = found.fatal or (found.why if found.left else "")
     url = url_of(destination.bucket, destination.prefix)
     return f"results cannot be copied to {url}: {why}"[:MAX_NOTE] if why else ""
 
@@ -133,12 +130,8 @@ class Copy:
             report = File(
                 str(self._folder / phases.COPIED_FILE), _key(self._destination, self._request.node, REPORT)
             )
-            _send(
-                self._request,
-                self._destination,
-                _Batch([report]),
-                min(self._ends + MARGIN, time.monotonic() + STATE_SECONDS),
-            )
+            ends = min(self._ends + MARGIN, time.monotonic() + STATE_SECONDS)
+            _upload(self._request, self._destination, [report], ends)
 
     def _write(self, record: Copied) -> None:
         with contextlib.suppress(OSError):
@@ -147,32 +140,35 @@ class Copy:
     def _copy(self, record: Copied) -> Copied:
         notes = _Notes()
         files = list(_files(self._request, self._destination, self._folder, notes))
-        batch = _Batch(files)
-        moved = time.monotonic()  # when there was progress
-        while batch.left and not batch.fatal:
-            before = len(batch.left)
-            _send(self._request, self._destination, batch, self._ends)
-            self._write(replace(record, files=len(batch.done), size=batch.size, expected=len(files)))
+        left, lost, found = files, list(notes.lines), _Outcome()
+        completed = time.monotonic()  # when the last file was
+        while left:
+            found = _upload(self._request, self._destination, left, self._ends)
             now = time.monotonic()
-            moved = now if len(batch.left) < before else moved
-            if not batch.left or now - moved > self._destination.patience or now + PAUSE > self._ends:
+            completed = now if len(found.left) < len(left) else completed
+            lost += found.lost
+            record = replace(
+                record,
+                files=record.files + found.done,
+                size=record.size + found.size,
+                expected=len(files),
+            )
+            left = [left[number] for number in found.left]
+            over = now - completed > self._destination.patience or now + PAUSE > self._ends
+            if not left or found.fatal or over:
                 break
+            self._write(record)
             time.sleep(PAUSE)
-        error = batch.fatal
-        if batch.left and not error:
-            why = next(iter(batch.failed.values()), batch.silent)
-            error = f"{len(batch.left)} files were not copied in time: {why}"
-        notes.lines += [f"{files[number].key}: {why}" for number, why in batch.for_good.items()]
-        complete = not error and not batch.for_good and not notes.lost
+        error = found.fatal
+        if left and not error:
+            error = f"{len(left)} files were not copied in time: {found.why}"
+        complete = not error and record.files == len(files) and not notes.lost
         return replace(
             record,
             phase=CopyPhase.COMPLETE if complete else CopyPhase.INCOMPLETE,
-            files=len(batch.done),
-            size=batch.size,
-            expected=len(files),
             left_out=notes.count,
             error=error[:MAX_NOTE],
-            notes=tuple(line[:MAX_NOTE] for line in notes.lines[:MAX_NOTES]),
+            notes=tuple(line[:MAX_NOTE] for line in lost[:MAX_NOTES]),
         )
 
 
@@ -257,105 +253,54 @@ def _key(destination: Destination, node: int, *names: str) -> str:
 # -- the process that uploads ------------------------------------------------------------------------------
 
 
-class _Batch:
-    """Files, and what became of them, by their number."""
+@dataclass(frozen=True)
+class _Outcome:
+    """What upload.py reports."""
 
-    def __init__(self, files: list[File]) -> None:
-        self.files = files
-        self.left = dict(enumerate(files))
-        self.done: set[int] = set()
-        self.failed: dict[int, str] = {}  # they may succeed later
-        self.for_good: dict[int, str] = {}
-        self.fatal = ""
-        self.silent = ""  # why the process was ended, or how it has ended
-        self.size = 0
-
-    def take(self, numbers: list[int], line: dict[str, Any]) -> None:
-        """Take a line of the process, to which the files have the positions in `numbers`."""
-        if "fatal" in line:
-            self.fatal = str(line["fatal"])
-        elif "done" in line:
-            number = numbers[line["done"]]
-            self.done.add(number)
-            self.size += int(line["size"])
-            self.left.pop(number, None)
-            self.failed.pop(number, None)
-        elif "failed" in line:
-            number = numbers[line["failed"]]
-            if line["for_good"]:
-                self.for_good[number] = str(line["why"])
-                self.left.pop(number, None)
-            else:
-                self.failed[number] = str(line["why"])
+    done: int = 0
+    size: int = 0
+    lost: Sequence[str] = ()
+    left: Sequence[int] = ()
+    why: str = ""
+    fatal: str = ""
 
 
-def _send(request: StartRequest, destination: Destination, batch: _Batch, ends: float) -> None:
-    """Upload the files that are left. Give up at `ends`, and when there is no progress."""
+def _upload(request: StartRequest, destination: Destination, files: Sequence[File], ends: float) -> _Outcome:
+    """Upload files once. Give up at `ends`, and when there is no progress."""
+    left = range(len(files))
     python = _python(request)
     if not python:
-        batch.fatal = (
-            f"no Python on the node has boto3 (looked at {', '.join(_candidates(request))}); add "
-            '"pip install boto3" to [setup] run'
-        )
-        return
+        looked = ", ".join(_candidates(request))
+        why = f'no Python on the node has boto3 (looked at {looked}); add "pip install boto3" to [setup] run'
+        return _Outcome(left=left, fatal=why)
     if not imds.address():
-        batch.fatal = "this node has no instance metadata, and so no credentials of a role"
-        return
-    region = _region()
-    numbers = list(batch.left)
-    header = {"bucket": destination.bucket, "region": region, "patience": max(destination.patience / 2, 1.0)}
-    lines = [json.dumps(header)]
-    for number in numbers:
-        one = batch.files[number]
-        lines.append(json.dumps({"path": one.path, "key": one.key, "metadata": one.metadata}))
-    process = subprocess.Popen(
-        [python, "-E", "-X", "utf8", os.path.abspath(sys.argv[0]), "upload"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=_environment(),
-        cwd="/",
-        start_new_session=True,
-        preexec_fn=kernel.death_signal(signal.SIGKILL),
-    )
+        return _Outcome(
+            left=left, fatal="this node has no instance metadata, and so no credentials of a role"
+        )
+    wanted = {
+        "bucket": destination.bucket,
+        "region": _region(),
+        "patience": destination.patience,
+        "ends": ends,
+        "files": [{"path": one.path, "key": one.key, "metadata": one.metadata} for one in files],
+    }
     try:
-        threading.Thread(target=_feed, args=(process, "\n".join(lines) + "\n"), daemon=True).start()
-        _follow(process, batch, numbers, ends, destination.patience)
-    finally:
-        process.kill()
-        process.wait()
-
-
-def _feed(process: subprocess.Popen[bytes], text: str) -> None:
-    if process.stdin is not None:
-        with contextlib.suppress(OSError), process.stdin:
-            process.stdin.write(text.encode())
-
-
-def _follow(
-    process: subprocess.Popen[bytes], batch: _Batch, numbers: list[int], ends: float, patience: float
-) -> None:
-    """Take the lines of the process until it ends, or has to be ended."""
-    assert process.stdout is not None  # noqa: S101  a pipe was asked for
-    descriptor = process.stdout.fileno()
-    heard, rest = time.monotonic(), b""
-    with selectors.DefaultSelector() as selector:
-        selector.register(descriptor, selectors.EVENT_READ)
-        while True:
-            now = time.monotonic()
-            if now >= min(ends, heard + patience):
-                batch.silent = "the time is over" if now >= ends else f"no progress for {patience:.0f} s"
-                return
-            if not selector.select(min(ends, heard + patience) - now):
-                continue
-            data = os.read(descriptor, 1 << 16)
-            if not data:
-                batch.silent = f"the upload ended with code {process.wait()}"
-                return
-            heard = time.monotonic()
-            *whole, rest = (rest + data).split(b"\n")
-            for line in whole:
-                with contextlib.suppress(ValueError, LookupError, TypeError):
-                    batch.take(numbers, json.loads(line))
+        done = subprocess.run(
+            [python, "-E", "-X", "utf8", os.path.abspath(sys.argv[0]), "upload"],
+            input=json.dumps(wanted).encode(),
+            stdout=subprocess.PIPE,
+            env=_environment(),
+            cwd="/",
+            start_new_session=True,
+            preexec_fn=kernel.death_signal(signal.SIGKILL),
+            timeout=max(ends - time.monotonic(), 0.0) + GRACE,
+            check=False,
+        )
+        return _Outcome(**json.loads(done.stdout.rpartition(b"\n")[2]))  # a sitecustomize may print, too
+    except subprocess.TimeoutExpired:
+        return _Outcome(left=left, why="the time is over")
+    except (ValueError, TypeError):
+        return _Outcome(left=left, why=f"the upload ended with code {done.returncode}")
 
 
 def _candidates(request: StartRequest) -> list[str]:

@@ -1,0 +1,177 @@
+"""Results that are pulled from S3: any program on a node could have written these objects."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.s3_server import S3
+
+from cloudddp.aws.client import AWS
+from cloudddp.errors import AWSError, CloudDDPError
+from cloudddp.job.results import s3_pull
+from cloudddp.job.results.pull import Pulled
+from cloudddp.job.results.s3_location import Place
+
+BUCKET, PREFIX = "results", "team/c/job"
+PLACE = Place(BUCKET, PREFIX)
+MTIME = 1_700_000_000_000_000_001  # ns
+LIST = (
+    '<ListBucketResult><Contents><Key>{key}</Key><Size>{size}</Size><ETag>"x"</ETag></Contents>'
+    "<IsTruncated>false</IsTruncated></ListBucketResult>"
+)
+
+
+@pytest.fixture
+def aws(s3: S3, monkeypatch: pytest.MonkeyPatch) -> AWS:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.url)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    return AWS(region="us-east-1")
+
+
+@pytest.fixture
+def to(tmp_path: Path) -> Path:
+    return tmp_path / "to"
+
+
+def put(s3: S3, name: str, body: bytes = b"", **metadata: str) -> None:
+    found = {"mtime-ns": str(MTIME), **metadata}
+    s3.client.put_object(Bucket=BUCKET, Key=f"{PREFIX}/node-0/outputs/{name}", Body=body, Metadata=found)
+
+
+def pulled(aws: AWS, to: Path, *names: str) -> Pulled:
+    found = s3_pull.find(aws, PLACE)[0].outputs
+    return s3_pull.fetch(aws, PLACE, found, names or ("runs",), node=0, to=to)
+
+
+def reads(s3: S3) -> list[str]:
+    return [one for one in s3.requests if one.startswith("GET") and "/node-0/" in one]
+
+
+def below(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir())
+
+
+def test_files_and_links_are_placed_with_their_times(aws: AWS, s3: S3, to: Path) -> None:
+    put(s3, "runs/a b/model+%20", b"weights")
+    put(s3, "runs/empty")
+    put(s3, "runs/last", link="a b/model+%20")
+    put(s3, "other", b"not requested")
+    for number in range(50):
+        put(s3, f"runs/many/{number}", str(number).encode())
+    found = pulled(aws, to)
+    assert (found.files, found.notes, found.left) == (53, (), ())
+    assert (to / "runs/a b/model+%20").read_bytes() == b"weights"
+    assert (to / "runs/a b/model+%20").stat().st_mtime_ns == MTIME
+    assert (to / "runs/empty").read_bytes() == b""
+    assert (to / "runs/last").readlink() == Path("a b/model+%20")
+    assert [(to / f"runs/many/{number}").read_text() for number in range(50)] == [*map(str, range(50))]
+    assert sorted(path.name for path in to.iterdir()) == ["runs"]
+    assert len(reads(s3)) == 53
+
+
+def test_large_object_is_read_in_ranges(aws: AWS, s3: S3, to: Path) -> None:
+    data = bytes(range(256)) * (65 << 12) + b"end"
+    put(s3, "runs/large", data)
+    assert pulled(aws, to).size == len(data)
+    assert (to / "runs/large").read_bytes() == data
+    assert len(reads(s3)) == 2
+
+
+def test_names_and_links_that_lead_elsewhere_are_left_out(aws: AWS, s3: S3, to: Path) -> None:
+    put(s3, "runs/../../evil", b"x")
+    put(s3, "runs//etc/evil", b"x")
+    put(s3, "runs/.git/hooks/evil", b"x")
+    put(s3, "runs/link", link="../../evil")
+    put(s3, "runs/a", link="b")
+    put(s3, "runs/a/evil", b"x")
+    put(s3, f"runs/{'d' * 300}", b"x")
+    put(s3, "runs/good", b"good")
+    found = pulled(aws, to)
+    assert below(to) == ["runs/a", "runs/good"]
+    assert [path.name for path in to.parent.iterdir()] == ["to"]
+    texts = "\n".join(found.notes)
+    for expected in (
+        "left out runs/../../evil: ",
+        "left out runs//etc/evil: ",
+        "left out runs/.git: git or cloudddp would act on it",
+        "left out runs/link: 'runs/link' is a link to '../../evil', which was not requested",
+        "left out runs/a/evil: another entry of these results has the same path",
+        "its path is too long",
+    ):
+        assert expected in texts
+    assert not any("hooks" in one or ".." in one or "ddd" in one for one in reads(s3))
+
+
+def test_link_on_this_computer_is_not_followed(aws: AWS, s3: S3, to: Path) -> None:
+    (to / "runs").mkdir(parents=True)
+    (to.parent / "elsewhere").mkdir()
+    (to / "runs" / "here").symlink_to(to.parent / "elsewhere")
+    put(s3, "runs/here/evil", b"x")
+    with pytest.raises(CloudDDPError, match="is a link or a file here and a folder in the results"):
+        pulled(aws, to)
+    assert below(to.parent / "elsewhere") == []
+
+
+def test_newer_files_on_this_computer_stay(aws: AWS, s3: S3, to: Path) -> None:
+    (to / "runs").mkdir(parents=True)
+    for name in ("newer", "older"):
+        (to / "runs" / name).write_text("mine")
+        put(s3, f"runs/{name}", b"theirs")
+    os.utime(to / "runs" / "older", ns=(MTIME - 1, MTIME - 1))
+    found = pulled(aws, to)
+    assert found.notes == ("left out runs/newer: the file on this computer is newer",)
+    assert found.left == ()
+    assert (to / "runs/newer").read_text() == "mine"
+    assert (to / "runs/older").read_text() == "theirs"
+
+
+@pytest.mark.parametrize("size", [1, 65 << 20])
+def test_object_that_changes_meanwhile_is_refused(aws: AWS, s3: S3, to: Path, size: int) -> None:
+    """It may be of any size now."""
+    put(s3, "runs/a", bytes(size))
+    put(s3, "runs/b", b"b")
+    found = s3_pull.find(aws, PLACE)[0].outputs
+    put(s3, "runs/a", bytes(size + 1))
+    with pytest.raises(AWSError, match="s3:GetObject: PreconditionFailed") as error:
+        s3_pull.fetch(aws, PLACE, found, ["runs"], node=0, to=to)
+    assert error.value.hint == "the object has changed meanwhile: repeat the command"
+    assert not to.exists()
+
+
+def test_object_that_does_not_fit_is_not_read(aws: AWS, s3: S3, to: Path) -> None:
+    def large(environ: dict[str, Any]) -> tuple[str, bytes] | None:
+        listing = LIST.format(key=f"{PREFIX}/node-0/outputs/runs/a", size=1 << 60)
+        return ("200 OK", listing.encode()) if "list-type" in environ["QUERY_STRING"] else None
+
+    s3.answer = large
+    with pytest.raises(CloudDDPError, match=r"node 0: runs/a is 1099511627776 MiB, and .* MiB are free"):
+        pulled(aws, to)
+    assert not to.exists()
+    assert reads(s3) == []
+
+
+def test_denied_object_is_named_and_nothing_is_moved(aws: AWS, s3: S3, to: Path) -> None:
+    def denied(environ: dict[str, Any]) -> tuple[str, bytes] | None:
+        text = b"<Error><Code>AccessDenied</Code><Message>User: x is not authorized</Message></Error>"
+        return ("403 Forbidden", text) if environ["PATH_INFO"].endswith("/b") else None
+
+    put(s3, "runs/a", b"a")
+    put(s3, "runs/b", b"b")
+    s3.answer = denied
+    with pytest.raises(AWSError, match="s3:GetObject"):
+        pulled(aws, to)
+    assert not to.exists()
+
+
+def test_report_of_a_node_is_read_if_it_is_one(aws: AWS, s3: S3) -> None:
+    report = b'{"url": "s3://results/team/", "phase": "complete", "files": 3}'
+    for node, body in enumerate((report, b"no report", report + b" " * (1 << 18))):
+        s3.client.put_object(Bucket=BUCKET, Key=f"{PREFIX}/node-{node}/copied.json", Body=body)
+        s3.client.put_object(Bucket=BUCKET, Key=f"{PREFIX}/node-{node}/logs/verdict.json", Body=b"{}")
+    found = s3_pull.find(aws, PLACE)
+    assert [one.report and one.report.files for one in found.values()] == [3, None, None]
+    assert [one.size for one in found.values()] == [2, 2, 2]
