@@ -1,5 +1,4 @@
-"""Where settings come from: flags, environment, files; merged in layers and validated against spec.py's
-table.
+"""Where settings come from: flags, environment, files; merged in layers, validated by the types of spec/.
 
 The layer with the highest precedence wins (flag > environment > ./cloudddp.toml > user configuration >
 default). Every layer is validated and has an origin, so that an error names the place to fix.

@@ -1,8 +1,8 @@
 """What the agents of a job do about each fault: a table. The nodes are states, whose messages reach each
 other at once or late.
 
-The table of docs/faults.md, measured with real processes, has the same rows. tests/node/test_gang*.py proves
-that the loop around the state does what it is told.
+docs/faults.md has the faults measured with real processes. tests/node/test_gang*.py proves that the loop
+around the state performs the actions.
 """
 
 from __future__ import annotations

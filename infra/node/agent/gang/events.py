@@ -1,5 +1,4 @@
-"""What happens to a job on one node, and what its agent does about it: the input and the output of
-step.step."""
+"""Events and actions of a job on one node: the input and the output of step.step."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
 """A job on one node: the loop around step.step. It waits for messages, looks at the ranks and at what watches
 them, and does what follows from that.
 
-One thread runs it; a second one ends processes, which may take as long as the ranks need to save.
+One thread runs the loop and decides. Others do what takes long, and keep what they find for it: the facts of
+this node, notices of EC2, copies of files, stacks, and the end of processes, which may take as long as the
+ranks need to save.
 """
 
 from __future__ import annotations
