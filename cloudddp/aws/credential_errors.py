@@ -27,13 +27,8 @@ _CONFIGURATION = (
     exceptions.ProfileNotFound,
     exceptions.ParamValidationError,
 )
-_INVALID_DATA = (
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    OverflowError,
-)  # of files and programs that botocore reads
+# What files and programs that botocore reads raise if their data is invalid.
+_INVALID_DATA = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
 
 
 def explained(error: Exception, source: Source) -> CloudDDPError | None:

@@ -185,9 +185,8 @@ class CreatedResources:
                 return
             if holder is not None:
                 self._remove_abandoned(holder)
-            elif (
-                time.monotonic() > deadline
-            ):  # EC2 refuses the name, and does not list the key pair that has it
+            elif time.monotonic() > deadline:
+                # EC2 refuses the name, and does not list the key pair that has it.
                 raise NameTaken(
                     f"the name {self._name!r} is taken in {self._aws.region}, by a key pair that AWS does "
                     "not list "

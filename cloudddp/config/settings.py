@@ -103,10 +103,8 @@ def read_toml(path: Path) -> Layer:
     try:
         content = read(path).decode("utf-8-sig")  # Windows editors write a byte order mark
         values = tomllib.loads(content)
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # tomllib's own errors, invalid UTF-8, thousands of digits or brackets
+    except (ValueError, RecursionError) as error:
+        # tomllib's own errors, invalid UTF-8, thousands of digits or brackets.
         raise UsageError(
             f"{path}: not valid TOML: {one_line(str(error), 300)}{_line_of(str(error), content)}",
             hint=("for an example, run ", Command("init"), " in an empty folder"),

@@ -188,9 +188,8 @@ def _check_nodes(
                 f"job {job} is still running on node {node}",
                 hint=(Command("logs", "-f", job), " follows it, ", Command("cancel", job), " stops it"),
             )
-        if (
-            reply.gpus < cluster.gpus and not config.cluster.allow_cpu
-        ):  # one rank on the CPU would start instead
+        # One rank on the CPU would start instead.
+        if reply.gpus < cluster.gpus and not config.cluster.allow_cpu:
             raise NodeError(
                 f"node {node} ({cluster.nodes[node].id}) shows {reply.gpus} of {cluster.gpus} GPUs "
                 "(nvidia-smi -L)",

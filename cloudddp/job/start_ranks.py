@@ -27,11 +27,12 @@ from cloudddp.job.results.s3_location import destination
 from cloudddp.text import one_line
 
 _LISTED_PAIRS = 4
+# Name -> the parts of the start at which it begins and ends.
 _LAPS = {
     "supervisor": ("step", "supervisor"),
     "mesh": ("supervisor", "mesh"),
     "preflight": ("supervisor", "preflight"),
-}  # name -> the parts of the start at which it begins and ends
+}
 _LISTED_PROBLEMS = 6
 
 

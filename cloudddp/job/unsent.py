@@ -146,11 +146,8 @@ def reason(root: Path, config: Config, name: str) -> str:
         files = of_config(root, config) if is_here else None
         if files is None or path in files.manifest:
             return ""
-    except (
-        OSError,
-        ValueError,
-        UsageError,
-    ):  # a name that no file can have; a project that has changed since
+    except (OSError, ValueError, UsageError):
+        # A name that no file can have; a project that has changed since.
         return ""
     shown = one_line(path, 200)
     if file_listing.is_below(path, files.withheld):

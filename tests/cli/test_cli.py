@@ -238,10 +238,8 @@ def test_allow_me_replaces_only_the_address_of_this_computer(cli: Any, ec2: Any)
         "FromPort": int(cli.env["CLOUDDDP_SSH_PORT"]),
         "ToPort": int(cli.env["CLOUDDDP_SSH_PORT"]),
     }
-    blocks = [
-        ("203.0.113.7/32", "cloudddp caller"),
-        ("203.0.113.8/32", "a colleague"),
-    ]  # the earlier address of this computer, and another user's
+    # The earlier address of this computer, and another user's.
+    blocks = [("203.0.113.7/32", "cloudddp caller"), ("203.0.113.8/32", "a colleague")]
     ec2.authorize_security_group_ingress(
         GroupId=group["GroupId"],
         IpPermissions=[{**ours, "IpRanges": [{"CidrIp": b, "Description": why}]} for b, why in blocks],

@@ -152,9 +152,8 @@ def test_run_lists_remaining_resources_when_aws_refuses_calls(cli: Any, faults: 
     home = ec2.describe_instances(InstanceIds=[cluster["nodes"][0]["instance_id"]])
     assert home["Reservations"]
     (node,) = [n for n in _nodes(cli) if n["instance_id"] == cluster["nodes"][0]["instance_id"]]
-    (
-        Path(node["home"]) / "project" / "go"
-    ).mkdir()  # a folder, because `run` would keep the cluster for a new file
+    # A folder, because `run` would keep the cluster for a new file.
+    (Path(node["home"]) / "project" / "go").mkdir()
     _, err = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 3
     assert cluster["nodes"][0]["instance_id"] in err

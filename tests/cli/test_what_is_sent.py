@@ -238,10 +238,8 @@ def test_script_that_is_a_link_out_of_the_project_is_refused(
     ("script", "reason"),
     [
         ("outside/train.py", "outside is a link to /"),
-        (
-            "inner/abs.py",
-            "inner/abs.py is a link to /",
-        ),  # to the project itself, which is elsewhere on the nodes
+        # A link to the project itself, which is elsewhere on the nodes.
+        ("inner/abs.py", "inner/abs.py is a link to /"),
         ("-m outside.train", "outside is a link to /"),
         ("runs/train.py", "job.outputs is empty, and runs/ is for results"),
         ("results/train.py", "results/ is where `pull` puts results"),

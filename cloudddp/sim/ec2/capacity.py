@@ -30,9 +30,8 @@ class Launch:
     max_count: int
     addresses: Mapping[str, int]
     reserved: bool = False  # into a capacity reservation, which has taken its capacity already
-    block: bool = (
-        False  # into a capacity block, which does not count against the quota of on-demand instances
-    )
+    # Into a capacity block, which does not count against the quota of on-demand instances.
+    block: bool = False
 
 
 def grant(backend: Any, launch: Launch) -> int:

@@ -41,10 +41,8 @@ SUPPORTED = {  # or the default on every node
     "write_files",
 }
 _TRUE = ("true", "1", "yes")
-_ENVIRONMENT = {
-    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-    "LANG": "C.UTF-8",
-}  # as in cloud-init, no HOME
+# As in cloud-init, no HOME.
+_ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
 
 
 def early(config: dict[str, Any], keys: list[str], *, chown_to_user: Callable[..., None]) -> None:

@@ -24,9 +24,8 @@ from cloudddp.ssh.target import Stream, Target
 from cloudddp.text import one_line
 
 _KEPT = 4096  # bytes of what the program writes to stderr
-_STARTS = (
-    4096  # bytes of what it sends first, in which SSH's identification is looked for (RFC 4253, section 4.2)
-)
+# Bytes at the beginning of its output in which SSH's identification is looked for (RFC 4253, section 4.2).
+_STARTS = 4096
 _SLICE = 0.1  # seconds of one wait, after which a closed stream is noticed
 _END_SECONDS = 3.0  # for the program to end after SIGTERM
 _EXIT_SECONDS = 2.0  # for the program to exit after it has closed its output

@@ -96,9 +96,8 @@ def test_torchrun_across_hosts_with_different_interface_names(cli: CommandLine) 
 def interfaces(cli: CommandLine) -> list[str]:
     """The name of each node's interface, in the order of host names."""
     host, found = {}, {}
-    for line in cli.ok(
-        "exec", "--", "hostname; ls /sys/class/net"
-    ).splitlines():  # lines of the nodes are mixed
+    # Lines of the nodes are mixed.
+    for line in cli.ok("exec", "--", "hostname; ls /sys/class/net").splitlines():
         node, word = line.split("] ", 1)
         if word.startswith(("ip-", "en")):
             (host if word.startswith("ip-") else found)[node] = word
@@ -139,10 +138,8 @@ def test_failed_machine_ends_the_job(cli: CommandLine) -> None:
     assert refused.returncode == 1
     assert "1 of 2 nodes" in refused.stderr
     (job,) = json.loads(cli.ok("jobs", "--json"))
-    assert (job["state"], job["exit_code"]) == (
-        "failed",
-        1,
-    )  # of the verdict: the remaining rank did not fail
+    # The exit code of the verdict: the remaining rank did not fail.
+    assert (job["state"], job["exit_code"]) == ("failed", 1)
 
 
 def test_silent_node_is_reported_before_it_is_lost(cli: CommandLine) -> None:

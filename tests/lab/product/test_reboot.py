@@ -73,10 +73,8 @@ def test_reboot_of_a_detached_job_is_reported_later(cli: CommandLine, ec2: Any, 
     wait_for(lambda: len(instances(cli)) == 2 and cli("exec", "--", "true").returncode == 0, "they run again")
     listed = cli("jobs")
     job_entry = newest(cli)
-    assert (job_entry["state"], job_entry["exit_code"]) in (
-        ("failed", 1),
-        ("failed", 143),
-    )  # which process got SIGTERM first
+    # Which process got SIGTERM first.
+    assert (job_entry["state"], job_entry["exit_code"]) in (("failed", 1), ("failed", 143))
     first = REBOOTED.search(listed.stderr)
     assert first, listed
     assert f"resume {job}` starts the job again" in listed.stderr

@@ -27,9 +27,8 @@ FIRST_DECIDES = 5.0  # seconds for the first node to say why the ranks do not st
 FAILURE_GRACE = 2.0
 EXIT_BARRIER = 10.0  # seconds that torchrun may wait for the others after every rank of the job has finished
 LEFTOVERS_GRACE = 1.0  # seconds for processes that ranks have left behind
-MAX_EARLY = (
-    32  # messages of one node about the next attempt: it sends a heartbeat, and how its ranks have ended
-)
+# Messages of one node about the next attempt: it sends a heartbeat, and how its ranks have ended.
+MAX_EARLY = 32
 STUCK = "it did not take part in the end of the job"
 
 
