@@ -160,7 +160,6 @@ def _refused(error: Any, source: Source) -> CloudDDPError:
     return AWSError(
         f"AWS refused to let {source.shown} assume {role} ({error.operation_name}): {code}: {message}",
         hint="check role_arn, and the role's trust policy: who may assume it, and whether it requires an MFA "
-        "device "
-        "(mfa_serial) or an external_id",
+        "device (mfa_serial) or an external_id",
         code=code,
     )

@@ -210,8 +210,7 @@ def _check_stall(job: JobSpec) -> None:
     if 0 < job.stall_minutes * 60 < job.heartbeat:
         raise UsageError(
             f"job.stall_minutes = {job.stall_minutes:g} ({job.stall_minutes * 60:g} s) is below "
-            "job.heartbeat = "
-            f"{job.heartbeat:g} s, after which a silent node is lost",
+            f"job.heartbeat = {job.heartbeat:g} s, after which a silent node is lost",
             hint=f"set it to at least {job.heartbeat / 60:g} minutes, or to 0 to watch for no stall",
         )
     if job.on_stall == "restart" and not job.retries:

@@ -66,8 +66,7 @@ def prepare(
     if config.cluster.nodes > 1 and not found.program and (line := scripts.localhost_line(root / file)):
         warn(
             f"{file}, line {line}: sets the rendezvous address to localhost, so each node would train alone. "
-            "Remove it: torchrun "
-            "starts the ranks and sets MASTER_ADDR, RANK and WORLD_SIZE"
+            "Remove it: torchrun starts the ranks and sets MASTER_ADDR, RANK and WORLD_SIZE"
         )
     return found
 

@@ -261,8 +261,7 @@ def _check_time(limit: str | None, save_minutes: float) -> None:
     if seconds <= _grace(save_minutes):
         raise UsageError(
             f"--time {limit} ({seconds} s) is not longer than job.save_minutes = {save_minutes:g}, so the "
-            "ranks would be "
-            "asked to stop as soon as they start",
+            "ranks would be asked to stop as soon as they start",
             hint="give a longer --time, or fewer --save-minutes",
         )
 

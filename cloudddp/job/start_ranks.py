@@ -188,7 +188,6 @@ def _not_connected(found: Mapping[int, Unreachable], gang: Gang, cluster: Cluste
     return NodeError(
         f"{listed}{more}",
         hint="the ranks need every port between the nodes: check the rules of the cluster's security group "
-        "(inbound and "
-        "outbound, all traffic within the group) and the network ACLs of its subnet"
+        "(inbound and outbound, all traffic within the group) and the network ACLs of its subnet"
         + (f"; this adds the inbound rule: aws {rule}" if rule else ""),
     )
