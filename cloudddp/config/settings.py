@@ -40,30 +40,13 @@ RESERVED_ENVIRONMENT = frozenset(
 OF_TORCHRUN = """
     nnodes nproc-per-node max-restarts local-addr rdzv-backend rdzv-endpoint rdzv-id rdzv-conf
     standalone node-rank master-addr master-port no-python module run-path help
-""".split()  # noqa: SIM905  as a list, one word on each line
+""".split()
 # CLOUDDDP_* variables that are not settings; any other one is a misspelt setting.
 OTHER_VARIABLES = frozenset(
-    [
-        "HOME",
-        "CONFIG",
-        "CHECKIP_URL",
-        "CHECKSSH",
-        "PROFILE",
-        "YES",
-        "SIM",
-        "SIM_HOME",
-        "SIM_NODES",
-        "SIM_NODE",
-        "TASK",
-        "TIME_SCALE",
-        "JOB_ID",
-        "NUM_NODES",
-        "NODE_IPS",
-        "NODE_RANK",
-        "STATUS_FILE",
-        "STEP_FILE",
-        "ATTEMPT",
-    ]
+    """
+        HOME CONFIG CHECKIP_URL CHECKSSH PROFILE YES SIM SIM_HOME SIM_NODES SIM_NODE TASK TIME_SCALE
+        JOB_ID NUM_NODES NODE_IPS NODE_RANK STATUS_FILE STEP_FILE ATTEMPT
+    """.split()
 )
 
 
