@@ -9,13 +9,9 @@ from typing import Any
 import pytest
 from support.gangs import kill
 from support.harness import TIMEOUT, wait_for
-from support.jobs import direct, processes
+from support.jobs import direct, newest, processes
 
 WAIT = "import time\nprint('began', flush=True)\ntime.sleep(600)\n"
-
-
-def newest(cli: Any) -> dict[str, Any]:
-    return dict(json.loads(cli.ok("jobs", "--json"))[-1])
 
 
 def agent(cli: Any, job: str, node: int) -> list[int]:

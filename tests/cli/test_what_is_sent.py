@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from support.harness import TIMEOUT
 from support.jobs import direct
 from support.localsync import LocalCluster
+from support.repositories import git
 
 from cloudddp.config.spec import Config, SyncSpec
 from cloudddp.errors import UsageError
@@ -20,15 +20,6 @@ from cloudddp.job import launch, project_files, sync, unsent
 from cloudddp.job.job_request import Script
 
 VERBS = [("launch", "train.py"), ("launch", "--dry-run", "train.py"), ("run", "train.py"), ("sync",)]
-
-
-def git(folder: Path, *words: str) -> None:
-    subprocess.run(
-        ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b", *words],
-        check=True,
-        capture_output=True,
-        timeout=TIMEOUT,
-    )
 
 
 def refused(cli: Any, faults: Any, *words: str, **env: str) -> str:
