@@ -21,7 +21,7 @@ unexport PYTHONUNBUFFERED
 .PHONY: help environment environments demo test test-all coverage lowest witness check lint types docs bench mutants clean
 
 help:  ## show the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 8
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-10s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.12 ..."; exit 1; }
@@ -44,7 +44,7 @@ demo: $(VENV)/.installed  ## the whole job on this computer: 2 simulated nodes, 
 
 RUN_TESTS = $(BIN)/python -m pytest --ignore=tests/witness --ignore=tests/lowest -n $(WORKERS) --dist loadgroup
 
-test: $(VENV)/.installed  ## the tests for every day: each verb, contract and attack once (tests/support/tiers.py)
+test: $(VENV)/.installed  ## the fast tests: each verb, contract and attack once (tests/support/tiers.py)
 	@$(RUN_TESTS) -m 'not slow' $(PYTEST)
 
 test-all: $(VENV)/.installed  ## every test but those of `make witness` and `make lowest`
@@ -76,7 +76,7 @@ environment: $(VENV)/.installed
 
 environments: environment $(WITNESS)/aws/.installed $(WITNESS)/ray/.installed
 
-check: lint types test  ## lint, types and the tests for every day; CI runs all tests
+check: lint types test  ## lint, types and the fast tests; CI runs all tests
 
 lint: $(VENV)/.installed  ## ruff, the import contracts, the Python version of what runs on nodes
 	@$(BIN)/ruff check .

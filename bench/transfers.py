@@ -27,9 +27,8 @@ ROUND_TRIPS = (0, 50)  # milliseconds
 TURNS = 3
 _MEMORY = Path("/dev/shm")  # noqa: S108
 
-Row = dict[
-    str, Any
-]  # case, nodes, rtt, tcp; done: (seconds, bytes, processor seconds) of each turn, by contender
+# Case, nodes, rtt, tcp; done: (seconds, bytes, processor seconds) of each turn, by contender.
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,9 +23,8 @@ TAG_OWNER = "cloudddp:owner"
 TAG_CREATED = "cloudddp:created"
 TAG_EXPIRES = "cloudddp:expires"
 TAG_VERSION = "cloudddp:version"
-TAG_NODE_RANK = (
-    "cloudddp:node-rank"  # only where EC2's launch index is not the rank: see cluster/node_ranks.py
-)
+# Only where EC2's launch index is not the rank: see cluster/node_ranks.py.
+TAG_NODE_RANK = "cloudddp:node-rank"
 TAG_NODES = "cloudddp:nodes"  # the number of nodes that the cluster was created with
 TAG_GPUS = "cloudddp:gpus"  # of each node, by its instance type
 TAG_EFA = "cloudddp:efa"  # EFA devices of each node, as its launch requested them

@@ -153,6 +153,24 @@ def cli(
 
 
 @pytest.fixture
+def line(tmp_path: Path, project: Path) -> Iterator[CommandLine]:
+    """The command line without any endpoint."""
+    made = CommandLine(project, "none", clean_environment(CLOUDDDP_HOME=str(tmp_path / "home")))
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def ssh_site(tmp_path: Path) -> Iterator[Any]:
+    """Keys of a cluster, and SSH servers that accept them."""
+    pytest.importorskip("asyncssh", reason="the simulator needs the extra `sim`")
+    from support.sshserver import site
+
+    with site(tmp_path) as created:
+        yield created
+
+
+@pytest.fixture
 def terminal(cli: CommandLine) -> Iterator[Callable[..., Terminal]]:
     """Return a function that runs a command on a terminal of its own, which is ended after the test."""
     opened: list[Terminal] = []

@@ -237,8 +237,7 @@ def _check_parallel(config: Config) -> None:
     if mode in ("gpipe", "1f1b") and optimization.batch_size % parts:
         raise UsageError(
             f"--parallel {mode}: the batch size {optimization.batch_size} cannot be divided into {parts} "
-            "equal "
-            "microbatches; change --batch-size or --microbatches"
+            "equal microbatches; change --batch-size or --microbatches"
         )
     if config.precision.amp == "fp16" and mode != "ddp":
         raise UsageError(f"--amp fp16 works only with --parallel ddp, not {mode}: use --amp bf16")
@@ -284,8 +283,7 @@ def _check_steps(config: Config) -> None:
     if config.scaled_lr >= MAX_LR:
         raise UsageError(
             f"--lr-batch {config.optimization.lr_batch}: the learning rate becomes {config.scaled_lr:g}, and "
-            "must be below "
-            f"{MAX_LR:g}"
+            f"must be below {MAX_LR:g}"
         )
     if not all(0 <= beta < 1 for beta in config.optimization.betas):
         raise UsageError(

@@ -76,8 +76,7 @@ def not_finite(step: int, *, loss: float, kept: str) -> TrainError:
     if math.isfinite(loss):
         return TrainError(
             f"step {step}: the gradients are not finite, although this rank's own loss is; stopped before "
-            "updating the "
-            f"weights; {kept}; if another rank's loss is the cause, that rank reports it"
+            f"updating the weights; {kept}; if another rank's loss is the cause, that rank reports it"
         )
     return TrainError(
         f"step {step}: the loss is {loss}; stopped before updating the weights; {kept}; "
@@ -90,7 +89,6 @@ def scale_too_small(step: int, *, scale: float, kept: str) -> TrainError:
     `scale`."""
     return TrainError(
         f"step {step}: the gradients are not finite even with the --amp fp16 loss scale reduced to "
-        f"{scale:.1e}; "
-        f"no weights have changed since the first such step; {kept}; try --amp bf16, or none to see "
-        "which rank is the cause, a lower --lr, or check the data"
+        f"{scale:.1e}; no weights have changed since the first such step; {kept}; try --amp bf16, or none to "
+        "see which rank is the cause, a lower --lr, or check the data"
     )

@@ -67,8 +67,7 @@ def _load(module: nn.Module, path: Path, *, exactly: bool) -> str:
     if not fitting or (exactly and new):
         raise UsageError(
             f"--weights {path}: does not fit this model ({_names(new)} of {len(own)} tensors are missing or "
-            "have another "
-            "shape); give another file or --model"
+            "have another shape); give another file or --model"
         )
     module.load_state_dict(fitting, strict=False)
     more = f"; new: {_names(new)}" if new else ""

@@ -136,8 +136,7 @@ def train(config: Config, comm: Communicator, stop: StopRequest, started: float,
     if config.optimization.batch_size < strategy.data_world_size:
         output.print_line(
             f"--batch-size {config.optimization.batch_size} is shared by {strategy.data_world_size} ranks: "
-            "some ranks are "
-            "idle in every step"
+            "some ranks are idle in every step"
         )
     for note in trainer.resume():
         output.print_line(note)

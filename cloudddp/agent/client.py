@@ -19,7 +19,7 @@ from cloudddp.agent import commands, failures
 from cloudddp.agent.decode import decode
 from cloudddp.agent.protocol import ExitCode
 from cloudddp.agent.protocol.codec import MAX_REPLY, ProtocolError, encode
-from cloudddp.agent.session import Session
+from cloudddp.agent.session import AgentSession
 from cloudddp.errors import NodeError
 from cloudddp.ssh.connection import Connection
 from cloudddp.ssh.fleet import Outcome
@@ -155,7 +155,7 @@ def _run_once(
     message = encode(request)
     connection = None if alone else runner.connection(node)
     if connection is not None:
-        session = Session.of(connection, node, commands.step_command("serve"))
+        session = AgentSession.of(connection, node, commands.step_command("serve"))
         after = replace(spec, stdin=b"" if body is None else body())
         result = session.run(request.STEP, message, after, is_last=is_last, then=then)
         if result is not None:

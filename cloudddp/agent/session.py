@@ -67,7 +67,7 @@ class _Step:
         return Result(code, bytes(self._out.data), bytes(self._err.data))
 
 
-class Session:
+class AgentSession:
     """The agent's process on one node, and the next one after it has ended."""
 
     def __init__(self, connection: Connection, node: int, command: str) -> None:
@@ -77,7 +77,7 @@ class Session:
         self._process: RunningCommand | None = None
 
     @classmethod
-    def of(cls, connection: Connection, node: int, command: str) -> Session:
+    def of(cls, connection: Connection, node: int, command: str) -> AgentSession:
         """Return the session of a connection: there is one, as long as the connection lasts."""
         kept = connection.kept.setdefault(cls, cls(connection, node, command))
         assert isinstance(kept, cls)  # noqa: S101

@@ -27,9 +27,8 @@ Address = Annotated[str, msgspec.Meta(pattern=r"^(((25[0-5]|2[0-4]\d|1?\d?\d)(\.
 Count = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
 
 _SHOWN = 200  # characters of the decoder's message, which can quote a value
-_lock = (
-    threading.Lock()
-)  # msgspec is not safe while it first reads the fields of a record: see agent/decode.py
+# msgspec is not safe while it first reads the fields of a record: see agent/decode.py.
+_lock = threading.Lock()
 
 
 class Record(msgspec.Struct, frozen=True, rename="pascal"):

@@ -27,13 +27,8 @@ _CONFIGURATION = (
     exceptions.ProfileNotFound,
     exceptions.ParamValidationError,
 )
-_INVALID_DATA = (
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    OverflowError,
-)  # of files and programs that botocore reads
+# What files and programs that botocore reads raise if their data is invalid.
+_INVALID_DATA = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
 
 
 def explained(error: Exception, source: Source) -> CloudDDPError | None:
@@ -165,7 +160,6 @@ def _refused(error: Any, source: Source) -> CloudDDPError:
     return AWSError(
         f"AWS refused to let {source.shown} assume {role} ({error.operation_name}): {code}: {message}",
         hint="check role_arn, and the role's trust policy: who may assume it, and whether it requires an MFA "
-        "device "
-        "(mfa_serial) or an external_id",
+        "device (mfa_serial) or an external_id",
         code=code,
     )

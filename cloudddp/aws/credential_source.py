@@ -29,7 +29,7 @@ _TEXTS = """
     max_attempts defaults_mode sts_regional_endpoints use_fips_endpoint use_dualstack_endpoint
     ignore_configure_endpoint_urls user_agent_appid sdk_ua_app_id metadata_service_timeout
     metadata_service_num_attempts parameter_validation cli_timestamp_format tcp_keepalive
-""".split()  # noqa: SIM905  as a list, one word on each line
+""".split()
 _SSO_TOKENS = "~/.aws/sso/cache"
 
 ENVIRONMENT, SSO, LOGIN, KEYS, PROCESS = "environment", "sso", "login", "keys", "process"

@@ -126,8 +126,7 @@ def _hint(denial: Denial) -> str:
         forbidden = "a rule of your organization forbids it for every user of the account"
         return (
             f"{forbidden}, or demands a tag (--tag K=V), a KMS key (--kms-key) or another region (--region): "
-            "see "
-            "docs/organizations.md in cloudddp's repository, or ask its administrators"
+            "see docs/organizations.md in cloudddp's repository, or ask its administrators"
         )
     wanted = payload.root() / "infra" / "iam" / "operator.json"
     more = "; kms_key and instance_profile need more: docs/organizations.md in cloudddp's repository"

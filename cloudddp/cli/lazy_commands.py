@@ -125,7 +125,16 @@ def given_options(context: click.Context) -> GlobalOptions:
     return GlobalOptions(**values)
 
 
-class Verb(click.Command):
+class _WithGlobalOptions(click.Command):
+    """A command that gives the console the global options of its command line."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        rest = super().parse_args(ctx, args)
+        _console(ctx).options = given_options(ctx)
+        return rest
+
+
+class Verb(_WithGlobalOptions):
     """A command whose function is imported when it is invoked.
 
     The function gets the console and the global options, and by name the values of the command's own
@@ -152,11 +161,6 @@ class Verb(click.Command):
         super().__init__(name, params=every, help=inspect.cleandoc(help), context_settings=settings)
         self.action = action
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        rest = super().parse_args(ctx, args)
-        _console(ctx).options = given_options(ctx)
-        return rest
-
     def invoke(self, ctx: click.Context) -> Any:
         console = _console(ctx)
         if console.options.timings:
@@ -179,7 +183,7 @@ class Verb(click.Command):
         return found
 
 
-class LazyGroup(click.Group):
+class LazyGroup(_WithGlobalOptions, click.Group):
     """A group that loads a command when it is used, and lists all of them from its table."""
 
     def __init__(self, name: str, table: Table, **settings: Any) -> None:
@@ -213,11 +217,6 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, self.table[name][1]) for name in self.list_commands(ctx)])
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        rest = super().parse_args(ctx, args)
-        _console(ctx).options = given_options(ctx)
-        return rest
 
 
 def _console(context: click.Context) -> Console:

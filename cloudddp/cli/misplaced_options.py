@@ -22,33 +22,14 @@ from cloudddp.errors import Command, UsageError
 # `-c`, `--env`, `--nodes`, `--tag` and `--profile` are common in scripts, and losing them changes nothing
 # that lasts.
 REFUSED = frozenset(
-    {
-        # The nodes would be real, more expensive, or billed for longer.
-        "--dry-run",
-        "--sim",
-        "--max-cost",
-        "--max-hours",
-        "--spot",
-        "--reservation",
-        "-n",
-        "-t",
-        "--instance-type",
-        "--region",
-        "--regions",
-        "--idle-minutes",
-        "--down",
-        "--keep",
-        "--keep-on-failure",
-        "--discard",
-        "--allow-cpu",
-        # Another cluster's files would be overwritten, results not copied, a job cancelled by Ctrl-C, or a
-        # run wasted.
-        "--cluster",
-        "--results-s3",
-        "-d",
-        "--detach",
-        "--nproc-per-node",
-    }
+    # The nodes would be real, more expensive, or billed for longer.
+    """
+        --dry-run --sim --max-cost --max-hours --spot --reservation -n -t --instance-type --region
+        --regions --idle-minutes --down --keep --keep-on-failure --discard --allow-cpu
+    """.split()
+    # Another cluster's files would be overwritten, results not copied, a job cancelled by Ctrl-C, or a run
+    # wasted.
+    + "--cluster --results-s3 -d --detach --nproc-per-node".split()
 )
 JOB_VERBS = ("launch", "run")
 SIMILAR = 0.75  # similarity above which an unknown option counts as a misspelt option of ours

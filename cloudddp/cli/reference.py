@@ -1,5 +1,5 @@
-"""The generated files of the repository: docs/configuration.md from spec.py's table, docs/commands.md from
-the commands' own help, and the sbatch script of the example, as `cloudddp export slurm train.py` prints it.
+"""The generated files of the repository: docs/configuration.md from config/spec/, docs/commands.md from the
+commands' own help, and the sbatch script of the example, as `cloudddp export slurm train.py` prints it.
 
 `python -m cloudddp.cli.reference` writes them; a test compares them with what is generated.
 """

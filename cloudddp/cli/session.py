@@ -37,9 +37,8 @@ class Session:
     anyone: bool = False
     region: str | None = None  # of the cluster, where a verb has created it
     _reported: set[str] = field(default_factory=set)  # what has been logged once
-    _located: dict[str, str] = field(
-        default_factory=dict
-    )  # name -> region where a search has found the cluster
+    # Name -> region where a search has found the cluster.
+    _located: dict[str, str] = field(default_factory=dict)
     files: tuple[Path, ...] = ()  # configuration files, by precedence
     variables: tuple[str, ...] = ()  # -e, as it was given
     env_files: tuple[str, ...] = ()

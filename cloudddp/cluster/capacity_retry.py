@@ -98,8 +98,7 @@ def _create_in_any(
         billed = f"; cost so far at most {waiting.cost}" if waiting.usd else ""
         progress(
             f"{_why(attempts)}: next attempt in {seconds:.0f} s, until {_time(until)} (Ctrl-C ends; nothing "
-            "is running"
-            f"{billed})"
+            f"is running{billed})"
         )
         time.sleep(seconds)
         pause = min(pause * 1.5, limits.capacity_longest)

@@ -57,9 +57,8 @@ def targets(cluster: Cluster, spec: ClusterSpec) -> tuple[dict[int, Target], dic
     return found, lost
 
 
-Meanwhile = Callable[
-    [Fleet], None
-]  # called several times a second while nodes boot; may raise to end the wait
+# Called several times a second while nodes boot; may raise to end the wait.
+Meanwhile = Callable[[Fleet], None]
 Dial = Callable[[Cluster, ClusterSpec, float, Meanwhile], Runner]
 
 

@@ -185,13 +185,11 @@ class CreatedResources:
                 return
             if holder is not None:
                 self._remove_abandoned(holder)
-            elif (
-                time.monotonic() > deadline
-            ):  # EC2 refuses the name, and does not list the key pair that has it
+            elif time.monotonic() > deadline:
+                # EC2 refuses the name, and does not list the key pair that has it.
                 raise NameTaken(
                     f"the name {self._name!r} is taken in {self._aws.region}, by a key pair that AWS does "
-                    "not list "
-                    "yet; nothing was created",
+                    "not list yet; nothing was created",
                     hint=("repeat ", Command("up"), ", or choose another name with -c"),
                 )
             time.sleep(_RETRY_SECONDS)
@@ -221,8 +219,7 @@ class CreatedResources:
             if not waiting:
                 self._progress(
                     f"the capacity reservation is full; trying again for up to {seconds / 60:.0f} minutes, "
-                    "since AWS "
-                    "may still be cleaning up after instances that have ended"
+                    "since AWS may still be cleaning up after instances that have ended"
                 )
                 waiting = True
             time.sleep(seconds / _CLEAN_UP_POLLS)

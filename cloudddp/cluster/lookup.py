@@ -212,6 +212,5 @@ def _last_deadline(known: Iterable[Cluster]) -> list[str]:
     last = max(past, key=lambda cluster: cluster.expires or datetime.min.replace(tzinfo=UTC))
     return [
         f"the last cluster of that name reached its deadline at {last.expires:%Y-%m-%d %H:%M} UTC, and "
-        "results that "
-        "were not pulled from it are lost"
+        "results that were not pulled from it are lost"
     ]

@@ -99,8 +99,7 @@ def taken(aws: AWS, name: str, by: Holder | Instance) -> NameTaken:
         kind = "key pair" if isinstance(by, Holder) else "instance"
         return NameTaken(
             f"the name {name!r} is taken in {aws.region} by {kind} {resource.id}, whose tags hold no "
-            "readable cluster "
-            "id; nothing was created",
+            "readable cluster id; nothing was created",
             hint=(
                 "choose another name with -c; or, if it is yours: ",
                 Command("down", "--anyone"),

@@ -59,8 +59,7 @@ def check_limit(aws: AWS, name: str, count: int, abandoned: Callable[[], str]) -
             )
         raise CloudDDPError(
             f"{count} nodes with several network cards need {count} Elastic IPs; the account may have "
-            f"{limit} in "
-            f"{aws.region} and has {used}",
+            f"{limit} in {aws.region} and has {used}",
             hint=hint,
         )
 
@@ -68,8 +67,7 @@ def check_limit(aws: AWS, name: str, count: int, abandoned: Callable[[], str]) -
 def addresses_hint() -> str:
     return (
         "ask for a higher quota `EC2-VPC Elastic IPs` in the Service Quotas console, connect to private "
-        "addresses "
-        '(connect = "private" or "jump"), or use a single network card: --no-efa'
+        'addresses (connect = "private" or "jump"), or use a single network card: --no-efa'
     )
 
 

@@ -33,8 +33,7 @@ class Foreign:
     def warning(self) -> str:
         return (
             f"instance {self.instance.id} has the tags of cluster {self.instance.cluster!r} but is not one "
-            "of its "
-            f"nodes: {self.reason}; `down` terminates it"
+            f"of its nodes: {self.reason}; `down` terminates it"
         )
 
 

@@ -131,8 +131,7 @@ class Offers:
         region, hour = now[0].aws.region, now[0].price.hour
         raise CloudDDPError(
             f"the price in {region} has risen from ${self._confirmed[region]:.2f} to ${hour:.2f} an hour "
-            "while `up` was "
-            "waiting for capacity; nothing is running",
+            "while `up` was waiting for capacity; nothing is running",
             hint=("to accept it: ", Command("up"), " again"),
         )
 

@@ -125,6 +125,5 @@ def key_hint(key: str) -> Text:
     """Return what to check about a KMS key that EC2 cannot use."""
     return (
         f"check that {key} exists in this region, is enabled and symmetric, and that its policy and yours "
-        "allow "
-        f"{', '.join(KMS_ACTIONS[:-1])} and {KMS_ACTIONS[-1]}"
+        f"allow {', '.join(KMS_ACTIONS[:-1])} and {KMS_ACTIONS[-1]}"
     )

@@ -166,9 +166,8 @@ def plan(
             "ingress",
             [_self_reference(), *(ssh_rule(b, spec.ssh_port, description) for b in context.ssh_from)],
         ),
-        _rules(
-            "egress", [_self_reference()]
-        ),  # EFA needs the group itself as destination; 0.0.0.0/0 is not enough
+        # EFA needs the group itself as destination; 0.0.0.0/0 is not enough.
+        _rules("egress", [_self_reference()]),
         *_placement_group(spec, context, identity, tags),
         *_addresses(spec, context, tags),
     )

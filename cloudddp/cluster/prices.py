@@ -55,9 +55,8 @@ class Price:
     gp3_month: float = 0.08  # USD per GiB
     throughput: int = FREE_THROUGHPUT  # MiB/s of each disk
     addresses: int = 1  # public IPv4 addresses of each node
-    spot: tuple[float, float] | None = (
-        None  # current spot prices of one node: the lowest and the highest of all zones
-    )
+    # Current spot prices of one node: the lowest and the highest of all zones.
+    spot: tuple[float, float] | None = None
 
     @property
     def extras_hour(self) -> float:

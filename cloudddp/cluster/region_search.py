@@ -186,8 +186,7 @@ def not_enabled(found: Search, asked: AWS) -> dict[str, AWSError]:
     return {
         region: AWSError(
             f"{region} refuses the credentials that {accepting[0]} accepts ({code}): the account has not "
-            "enabled this region, or "
-            "they have a version 1 STS token, which opt-in regions refuse",
+            "enabled this region, or they have a version 1 STS token, which opt-in regions refuse",
             hint=(
                 "choose another region; or enable it, which takes some minutes: ",
                 ToolCommand("aws", "account", "enable-region", "--region-name", region),

@@ -76,8 +76,7 @@ def roll_back(
     if elsewhere:
         raise CloudDDPError(
             f"cluster {name!r} ({cluster_id}) was removed by another command while it was being created; "
-            "nothing of "
-            "it is left",
+            "nothing of it is left",
             hint=("create it again: ", Command("up")),
         ) from None
 
@@ -134,8 +133,7 @@ def after_removal(error: ConnectError) -> NodeError:
     if any(isinstance(part, Command) and part.words[0] in ("status", "down") for part in parts(hint)):
         hint = (
             "for an image that boots more slowly, set a larger ready_minutes in cloudddp.toml; else the node "
-            "has "
-            "failed, and ",
+            "has failed, and ",
             Command("up"),
             " starts others",
         )

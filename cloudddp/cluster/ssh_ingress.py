@@ -85,8 +85,7 @@ def _own_groups(aws: AWS, name: str, ownership: Ownership) -> list[dict[str, Any
         owners = sorted({resource.tags.owner or "an unknown owner" for _, resource in described})
         raise CloudDDPError(
             f"cluster {name!r} in {aws.region} is not yours: its security group belongs to "
-            f"{', '.join(owners)}; "
-            f"{ownership.caller}",
+            f"{', '.join(owners)}; {ownership.caller}",
             hint="add --anyone to act on it anyway, or choose another name with -c",
         )
     return own

@@ -64,8 +64,7 @@ class SSHRoutes:
             raise CloudDDPError(
                 f"node {rank} ({instance.id}) has no public address",
                 hint="the cluster was created for another route: set `connect`, `proxy_jump` or "
-                "`proxy_command` as in its "
-                "configuration (cloudddp.toml, or CLOUDDDP_CONNECT and so on)",
+                "`proxy_command` as in its configuration (cloudddp.toml, or CLOUDDDP_CONNECT and so on)",
             )
         return instance.public_ip if self._mode == "public" else instance.private_ip
 
@@ -93,11 +92,9 @@ def check_settings(spec: ClusterSpec) -> None:
     if connection.mode(spec) == "private" and spec.proxy_command is None and not spec.ssh_from:
         raise UsageError(
             'cluster.connect is "private", and cluster.ssh_from is not set: cloudddp cannot find out which '
-            "address the "
-            "nodes see behind your VPN",
+            "address the nodes see behind your VPN",
             hint="give it: --ssh-from 10.8.0.10/32 if the VPN routes your own address, or the block of the "
-            "VPC or VPN if "
-            "it translates addresses, as AWS Client VPN does",
+            "VPC or VPN if it translates addresses, as AWS Client VPN does",
         )
 
 

@@ -267,9 +267,8 @@ class _Teardown:
 
 def _journal_termination(live: Sequence[Instance]) -> None:
     for one in {instance.cluster_id for instance in live} - {""}:
-        with contextlib.suppress(
-            OSError, UsageError
-        ):  # the journal is optional; it must not stop the teardown
+        # The journal is optional; it must not stop the teardown.
+        with contextlib.suppress(OSError, UsageError):
             if (folder := ClusterFolder(one)).exists:
                 folder.journal("terminate", ids=[i.id for i in live if i.cluster_id == one])
 

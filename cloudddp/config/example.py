@@ -1,4 +1,4 @@
-"""The cloudddp.toml that `init` writes, made from spec.py's table."""
+"""The cloudddp.toml that `init` writes, made from the fields of spec/."""
 
 from __future__ import annotations
 

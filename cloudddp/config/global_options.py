@@ -1,6 +1,6 @@
 """What was given on the command line, as plain data. Standard library only: `--help` imports it.
 
-`GlobalOptions` are the options of every command; a `Flag` is an option that stands for a setting of spec.py.
+`GlobalOptions` are the options of every command; a `Flag` is an option that stands for a setting.
 """
 
 from __future__ import annotations

@@ -74,9 +74,8 @@ def holds_more(folder: Path) -> str:
         return "above your home folder"
     if folder == folder.parent:
         return "the root of the file system"
-    if folder.exists() and folder == resolved(
-        _home_of(folder.stat().st_uid) or os.devnull
-    ):  # under sudo, for example
+    # Under sudo, for example.
+    if folder.exists() and folder == resolved(_home_of(folder.stat().st_uid) or os.devnull):
         return "the home folder of its owner"
     temporary = (tempfile.gettempdir(), "/var/tmp")  # noqa: S108  they are refused
     if folder in map(resolved, temporary):

@@ -1,5 +1,4 @@
-"""Where settings come from: flags, environment, files; merged in layers and validated against spec.py's
-table.
+"""Where settings come from: flags, environment, files; merged in layers, validated by the types of spec/.
 
 The layer with the highest precedence wins (flag > environment > ./cloudddp.toml > user configuration >
 default). Every layer is validated and has an origin, so that an error names the place to fix.
@@ -41,30 +40,13 @@ RESERVED_ENVIRONMENT = frozenset(
 OF_TORCHRUN = """
     nnodes nproc-per-node max-restarts local-addr rdzv-backend rdzv-endpoint rdzv-id rdzv-conf
     standalone node-rank master-addr master-port no-python module run-path help
-""".split()  # noqa: SIM905  as a list, one word on each line
+""".split()
 # CLOUDDDP_* variables that are not settings; any other one is a misspelt setting.
 OTHER_VARIABLES = frozenset(
-    [
-        "HOME",
-        "CONFIG",
-        "CHECKIP_URL",
-        "CHECKSSH",
-        "PROFILE",
-        "YES",
-        "SIM",
-        "SIM_HOME",
-        "SIM_NODES",
-        "SIM_NODE",
-        "TASK",
-        "TIME_SCALE",
-        "JOB_ID",
-        "NUM_NODES",
-        "NODE_IPS",
-        "NODE_RANK",
-        "STATUS_FILE",
-        "STEP_FILE",
-        "ATTEMPT",
-    ]
+    """
+        HOME CONFIG CHECKIP_URL CHECKSSH PROFILE YES SIM SIM_HOME SIM_NODES SIM_NODE TASK TIME_SCALE
+        JOB_ID NUM_NODES NODE_IPS NODE_RANK STATUS_FILE STEP_FILE ATTEMPT
+    """.split()
 )
 
 
@@ -104,10 +86,8 @@ def read_toml(path: Path) -> Layer:
     try:
         content = read(path).decode("utf-8-sig")  # Windows editors write a byte order mark
         values = tomllib.loads(content)
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # tomllib's own errors, invalid UTF-8, thousands of digits or brackets
+    except (ValueError, RecursionError) as error:
+        # tomllib's own errors, invalid UTF-8, thousands of digits or brackets.
         raise UsageError(
             f"{path}: not valid TOML: {one_line(str(error), 300)}{_line_of(str(error), content)}",
             hint=("for an example, run ", Command("init"), " in an empty folder"),
@@ -213,8 +193,7 @@ def _check_stall(job: JobSpec) -> None:
     if 0 < job.stall_minutes * 60 < job.heartbeat:
         raise UsageError(
             f"job.stall_minutes = {job.stall_minutes:g} ({job.stall_minutes * 60:g} s) is below "
-            "job.heartbeat = "
-            f"{job.heartbeat:g} s, after which a silent node is lost",
+            f"job.heartbeat = {job.heartbeat:g} s, after which a silent node is lost",
             hint=f"set it to at least {job.heartbeat / 60:g} minutes, or to 0 to watch for no stall",
         )
     if job.on_stall == "restart" and not job.retries:

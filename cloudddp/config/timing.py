@@ -26,9 +26,8 @@ class Timing:
     ask_again: float = 15.0  # interval of the queries to AWS while a node is quiet
     ask_soon: float = 3.0  # the same in the first seconds after a connection has broken
     lost: float = 20.0  # of failed reconnects until a node is lost, while other nodes answer
-    overdue: float = (
-        120.0  # without a heartbeat until a node is lost, even if its connection is open, while others answer
-    )
+    # Without a heartbeat until a node is lost, even if its connection is open, while others answer.
+    overdue: float = 120.0
     offline: float = 300.0  # of failed reconnects while no node answers: probably this computer is offline
     reconnect: float = 1.0  # before each attempt to reconnect to a node
     bars: float = 5.0  # between two states of a line that a progress bar overwrites
@@ -38,9 +37,8 @@ class Timing:
     alone: float = 120.0  # for ranks to connect to another node, before a node without connections is named
     straggler: float = 30.0  # for which a rank stays slower than the others, until it is reported
 
-    launch_hold: float = (
-        3600.0  # for which a launch puts off the planned end of the nodes, for its sync and setup
-    )
+    # For which a launch puts off the planned end of the nodes, for its sync and setup.
+    launch_hold: float = 3600.0
     failed_launch: float = 600.0  # after a launch with --down that has failed, until the nodes end, at least
 
     copy: float = 3600.0  # in which a node copies results to S3, before it powers off
@@ -53,9 +51,8 @@ class Timing:
     unanswered: float = 60.0  # without any answer until `up` names the addresses that may connect
     keepalive: float = 15.0  # between two SSH keepalives
     dead: float = 45.0  # without any answer until a connection is closed
-    start: float = (
-        60.0  # for a server to open a channel and start a command that has no time limit of its own
-    )
+    # For a server to open a channel and start a command that has no time limit of its own.
+    start: float = 60.0
 
     # Clusters (cluster/, cli/).
     in_use: float = 300.0  # until a security group is no longer in use
@@ -66,9 +63,8 @@ class Timing:
     at_stake: float = 5.0  # for all nodes to report, before `down`, results that were not pulled
     capacity_first: float = 15.0  # until the second attempt to launch, while no zone has capacity
     capacity_longest: float = 300.0  # between two attempts
-    look_again: float = (
-        600.0  # until `up` looks up image, price and its own address again, while it waits for capacity
-    )
+    # Until `up` looks up image, price and its own address again, while it waits for capacity.
+    look_again: float = 600.0
     gpus: float = 60.0  # for a node that has booted to show its GPUs
     torch: float = 600.0  # for the first import of torch, from a cold disk, and the use of each GPU
     minute: float = 60.0  # of the minutes that a node may take to boot (ready_minutes)

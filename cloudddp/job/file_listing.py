@@ -136,10 +136,11 @@ def _in_repository(root: Path) -> bool:
 
 
 def _unreadable(folder: Path, failed: subprocess.CompletedProcess[bytes], hint: str) -> UsageError:
-    said = one_line(" ".join(failed.stderr.decode(errors="replace").split()), 1000) or "it is not a work tree"
-    if advised := re.search("git config --global --add safe.directory .*", said):
+    printed = " ".join(failed.stderr.decode(errors="replace").split())
+    error = one_line(printed, 1000) or "it is not a work tree"
+    if advised := re.search("git config --global --add safe.directory .*", error):
         hint = f"if you trust that user: {advised[0]}"
-    return UsageError(f"{folder}: git cannot list its files: {said}", hint=hint)
+    return UsageError(f"{folder}: git cannot list its files: {error}", hint=hint)
 
 
 def _git_list(listed: Listed, root: Path, prefix: str = "") -> None:

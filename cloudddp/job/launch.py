@@ -66,8 +66,7 @@ def prepare(
     if config.cluster.nodes > 1 and not found.program and (line := scripts.localhost_line(root / file)):
         warn(
             f"{file}, line {line}: sets the rendezvous address to localhost, so each node would train alone. "
-            "Remove it: torchrun "
-            "starts the ranks and sets MASTER_ADDR, RANK and WORLD_SIZE"
+            "Remove it: torchrun starts the ranks and sets MASTER_ADDR, RANK and WORLD_SIZE"
         )
     return found
 
@@ -188,9 +187,8 @@ def _check_nodes(
                 f"job {job} is still running on node {node}",
                 hint=(Command("logs", "-f", job), " follows it, ", Command("cancel", job), " stops it"),
             )
-        if (
-            reply.gpus < cluster.gpus and not config.cluster.allow_cpu
-        ):  # one rank on the CPU would start instead
+        # One rank on the CPU would start instead.
+        if reply.gpus < cluster.gpus and not config.cluster.allow_cpu:
             raise NodeError(
                 f"node {node} ({cluster.nodes[node].id}) shows {reply.gpus} of {cluster.gpus} GPUs "
                 "(nvidia-smi -L)",

@@ -136,8 +136,7 @@ def _path(root: Path, here: Path, target: str) -> str:
         raise UsageError(
             f"script not found: {target} (in {here})",
             hint="give its path, or -m MODULE; for a program that is installed on the nodes, write a script "
-            "with "
-            f'`exec {shlex.quote(target)} "$@"` into NAME.sh and launch that'
+            f'with `exec {shlex.quote(target)} "$@"` into NAME.sh and launch that'
             if "/" not in target and "." not in target
             else "give its path, or -m MODULE",
         )

@@ -33,7 +33,7 @@ SCRIPT_VARIABLES = frozenset(
     BASHPID PWD address asked attempt cancelled child code ended failed first head host hosts interface
     is_head lost mark max_requeues node_rank nodes on_nodes one peer port program python rank ranks
     rendezvous route second state step stopping threads
-    """.split()  # noqa: SIM905  as a list, one word on each line
+    """.split()
 )
 # bash does not let anyone assign these.
 _READ_ONLY = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"})
@@ -261,8 +261,7 @@ def _check_time(limit: str | None, save_minutes: float) -> None:
     if seconds <= _grace(save_minutes):
         raise UsageError(
             f"--time {limit} ({seconds} s) is not longer than job.save_minutes = {save_minutes:g}, so the "
-            "ranks would be "
-            "asked to stop as soon as they start",
+            "ranks would be asked to stop as soon as they start",
             hint="give a longer --time, or fewer --save-minutes",
         )
 

@@ -27,11 +27,12 @@ from cloudddp.job.results.s3_location import destination
 from cloudddp.text import one_line
 
 _LISTED_PAIRS = 4
+# Name -> the parts of the start at which it begins and ends.
 _LAPS = {
     "supervisor": ("step", "supervisor"),
     "mesh": ("supervisor", "mesh"),
     "preflight": ("supervisor", "preflight"),
-}  # name -> the parts of the start at which it begins and ends
+}
 _LISTED_PROBLEMS = 6
 
 
@@ -187,7 +188,6 @@ def _not_connected(found: Mapping[int, Unreachable], gang: Gang, cluster: Cluste
     return NodeError(
         f"{listed}{more}",
         hint="the ranks need every port between the nodes: check the rules of the cluster's security group "
-        "(inbound and "
-        "outbound, all traffic within the group) and the network ACLs of its subnet"
+        "(inbound and outbound, all traffic within the group) and the network ACLs of its subnet"
         + (f"; this adds the inbound rule: aws {rule}" if rule else ""),
     )

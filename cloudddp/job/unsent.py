@@ -25,8 +25,7 @@ def notes(files: Snapshot, config: Config) -> Iterator[str]:
     if files.withheld:
         yield (
             f"not sent, since they may hold secrets: {_some(files.withheld)} (--env-file passes variables; "
-            "files that git "
-            "tracks are sent)"
+            "files that git tracks are sent)"
         )
     if files.unfetched:
         yield (
@@ -41,8 +40,7 @@ def notes(files: Snapshot, config: Config) -> Iterator[str]:
     if lost := _dangling(files, config):
         yield (
             f"links to files that are not sent, so the nodes do not have them: {_some(lost)}; copy the files "
-            "into the project, or "
-            "add the links to sync.exclude"
+            "into the project, or add the links to sync.exclude"
         )
     if ignored := _ignored_names(files, config):
         yield (
@@ -146,11 +144,8 @@ def reason(root: Path, config: Config, name: str) -> str:
         files = of_config(root, config) if is_here else None
         if files is None or path in files.manifest:
             return ""
-    except (
-        OSError,
-        ValueError,
-        UsageError,
-    ):  # a name that no file can have; a project that has changed since
+    except (OSError, ValueError, UsageError):
+        # A name that no file can have; a project that has changed since.
         return ""
     shown = one_line(path, 200)
     if file_listing.is_below(path, files.withheld):

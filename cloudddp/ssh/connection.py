@@ -204,7 +204,7 @@ def _explain(target: Target, host_key: str, error: BaseException) -> ConnectErro
     """Return what a failed connection means to a user, and whether waiting may help."""
     import paramiko
 
-    where = f"{target.label} at {target.host} port {target.port}"
+    where = target.where
     if isinstance(error, paramiko.BadHostKeyException):
         return ConnectError(
             f"{where}: its host key is not the one recorded for this node: refused "

@@ -7,9 +7,8 @@ _MARK = "the server closed the connection before its SSH banner"
 
 PENALTIES = (
     "sshd may refuse this address for a while (PerSourcePenalties, OpenSSH 9.8 and newer): something behind "
-    "the same address "
-    "probes port 22 or fails logins; wait some minutes (10 at most by default), or connect from another "
-    "address"
+    "the same address probes port 22 or fails logins; wait some minutes (10 at most by default), or connect "
+    "from another address"
 )
 
 

@@ -129,8 +129,7 @@ def warning() -> str:
     more = f" (and {len(others)} more node{'s' * (len(others) > 1)})" if others else ""
     return (
         f"{label}{more}: ~/.bashrc or another start file of its login shell prints {line!r} before every "
-        "command; "
-        "cloudddp skips that"
+        "command; cloudddp skips that"
     )
 
 

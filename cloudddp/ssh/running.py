@@ -327,9 +327,8 @@ class RunningCommand:
         import paramiko
 
         if error is None or isinstance(error, (OSError, EOFError, paramiko.SSHException)):
-            cause = (
-                one_line(str(error or ""), 200) or "connection closed"
-            )  # paramiko quotes what the node has sent
+            # paramiko quotes what the node has sent.
+            cause = one_line(str(error or ""), 200) or "connection closed"
         else:
             cause = f"it sent an invalid packet ({type(error).__name__})"
         reason = f"{self._label}: the SSH connection broke ({cause})"

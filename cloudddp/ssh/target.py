@@ -68,6 +68,11 @@ class Direct:
 DIRECT = Direct()
 
 
+def known_hosts_name(host: str, port: int) -> str:
+    """Return the name of a server in a known_hosts file."""
+    return host if port == 22 else f"[{host}]:{port}"
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """Where a node answers, and the host keys that it may present, the likeliest first, each `ssh-ed25519
@@ -88,7 +93,11 @@ class Target:
     @property
     def known_as(self) -> str:
         """The node's name in a known_hosts file."""
-        return self.host if self.port == 22 else f"[{self.host}]:{self.port}"
+        return known_hosts_name(self.host, self.port)
+
+    @property
+    def where(self) -> str:
+        return f"{self.label} at {self.host} port {self.port}"
 
     def require_host_key(self) -> None:
         """Raise ConnectError if no host key is recorded that could verify the node."""

@@ -77,9 +77,8 @@ class BoundedPacketizer(Packetizer):  # type: ignore[misc]  # paramiko has no ty
 def make_transport(stream: Stream, **more: Any) -> paramiko.Transport:
     """Return the transport for a stream: the `transport_factory` of paramiko.SSHClient.connect."""
     transport = paramiko.Transport(stream, packetizer_class=BoundedPacketizer, **more)
-    transport.clear_to_send_timeout = (
-        timing.current().dead
-    )  # seconds for which a key exchange may hold up a sender
+    # Seconds for which a key exchange may hold up a sender.
+    transport.clear_to_send_timeout = timing.current().dead
     options = transport.get_security_options()
     preferred = [one for one in _CIPHERS if one in options.ciphers]
     options.ciphers = (*preferred, *(one for one in options.ciphers if one not in preferred))

@@ -65,9 +65,8 @@ def run(options: argparse.Namespace, device: torch.device) -> None:
     seen = 0
     for epoch in range(options.epochs):
         sums = torch.zeros((), device=device)
-        batches = torch.randperm(len(inputs), generator=generator).split(
-            options.batch_size
-        )  # the same on every rank
+        # The same on every rank.
+        batches = torch.randperm(len(inputs), generator=generator).split(options.batch_size)
         for batch in batches:
             own = batch[RANK::WORLD_SIZE]
             seen += len(own)

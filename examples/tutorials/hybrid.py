@@ -56,9 +56,8 @@ def run(options: argparse.Namespace, first: torch.device, second: torch.device) 
     seen = 0
     for epoch in range(options.epochs):
         total = torch.zeros((), device=second)
-        batches = torch.randperm(len(inputs), generator=generator).split(
-            options.batch_size
-        )  # the same on every rank
+        # The same on every rank.
+        batches = torch.randperm(len(inputs), generator=generator).split(options.batch_size)
         for batch in batches:
             # Equal shares: then the mean over the ranks is that over the batch.
             own = batch[RANK::WORLD_SIZE]

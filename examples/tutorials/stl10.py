@@ -114,9 +114,8 @@ def train(
     end = time.perf_counter()
     for i, (images, target) in enumerate(loader):
         data_time.update(time.perf_counter() - end)
-        images = images.to(
-            options.device, non_blocking=True
-        )  # asynchronous, because the loader pins its memory
+        # Asynchronous, because the loader pins its memory.
+        images = images.to(options.device, non_blocking=True)
         target = target.to(options.device, non_blocking=True)
         output = model(images)
         loss = nn.functional.cross_entropy(output, target)

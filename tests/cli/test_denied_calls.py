@@ -137,15 +137,13 @@ def test_encoded_message_that_cannot_be_decoded(cli: CommandLine, reject: Any, b
 def test_other_services_name_the_action(cli: CommandLine, reject: Any) -> None:
     message = (
         "User: arn:aws:iam::123456789012:user/ann is not authorized to perform: ssm:GetParameter on "
-        "resource: "
-        "arn:aws:ssm:us-east-1::parameter/aws/service/x because no identity-based policy allows the "
-        "ssm:GetParameter action"
+        "resource: arn:aws:ssm:us-east-1::parameter/aws/service/x because no identity-based policy allows "
+        "the ssm:GetParameter action"
     )
     reject("GetParameter", message, "AccessDeniedException")
     done = cli("up", "-n", "1")
     assert (
         "AWS denied ssm:GetParameter on arn:aws:ssm:us-east-1::parameter/aws/service/x: no identity-based "
-        "policy allows it "
-        "(AccessDeniedException)"
+        "policy allows it (AccessDeniedException)"
     ) in done.stderr
     assert "infra/iam/operator.json" in done.stderr

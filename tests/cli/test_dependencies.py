@@ -27,12 +27,8 @@ OTHERS = {
     "sim": ("moto", "werkzeug", "asyncssh"),
     "aws": ("boto3", "botocore", "http.client"),
 }
-MARKS = {
-    "_capacity",
-    "_deep_learning",
-    "_left_reservation",
-    "_status_code",
-}  # our own attributes of moto's objects
+# Our own attributes of moto's objects.
+MARKS = {"_capacity", "_deep_learning", "_left_reservation", "_status_code"}
 PRIVATE = re.compile(r"_[a-z]\w*")
 
 

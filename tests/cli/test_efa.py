@@ -7,19 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.harness import TIMEOUT, interrupt, wait_for
+from support.harness import TIMEOUT, interrupt, running_instances, wait_for
 
 TYPE = "p4d.24xlarge"
 CREATED = ("CreatePlacementGroup", "AllocateAddress", "RunInstances", "AssociateAddress")
 Conditions = Callable[..., dict[str, Any]]
-
-
-def nodes_of(ec2: Any, cluster: str) -> list[dict[str, Any]]:
-    where = [
-        {"Name": "tag:cloudddp:cluster", "Values": [cluster]},
-        {"Name": "instance-state-name", "Values": ["running"]},
-    ]
-    return [i for r in ec2.describe_instances(Filters=where)["Reservations"] for i in r["Instances"]]
 
 
 def test_several_cards_use_elastic_ips(cli: Any, ec2: Any, remains: Any) -> None:
@@ -29,7 +21,7 @@ def test_several_cards_use_elastic_ips(cli: Any, ec2: Any, remains: Any) -> None
         "EFA with 4 devices per node, nodes close together in a placement group, 2 Elastic IPs" in done.stderr
     )
     assert "warning" not in done.stderr
-    found = nodes_of(ec2, cli.cluster)
+    found = running_instances(ec2, cli.cluster)
     assert [len(node["NetworkInterfaces"]) for node in found] == [5, 5]
     assert len(remains().addresses) == 2
     assert len(remains().interfaces) == 10
@@ -47,14 +39,14 @@ def test_several_cards_use_elastic_ips(cli: Any, ec2: Any, remains: Any) -> None
 
 def test_private_nodes_need_no_elastic_ip(cli: Any, ec2: Any, faults: Any, remains: Any) -> None:
     cli.ok("up", "-n", "2", "-t", TYPE, "--connect", "private", "--ssh-from", "127.0.0.0/8")
-    assert [len(node["NetworkInterfaces"]) for node in nodes_of(ec2, cli.cluster)] == [5, 5]
+    assert [len(node["NetworkInterfaces"]) for node in running_instances(ec2, cli.cluster)] == [5, 5]
     assert remains().addresses == []
     assert faults.count("DescribeAccountAttributes") == faults.count("AllocateAddress") == 0
 
 
 def test_single_card_keeps_its_public_address(cli: Any, ec2: Any, faults: Any, remains: Any) -> None:
     cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
-    found = nodes_of(ec2, cli.cluster)
+    found = running_instances(ec2, cli.cluster)
     assert [[nic["InterfaceType"] for nic in node["NetworkInterfaces"]] for node in found] == [["efa"]] * 2
     assert remains().addresses == []
     assert faults.count("DescribeAddresses") == 0
@@ -64,7 +56,7 @@ def test_without_efa_and_placement_group(cli: Any, ec2: Any, remains: Any) -> No
     done = cli("up", "-n", "2", "-t", TYPE, "--no-efa", "--no-placement-group")
     assert done.returncode == 0, done.stderr
     assert "one of the type's 4 network cards, without EFA" in done.stderr
-    (interfaces, others) = (node["NetworkInterfaces"] for node in nodes_of(ec2, cli.cluster))
+    (interfaces, others) = (node["NetworkInterfaces"] for node in running_instances(ec2, cli.cluster))
     assert [nic["InterfaceType"] for nic in (*interfaces, *others)] == ["interface"] * 2
     assert remains().addresses == remains().placement_groups == []
 
@@ -75,7 +67,7 @@ def test_next_zone_uses_the_same_group_and_addresses(
     """A placement group of strategy cluster that holds no instance is not bound to a zone."""
     conditions(capacity={"us-east-1a": {TYPE: 0}})
     cli.ok("up", "-n", "2", "-t", TYPE)
-    found = nodes_of(ec2, cli.cluster)
+    found = running_instances(ec2, cli.cluster)
     assert {node["Placement"]["AvailabilityZone"] for node in found} == {"us-east-1b"}
     assert faults.count("AllocateAddress") == len(remains().addresses) == 2
     assert faults.count("CreatePlacementGroup") == len(remains().placement_groups) == 1
@@ -87,7 +79,7 @@ def test_launch_that_fails_later_leaves_no_group_or_address(
     """EC2 may accept a launch and terminate an instance instead of running it: the next zone starts anew."""
     conditions(fail_launch={"us-east-1a": {"code": "Server.InsufficientInstanceCapacity"}})
     cli.ok("up", "-n", "2", "-t", TYPE)
-    assert {n["Placement"]["AvailabilityZone"] for n in nodes_of(ec2, cli.cluster)} == {"us-east-1b"}
+    assert {n["Placement"]["AvailabilityZone"] for n in running_instances(ec2, cli.cluster)} == {"us-east-1b"}
     assert (len(remains().addresses), len(remains().placement_groups)) == (2, 1)
     assert len(remains().groups) == 1
 
@@ -140,7 +132,7 @@ def test_repeated_up_expects_what_the_cluster_was_launched_with(
     assert refused.returncode == 1
     assert "shows 3 of 4 EFA devices" in refused.stderr
     # A cluster that was created with --require-efa, whose `up` was killed: the option need not be repeated.
-    ids = [node["InstanceId"] for node in nodes_of(ec2, cli.cluster)]
+    ids = [node["InstanceId"] for node in running_instances(ec2, cli.cluster)]
     ec2.create_tags(Resources=ids, Tags=[{"Key": "cloudddp:require-efa", "Value": "yes"}])
     assert cli("up", "-n", "2", "-t", TYPE).returncode == 1
 
@@ -248,11 +240,11 @@ def test_up_after_a_killed_up_associates_the_addresses(cli: Any, ec2: Any, fault
     process.kill()
     process.communicate(timeout=TIMEOUT)
     go.set()
-    wait_for(lambda: len(nodes_of(ec2, cli.cluster)) == 2, "the nodes run")
-    assert not any(node.get("PublicIpAddress") for node in nodes_of(ec2, cli.cluster))
+    wait_for(lambda: len(running_instances(ec2, cli.cluster)) == 2, "the nodes run")
+    assert not any(node.get("PublicIpAddress") for node in running_instances(ec2, cli.cluster))
     done = cli("up", "-n", "2", "-t", TYPE)
     assert done.returncode == 0, done.stderr
-    assert all(node.get("PublicIpAddress") for node in nodes_of(ec2, cli.cluster))
+    assert all(node.get("PublicIpAddress") for node in running_instances(ec2, cli.cluster))
 
 
 def test_address_that_was_allocated_twice_is_released(cli: Any, faults: Any, remains: Any) -> None:

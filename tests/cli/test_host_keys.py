@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,8 +20,8 @@ import paramiko
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.harness import wait_for
-from support.sshserver import Server, Site, site
+from support.harness import listed_nodes, wait_for
+from support.sshserver import Server, Site
 
 from cloudddp.cluster import host_keys
 from cloudddp.cluster.host_keys import KnownKeys, NodeKeys
@@ -175,12 +174,6 @@ def test_exclusive_waits_for_the_other_process(folder: ClusterFolder) -> None:
 
 
 @pytest.fixture
-def ssh_site(tmp_path: Path) -> Iterator[Site]:
-    with site(tmp_path) as created:
-        yield created
-
-
-@pytest.fixture
 def cluster(ssh_site: Site, tmp_path: Path) -> ClusterFolder:
     new = ClusterFolder("c-1111111111", root=tmp_path)
     new.create(RECORD, private_key="PRIVATE\n", host_public=ssh_site.host.public)
@@ -285,10 +278,6 @@ def recorded(cli: Any) -> ClusterFolder:
     return ClusterFolder(status["cluster_id"], root=Path(cli.env["CLOUDDDP_HOME"]))
 
 
-def members(cli: Any) -> list[dict[str, Any]]:
-    return list(json.loads(cli.ok("status", "--json"))[0]["nodes"])
-
-
 def presented(address: str, port: int) -> str:
     """The host key that a server presents, according to plain paramiko."""
     transport = paramiko.Transport((address, port))
@@ -310,7 +299,7 @@ def shared_key(ec2: Any, instance: str) -> tuple[str, str]:
 
 def check_own_keys(cli: Any, simulator: Any, ec2: Any) -> None:
     """Every node presents its own, recorded key; the one in the user data is accepted nowhere."""
-    found = members(cli)
+    found = listed_nodes(cli)
     now = [presented(node["public_ip"], simulator.ssh_port) for node in found]
     assert len({*now, shared_key(ec2, found[0]["instance_id"])[1]}) == len(found) + 1
     known = host_keys.read(recorded(cli))
@@ -338,7 +327,7 @@ def interrupted_up(cli: Any, faults: Any, *, answered: bool) -> None:
     release.set()
     if answered:
         release_poll.set()
-    wait_for(lambda: {node["state"] for node in members(cli)} == {"running"}, "the nodes run")
+    wait_for(lambda: {node["state"] for node in listed_nodes(cli)} == {"running"}, "the nodes run")
 
 
 @pytest.mark.parametrize(
@@ -355,20 +344,20 @@ def test_command_after_killed_up_completes_the_keys(
 ) -> None:
     """A cluster of a version without own keys looks the same."""
     interrupted_up(cli, faults, answered=answered)
-    before = {presented(node["public_ip"], simulator.ssh_port) for node in members(cli)}
-    assert before == {shared_key(ec2, members(cli)[0]["instance_id"])[1]}
+    before = {presented(node["public_ip"], simulator.ssh_port) for node in listed_nodes(cli)}
+    assert before == {shared_key(ec2, listed_nodes(cli)[0]["instance_id"])[1]}
     assert ("here" in cli.ok(*command)) == ("echo here" in command)
     check_own_keys(cli, simulator, ec2)
 
 
 def test_unreachable_node_gets_its_key_later(cli: Any, simulator: Any, faults: Any, ec2: Any) -> None:
     interrupted_up(cli, faults, answered=True)
-    address = members(cli)[1]["public_ip"].encode()
+    address = listed_nodes(cli)[1]["public_ip"].encode()
     faults.rewrite("DescribeInstances", lambda body: re.sub(re.escape(address) + rb"\b", b"127.1.2.3", body))
     partly = cli("jobs")
     assert partly.returncode == 1
     assert "node 1 could not be queried" in partly.stderr
-    first, second = members(cli)
+    first, second = listed_nodes(cli)
     known = host_keys.read(recorded(cli))
     assert known.accepted(first["instance_id"]) == (presented(first["public_ip"], simulator.ssh_port),)
     assert known.accepted(second["instance_id"]) == (known.shared,) != ("",)
@@ -397,7 +386,7 @@ def test_stolen_key_does_not_impersonate_a_node(
 ) -> None:
     cli.ok("up", "-n", "2")
     cli.write("x.py", "")
-    node, other = members(cli)
+    node, other = listed_nodes(cli)
     if stolen == "first":
         private = shared_key(ec2, node["instance_id"])[0]
     else:
@@ -426,13 +415,13 @@ def test_stolen_key_does_not_impersonate_a_node(
 
 def test_reboot_keeps_the_key(cli: Any, simulator: Any, ec2: Any) -> None:
     cli.ok("up", "-n", "1")
-    (node,) = members(cli)
+    (node,) = listed_nodes(cli)
     before = presented(node["public_ip"], simulator.ssh_port)
     ec2.stop_instances(InstanceIds=[node["instance_id"]])
-    wait_for(lambda: members(cli)[0]["state"] == "stopped", "it has stopped")
+    wait_for(lambda: listed_nodes(cli)[0]["state"] == "stopped", "it has stopped")
     ec2.start_instances(InstanceIds=[node["instance_id"]])
-    wait_for(lambda: members(cli)[0]["state"] == "running", "it runs again")
-    assert presented(members(cli)[0]["public_ip"], simulator.ssh_port) == before
+    wait_for(lambda: listed_nodes(cli)[0]["state"] == "running", "it runs again")
+    assert presented(listed_nodes(cli)[0]["public_ip"], simulator.ssh_port) == before
     cli.ok("exec", "--", "true")
 
 

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,14 +14,6 @@ from support.harness import ROOT, CommandLine, clean_environment
 
 from cloudddp import payload
 from cloudddp.config import settings
-
-
-@pytest.fixture
-def line(tmp_path: Path, project: Path) -> Iterator[CommandLine]:
-    """The command line without any endpoint."""
-    made = CommandLine(project, "none", clean_environment(CLOUDDDP_HOME=str(tmp_path / "home")))
-    yield made
-    made.end()
 
 
 def files(folder: Path) -> set[str]:

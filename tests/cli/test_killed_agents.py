@@ -9,13 +9,9 @@ from typing import Any
 import pytest
 from support.gangs import kill
 from support.harness import TIMEOUT, wait_for
-from support.jobs import direct, processes
+from support.jobs import direct, newest, processes
 
 WAIT = "import time\nprint('began', flush=True)\ntime.sleep(600)\n"
-
-
-def newest(cli: Any) -> dict[str, Any]:
-    return dict(json.loads(cli.ok("jobs", "--json"))[-1])
 
 
 def agent(cli: Any, job: str, node: int) -> list[int]:
@@ -34,17 +30,17 @@ def test_verdict_stays_when_the_node_that_gave_it_is_gone(cli: Any, ec2: Any, ki
     wait_for(lambda: cli.ok("logs").count("began") == 2, "both ranks run")
     kill(*agent(cli, job, killed))
     wait_for(lambda: processes(cli) == 0, "no process is left")
-    before, said = newest(cli), cli("logs", "-f")
-    assert (before["state"], before["exit_code"], said.returncode) == ("failed", 1, 1)
-    assert f"node {killed}: the agent of cloudddp has ended there" in said.stderr
+    before, logs = newest(cli), cli("logs", "-f")
+    assert (before["state"], before["exit_code"], logs.returncode) == ("failed", 1, 1)
+    assert f"node {killed}: the agent of cloudddp has ended there" in logs.stderr
     nodes = json.loads(cli.ok("status", "--json"))[0]["nodes"]
     ec2.terminate_instances(InstanceIds=[nodes[1 - killed]["instance_id"]])
     wait_for(lambda: newest(cli)["nodes"] == [killed], "the other node has terminated")
-    after, said_after = newest(cli), cli("logs", "-f")
+    after, logs_after = newest(cli), cli("logs", "-f")
     same = ("state", "exit_code", "started", "ended")
     assert [after[key] for key in same] == [before[key] for key in same]
-    assert said_after.stderr.splitlines()[-1:] == said.stderr.splitlines()[-1:]
-    assert (said_after.returncode, "the agent of cloudddp has ended there" in said_after.stderr) == (1, True)
+    assert logs_after.stderr.splitlines()[-1:] == logs.stderr.splitlines()[-1:]
+    assert (logs_after.returncode, "the agent of cloudddp has ended there" in logs_after.stderr) == (1, True)
 
 
 def test_client_that_follows_and_one_that_asks_later_get_the_same_verdict(cli: Any) -> None:

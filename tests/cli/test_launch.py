@@ -191,9 +191,8 @@ def test_modules_of_the_project_do_not_replace_those_of_the_launcher(cli: Any) -
     )
     script = cli("launch", "--nproc-per-node", "1", "pkg/t.py")
     assert "] pkg project" in script.stdout, script.stderr
-    module = cli(
-        "launch", "--nproc-per-node", "1", "-m", "pkg.t"
-    )  # as plain `python -m`: the project comes first
+    # As plain `python -m`: the project comes first.
+    module = cli("launch", "--nproc-per-node", "1", "-m", "pkg.t")
     assert "the project replaces" in module.stdout or "] project project" in module.stdout, module.stderr
     assert "the launcher" not in module.stderr
 

@@ -12,7 +12,7 @@ from typing import Any
 import boto3
 import pytest
 from support import organization
-from support.harness import TIMEOUT, CommandLine, clean_environment, remaining
+from support.harness import TIMEOUT, CommandLine, clean_environment, remaining, running_instances
 
 from cloudddp.sim import control
 
@@ -30,14 +30,6 @@ def client(simulator: Any, service: str) -> Any:
         aws_access_key_id="x",
         aws_secret_access_key="x",
     )
-
-
-def instances(ec2: Any, cluster: str) -> list[dict[str, Any]]:
-    where = [
-        {"Name": "tag:cloudddp:cluster", "Values": [cluster]},
-        {"Name": "instance-state-name", "Values": ["running"]},
-    ]
-    return [i for r in ec2.describe_instances(Filters=where)["Reservations"] for i in r["Instances"]]
 
 
 # -- KMS keys ------------------------------------------------------------------------------------------------
@@ -129,7 +121,7 @@ def profile(simulator: Any) -> Iterator[dict[str, Any]]:
 @pytest.mark.parametrize("by", ["InstanceProfileName", "Arn"])
 def test_nodes_have_the_instance_profile(cli: Any, ec2: Any, profile: dict[str, Any], by: str) -> None:
     cli.ok("up", "-n", "2", "--instance-profile", profile[by])
-    found = [instance["IamInstanceProfile"]["Arn"] for instance in instances(ec2, cli.cluster)]
+    found = [instance["IamInstanceProfile"]["Arn"] for instance in running_instances(ec2, cli.cluster)]
     assert found == [profile["Arn"]] * 2
 
 
@@ -156,7 +148,7 @@ def test_metadata_hop_limit(cli: Any, ec2: Any, faults: Any) -> None:
     assert faults.calls == []
     cli.write("cloudddp.toml", "[cluster]\nimds_hop_limit = 2\n")
     cli.ok("up", "-n", "1")
-    (instance,) = instances(ec2, cli.cluster)
+    (instance,) = running_instances(ec2, cli.cluster)
     assert instance["MetadataOptions"]["HttpPutResponseHopLimit"] == 2
     assert instance["MetadataOptions"]["HttpTokens"] == "required"
 
@@ -308,7 +300,7 @@ def test_denied_region_is_left_out_where_another_one_is_given(
     done = user("up", "-n", "1", *flags)
     assert done.returncode == 0, done.stderr
     assert "us-west-2 is left out: AWS denied ec2:DescribeInstances in us-west-2" in done.stderr
-    assert len(instances(client(limited, "ec2"), "organization")) == 1
+    assert len(running_instances(client(limited, "ec2"), "organization")) == 1
     user.ok("down", "-y")
     refusal = refused(user, "--regions", "us-west-2,eu-west-1", "--price", "1", "--tag", "CostCenter=42")
     assert "AWS denied ec2:DescribeInstances in us-west-2" in refusal
@@ -341,7 +333,7 @@ def test_profile_that_may_be_passed_is_used(limited: control.Simulator, user: Co
     iam = client(limited, "iam")
     iam.create_instance_profile(InstanceProfileName="train")
     user.ok("up", "-n", "1", "--instance-profile", "train", "--tag", "CostCenter=42")
-    (instance,) = instances(client(limited, "ec2"), "organization")
+    (instance,) = running_instances(client(limited, "ec2"), "organization")
     assert instance["IamInstanceProfile"]["Arn"].endswith("instance-profile/train")
 
 

@@ -35,6 +35,5 @@ def test_job_that_ended_meanwhile_is_read_to_its_end(cli: Any, nodes: int, code:
     assert process.returncode == code, err
     shown = lines_by_rank(out)
     assert [len(shown.get(rank, [])) for rank in range(nodes)] == [24] * nodes, err
-    assert (
-        "--replace" not in err
-    )  # a new connection may take longer than the 0.75 s after which a node counts as quiet
+    # A new connection may take longer than the 0.75 s after which a node counts as quiet.
+    assert "--replace" not in err

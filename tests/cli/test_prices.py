@@ -108,7 +108,7 @@ def test_unknown_spot_price_is_not_shown(cli: Any, conditions: Any) -> None:
     assert "now $" not in plan(cli, "--spot")
 
 
-def test_what_is_not_counted_is_said(cli: Any) -> None:
+def test_what_is_not_counted_is_reported(cli: Any) -> None:
     assert "data transfer, snapshots and taxes are not counted" in plan(cli)
 
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from support.harness import interrupt, wait_for
+from support.harness import interrupt, running_instances, wait_for
 
 TYPE, ZONE = "p4d.24xlarge", "us-east-1b"
 BLOCK = "cr-0123456789abcdef0"
@@ -55,21 +55,13 @@ def available(ec2: Any, name: str) -> int:
     return int(found["AvailableInstanceCount"])
 
 
-def nodes_of(ec2: Any, cluster: str) -> list[dict[str, Any]]:
-    where = [
-        {"Name": "tag:cloudddp:cluster", "Values": [cluster]},
-        {"Name": "instance-state-name", "Values": ["running"]},
-    ]
-    return [i for r in ec2.describe_instances(Filters=where)["Reservations"] for i in r["Instances"]]
-
-
 def test_up_launches_into_the_reservation(cli: Any, ec2: Any, reserve: Any, remains: Any) -> None:
     """The zone is that of the reservation, without --zone; one DescribeCapacityReservations call."""
     name = reserve()
     done = cli("up", "-n", "2", "-t", "g5.12xlarge", "--reservation", name)
     assert done.returncode == 0, done.stderr
     assert f"capacity reservation {name} in {ZONE}" in done.stderr
-    found = nodes_of(ec2, cli.cluster)
+    found = running_instances(ec2, cli.cluster)
     assert {node["CapacityReservationId"] for node in found} == {name}
     assert {node["Placement"]["AvailabilityZone"] for node in found} == {ZONE}
     assert len(remains().placement_groups) == 1
@@ -216,7 +208,7 @@ def test_reservation_in_a_placement_group_uses_that_group(
     group = ec2.create_placement_group(GroupName="of-another", Strategy="cluster")["PlacementGroup"]
     name = reserve(PlacementGroupArn=group["GroupArn"])
     cli.ok("up", "-n", "2", "-t", "g5.12xlarge", "--reservation", name)
-    assert {node["Placement"]["GroupName"] for node in nodes_of(ec2, cli.cluster)} == {"of-another"}
+    assert {node["Placement"]["GroupName"] for node in running_instances(ec2, cli.cluster)} == {"of-another"}
     assert remains().placement_groups == []
     cli.ok("down", "-y")
     assert remains().nothing
@@ -243,7 +235,7 @@ def test_up_launches_into_a_block(cli: Any, ec2: Any, block: Any, remains: Any) 
     price = next(line for line in done.stderr.splitlines() if line.startswith("  price"))
     hourly, _, extras = price.removeprefix("  price     ").partition(" an hour: ")
     assert extras.endswith(f"is prepaid, {hourly} for disks and addresses")
-    found = nodes_of(ec2, cli.cluster)
+    found = running_instances(ec2, cli.cluster)
     assert {node["InstanceLifecycle"] for node in found} == {"capacity-block"}
     assert remains().placement_groups == []
     expires = datetime.fromisoformat(json.loads(cli.ok("status", "--json"))[0]["expires"])

@@ -11,9 +11,8 @@ from support.harness import interrupt
 
 TYPE = "p4d.24xlarge"
 UNLISTED = {"elastic-ip": 1.0, "security-group": 1.0, "placement-group": 1.0, "key-pair": 1.0}
-SCALED = {
-    "CLOUDDDP_TIME_SCALE": "0.2"
-}  # AWS has 3 s to list a new resource, and the late calls are made after 1 s
+# AWS has 3 s to list a new resource, and the late calls are made after 1 s.
+SCALED = {"CLOUDDDP_TIME_SCALE": "0.2"}
 Conditions = Callable[..., dict[str, Any]]
 
 

@@ -57,8 +57,8 @@ def test_run_removes_the_cluster_and_returns_the_job_exit_code(cli: Any, remains
     cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_STOP_GRACE="1")
     cli.write(
         "seven.py",
-        "import os, pathlib, sys, "
-        "time\npathlib.Path('runs').mkdir(exist_ok=True)\npathlib.Path('runs/made').write_text('x')\n"
+        "import os, pathlib, sys, time\n"
+        "pathlib.Path('runs').mkdir(exist_ok=True)\npathlib.Path('runs/made').write_text('x')\n"
         "time.sleep(600 * int(os.environ['RANK']))\nsys.exit(7)",
     )
     done = cli("run", "-n", "2", "--nproc-per-node", "1", "seven.py")
@@ -152,9 +152,8 @@ def test_run_lists_remaining_resources_when_aws_refuses_calls(cli: Any, faults: 
     home = ec2.describe_instances(InstanceIds=[cluster["nodes"][0]["instance_id"]])
     assert home["Reservations"]
     (node,) = [n for n in _nodes(cli) if n["instance_id"] == cluster["nodes"][0]["instance_id"]]
-    (
-        Path(node["home"]) / "project" / "go"
-    ).mkdir()  # a folder, because `run` would keep the cluster for a new file
+    # A folder, because `run` would keep the cluster for a new file.
+    (Path(node["home"]) / "project" / "go").mkdir()
     _, err = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 3
     assert cluster["nodes"][0]["instance_id"] in err

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.harness import wait_for
+from support.harness import listed_nodes, wait_for
 from support.jobs import direct
 
 WRITE = (
     "import os\nos.makedirs('runs', exist_ok=True)\nopen('runs/' + os.environ['RANK'], "
     "'w').close()\nprint('hello')\n"
 )
-
-
-def members(cli: Any) -> list[dict[str, Any]]:
-    return list(json.loads(cli.ok("status", "--json"))[0]["nodes"])
 
 
 @pytest.fixture
@@ -29,9 +24,9 @@ def stop(cli: Any, ec2: Any) -> Callable[[int], str]:
         cli.write("write.py", WRITE)
         cli.ok("launch", "write.py")
         cli.shared = None
-        found = members(cli)[node]["instance_id"]
+        found = listed_nodes(cli)[node]["instance_id"]
         ec2.stop_instances(InstanceIds=[found])
-        wait_for(lambda: members(cli)[node]["state"] == "stopped", "it has stopped")
+        wait_for(lambda: listed_nodes(cli)[node]["state"] == "stopped", "it has stopped")
         return f"node {node} ({found}) is stopped (Client.UserInitiatedShutdown"
 
     return stopped
@@ -79,17 +74,17 @@ def test_node_that_was_started_again_is_used_again(cli: Any, ec2: Any, stop: Cal
     stop(0)
     done = cli("pull", "--node", "1")
     assert (done.returncode, "node 1: 1 file" in done.stdout) == (0, True), done
-    node = members(cli)[0]["instance_id"]
+    node = listed_nodes(cli)[0]["instance_id"]
     ec2.start_instances(InstanceIds=[node])
-    wait_for(lambda: members(cli)[0]["state"] == "running", "it runs again")
+    wait_for(lambda: listed_nodes(cli)[0]["state"] == "running", "it runs again")
     assert cli.ok("exec", "--", "echo hello").count("hello") == 2
 
 
 def test_only_node_that_is_stopped_is_started_or_removed(cli: Any, ec2: Any) -> None:
     cli.ok("up", "-n", "1")
-    (node,) = members(cli)
+    (node,) = listed_nodes(cli)
     ec2.stop_instances(InstanceIds=[node["instance_id"]])
-    wait_for(lambda: members(cli)[0]["state"] == "stopped", "it has stopped")
+    wait_for(lambda: listed_nodes(cli)[0]["state"] == "stopped", "it has stopped")
     done = cli("jobs")
     assert done.returncode == 1
     assert f"node 0 ({node['instance_id']}) is stopped" in done.stderr
@@ -103,7 +98,7 @@ def test_job_ends_when_a_node_is_stopped(cli: Any, ec2: Any) -> None:
     cli.write("wait.py", "import time\nprint('began', flush=True)\ntime.sleep(600)\n")
     followed = cli.start("launch", "wait.py")
     wait_for(lambda: cli("logs").stdout.count("began") == 2, "both ranks have begun")
-    node = members(cli)[1]["instance_id"]
+    node = listed_nodes(cli)[1]["instance_id"]
     ec2.stop_instances(InstanceIds=[node])
     _, err = followed.communicate(timeout=120)
     assert followed.returncode == 1, err
@@ -122,11 +117,11 @@ def test_watch_stacks_and_cancel_name_a_stopped_node(cli: Any, ec2: Any, stop: C
         assert done.returncode == code, done
         assert sentence in done.stderr, (words, done.stderr)
         assert "Traceback" not in done.stderr
-    old = members(cli)[1]["instance_id"]
+    old = listed_nodes(cli)[1]["instance_id"]
     done = cli("resume", "--replace", "1", "-d")
     assert done.returncode == 1, done  # the job has succeeded: nothing is replaced
     assert "succeeded" in done.stderr
-    assert members(cli)[1]["instance_id"] == old
+    assert listed_nodes(cli)[1]["instance_id"] == old
 
 
 def test_stopped_node_is_replaced(cli: Any, ec2: Any) -> None:
@@ -138,13 +133,13 @@ def test_stopped_node_is_replaced(cli: Any, ec2: Any) -> None:
     )
     cli.ok("launch", "-d", "wait.py")
     wait_for(lambda: cli("logs").stdout.count("began") == 2, "both ranks have begun")
-    old = members(cli)[1]["instance_id"]
+    old = listed_nodes(cli)[1]["instance_id"]
     ec2.stop_instances(InstanceIds=[old])
-    wait_for(lambda: members(cli)[1]["state"] == "stopped", "it has stopped")
+    wait_for(lambda: listed_nodes(cli)[1]["state"] == "stopped", "it has stopped")
     cli.write("go", "")
     done = cli("resume", "--replace", "1", CLOUDDDP_HEARTBEAT="5", CLOUDDDP_YES="1")
     assert done.returncode == 0, done.stderr
-    assert members(cli)[1]["instance_id"] != old
+    assert listed_nodes(cli)[1]["instance_id"] != old
     (instance,) = ec2.describe_instances(InstanceIds=[old])["Reservations"][0]["Instances"]
     assert instance["State"]["Name"] in ("shutting-down", "terminated")
 
@@ -155,7 +150,7 @@ def test_run_keeps_a_node_that_was_stopped(cli: Any, ec2: Any) -> None:
     cli.write("wait.py", WRITE + "import time\nprint('began', flush=True)\ntime.sleep(600)\n")
     process = cli.start("run", "-n", "2", "-t", "g5.12xlarge", "wait.py", CLOUDDDP_STOP_GRACE="1")
     wait_for(lambda: cli("logs").stdout.count("began") == 2, "both ranks have begun")
-    node = members(cli)[1]["instance_id"]
+    node = listed_nodes(cli)[1]["instance_id"]
     ec2.stop_instances(InstanceIds=[node])
     _, err = process.communicate(timeout=120)
     assert process.returncode == 3, err

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 from support.harness import wait_for
-from support.jobs import direct, lines_by_rank
+from support.jobs import direct, lines_by_rank, newest
 
 STEPS = """
 import json, os, time
@@ -27,10 +26,6 @@ while True:
         print("step", flush=True)
     time.sleep(0.2)
 """
-
-
-def newest(cli: Any) -> Any:
-    return json.loads(cli.ok("jobs", "--json"))[-1]
 
 
 def test_straggler_is_named_in_jobs_and_in_the_log_with_nobody_connected(cli: Any) -> None:

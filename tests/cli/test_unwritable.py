@@ -10,15 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.harness import CommandLine, cannot, clean_environment
-
-
-@pytest.fixture
-def line(tmp_path: Path, project: Path) -> Iterator[CommandLine]:
-    """The command line without any endpoint."""
-    made = CommandLine(project, "none", clean_environment(CLOUDDDP_HOME=str(tmp_path / "home")))
-    yield made
-    made.end()
+from support.harness import CommandLine, cannot
 
 
 @pytest.fixture

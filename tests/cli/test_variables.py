@@ -4,13 +4,13 @@ secret."""
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.harness import TIMEOUT, interrupt
+from support.harness import interrupt
 from support.jobs import direct, lines_by_rank
+from support.repositories import git
 
 SECRET = "hunter2-value"
 SHOW = """
@@ -117,15 +117,6 @@ def test_bad_variables_are_refused(cli: Any, verb: str, words: tuple[str, ...], 
 # -- .env files --------------------------------------------------------------------------------------------
 
 NOT_SENT = "warning: not sent, since they may hold secrets: .env, .env.local, .envrc, not.env, sub/.env ("
-
-
-def git(folder: Path, *words: str) -> None:
-    subprocess.run(
-        ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b", *words],
-        check=True,
-        capture_output=True,
-        timeout=TIMEOUT,
-    )
 
 
 @pytest.mark.parametrize("repository", [False, True])

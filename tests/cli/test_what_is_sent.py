@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from support.harness import TIMEOUT
 from support.jobs import direct
 from support.localsync import LocalCluster
+from support.repositories import git
 
 from cloudddp.config.spec import Config, SyncSpec
 from cloudddp.errors import UsageError
@@ -20,15 +20,6 @@ from cloudddp.job import launch, project_files, sync, unsent
 from cloudddp.job.job_request import Script
 
 VERBS = [("launch", "train.py"), ("launch", "--dry-run", "train.py"), ("run", "train.py"), ("sync",)]
-
-
-def git(folder: Path, *words: str) -> None:
-    subprocess.run(
-        ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b", *words],
-        check=True,
-        capture_output=True,
-        timeout=TIMEOUT,
-    )
 
 
 def refused(cli: Any, faults: Any, *words: str, **env: str) -> str:
@@ -77,25 +68,12 @@ def test_folders_that_hold_more_than_a_project_are_refused(
     assert "not a project" in refused(cli, faults, *words, **env)
 
 
-SECRETS = (
-    "id_ed25519",
-    "sub/server.pem",
-    "deploy.key",
-    ".ssh/config",
-    ".aws/credentials",
-    "a/.netrc",
-    ".bash_history",
-    ".kube/config",
-    ".docker/config.json",
-    ".cache/huggingface/token",
-    "keys/service-account-1.json",
-    ".env",
-    "ID_RSA",
-    "Server.PEM",
-    "sub/.ENV.prod",
-    ".envrc",
-    "prod.env",
-    "id_rsa_work",
+SECRETS = tuple(
+    """
+        id_ed25519 sub/server.pem deploy.key .ssh/config .aws/credentials a/.netrc .bash_history
+        .kube/config .docker/config.json .cache/huggingface/token keys/service-account-1.json .env ID_RSA
+        Server.PEM sub/.ENV.prod .envrc prod.env id_rsa_work
+    """.split()
 )
 SENT = ("id_ed25519.pub", "ca.pem", ".docker/other", "history.py", "token", "train.py")
 
@@ -238,10 +216,8 @@ def test_script_that_is_a_link_out_of_the_project_is_refused(
     ("script", "reason"),
     [
         ("outside/train.py", "outside is a link to /"),
-        (
-            "inner/abs.py",
-            "inner/abs.py is a link to /",
-        ),  # to the project itself, which is elsewhere on the nodes
+        # A link to the project itself, which is elsewhere on the nodes.
+        ("inner/abs.py", "inner/abs.py is a link to /"),
         ("-m outside.train", "outside is a link to /"),
         ("runs/train.py", "job.outputs is empty, and runs/ is for results"),
         ("results/train.py", "results/ is where `pull` puts results"),

@@ -316,9 +316,8 @@ def test_resnet50_split_gives_the_same_outputs_and_both_times(tmp_path: Path) ->
 
 
 def test_resnet50_halves_equal_the_whole_model(tmp_path: Path) -> None:
-    from torchvision.models import (
-        resnet50,  # for two seconds; every process that runs tests reads this module
-    )
+    # The import takes two seconds, and every process that runs tests reads this module.
+    from torchvision.models import resnet50
 
     running = start(RESNET50, tmp_path, *RESNET50_SMALL.split())
     whole = resnet50(num_classes=10).double().eval()

@@ -126,9 +126,8 @@ def test_our_units_are_fully_supported() -> None:
 def test_our_service_powers_off_despite_failures() -> None:
     ((argv, _),) = units.commands(our_units()["cloudddp-deadline.service"])
     assert argv[:2] == ["/bin/sh", "-c"]
-    assert (
-        argv[2].split(" & ")[0] == "/bin/systemctl --no-block poweroff"
-    )  # fails or hangs: the next one follows
+    # Fails or hangs: the next one follows.
+    assert argv[2].split(" & ")[0] == "/bin/systemctl --no-block poweroff"
 
 
 def test_empty_assignment_resets_the_key() -> None:

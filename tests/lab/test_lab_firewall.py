@@ -105,9 +105,8 @@ def test_group_members_need_a_self_referencing_rule(lab_laptop: LabLaptop) -> No
     rule = [{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": alone}]}]
     lab_laptop.ec2.authorize_security_group_ingress(GroupId=alone, IpPermissions=rule)
     until(lambda: call(lab_laptop, first, second["PrivateIpAddress"]) == first["PrivateIpAddress"])
-    assert (
-        call(lab_laptop, first, second["PublicIpAddress"]) == ""
-    )  # rules for groups apply to private addresses
+    # Rules for groups apply to private addresses.
+    assert call(lab_laptop, first, second["PublicIpAddress"]) == ""
 
 
 def test_egress_rules_apply_to_the_original_destination(lab_laptop: LabLaptop) -> None:
@@ -243,12 +242,8 @@ def test_overlapping_vpcs_are_separate(lab_laptop: LabLaptop) -> None:
 def test_invalid_rule_does_not_affect_others(
     lab_laptop: LabLaptop,
 ) -> None:
-    bad = {
-        "IpProtocol": "warp",
-        "FromPort": 1,
-        "ToPort": 2,
-        "CidrIp": "0.0.0.0/0",
-    }  # moto does not validate it here
+    # moto does not validate it here.
+    bad = {"IpProtocol": "warp", "FromPort": 1, "ToPort": 2, "CidrIp": "0.0.0.0/0"}
     group = {
         "Type": "AWS::EC2::SecurityGroup",
         "Properties": {"GroupDescription": "d", "SecurityGroupIngress": [bad]},

@@ -125,8 +125,7 @@ def test_cut_from_drops_packets_in_one_direction(lab_laptop: LabLaptop) -> None:
     sent = "import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.sendto(b'x', ('{}', 4242))"
     received = (
         "import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(('', 4242)); "
-        "s.settimeout(3); "
-        "print(s.recv(9).decode())"
+        "s.settimeout(3); print(s.recv(9).decode())"
     )
     for sender, receiver, arrives in ((a, b, True), (b, a, False)):
         with ThreadPoolExecutor() as pool:

@@ -128,8 +128,7 @@ def denied(action: str, on: str, why: str) -> Iterator[None]:
     text, _, encoded = refusal.message.partition(". Encoded authorization failure message: ")
     assert text == (
         "You are not authorized to perform this operation. User: arn:aws:sts::123456789012:user/moto is not "
-        "authorized to "
-        f"perform: {action} on resource: {on} {why}"
+        f"authorized to perform: {action} on resource: {on} {why}"
     )
     assert encoded
 

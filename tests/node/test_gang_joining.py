@@ -112,9 +112,8 @@ def test_agent_that_ends_while_the_nodes_join_is_named(gangs: Make, number: int)
         until(lambda: connections(pid) >= 2)  # to node 0, and from it
         os.kill(pid, number)
         first = until(lambda: (verdict := job[0].state().verdict) and verdict.first)
-        if (
-            first.cause is Cause.UNREACHABLE
-        ):  # the connections are open, and node 1 had not yet proved who it is
+        # The connections are open, and node 1 had not yet proved who it is.
+        if first.cause is Cause.UNREACHABLE:
             assert (first.node, first.peer) == (0, 1)
         else:
             assert (first.node, first.cause) == (1, Cause.AGENT)

@@ -87,8 +87,7 @@ def test_versions_that_differ(gangs: Make, tmp_path: Path) -> None:
     job.start_requests(requests)
     assert refused(job) == (
         "torch differs: 2.11.0 on node 0, 1; 2.10.0 on node 2; CUDA differs: 12.8 on node 0, 1; 12.6 on node "
-        "2; "
-        "NCCL differs: 2.27.3 on node 0, 1; 2.26.2 on node 2"
+        "2; NCCL differs: 2.27.3 on node 0, 1; 2.26.2 on node 2"
     )
 
 

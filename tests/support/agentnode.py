@@ -39,9 +39,8 @@ from cloudddp.agent.protocol.start import Process, StartReply, StartRequest
 T = TypeVar("T")
 
 FOREVER = "import time\nwhile True: time.sleep(0.05)\n"
-WAITING = (
-    "import os, time\nwhile not os.path.exists('go'): time.sleep(0.02)\n"  # until `go` exists in the project
-)
+# It waits until `go` exists in the project.
+WAITING = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.02)\n"
 HANG_GUARD = 60.0  # seconds; only a hang is this long
 
 

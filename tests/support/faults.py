@@ -101,9 +101,8 @@ class FaultyEndpoint:
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", port), self._handler)
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        serve = functools.partial(
-            self._server.serve_forever, poll_interval=0.02
-        )  # which shutdown() waits for
+        # shutdown() waits for one poll.
+        serve = functools.partial(self._server.serve_forever, poll_interval=0.02)
         threading.Thread(target=serve, daemon=True).start()
 
     @contextlib.contextmanager

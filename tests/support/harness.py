@@ -158,6 +158,20 @@ class Remains:
         return not any(getattr(self, field.name) for field in fields(self))
 
 
+def listed_nodes(cli: CommandLine) -> list[dict[str, Any]]:
+    """Return the nodes of the cluster as `status --json` lists them."""
+    return list(json.loads(cli.ok("status", "--json"))[0]["nodes"])
+
+
+def running_instances(ec2: Any, cluster: str) -> list[dict[str, Any]]:
+    """Return the running instances of a cluster as DescribeInstances lists them."""
+    where = [
+        {"Name": "tag:cloudddp:cluster", "Values": [cluster]},
+        {"Name": "instance-state-name", "Values": ["running"]},
+    ]
+    return [i for r in ec2.describe_instances(Filters=where)["Reservations"] for i in r["Instances"]]
+
+
 def remaining(ec2: Any, cluster: str) -> Remains:
     """Return the resources of a cluster."""
     where = [{"Name": "tag:cloudddp:cluster", "Values": [cluster]}]

@@ -36,6 +36,11 @@ def lines_by_rank(text: str) -> dict[int, list[str]]:
     return logs
 
 
+def newest(cli: Any) -> dict[str, Any]:
+    """Return the newest job as `jobs --json` lists it, which exits with 1 where a node is lost or boots."""
+    return dict(json.loads(cli("jobs", "--json").stdout)[-1])
+
+
 def processes(cli: Any) -> int:
     """Return how many processes run on the cluster's nodes, as the simulator counts them."""
     ids = {

@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import asyncssh
+import pytest
 
+from cloudddp.errors import ConnectError
 from cloudddp.ssh import keys
+from cloudddp.ssh.connection import Connection
 from cloudddp.ssh.target import Target
 
 USER = "ubuntu"
@@ -191,6 +194,13 @@ class Site:
     def close(self) -> None:
         for server in self._servers:
             server.close()
+
+
+def refusal(target: Target, *, connect_timeout: float = 20.0) -> ConnectError:
+    """Return the error of a connection that cannot be opened."""
+    with pytest.raises(ConnectError) as caught:
+        Connection.open(target, connect_timeout=connect_timeout)
+    return caught.value
 
 
 @contextlib.contextmanager

@@ -132,9 +132,8 @@ def test_full_disk_of_one_rank_fails_all_and_keeps_the_old_snapshot(reports: Rep
         report = rank["fail_together"]
         assert report["full"].startswith("TrainError: cannot write the snapshot ")
         failed = world - 1
-        where = (
-            "" if number == failed else f"rank {failed}: "
-        )  # that rank names itself at the start of the line
+        # That rank names itself at the start of the line.
+        where = "" if number == failed else f"rank {failed}: "
         assert (
             f"snapshot-2.dcp ({where}[Errno 27] File too large); the one before it is kept" in report["full"]
         )

@@ -241,8 +241,7 @@ def test_changed_flags_are_reported_and_refused_where_nothing_is_left_to_train(t
     assert (refused.code, refused.stderr) == (
         2,
         f"train: rank 0: the run in {tmp_path} has done 5 steps, and the flags ask for 3: give more --epochs "
-        "or "
-        "--max-steps, another --out, or --fresh to start again\n",
+        "or --max-steps, another --out, or --fresh to start again\n",
     )
     assert (tmp_path / "snapshot.pt").read_bytes() == before
     output = trained(tmp_path, "--epochs", 2, "--lr", 0.05)

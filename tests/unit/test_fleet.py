@@ -11,10 +11,9 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
-from support.sshserver import Site, site
+from support.sshserver import Site
 
 from cloudddp.config import timing
 from cloudddp.errors import ConnectError, NodeError
@@ -170,12 +169,6 @@ def test_error_counts_the_other_failed_nodes() -> None:
 
 
 # -- connections ---------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def ssh_site(tmp_path: Path) -> Iterator[Site]:
-    with site(tmp_path) as created:
-        yield created
 
 
 def test_command_runs_on_the_given_node(ssh_site: Site) -> None:

@@ -1,8 +1,8 @@
 """What the agents of a job do about each fault: a table. The nodes are states, whose messages reach each
 other at once or late.
 
-The table of docs/faults.md, measured with real processes, has the same rows. tests/node/test_gang*.py proves
-that the loop around the state does what it is told.
+docs/faults.md has the faults measured with real processes. tests/node/test_gang*.py proves that the loop
+around the state performs the actions.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ from hypothesis import strategies as st
 
 from agent.gang.decision import Budget
 from agent.gang.events import (
+    NONE_MISSING,
     Action,
     AnnounceStop,
-    AskedToEnd,
-    Closed,
+    BeginAttempt,
+    ConnectionClosed,
     Copied,
     CopyFailed,
     End,
     EndRanks,
+    EndRequested,
     Event,
     FactsFound,
-    Heard,
-    Launch,
     LeaveStall,
-    Looked,
+    MessageReceived,
     Moment,
-    Noticed,
+    NoticeReceived,
+    RanksChecked,
     RanksEnded,
     RecordUnreachable,
     Restart,
@@ -41,7 +42,7 @@ from agent.gang.events import (
     Stalled,
     StartRanks,
     StopMarked,
-    Turned,
+    Tick,
     WaitForRanks,
 )
 from agent.gang.joining import PATIENCE
@@ -62,7 +63,6 @@ POLICY = Policy(silence=15.0, stop_grace=10.0, join_by=20.0, kill_seconds=5.0)
 SUCCESS = Report(True)
 NOTICE = Failure(1, Cause.NOTICE, exit_code=143, detail="spot notice")
 STOPPED = Report(False, exit_code=143)
-BOTH = Unreachable({}, ())
 
 
 def failed(node: int, code: int = 7, *, step: int | None = None) -> Report:
@@ -110,7 +110,7 @@ class Job:
         for other in range(len(self.states)):
             if other != node and not {node, other} & self.cut:
                 self.heard[node] = self.now
-                self.event(other, Heard(node, message))
+                self.event(other, MessageReceived(node, message))
 
     def wait(self, seconds: float) -> None:
         """Time passes on the nodes that are not cut: they send heartbeats."""
@@ -120,11 +120,11 @@ class Job:
             for node in self.working:
                 self.heard[node] = self.now
             for node in self.working:
-                self.event(node, self.turned())
+                self.event(node, self.tick())
 
-    def turned(self, *, is_connected: bool = True, missing: Unreachable = BOTH) -> Turned:
+    def tick(self, *, is_connected: bool = True, missing: Unreachable = NONE_MISSING) -> Tick:
         """One turn of a node's loop, when the others sent something as `heard` says."""
-        return Turned(self.heard, is_connected, missing)
+        return Tick(self.heard, is_connected, missing)
 
     @property
     def working(self) -> list[int]:
@@ -134,7 +134,7 @@ class Job:
         """All nodes connect, are alike, and start their ranks."""
         for node in self.working:
             self.event(node, FactsFound(Facts(gpus="8 x NVIDIA H100")))
-            self.event(node, self.turned())
+            self.event(node, self.tick())
         self.copied()
         assert all(self.did(node, StartRanks) for node in self.working)
         return self
@@ -170,7 +170,7 @@ class Job:
 
 def failure_of(job: Job, node: int, report: Report) -> None:
     """A rank of a node fails, and those of all nodes are ended."""
-    job.event(node, Looked(failed=True))
+    job.event(node, RanksChecked(failed=True))
     for other in job.working:
         job.ended(other, report if other == node else STOPPED)
 
@@ -181,13 +181,13 @@ def failure_of(job: Job, node: int, report: Report) -> None:
 def test_no_rank_starts_before_every_node_is_connected_to_all_and_says_what_it_is_like() -> None:
     job = Job(3)
     for node in range(3):
-        job.event(node, job.turned())
+        job.event(node, job.tick())
         assert job.sent == []
     for node in range(3):
-        assert not any(job.did(other, Launch) for other in range(3))
+        assert not any(job.did(other, BeginAttempt) for other in range(3))
         job.event(node, FactsFound(Facts()))
-        job.event(node, job.turned())
-    assert all(job.did(node, Launch) for node in range(3))
+        job.event(node, job.tick())
+    assert all(job.did(node, BeginAttempt) for node in range(3))
     assert not any(job.did(node, StartRanks) for node in range(3))
 
 
@@ -197,12 +197,12 @@ def test_node_that_misses_another_one_is_named_on_all() -> None:
     missing = {1: Unreachable({2: "Connection refused"}, (2,)), 2: Unreachable({1: "timed out"}, (1,))}
     for node in range(4):
         job.event(node, FactsFound(Facts()))
-        job.event(node, job.turned(is_connected=node in (0, 3), missing=missing.get(node, BOTH)))
+        job.event(node, job.tick(is_connected=node in (0, 3), missing=missing.get(node, NONE_MISSING)))
     job.now = POLICY.join_by + 0.1
     for node in (0, 3):
-        job.event(node, job.turned())
+        job.event(node, job.tick())
         assert job.states[node].verdict is None
-    job.event(1, job.turned(is_connected=False, missing=missing[1]))
+    job.event(1, job.tick(is_connected=False, missing=missing[1]))
     assert job.first == Failure(1, Cause.UNREACHABLE, detail="Connection refused", peer=2)
     assert [one.missing.to for one in job.did(1, RecordUnreachable)] == [{2: "Connection refused"}]
     assert [one.missing.to for one in job.did(3, RecordUnreachable)] == [{}]
@@ -214,7 +214,7 @@ def test_node_that_is_connected_and_says_nothing_is_named(silent: int) -> None:
     for node in range(3):
         if node != silent:
             job.event(node, FactsFound(Facts()))
-        job.event(node, job.turned())
+        job.event(node, job.tick())
     job.wait(POLICY.join_by + 2 * PATIENCE + 1)
     expected = f"node {silent} was not ready in time (does nvidia-smi answer there?)"
     assert (job.first.cause, job.first.detail) == (Cause.PREFLIGHT, expected)
@@ -225,19 +225,19 @@ def test_nodes_that_differ_start_no_rank_and_the_first_one_decides() -> None:
     for node in range(3):
         job.event(node, FactsFound(Facts(driver="560" if node == 2 else "570")))
     for node in (1, 2, 0):
-        job.event(node, job.turned())
+        job.event(node, job.tick())
     assert (job.first.node, job.first.cause) == (0, Cause.PREFLIGHT)
     assert "the NVIDIA driver differs" in job.first.detail
-    assert not any(job.did(node, Launch) for node in range(3))
+    assert not any(job.did(node, BeginAttempt) for node in range(3))
 
 
 def test_node_that_is_not_the_first_decides_if_that_one_does_not() -> None:
     job = Job(2)
     for node in range(2):
         job.event(node, FactsFound(Facts(torch=str(node))))
-    job.event(1, job.turned())
-    job.event(0, job.turned(is_connected=False))
-    job.event(1, Heard(0, Message(Kind.READY, facts=Facts(torch="0"), clock=1e9 + 1.0)))
+    job.event(1, job.tick())
+    job.event(0, job.tick(is_connected=False))
+    job.event(1, MessageReceived(0, Message(Kind.READY, facts=Facts(torch="0"), clock=1e9 + 1.0)))
     job.cut = {0}
     job.wait(FIRST_DECIDES - 1)
     assert job.states[1].verdict is None
@@ -249,8 +249,8 @@ def test_clock_that_differs_is_a_problem() -> None:
     job = Job(2)
     for node in range(2):
         job.event(node, FactsFound(Facts()))
-    job.event(0, Heard(1, Message(Kind.READY, facts=Facts(), clock=1e9 + 11.0)))
-    job.event(0, job.turned())
+    job.event(0, MessageReceived(1, Message(Kind.READY, facts=Facts(), clock=1e9 + 11.0)))
+    job.event(0, job.tick())
     assert (found := job.states[0].verdict) is not None
     assert found.first is not None
     assert "the clock of node 1 is +10 s from that of node 0" in found.first.detail
@@ -259,14 +259,14 @@ def test_clock_that_differs_is_a_problem() -> None:
 @pytest.mark.parametrize(
     ("event", "cause"),
     [
-        (AskedToEnd("ended by SIGTERM"), Cause.AGENT),
+        (EndRequested("ended by SIGTERM"), Cause.AGENT),
         (
-            Heard(
+            MessageReceived(
                 1, Message(Kind.VERDICT, verdict=Verdict(JobPhase.FAILED, 1, 1, Failure(1, Cause.PREFLIGHT)))
             ),
             Cause.PREFLIGHT,
         ),
-        (Closed(1), Cause.AGENT),
+        (ConnectionClosed(1), Cause.AGENT),
     ],
     ids=["signal", "verdict", "closed"],
 )
@@ -276,15 +276,15 @@ def test_join_ends_with(event: Event, cause: Cause) -> None:
     assert (found := job.states[0].verdict) is not None
     assert found.first is not None
     assert found.first.cause is cause
-    assert not job.did(0, Launch)
+    assert not job.did(0, BeginAttempt)
 
 
 @pytest.mark.parametrize("by", ["mark", "message"])
 def test_cancel_while_nodes_join(by: str) -> None:
     job = Job(2)
-    job.event(0, StopMarked(True) if by == "mark" else Heard(1, Message(Kind.STOP, cancelled=True)))
+    job.event(0, StopMarked(True) if by == "mark" else MessageReceived(1, Message(Kind.STOP, cancelled=True)))
     assert [state.verdict and state.verdict.phase for state in job.states] == [JobPhase.CANCELLED] * 2
-    assert not job.did(0, Launch)
+    assert not job.did(0, BeginAttempt)
 
 
 # -- ranks ---------------------------------------------------------------------------------------------------
@@ -294,7 +294,7 @@ def test_job_succeeds_once_every_rank_of_every_node_has_exited_with_0() -> None:
     job = Job(3).joined()
     for node in range(3):
         assert job.states[0].verdict is None
-        job.event(node, Looked(succeeded=True, ended=True))
+        job.event(node, RanksChecked(succeeded=True, ended=True))
         job.ended(node, SUCCESS)
     assert job.verdict() == Verdict(JobPhase.SUCCEEDED, 0, 0)
     assert not any(job.did(node, AnnounceStop) for node in range(3))
@@ -303,7 +303,7 @@ def test_job_succeeds_once_every_rank_of_every_node_has_exited_with_0() -> None:
 @pytest.mark.parametrize("node", range(3))
 def test_rank_that_fails_ends_those_of_all_nodes(node: int) -> None:
     job = Job(3).joined()
-    job.event(node, Looked(failed=True))
+    job.event(node, RanksChecked(failed=True))
     assert [job.did(other, EndRanks)[0].grace for other in range(3)] == [FAILURE_GRACE] * 3
     for other in (2, 0, 1):
         assert job.states[0].verdict is None
@@ -313,12 +313,12 @@ def test_rank_that_fails_ends_those_of_all_nodes(node: int) -> None:
 
 def test_ranks_go_on_after_one_that_exits_with_0() -> None:
     job = Job(2).joined()
-    job.event(0, Looked(succeeded=True, ended=True))
+    job.event(0, RanksChecked(succeeded=True, ended=True))
     job.ended(0, SUCCESS)
     job.wait(60)
     assert not job.states[1].is_ending
     failure_of_one = failed(1, 3)
-    job.event(1, Looked(failed=True))
+    job.event(1, RanksChecked(failed=True))
     job.ended(1, failure_of_one)
     assert job.verdict().exit_code == 3
 
@@ -326,13 +326,13 @@ def test_ranks_go_on_after_one_that_exits_with_0() -> None:
 def test_launchers_that_wait_for_each_other_after_all_ranks_have_finished_are_ended() -> None:
     job = Job(2).joined()
     for node in range(2):
-        job.event(node, Looked(succeeded=True))
+        job.event(node, RanksChecked(succeeded=True))
     job.wait(EXIT_BARRIER - 2)
-    job.event(0, Looked(succeeded=True))
+    job.event(0, RanksChecked(succeeded=True))
     assert not job.states[0].is_ending
     job.wait(EXIT_BARRIER + 2)
     for node in range(2):
-        job.event(node, Looked(succeeded=True))
+        job.event(node, RanksChecked(succeeded=True))
         job.ended(node, SUCCESS)
     assert job.verdict().phase is JobPhase.SUCCEEDED
 
@@ -341,7 +341,7 @@ def test_files_that_cannot_be_copied_start_no_rank() -> None:
     job = Job(2)
     for node in range(2):
         job.event(node, FactsFound(Facts()))
-        job.event(node, job.turned())
+        job.event(node, job.tick())
     job.event(1, CopyFailed("no space"))
     for node in range(2):
         job.event(node, Copied())
@@ -363,10 +363,10 @@ def test_agent_that_ends_is_named_with_its_error(lost: int) -> None:
     job = Job(3).joined()
     for node in range(3):
         if node != lost:
-            job.event(node, Heard(lost, Message(Kind.CRASHED, error="OSError: no space")))
+            job.event(node, MessageReceived(lost, Message(Kind.CRASHED, error="OSError: no space")))
     job.cut = {lost}
     for node in job.working:
-        job.event(node, Closed(lost))
+        job.event(node, ConnectionClosed(lost))
     for node in job.working:
         job.ended(node)
     assert job.first == Failure(lost, Cause.AGENT, detail="OSError: no space")
@@ -376,11 +376,11 @@ def test_agent_that_ends_is_named_with_its_error(lost: int) -> None:
 def test_agent_that_ends_after_its_report_changes_nothing() -> None:
     job = Job(3).joined()
     for node in range(3):
-        job.event(node, Looked(succeeded=True, ended=True))
+        job.event(node, RanksChecked(succeeded=True, ended=True))
     job.ended(2, SUCCESS)
     job.cut = {2}
     for node in (0, 1):
-        job.event(node, Closed(2))
+        job.event(node, ConnectionClosed(2))
         job.ended(node, SUCCESS)
     assert job.verdict() == Verdict(JobPhase.SUCCEEDED, 0, 0)
 
@@ -398,9 +398,9 @@ def test_frozen_node_is_lost_and_ends_with_the_same_verdict_when_thawed(frozen: 
     found = job.verdict()
     assert found.first == Failure(frozen, Cause.SILENT, peer=job.working[0])
     # It reads the verdict of the others before it notices that they are silent.
-    job.event(frozen, job.turned())
+    job.event(frozen, job.tick())
     assert not job.states[frozen].is_ending
-    job.event(frozen, Heard(job.working[0], Message(Kind.VERDICT, verdict=found)))
+    job.event(frozen, MessageReceived(job.working[0], Message(Kind.VERDICT, verdict=found)))
     assert job.verdict(0, 1, 2) == found
     assert job.did(frozen, EndRanks)
     assert job.did(frozen, WaitForRanks)
@@ -418,7 +418,7 @@ def test_node_that_is_frozen_for_a_moment_goes_on() -> None:
 
 def test_agent_that_is_asked_to_end_ends_all_ranks() -> None:
     job = Job(2).joined()
-    job.event(1, AskedToEnd("ended by SIGTERM"))
+    job.event(1, EndRequested("ended by SIGTERM"))
     found = Failure(1, Cause.AGENT, detail="ended by SIGTERM")
     assert [one.observed.failure for one in job.actions[1] if hasattr(one, "observed")] == [found]
     job.ended(0)
@@ -428,7 +428,7 @@ def test_agent_that_is_asked_to_end_ends_all_ranks() -> None:
 
 def test_node_that_sends_heartbeats_and_does_not_report_is_lost() -> None:
     job = Job(3).joined()
-    job.event(1, Looked(failed=True))
+    job.event(1, RanksChecked(failed=True))
     job.ended(0)
     job.ended(1, failed(1))
     job.wait(FAILURE_GRACE + POLICY.kill_seconds + 2 * POLICY.silence + 2)
@@ -439,15 +439,15 @@ def test_node_that_sends_heartbeats_and_does_not_report_is_lost() -> None:
 def test_first_node_that_never_decides_is_left_out() -> None:
     job = Job(3).joined()
     for node in (1, 2):
-        job.event(node, Heard(0, Message(Kind.ENDED, report=SUCCESS)))
+        job.event(node, MessageReceived(0, Message(Kind.ENDED, report=SUCCESS)))
     job.cut = {0}
-    job.event(1, Looked(failed=True))
+    job.event(1, RanksChecked(failed=True))
     job.ended(1, failed(1))
     job.ended(2)
     for _ in range(60):
         job.now += 1
         for node in (1, 2):
-            job.event(node, Turned(dict.fromkeys(range(3), job.now), True, BOTH))
+            job.event(node, Tick(dict.fromkeys(range(3), job.now), True, NONE_MISSING))
     assert job.verdict(1, 2) == Verdict(JobPhase.FAILED, 7, 1, Failure(1, Cause.RANK, 1, 7), ("last",))
 
 
@@ -470,7 +470,7 @@ def test_cancel_cancels_the_job_on_all_nodes(nodes: tuple[int, ...]) -> None:
 
 def test_cancel_on_a_node_whose_ranks_have_finished() -> None:
     job = Job(2).joined()
-    job.event(0, Looked(succeeded=True, ended=True))
+    job.event(0, RanksChecked(succeeded=True, ended=True))
     job.ended(0, SUCCESS)
     job.event(0, StopMarked(True))
     job.ended(1, Report(False, cancelled=1.0))
@@ -479,7 +479,7 @@ def test_cancel_on_a_node_whose_ranks_have_finished() -> None:
 
 def test_ranks_of_all_nodes_may_save_as_long_as_a_notice_allows() -> None:
     job = Job(2, retries=3).joined()
-    job.event(1, Noticed(NOTICE, 100.0))
+    job.event(1, NoticeReceived(NOTICE, 100.0))
     assert [job.did(node, EndRanks)[0] for node in range(2)] == [EndRanks(100.0, saving=True)] * 2
     job.ended(0)
     job.ended(1, Report(False, (Observed(NOTICE, 0.0),)))
@@ -488,7 +488,7 @@ def test_ranks_of_all_nodes_may_save_as_long_as_a_notice_allows() -> None:
 
 def test_later_stop_can_only_shorten_the_grace() -> None:
     job = Job(2).joined()
-    job.event(1, Noticed(NOTICE, 100.0))
+    job.event(1, NoticeReceived(NOTICE, 100.0))
     job.event(0, StopMarked(True))
     assert [one.grace for one in job.did(0, EndRanks)] == [100.0, POLICY.stop_grace]
 
@@ -505,7 +505,7 @@ def test_stall_that_is_left_alone() -> None:
 
 def test_stall_ends_the_job_although_the_ranks_of_the_first_node_have_finished() -> None:
     job = Job(2).joined()
-    job.event(0, Looked(succeeded=True, ended=True))
+    job.event(0, RanksChecked(succeeded=True, ended=True))
     job.ended(0, SUCCESS)
     job.event(0, STALL)
     job.ended(1)
@@ -528,17 +528,17 @@ def test_stall_is_started_again_only_if_that_is_wanted(stalls: bool, restarts: i
 
 def test_ranks_start_again_once_those_of_all_nodes_have_ended() -> None:
     job = Job(2, retries=1).joined()
-    job.event(1, Looked(failed=True))
+    job.event(1, RanksChecked(failed=True))
     job.ended(1, failed(1))
     assert not job.did(0, Restart)
     job.ended(0)
     for node in range(2):
         assert job.did(node, Restart) == [Restart(1, "restart 1: rank 1 on node 1 failed")]
-        assert len(job.did(node, Launch)) == 2
+        assert len(job.did(node, BeginAttempt)) == 2
         assert len(job.did(node, StartRanks)) == 1
     job.copied()
     for node in range(2):
-        job.event(node, Looked(succeeded=True, ended=True))
+        job.event(node, RanksChecked(succeeded=True, ended=True))
         job.ended(node, SUCCESS)
     assert (job.verdict().phase, job.verdict().restarts) == (JobPhase.SUCCEEDED, 1)
 
@@ -586,13 +586,13 @@ def test_restarts_are_counted_within_an_hour() -> None:
         job.copied()
         job.now += 3601
         for node in range(2):
-            job.event(node, Turned(dict.fromkeys(range(2), job.now), True, BOTH))
+            job.event(node, Tick(dict.fromkeys(range(2), job.now), True, NONE_MISSING))
 
 
 def test_job_that_has_lost_a_node_is_not_started_again_by_the_agents() -> None:
     job = Job(2, retries=5).joined()
     job.cut = {1}
-    job.event(0, Closed(1))
+    job.event(0, ConnectionClosed(1))
     job.ended(0)
     assert (job.verdict().restarts, job.first.cause) == (0, Cause.AGENT)
 
@@ -601,7 +601,7 @@ def test_message_about_the_next_attempt_waits_for_it() -> None:
     """Node 1 has begun again, and its rank has failed, before node 0 knows of the restart. A flood is not
     kept."""
     job = Job(2, retries=3).joined()
-    job.event(1, Heard(0, Message(Kind.STOP)))
+    job.event(1, MessageReceived(0, Message(Kind.STOP)))
     job.event(1, RanksEnded(failed(1)))
     early = [
         Message(Kind.HEARTBEAT, attempt=1, finished=True),
@@ -612,10 +612,10 @@ def test_message_about_the_next_attempt_waits_for_it() -> None:
         *[Message(Kind.HEARTBEAT, attempt=1)] * 100,
         Message(Kind.ENDED, attempt=7, report=SUCCESS),
     ]:
-        job.event(1, Heard(0, message))
+        job.event(1, MessageReceived(0, message))
     assert len(job.states[1].early) == MAX_EARLY
     verdict = Verdict(JobPhase.FAILED, 7, 0, Failure(1, Cause.RANK, 1, 7))
-    job.event(1, Heard(0, Message(Kind.RESTART, attempt=1, verdict=verdict)))
+    job.event(1, MessageReceived(0, Message(Kind.RESTART, attempt=1, verdict=verdict)))
     assert job.states[1].attempt == 1
     assert job.states[1].finished == {0}
     assert job.states[1].reports[0].report == failed(1)
@@ -625,19 +625,19 @@ def test_message_about_an_earlier_attempt_is_ignored() -> None:
     job = Job(2, retries=3).joined()
     failure_of(job, 0, failed(0))
     before = job.states[1]
-    job.event(1, Heard(0, Message(Kind.STOP, attempt=0)))
-    job.event(1, Heard(0, Message(Kind.ENDED, attempt=0, report=SUCCESS)))
+    job.event(1, MessageReceived(0, Message(Kind.STOP, attempt=0)))
+    job.event(1, MessageReceived(0, Message(Kind.ENDED, attempt=0, report=SUCCESS)))
     assert (job.states[1].reports, job.states[1].is_ending) == (before.reports, False)
 
 
 # -- any order -----------------------------------------------------------------------------------------------
 
 FAULTS: dict[str, Event] = {
-    "rank": Looked(failed=True),
+    "rank": RanksChecked(failed=True),
     "cancel": StopMarked(True),
-    "signal": AskedToEnd("x"),
-    "notice": Noticed(NOTICE, 30.0),
-    "done": Looked(succeeded=True, ended=True),
+    "signal": EndRequested("x"),
+    "notice": NoticeReceived(NOTICE, 30.0),
+    "done": RanksChecked(succeeded=True, ended=True),
     "stall": STALL,
     "copy": CopyFailed("x"),
 }
@@ -657,10 +657,10 @@ def test_nodes_that_are_left_agree_whatever_happens(
     job.cut = set(lost)
     for node in job.working:
         for one in lost:
-            job.event(node, Closed(one))
+            job.event(node, ConnectionClosed(one))
     for node in order:
         if node in job.working and not job.states[node].is_ending:
-            job.event(node, Looked(succeeded=True, ended=True))
+            job.event(node, RanksChecked(succeeded=True, ended=True))
     for node in order:
         if node in job.working and not job.states[node].has_reported:
             job.ended(node)

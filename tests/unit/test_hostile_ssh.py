@@ -9,12 +9,11 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
 from support.hostilessh import HostileTransport, end, hostile, listening
-from support.sshserver import Site, site
+from support.sshserver import Site
 
 from cloudddp.config import timing
 from cloudddp.errors import ConnectError, NodeError
@@ -27,12 +26,6 @@ KEXINIT, CHANNEL_OPEN = 20, 90
 IDENTIFICATION = b"SSH-2.0-hostile\r\n"
 
 Attack = Callable[[HostileTransport, Any], None]
-
-
-@pytest.fixture
-def ssh_site(tmp_path: Path) -> Iterator[Site]:
-    with site(tmp_path) as created:
-        yield created
 
 
 @pytest.fixture(autouse=True)

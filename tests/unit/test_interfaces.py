@@ -84,7 +84,7 @@ def test_required_efa_that_the_type_lacks() -> None:
         chosen("g5.xlarge", require_efa=True)
 
 
-def test_cards_without_interface_types_are_told_by_the_maximum() -> None:
+def test_without_interface_types_the_maximum_determines_the_efa_cards() -> None:
     """A botocore without InterfaceTypes: where there are fewer EFA interfaces than cards, the first ones take
     none."""
     cards = [{"NetworkCardIndex": index, "MaximumNetworkInterfaces": 2} for index in range(3)]

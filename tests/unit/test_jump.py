@@ -15,7 +15,7 @@ import paramiko
 import pytest
 from support.hostilessh import listening
 from support.jumpserver import JumpServer
-from support.sshserver import Site, site
+from support.sshserver import Site, refusal
 
 from cloudddp.errors import ConnectError, NodeError, UsageError, render
 from cloudddp.ssh import keys
@@ -34,12 +34,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def ssh_site(tmp_path: Path) -> Iterator[Site]:
-    with site(tmp_path) as created:
-        yield created
-
-
-@pytest.fixture
 def jump(home: Path) -> Iterator[JumpServer]:
     server = JumpServer(home)
     server.write_ssh_files()
@@ -50,12 +44,6 @@ def jump(home: Path) -> Iterator[JumpServer]:
 @pytest.fixture
 def target(ssh_site: Site, jump: JumpServer) -> Target:
     return ssh_site.target(ssh_site.server().port, route=Jump(jump.given))
-
-
-def refusal(target: Target) -> ConnectError:
-    with pytest.raises(ConnectError) as caught:
-        Connection.open(target, connect_timeout=10.0)
-    return caught.value
 
 
 def children() -> set[str]:
@@ -262,7 +250,7 @@ def test_user_configuration_names_the_jump_host(home: Path) -> None:
     found = Jump("bastion").host
     assert (found.host, found.port, found.user) == ("198.51.100.7", 2200, "ops")
     given = Jump("me@bastion:22").host
-    assert (given.port, given.user, given.known_as) == (22, "me", "198.51.100.7")
+    assert (given.host, given.port, given.user) == ("198.51.100.7", 22, "me")
 
 
 def test_jump_host_behind_another_one(ssh_site: Site, jump: JumpServer, home: Path) -> None:

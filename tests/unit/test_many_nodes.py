@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.sshserver import Site, site
+from support.sshserver import Site
 
 from cloudddp.errors import NodeError
 from cloudddp.ssh.fleet import Fleet, Outcome
@@ -27,12 +27,6 @@ NODES = 64
 MOST_THREADS = 3  # per node: paramiko's, that of the work, and one that ends
 MOST_MEMORY = 200 << 20
 HANG_GUARD = 60.0
-
-
-@pytest.fixture
-def ssh_site(tmp_path: Path) -> Iterator[Site]:
-    with site(tmp_path) as created:
-        yield created
 
 
 @pytest.fixture

@@ -267,9 +267,8 @@ def test_first_failure_in_words(failure: Failure, words: str) -> None:
     assert found.isprintable()
 
 
-@pytest.mark.parametrize(
-    "cause", sorted(set(Cause) - {Cause.PREFLIGHT}, key=lambda one: one.value)
-)  # its detail names nodes
+# Its detail names nodes.
+@pytest.mark.parametrize("cause", sorted(set(Cause) - {Cause.PREFLIGHT}, key=lambda one: one.value))
 def test_every_cause_names_its_node_in_words(cause: Cause) -> None:
     assert "node 5" in failure_text.sentence(Failure(5, cause, 11, 1))
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.sshserver import Site, site
+from support.sshserver import Site, refusal
 
 from cloudddp.config import connection as ways
 from cloudddp.config.spec import ClusterSpec
@@ -33,12 +32,6 @@ NC = (
 
 
 @pytest.fixture
-def ssh_site(tmp_path: Path) -> Iterator[Site]:
-    with site(tmp_path) as created:
-        yield created
-
-
-@pytest.fixture
 def program(tmp_path: Path) -> str:
     path = tmp_path / "nc.py"
     path.write_text(NC)
@@ -47,12 +40,6 @@ def program(tmp_path: Path) -> str:
 
 def by(site: Site, command: str, port: int = 1) -> Target:
     return site.target(port, route=ProxyCommand(command, {"AWS_REGION": "eu-west-1"}))
-
-
-def refusal(target: Target) -> ConnectError:
-    with pytest.raises(ConnectError) as caught:
-        Connection.open(target, connect_timeout=10.0)
-    return caught.value
 
 
 def gone(pid: int) -> bool:

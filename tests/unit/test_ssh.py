@@ -19,7 +19,7 @@ from typing import Any
 import paramiko
 import pytest
 from support.hostilessh import listening
-from support.sshserver import Server, Site, site
+from support.sshserver import Server, Site, refusal
 
 from cloudddp.config import timing
 from cloudddp.errors import CloudDDPError, ConnectError, NodeError, render
@@ -28,16 +28,9 @@ from cloudddp.ssh.activity import Activity
 from cloudddp.ssh.connection import Connection
 from cloudddp.ssh.fleet import Fleet
 from cloudddp.ssh.running import CommandSpec, Input
-from cloudddp.ssh.target import Target
 
 MIB = 1 << 20
 HANG_GUARD = 60.0  # seconds; only a hang is this long
-
-
-@pytest.fixture
-def ssh_site(tmp_path: Path) -> Iterator[Site]:
-    with site(tmp_path) as created:
-        yield created
 
 
 @pytest.fixture
@@ -50,12 +43,6 @@ def connection(ssh_site: Site, server: Server) -> Iterator[Connection]:
     opened = Connection.open(ssh_site.target(server.port))
     yield opened
     opened.close()
-
-
-def refusal(target: Target, *, connect_timeout: float = 20.0) -> ConnectError:
-    with pytest.raises(ConnectError) as caught:
-        Connection.open(target, connect_timeout=connect_timeout)
-    return caught.value
 
 
 # -- connecting ----------------------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ def test_library_that_the_script_called_is_named() -> None:
     )
 
 
-def test_rank_that_waits_for_its_gpu_is_said_to() -> None:
+def test_rank_that_waits_for_its_gpu_is_reported() -> None:
     frames = [frame("cudaStreamSynchronize", "libcudart.so"), frame("train", "train.py", 7)]
     threads = stack_dump.parse(json.dumps([{"thread_name": "MainThread", "frames": frames}]))
     found = [stack_dump.rank_stack(rank, threads).position for rank in range(8)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,8 @@ import pathspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.repositories import git
+from support.syncednode import put
 
 from cloudddp.agent.protocol.manifest import Entry, folder_digests, nested
 from cloudddp.config.spec import Config
@@ -21,13 +22,6 @@ from cloudddp.job import file_listing, project_files, sync
 from cloudddp.job.project_files import of_config, snapshot
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
-
-
-def put(folder: Path, files: dict[str, str | bytes]) -> None:
-    for name, content in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
 def names(root: Path, *, exclude: tuple[str, ...] = (), keep_out: tuple[str, ...] = ()) -> set[str]:
@@ -49,11 +43,6 @@ def here(tmp_path: Path) -> Path:
     folder = tmp_path / "here"
     folder.mkdir()
     return folder
-
-
-def git(folder: Path, *arguments: str) -> None:
-    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "protocol.file.allow=always"]
-    subprocess.run(["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True)
 
 
 def repository(folder: Path, files: dict[str, str | bytes]) -> Path:

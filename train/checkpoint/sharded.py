@@ -138,8 +138,7 @@ def require_shared_storage(folder: Path, comm: Communicator) -> None:
     if blind:
         raise UsageError(
             f"--snapshot sharded needs shared storage: rank {blind[0]} does not see what rank 0 writes to "
-            f"{folder}; "
-            "give an --out on storage that all nodes share, or --snapshot full"
+            f"{folder}; give an --out on storage that all nodes share, or --snapshot full"
         )
 
 

@@ -164,8 +164,7 @@ class Snapshots:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         return UsageError(
             f"the snapshot in {self.config.folder} is not one that this trainer has written ({reason}); give "
-            "another "
-            "--out, or --fresh to start again"
+            "another --out, or --fresh to start again"
         )
 
     def refuse_changes_of_finished_run(self, step: int, total_steps: int) -> None:
@@ -174,8 +173,7 @@ class Snapshots:
         if step > total_steps and not self.config.snapshots.force:
             raise UsageError(
                 f"the run in {self.config.folder} has done {step} steps, and the flags ask for "
-                f"{total_steps}: give more "
-                "--epochs or --max-steps, another --out, or --fresh to start again"
+                f"{total_steps}: give more --epochs or --max-steps, another --out, or --fresh to start again"
             )
         finished = step >= total_steps
         if finished and self._changes and not self.config.snapshots.force:
@@ -202,8 +200,7 @@ class Snapshots:
         if other_step > (-1 if state is None else state["step"]):
             raise UsageError(
                 f"the newest snapshot in {folder} (step {other_step}) is {other}, but --snapshot {kind} "
-                "reads only its "
-                f"own kind; give --snapshot {other}, another --out, or --fresh to start again"
+                f"reads only its own kind; give --snapshot {other}, another --out, or --fresh to start again"
             )
         return state
 

@@ -117,8 +117,7 @@ def _read(
         # torchvision downloads what is missing; it leaves a damaged MNIST file alone.
         raise UsageError(
             f"cannot read {name} in {folder} even after --download ({_first_line(problem)}). Remove damaged "
-            "files and try "
-            f"again, or {advice}"
+            f"files and try again, or {advice}"
         ) from problem
 
 

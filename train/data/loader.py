@@ -111,8 +111,7 @@ class Loader:
         except (AttributeError, TypeError, pickle.PicklingError) as error:
             raise TrainError(
                 f"the dataset cannot be sent to worker processes ({error}); define its class at the top of a "
-                "module, "
-                "or give --workers 0"
+                "module, or give --workers 0"
             ) from error
 
     def _stop_current(self) -> None:

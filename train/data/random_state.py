@@ -82,10 +82,8 @@ class SeededDataset(Dataset[Any]):
         name = type(self.dataset).__name__
         raise UsageError(
             f"{name}.__getitems__ returns a {type(read).__name__}, not a list with one sample per index: "
-            "return such a list, "
-            "or, if the dataset draws no random numbers, give it draws_random_numbers = False and a "
-            "`collate` for what it "
-            "returns"
+            "return such a list, or, if the dataset draws no random numbers, give it draws_random_numbers = "
+            "False and a `collate` for what it returns"
         )
 
 

@@ -44,8 +44,7 @@ def select_device(config: Config, info: RankInfo) -> torch.device:
         )
     raise UsageError(
         f"--parallel pipeline takes two GPUs per process: local rank {info.local_rank} needs "
-        f"{index + per_rank} GPUs "
-        f"on this node, which has {count}; start with --nproc-per-node = GPUs / 2"
+        f"{index + per_rank} GPUs on this node, which has {count}; start with --nproc-per-node = GPUs / 2"
         + (f", here {count // per_rank}" if count >= per_rank else ", or give --device cpu")
     )
 

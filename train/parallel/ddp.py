@@ -78,8 +78,7 @@ class DDPStrategy(Strategy):
             names = ", ".join(unused[:3]) + (f" and {len(unused) - 3} others" if len(unused) > 3 else "")
             raise TrainError(
                 f"the loss does not depend on {names}: give --find-unused-parameters if that differs from "
-                "step to step, "
-                "else remove these layers or --freeze them"
+                "step to step, else remove these layers or --freeze them"
             )
 
     def no_sync(self) -> AbstractContextManager[None]:

@@ -105,7 +105,6 @@ def group_size(config: Config, comm: Communicator) -> int:
     if comm.world_size % size:
         raise UsageError(
             f"--parallel {config.parallel.parallel}: {comm.world_size} ranks cannot be divided into groups "
-            f"of {size}; "
-            "give another --group-size"
+            f"of {size}; give another --group-size"
         )
     return size

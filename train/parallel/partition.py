@@ -24,8 +24,7 @@ def partition(module: nn.Module, *, count: int, cuts: str = "") -> list[nn.Seque
     if not isinstance(module, nn.Sequential):
         raise UsageError(
             f"only an nn.Sequential can be split into stages, and this model is a {type(module).__name__}: "
-            "write it "
-            "as a sequence of layers (see train/models.py), or use --parallel ddp or fsdp"
+            "write it as a sequence of layers (see train/models.py), or use --parallel ddp or fsdp"
         )
     layers = dict(module._modules.items())  # named_children would omit a layer that is used twice
     starts = _named_starts(cuts, list(layers), count) if cuts else _balanced_starts(module, count)
@@ -78,8 +77,7 @@ def _check_parameters(stages: list[nn.Sequential]) -> None:
             if owner.setdefault(id(parameter), number) != number:
                 raise UsageError(
                     f"stages {owner[id(parameter)]} and {number} ({names}) share parameters: change --cuts "
-                    "so that "
-                    "these layers are in one stage"
+                    "so that these layers are in one stage"
                 )
 
 

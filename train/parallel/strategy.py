@@ -223,8 +223,6 @@ def explained() -> Iterator[None]:
             raise
         raise TrainError(
             "a part of the batch has one sample, and BatchNorm cannot train on one value per channel: use "
-            "another "
-            "--batch-size (the last batch of an epoch counts, too), larger parts (a larger --split-size, "
-            "fewer "
-            "--microbatches or less --accumulate), or a larger --image-size"
+            "another --batch-size (the last batch of an epoch counts, too), larger parts (a larger "
+            "--split-size, fewer --microbatches or less --accumulate), or a larger --image-size"
         ) from error

@@ -74,8 +74,7 @@ def split(module: nn.Module, mesh: DeviceMesh) -> None:
         if isinstance(part, Attention) and part.heads % mesh.size():
             raise UsageError(
                 f"--parallel tensor: {part.heads} attention heads cannot be divided over groups of "
-                f"{mesh.size()} ranks; "
-                "give another --group-size"
+                f"{mesh.size()} ranks; give another --group-size"
             )
         if isinstance(part, Block):
             plan |= {f"{name}.{one}": ColwiseParallel() for one in Block.SPLIT_BY_COLUMNS}

@@ -57,9 +57,9 @@ class Report(Hook):
         self.output.write_status("running", **run.status())
         number = train.get("skipped_steps", 0)
         skipped = f"  {number} steps skipped by fp16" if number else ""
+        epoch = f"epoch {run.epoch}/{self.config.optimization.epochs}"
         self.output.print_line(
-            f"epoch {run.epoch}/{self.config.optimization.epochs}  step {run.step}  loss {train['loss']:.4f} "
-            " "
+            f"{epoch}  step {run.step}  loss {train['loss']:.4f}  "
             f"{self._test(figures)}  {train['samples_per_second']:.0f} samples/s{skipped}"
         )
 

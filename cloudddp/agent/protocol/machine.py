@@ -50,9 +50,8 @@ class ProbeReply:
     timer_next: str  # systemd's NextElapseUSecRealtime, '' where none is planned
     running: tuple[str, ...]
     folders: Optional[dict[str, str]] = None  # by path, in wire form
-    torch_gpus: Optional[int] = (
-        None  # that PyTorch can use; None where it was not asked, or `python` has no torch
-    )
+    # GPUs that PyTorch can use; None where it was not asked, or `python` has no torch.
+    torch_gpus: Optional[int] = None
     torch_error: str = ""  # why not more
     efa: int = 0  # EFA devices; 0 where the request expects none
     poweroff: Optional[PowerOffReply] = None  # what is planned

@@ -51,7 +51,6 @@ def cancel(console: Console, options: GlobalOptions, *, anyone: bool, job_id: st
             console.print(f"job {record.id}: {done.text}")
             report_stopped(console, done.training)
         else:
-            how = (
-                f" ({record.status})" if record.status.ended else ""
-            )  # it may have ended since it was listed
+            # It may have ended since it was listed.
+            how = f" ({record.status})" if record.status.ended else ""
             console.print(f"job {record.id}: it had already ended{how}")

@@ -298,7 +298,7 @@ def _check_ended(
 ) -> JobRecord | None:
     """Wait for up to `seconds`: the nodes that are left may not have noticed yet that one is lost. `has_run`:
     nodes are left that the job was launched on."""
-    limit, told = time.monotonic() + seconds, False
+    limit, reported = time.monotonic() + seconds, False
     while True:
         jobs = status.list_jobs(runner)
         if later := [one for one in jobs if one.resumed_from == record.job]:
@@ -323,11 +323,11 @@ def _check_ended(
                 f"job {job.id} is still running",
                 hint=(Command("logs", "-f", job.id), " follows it, ", Command("cancel", job.id), " ends it"),
             )
-        if not told:
+        if not reported:
             console.log(
                 f"waiting for job {job.id} to end on the nodes that are left, for up to {duration(seconds)}"
             )
-            told = True
+            reported = True
         time.sleep(_AGAIN)
 
 

@@ -28,9 +28,8 @@ class JobResult:
     exit_code: int
     cause: str = ""  # one sentence
     last_lines: tuple[str, ...] = ()  # of the rank that failed first, or of the launcher
-    ranks: int | None = (
-        0  # that have ended; all of a job that has succeeded, None where a node has not said how many
-    )
+    # Ranks that have ended: all of a job that has succeeded; None where a node has not reported how many.
+    ranks: int | None = 0
     lost: tuple[int, ...] = ()  # nodes
     lost_reasons: tuple[str, ...] = ()  # why, in the same order
     suspect: int | None = None  # a node that the others have lost: AWS may know why

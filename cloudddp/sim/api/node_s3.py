@@ -115,8 +115,7 @@ def _denied(environ: Environ, call: Call, session: Any) -> _Refusal | None:
     if region not in (None, call.region):
         text = (
             "The bucket you are attempting to access must be addressed using the specified endpoint. Please "
-            "send all "
-            "future requests to this endpoint."
+            "send all future requests to this endpoint."
         )
         return _Refusal(
             "301 Moved Permanently", "PermanentRedirect", text, (("x-amz-bucket-region", str(region)),)

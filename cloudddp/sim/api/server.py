@@ -63,9 +63,8 @@ def main(arguments: list[str] | None = None) -> int:
     stop_requested = _on_signals(signal.SIGTERM, signal.SIGINT)
     try:
         policies = _policies(options)
-        listener = _listen(
-            options.port
-        )  # before the lab is entered: this one is on the computer's own loopback
+        # Before the lab is entered: this one is on the computer's own loopback.
+        listener = _listen(options.port)
         owners = SocketOwners()
         backend = host_backend.select(
             options.home,

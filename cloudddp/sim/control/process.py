@@ -135,9 +135,8 @@ def _spawn(home: Path, options: Options) -> int:
 
 def _server_environment(home: Path) -> dict[str, str]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "MOTO_"))}
-    environ["MOTO_IAM_LOAD_MANAGED_POLICIES"] = (
-        "true"  # launchers attach AWS's managed policies to their roles
-    )
+    # Launchers attach AWS's managed policies to their roles.
+    environ["MOTO_IAM_LOAD_MANAGED_POLICIES"] = "true"
     environ[processes.HOME_MARK] = str(home)
     environ.pop(processes.NODE_MARK, None)
     search_path = [str(_PACKAGE_PARENT), os.environ.get("PYTHONPATH", "")]

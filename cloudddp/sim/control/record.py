@@ -32,9 +32,8 @@ class Simulator:
     why: str  # why not namespace, or ''
     interfaces: tuple[str, ...] = (INTERFACE,)
     timing: Mapping[str, float] = field(default_factory=lambda: dict(TIMING))
-    policies: Mapping[str, str] = field(
-        default_factory=dict
-    )  # policy, scp -> see options.PolicyFile.description
+    # Policy, scp -> see options.PolicyFile.description.
+    policies: Mapping[str, str] = field(default_factory=dict)
 
 
 def find(home: Path) -> Simulator | None:

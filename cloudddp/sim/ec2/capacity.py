@@ -30,9 +30,8 @@ class Launch:
     max_count: int
     addresses: Mapping[str, int]
     reserved: bool = False  # into a capacity reservation, which has taken its capacity already
-    block: bool = (
-        False  # into a capacity block, which does not count against the quota of on-demand instances
-    )
+    # Into a capacity block, which does not count against the quota of on-demand instances.
+    block: bool = False
 
 
 def grant(backend: Any, launch: Launch) -> int:
@@ -95,9 +94,8 @@ def _check_offering(backend: Any, launch: Launch) -> None:
     client_error(
         "Unsupported",
         f"Your requested instance type ({launch.instance_type}) is not supported in your requested "
-        "Availability Zone "
-        f"({launch.zone}). Please retry your request by not specifying an Availability Zone or choosing "
-        f"{', '.join(offered)}.",
+        f"Availability Zone ({launch.zone}). Please retry your request by not specifying an Availability "
+        f"Zone or choosing {', '.join(offered)}.",
     )
 
 
@@ -116,16 +114,14 @@ def _insufficient_capacity(backend: Any, launch: Launch) -> NoReturn:
     )
     hint = (
         f"You can currently get {launch.instance_type} capacity by not specifying an Availability Zone in "
-        "your request "
-        f"or choosing {', '.join(others)}."
+        f"your request or choosing {', '.join(others)}."
         if others
         else ""
     )
     server_error(
         "InsufficientInstanceCapacity",
         f"We currently do not have sufficient {launch.instance_type} capacity {where}. Our system will be "
-        "working on "
-        f"provisioning additional capacity. {hint}".strip(),
+        f"working on provisioning additional capacity. {hint}".strip(),
     )
 
 
@@ -158,10 +154,8 @@ def _over_quota(launch: Launch, limit: int) -> NoReturn:
     client_error(
         "VcpuLimitExceeded",
         f"You have requested more vCPU capacity than your current vCPU limit of {limit} allows for the "
-        "instance "
-        "bucket that the specified instance type belongs to. Please visit "
-        "http://aws.amazon.com/contact-us/ec2-request "
-        "to request an adjustment to this limit.",
+        "instance bucket that the specified instance type belongs to. Please visit "
+        "http://aws.amazon.com/contact-us/ec2-request to request an adjustment to this limit.",
     )
 
 

@@ -51,8 +51,7 @@ def launch_once(backend: Any, request: dict[str, Any], launch: Callable[[], Any]
         client_error(
             "IdempotentInstanceTerminated",
             "The request to launch an instance uses the same client token as a previous request for which "
-            "the "
-            "instance has been terminated.",
+            "the instance has been terminated.",
         )
     return known[key].reservation, False
 

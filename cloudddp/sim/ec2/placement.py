@@ -42,8 +42,8 @@ def check(
         client_error(
             "InvalidParameterCombination",
             f"{group.strategy.capitalize()} placement groups are not supported by the '{instance_type}' "
-            "instance type. "
-            "Specify a supported instance type or change the placement group strategy, and try again.",
+            "instance type. Specify a supported instance type or change the placement group strategy, and "
+            "try again.",
         )
     if group.strategy == "cluster":
         _check_cluster(backend, group, zone, spot)

@@ -66,9 +66,8 @@ def _create(response: Any, request: dict[str, Any], original: Callable[..., Any]
     with serving(request):
         reservation = original(response).result
     profile = request.get("IamInstanceProfile") or {}
-    for instance in (
-        reservation.instances[1:] if profile else ()
-    ):  # moto associates it with the first one only
+    # moto associates it with the first one only.
+    for instance in reservation.instances[1:] if profile else ():
         response.ec2_backend.associate_iam_instance_profile(
             instance_id=instance.id,
             iam_instance_profile_name=profile.get("Name"),

@@ -43,9 +43,8 @@ def _stop(original: Callable[..., Any], self: Any, instance_ids: list[str]) -> A
                 client_error(
                     "UnsupportedOperation",
                     f"You can't stop the Spot Instance '{instance.id}' because it is associated with a "
-                    "one-time "
-                    "Spot Instance request. You can only stop Spot Instances associated with persistent Spot "
-                    "Instance requests.",
+                    "one-time Spot Instance request. You can only stop Spot Instances associated with "
+                    "persistent Spot Instance requests.",
                 )
         return original(self, instance_ids)
 

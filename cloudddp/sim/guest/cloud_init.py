@@ -27,24 +27,16 @@ LOG = Path("/var/log/cloud-init-output.log")
 INSTANCE_FOLDER = Path("/var/lib/cloud/instance")  # has a marker file for each step done for this instance
 PER_BOOT = Path("/var/lib/cloud/scripts/per-boot")  # programs to run at every boot
 STATUS = Path("/run/cloud-init/status.json")
-SUPPORTED = {  # or the default on every node
-    "bootcmd",
-    "disable_root",
-    "manage_etc_hosts",
-    "preserve_hostname",
-    "runcmd",
-    "ssh_authorized_keys",
-    "ssh_deletekeys",
-    "ssh_genkeytypes",
-    "ssh_keys",
-    "users",
-    "write_files",
-}
+# Keys of the configuration that are handled, or whose default is that of every node.
+SUPPORTED = frozenset(
+    """
+        bootcmd disable_root manage_etc_hosts preserve_hostname runcmd ssh_authorized_keys ssh_deletekeys
+        ssh_genkeytypes ssh_keys users write_files
+    """.split()
+)
 _TRUE = ("true", "1", "yes")
-_ENVIRONMENT = {
-    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-    "LANG": "C.UTF-8",
-}  # as in cloud-init, no HOME
+# As in cloud-init, no HOME.
+_ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
 
 
 def early(config: dict[str, Any], keys: list[str], *, chown_to_user: Callable[..., None]) -> None:

@@ -179,9 +179,8 @@ class Services:
                 since = min(stamp.stat().st_mtime, now)
             except OSError:
                 _touch(stamp)
-        units.elapses(
-            timer, booted=self.booted, armed=now, since=since
-        )  # raises ValueError before it is armed
+        # Raises ValueError before it is armed.
+        units.elapses(timer, booted=self.booted, armed=now, since=since)
         with self._changed:
             self._armed[timer.name] = (now, since)
             self._elapsed.pop(timer.name, None)

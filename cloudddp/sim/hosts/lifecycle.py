@@ -358,8 +358,7 @@ class Lifecycle:
             if record.reason:  # moto has set its own: requested by the user
                 set_reason(record.instance, record.reason)
             else:
-                record.instance._reason = (
-                    reason_of_call  # has the time of the call; moto's has the time of the end
-                )
+                # It has the time of the call; moto's has the time of the end.
+                record.instance._reason = reason_of_call
             record.ended = time.monotonic()
         self.on_change()

@@ -140,9 +140,8 @@ class NamespaceHosts:
     def kill(self, instance_id: str) -> None:
         """End the node as a hardware failure would: no signal to a process, no packet on a connection."""
         host = self._find(instance_id)
-        self._router.detach(
-            host.spec.private_ip
-        )  # first: the kernel closes the connections of dead processes
+        # First, because the kernel closes the connections of dead processes.
+        self._router.detach(host.spec.private_ip)
         host.machine.init.kill()
 
     def freeze(self, instance_id: str) -> None:

@@ -48,9 +48,8 @@ def connect(buffer: int) -> socket.socket:
         line.setsockopt(socket.SOL_SOCKET, force, buffer)
     except PermissionError:  # an ordinary user: as much as the computer's limit allows
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
-    line.setsockopt(
-        270, ignore_overrun, 1
-    )  # SOL_NETLINK; the packets that do not fit are lost, as on a router
+    # SOL_NETLINK; the packets that do not fit are lost, as on a router.
+    line.setsockopt(270, ignore_overrun, 1)
     line.bind((0, 0))
     return line
 

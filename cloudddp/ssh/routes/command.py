@@ -24,9 +24,8 @@ from cloudddp.ssh.target import Stream, Target
 from cloudddp.text import one_line
 
 _KEPT = 4096  # bytes of what the program writes to stderr
-_STARTS = (
-    4096  # bytes of what it sends first, in which SSH's identification is looked for (RFC 4253, section 4.2)
-)
+# Bytes at the beginning of its output in which SSH's identification is looked for (RFC 4253, section 4.2).
+_STARTS = 4096
 _SLICE = 0.1  # seconds of one wait, after which a closed stream is noticed
 _END_SECONDS = 3.0  # for the program to end after SIGTERM
 _EXIT_SECONDS = 2.0  # for the program to exit after it has closed its output
@@ -56,11 +55,11 @@ class ProxyCommand:
         code = stream.exit_code()
         if code is None:
             return self._without_ssh(target, stream)
-        said = stream.said()
+        error = stream.last_error()
         how = f"was ended by signal {-code}" if code < 0 else f"exited with {code}"
-        permanent = code in _PERMANENT or any(word in said for word in _DENIED)
+        permanent = code in _PERMANENT or any(word in error for word in _DENIED)
         return ConnectError(
-            f"{target.label}: the proxy command {how}" + (f": {said}" if said else ""),
+            f"{target.label}: the proxy command {how}" + (f": {error}" if error else ""),
             hint=f"it was: {one_line(self._command, 300)}",
             patience=0.0 if permanent else inf,
         )
@@ -71,11 +70,11 @@ class ProxyCommand:
         if stream.speaks_ssh:
             return None
         sent = stream.sent()
-        said = stream.said() if stream.signalled else ""
+        error = stream.last_error() if stream.signalled else ""
         return ConnectError(
             f"{target.label}: the proxy command "
             f"{f'does not speak SSH: it sent {sent}' if sent else 'is silent'}"
-            + (f": {said}" if said else ""),
+            + (f": {error}" if error else ""),
             hint=self.silent_hint,
             patience=inf,
             silent=not sent,
@@ -205,7 +204,7 @@ class ProcessStream:
         text = self._start.decode(errors="replace")
         return repr(one_line((text.strip() or text).splitlines()[0], 60)) if text else ""
 
-    def said(self) -> str:
+    def last_error(self) -> str:
         """Return the last line that the program has written to stderr, safe to print."""
         lines = [line for line in self.errors().splitlines() if line.strip()]
         return one_line(lines[-1], 300) if lines else ""

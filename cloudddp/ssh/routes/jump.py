@@ -25,7 +25,7 @@ from cloudddp.config.timing import Timing
 from cloudddp.errors import Command, ConnectError, Text, ToolCommand, UsageError
 from cloudddp.ssh import early_close
 from cloudddp.ssh.routes.command import ProcessStream
-from cloudddp.ssh.target import Stream, Target
+from cloudddp.ssh.target import Stream, Target, known_hosts_name
 from cloudddp.text import one_line
 
 _GIVEN = re.compile(
@@ -88,11 +88,6 @@ class JumpHost:
     def where(self) -> str:
         return f"jump host {one_line(self.user, 64)}@{one_line(self.host, 253)} port {self.port}"
 
-    @property
-    def known_as(self) -> str:
-        """Its name in a known_hosts file."""
-        return self.host if self.port == 22 else f"[{self.host}]:{self.port}"
-
 
 class Jump:
     """A route through `[user@]host[:port]`."""
@@ -114,7 +109,7 @@ class Jump:
         return _resolved(self._given, [_program(), *_files(), "-G", *self._login])
 
     def open(self, target: Target, timeout: float, limits: Timing) -> Stream:
-        words = self._words(f"[{target.host}]:{target.port}", timeout, limits)
+        words = self._limited_command(f"[{target.host}]:{target.port}", timeout, limits)
         _LOGGING_IN.acquire()
         try:
             stream = ProcessStream(words, {}, on_start=_LOGGING_IN.release)
@@ -127,7 +122,7 @@ class Jump:
     def check(self, timeout: float) -> None:
         """Log in to the jump host. Raises ConnectError, UsageError."""
         host = self.host
-        stream = ProcessStream(self._words(_SELF, timeout, timing.current()), {})
+        stream = ProcessStream(self._limited_command(_SELF, timeout, timing.current()), {})
         stream.settimeout(timeout)
         try:
             has_answered = bool(stream.recv(1))
@@ -143,33 +138,39 @@ class Jump:
             return None
         code, errors = stream.exit_code(), stream.errors()
         kind, line = failure_in(errors)
-        where = f"{target.label} at {target.host} port {target.port}"
         if kind == "node":
+            reason = line.partition("open failed: ")[2]
             return ConnectError(
-                f"{where}: the {self.host.where} cannot connect to it ({line.partition('open failed: ')[2]})",
+                f"{target.where}: the {self.host.where} cannot connect to it ({reason})",
                 hint=self.silent_hint,
                 patience=inf,
             )
         if kind or code:
             return self._failure(errors)
         if code is None and not stream.sent():
-            return ConnectError(f"{where}: no answer", hint=self.silent_hint, patience=inf, silent=True)
+            return ConnectError(
+                f"{target.where}: no answer", hint=self.silent_hint, patience=inf, silent=True
+            )
         return None  # the node has ended the connection, or does not speak SSH
 
     def openssh_options(self, target: Target) -> list[str]:
-        words = [_program(), *_OPTIONS, *_files(), "-W", f"[{target.host}]:{target.port}", *self._login]
+        words = self._command(f"[{target.host}]:{target.port}")
         return [f"ProxyCommand={shlex.join(words).replace('%', '%%')}"]
 
-    def _words(self, to: str, timeout: float, limits: Timing) -> list[str]:
-        patience = [
+    def _limited_command(self, to: str, timeout: float, limits: Timing) -> list[str]:
+        return self._command(
+            to,
+            "BatchMode=yes",
+            "LogLevel=INFO",
             f"ConnectTimeout={max(int(timeout) - 1, 1)}",  # before ours, since ssh knows why
             f"ServerAliveInterval={max(round(limits.keepalive), 1)}",
             f"ServerAliveCountMax={max(round(limits.dead / limits.keepalive), 1)}",
-        ]
-        options = [
-            word for setting in ("BatchMode=yes", "LogLevel=INFO", *patience) for word in ("-o", setting)
-        ]
-        return [_program(), *options, *_OPTIONS, *_files(), "-W", to, *self._login]
+        )
+
+    def _command(self, to: str, *settings: str) -> list[str]:
+        """Return the command that connects its input and output to the address `to`."""
+        options = [word for setting in (*settings, *_SETTINGS) for word in ("-o", setting)]
+        return [_program(), *options, *_files(), "-W", to, *self._login]
 
     @property
     def _login_hint(self) -> Text:
@@ -186,7 +187,8 @@ class Jump:
                     hint=("log in once, compare the fingerprint, and accept it: ", login),
                 )
             case "changed":
-                remove = f"if the jump host was replaced: `ssh-keygen -R {shlex.quote(host.known_as)}`, then "
+                known_as = shlex.quote(known_hosts_name(host.host, host.port))
+                remove = f"if the jump host was replaced: `ssh-keygen -R {known_as}`, then "
                 return ConnectError(
                     f"{host.where}: its host key is not the one in {_KNOWN_HOSTS}: refused",
                     hint=(remove, login),
@@ -216,11 +218,7 @@ class Jump:
 
 
 # ControlMaster: a connection that the user keeps may be shared, but none is left behind.
-_OPTIONS = tuple(
-    word
-    for setting in ("StrictHostKeyChecking=yes", "ClearAllForwardings=yes", "ControlMaster=no")
-    for word in ("-o", setting)
-)
+_SETTINGS = ("StrictHostKeyChecking=yes", "ClearAllForwardings=yes", "ControlMaster=no")
 
 
 def _program() -> str:

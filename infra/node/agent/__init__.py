@@ -1,10 +1,10 @@
 """cloudddp's program on a node: inspects the machine, receives files, starts ranks, keeps their logs.
 
-Standard library only, Python 3.9 or newer. The laptop builds these modules and the protocol into one archive
-(cloudddp/agent/build.py), copies it over SSH and runs it: one process (`serve`) does the steps of a laptop's
-command. Afterwards only one supervisor per job runs, so the laptop may disconnect and reconnect: the state of
-a job is in JSON files that are replaced atomically, below ~/.cloudddp/jobs/JOB/. The agent does not depend on
-AWS or torch.
+Standard library only, Python 3.9 or newer; only s3/upload.py, a process of its own, needs a Python that has
+boto3. The laptop builds these modules and the protocol into one archive (cloudddp/agent/build.py), copies it
+over SSH and runs it: one process (`serve`) does the steps of a laptop's command. Afterwards only one
+supervisor per job runs, so the laptop may disconnect and reconnect: the state of a job is in JSON files that
+are replaced atomically, below ~/.cloudddp/jobs/JOB/. The agent does not depend on torch.
 
     steps/          what the laptop calls; `start` forks a guard, which outlives the connection
       gang/         guard -> supervisor: joins the other nodes, runs attempts, decides the verdict with them
@@ -37,7 +37,8 @@ of its request, and `step(request)`:
     pulled     record what has been pulled
     pack       write files of the project to stdout, as far as the laptop lacks them
 
-A new step is a module there, its name in `dispatch.STEPS`, and its messages in the protocol. A module imports
-what it needs at its top, so that a running step does not read its files again, which may be replaced.
-Exceptions are what takes 30 ms and few jobs need, and the wrapper of a rank, for which the rank waits.
+A new step is a module there, its name in `dispatch.STEPS` and in .importlinter, and its messages in the
+protocol. A module imports what it needs at its top, so that a running step does not read its files again,
+which may be replaced. Exceptions are what takes 30 ms and few jobs need, and the wrapper of a rank, for which
+the rank waits.
 """

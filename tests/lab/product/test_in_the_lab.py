@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.harness import CommandLine, cannot, wait_for
+from support.harness import CommandLine, cannot, listed_nodes, wait_for
 
 from cloudddp.sim import control
 from cloudddp.sim.hosts import lab_namespaces
@@ -27,10 +27,6 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[control.Simulator]
 @pytest.fixture
 def cli(lab_cli: CommandLine) -> CommandLine:
     return lab_cli
-
-
-def nodes(cli: CommandLine) -> list[dict[str, Any]]:
-    return list(json.loads(cli.ok("status", "--json"))[0]["nodes"])
 
 
 def direct(cli: CommandLine, *options: str) -> None:
@@ -66,7 +62,7 @@ def running(cli: CommandLine, script: str = "wait.py") -> Any:
 
 def counted(cli: CommandLine) -> list[dict[str, Any]]:
     listed = json.loads(cli.ok("sim", "status", "--json"))["nodes"]
-    mine = {node["instance_id"] for node in nodes(cli)}
+    mine = {node["instance_id"] for node in listed_nodes(cli)}
     return [{**n, "processes": len(n["processes"])} for n in listed if n["instance_id"] in mine]
 
 
@@ -87,7 +83,7 @@ def test_torchrun_across_hosts_with_different_interface_names(cli: CommandLine) 
         "os._exit(0)\n",  # gloo's threads sometimes abort the interpreter's shutdown
     )
     output = cli.ok("launch", "--nproc-per-node", "2", "reduce.py")
-    names = {node["private_ip"]: f"ip-{node['private_ip'].replace('.', '-')}" for node in nodes(cli)}
+    names = {node["private_ip"]: f"ip-{node['private_ip'].replace('.', '-')}" for node in listed_nodes(cli)}
     for name, interface in zip(sorted(names.values()), interfaces(cli), strict=True):
         assert output.count(f"6 {name} {interface} ={interface} False") == 2, output
     assert set(interfaces(cli)) == {"ens5", "enp71s0"}
@@ -96,9 +92,8 @@ def test_torchrun_across_hosts_with_different_interface_names(cli: CommandLine) 
 def interfaces(cli: CommandLine) -> list[str]:
     """The name of each node's interface, in the order of host names."""
     host, found = {}, {}
-    for line in cli.ok(
-        "exec", "--", "hostname; ls /sys/class/net"
-    ).splitlines():  # lines of the nodes are mixed
+    # Lines of the nodes are mixed.
+    for line in cli.ok("exec", "--", "hostname; ls /sys/class/net").splitlines():
         node, word = line.split("] ", 1)
         if word.startswith(("ip-", "en")):
             (host if word.startswith("ip-") else found)[node] = word
@@ -124,7 +119,7 @@ def test_failed_machine_ends_the_job(cli: CommandLine) -> None:
     direct(cli)
     cli.write("wait.py", WAIT)
     process = running(cli)
-    cli.ok("sim", "fault", "kill", nodes(cli)[1]["instance_id"])
+    cli.ok("sim", "fault", "kill", listed_nodes(cli)[1]["instance_id"])
     _, err = process.communicate(timeout=240)
     assert process.returncode == 1
     assert "node 1 was lost: it sent nothing to node 0" in err
@@ -139,10 +134,8 @@ def test_failed_machine_ends_the_job(cli: CommandLine) -> None:
     assert refused.returncode == 1
     assert "1 of 2 nodes" in refused.stderr
     (job,) = json.loads(cli.ok("jobs", "--json"))
-    assert (job["state"], job["exit_code"]) == (
-        "failed",
-        1,
-    )  # of the verdict: the remaining rank did not fail
+    # The exit code of the verdict: the remaining rank did not fail.
+    assert (job["state"], job["exit_code"]) == ("failed", 1)
 
 
 def test_silent_node_is_reported_before_it_is_lost(cli: CommandLine) -> None:
@@ -175,7 +168,7 @@ def test_lost_node_is_found_after_the_other_has_finished(cli: CommandLine) -> No
         "while not os.path.exists('enough'): time.sleep(0.05)\nraise SystemExit(3)\n",
     )
     process = running(cli, "until.py")
-    cli.ok("sim", "fault", "kill", nodes(cli)[1]["instance_id"])
+    cli.ok("sim", "fault", "kill", listed_nodes(cli)[1]["instance_id"])
     cli.ok("exec", "--node", "0", "touch enough")
     _, err = process.communicate(timeout=110)  # a regression: the loss was once detected only after minutes
     assert process.returncode == 1
@@ -188,7 +181,7 @@ def test_spot_interruption_without_a_notice_ends_the_job(cli: CommandLine) -> No
     impatient(cli)
     cli.write("wait.py", WAIT)
     process = running(cli)
-    cli.ok("sim", "interrupt", nodes(cli)[0]["instance_id"], "--seconds", "0")
+    cli.ok("sim", "interrupt", listed_nodes(cli)[0]["instance_id"], "--seconds", "0")
     _, err = process.communicate(timeout=110)
     assert process.returncode == 1, err
     assert "node 0: the agent of cloudddp has ended there" in err
@@ -202,7 +195,7 @@ def test_spot_interruption_without_a_notice_ends_the_job(cli: CommandLine) -> No
 
 def test_full_disk_is_reported_at_launch(cli: CommandLine) -> None:
     direct(cli)
-    cli.ok("sim", "fault", "fill-disk", nodes(cli)[0]["instance_id"])
+    cli.ok("sim", "fault", "fill-disk", listed_nodes(cli)[0]["instance_id"])
     (cli.cwd / "data.bin").write_bytes(os.urandom(1 << 20))
     cli.write("wait.py", WAIT)
     done = cli("launch", "wait.py")
@@ -254,7 +247,7 @@ def test_job_commands_with_a_silent_node(cli: CommandLine, kind: str, verbs: tup
         assert done.returncode == 1, (verb, done)
         assert shown[verb] in done.stdout
         assert "rank 1" not in done.stdout
-        assert f"node 1 ({nodes(cli)[1]['instance_id']}) at " in done.stderr
+        assert f"node 1 ({listed_nodes(cli)[1]['instance_id']}) at " in done.stderr
         assert "node 1 could not be queried" in done.stderr
         assert "the node itself" in done.stderr
         assert "booting" not in done.stderr
@@ -389,7 +382,7 @@ def test_deadline_holds_without_the_supervisor(cli: CommandLine, lab: control.Si
         "--",
         'pkill -9 -f "[s]upervise --job"; while pgrep -f "[s]upervise --job"; do sleep 0.05; done',
     )
-    ours = {node["instance_id"] for node in nodes(cli)}
+    ours = {node["instance_id"] for node in listed_nodes(cli)}
     moment = "$(date -u -d '+3 seconds' '+%F %T UTC')"
     timer = "/etc/systemd/system/cloudddp-deadline.timer"
     arm = f'sudo sed -i "s/^OnCalendar=.*/OnCalendar={moment}/" {timer}'

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.harness import CommandLine, interrupt, remaining, wait_for
+from support.jobs import newest
 
 SAVE = """
 import os, pathlib, signal, sys, time
@@ -45,10 +46,6 @@ def began(process: Any, ranks: int = 2) -> None:
         line = process.stdout.readline()
         assert line, process.communicate()
         seen |= {line} if "began" in line else set()
-
-
-def newest(cli: CommandLine) -> dict[str, Any]:
-    return dict(json.loads(cli.ok("jobs", "--json"))[-1])
 
 
 def pulled(cli: CommandLine) -> set[str]:

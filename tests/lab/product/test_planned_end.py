@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.harness import CommandLine, interrupt, no_capacity, remaining, wait_for
+from support.jobs import newest
 
 SCALE = 0.1
 MINUTE = 60 * SCALE  # seconds
@@ -40,10 +41,6 @@ def cli(lab_cli: CommandLine) -> CommandLine:
     lab_cli.env["CLOUDDDP_TIME_SCALE"] = str(SCALE)
     lab_cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
     return lab_cli
-
-
-def newest(cli: CommandLine) -> dict[str, Any]:
-    return dict(json.loads(cli("jobs", "--json").stdout)[-1])  # 1 where a node is lost
 
 
 def ended(cli: CommandLine, ec2: Any) -> None:

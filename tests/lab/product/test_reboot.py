@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support.harness import CommandLine, wait_for
+from support.jobs import newest
 
 TOML = '[job]\nrendezvous = "direct"\nnproc_per_node = 1\nheartbeat = 4\n'
 # Runs until `enough` exists on its node.
@@ -32,10 +33,6 @@ def cli(lab_cli: CommandLine) -> CommandLine:
 
 def instances(cli: CommandLine) -> list[str]:
     return [node["instance_id"] for node in json.loads(cli.ok("status", "--json"))[0]["nodes"]]
-
-
-def newest(cli: CommandLine) -> dict[str, Any]:
-    return dict(json.loads(cli("jobs", "--json").stdout)[-1])  # 1 while a node boots
 
 
 def begun(cli: CommandLine, job: str = "") -> None:
@@ -73,10 +70,8 @@ def test_reboot_of_a_detached_job_is_reported_later(cli: CommandLine, ec2: Any, 
     wait_for(lambda: len(instances(cli)) == 2 and cli("exec", "--", "true").returncode == 0, "they run again")
     listed = cli("jobs")
     job_entry = newest(cli)
-    assert (job_entry["state"], job_entry["exit_code"]) in (
-        ("failed", 1),
-        ("failed", 143),
-    )  # which process got SIGTERM first
+    # Which process got SIGTERM first.
+    assert (job_entry["state"], job_entry["exit_code"]) in (("failed", 1), ("failed", 143))
     first = REBOOTED.search(listed.stderr)
     assert first, listed
     assert f"resume {job}` starts the job again" in listed.stderr

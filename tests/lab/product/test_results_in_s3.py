@@ -77,7 +77,7 @@ def up(cli: CommandLine, *options: str) -> None:
 
 
 def launched(cli: CommandLine, *words: str, **env: str) -> tuple[str, str]:
-    """Launch a job that nobody follows; return its id, and what was said."""
+    """Launch a job that nobody follows; return its id, and what was printed to stderr."""
     done = cli("launch", "-d", *words, **env)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip(), done.stderr
@@ -100,9 +100,9 @@ def test_results_are_in_s3_when_the_cluster_has_ended_with_its_job(
     cli: CommandLine, ec2: Any, s3: Any
 ) -> None:
     up(cli)
-    job, said = launched(cli, "--down", "--keep", "0", "train.py")
+    job, err = launched(cli, "--down", "--keep", "0", "train.py")
     url = f"s3://{BUCKET}/team/{cli.cluster}/{job}/"
-    assert f"when the job has ended, each node copies its outputs and logs to {url}" in said
+    assert f"when the job has ended, each node copies its outputs and logs to {url}" in err
     terminated(cli, ec2)
     found = in_s3(s3, cli, job)
     assert found["node-0/outputs/runs/a b/large"] == 40 << 20

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.harness import CommandLine, interrupt, remaining, wait_for
+from support.harness import CommandLine, interrupt, listed_nodes, remaining, wait_for
 
 ROOT = Path(__file__).parents[3]
 TOML = '[job]\nrendezvous = "direct"\nnproc_per_node = 1\nheartbeat = 4\n[job.env]\nOMP_NUM_THREADS = "1"\n'
@@ -29,10 +29,6 @@ def cli(lab_cli: CommandLine) -> CommandLine:
     return lab_cli
 
 
-def nodes(cli: CommandLine) -> list[dict[str, Any]]:
-    return list(json.loads(cli.ok("status", "--json"))[0]["nodes"])
-
-
 def jobs(cli: CommandLine) -> list[dict[str, Any]]:
     return list(json.loads(cli("jobs", "--json").stdout))  # 1 while a new node boots
 
@@ -46,14 +42,14 @@ def running(cli: CommandLine, *words: str, count: int = 2, **env: str) -> str:
 
 def kill(cli: CommandLine, node: int) -> None:
     """Let a machine fail, and wait until EC2 says so and the job has ended on the others."""
-    killed = nodes(cli)[node]["instance_id"]
+    killed = listed_nodes(cli)[node]["instance_id"]
     cli.ok("sim", "fault", "kill", killed)
     wait_for(lambda: killed not in live(cli), "EC2 has noticed")
     wait_for(lambda: jobs(cli)[-1]["state"] == "failed", "the job has ended")
 
 
 def live(cli: CommandLine) -> list[str]:
-    return [node["instance_id"] for node in nodes(cli) if node["state"] == "running"]
+    return [node["instance_id"] for node in listed_nodes(cli) if node["state"] == "running"]
 
 
 def described(ec2: Any, cluster: str) -> dict[str, dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support import ssmcli
 from support.account import post_conditions
-from support.harness import CommandLine, cannot
+from support.harness import CommandLine, cannot, listed_nodes
 from support.jumphost import JumpHost, rules
 from support.labnode import unavailable_reason
 from support.simlab import Laptop
@@ -82,13 +82,9 @@ def configure(cli: CommandLine, **settings: str) -> None:
     )
 
 
-def nodes(cli: CommandLine) -> list[dict[str, Any]]:
-    return list(json.loads(cli.ok("status", "--json"))[0]["nodes"])
-
-
 def start(cli: CommandLine, *options: str) -> list[dict[str, Any]]:
     cli.ok("up", "-n", "2", "-t", "g5.12xlarge", *options)
-    return nodes(cli)
+    return listed_nodes(cli)
 
 
 def train(cli: CommandLine) -> None:

@@ -68,9 +68,8 @@ def _run_init(machine: Machine, report: int) -> None:
         kernel.die_with_parent(signal.SIGKILL)
         _redirect(os.devnull)  # from the simulator's pipes, to which root of the node could write
         rootfs.build(machine)
-        _drop_privileges(
-            kernel.NODE_CAPABILITIES
-        )  # before any file is opened that the node's owner may have created
+        # Before any file is opened that the node's owner may have created.
+        _drop_privileges(kernel.NODE_CAPABILITIES)
         _limit_open_files()
         _redirect("/var/log/init.log")
         ssh = sshd.Sshd(

@@ -1,5 +1,4 @@
-"""What happens to a job on one node, and what its agent does about it: the input and the output of
-step.step."""
+"""Events and actions of a job on one node: the input and the output of step.step."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Heard:
+class MessageReceived:
     """A message of another node."""
 
     node: int
@@ -33,14 +32,14 @@ class Heard:
 
 
 @dataclass(frozen=True)
-class Closed:
+class ConnectionClosed:
     """Another node's agent has closed its connection, or has ended."""
 
     node: int
 
 
 @dataclass(frozen=True)
-class Turned:
+class Tick:
     """Time has passed: one turn of the loop. `heard`: when each other node last sent something.
     `is_connected`: to every other node, in both directions; `missing`: the connections that this node never
     had."""
@@ -65,7 +64,7 @@ class StopMarked:
 
 
 @dataclass(frozen=True)
-class AskedToEnd:
+class EndRequested:
     """A signal has asked the agent to end."""
 
     detail: str
@@ -84,7 +83,7 @@ class CopyFailed:
 
 
 @dataclass(frozen=True)
-class Looked:
+class RanksChecked:
     """A look at the ranks of this node: whether a rank or a launcher has failed by itself, whether every
     launcher has ended, and whether every rank has exited with 0."""
 
@@ -94,7 +93,7 @@ class Looked:
 
 
 @dataclass(frozen=True)
-class Noticed:
+class NoticeReceived:
     """This node is about to end; the ranks may save for `grace` seconds."""
 
     failure: Failure
@@ -116,16 +115,16 @@ class RanksEnded:
 
 
 Event = Union[
-    Heard,
-    Closed,
-    Turned,
+    MessageReceived,
+    ConnectionClosed,
+    Tick,
     FactsFound,
     StopMarked,
-    AskedToEnd,
+    EndRequested,
     Copied,
     CopyFailed,
-    Looked,
-    Noticed,
+    RanksChecked,
+    NoticeReceived,
     Stalled,
     RanksEnded,
 ]
@@ -147,7 +146,7 @@ class SendHeartbeat:
 
 
 @dataclass(frozen=True)
-class Pass:
+class Forward:
     """Give a message to what watches the ranks or copies files."""
 
     node: int
@@ -155,7 +154,7 @@ class Pass:
 
 
 @dataclass(frozen=True)
-class Launch:
+class BeginAttempt:
     """Begin an attempt on this node: with the files that its ranks continue from."""
 
 
@@ -166,14 +165,14 @@ class StartRanks:
 
 @dataclass(frozen=True)
 class Restart:
-    """Forget the last attempt, and log `note`. A Launch follows."""
+    """Forget the last attempt, and log `note`. A BeginAttempt follows."""
 
     number: int
     note: str
 
 
 @dataclass(frozen=True)
-class FailRanks:
+class RecordFailure:
     """Keep a failure of this node that is no rank's own end: its report will name it."""
 
     observed: Observed
@@ -234,11 +233,11 @@ class End:
 Action = Union[
     Send,
     SendHeartbeat,
-    Pass,
-    Launch,
+    Forward,
+    BeginAttempt,
     StartRanks,
     Restart,
-    FailRanks,
+    RecordFailure,
     EndRanks,
     AnnounceStop,
     WaitForRanks,

@@ -16,7 +16,7 @@ from cloudddp.agent.protocol.gang import MAX_FACT, Facts
 from cloudddp.agent.protocol.start import StartRequest
 
 
-class Collection:
+class FactCollector:
     """Collects the facts, and calls `on_found`. `found` is None until then."""
 
     def __init__(self, request: StartRequest, *, on_found: Callable[[], object]) -> None:

@@ -21,7 +21,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Optional, Union
 
-from agent.gang.events import Closed, Heard
+from agent.gang.events import ConnectionClosed, MessageReceived
 from agent.node.shared_memory import mark_start
 from cloudddp.agent.protocol.codec import ProtocolError, decode, encode
 from cloudddp.agent.protocol.gang import LONGEST_MESSAGE, Gang, Message, Unreachable
@@ -72,7 +72,7 @@ class Mesh:
         self._retry_at = dict.fromkeys(self._peers, 0.0)
         self._delay = dict.fromkeys(self._peers, RETRY)
         self._refusals: dict[int, str] = {}
-        self._events: list[Union[Heard, Closed]] = []
+        self._events: list[Union[MessageReceived, ConnectionClosed]] = []
         self._proven: set[tuple[int, bool]] = set()  # the node, and whether the connection is an outgoing one
         self._ended: set[int] = set()  # nodes of which a connection has ended, which is not opened again
         self._closed: set[int] = set()  # those of which the end was reported
@@ -104,7 +104,7 @@ class Mesh:
         }
         return Unreachable(to, tuple(node for node in self._peers if (node, False) not in self._proven))
 
-    def poll(self, seconds: float) -> list[Union[Heard, Closed]]:
+    def poll(self, seconds: float) -> list[Union[MessageReceived, ConnectionClosed]]:
         """Wait for up to `seconds`, and return what has happened."""
         self._connect()
         for key, _ in self._selector.select(seconds):
@@ -212,7 +212,7 @@ class Mesh:
             self._ended.add(node)
             if node not in self._closed and not (link.outgoing and node in self._in):
                 self._closed.add(node)
-                self._events.append(Closed(node))
+                self._events.append(ConnectionClosed(node))
         elif node is not None and link.outgoing:
             self._retry_later(node)
 
@@ -349,7 +349,7 @@ class Mesh:
         message = decode(text, Message, limit=LONGEST_MESSAGE)
         if link.node is not None:
             self.heard[link.node] = time.monotonic()
-            self._events.append(Heard(link.node, message))
+            self._events.append(MessageReceived(link.node, message))
 
 
 def _seal(link: _Link, text: bytes) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Optional
 
 from agent.gang.decision import Arrived, Budget
-from agent.gang.events import NONE_MISSING, Heard
+from agent.gang.events import NONE_MISSING, MessageReceived
 from agent.ranks.causes import Seen
 from cloudddp.agent.protocol.gang import Facts, Unreachable
 from cloudddp.agent.protocol.verdict import Verdict
@@ -49,20 +49,20 @@ class GangState:
     # -- all the time
     lost: Mapping[int, Seen] = field(default_factory=dict)  # nodes whose agent has ended or is silent
     errors: Mapping[int, str] = field(default_factory=dict)  # of agents that are about to end because of them
-    turned_at: float = 0.0
+    ticked_at: float = 0.0
     thawed_at: float = 0.0  # when this node last went on after it was frozen: the others count as heard then
     is_cancelled: bool = False
     verdict: Optional[Verdict] = None
     # -- of this attempt
     attempt: int = 0
-    is_launched: bool = False
+    ranks_started: bool = False
     is_ending: bool = False  # the ranks of this node are being ended, or have ended
     is_stopping: bool = False  # those of all nodes are being ended
     over_by: float = NEVER  # when that is over on all nodes at the latest
     finished: frozenset[int] = frozenset()  # nodes whose ranks have all exited with 0
     finished_at: float = NEVER  # when those of all nodes had
     reports: Mapping[int, Arrived] = field(default_factory=dict)
-    early: tuple[Heard, ...] = ()  # messages about an attempt that has not begun here
+    early: tuple[MessageReceived, ...] = ()  # messages about an attempt that has not begun here
 
     @property
     def others(self) -> frozenset[int]:

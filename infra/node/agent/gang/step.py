@@ -27,9 +27,8 @@ FIRST_DECIDES = 5.0  # seconds for the first node to say why the ranks do not st
 FAILURE_GRACE = 2.0
 EXIT_BARRIER = 10.0  # seconds that torchrun may wait for the others after every rank of the job has finished
 LEFTOVERS_GRACE = 1.0  # seconds for processes that ranks have left behind
-MAX_EARLY = (
-    32  # messages of one node about the next attempt: it sends a heartbeat, and how its ranks have ended
-)
+# Messages of one node about the next attempt: it sends a heartbeat, and how its ranks have ended.
+MAX_EARLY = 32
 STUCK = "it did not take part in the end of the job"
 
 
@@ -37,14 +36,14 @@ def step(
     state: GangState, event: events.Event, moment: events.Moment
 ) -> tuple[GangState, tuple[events.Action, ...]]:
     """Return the state after an event, and what this node does because of it, in order."""
-    turn = _Turn(state, moment)
+    current = _Step(state, moment)
     if state.verdict is None:
-        turn.take(event)
-        turn.decide()
-    return turn.state, tuple(turn.actions)
+        current.take(event)
+        current.decide()
+    return current.state, tuple(current.actions)
 
 
-class _Turn:
+class _Step:
     """One step: the state so far, and the actions so far."""
 
     def __init__(self, state: GangState, moment: events.Moment) -> None:
@@ -54,16 +53,16 @@ class _Turn:
 
     def take(self, event: events.Event) -> None:
         handlers: dict[type[Any], Callable[[Any], None]] = {
-            events.Heard: self._heard,
-            events.Closed: self._closed,
-            events.Turned: self._turned,
+            events.MessageReceived: self._message_received,
+            events.ConnectionClosed: self._connection_closed,
+            events.Tick: self._tick,
             events.FactsFound: self._facts_found,
             events.StopMarked: self._stop_marked,
-            events.AskedToEnd: self._asked_to_end,
+            events.EndRequested: self._end_requested,
             events.Copied: self._copied,
             events.CopyFailed: self._copy_failed,
-            events.Looked: self._looked,
-            events.Noticed: self._noticed,
+            events.RanksChecked: self._ranks_checked,
+            events.NoticeReceived: self._notice_received,
             events.Stalled: self._stalled,
             events.RanksEnded: self._ranks_ended,
         }
@@ -87,7 +86,7 @@ class _Turn:
 
     # -- messages of other nodes -----------------------------------------------------------------------------
 
-    def _heard(self, event: events.Heard) -> None:
+    def _message_received(self, event: events.MessageReceived) -> None:
         node, message, state = event.node, event.message, self.state
         kind = message.kind
         if kind is Kind.CRASHED:
@@ -109,9 +108,9 @@ class _Turn:
         else:
             if kind is Kind.HEARTBEAT and message.finished:
                 self._set(finished=state.finished | {node})
-            self._do(events.Pass(node, message))
+            self._do(events.Forward(node, message))
 
-    def _keep_early(self, event: events.Heard) -> None:
+    def _keep_early(self, event: events.MessageReceived) -> None:
         """Keep a message about the next attempt. A node that works sends few of them before it begins
         here."""
         early = self.state.early
@@ -119,7 +118,7 @@ class _Turn:
         if event.message.attempt == self.state.attempt + 1 and known < MAX_EARLY:
             self._set(early=(*early, event))
 
-    def _is_valid(self, event: events.Heard) -> bool:
+    def _is_valid(self, event: events.MessageReceived) -> bool:
         """Whether a message is about what runs here."""
         kind, attempt = event.message.kind, event.message.attempt
         if kind is Kind.READY:
@@ -184,7 +183,7 @@ class _Turn:
             self._decide_start()
         else:
             self._set(is_joined=True, thawed_at=self._now)
-            self._do(events.Launch())
+            self._do(events.BeginAttempt())
 
     def _give_up(self, given: Optional[Verdict], asked: str = "") -> None:
         """End before any rank was started, with the verdict of a node that has given up before, or else an
@@ -214,13 +213,13 @@ class _Turn:
 
     def _copied(self, _: events.Copied) -> None:
         if not self.state.is_ending:
-            self._set(is_launched=True)
+            self._set(ranks_started=True)
             self._do(events.StartRanks())
 
     def _copy_failed(self, event: events.CopyFailed) -> None:
         self._fail(Failure(self.state.node, Cause.SNAPSHOT, detail=event.detail))
 
-    def _looked(self, event: events.Looked) -> None:
+    def _ranks_checked(self, event: events.RanksChecked) -> None:
         state = self.state
         if state.is_ending:
             return
@@ -240,7 +239,7 @@ class _Turn:
             self._set(finished_at=self._now)
         return self._now - self.state.finished_at > EXIT_BARRIER
 
-    def _noticed(self, event: events.Noticed) -> None:
+    def _notice_received(self, event: events.NoticeReceived) -> None:
         """Tell the ranks of all nodes to save: this node is about to end."""
         self._fail(event.failure, grace=event.grace)
 
@@ -251,30 +250,30 @@ class _Turn:
             self._do(events.LeaveStall(observed.failure.detail))
         else:
             self._set(reports=_without(state.reports, state.node))  # it lacks this failure
-            self._do(events.FailRanks(observed))
+            self._do(events.RecordFailure(observed))
             self._stop(cancelled=False)
 
     def _fail(self, failure: Failure, *, grace: Optional[float] = None) -> None:
         """End the ranks of all nodes because of what this one has noticed, unless they are being ended."""
         if not self.state.is_ending:
-            self._do(events.FailRanks(Observed(failure, 0.0)))
+            self._do(events.RecordFailure(Observed(failure, 0.0)))
             self._stop(cancelled=False, grace=grace)
 
     # -- lost nodes ------------------------------------------------------------------------------------------
 
-    def _closed(self, event: events.Closed) -> None:
+    def _connection_closed(self, event: events.ConnectionClosed) -> None:
         failure = Failure(event.node, Cause.AGENT, detail=self.state.errors.get(event.node, ""))
         matters = self._lose(event.node, Seen(self._now, Observed(failure, 0.0)))
         if matters and self.state.is_joined:
             self._stop(cancelled=False)
 
-    def _turned(self, event: events.Turned) -> None:
+    def _tick(self, event: events.Tick) -> None:
         state = self.state
-        if self._now - state.turned_at > state.policy.silence / 2:
+        if self._now - state.ticked_at > state.policy.silence / 2:
             # This node was frozen. It waits for the others once more: they may have sent it their verdict,
             # which the network delivers after a while.
             self._set(thawed_at=self._now)
-        self._set(turned_at=self._now)
+        self._set(ticked_at=self._now)
         if not state.is_joined:
             self._set(is_connected=event.is_connected, missing=event.missing)
             return
@@ -321,7 +320,7 @@ class _Turn:
             self._set(is_cancelled=self.state.is_cancelled or event.cancelled)
             self._give_up(None)
 
-    def _asked_to_end(self, event: events.AskedToEnd) -> None:
+    def _end_requested(self, event: events.EndRequested) -> None:
         if self.state.is_joined:
             self._fail(Failure(self.state.node, Cause.AGENT, detail=event.detail))
         else:
@@ -373,7 +372,7 @@ class _Turn:
         number, early = self.state.attempt + 1, self.state.early
         self._set(
             attempt=number,
-            is_launched=False,
+            ranks_started=False,
             is_ending=False,
             is_stopping=False,
             over_by=NEVER,
@@ -382,9 +381,9 @@ class _Turn:
             reports={},
             early=(),
         )
-        self._do(events.Restart(number, decision.restart_note(number, verdict)), events.Launch())
+        self._do(events.Restart(number, decision.restart_note(number, verdict)), events.BeginAttempt())
         for event in early:
-            self._heard(event)
+            self._message_received(event)
 
 
 def _newest_step(reports: Mapping[int, Arrived]) -> Optional[int]:

@@ -1,7 +1,9 @@
 """A job on one node: the loop around step.step. It waits for messages, looks at the ranks and at what watches
 them, and does what follows from that.
 
-One thread runs it; a second one ends processes, which may take as long as the ranks need to save.
+One thread runs the loop and decides. Others do what takes long, and keep what they find for it: the facts of
+this node, notices of EC2, copies of files, stacks, and the end of processes, which may take as long as the
+ranks need to save.
 """
 
 from __future__ import annotations
@@ -14,17 +16,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Callable, Optional
 
-from agent.gang import events, state, step
+from agent.gang import events, step
 from agent.gang.decision import Budget
-from agent.gang.facts import Collection
+from agent.gang.facts import FactCollector
 from agent.gang.mesh import Mesh
+from agent.gang.state import GangState, Policy, initial
 from agent.gang.watches import Watches
 from agent.jobs import job_record, phases, poweroff
 from agent.node import commands, kernel, processes
 from agent.node.shared_memory import SupervisorHeartbeat, last_line
 from agent.ranks import attempt, causes, launchers
 from agent.ranks.attempt import Attempt, Look
-from agent.watch.notices import Watch as Notices
+from agent.watch.notices import NoticeWatch
 from cloudddp.agent.protocol.gang import Facts, Kind, Message
 from cloudddp.agent.protocol.start import OnStall, StartRequest
 
@@ -48,8 +51,8 @@ def run(request: StartRequest, heartbeat: SupervisorHeartbeat) -> int:
     return 0
 
 
-def _initial(request: StartRequest) -> state.GangState:
-    policy = state.Policy(
+def _initial_state(request: StartRequest) -> GangState:
+    policy = Policy(
         silence=request.gang.silence,
         stop_grace=request.stop_grace,
         join_by=time.monotonic() + request.gang.join,
@@ -60,7 +63,7 @@ def _initial(request: StartRequest) -> state.GangState:
     budget = Budget(request.retries, stalls=request.on_stall is OnStall.RESTART)
     nodes = frozenset(peer.node for peer in request.gang.peers)
     known = None if request.gang.preflight else Facts()
-    return state.initial(request.node, nodes, policy, budget, facts=known)
+    return initial(request.node, nodes, policy, budget, facts=known)
 
 
 class _Supervisor:
@@ -71,9 +74,9 @@ class _Supervisor:
         self._mesh = connections
         self._heartbeat = heartbeat
         self._record = job_record.JobRecord(request)
-        self._state = _initial(request)
-        self._facts: Optional[Collection] = None
-        self._notices = Notices(request.deadline, request.save)
+        self._state = _initial_state(request)
+        self._facts: Optional[FactCollector] = None
+        self._notices = NoticeWatch(request.deadline, request.save)
         self._heartbeat_at = 0.0
         self._cancelled_at: Optional[float] = None
         self._guard = os.getppid()
@@ -106,7 +109,7 @@ class _Supervisor:
         signal.set_wakeup_fd(self._mesh.wake.fileno(), warn_on_full_buffer=False)
         self._record.starting()
         if self._request.gang.preflight:
-            self._facts = Collection(self._request, on_found=lambda: self._mesh.wake.send(b"\0"))
+            self._facts = FactCollector(self._request, on_found=lambda: self._mesh.wake.send(b"\0"))
         while self._state.verdict is None:
             self._heartbeat.beat(self._request.gang.silence)
             if time.monotonic() > self._heartbeat_at:
@@ -128,7 +131,7 @@ class _Supervisor:
     def _turn(self) -> Iterator[events.Event]:
         """Yield what has happened, one by one: what is done about each may change what is looked at next."""
         yield from self._mesh.poll(PAUSE)
-        yield events.Turned(self._mesh.heard, self._mesh.complete, self._mesh.missing)
+        yield events.Tick(self._mesh.heard, self._mesh.complete, self._mesh.missing)
         if not self._state.is_joined:
             yield from self._while_joining()
         elif not self._state.is_ending:
@@ -140,16 +143,16 @@ class _Supervisor:
         if self._facts is not None and self._facts.found is not None:
             found, self._facts = self._facts.found, None
             yield events.FactsFound(found)
-        yield from self._asked()
+        yield from self._end_requests()
 
-    def _asked(self) -> Iterator[events.Event]:
+    def _end_requests(self) -> Iterator[events.Event]:
         """Yield what this node was asked for: by `kill`, and by a signal."""
         if self._record.is_stopping:
             yield events.StopMarked(self._record.is_cancelled)
         if self._signal:
-            yield events.AskedToEnd(self._why_asked())
+            yield events.EndRequested(self._why_requested())
 
-    def _why_asked(self) -> str:
+    def _why_requested(self) -> str:
         if os.getppid() != self._guard:
             return "its parent was killed"
         return f"ended by {signal.Signals(self._signal).name}: the machine may be shutting down"
@@ -157,14 +160,15 @@ class _Supervisor:
     def _while_ranks_run(self) -> Iterator[events.Event]:
         """Look for what ends the job on this node: a cancel, a failure, a notice, or that all launchers have
         ended."""
-        look = self._attempt.look() if self._state.is_launched else Look.RUNNING
-        yield from self._asked()
-        yield events.Looked(look is Look.FAILED, look is Look.ENDED, self._attempt.succeeded)
+        look = self._attempt.look() if self._state.ranks_started else Look.RUNNING
+        yield from self._end_requests()
+        yield events.RanksChecked(look is Look.FAILED, look is Look.ENDED, self._attempt.succeeded)
         if look is Look.RUNNING and not self._state.is_ending and (notice := self._notices.due()) is not None:
-            yield events.Noticed(notice.failure(self._request.node), notice.grace(self._request.stop_grace))
+            failure, grace = notice.failure(self._request.node), notice.grace(self._request.stop_grace)
+            yield events.NoticeReceived(failure, grace)
         if self._state.is_ending:
             return
-        if not self._state.is_launched:
+        if not self._state.ranks_started:
             yield from self._while_copying()
         else:
             yield from self._watch_stall()
@@ -206,11 +210,11 @@ class _Supervisor:
         handlers: dict[type[Any], Callable[[Any], object]] = {
             events.Send: lambda one: self._mesh.send(one.message),
             events.SendHeartbeat: lambda _: self._send_heartbeat(),
-            events.Pass: lambda one: self._watches.take(one.node, one.message),
-            events.Launch: lambda _: self._launch(),
+            events.Forward: lambda one: self._watches.take(one.node, one.message),
+            events.BeginAttempt: lambda _: self._begin_attempt(),
             events.StartRanks: lambda _: self._start_ranks(),
             events.Restart: self._restart,
-            events.FailRanks: lambda one: self._attempt.fail(one.observed.failure, one.observed.last_lines),
+            events.RecordFailure: self._record_failure,
             events.EndRanks: self._end_ranks,
             events.AnnounceStop: self._announce_stop,
             events.WaitForRanks: lambda _: self._wait_for_ranks(),
@@ -231,7 +235,7 @@ class _Supervisor:
             Message(Kind.HEARTBEAT, finished=finished, idle=self._watches.idle(), paces=self._watches.paces())
         )
 
-    def _launch(self) -> None:
+    def _begin_attempt(self) -> None:
         self._record.running(self._attempt.number)
         self._watches.start_copying()
 
@@ -249,10 +253,13 @@ class _Supervisor:
         job_record.note(self._record.folder, action.note, launcher=True)
         self._begin(action.number)
 
+    def _record_failure(self, action: events.RecordFailure) -> None:
+        self._attempt.fail(action.observed.failure, action.observed.last_lines)
+
     def _end_ranks(self, action: events.EndRanks) -> None:
         if action.cancelled and self._cancelled_at is None:
             self._cancelled_at = self._record.time_of_cancel()
-        if not self._state.is_launched:
+        if not self._state.ranks_started:
             self._watches.stop_copying()
         self._attempt.end(action.grace, saving=action.saving)
 

@@ -9,8 +9,9 @@ from typing import Callable, Optional
 
 from agent.jobs import job_record
 from agent.share.spread import Spread
-from agent.watch import isolation, stragglers
+from agent.watch.isolation import IsolationWatch
 from agent.watch.stall import Stall
+from agent.watch.stragglers import StragglerWatch
 from cloudddp.agent.protocol.gang import Kind, Message, Observed
 from cloudddp.agent.protocol.pace import Pace, Straggler
 from cloudddp.agent.protocol.stall import LeftStall
@@ -24,14 +25,14 @@ class Watches:
         self._request = request
         self._folder = folder
         self._spread = _spread(request, attempt)
-        self._stragglers = stragglers.Watch(request.node, folder, request.straggler_seconds)
+        self._stragglers = StragglerWatch(request.node, folder, request.straggler_seconds)
         self.begin()
 
     def begin(self) -> None:
         """The ranks start now: until then they could not do anything."""
         request = self._request
         self._stall = Stall(request.node, self._folder, request.stall_minutes)
-        self._isolation = isolation.Watch(request.node, request.gang.peers, request.alone_seconds)
+        self._isolation = IsolationWatch(request.node, request.gang.peers, request.alone_seconds)
 
     def take(self, node: int, message: Message) -> None:
         """Take a message of another node."""

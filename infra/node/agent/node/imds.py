@@ -9,9 +9,8 @@ from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 
 ADDRESS = "169.254.169.254"
-VARIABLE = (
-    "CLOUDDDP_METADATA"  # another address of the metadata service; empty: there is none. For simulated nodes
-)
+# Another address of the metadata service, for simulated nodes; empty: there is none.
+VARIABLE = "CLOUDDDP_METADATA"
 TIMEOUT = 2.0  # seconds for an answer
 TOKEN_SECONDS = 21600  # for which a token is valid: the longest time that the service allows
 MAX_ANSWER = 1 << 16  # bytes

@@ -22,12 +22,10 @@ from cloudddp.agent.protocol.jobs import RankRecord
 from cloudddp.agent.protocol.start import StartRequest
 from cloudddp.agent.protocol.verdict import Cause, Failure
 
-WRAPPER_SECONDS = (
-    0.2  # for the record of a rank's end to be seen, which its wrapper wrote before it ended itself
-)
-BUSY_SECONDS = (
-    30.0  # for a wrapper that runs: after the end of the rank's main thread, others may still free its memory
-)
+# Seconds for the record of a rank's end to be seen, which its wrapper wrote before it ended itself.
+WRAPPER_SECONDS = 0.2
+# Seconds for a wrapper that runs: after the end of the rank's main thread, others may still free its memory.
+BUSY_SECONDS = 30.0
 TICK = 20_000_000  # nanoseconds: file systems count time in steps of up to 10 ms
 
 

@@ -71,10 +71,8 @@ def flight_recorder(folder: Path, torch: str, given: Mapping[str, str]) -> dict[
         (("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"), str(folder / DUMPS / "rank_")),
         # ProcessGroupNCCL of a new torch reads the old name only, for which it takes "1" where it is not set.
         (("TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT"), "1"),
-        (
-            ("TORCH_NCCL_DEBUG_INFO_PIPE_FILE",),
-            str(folder / PIPES / "rank_"),
-        ),  # through it a dump is asked for
+        # Through it a dump is asked for.
+        (("TORCH_NCCL_DEBUG_INFO_PIPE_FILE",), str(folder / PIPES / "rank_")),
     ]
     version = re.match(r"(\d+)\.(\d+)", torch)
     is_new = version is not None and (int(version[1]), int(version[2])) >= NEW_NAMES

@@ -15,9 +15,8 @@ from typing import BinaryIO, Union
 from agent.node import kernel
 from cloudddp.agent.protocol import NOT_STARTED, STATUS_VARIABLE, STEP_VARIABLE, SUPERVISOR_VARIABLE
 
-ERROR_FILE = (
-    "TORCHELASTIC_ERROR_FILE"  # in which torch.distributed.elastic records an exception; torchrun sets it
-)
+# In which torch.distributed.elastic records an exception; torchrun sets it.
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 
 def main(job: str, *argv: str) -> int:

@@ -28,9 +28,8 @@ from cloudddp.agent.protocol.verdict import Cause, Failure
 HANDLED = (*kernel.ASK_TO_END, signal.SIGALRM)  # which no other thread than the main one may get
 INTERVAL = 1.0  # seconds between two looks
 PAUSE = 0.05  # seconds between two looks at what a rank has left behind
-SETTLE_PAUSE = (
-    0.02  # seconds between two looks whether the launcher has ended a rank that has lost another one
-)
+# Seconds between two looks whether the launcher has ended a rank that has lost another one.
+SETTLE_PAUSE = 0.02
 LONGEST_GRACE = 910.0  # seconds: longer than any setting of stop_grace or save_minutes
 
 

@@ -18,20 +18,10 @@ from cloudddp.agent.protocol import ExitCode
 from cloudddp.agent.protocol.codec import MAX_REQUEST, ProtocolError, decode, encode, encode_utf8
 from cloudddp.agent.protocol.serve import HEAD, STDERR_END, stdout_end
 
-STEPS = (
-    "probe",
-    "receive",
-    "setup",
-    "start",
-    "follow",
-    "kill",
-    "jobs",
-    "new_files",
-    "pulled",
-    "pack",
-    "stacks",
-    "conclude",
-    "poweroff",
+STEPS = tuple(
+    """
+        probe receive setup start follow kill jobs new_files pulled pack stacks conclude poweroff
+    """.split()
 )
 
 

@@ -22,7 +22,7 @@ _ESTABLISHED = "01"
 _MAPPED = "0000000000000000FFFF0000"  # prefix of an IPv4-mapped address in /proc/net/tcp6
 
 
-class Watch:
+class IsolationWatch:
     """Looks after the ranks of a node for `seconds`, in which they have to connect to another node; with 0
     not at all."""
 

@@ -54,7 +54,7 @@ class Notice:
         return max(left - MARGIN, min(stop_grace, left - 1.0), 0.0)
 
 
-class Watch:
+class NoticeWatch:
     """Looks for notices in a thread."""
 
     def __init__(self, deadline: Optional[Deadline], save: float) -> None:

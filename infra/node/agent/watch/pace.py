@@ -69,9 +69,8 @@ class _Rank:
         seconds = report.work_seconds
         if seconds is None and steps is not None and steps > 0:
             interval = written - self._written
-            if (
-                abs(interval - (now - self._noticed)) <= 2 * pause + SLACK
-            ):  # else the clock was set, or the time
+            # Otherwise the clock was set, or the time.
+            if abs(interval - (now - self._noticed)) <= 2 * pause + SLACK:
                 seconds = interval / steps
         if steps is not None and steps < 0:  # it has begun again
             self._samples.clear()

@@ -83,7 +83,7 @@ class Detector:
         return tuple(sorted(order[:MAX_STRAGGLERS], key=lambda one: one.rank))
 
 
-class Watch:
+class StragglerWatch:
     """The watch over one attempt of a job, on one node."""
 
     def __init__(self, node: int, folder: Path, window: float) -> None:
