@@ -128,6 +128,12 @@ class CommandLine:
         self.started.append(process)
         return process
 
+    def remove(self, ec2: Any, *options: str, **env: str) -> int:
+        """Remove the cluster and return the exit code. Without one, `down` would search every region."""
+        if remaining(ec2, self.cluster).nothing:
+            return 0
+        return self(*options, "down", "-y", **env).returncode
+
     def write(self, name: str, text: str) -> Path:
         path = self.cwd / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -181,14 +187,23 @@ def remaining(ec2: Any, cluster: str) -> Remains:
     )
 
 
-def wait_for(what: Callable[[], Any], why: str) -> Any:
-    """Poll until `what()` is true; fail with the message `why` after a time limit."""
-    deadline = time.monotonic() + TIMEOUT
-    while time.monotonic() < deadline:
-        if value := what():
+def until(condition: Callable[[], Any], seconds: float = TIMEOUT, *, why: str = "it is true") -> Any:
+    """Poll until `condition()` is true and return it; fail with the message `why` after a time limit.
+
+    The pauses are a multiple of the time that a look takes: many looks start processes.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        began = time.monotonic()
+        if value := condition():
             return value
-        time.sleep(0.05)
-    raise AssertionError(f"never happened: {why}")
+        now = time.monotonic()
+        assert now < deadline, f"did not happen within {seconds:g} s: {why}"
+        time.sleep(min(1.0, max(0.05, 4 * (now - began))))
+
+
+def wait_for(what: Callable[[], Any], why: str) -> Any:
+    return until(what, why=why)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.harness import CommandLine, interrupt, remaining, wait_for
+from support.jobs import written
 
 SAVE = """
 import os, pathlib, signal, sys, time
@@ -35,7 +36,10 @@ def cli(lab_cli: CommandLine) -> CommandLine:
 
 
 def up(cli: CommandLine, *options: str) -> None:
-    cli.ok("up", "-n", "2", "-t", "g5.12xlarge", *options)
+    if options:
+        cli.ok("up", "-n", "2", "-t", "g5.12xlarge", *options)
+    else:
+        cli.nodes(2)
 
 
 def began(process: Any, ranks: int = 2) -> None:
@@ -254,10 +258,10 @@ def test_snapshot_outlives_the_only_node_that_has_written_it(cli: CommandLine, e
     cli.write("save.py", RANK_0_SAVES)
     up(cli, "--spot")
     job = cli.ok("launch", "-d", "save.py").strip()
-    wait_for(lambda: cli("logs", job).stdout.count("with nothing") == 2, "the ranks have begun")
+    written(cli, "with nothing", job=job)
     ending = json.loads(cli.ok("status", "--json"))[0]["nodes"][0]["instance_id"]
     cli.ok("sim", "interrupt", "0", "--seconds", "40")
     wait_for(lambda: ending not in remaining(ec2, cli.cluster).instances, "AWS has ended the node")
     again = cli.ok("resume", "-d").strip()
-    wait_for(lambda: cli("logs", again).stdout.count("began") == 2, "the ranks have begun again")
+    written(cli, "began", job=again)
     assert cli.ok("logs", again).count("with step 7") == 2

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.harness import CommandLine, interrupt, no_capacity, remaining, wait_for
+from support.jobs import written
 
 SCALE = 0.1
 MINUTE = 60 * SCALE  # seconds
@@ -52,7 +53,7 @@ def ended(cli: CommandLine, ec2: Any) -> None:
 
 def lose_a_node(cli: CommandLine) -> None:
     job = newest(cli)["id"]
-    wait_for(lambda: cli("logs", job).stdout.count("began") == 2, "both ranks run")
+    written(cli, "began", job=job)
     cli.ok("sim", "fault", "kill", "1")
     wait_for(lambda: newest(cli)["state"] == "failed", "the job has ended")
 
@@ -206,7 +207,7 @@ def test_node_whose_disk_stays_full_ends(cli: CommandLine, ec2: Any) -> None:
     cli.write("hog.py", HOG)
     cli.write("fails.py", "import time\nprint('began', flush=True)\ntime.sleep(6)\nraise SystemExit(5)\n")
     job = cli.ok("launch", "-d", "--down", "--keep", "3", "fails.py").strip()
-    wait_for(lambda: cli("logs").stdout.count("began") == 2, "both ranks run")
+    written(cli, "began")
     cli.ok(
         "exec", "--node", "0", "--", "cd ~/project && (setsid python3 hog.py < /dev/null > /dev/null 2>&1 &)"
     )

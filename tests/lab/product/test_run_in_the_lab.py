@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.harness import CommandLine, interrupt, no_capacity, remaining, wait_for
+from support.jobs import written
 
 TOML = '[job]\nrendezvous = "direct"\nnproc_per_node = 1\nheartbeat = 4\nscratch = ["enough"]\n'
 NODES = ("-n", "2", "-t", "g5.12xlarge")
@@ -36,7 +37,7 @@ def jobs(cli: CommandLine) -> list[dict[str, Any]]:
 
 def test_lost_node_is_replaced_and_the_results_are_those_of_the_last_job(cli: CommandLine, ec2: Any) -> None:
     process = cli.start("run", *NODES, "--retries", "2", "count.py")
-    wait_for(lambda: cli("logs").stdout.count("began") == 2, "both ranks run")
+    written(cli, "began")
     first = set(remaining(ec2, cli.cluster).instances)
     cli.ok("sim", "fault", "kill", "1")
     wait_for(lambda: len(jobs(cli)) == 2 and jobs(cli)[-1]["state"] == "running", "the job was resumed")
@@ -80,7 +81,7 @@ def test_nodes_of_a_job_that_succeeds_end_at_once(cli: CommandLine, ec2: Any) ->
 
 def lose_a_node(cli: CommandLine, process: subprocess.Popen[str]) -> str:
     """End a node of the first job; return the job that continues it, once it runs."""
-    wait_for(lambda: cli("logs").stdout.count("began") == 2, "both ranks run")
+    written(cli, "began")
     cli.ok("sim", "fault", "kill", "1")
 
     def resumed() -> bool:
@@ -104,7 +105,7 @@ def test_interrupt_of_the_job_that_was_resumed_keeps_its_results(cli: CommandLin
 
 def test_job_that_another_command_has_resumed_is_followed(cli: CommandLine, ec2: Any) -> None:
     process = cli.start("run", *NODES, "--retries", "1", "count.py")
-    wait_for(lambda: cli("logs").stdout.count("began") == 2, "both ranks run")
+    written(cli, "began")
     watch = cli.start("watch")
     # Only one of the two can resume it.
     lose_a_node(cli, process)
@@ -133,7 +134,7 @@ def test_node_that_answers_no_more_after_the_job_was_resumed_is_kept(cli: Comman
 
 def test_no_capacity_for_a_lost_node_suggests_another_run(cli: CommandLine, ec2: Any) -> None:
     process = cli.start("run", *NODES, "--retries", "1", "count.py", "--epochs", "3")
-    wait_for(lambda: cli("logs").stdout.count("began") == 2, "both ranks run")
+    written(cli, "began")
     with no_capacity(cli):
         cli.ok("sim", "fault", "kill", "1")
         _, err = process.communicate(timeout=120)
