@@ -11,7 +11,7 @@ from typing import Any
 
 import boto3
 import pytest
-from support.harness import CommandLine, remaining, wait_for
+from support.harness import CommandLine, instances_of, remaining, wait_for
 
 BOTH = '[cluster]\nregions = ["us-east-1", "us-west-2"]\n'
 
@@ -65,8 +65,8 @@ def test_down_releases_addresses_without_nodes_in_another_region(
 ) -> None:
     alone.env["CLOUDDDP_PRICE"] = "30"
     alone.ok("--region", "us-west-2", "up", "-n", "2", "-t", "p4d.24xlarge")
-    other_region.terminate_instances(InstanceIds=remaining(other_region, alone.cluster).instances)
-    wait_for(lambda: not remaining(other_region, alone.cluster).instances, "the nodes have ended")
+    other_region.terminate_instances(InstanceIds=instances_of(other_region, alone.cluster))
+    wait_for(lambda: not instances_of(other_region, alone.cluster), "the nodes have ended")
     assert remaining(other_region, alone.cluster).addresses
     done = alone("down", "-y", CLOUDDDP_HOME=str(tmp_path / "other"))
     assert done.returncode == 0, done.stderr
@@ -101,7 +101,7 @@ def test_cluster_of_a_colleague_does_not_end_the_search(elsewhere: CommandLine, 
         elsewhere.write("cloudddp.toml", '[cluster]\nregions = ["us-east-1", "eu-west-1"]\n')
         assert elsewhere("down", "-y").returncode == 0
         assert remaining(other_region, elsewhere.cluster).nothing
-        assert len(remaining(launched, elsewhere.cluster).instances) == 1
+        assert len(instances_of(launched, elsewhere.cluster)) == 1
     finally:
         launched.terminate_instances(InstanceIds=[made["Instances"][0]["InstanceId"]])
 
@@ -161,7 +161,7 @@ def test_explicit_region_without_the_cluster_names_the_right_one(
     assert "has no nodes any more" not in done.stderr
     assert f"cluster '{alone.cluster}' is in us-west-2, not in us-east-1" in done.stderr
     assert f"{words[0]} --region us-west-2" in done.stderr or "--region us-west-2" in done.stderr
-    assert len(remaining(other_region, alone.cluster).instances) == 1
+    assert len(instances_of(other_region, alone.cluster)) == 1
 
 
 def test_ls_lists_other_regions_and_names_the_region(elsewhere: CommandLine) -> None:
@@ -284,7 +284,7 @@ def test_down_with_a_broken_configuration_does_not_choose_a_region(
     done = alone("down", "-y", CLOUDDDP_HOME=str(tmp_path / "other"))
     assert done.returncode == 3, done.stderr
     assert len(remains().instances) == 1
-    assert len(remaining(other_region, alone.cluster).instances) == 1
+    assert len(instances_of(other_region, alone.cluster)) == 1
 
 
 # -- other running clusters ----------------------------------------------------------------------------------

@@ -164,17 +164,22 @@ class Remains:
         return not any(getattr(self, field.name) for field in fields(self))
 
 
-def remaining(ec2: Any, cluster: str) -> Remains:
-    """Return the resources of a cluster."""
+def instances_of(ec2: Any, cluster: str) -> list[str]:
+    """Return the ids of the cluster's instances that are not terminated."""
     where = [{"Name": "tag:cloudddp:cluster", "Values": [cluster]}]
-    instances = [
+    return [
         instance["InstanceId"]
         for reservation in ec2.describe_instances(Filters=where)["Reservations"]
         for instance in reservation["Instances"]
         if instance["State"]["Name"] != "terminated"
     ]
+
+
+def remaining(ec2: Any, cluster: str) -> Remains:
+    """Return the resources of a cluster."""
+    where = [{"Name": "tag:cloudddp:cluster", "Values": [cluster]}]
     return Remains(
-        instances,
+        instances_of(ec2, cluster),
         [group["GroupId"] for group in ec2.describe_security_groups(Filters=where)["SecurityGroups"]],
         [key["KeyName"] for key in ec2.describe_key_pairs(Filters=where)["KeyPairs"]],
         [volume["VolumeId"] for volume in ec2.describe_volumes(Filters=where)["Volumes"]],
@@ -199,7 +204,7 @@ def until(condition: Callable[[], Any], seconds: float = TIMEOUT, *, why: str = 
             return value
         now = time.monotonic()
         assert now < deadline, f"did not happen within {seconds:g} s: {why}"
-        time.sleep(min(1.0, max(0.05, 4 * (now - began))))
+        time.sleep(min(2.0, max(0.05, 6 * (now - began))))
 
 
 def wait_for(what: Callable[[], Any], why: str) -> Any:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from support.harness import CommandLine, interrupt, no_capacity, remaining, wait_for
+from support.harness import CommandLine, instances_of, interrupt, no_capacity, wait_for
 from support.jobs import written
 
 SCALE = 0.1
@@ -48,7 +48,7 @@ def newest(cli: CommandLine) -> dict[str, Any]:
 
 
 def ended(cli: CommandLine, ec2: Any) -> None:
-    wait_for(lambda: not remaining(ec2, cli.cluster).instances, "the nodes have terminated")
+    wait_for(lambda: not instances_of(ec2, cli.cluster), "the nodes have terminated")
 
 
 def lose_a_node(cli: CommandLine) -> None:
@@ -109,7 +109,7 @@ def test_running_job_keeps_its_nodes(cli: CommandLine, ec2: Any) -> None:
     cli.ok("launch", "-d", "--down", "--keep", "1", "count.py")
     wait_for(lambda: newest(cli)["state"] == "running", "the job runs")
     time.sleep(5 * MINUTE)
-    assert len(remaining(ec2, cli.cluster).instances) == 2
+    assert len(instances_of(ec2, cli.cluster)) == 2
     assert newest(cli)["state"] == "running"
     job = newest(cli)["id"]
     (cluster,) = json.loads(cli.ok("status", "--json"))

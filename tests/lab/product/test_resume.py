@@ -270,7 +270,7 @@ FLAGS = (
     "--batch-size",
     "16",
     "--epochs",
-    "6",
+    "4",
     "--save-every",
     "5",
     "--snapshot-per-node",
@@ -281,8 +281,8 @@ FLAGS = (
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("lost", [0, 1])
-def test_weights_equal_those_of_an_uninterrupted_run(cli: CommandLine, ec2: Any, lost: int) -> None:
+def test_weights_equal_those_of_an_uninterrupted_run(cli: CommandLine, ec2: Any) -> None:
+    """Node 0 is lost, with the snapshot of rank 0."""
     torch = pytest.importorskip("torch")
     shutil.copytree(ROOT / "train", cli.cwd / "train", ignore=shutil.ignore_patterns("__pycache__"))
     cli.write("script.py", TRAIN)
@@ -290,8 +290,8 @@ def test_weights_equal_those_of_an_uninterrupted_run(cli: CommandLine, ec2: Any,
     cli.ok("launch", "script.py", *FLAGS, "--out", "runs/whole")
     cli.ok("pull", "--to", "whole")
     cli.ok("launch", "-d", "script.py", *FLAGS, "--out", "runs/lost")
-    wait_for(lambda: step(cli) >= 60, "the training is in its middle")
-    kill(cli, lost)
+    wait_for(lambda: step(cli) >= 20, "the training is in its middle")
+    kill(cli, 0)
     done = cli("resume")
     assert done.returncode == 0, done.stderr
     assert "resum" in done.stdout, "the training did not continue from a snapshot"
