@@ -220,29 +220,29 @@ def test_broken_configuration_does_not_block_down(alone: CommandLine, remains: A
     assert remains().nothing
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        'nodes = \nname = "mine"',
-        '[cluster]\nnodes = \nname = "mine"',
-        '[cluster]\nnmae = "mine"',
-        '[cluster]\nname = "No Name"',
-        '[clutser]\nname = "mine"',
-        'name = "mine"',
-        '[job]\nname = "mine"',
-        '[cluster]\nNAME = "mine"',
-        '[cluster.main]\nname = "mine"',
-        '[tool.cloudddp.cluster]\nname = "mine"',
-    ],
-)
-def test_down_does_not_guess_a_name(alone: CommandLine, remains: Any, faults: Any, text: str) -> None:
+UNCERTAIN = [
+    'nodes = \nname = "mine"',
+    '[cluster]\nnodes = \nname = "mine"',
+    '[cluster]\nnmae = "mine"',
+    '[cluster]\nname = "No Name"',
+    '[clutser]\nname = "mine"',
+    'name = "mine"',
+    '[job]\nname = "mine"',
+    '[cluster]\nNAME = "mine"',
+    '[cluster.main]\nname = "mine"',
+    '[tool.cloudddp.cluster]\nname = "mine"',
+]
+
+
+def test_down_does_not_guess_a_name(alone: CommandLine, remains: Any, faults: Any) -> None:
     """The cluster that is called as the default would be is not the one that the file means."""
     alone.env.pop("CLOUDDDP_CLUSTER")
-    alone.write("cloudddp.toml", text)
-    for words in (("down", "-y"), ("status",), ("pull",)):
-        done = alone(*words)
-        assert done.returncode == 2, done.stderr
-        assert f"{words[0]} -c NAME" in done.stderr
+    for text in UNCERTAIN:
+        alone.write("cloudddp.toml", text)
+        for words in (("down", "-y"), ("status",), ("pull",)):
+            done = alone(*words)
+            assert done.returncode == 2, (text, done.stderr)
+            assert f"{words[0]} -c NAME" in done.stderr
     assert faults.calls == []
     assert alone("ls").returncode == 0
     assert alone("-c", alone.cluster, "down", "-y").returncode == 0
