@@ -40,7 +40,7 @@ SLOW = {
     "lab/test_sim_control.py::test_server_outlives_its_starter_and_terminal": "a simulator of its own",
     "lab/test_sim_control.py::test_sigterm_to_another_thread_ends_the_server": "a simulator of its own",
     "lab/test_sim_control.py::test_ssh_port_option": "a simulator of its own",
-    "lab/test_sim_control.py::test_two_simulators_are_independent": "5 s; each test process has its simulator",
+    "lab/test_sim_control.py::test_two_simulators_are_independent": "5 s; test processes have their own",
     "lab/test_sim_efa.py::test_node_shows_an_efa_device_for_each_interface": "namespace nodes",
     "lab/test_sim_lifecycle.py::test_64_nodes_have_their_own_addresses_and_homes": "8 s",
     "lab/test_sim_node_session.py": "the simulator's nodes as processes; tests/cli uses them",
