@@ -148,8 +148,8 @@ def cli(
     line = CommandLine(project, cluster, env, pool)
     yield line
     line.end()
-    if not line.give_back() and not remaining(ec2, line.cluster).nothing:
-        line("down", "-y", AWS_ENDPOINT_URL=simulator.endpoint)
+    if not line.give_back():
+        line.remove(ec2, AWS_ENDPOINT_URL=simulator.endpoint)
 
 
 @pytest.fixture
@@ -255,5 +255,4 @@ def other_region(simulator: Any, cli: CommandLine) -> Iterator[Any]:
         aws_secret_access_key="x",
     )
     yield client
-    if not remaining(client, cli.cluster).nothing:
-        cli.ok("--region", "us-west-2", "down", "-y")
+    assert cli.remove(client, "--region", "us-west-2") == 0

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.gangs import kill
 from support.harness import TIMEOUT, wait_for
-from support.jobs import direct, newest, processes
+from support.jobs import direct, newest, processes, written
 
 WAIT = "import time\nprint('began', flush=True)\ntime.sleep(600)\n"
 
@@ -27,7 +27,7 @@ def test_verdict_stays_when_the_node_that_gave_it_is_gone(cli: Any, ec2: Any, ki
     cli.write("wait.py", WAIT)
     cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
     job = cli.ok("launch", "-d", "wait.py").strip()
-    wait_for(lambda: cli.ok("logs").count("began") == 2, "both ranks run")
+    written(cli, "began")
     kill(*agent(cli, job, killed))
     wait_for(lambda: processes(cli) == 0, "no process is left")
     before, logs = newest(cli), cli("logs", "-f")
@@ -65,7 +65,7 @@ def test_rank_that_was_killed_with_its_agent_is_not_the_cause(cli: Any) -> None:
     direct(cli)
     cli.write("wait.py", WAIT)
     job = cli.ok("launch", "-d", "wait.py").strip()
-    wait_for(lambda: "began" in cli.ok("logs"), "the rank runs")
+    written(cli, "began", 1)
     shown = cli.ok("exec", "--node", "0", f"cat ~/.cloudddp/jobs/{job}/ranks/0.json").split("] ", 1)[1]
     kill(*agent(cli, job, 0), json.loads(shown)["pid"])
     wait_for(lambda: processes(cli) == 0, "no process is left")

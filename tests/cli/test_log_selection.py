@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.harness import TIMEOUT, interrupt, wait_for
-from support.jobs import direct, lines_by_rank
+from support.jobs import direct, lines_by_rank, processes, written
 
 COUNT = "import os\nr = os.environ['RANK']\nfor k in range(100): print(f'rank {r} line {k}')\n"
 
@@ -87,7 +87,7 @@ def test_following_from_the_last_lines(cli: Any) -> None:
         "while not os.path.exists('gate'): time.sleep(0.05)\nprint('new', flush=True)\n",
     )
     cli.ok("launch", "-d", "gate.py")
-    wait_for(lambda: "old 49" in cli.ok("logs", "--tail", "1"), "the rank has written its lines")
+    written(cli, "old 49", 1)
     follower = cli.start("logs", "-f", "--tail", "2")
     assert [follower.stdout.readline() for _ in range(2)] == [
         f"[rank 0 | node 0] old {k}\n" for k in (48, 49)
@@ -132,7 +132,7 @@ def test_endless_line_takes_bounded_memory_and_is_cut(cli: Any, tmp_path: Path) 
         "import os\nfor _ in range(200): os.write(1, b'\\x00' * 10**6)\nos.write(1, b'\\nafter\\n')\n",
     )
     cli.ok("launch", "-d", "endless.py")
-    wait_for(lambda: json.loads(cli.ok("jobs", "--json"))[0]["state"] == "succeeded", "the job has ended")
+    wait_for(lambda: processes(cli) == 0, "the job has ended")
     process = cli.to_files(tmp_path, "logs")
     assert process.returncode == 0, (tmp_path / "err.txt").read_text()
     cut, after = (tmp_path / "out.txt").read_text().splitlines()
@@ -146,7 +146,7 @@ def test_middle_of_a_long_log_is_dropped_and_reported(cli: Any) -> None:
     cli.write("cloudddp.toml", "[job]\nlog_mb = 1\n")
     cli.write("long.py", "for k in range(400_000): print(f'line {k:08}')\n")
     cli.ok("launch", "-d", "long.py")
-    wait_for(lambda: json.loads(cli.ok("jobs", "--json"))[0]["state"] == "succeeded", "the job has ended")
+    wait_for(lambda: processes(cli) == 0, "the job has ended")
     lines = lines_by_rank(
         wait_for(lambda: (out := cli.ok("logs")).count("dropped here") and out, "it is cut")
     )[0]

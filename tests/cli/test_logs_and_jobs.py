@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from support.harness import TIMEOUT, interrupt, wait_for
-from support.jobs import SLEEPERS, direct, lines_by_rank, processes, still_running
+from support.jobs import SLEEPERS, direct, lines_by_rank, processes, still_running, written
 
 
 def test_no_line_is_lost_at_the_end(cli: Any) -> None:
@@ -90,7 +90,7 @@ def test_detached_job_is_followed_and_cancelled_from_other_processes(cli: Any) -
     cli.write("wait.py", SLEEPERS)
     job = cli.ok("launch", "-d", "wait.py").strip()
     assert re.fullmatch(r"\d{8}-\d{6}-[0-9a-z]{4}", job)
-    wait_for(lambda: len(lines_by_rank(cli.ok("logs"))) == 4, "all ranks have written a line")
+    written(cli, "began", 4)
     (shown,) = json.loads(cli.ok("jobs", "--json"))
     assert (shown["id"], shown["state"], shown["nodes"]) == (job, "running", [0, 1])
     busy = cli("launch", "wait.py")
@@ -210,12 +210,12 @@ def test_exec_runs_on_all_nodes_and_returns_the_highest_code(cli: Any) -> None:
 def test_exec_passes_bytes_that_are_not_utf8(cli: Any, tmp_path: Path) -> None:
     direct(cli, nodes=1)
     word = os.fsdecode(b"bad\xff")
-    for command, written in (
+    for command, shown in (
         (("echo", word), b"bad\xff"),
         ((f"echo {word}; printf '\\033[2J\\xfe'",), b"bad\xff\n[node 0] \\x1b[2J\xfe"),
     ):
         assert cli.to_files(tmp_path, "exec", "--", *command).returncode == 0
-        assert (tmp_path / "out.txt").read_bytes() == b"[node 0] " + written + b"\n"
+        assert (tmp_path / "out.txt").read_bytes() == b"[node 0] " + shown + b"\n"
     assert cli.to_files(tmp_path, "exec", "--", f"echo {word} >&2").returncode == 0
     assert (tmp_path / "err.txt").read_bytes() == b"[node 0] bad\\xff\n"
 
@@ -223,16 +223,16 @@ def test_exec_passes_bytes_that_are_not_utf8(cli: Any, tmp_path: Path) -> None:
 def test_unknown_job_lists_the_newest_ones(cli: Any) -> None:
     direct(cli)
     cli.write("ok.py", "")
-    jobs = [cli.ok("launch", "-d", "ok.py").strip() for _ in range(4) if wait_for(lambda: idle(cli), "idle")]
+    jobs = [
+        cli.ok("launch", "-d", "ok.py").strip()
+        for _ in range(4)
+        if wait_for(lambda: processes(cli) == 0, "idle")
+    ]
     done = cli("logs", "19990101")
     assert done.returncode == 1
     assert f"the newest jobs: {', '.join(jobs[1:])}; `cloudddp jobs` lists all" in " ".join(
         done.stderr.split()
     )
-
-
-def idle(cli: Any) -> bool:
-    return all(one["ended"] for one in json.loads(cli.ok("jobs", "--json")))
 
 
 def test_resume_of_a_running_job_is_refused_without_waiting(cli: Any) -> None:

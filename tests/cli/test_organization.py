@@ -244,7 +244,7 @@ def user_of(found: control.Simulator, project: Path) -> Iterator[CommandLine]:
     line = CommandLine(project, "organization", env)
     yield line
     line.end()
-    line.ok("down", "-y")
+    assert line.remove(client(found, "ec2")) == 0
 
 
 def nothing_left(limited: control.Simulator) -> bool:

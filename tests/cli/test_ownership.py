@@ -13,7 +13,7 @@ from support.harness import CommandLine
 
 
 @pytest.fixture
-def alice(simulator: Any, cli: CommandLine, tmp_path: Path) -> Iterator[CommandLine]:
+def alice(simulator: Any, ec2: Any, cli: CommandLine, tmp_path: Path) -> Iterator[CommandLine]:
     """Another IAM user of the account, on another computer, who uses the same cluster name."""
     iam = boto3.client(
         "iam",
@@ -32,7 +32,7 @@ def alice(simulator: Any, cli: CommandLine, tmp_path: Path) -> Iterator[CommandL
     }
     line = CommandLine(cli.cwd, cli.cluster, {**cli.env, **own}, cli.started)
     yield line
-    line("down", "-y", AWS_ENDPOINT_URL=simulator.endpoint)
+    line.remove(ec2, AWS_ENDPOINT_URL=simulator.endpoint)
 
 
 def owner(line: CommandLine) -> str:

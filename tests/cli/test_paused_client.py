@@ -8,8 +8,7 @@ import time
 from typing import Any
 
 import pytest
-from support.harness import wait_for
-from support.jobs import direct, lines_by_rank
+from support.jobs import direct, lines_by_rank, written
 
 SCALE = 0.05  # of the time limits: a connection counts as broken after 1.5 s
 ASLEEP = 60 * SCALE
@@ -27,7 +26,7 @@ def test_job_that_ended_meanwhile_is_read_to_its_end(cli: Any, nodes: int, code:
     direct(cli, nodes=nodes)
     cli.write("ticks.py", TICKS)
     process = cli.start("launch", "ticks.py", str(code), CLOUDDDP_TIME_SCALE=str(SCALE))
-    wait_for(lambda: "tick 3" in cli("logs").stdout, "it runs")
+    written(cli, "tick 3", 1)
     process.send_signal(signal.SIGSTOP)
     time.sleep(ASLEEP)
     process.send_signal(signal.SIGCONT)

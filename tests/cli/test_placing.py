@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.harness import remaining, wait_for
+from support.harness import instances_of, remaining, wait_for
 from support.processes import zygote
 
 G5_ZONES = ("us-east-1a", "us-east-1b", "us-east-1c", "us-east-1d", "us-east-1f")
@@ -193,7 +193,7 @@ def test_next_region_is_tried(cli: Any, conditions: Any, remains: Any, other_reg
         done.stderr
     )
     assert remains().nothing
-    assert len(remaining(other_region, cli.cluster).instances) == 1
+    assert len(instances_of(other_region, cli.cluster)) == 1
     (shown,) = json.loads(cli.ok("status", "--json"))
     assert shown["region"] == "us-west-2"
     done = cli("down", "-y")
@@ -207,7 +207,7 @@ def test_region_without_the_type_is_skipped(cli: Any, remains: Any, other_region
     cli.env.update(CLOUDDDP_PRICE="30")
     done = cli("up", "-n", "1", "-t", "p4d.24xlarge", "--regions", "eu-west-3,us-west-2")
     assert done.returncode == 0, done.stderr
-    assert len(remaining(other_region, cli.cluster).instances) == 1
+    assert len(instances_of(other_region, cli.cluster)) == 1
 
 
 def test_no_region_offers_the_type(cli: Any, faults: Any) -> None:
@@ -230,7 +230,7 @@ def test_quota_of_one_region_leads_to_the_next(
     conditions(reject={"RunInstances": {"code": "VcpuLimitExceeded", "calls": 1}})
     done = cli("up", "-n", "1", "--regions", "us-east-1,us-west-2", CLOUDDDP_PRICE="1")
     assert done.returncode == 0, done.stderr
-    assert len(remaining(other_region, cli.cluster).instances) == 1
+    assert len(instances_of(other_region, cli.cluster)) == 1
 
 
 def test_region_where_the_launch_is_denied_is_skipped(
@@ -240,7 +240,7 @@ def test_region_where_the_launch_is_denied_is_skipped(
     done = cli("up", "-n", "1", "--regions", "us-east-1,us-west-2", CLOUDDDP_PRICE="1")
     assert done.returncode == 0, done.stderr
     assert remains().nothing
-    assert len(remaining(other_region, cli.cluster).instances) == 1
+    assert len(instances_of(other_region, cli.cluster)) == 1
     assert faults.count("ImportKeyPair") == 1
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 from support.harness import CommandLine, clean_environment
+from support.simlab import client_of
 
 from cloudddp.sim import control
 
@@ -26,20 +26,15 @@ def own(simulator: Any, project: Path) -> Iterator[CommandLine]:
     yield line
     line.end()
     for region in (OTHER, "us-east-1"):
-        line("--sim", "--region", region, "-c", "regions", "down", "-y")
+        ec2 = client_of(simulator, "ec2", region_name=region)
+        line.remove(ec2, "--sim", "--region", region, "-c", "regions")
 
 
 def where(simulator: Any) -> dict[str, int]:
     """Count the running instances of the test's cluster by region, with plain boto3."""
     found = {}
     for region in (OTHER, "us-east-1"):
-        ec2 = boto3.client(
-            "ec2",
-            endpoint_url=simulator.endpoint,
-            region_name=region,
-            aws_access_key_id="x",
-            aws_secret_access_key="x",
-        )
+        ec2 = client_of(simulator, "ec2", region_name=region)
         answer = ec2.describe_instances(Filters=[{"Name": "tag:cloudddp:cluster", "Values": ["regions"]}])
         found[region] = sum(
             i["State"]["Name"] == "running" for r in answer["Reservations"] for i in r["Instances"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import boto3
 import pytest
-from support.harness import CommandLine, remaining, wait_for
+from support.harness import CommandLine, instances_of, remaining, wait_for
 
 BOTH = '[cluster]\nregions = ["us-east-1", "us-west-2"]\n'
 
@@ -65,8 +65,8 @@ def test_down_releases_addresses_without_nodes_in_another_region(
 ) -> None:
     alone.env["CLOUDDDP_PRICE"] = "30"
     alone.ok("--region", "us-west-2", "up", "-n", "2", "-t", "p4d.24xlarge")
-    other_region.terminate_instances(InstanceIds=remaining(other_region, alone.cluster).instances)
-    wait_for(lambda: not remaining(other_region, alone.cluster).instances, "the nodes have ended")
+    other_region.terminate_instances(InstanceIds=instances_of(other_region, alone.cluster))
+    wait_for(lambda: not instances_of(other_region, alone.cluster), "the nodes have ended")
     assert remaining(other_region, alone.cluster).addresses
     done = alone("down", "-y", CLOUDDDP_HOME=str(tmp_path / "other"))
     assert done.returncode == 0, done.stderr
@@ -101,7 +101,7 @@ def test_cluster_of_a_colleague_does_not_end_the_search(elsewhere: CommandLine, 
         elsewhere.write("cloudddp.toml", '[cluster]\nregions = ["us-east-1", "eu-west-1"]\n')
         assert elsewhere("down", "-y").returncode == 0
         assert remaining(other_region, elsewhere.cluster).nothing
-        assert len(remaining(launched, elsewhere.cluster).instances) == 1
+        assert len(instances_of(launched, elsewhere.cluster)) == 1
     finally:
         launched.terminate_instances(InstanceIds=[made["Instances"][0]["InstanceId"]])
 
@@ -161,7 +161,7 @@ def test_explicit_region_without_the_cluster_names_the_right_one(
     assert "has no nodes any more" not in done.stderr
     assert f"cluster '{alone.cluster}' is in us-west-2, not in us-east-1" in done.stderr
     assert f"{words[0]} --region us-west-2" in done.stderr or "--region us-west-2" in done.stderr
-    assert len(remaining(other_region, alone.cluster).instances) == 1
+    assert len(instances_of(other_region, alone.cluster)) == 1
 
 
 def test_ls_lists_other_regions_and_names_the_region(elsewhere: CommandLine) -> None:
@@ -220,29 +220,29 @@ def test_broken_configuration_does_not_block_down(alone: CommandLine, remains: A
     assert remains().nothing
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        'nodes = \nname = "mine"',
-        '[cluster]\nnodes = \nname = "mine"',
-        '[cluster]\nnmae = "mine"',
-        '[cluster]\nname = "No Name"',
-        '[clutser]\nname = "mine"',
-        'name = "mine"',
-        '[job]\nname = "mine"',
-        '[cluster]\nNAME = "mine"',
-        '[cluster.main]\nname = "mine"',
-        '[tool.cloudddp.cluster]\nname = "mine"',
-    ],
-)
-def test_down_does_not_guess_a_name(alone: CommandLine, remains: Any, faults: Any, text: str) -> None:
+UNCERTAIN = [
+    'nodes = \nname = "mine"',
+    '[cluster]\nnodes = \nname = "mine"',
+    '[cluster]\nnmae = "mine"',
+    '[cluster]\nname = "No Name"',
+    '[clutser]\nname = "mine"',
+    'name = "mine"',
+    '[job]\nname = "mine"',
+    '[cluster]\nNAME = "mine"',
+    '[cluster.main]\nname = "mine"',
+    '[tool.cloudddp.cluster]\nname = "mine"',
+]
+
+
+def test_down_does_not_guess_a_name(alone: CommandLine, remains: Any, faults: Any) -> None:
     """The cluster that is called as the default would be is not the one that the file means."""
     alone.env.pop("CLOUDDDP_CLUSTER")
-    alone.write("cloudddp.toml", text)
-    for words in (("down", "-y"), ("status",), ("pull",)):
-        done = alone(*words)
-        assert done.returncode == 2, done.stderr
-        assert f"{words[0]} -c NAME" in done.stderr
+    for text in UNCERTAIN:
+        alone.write("cloudddp.toml", text)
+        for words in (("down", "-y"), ("status",), ("pull",)):
+            done = alone(*words)
+            assert done.returncode == 2, (text, done.stderr)
+            assert f"{words[0]} -c NAME" in done.stderr
     assert faults.calls == []
     assert alone("ls").returncode == 0
     assert alone("-c", alone.cluster, "down", "-y").returncode == 0
@@ -284,7 +284,7 @@ def test_down_with_a_broken_configuration_does_not_choose_a_region(
     done = alone("down", "-y", CLOUDDDP_HOME=str(tmp_path / "other"))
     assert done.returncode == 3, done.stderr
     assert len(remains().instances) == 1
-    assert len(remaining(other_region, alone.cluster).instances) == 1
+    assert len(instances_of(other_region, alone.cluster)) == 1
 
 
 # -- other running clusters ----------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 
 import boto3
 import pytest
-from support.harness import TIMEOUT, remaining, wait_for
+from support.harness import TIMEOUT, instances_of, wait_for
 
 TYPE = "p4d.24xlarge"
 Conditions = Callable[..., dict[str, Any]]
@@ -26,9 +26,9 @@ def alone(cli: Any, tmp_path: Path) -> Any:
 def without_nodes(cli: Any, ec2: Any) -> None:
     """Create a cluster with Elastic IPs, and end its nodes, as their deadline does."""
     cli.ok("up", "-n", "2", "-t", TYPE)
-    found = remaining(ec2, cli.cluster).instances
+    found = instances_of(ec2, cli.cluster)
     ec2.terminate_instances(InstanceIds=found)
-    wait_for(lambda: not remaining(ec2, cli.cluster).instances, "the nodes have ended")
+    wait_for(lambda: not instances_of(ec2, cli.cluster), "the nodes have ended")
 
 
 def killed_at(cli: Any, faults: Any, action: str, *words: str) -> None:
@@ -111,7 +111,7 @@ def test_ls_names_the_regions_that_it_asked(alone: Any) -> None:
 def test_killed_up_in_another_region_is_listed(alone: Any, faults: Any, other_region: Any) -> None:
     alone.env["CLOUDDDP_PRICE"] = "1"
     killed_at(alone, faults, "RunInstances", "-n", "1", "--regions", "us-west-2,us-east-1")
-    assert len(remaining(other_region, alone.cluster).instances) == 1
+    assert len(instances_of(other_region, alone.cluster)) == 1
     assert alone.cluster in alone.ok("ls")
 
 

@@ -30,7 +30,7 @@ def reserve(ec2: Any, cli: Any) -> Iterator[Callable[..., str]]:
         return made[-1]
 
     yield create
-    cli("down", "-y")
+    cli.remove(ec2)
     for name in made:
         ec2.cancel_capacity_reservation(CapacityReservationId=name)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support.harness import TIMEOUT, interrupt, wait_for
-from support.jobs import direct, lines_by_rank, processes, still_running
+from support.jobs import direct, homes, lines_by_rank, processes, still_running
 
 
 def test_setup_commands_run_once_per_content(cli: Any) -> None:
@@ -61,7 +61,7 @@ def launch_in_setup(cli: Any) -> Any:
     cli.write("cloudddp.toml", WAITING)
     cli.write("ok.py", "print('ran')")
     process = cli.start("launch", "ok.py")
-    wait_for(lambda: cli.ok("exec", "ls ..").count("began") == 2, "the setup runs on both nodes")
+    wait_for(lambda: all((home / "began").exists() for home in homes(cli)), "the setup runs on both nodes")
     return process
 
 

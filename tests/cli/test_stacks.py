@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.harness import wait_for
-from support.jobs import direct
+from support.jobs import direct, written
 
 pytestmark = pytest.mark.skipif(not Path(sys.executable).with_name("py-spy").exists(), reason="needs py-spy")
 
@@ -30,7 +30,7 @@ def test_stacks_of_a_running_job(cli: Any) -> None:
     direct(cli, nodes=2)
     cli.write("hang.py", HANG)
     cli.ok("launch", "-d", "hang.py")
-    wait_for(lambda: cli.ok("logs").count("began") == 2, "both ranks run")
+    written(cli, "began")
     shown = cli.ok("stacks")
     assert shown.splitlines()[0] == SENTENCE
     assert "rank 1 on node 1:" in shown

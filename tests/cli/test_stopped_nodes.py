@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support.harness import listed_nodes, wait_for
-from support.jobs import direct
+from support.jobs import direct, written
 
 WRITE = (
     "import os\nos.makedirs('runs', exist_ok=True)\nopen('runs/' + os.environ['RANK'], "
@@ -97,7 +97,7 @@ def test_job_ends_when_a_node_is_stopped(cli: Any, ec2: Any) -> None:
     cli.shared = None
     cli.write("wait.py", "import time\nprint('began', flush=True)\ntime.sleep(600)\n")
     followed = cli.start("launch", "wait.py")
-    wait_for(lambda: cli("logs").stdout.count("began") == 2, "both ranks have begun")
+    written(cli, "began")
     node = listed_nodes(cli)[1]["instance_id"]
     ec2.stop_instances(InstanceIds=[node])
     _, err = followed.communicate(timeout=120)
@@ -132,7 +132,7 @@ def test_stopped_node_is_replaced(cli: Any, ec2: Any) -> None:
         "import os, time\nprint('began', flush=True)\ntime.sleep(0 if os.path.exists('go') else 600)\n",
     )
     cli.ok("launch", "-d", "wait.py")
-    wait_for(lambda: cli("logs").stdout.count("began") == 2, "both ranks have begun")
+    written(cli, "began")
     old = listed_nodes(cli)[1]["instance_id"]
     ec2.stop_instances(InstanceIds=[old])
     wait_for(lambda: listed_nodes(cli)[1]["state"] == "stopped", "it has stopped")
@@ -149,7 +149,7 @@ def test_run_keeps_a_node_that_was_stopped(cli: Any, ec2: Any) -> None:
     cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_NPROC_PER_NODE="1")
     cli.write("wait.py", WRITE + "import time\nprint('began', flush=True)\ntime.sleep(600)\n")
     process = cli.start("run", "-n", "2", "-t", "g5.12xlarge", "wait.py", CLOUDDDP_STOP_GRACE="1")
-    wait_for(lambda: cli("logs").stdout.count("began") == 2, "both ranks have begun")
+    written(cli, "began")
     node = listed_nodes(cli)[1]["instance_id"]
     ec2.stop_instances(InstanceIds=[node])
     _, err = process.communicate(timeout=120)

@@ -191,36 +191,39 @@ SENT = {key: [v for v in values if "\x00" not in v and len(v) <= 256] for key, v
 
 @pytest.fixture
 def tagged(cli: Any, ec2: Any) -> Any:
-    """Start one instance of the test's cluster for each value of a tag; return {id: value}."""
+    """Start one instance of the test's cluster for each tag and value; return {id: (tag, value)}."""
     image = ec2.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
 
-    def launch(key: str, values: list[str | None]) -> dict[str, str | None]:
+    def launch(tags: list[tuple[str, str | None]]) -> dict[str, tuple[str, str | None]]:
         answer = ec2.run_instances(
-            ImageId=image, InstanceType="g5.xlarge", MinCount=len(values), MaxCount=len(values)
+            ImageId=image, InstanceType="g5.xlarge", MinCount=len(tags), MaxCount=len(tags)
         )
         ids = [instance["InstanceId"] for instance in answer["Instances"]]
         written = {**GOOD, "cloudddp:cluster": cli.cluster, "cloudddp:owner": "user/moto"}
         del written["cloudddp:node-rank"]
-        for instance, value in zip(ids, values, strict=True):
+        for instance, (key, value) in zip(ids, tags, strict=True):
             own = {**written, key: value}
             here = [{"Key": k, "Value": v} for k, v in own.items() if v is not None]
             ec2.create_tags(Resources=[instance], Tags=here)
-        return dict(zip(ids, values, strict=True))
+        return dict(zip(ids, tags, strict=True))
 
     return launch
 
 
-@pytest.mark.parametrize("key", sorted(SENT))
-def test_invalid_tags_do_not_stop_status_and_down(cli: Any, tagged: Any, remains: Any, key: str) -> None:
-    values = [*dict.fromkeys(SENT[key])]
-    instances = tagged(key, [*values, None])
+@pytest.mark.parametrize("which", ["cluster-id", "others"])
+def test_invalid_tags_do_not_stop_status_and_down(cli: Any, tagged: Any, remains: Any, which: str) -> None:
+    """An id in its every form, and two values of each other tag: all are in the test of `decode`."""
+    of_cluster = {"cloudddp:cluster-id": SENT["cloudddp:cluster-id"]}
+    others = {key: (values[0], values[-1]) for key, values in SENT.items() if key not in of_cluster}
+    chosen = of_cluster if which == "cluster-id" else others
+    instances = tagged([(key, value) for key, values in chosen.items() for value in {*values, None}])
     shown = cli("status")
     assert shown.returncode == 0, shown.stderr
     done = cli("down", "-y")
     assert done.returncode == 0, done.stderr
     assert f"{len(instances)} nodes terminated" in done.stdout
     assert remains().nothing
-    for instance, value in instances.items():
+    for instance, (key, value) in instances.items():
         if value is not None:
             assert f"warning: instance {instance}: tag {key} = " in done.stderr
     for text in (shown.stdout, shown.stderr, done.stdout, done.stderr):

@@ -14,8 +14,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from support.faults import Rewrite, without_element
-from support.harness import TIMEOUT
-from support.simlab import until
+from support.harness import TIMEOUT, until
 from support.teardown_account import Account, folder_of, ids
 
 from cloudddp.aws.inventory import Resource

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.simlab import until
+from support.harness import until
 from support.teardown_account import Account, folder_of, ids, journal
 
 from cloudddp.local_state import ClusterFolder

@@ -16,14 +16,16 @@ from typing import Any
 
 import pytest
 import torch
-
-pytest.importorskip("sklearn")
-
 from support import processes
 from support.training import launch
 from support.training.output import differing_paths, max_difference
 
-pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("example_ddp")]
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.xdist_group("example_ddp"),
+    # not importorskip: each test process would import it
+    pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="needs scikit-learn"),
+]
 SCRIPT = launch.ROOT / "examples" / "ddp" / "train.py"
 ENDLESS = ["--epochs", 10_000]  # for runs that are interrupted; the number of epochs does not change a step
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import paramiko
 import pytest
+from support.harness import until
 from support.labnode import LabLaptop, attempt, inside, reachable, shell
-from support.simlab import Laptop, until
+from support.simlab import Laptop
 
 from cloudddp.sim import control
 

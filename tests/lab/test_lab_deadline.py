@@ -14,8 +14,8 @@ from typing import Any
 
 import paramiko
 import pytest
+from support.harness import until
 from support.labnode import LabLaptop, attempt, reachable, shell
-from support.simlab import until
 
 from cloudddp import payload
 from cloudddp.cluster.user_data import Identity, user_data

@@ -14,8 +14,8 @@ from typing import Any
 
 import paramiko
 import pytest
+from support.harness import until
 from support.labnode import LabLaptop, attempt, inside, reachable, shell
-from support.simlab import until
 
 from cloudddp.sim import control
 from cloudddp.sim.linux import processes

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from support.account import refused
-from support.harness import cannot
+from support.harness import cannot, until
 from support.labnode import (
     LabLaptop,
     attempt,
@@ -24,7 +24,6 @@ from support.labnode import (
     shell,
     unavailable_reason,
 )
-from support.simlab import until
 
 from cloudddp.sim import control
 

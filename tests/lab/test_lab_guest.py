@@ -12,8 +12,9 @@ from typing import Any
 
 import paramiko
 import pytest
+from support.harness import until
 from support.labnode import LabLaptop, attempt, shell
-from support.simlab import make_key, until
+from support.simlab import make_key
 
 from cloudddp import payload
 from cloudddp.cluster.user_data import Identity, user_data

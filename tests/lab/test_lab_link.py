@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 from support.account import post_conditions
+from support.harness import until
 from support.labnode import LabLaptop, inside, network_namespace, reachable, serve, shell
-from support.simlab import execute, until
+from support.simlab import execute
 
 from cloudddp.errors import CloudDDPError
 from cloudddp.sim import control

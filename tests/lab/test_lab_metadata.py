@@ -12,8 +12,8 @@ from typing import Any
 
 import paramiko
 import pytest
+from support.harness import until
 from support.labnode import LabLaptop, attempt, inside, shell
-from support.simlab import until
 
 from cloudddp.errors import UsageError
 from cloudddp.sim import control

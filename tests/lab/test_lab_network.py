@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.harness import until
 from support.labnode import LabLaptop, attempt, call, inside, reachable, serve, shell
-from support.simlab import execute, until
+from support.simlab import execute
 
 from cloudddp.errors import UsageError
 from cloudddp.sim import control

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.simlab import until
+from support.harness import until
 
 from cloudddp.sim.hosts import lab_namespaces
 

@@ -14,8 +14,8 @@ from typing import Any
 import paramiko
 import pytest
 from support.account import Account, post_conditions, refused
+from support.harness import until
 from support.labnode import LabLaptop, call, network_namespace, reachable, serve
-from support.simlab import until
 from support.vpcs import EVERYWHERE, Vpc
 
 from cloudddp.sim import control

@@ -8,8 +8,9 @@ from typing import Any
 
 import paramiko
 import pytest
+from support.harness import until
 from support.labnode import LabLaptop
-from support.simlab import Laptop, execute, until
+from support.simlab import Laptop, execute
 
 WINDOW_ADJUST, DATA, EOF = 93, 94, 96
 

@@ -10,7 +10,8 @@ import boto3
 import pytest
 from botocore.exceptions import ClientError
 from support.account import Account
-from support.simlab import IMAGE_PARAMETER, make_key, until
+from support.harness import until
+from support.simlab import IMAGE_PARAMETER, make_key
 
 from cloudddp.sim.aws import rehearse
 

@@ -18,7 +18,8 @@ from urllib.parse import urlsplit
 
 import paramiko
 import pytest
-from support.simlab import Laptop, execute, until
+from support.harness import until
+from support.simlab import Laptop, execute
 
 import cloudddp
 from cloudddp.errors import CloudDDPError

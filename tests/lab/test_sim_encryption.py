@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from support.account import Account
-from support.simlab import until
+from support.harness import until
 
 UNKNOWN = "1234abcd-12ab-34cd-56ef-1234567890ab"
 NO_ACCESS = ("Client.InternalError", "Client.InternalError: Client error on launch")

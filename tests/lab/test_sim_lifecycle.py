@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
-from support.simlab import Laptop, cloud_config, execute, make_key, until
+from support.harness import until
+from support.simlab import Laptop, cloud_config, execute, make_key
 
 from cloudddp.sim import control
 from cloudddp.sim.linux import processes

@@ -10,8 +10,9 @@ import sys
 from typing import Any
 
 import pytest
+from support.harness import until
 from support.labnode import LabLaptop, inside, reachable
-from support.simlab import Laptop, until
+from support.simlab import Laptop
 from support.vpcs import Vpc
 
 from cloudddp.sim import control

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from support.account import Account, refused
-from support.simlab import Laptop, until
+from support.harness import until
+from support.simlab import Laptop
 from test_sim_lifecycle import timer
 
 from cloudddp.sim import control

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support.account import Account, refused
-from support.simlab import until
+from support.harness import until
 
 TYPE, ZONE = "p4d.24xlarge", "us-east-1a"
 BLOCK = "cr-0123456789abcdef0"

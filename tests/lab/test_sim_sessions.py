@@ -12,7 +12,8 @@ from typing import Any
 
 import paramiko
 import pytest
-from support.simlab import Laptop, execute, make_key, until
+from support.harness import until
+from support.simlab import Laptop, execute, make_key
 
 MIB = 1 << 20
 

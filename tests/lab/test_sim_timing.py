@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
-from support.simlab import Laptop, until
+from support.harness import until
+from support.simlab import Laptop
 
 from cloudddp.sim import control
 

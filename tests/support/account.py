@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
-from support.simlab import IMAGE_PARAMETER, until
+from support.harness import until
+from support.simlab import IMAGE_PARAMETER
 
 LIVE = ("pending", "running", "shutting-down", "stopping", "stopped")
 

@@ -128,6 +128,12 @@ class CommandLine:
         self.started.append(process)
         return process
 
+    def remove(self, ec2: Any, *options: str, **env: str) -> int:
+        """Remove the cluster and return the exit code. Without one, `down` would search every region."""
+        if remaining(ec2, self.cluster).nothing:
+            return 0
+        return self(*options, "down", "-y", **env).returncode
+
     def write(self, name: str, text: str) -> Path:
         path = self.cwd / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -172,17 +178,22 @@ def running_instances(ec2: Any, cluster: str) -> list[dict[str, Any]]:
     return [i for r in ec2.describe_instances(Filters=where)["Reservations"] for i in r["Instances"]]
 
 
-def remaining(ec2: Any, cluster: str) -> Remains:
-    """Return the resources of a cluster."""
+def instances_of(ec2: Any, cluster: str) -> list[str]:
+    """Return the ids of the cluster's instances that are not terminated."""
     where = [{"Name": "tag:cloudddp:cluster", "Values": [cluster]}]
-    instances = [
+    return [
         instance["InstanceId"]
         for reservation in ec2.describe_instances(Filters=where)["Reservations"]
         for instance in reservation["Instances"]
         if instance["State"]["Name"] != "terminated"
     ]
+
+
+def remaining(ec2: Any, cluster: str) -> Remains:
+    """Return the resources of a cluster."""
+    where = [{"Name": "tag:cloudddp:cluster", "Values": [cluster]}]
     return Remains(
-        instances,
+        instances_of(ec2, cluster),
         [group["GroupId"] for group in ec2.describe_security_groups(Filters=where)["SecurityGroups"]],
         [key["KeyName"] for key in ec2.describe_key_pairs(Filters=where)["KeyPairs"]],
         [volume["VolumeId"] for volume in ec2.describe_volumes(Filters=where)["Volumes"]],
@@ -195,14 +206,23 @@ def remaining(ec2: Any, cluster: str) -> Remains:
     )
 
 
-def wait_for(what: Callable[[], Any], why: str) -> Any:
-    """Poll until `what()` is true; fail with the message `why` after a time limit."""
-    deadline = time.monotonic() + TIMEOUT
-    while time.monotonic() < deadline:
-        if value := what():
+def until(condition: Callable[[], Any], seconds: float = TIMEOUT, *, why: str = "it is true") -> Any:
+    """Poll until `condition()` is true and return it; fail with the message `why` after a time limit.
+
+    The pauses are a multiple of the time that a look takes: many looks start processes.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        began = time.monotonic()
+        if value := condition():
             return value
-        time.sleep(0.05)
-    raise AssertionError(f"never happened: {why}")
+        now = time.monotonic()
+        assert now < deadline, f"did not happen within {seconds:g} s: {why}"
+        time.sleep(min(2.0, max(0.05, 6 * (now - began))))
+
+
+def wait_for(what: Callable[[], Any], why: str) -> Any:
+    return until(what, why=why)
 
 
 @contextmanager

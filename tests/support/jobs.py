@@ -8,6 +8,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+from support.harness import wait_for
+
+from cloudddp.sim import control
+
 SLEEPERS = """
 import os, sys, time
 rank = int(os.environ["RANK"])
@@ -41,24 +45,42 @@ def newest(cli: Any) -> dict[str, Any]:
     return dict(json.loads(cli("jobs", "--json").stdout)[-1])
 
 
+def nodes_of(cli: Any) -> list[dict[str, Any]]:
+    """Return the records of the cluster's nodes from the simulator's server: no process is started."""
+    simulator = control.find(Path(cli.env["CLOUDDDP_HOME"]))
+    assert simulator is not None
+    return [node for node in control.nodes(simulator) if node["cluster"] == cli.cluster]
+
+
+def homes(cli: Any) -> list[Path]:
+    """Return the home folders of the cluster's nodes, as this computer sees them."""
+    return [Path(node["home"]) for node in nodes_of(cli) if node["home"]]
+
+
+def written(cli: Any, text: str, count: int = 2, *, job: str = "*") -> None:
+    """Wait until the ranks of a job, by default the newest, have written a text this often.
+
+    This reads the logs on the disks of the nodes, because each `cloudddp logs` starts a Python on every node.
+    """
+
+    def are_written() -> bool:
+        folders = [path for home in homes(cli) for path in home.glob(f".cloudddp/jobs/{job}")]
+        newest = max((path.name for path in folders), default="")
+        logs = [log for path in folders if path.name == newest for log in path.glob("ranks/*.log")]
+        return sum(log.read_text(errors="replace").count(text) for log in logs) >= count
+
+    wait_for(are_written, f"the ranks have written {text!r} {count} times")
+
+
 def processes(cli: Any) -> int:
     """Return how many processes run on the cluster's nodes, as the simulator counts them."""
-    ids = {
-        n["instance_id"]
-        for c in json.loads(cli.ok("ls", "--json"))
-        if c["cluster"] == cli.cluster
-        for n in c["nodes"]
-    }
-    shown = json.loads(cli.ok("sim", "status", "--json"))["nodes"]
-    return sum(len(node["processes"]) for node in shown if node["instance_id"] in ids)
+    return sum(len(node["processes"]) for node in nodes_of(cli))
 
 
 def still_running(cli: Any, word: str) -> list[str]:
     """Return the command lines on the cluster's nodes that contain a word, of ranks or of setup commands."""
-    ids = {node["instance_id"] for node in json.loads(cli.ok("status", "--json"))[0]["nodes"]}
-    nodes = [n for n in json.loads(cli.ok("sim", "status", "--json"))["nodes"] if n["instance_id"] in ids]
     lines = []
-    for pid in (pid for node in nodes for pid in node["processes"]):
+    for pid in (pid for node in nodes_of(cli) for pid in node["processes"]):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             lines.append(Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode())
     return [line for line in lines if word in line]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from support.harness import until
 from support.labnode import reachable
-from support.simlab import Laptop, until
+from support.simlab import Laptop
 from support.vpcs import EVERYWHERE, Vpc
 
 

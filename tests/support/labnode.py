@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import paramiko
-from support.simlab import Laptop, Result, execute, until
+from support.harness import until
+from support.simlab import Laptop, Result, execute
 
 from cloudddp.sim import control
 from cloudddp.sim.hosts import lab_namespaces

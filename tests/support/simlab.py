@@ -6,8 +6,6 @@ import base64
 import io
 import json
 import threading
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +13,7 @@ import boto3
 import paramiko
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from support.harness import until
 
 from cloudddp.sim import control
 from cloudddp.ssh import paramiko_fixes
@@ -41,15 +40,6 @@ def make_key() -> Key:
     )
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     return Key(private.decode(), public.decode())
-
-
-def until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
-    """Return the result of `condition` once it is true. The time limit only guards against hangs."""
-    deadline = time.monotonic() + seconds
-    while not (answer := condition()):
-        assert time.monotonic() < deadline, f"not true within {seconds:g} s"
-        time.sleep(0.05)
-    return answer
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,15 @@ SLOW = {
     "lab/test_lab_s3.py": "namespace nodes",
     "lab/test_second_user.py": "needs root and a second user",
     "lab/test_late_messages.py": "the simulator's SSH server compared with OpenSSH's",
+    "lab/test_sim_addresses.py::test_lab_node_responds_on_its_elastic_ip": "namespace nodes",
+    "lab/test_sim_control.py::test_missing_keys_of_the_record_have_defaults": "a simulator of its own",
+    "lab/test_sim_control.py::test_reused_pid_is_not_mistaken_for_the_server": "a simulator of its own",
+    "lab/test_sim_control.py::test_second_start_returns_the_same_simulator": "concurrent starts do, too",
+    "lab/test_sim_control.py::test_server_outlives_its_starter_and_terminal": "a simulator of its own",
+    "lab/test_sim_control.py::test_sigterm_to_another_thread_ends_the_server": "a simulator of its own",
+    "lab/test_sim_control.py::test_ssh_port_option": "a simulator of its own",
+    "lab/test_sim_control.py::test_two_simulators_are_independent": "5 s; test processes have their own",
+    "lab/test_sim_efa.py::test_node_shows_an_efa_device_for_each_interface": "namespace nodes",
     "lab/test_sim_lifecycle.py::test_64_nodes_have_their_own_addresses_and_homes": "8 s",
     "lab/test_sim_node_session.py": "the simulator's nodes as processes; tests/cli uses them",
     "lab/test_sim_power.py": "the simulator's nodes as processes; tests/cli stops and starts them",
@@ -60,6 +69,119 @@ SLOW = {
     "cli/test_stragglers.py": "tests/node/test_straggler_detection.py has the rule",
     "cli/test_teardown_files.py": "2 s each; tests/unit/test_state.py has the files",
     "cli/test_two_launches.py": "4 s each; tests/node/test_project_lock.py has the lock",
+    # Single tests of the command line, 1 to 12 s each: most create clusters.
+    "cli/test_credentials.py::"
+    "test_end_of_the_environments_keys_is_shown": "3 s; tests/cli/test_mfa.py shows the end of a session",
+    "cli/test_dependencies.py": "`make lowest` runs it, too",
+    "cli/test_efa.py::"
+    "test_address_that_was_allocated_twice_is_released": "tests/cli/test_rollback.py has an unlisted one",
+    "cli/test_efa.py::"
+    "test_calls_for_addresses_are_two_per_node": "3 s; tests/unit/test_golden_requests.py has the calls",
+    "cli/test_efa.py::"
+    "test_down_on_another_computer_releases_elastic_ips": "tests/cli/test_regions_searched.py releases some",
+    "cli/test_efa.py::"
+    "test_duplicate_placement_group_after_a_lost_answer_is_used": "tests/cli/test_up.py has it for groups",
+    "cli/test_efa.py::test_launch_that_fails_later_leaves_no_group_or_address": "tests/cli/test_rollback.py",
+    "cli/test_efa.py::test_leftover_address_is_listed_with_its_price": "tests/unit/test_leftovers.py",
+    "cli/test_efa.py::"
+    "test_missing_devices_are_a_warning": "the same check as test_missing_devices_fail_if_required",
+    "cli/test_efa.py::test_missing_devices_fail_if_required_where_gpus_may_be_missing": "the same check",
+    "cli/test_efa.py::"
+    "test_next_zone_uses_the_same_group_and_addresses": "tests/cli/test_placing.py has the next zone",
+    "cli/test_efa.py::test_placement_group_in_the_file": "tests/unit/test_golden_requests.py has the group",
+    "cli/test_efa.py::test_placement_group_that_is_not_known_yet": "tests/cli/test_up.py has it for groups",
+    "cli/test_efa.py::test_private_nodes_need_no_elastic_ip": "tests/unit/test_golden_requests.py",
+    "cli/test_efa.py::"
+    "test_repeated_up_expects_what_the_cluster_was_launched_with": "tests/cli/test_up.py has the second `up`",
+    "cli/test_efa.py::"
+    "test_resource_in_use_is_removed_later": "tests/cli/test_down.py waits for a group in use",
+    "cli/test_efa.py::test_single_card_keeps_its_public_address": "tests/unit/test_golden_requests.py",
+    "cli/test_host_keys.py::test_reboot_keeps_the_key": "2 s; tests/node/test_host_key_script.py",
+    "cli/test_host_keys.py::test_two_commands_complete_the_keys_together": "the completion by one remains",
+    "cli/test_host_keys.py::test_unreachable_node_gets_its_key_later": "a killed `up` is completed, too",
+    "cli/test_images.py::"
+    "test_another_image_is_named_for_a_type_that_the_default_one_does_not_list": "other messages",
+    "cli/test_images.py::test_entry_of_the_description_includes_its_variants": "other descriptions",
+    "cli/test_images.py::"
+    "test_own_image_whose_description_excludes_the_type_is_a_warning": "other descriptions",
+    "cli/test_launch.py::"
+    "test_concurrent_launches_with_the_same_id_start_one_job": "tests/node/test_project_lock.py",
+    "cli/test_launch.py::test_config_path_with_dots_or_links_works": "2 s",
+    "cli/test_launch.py::"
+    "test_failed_job_leaves_the_cluster_up": "test_first_failing_rank_is_named_and_sets_the_exit_code",
+    "cli/test_launch.py::test_rank_and_local_rank_can_be_positional": "tests/unit/test_ranks.py has them",
+    "cli/test_launch.py::test_shell_script_gets_the_variables_that_programs_read": "torch",
+    "cli/test_launch.py::test_type_without_gpus_does_not_limit_ranks": "3 s; the refusal of ranks remains",
+    "cli/test_mfa.py::test_both_ways_out_of_credentials_that_end_early_work": "3 s; the refusal remains",
+    "cli/test_mfa.py::test_damaged_cache_counts_as_empty": "tests/unit/test_state.py has damaged records",
+    "cli/test_mfa.py::"
+    "test_session_in_its_last_minutes_is_used_for_a_whole_command": "without a terminal remains",
+    "cli/test_organization.py::"
+    "test_capacity_is_decided_by_the_launch": "tests/cli/test_placing.py has missing capacity",
+    "cli/test_organization.py::test_denied_region_where_this_computer_has_a_cluster_is_not_left_out": "2 s",
+    "cli/test_organization.py::"
+    "test_dry_run_is_one_call_whatever_the_number_of_nodes": "3 s; test_up.py counts all calls",
+    "cli/test_organization.py::test_key_that_may_not_be_described_is_not_checked": "3 s; refused keys remain",
+    "cli/test_organization.py::test_key_that_the_user_may_use_through_ec2": "a simulator of its own",
+    "cli/test_organization.py::test_metadata_hop_limit": "tests/unit/test_golden_requests.py",
+    "cli/test_organization.py::test_nodes_have_the_instance_profile": "tests/unit/test_golden_requests.py",
+    "cli/test_organization.py::test_profile_that_may_be_passed_is_used": "tests/unit/test_golden_requests.py",
+    "cli/test_organization.py::test_root_volumes_have_the_key": "tests/unit/test_golden_requests.py",
+    "cli/test_organization.py::"
+    "test_user_who_may_use_only_groups_of_clusters": "a simulator of its own; test_iam_policies.py",
+    "cli/test_ownership.py::test_down_names_clusters_of_others": "4 s; the refusals remain",
+    "cli/test_ownership.py::test_generated_session_name_is_not_part_of_the_owner": "2 s; the refusals remain",
+    "cli/test_ownership.py::test_journal_avoids_the_identity_call": "2 s; it is about speed",
+    "cli/test_placing.py::test_address_of_the_computer_is_looked_up_again_while_waiting": "waits",
+    "cli/test_placing.py::test_computer_that_is_offline_goes_on_waiting": "waits; an outage of AWS remains",
+    "cli/test_placing.py::"
+    "test_each_zone_has_its_own_idempotency_token": "tests/unit/test_plan.py has the tokens",
+    "cli/test_placing.py::"
+    "test_expired_credentials_end_the_wait": "waits; test_rollback.py has expired credentials",
+    "cli/test_placing.py::test_price_that_has_risen_while_waiting_ends_the_wait": "waits",
+    "cli/test_placing.py::test_quota_of_one_region_leads_to_the_next": "test_next_region_is_tried",
+    "cli/test_placing.py::"
+    "test_region_that_the_account_has_not_enabled_is_left_out": "test_next_region_is_tried",
+    "cli/test_placing.py::test_region_where_the_launch_is_denied_is_skipped": "test_next_region_is_tried",
+    "cli/test_placing.py::test_region_without_the_type_is_skipped": "test_next_region_is_tried",
+    "cli/test_placing.py::test_table_shows_what_was_tried": "what is shown",
+    "cli/test_placing.py::"
+    "test_zones_are_tried_in_the_given_order": "test_next_zone_is_tried_and_all_nodes_are_in_one",
+    "cli/test_regions_searched.py::test_broken_variable_and_down": "a broken file remains",
+    "cli/test_regions_searched.py::"
+    "test_down_names_the_other_clusters_in_the_regions_that_are_recorded_here": "5 s, a message",
+    "cli/test_regions_searched.py::test_explicit_region_without_the_cluster_names_the_right_one": "a message",
+    "cli/test_regions_searched.py::test_unreadable_file_and_down": "a broken file remains",
+    "cli/test_regions_searched.py::"
+    "test_up_and_down_name_the_other_clusters_with_their_price": "5 s, a message",
+    "cli/test_regions_searched.py::"
+    "test_up_finds_the_cluster_that_it_has_created_in_another_region": "`down` finds it, too",
+    "cli/test_regions_searched.py::"
+    "test_up_of_a_cluster_beyond_the_limits_fails": "tests/unit/test_plan.py has the limits",
+    "cli/test_reservations.py::test_clean_up_that_takes_too_long_leaves_nothing": "waits",
+    "cli/test_reservations.py::"
+    "test_earlier_deadline_of_the_user_is_kept": "tests/unit/test_plan.py has the deadlines",
+    "cli/test_reservations.py::"
+    "test_interrupted_wait_for_the_clean_up_leaves_nothing": "waits; tests/cli/test_placing.py",
+    "cli/test_reservations.py::"
+    "test_reservation_in_a_placement_group_uses_that_group": "3 s; test_golden_requests.py",
+    "cli/test_run.py::"
+    "test_closing_the_terminal_during_run_removes_the_cluster": "test_interrupts.py closes terminals",
+    "cli/test_run.py::"
+    "test_run_lists_remaining_resources_when_aws_refuses_calls": "tests/cli/test_down.py lists them",
+    "cli/test_sim_verbs.py::test_rank_is_unique_per_cluster": "9 nodes",
+    "cli/test_sim_verbs.py::test_unknown_node_name_lists_the_candidates": "6 s, a message",
+    "cli/test_ssh_routes.py::"
+    "test_down_asks_every_node_through_the_jump_host": "6 s; test_proxy_command_is_remembered remains",
+    "cli/test_sync_and_pull.py::"
+    "test_first_launch_on_new_nodes_names_results_that_are_here": "three clusters, a message",
+    "cli/test_sync_and_pull.py::"
+    "test_results_go_back_to_their_places_and_no_sync_deletes_them": "9 s; pulled results remain",
+    "cli/test_terminal.py::test_setup_lines_are_not_appended_to_the_spinner": "what is shown",
+    "cli/test_timings_of_verbs.py::test_every_verb_shows_its_steps": "12 s; those of `launch` remain",
+    "cli/test_up.py::test_max_cost_shortens_the_lifetime": "tests/unit/test_plan.py has the rule",
+    "cli/test_what_is_sent.py::"
+    "test_cluster_has_the_name_of_the_project_folder": "5 s; tests/cli/test_reference.py has the names",
     # Jobs of torch; test_torchrun_across_nodes_trains_and_names_the_failing_rank remains.
     "cli/test_export_slurm.py::test_arguments_and_variables_reach_the_ranks_through_torchrun": "torch",
     "cli/test_launch.py::test_modules_of_the_project_do_not_replace_those_of_the_launcher": "torch",
@@ -130,6 +252,7 @@ FIRST_PARAMETERS = {
     "cli/test_ownership.py",
     "cli/test_placing.py",
     "cli/test_prices.py",
+    "cli/test_region.py",
     "cli/test_regions_searched.py",
     "cli/test_reservations.py",
     "cli/test_run.py",
@@ -138,8 +261,8 @@ FIRST_PARAMETERS = {
     "cli/test_sim_verbs.py",
     "cli/test_tags.py",
     "cli/test_teardown.py",
-    "cli/test_up.py",
     "cli/test_unwritable.py",
+    "cli/test_up.py",
     "cli/test_variables.py",
     "cli/test_what_is_sent.py",
     "lab/test_sim_control.py",

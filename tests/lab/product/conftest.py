@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.harness import TIMEOUT, CommandLine, cannot, clean_environment
+from support.pool import Pool
 from support.simlab import client_of
 
 from cloudddp.sim import control
@@ -24,19 +25,27 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[control.Simulator]
     control.stop(home)
 
 
+@pytest.fixture(scope="module")
+def pool(lab: control.Simulator) -> Pool:
+    return Pool(lab)
+
+
 @pytest.fixture
 def ec2(lab: control.Simulator) -> Any:
     return client_of(lab, "ec2")
 
 
 @pytest.fixture
-def lab_cli(lab: control.Simulator, project: Path, request: pytest.FixtureRequest) -> Iterator[CommandLine]:
+def lab_cli(
+    lab: control.Simulator, pool: Pool, ec2: Any, project: Path, request: pytest.FixtureRequest
+) -> Iterator[CommandLine]:
     """The command line with CLOUDDDP_SIM set, as a user runs it: it enters the lab's network by itself."""
     cluster = f"t{abs(hash(request.node.nodeid)) % 10**9}"
     env = clean_environment(
         CLOUDDDP_HOME=str(lab.home), CLOUDDDP_CLUSTER=cluster, CLOUDDDP_YES="1", CLOUDDDP_SIM="1"
     )
-    line = CommandLine(project, cluster, env)
+    line = CommandLine(project, cluster, env, pool)
     yield line
     line.end()
-    line.ok("down", "-y")
+    if not line.give_back():
+        assert line.remove(ec2) == 0

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import pytest
-from support.harness import CommandLine, remaining, wait_for
+from support.harness import CommandLine, instances_of, remaining, wait_for
 
 from cloudddp.sim import control
 
@@ -35,9 +35,9 @@ def test_idle_cluster_ends_by_itself(cli: CommandLine, ec2: Any) -> None:
     up(cli, 2)
     (cluster,) = json.loads(cli.ok("status", "--json"))
     assert cluster["idle_minutes"] == 5
-    assert len(remaining(ec2, cli.cluster).instances) == 2
+    assert len(instances_of(ec2, cli.cluster)) == 2
     assert "after 5 min 00 s without a job and an SSH connection (idle_minutes)" in cli.ok("status")
-    wait_for(lambda: not remaining(ec2, cli.cluster).instances, "the nodes have terminated")
+    wait_for(lambda: not instances_of(ec2, cli.cluster), "the nodes have terminated")
     for verb in ("jobs", "status"):
         done = cli(verb)
         assert done.returncode == 1
@@ -54,15 +54,15 @@ def test_job_keeps_its_nodes(cli: CommandLine, ec2: Any) -> None:
     up(cli, 2)
     cli.ok("launch", "-d", "busy.py")
     time.sleep(2 * LIMIT)
-    assert len(remaining(ec2, cli.cluster).instances) == 2
-    wait_for(lambda: not remaining(ec2, cli.cluster).instances, "the nodes have terminated")
+    assert len(instances_of(ec2, cli.cluster)) == 2
+    wait_for(lambda: not instances_of(ec2, cli.cluster), "the nodes have terminated")
 
 
 def test_ssh_connection_keeps_its_node(cli: CommandLine, ec2: Any) -> None:
     up(cli, 1)
     out = cli.ok("exec", "--", f"sleep {2 * LIMIT:g}; echo done", CLOUDDDP_TIME_SCALE=str(SCALE))
     assert "done" in out
-    wait_for(lambda: not remaining(ec2, cli.cluster).instances, "the node has terminated")
+    wait_for(lambda: not instances_of(ec2, cli.cluster), "the node has terminated")
 
 
 def test_quiet_session_keeps_its_node(cli: CommandLine, ec2: Any) -> None:
@@ -79,7 +79,7 @@ def test_connection_of_a_computer_that_vanished_does_not_count(cli: CommandLine,
     wait_for(lambda: "sleep" in cli.ok("exec", "--", "pgrep -l sleep || true"), "it is connected")
     process.send_signal(signal.SIGSTOP)
     try:
-        wait_for(lambda: not remaining(ec2, cli.cluster).instances, "the node has terminated")
+        wait_for(lambda: not instances_of(ec2, cli.cluster), "the node has terminated")
     finally:
         process.send_signal(signal.SIGCONT)
 

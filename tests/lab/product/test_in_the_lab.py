@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.harness import CommandLine, cannot, listed_nodes, wait_for
+from support.jobs import written
 
 from cloudddp.sim import control
 from cloudddp.sim.hosts import lab_namespaces
@@ -29,10 +30,13 @@ def cli(lab_cli: CommandLine) -> CommandLine:
     return lab_cli
 
 
-def direct(cli: CommandLine, *options: str) -> None:
-    """Start two nodes, and let jobs start ranks without torchrun."""
+def direct(cli: CommandLine, *options: str, shared: bool = True) -> None:
+    """Have two nodes, not `shared` if the test damages them, and let jobs start ranks without torchrun."""
     cli.write("cloudddp.toml", '[job]\nrendezvous = "direct"\nnproc_per_node = 1\n')
-    cli.ok("up", "-n", "2", "-t", "g5.12xlarge", *options)
+    if options or not shared:
+        cli.ok("up", "-n", "2", "-t", "g5.12xlarge", *options)
+    else:
+        cli.nodes(2)
 
 
 def impatient(cli: CommandLine) -> None:
@@ -69,7 +73,7 @@ def counted(cli: CommandLine) -> list[dict[str, Any]]:
 @pytest.mark.torch
 def test_torchrun_across_hosts_with_different_interface_names(cli: CommandLine) -> None:
     pytest.importorskip("torch")
-    cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
+    cli.nodes(2)
     cli.write(
         "reduce.py",
         "import os, socket, torch, torch.distributed as dist\n"
@@ -238,7 +242,7 @@ def test_job_commands_with_a_silent_node(cli: CommandLine, kind: str, verbs: tup
     direct(cli)
     cli.write("wait.py", WAIT)
     cli.ok("launch", "-d", "wait.py", CLOUDDDP_HEARTBEAT="600")  # the job is not to end because of it
-    wait_for(lambda: cli("logs").stdout.count("began") == 2, "both ranks have begun")
+    written(cli, "began")
     cli.ok("sim", "fault", kind, "1")
     impatient(cli)
     shown = {"jobs": " running ", "logs": "[rank 0 | node 0] began", "cancel": "stopped\n"}
@@ -267,7 +271,7 @@ def test_down_reports_unpulled_results_without_a_silent_node(cli: CommandLine) -
     direct(cli)
     cli.write("wait.py", "open('model.pt', 'w').write('w')\n" + WAIT)
     job = cli.ok("launch", "-d", "wait.py").strip()
-    wait_for(lambda: cli("logs").stdout.count("began") == 2, "both ranks have begun")
+    written(cli, "began")
     cli.ok("sim", "fault", "freeze", "1")
     done = cli.patient(15, "down")
     assert done.returncode == 0, done.stderr
@@ -374,7 +378,7 @@ def test_sim_start_refuses_another_node_kind(cli: CommandLine, tmp_path: Any) ->
 
 
 def test_deadline_holds_without_the_supervisor(cli: CommandLine, lab: control.Simulator) -> None:
-    direct(cli)
+    direct(cli, shared=False)
     cli.write("wait.py", WAIT)
     cli.ok("launch", "-d", "wait.py")
     cli.ok(
@@ -402,7 +406,7 @@ if os.environ["RANK"] == "1":
 
 def test_success_counts_also_on_a_node_that_no_longer_answers(cli: CommandLine) -> None:
     impatient(cli)
-    direct(cli)
+    direct(cli, shared=False)
     cli.write("no_more_ssh.py", NO_MORE_SSH)
     process = cli.start("launch", "no_more_ssh.py")
     _, err = process.communicate(timeout=120)
@@ -418,7 +422,7 @@ BREAKS = 'case "$BASH_EXECUTION_STRING" in *" jobs "*) kill -9 $PPID;; esac\n'
 
 
 def test_jobs_are_listed_also_if_a_connection_breaks(cli: CommandLine) -> None:
-    direct(cli)
+    direct(cli, shared=False)
     cli.write("works.py", "")
     cli.write("breaks", BREAKS)
     job = cli.ok("launch", "-d", "works.py").strip()
@@ -431,7 +435,7 @@ def test_jobs_are_listed_also_if_a_connection_breaks(cli: CommandLine) -> None:
 
 
 def test_start_files_that_print_do_not_reach_any_verb(cli: CommandLine) -> None:
-    direct(cli)
+    direct(cli, shared=False)
     script = "import os\nos.makedirs('out', exist_ok=True)\nopen('out/a', 'w').write('a')\nprint('trained')\n"
     cli.write("works.py", script)
     cli.write("cloudddp.toml", '[job]\nrendezvous = "direct"\nnproc_per_node = 1\noutputs = ["out"]\n')
@@ -455,7 +459,7 @@ def test_nodes_that_decide_apart_give_one_answer(cli: CommandLine) -> None:
     direct(cli)
     cli.write("wait.py", WAIT)
     cli.ok("launch", "-d", "wait.py")
-    wait_for(lambda: cli("logs").stdout.count("began") == 2, "both ranks have begun")
+    written(cli, "began")
     cli.ok("sim", "fault", "cut-from", "1", "0")
     answers: list[tuple[str, str | None]] = []
 

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from support.harness import CommandLine, interrupt, no_capacity, remaining, wait_for
-from support.jobs import newest
+from support.harness import CommandLine, instances_of, interrupt, no_capacity, wait_for
+from support.jobs import newest, written
 
 SCALE = 0.1
 MINUTE = 60 * SCALE  # seconds
@@ -44,12 +44,12 @@ def cli(lab_cli: CommandLine) -> CommandLine:
 
 
 def ended(cli: CommandLine, ec2: Any) -> None:
-    wait_for(lambda: not remaining(ec2, cli.cluster).instances, "the nodes have terminated")
+    wait_for(lambda: not instances_of(ec2, cli.cluster), "the nodes have terminated")
 
 
 def lose_a_node(cli: CommandLine) -> None:
     job = newest(cli)["id"]
-    wait_for(lambda: cli("logs", job).stdout.count("began") == 2, "both ranks run")
+    written(cli, "began", job=job)
     cli.ok("sim", "fault", "kill", "1")
     wait_for(lambda: newest(cli)["state"] == "failed", "the job has ended")
 
@@ -105,7 +105,7 @@ def test_running_job_keeps_its_nodes(cli: CommandLine, ec2: Any) -> None:
     cli.ok("launch", "-d", "--down", "--keep", "1", "count.py")
     wait_for(lambda: newest(cli)["state"] == "running", "the job runs")
     time.sleep(5 * MINUTE)
-    assert len(remaining(ec2, cli.cluster).instances) == 2
+    assert len(instances_of(ec2, cli.cluster)) == 2
     assert newest(cli)["state"] == "running"
     job = newest(cli)["id"]
     (cluster,) = json.loads(cli.ok("status", "--json"))
@@ -203,7 +203,7 @@ def test_node_whose_disk_stays_full_ends(cli: CommandLine, ec2: Any) -> None:
     cli.write("hog.py", HOG)
     cli.write("fails.py", "import time\nprint('began', flush=True)\ntime.sleep(6)\nraise SystemExit(5)\n")
     job = cli.ok("launch", "-d", "--down", "--keep", "3", "fails.py").strip()
-    wait_for(lambda: cli("logs").stdout.count("began") == 2, "both ranks run")
+    written(cli, "began")
     cli.ok(
         "exec", "--node", "0", "--", "cd ~/project && (setsid python3 hog.py < /dev/null > /dev/null 2>&1 &)"
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.harness import CommandLine, wait_for
-from support.jobs import newest
+from support.jobs import newest, written
 
 TOML = '[job]\nrendezvous = "direct"\nnproc_per_node = 1\nheartbeat = 4\n'
 # Runs until `enough` exists on its node.
@@ -35,15 +35,10 @@ def instances(cli: CommandLine) -> list[str]:
     return [node["instance_id"] for node in json.loads(cli.ok("status", "--json"))[0]["nodes"]]
 
 
-def begun(cli: CommandLine, job: str = "") -> None:
-    """Wait until both ranks of a job, or of the first one, have begun."""
-    wait_for(lambda: cli("logs", *filter(None, [job])).stdout.count("began") == 2, "the ranks have begun")
-
-
 def test_reboot_ends_a_job_that_is_followed(cli: CommandLine, ec2: Any) -> None:
     before = instances(cli)
     process = cli.start("launch", "count.py")
-    begun(cli)
+    written(cli, "began")
     ec2.reboot_instances(InstanceIds=[before[1]])
     _, err = process.communicate(timeout=110)
     assert process.returncode == 1, err
@@ -52,7 +47,7 @@ def test_reboot_ends_a_job_that_is_followed(cli: CommandLine, ec2: Any) -> None:
     assert (job["state"], job["exit_code"]) == ("failed", 1)
     assert f"resume {job['id']}` starts the job again" in err
     resumed = cli.ok("resume", "-d").strip()
-    begun(cli, resumed)
+    written(cli, "began", job=resumed)
     assert instances(cli) == before
     cli.ok("exec", "--", "touch enough")
     assert cli("logs", "-f", resumed).returncode == 0
@@ -62,7 +57,7 @@ def test_reboot_ends_a_job_that_is_followed(cli: CommandLine, ec2: Any) -> None:
 def test_reboot_of_a_detached_job_is_reported_later(cli: CommandLine, ec2: Any, ending: str | int) -> None:
     before = instances(cli)
     job = cli.ok("launch", "-d", "count.py").strip()
-    begun(cli, job)
+    written(cli, "began", job=job)
     if ending == "both":
         ec2.reboot_instances(InstanceIds=before)
     else:
@@ -88,11 +83,11 @@ def test_job_with_retries_is_resumed_after_a_slow_reboot(cli: CommandLine, ec2: 
     cli.env["CLOUDDDP_TIME_SCALE"] = "0.2"
     before = instances(cli)
     process = cli.start("launch", "--retries", "1", "count.py")
-    begun(cli)
+    written(cli, "began")
     cli.ok("sim", "conditions", json.dumps({"boot": {"ssh_seconds": 15}}))
     ec2.reboot_instances(InstanceIds=[before[1]])
     wait_for(lambda: newest(cli)["state"] == "running" and newest(cli)["resumed_from"], "it was resumed")
-    begun(cli, newest(cli)["id"])
+    written(cli, "began", job=newest(cli)["id"])
     cli.ok("sim", "conditions", "--clear")
     cli.ok("exec", "--", "touch enough")
     _, err = process.communicate(timeout=110)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.buckets import make_bucket, make_profile, objects, policy
-from support.harness import CommandLine, remaining, wait_for
+from support.harness import CommandLine, instances_of, remaining, wait_for
 from support.simlab import client_of
 
 from cloudddp.sim import control
@@ -84,7 +84,7 @@ def launched(cli: CommandLine, *words: str, **env: str) -> tuple[str, str]:
 
 
 def terminated(cli: CommandLine, ec2: Any) -> None:
-    wait_for(lambda: not remaining(ec2, cli.cluster).instances, "the nodes have terminated")
+    wait_for(lambda: not instances_of(ec2, cli.cluster), "the nodes have terminated")
 
 
 def in_s3(s3: Any, cli: CommandLine, job: str) -> dict[str, int]:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.harness import CommandLine, interrupt, no_capacity, remaining, wait_for
+from support.harness import CommandLine, instances_of, interrupt, no_capacity, remaining, wait_for
+from support.jobs import written
 
 TOML = '[job]\nrendezvous = "direct"\nnproc_per_node = 1\nheartbeat = 4\nscratch = ["enough"]\n'
 NODES = ("-n", "2", "-t", "g5.12xlarge")
@@ -36,11 +37,11 @@ def jobs(cli: CommandLine) -> list[dict[str, Any]]:
 
 def test_lost_node_is_replaced_and_the_results_are_those_of_the_last_job(cli: CommandLine, ec2: Any) -> None:
     process = cli.start("run", *NODES, "--retries", "2", "count.py")
-    wait_for(lambda: cli("logs").stdout.count("began") == 2, "both ranks run")
-    first = set(remaining(ec2, cli.cluster).instances)
+    written(cli, "began")
+    first = set(instances_of(ec2, cli.cluster))
     cli.ok("sim", "fault", "kill", "1")
     wait_for(lambda: len(jobs(cli)) == 2 and jobs(cli)[-1]["state"] == "running", "the job was resumed")
-    assert len(set(remaining(ec2, cli.cluster).instances) - first) == 1
+    assert len(set(instances_of(ec2, cli.cluster)) - first) == 1
     cli.ok("exec", "--", "touch enough")
     _, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
@@ -59,8 +60,8 @@ def test_nodes_of_a_failed_job_stay_and_end_by_themselves(cli: CommandLine, ec2:
     assert re.search(
         r"the job has failed: its nodes stay for 3 min.* at .*an hour, and end by themselves", done.stderr
     ), done.stderr
-    assert len(remaining(ec2, cli.cluster).instances) == 2
-    wait_for(lambda: not remaining(ec2, cli.cluster).instances, "the nodes have terminated")
+    assert len(instances_of(ec2, cli.cluster)) == 2
+    wait_for(lambda: not instances_of(ec2, cli.cluster), "the nodes have terminated")
 
 
 def test_nodes_with_files_terminate_after_the_keep_time(cli: CommandLine, ec2: Any) -> None:
@@ -68,8 +69,8 @@ def test_nodes_with_files_terminate_after_the_keep_time(cli: CommandLine, ec2: A
     done = cli("run", *NODES, "--keep", "3", "writes.py", CLOUDDDP_TIME_SCALE="0.1")
     assert done.returncode == 3, done.stderr
     assert re.search(r"is kept for 3 min 00 s, until .* an hour, at most \$", done.stderr), done.stderr
-    assert len(remaining(ec2, cli.cluster).instances) == 2
-    wait_for(lambda: not remaining(ec2, cli.cluster).instances, "the nodes have terminated")
+    assert len(instances_of(ec2, cli.cluster)) == 2
+    wait_for(lambda: not instances_of(ec2, cli.cluster), "the nodes have terminated")
 
 
 def test_nodes_of_a_job_that_succeeds_end_at_once(cli: CommandLine, ec2: Any) -> None:
@@ -80,7 +81,7 @@ def test_nodes_of_a_job_that_succeeds_end_at_once(cli: CommandLine, ec2: Any) ->
 
 def lose_a_node(cli: CommandLine, process: subprocess.Popen[str]) -> str:
     """End a node of the first job; return the job that continues it, once it runs."""
-    wait_for(lambda: cli("logs").stdout.count("began") == 2, "both ranks run")
+    written(cli, "began")
     cli.ok("sim", "fault", "kill", "1")
 
     def resumed() -> bool:
@@ -104,7 +105,7 @@ def test_interrupt_of_the_job_that_was_resumed_keeps_its_results(cli: CommandLin
 
 def test_job_that_another_command_has_resumed_is_followed(cli: CommandLine, ec2: Any) -> None:
     process = cli.start("run", *NODES, "--retries", "1", "count.py")
-    wait_for(lambda: cli("logs").stdout.count("began") == 2, "both ranks run")
+    written(cli, "began")
     watch = cli.start("watch")
     # Only one of the two can resume it.
     lose_a_node(cli, process)
@@ -126,14 +127,14 @@ def test_node_that_answers_no_more_after_the_job_was_resumed_is_kept(cli: Comman
     _, err = process.communicate(timeout=120)
     assert process.returncode == 3, err
     assert "node 1 did not answer, so its files are unknown" in err
-    assert len(remaining(ec2, cli.cluster).instances) == 2
+    assert len(instances_of(ec2, cli.cluster)) == 2
     cli.ok("sim", "fault", "heal", "1")
     cli.ok("down", "--yes")
 
 
 def test_no_capacity_for_a_lost_node_suggests_another_run(cli: CommandLine, ec2: Any) -> None:
     process = cli.start("run", *NODES, "--retries", "1", "count.py", "--epochs", "3")
-    wait_for(lambda: cli("logs").stdout.count("began") == 2, "both ranks run")
+    written(cli, "began")
     with no_capacity(cli):
         cli.ok("sim", "fault", "kill", "1")
         _, err = process.communicate(timeout=120)

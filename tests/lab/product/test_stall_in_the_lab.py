@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.harness import CommandLine, wait_for
+from support.jobs import written
 
 HANG = """
 import time
@@ -32,10 +33,10 @@ def test_hang_of_one_rank_is_explained(lab_cli: CommandLine) -> None:
     pytest.importorskip("torch")
     cli = lab_cli
     cli.write("hang.py", HANG)
-    cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
+    cli.nodes(2)
     options = ("-d", "--nproc-per-node", "2", "--stall-minutes")
     cli.ok("launch", *options, "0", "hang.py")
-    wait_for(lambda: cli.ok("logs").count("began") == 4, "all ranks run")
+    written(cli, "began", 4)
     assert cli.ok("stacks").splitlines()[0] == SENTENCE
     assert cli.ok("stacks").count("Work::wait") == 3, "native frames"
     cli.ok("cancel")

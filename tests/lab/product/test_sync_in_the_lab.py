@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.harness import CommandLine, cannot, interrupt, wait_for
+from support.jobs import homes
 from support.jumphost import JumpHost
 from support.labnode import unavailable_reason
 from support.simlab import Laptop
@@ -63,7 +64,7 @@ def files_of_ranks(printed: str) -> list[set[str]]:
 
 
 def test_link_that_loses_packets(cli: CommandLine, lab: control.Simulator) -> None:
-    cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
+    cli.nodes(2)
     put_files(cli)
     control.conditions(lab, {"link": {"loss": 5, "latency": 0.01}})
     done = cli("sync")
@@ -106,7 +107,7 @@ def test_chain_of_nodes_behind_a_jump_host(cli: CommandLine, lab: control.Simula
 def test_launch_after_an_interrupted_transfer_runs_whole_files(
     cli: CommandLine, lab: control.Simulator, verb: tuple[str, ...]
 ) -> None:
-    cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
+    cli.nodes(2)
     put_files(cli)
     cli.ok("sync")
     put_files(cli, large=12_000_000)
@@ -122,7 +123,7 @@ def test_launch_after_an_interrupted_transfer_runs_whole_files(
 
 
 def test_interrupted_sync_keeps_the_files_that_have_arrived(cli: CommandLine, lab: control.Simulator) -> None:
-    cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
+    cli.nodes(2)
     put_files(cli, large=0)
     cli.ok("sync")
     put_files(cli, small=0, large=12_000_000)
@@ -142,12 +143,18 @@ def test_interrupted_sync_keeps_the_files_that_have_arrived(cli: CommandLine, la
 
 def begun_files(cli: CommandLine) -> int:
     """Return on how many nodes there is a part of a file."""
-    found = cli.ok("exec", "find . -name '*.cloudddp-tmp' -size +100k")
-    return found.count(".cloudddp-tmp")
+    return sum(any(map(has_begun, home.rglob("*.cloudddp-tmp"))) for home in homes(cli))
+
+
+def has_begun(part: Path) -> bool:
+    try:
+        return part.stat().st_size > 100_000
+    except FileNotFoundError:  # it is complete by now
+        return False
 
 
 def test_pull_names_a_node_that_sends_nothing(cli: CommandLine, lab: control.Simulator) -> None:
-    cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
+    cli.nodes(2)
     cli.ok("launch", "list.py")
     cli.ok("exec", "mkdir -p runs && head -c 12000000 /dev/urandom > runs/weights.bin")
     control.conditions(lab, {"link": {"mbit": 1}})  # no transfer ends within a minute
