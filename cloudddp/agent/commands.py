@@ -33,7 +33,7 @@ def agent_path() -> str:
 
 def step_of(command: str) -> str:
     """Return the step that a command runs, or '' for a command that does not call the agent."""
-    found = re.search(r"/agent-[0-9a-f]+ (\w+)", command)
+    found = re.search(r"/agent-[0-9a-f]+ ([a-z]\w*)", command)
     return found.group(1) if found else ""
 
 
