@@ -115,7 +115,7 @@ MESSAGES: list[Any] = [
         {"caf\xe9": "0" * 32},
     ),
     Wants(False, (0, 2), {"2": 7}, 9, 1),
-    ReceiveRequest("p", "0" * 64, 1, (Peer(0, "10.0.0.1", 1), Peer(1, "10.0.0.2", 65535))),
+    ReceiveRequest("p", "0" * 64, 1, Peer(0, "10.0.0.1", 65535), 2),
     ReceiveEvent(received=5, note="x", done=ReceiveReply(1, 2, 3, 4)),
     PackRequest("p", ("./a", "b c"), have=(Have("x", 5, -1), Have("y", 5, 7, "0" * 64))),
     SetupRequest(

@@ -7,7 +7,6 @@ interrupted transfer the next sync sends what is missing, and deletes what arriv
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 from pathlib import Path
 from typing import Optional
@@ -16,9 +15,9 @@ from agent.files.paths import remove_temporaries
 from agent.files.project_lock import ProjectLock
 from agent.files.sync_record import Synced
 from agent.sync.plan import SyncPlan, plan
-from agent.sync.relay import LargeFile, Relay
+from agent.sync.project_writer import Partials, ProjectWriter
+from agent.sync.relay import Large, Relay
 from agent.sync.sources import SourceLost, report
-from agent.sync.writer import Partial, Partials, ProjectWriter
 from cloudddp.agent.protocol import transfer
 from cloudddp.agent.protocol.receive import WRITING, ReceiveEvent, ReceiveReply
 from cloudddp.agent.protocol.transfer import Frame, Record, Wants
@@ -38,7 +37,7 @@ class ProjectUpdate:
         self._synced = Synced(folder, origin)
         self._plan: Optional[SyncPlan] = None
         self._writer: Optional[ProjectWriter] = None
-        self._large: dict[int, tuple[Partial, LargeFile]] = {}
+        self._large: dict[int, Large] = {}
         self._records: dict[int, Record] = {}  # of the files that were written
         self.again: list[int] = []  # files whose beginning here was wrong: the laptop has to send them whole
         self._restarted: set[int] = set()
@@ -60,9 +59,9 @@ class ProjectUpdate:
     def begin(self, frame: Frame) -> None:
         """Decide what this node lacks. Nothing is changed yet."""
         listing = transfer.read_listing(frame)
-        self._relay.listed(frame.raw)
+        self._relay.listed(frame, listing)
         self._plan = made = plan(self._folder, None if self._adds else self._synced, listing)
-        self._relay.compared(listing.entries(), frozenset((*made.wanted, *made.move)))
+        self._relay.present({*range(len(made.names))}.difference(made.wanted, made.move, made.touch))
 
     def wants(self) -> Wants:
         made = self.plan
@@ -72,7 +71,9 @@ class ProjectUpdate:
             begun = Partials(self._folder)
             for index in made.large:
                 known = self._large.get(index)
-                there = known[0].written if known else begun.size(made.names[index], made.entries[index])
+                there = (
+                    known.incoming.written if known else begun.size(made.names[index], made.entries[index])
+                )
                 if there and index not in self._records:
                     offsets[str(index)] = there
         everything = len(missing) == made.regular
@@ -81,7 +82,7 @@ class ProjectUpdate:
     def missing(self) -> list[int]:
         return [index for index in self.plan.wanted if index not in self._records]
 
-    def prepare(self) -> None:
+    def _prepare(self) -> None:
         """Begin to change the project's folder, once."""
         if self._writer is not None:
             return
@@ -101,7 +102,6 @@ class ProjectUpdate:
         for index, name in made.move.items():  # first: what is deleted or replaced later makes way for them
             writer.move(name, made.names[index], made.entries[index])
             self._has_worked(transfer.FILE_WORK)
-        self._relay.renamed(made.move)
         writer.remove([*made.delete, *made.move.values()])  # the latter for folders that are empty now
         for index in made.links:
             writer.link(made.names[index], made.entries[index].target)
@@ -109,13 +109,25 @@ class ProjectUpdate:
         for index in made.touch:
             writer.touch(made.names[index], made.entries[index])
             self._has_worked(transfer.FILE_WORK)
+        self._relay.present((*made.move, *made.touch))
         self._writer = writer
+
+    def take(self, frame: Frame, *, is_direct: bool) -> None:
+        """Write what has arrived. `is_direct`: from the laptop. Raises SourceLost, ProtocolError."""
+        self._prepare()
+        self.received += len(frame.raw)
+        if frame.kind == transfer.BATCH:
+            self._take_batch(frame)
+        elif frame.kind == transfer.PART:
+            self._take_part(frame)
+        elif frame.kind == transfer.END:
+            self._take_end(frame, is_direct=is_direct)
 
     def _has_worked(self, size: int) -> None:
         self.worked += size
 
-    def take_batch(self, frame: Frame) -> None:
-        assert self._writer is not None  # noqa: S101  prepare was called
+    def _take_batch(self, frame: Frame) -> None:
+        assert self._writer is not None  # noqa: S101  _prepare was called
         made = self.plan
         for record, contents in transfer.read_batch(frame):
             if record.missing or record.number not in made.wanted or record.number in self._records:
@@ -123,54 +135,56 @@ class ProjectUpdate:
             if record.deleted:
                 self._forget(record.number)
                 continue
-            self._writer.small(made.names[record.number], record, contents)
+            self._writer.small(made.names[record.number], record, contents, record.mode)
             self._has_worked(transfer.FILE_WORK)
             self._records[record.number] = record
         self._relay.arrived(frame)
 
     def _forget(self, index: int) -> None:
         """Delete a file here that was deleted on the laptop since it was listed."""
-        assert self._writer is not None  # noqa: S101  prepare was called
+        assert self._writer is not None  # noqa: S101  _prepare was called
         name = self.plan.names[index]
         del self.plan.wanted[index], self.plan.new[name]
         if name in self.plan.old:
             self._writer.remove([name])
 
-    def take_part(self, frame: Frame) -> None:
+    def _take_part(self, frame: Frame) -> None:
         index, offset, data = transfer.read_part(frame)
         if index not in self.plan.wanted or index in self._records:
             return
-        partial, large = self._begun(index)
-        if offset == 0 and partial.written:  # the sender starts again
+        large = self._begun(index)
+        if offset == 0 and large.incoming.written:  # the sender starts again
+            large.incoming.discard()
             self._relay.ended(large, None)
-            large = LargeFile(index, partial.restart(), 0, again=True)
-            self._large[index] = partial, large
-            self._relay.begin(large)
-        partial.write(offset, data)
-        self._relay.grown(large, partial.written)
+            large = self._begin(index, again=True)
+        large.incoming.write(offset, data)
+        self._relay.grown()
 
-    def _begun(self, index: int) -> tuple[Partial, LargeFile]:
+    def _begun(self, index: int) -> Large:
         """Return a file that comes in parts, opened when the first of them arrives."""
-        assert self._writer is not None  # noqa: S101  prepare was called
         if index not in self._large:
             if len(self._large) >= MAX_BEGUN:
                 raise SourceLost("too many files were begun at the same time")
-            made = self.plan
-            partial = self._writer.partial(made.names[index], made.entries[index])
-            large = LargeFile(index, partial.begin(), partial.written, again=index in self._restarted)
-            self._large[index] = partial, large
-            self._relay.begin(large)
+            self._begin(index, again=index in self._restarted)
         return self._large[index]
 
-    def take_end(self, frame: Frame, *, is_direct: bool) -> None:
+    def _begin(self, index: int, *, again: bool) -> Large:
+        assert self._writer is not None  # noqa: S101  _prepare was called
+        incoming = self._writer.continued(self.plan.names[index], self.plan.entries[index])
+        self._large[index] = large = self._relay.begin(index, incoming, again=again)
+        return large
+
+    def _take_end(self, frame: Frame, *, is_direct: bool) -> None:
         record = transfer.read_end(frame)
         if record.number not in self.plan.wanted or record.number in self._records:
             return
-        partial, large = self._begun(record.number)
+        large = self._begun(record.number)
         del self._large[record.number]
-        with contextlib.closing(partial):
-            good = partial.finish(record)
-        self._relay.ended(large, frame.raw if good else None)
+        good = False
+        try:
+            good = large.incoming.finish(record, record.mode)
+        finally:
+            self._relay.ended(large, frame.raw if good else None)
         if not good and is_direct and record.number not in self._restarted:
             # Its beginning came from another node, or from an earlier sync.
             self._restarted.add(record.number)
