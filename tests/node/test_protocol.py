@@ -478,7 +478,6 @@ def test_frame_of_any_contents_is_decoded_or_refused(kind: int, head: bytes, bod
         transfer.read_end,
         read_listing,
         transfer.read_wants,
-        transfer.read_source,
     ):
         with contextlib.suppress(ProtocolError):
             decode_frame(found)

@@ -1,5 +1,5 @@
-"""The transfer of project files as a stream of frames: from the laptop to one node, and from each node to the
-next.
+"""The transfer of project files as a stream of frames: from the laptop to one node, and from that to the
+others.
 
 A receiver first gets the manifest, answers with the files that it lacks, and then gets those. All three are
 frames, equal on SSH and on the connections between nodes, so that a node passes on what it gets as it is.
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import hmac
-import json
 import struct
 import zlib
 from dataclasses import dataclass, field
@@ -28,7 +27,6 @@ from cloudddp.agent.protocol.codec import (
     encode,
 )
 from cloudddp.agent.protocol.manifest import FILE, MAX_FILES, Entry, Folder, check_folders
-from cloudddp.agent.protocol.phases import MAX_NODES
 
 T = TypeVar("T")
 
@@ -327,19 +325,3 @@ def read_wants(found: Frame) -> Wants:
     if found.kind != WANTS or sha256(found.body).digest() != found.head:
         raise ProtocolError("not a list of wanted files")
     return decode(found.body, Wants, limit=MAX_LISTING)
-
-
-LAPTOP = -1  # as a position
-
-
-def source(secret: bytes, position: int) -> bytes:
-    """Return the frame that names where the rest of the files comes from."""
-    return frame(secret, SOURCE, json.dumps(position).encode())
-
-
-@_checked
-def read_source(found: Frame) -> int:
-    position = json.loads(found.head)
-    if not isinstance(position, int) or not LAPTOP <= position <= MAX_NODES:
-        raise ProtocolError("not a position")
-    return position
