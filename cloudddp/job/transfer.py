@@ -14,6 +14,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from cloudddp.agent import client, failures
@@ -74,11 +75,13 @@ class Transfer:
         on_bytes: Callable[[int], None] = lambda _size: None,
     ) -> None:
         self._runner, self._root, self._listing = runner, root, listing
-        self._peers, self._project, self._origin = tuple(peers), project, origin
-        self._versions, self._job, self._adds = versions or {}, job, adds
+        self._versions = versions or {}
         self._approve, self._note, self._on_sent, self._on_bytes = approve, note, on_sent, on_bytes
-        self._secret = secrets.token_hex(32)
-        self._key = self._secret.encode()
+        secret, first = secrets.token_hex(32), peers[0]
+        self._request = ReceiveRequest(
+            project, secret, first.node, first, len(peers), origin, job=job, adds=adds
+        )
+        self._key = secret.encode()
         self._entries = listing.entries()
         self._state = TransferState([peer.node for peer in peers], self._entries)
         self._nodes = {rank: _Node(state) for rank, state in self._state.nodes.items()}
@@ -106,17 +109,7 @@ class Transfer:
 
     def _serve(self, node: _Node) -> ReceiveReply | None:
         """Run the step of a node, which lasts until the whole transfer ends, and return its reply."""
-        request = ReceiveRequest(
-            self._project,
-            self._secret,
-            node.rank,
-            self._peers[0],
-            len(self._peers),
-            self._origin,
-            version=self._versions.get(node.rank, 0),
-            job=self._job,
-            adds=self._adds,
-        )
+        request = replace(self._request, node=node.rank, version=self._versions.get(node.rank, 0))
         try:
             result = client.run_step(
                 self._runner,

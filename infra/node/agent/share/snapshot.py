@@ -12,7 +12,6 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Optional
 
 from agent.files import paths, selection, share_record
 from agent.files.scan import Scan
@@ -20,7 +19,7 @@ from agent.files.share_record import Received
 from agent.jobs import phases
 from agent.node import store
 from agent.node.link import Link
-from agent.sync.writer import FileWriter, Incoming
+from agent.sync.writer import FileWriter
 from cloudddp.agent.protocol import transfer
 from cloudddp.agent.protocol.codec import MAX_PATH
 from cloudddp.agent.protocol.receive import REPLACED
@@ -175,37 +174,32 @@ def receive(link: Link, secret: str, project: Path, wanted: Snapshot, *, durable
     """Write the snapshot that `send` sends; return whether it is there. The file appears under its name once
     it is complete and what was announced, and if `durable` is on the disk. Raises OSError, ProtocolError, and
     SystemExit for anything that is not as announced."""
-    path = paths.replaceable(project, wanted.path)
-    _remove_stale(path.parent)
-    with contextlib.closing(FileWriter(project, durable=durable)) as writer, contextlib.ExitStack() as begun:
-        incoming: Optional[Incoming] = None
-        while True:
-            try:
-                frame = transfer.read_frame(link.read_all, secret.encode())
-            except EOFError:
-                missing = wanted.size - (incoming.written if incoming else 0)
-                raise SystemExit(f"the stream of {wanted.path!r} ended {missing} bytes too early") from None
+    _remove_stale(paths.replaceable(project, wanted.path).parent)
+    with contextlib.closing(FileWriter(project, durable=durable)) as writer:
+        incoming = writer.begin(wanted.path)
+        try:
+            while (frame := transfer.read_frame(link.read_all, secret.encode())).kind == transfer.PART:
+                _, offset, data = transfer.read_part(frame)
+                if offset + len(data) > wanted.size:
+                    raise _damaged(wanted)
+                incoming.write(offset, data)
             if frame.kind == transfer.BATCH:
                 ((record, contents),) = transfer.read_batch(frame)
                 if record.missing or record.deleted:
                     return False
-                _check(wanted, record)
-                writer.small(wanted.path, record, contents, wanted.mode)
-                return True
-            if frame.kind == transfer.END and incoming is not None:
+                incoming.write(0, contents)
+            else:
                 record = transfer.read_end(frame)
-                _check(wanted, record)
-                if not incoming.finish(record, wanted.mode):
-                    raise _damaged(wanted)
-                return True
-            _, offset, data = transfer.read_part(frame)
-            if incoming is None:
-                incoming = writer.begin(wanted.path)
-                begun.callback(incoming.close)
-                begun.callback(incoming.discard)
-            if offset + len(data) > wanted.size:
+            _check(wanted, record)
+            if not incoming.finish(record, wanted.mode):
                 raise _damaged(wanted)
-            incoming.write(offset, data)
+            return True
+        except EOFError:
+            missing = wanted.size - incoming.written
+            raise SystemExit(f"the stream of {wanted.path!r} ended {missing} bytes too early") from None
+        finally:
+            incoming.discard()
+            incoming.close()
 
 
 def _check(wanted: Snapshot, record: Record) -> None:

@@ -34,6 +34,7 @@ ENDED = "the connection to the computer that syncs has ended"
 LOST = 60.0  # seconds of waiting for a byte from the laptop
 REPORT = 0.5  # seconds between two reports of what has been received
 QUIET = 5.0  # seconds without one, at most
+OWN = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 
 
 def step(request: ReceiveRequest) -> None:
@@ -125,14 +126,9 @@ class Receiver:
     def _connected(self) -> FirstNode:
         first, secret, is_offered = self._request.first, self._request.secret, self._is_offered.is_set
         try:
+            retried = (ConnectionRefusedError,)
             link = Link.within(
-                LISTENING,
-                first,
-                secret,
-                PURPOSE,
-                connect=CONNECT,
-                again=(ConnectionRefusedError,),
-                ended=is_offered,
+                LISTENING, first, secret, PURPOSE, connect=CONNECT, again=retried, ended=is_offered
             )
         except REFUSED as error:
             why = "timed out" if isinstance(error, (TimeoutError, socket.timeout)) else str(error)
@@ -195,10 +191,8 @@ class Receiver:
             if frame.kind in (transfer.ALIVE, transfer.SOURCE):
                 continue
             if frame.kind == transfer.LISTING and not is_asked:
-                if not project.is_planned:
-                    report(ReceiveEvent(stage=LISTED))
-                    project.begin(frame)
-                source.ask(project.wants())
+                report(ReceiveEvent(stage=LISTED))
+                source.ask(project.compare(frame))
                 is_asked = True
                 report(ReceiveEvent(stage=COMPARED))
                 continue
@@ -217,11 +211,4 @@ class Receiver:
 
 def _is_own(error: BaseException) -> bool:
     """Whether an error is this node's own: no other source would help."""
-    return isinstance(error, OSError) and error.errno in (
-        errno.ENOSPC,
-        errno.EDQUOT,
-        errno.EROFS,
-        errno.EACCES,
-        errno.EPERM,
-        errno.EIO,
-    )
+    return isinstance(error, OSError) and error.errno in OWN

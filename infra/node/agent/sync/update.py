@@ -22,7 +22,6 @@ from cloudddp.agent.protocol import transfer
 from cloudddp.agent.protocol.receive import WRITING, ReceiveEvent, ReceiveReply
 from cloudddp.agent.protocol.transfer import Frame, Record, Wants
 
-MAX_BEGUN = 16  # files that come in parts: each source begins one after the other
 DISK_RESERVE = 64 << 20  # bytes that stay free
 
 
@@ -37,7 +36,7 @@ class ProjectUpdate:
         self._synced = Synced(folder, origin)
         self._plan: Optional[SyncPlan] = None
         self._writer: Optional[ProjectWriter] = None
-        self._large: dict[int, Large] = {}
+        self._large: Optional[Large] = None  # the file that comes in parts
         self._records: dict[int, Record] = {}  # of the files that were written
         self.again: list[int] = []  # files whose beginning here was wrong: the laptop has to send them whole
         self._restarted: set[int] = set()
@@ -47,35 +46,25 @@ class ProjectUpdate:
         self.worked = 0
 
     @property
-    def is_planned(self) -> bool:
-        """Whether the listing has come."""
-        return self._plan is not None
-
-    @property
     def plan(self) -> SyncPlan:
         assert self._plan is not None  # noqa: S101  it is made with the first frame
         return self._plan
 
-    def begin(self, frame: Frame) -> None:
-        """Decide what this node lacks. Nothing is changed yet."""
-        listing = transfer.read_listing(frame)
-        self._relay.listed(frame, listing)
-        self._plan = made = plan(self._folder, None if self._adds else self._synced, listing)
-        self._relay.present({*range(len(made.names))}.difference(made.wanted, made.move, made.touch))
-
-    def wants(self) -> Wants:
-        made = self.plan
-        missing = self.missing()
-        offsets = {}
-        if made.large:
-            begun = Partials(self._folder)
-            for index in made.large:
-                known = self._large.get(index)
-                there = (
-                    known.incoming.written if known else begun.size(made.names[index], made.entries[index])
-                )
-                if there and index not in self._records:
-                    offsets[str(index)] = there
+    def compare(self, frame: Frame) -> Wants:
+        """Return what this node lacks of the listing, which every source sends first. Nothing is changed
+        yet."""
+        if self._plan is None:
+            listing = transfer.read_listing(frame)
+            self._relay.listed(frame, listing)
+            self._plan = plan(self._folder, None if self._adds else self._synced, listing)
+            here = {*range(len(self.plan.names))}
+            self._relay.present(here.difference(self.plan.wanted, self.plan.move, self.plan.touch))
+        made, missing = self.plan, self.missing()
+        self._leave()
+        begun = Partials(self._folder)
+        large = [index for index in made.large if index not in self._records]
+        sizes = {str(index): begun.size(made.names[index], made.entries[index]) for index in large}
+        offsets = {index: size for index, size in sizes.items() if size}
         everything = len(missing) == made.regular
         return Wants(everything, () if everything else tuple(missing), offsets, made.size, len(made.delete))
 
@@ -135,7 +124,7 @@ class ProjectUpdate:
             if record.deleted:
                 self._forget(record.number)
                 continue
-            self._writer.small(made.names[record.number], record, contents, record.mode)
+            self._writer.small(made.names[record.number], record, contents)
             self._has_worked(transfer.FILE_WORK)
             self._records[record.number] = record
         self._relay.arrived(frame)
@@ -155,36 +144,34 @@ class ProjectUpdate:
         large = self._begun(index)
         if offset == 0 and large.incoming.written:  # the sender starts again
             large.incoming.discard()
-            self._relay.ended(large, None)
-            large = self._begin(index, again=True)
+            self._leave()
+            self._restarted.add(index)
+            large = self._begun(index)
         large.incoming.write(offset, data)
         self._relay.grown()
 
     def _begun(self, index: int) -> Large:
-        """Return a file that comes in parts, opened when the first of them arrives."""
-        if index not in self._large:
-            if len(self._large) >= MAX_BEGUN:
-                raise SourceLost("too many files were begun at the same time")
-            self._begin(index, again=index in self._restarted)
-        return self._large[index]
+        """Return the file that comes in parts, opened when the first of them arrives."""
+        if self._large is None:
+            assert self._writer is not None  # noqa: S101  _prepare was called
+            incoming = self._writer.continued(self.plan.names[index], self.plan.entries[index])
+            self._large = self._relay.begin(index, incoming, again=index in self._restarted)
+        if self._large.index != index:
+            raise SourceLost("too many files were begun at the same time")
+        return self._large
 
-    def _begin(self, index: int, *, again: bool) -> Large:
-        assert self._writer is not None  # noqa: S101  _prepare was called
-        incoming = self._writer.continued(self.plan.names[index], self.plan.entries[index])
-        self._large[index] = large = self._relay.begin(index, incoming, again=again)
-        return large
+    def _leave(self, end: Optional[bytes] = None) -> None:
+        """Close the file that comes in parts. `end`: its last frame, if it is complete."""
+        if self._large is not None:
+            self._relay.ended(self._large, end)
+            self._large = None
 
     def _take_end(self, frame: Frame, *, is_direct: bool) -> None:
         record = transfer.read_end(frame)
         if record.number not in self.plan.wanted or record.number in self._records:
             return
-        large = self._begun(record.number)
-        del self._large[record.number]
-        good = False
-        try:
-            good = large.incoming.finish(record, record.mode)
-        finally:
-            self._relay.ended(large, frame.raw if good else None)
+        good = self._begun(record.number).incoming.finish(record, record.mode)
+        self._leave(frame.raw if good else None)
         if not good and is_direct and record.number not in self._restarted:
             # Its beginning came from another node, or from an earlier sync.
             self._restarted.add(record.number)

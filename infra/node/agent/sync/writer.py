@@ -38,8 +38,8 @@ class FileWriter:
         for descriptor in (self._root, *self._folders.values()):
             os.close(descriptor)
 
-    def small(self, name: str, record: Record, contents: memoryview, mode: int) -> None:
-        """Write a whole file with these permissions, 0 for those of a new file."""
+    def small(self, name: str, record: Record, contents: memoryview) -> None:
+        """Write a whole file."""
         parent, _ = self._place(name)
         temporary = self._temporary()
         descriptor = os.open(temporary, _NEW, 0o666, dir_fd=parent)
@@ -47,7 +47,7 @@ class FileWriter:
             try:
                 while contents:
                     contents = contents[os.write(descriptor, contents) :]
-                self.set_attributes(descriptor, record, mode)
+                self.set_attributes(descriptor, record, record.mode)
             finally:
                 os.close(descriptor)
             self.give_name(parent, temporary, name, record)
@@ -62,7 +62,7 @@ class FileWriter:
         return Incoming(self, parent, self._temporary(), name)
 
     def set_attributes(self, descriptor: int, record: Record, mode: int) -> None:
-        """Set permissions and time of a file that is complete."""
+        """Set permissions (0: those of any new file) and time of a file that is complete."""
         if mode:
             os.fchmod(descriptor, mode)
         os.utime(descriptor, ns=(record.mtime_ns, record.mtime_ns))
@@ -153,7 +153,7 @@ class Incoming:
         """Return another descriptor of it while it is open: with that, it can be read also after `close`."""
         return None if self._descriptor is None else os.dup(self._descriptor)
 
-    def write(self, offset: int, data: bytes) -> None:
+    def write(self, offset: int, data: bytes | memoryview) -> None:
         assert self._descriptor is not None  # noqa: S101  it is open
         if offset != self.written:
             raise ProtocolError("a part of a file is missing")
