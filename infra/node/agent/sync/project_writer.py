@@ -29,22 +29,22 @@ class ProjectWriter(FileWriter):
         self, folder: Path, on_work: Callable[[int], None], synced: Container[str] = frozenset()
     ) -> None:
         """`synced` may be overwritten: files that a sync has written. `on_work` gets the bytes of files that
-        were begun earlier, as they are hashed, and FILE_WORK for each that is deleted."""
+        were begun earlier, as they are hashed, and FILE_WORK for each other change."""
         super().__init__(folder)
         self._on_work = on_work
-        self._partials = Partials(folder)
+        self.partials = Partials(folder)
         self.replaced = Replaced(folder, synced, self._place, self._mark)
         os.umask(0o022)
 
     def continued(self, name: str, entry: Entry) -> Incoming:
         """Return a file that comes in parts, with what there is of it."""
         temporary = _partial_name(name, entry)
-        self._partials.add(name, temporary)
+        self.partials.add(name, temporary)
         return Incoming(self, self._place(name)[0], temporary, name, self._on_work)
 
-    def forget_partials(self, wanted: set[str]) -> None:
-        """Delete what earlier syncs have begun, but for these files."""
-        self._partials.forget(wanted)
+    def small(self, name: str, record: Record, contents: memoryview) -> None:
+        super().small(name, record, contents)
+        self._on_work(FILE_WORK)
 
     def _make_way(self, parent: int, base: str, name: str, record: Optional[Record] = None) -> None:
         self.replaced.keep(parent, base, name, record)
@@ -62,6 +62,7 @@ class ProjectWriter(FileWriter):
         temporary = self._temporary()
         os.symlink(target, temporary, dir_fd=parent)
         self.give_name(parent, temporary, name)
+        self._on_work(FILE_WORK)
 
     def touch(self, name: str, entry: Entry) -> None:
         """Set mode and time of a file that has the contents."""
@@ -78,6 +79,7 @@ class ProjectWriter(FileWriter):
             os.utime(opened, ns=(entry.mtime_ns, entry.mtime_ns))
         finally:
             os.close(descriptor)
+        self._on_work(FILE_WORK)
 
     def move(self, old: str, name: str, entry: Entry) -> None:
         """Give a file that has the contents another name, and this mode and time."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Callable, Optional, Union
 
@@ -125,16 +125,12 @@ class Relay:
         link.write_all(self._listing or b"")
         wants = transfer.read_wants(transfer.read_frame(link.read_all, self._secret))
         wanted = dict(wants.of(self._entries))
-        for item in self._items(link):
-            if isinstance(item, Large):
-                if item.index in wanted:
-                    self._send_large(link, item, 0 if item.again else wanted[item.index])
-            elif chosen := item.indexes & wanted.keys():
-                raw = item.raw
-                if raw is not None:
-                    link.write_all(raw)
-                else:
-                    self._send_from_disk(link, {index: wanted[index] for index in sorted(chosen)})
+        at = 0
+        while self._wait_for(link, lambda: at < len(self._log) or self._complete):  # noqa: B023  called at once
+            if at == len(self._log):
+                break
+            self._send(link, self._log[at], wanted)
+            at += 1
         if not self._closed:
             link.write_all(transfer.frame(self._secret, transfer.DONE))
             link.read_all(1)  # it closes the connection
@@ -143,25 +139,25 @@ class Relay:
         """Wait until the condition holds; return False if this node has ended before."""
         while True:
             with self._changed:
-                if condition() or self._closed or self._changed.wait(ALIVE):
-                    if condition() or self._closed:
-                        return condition()
-                    continue
+                if self._changed.wait_for(lambda: condition() or self._closed, ALIVE):
+                    return condition()
             self._alive(link)
 
     def _alive(self, link: Link) -> None:
         link.write_all(transfer.frame(self._secret, transfer.ALIVE))
 
-    def _items(self, link: Link) -> Iterator[Union[Files, Large]]:
-        """Yield what has arrived, and what arrives, until this node has all."""
-        at = 0
-        while self._wait_for(link, lambda: at < len(self._log) or self._complete):  # noqa: B023  called at once
-            if at == len(self._log):
-                return
-            yield self._log[at]
-            at += 1
-
     # -- what is sent ----------------------------------------------------------------------------------------
+
+    def _send(self, link: Link, item: Union[Files, Large], wanted: dict[int, int]) -> None:
+        if isinstance(item, Large):
+            if item.index in wanted:
+                self._send_large(link, item, 0 if item.again else wanted[item.index])
+        elif chosen := item.indexes & wanted.keys():
+            raw = item.raw
+            if raw is not None:
+                link.write_all(raw)
+            else:
+                self._send_from_disk(link, {index: wanted[index] for index in sorted(chosen)})
 
     def _send_large(self, link: Link, item: Large, offset: int) -> None:
         incoming = item.incoming
@@ -174,7 +170,7 @@ class Relay:
         with open(opened, "rb") as file:
             is_open = True
             while is_open:
-                if not self._wait_for(link, lambda: not incoming.is_open or incoming.written > offset):  # noqa: B023
+                if not self._wait_for(link, lambda: incoming.is_ahead_of(offset)):  # noqa: B023  called at once
                     return
                 is_open, written = incoming.is_open, incoming.written
                 while offset < written:

@@ -87,17 +87,14 @@ class ProjectUpdate:
         if not self._adds:
             self._synced.begin(made.changed)
         writer = ProjectWriter(self._folder, self._has_worked, made.old)
-        writer.forget_partials({made.names[index] for index in made.large})
+        writer.partials.forget({made.names[index] for index in made.large})
         for index, name in made.move.items():  # first: what is deleted or replaced later makes way for them
             writer.move(name, made.names[index], made.entries[index])
-            self._has_worked(transfer.FILE_WORK)
         writer.remove([*made.delete, *made.move.values()])  # the latter for folders that are empty now
         for index in made.links:
             writer.link(made.names[index], made.entries[index].target)
-            self._has_worked(transfer.FILE_WORK)
         for index in made.touch:
             writer.touch(made.names[index], made.entries[index])
-            self._has_worked(transfer.FILE_WORK)
         self._relay.present((*made.move, *made.touch))
         self._writer = writer
 
@@ -125,7 +122,6 @@ class ProjectUpdate:
                 self._forget(record.number)
                 continue
             self._writer.small(made.names[record.number], record, contents)
-            self._has_worked(transfer.FILE_WORK)
             self._records[record.number] = record
         self._relay.arrived(frame)
 

@@ -149,6 +149,10 @@ class Incoming:
     def is_open(self) -> bool:
         return self._descriptor is not None
 
+    def is_ahead_of(self, offset: int) -> bool:
+        """Whether there is more than so many bytes, or nothing more will come."""
+        return self.written > offset or not self.is_open
+
     def duplicate(self) -> Optional[int]:
         """Return another descriptor of it while it is open: with that, it can be read also after `close`."""
         return None if self._descriptor is None else os.dup(self._descriptor)
