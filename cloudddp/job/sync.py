@@ -261,7 +261,7 @@ def _check_folders(theirs: Mapping[int, Mapping[str, str]], ours: Mapping[str, s
 def order_of(
     theirs: Mapping[int, Mapping[str, str]], nodes: Iterable[int], ours: Mapping[str, str]
 ) -> list[int]:
-    """Return the nodes that take part, in the order of the chain: the one that lacks least gets the files
+    """Return the nodes that take part, the one that lacks least first: it gets the files
     from this computer, or only passes on what it has."""
     complete = sorted(set(nodes) - theirs.keys())[:1]
     lacking = sorted(theirs, key=lambda node: (len(different_folders([theirs[node]], ours)), node))

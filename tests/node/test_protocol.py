@@ -115,7 +115,7 @@ MESSAGES: list[Any] = [
         {"caf\xe9": "0" * 32},
     ),
     Wants(False, (0, 2), {"2": 7}, 9, 1),
-    ReceiveRequest("p", "0" * 64, 1, (Peer(0, "10.0.0.1", 1), Peer(1, "10.0.0.2", 65535))),
+    ReceiveRequest("p", "0" * 64, 1, Peer(0, "10.0.0.1", 65535), 2),
     ReceiveEvent(received=5, note="x", done=ReceiveReply(1, 2, 3, 4)),
     PackRequest("p", ("./a", "b c"), all=True),
     SetupRequest(
@@ -478,7 +478,6 @@ def test_frame_of_any_contents_is_decoded_or_refused(kind: int, head: bytes, bod
         transfer.read_end,
         read_listing,
         transfer.read_wants,
-        transfer.read_source,
     ):
         with contextlib.suppress(ProtocolError):
             decode_frame(found)

@@ -16,7 +16,7 @@ from cloudddp.agent.protocol.codec import MAX_PATH
 from cloudddp.config.spec import Config
 from cloudddp.config.spec.job import SyncSpec
 from cloudddp.errors import NodeError, UsageError
-from cloudddp.job import transfer, transfer_progress
+from cloudddp.job import transfer_state
 
 UNREADABLE = "node {} sent an answer that cloudddp cannot read"
 
@@ -32,9 +32,9 @@ def here(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer_progress, "BYPASS", 4.0)
-    monkeypatch.setattr(transfer_progress, "STALLED", 8.0)
-    monkeypatch.setattr(transfer, "CLOSING", 3.0)
+    monkeypatch.setattr(transfer_state, "BYPASS", 4.0)
+    monkeypatch.setattr(transfer_state, "STALLED", 8.0)
+    monkeypatch.setattr(transfer_state, "CLOSING", 3.0)
 
 
 def same(here: Path, there: Path) -> bool:
@@ -60,11 +60,13 @@ def test_reports_without_progress_end_the_step_of_that_node(
 
 
 @pytest.mark.parametrize("attack", ["alive", "alive, done"])
-def test_node_whose_source_is_only_alive_uses_another_source(here: Path, tmp_path: Path, attack: str) -> None:
-    cluster = attacked(tmp_path, attack, 1)
-    with pytest.raises(NodeError, match="node 1: "):
+def test_nodes_get_the_files_from_this_computer_if_the_first_one_is_only_alive(
+    here: Path, tmp_path: Path, attack: str
+) -> None:
+    cluster = attacked(tmp_path, attack, 0)
+    with pytest.raises(NodeError, match="node 0: "):
         cluster.sync(here)
-    assert [same(here, one.project) for one in cluster.nodes] == [True, False, True]
+    assert [same(here, one.project) for one in cluster.nodes] == [False, True, True]
     assert any(line.endswith("another source") for line in cluster.lines)
 
 

@@ -169,7 +169,7 @@ def test_file_that_an_interrupted_sync_wrote_before_a_crash_of_the_node_is_sent_
 
 
 def test_wrong_beginning_of_a_file_is_sent_as_a_whole_once(here: Path, node: SyncedNode) -> None:
-    """A node of the chain may have sent the beginning in an earlier sync, which then broke."""
+    """Another node may have sent the beginning in an earlier sync, which then broke."""
     put(here, {"large": os.urandom(4_000_000), "small": b"x"})
     node.cluster.runner.limits[0] = 2_500_000
     with pytest.raises(NodeError):

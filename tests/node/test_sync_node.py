@@ -23,7 +23,7 @@ from support.localsync import LocalCluster
 from support.syncednode import UP_TO_DATE, UPDATED, SyncedNode, put, tree
 
 from agent.node import link, store
-from agent.sync.writer import ProjectWriter
+from agent.sync.project_writer import ProjectWriter
 from cloudddp.agent import commands
 from cloudddp.agent.protocol.manifest import MAX_FILES, Entry
 from cloudddp.agent.protocol.transfer import BATCH, DONE, LISTING, MAX_BATCH, Listing, Record, batch, frame
@@ -204,8 +204,8 @@ SECRET = "s" * 64
 
 def receive(node: SyncedNode, frames: bytes, project: str = "project") -> subprocess.CompletedProcess[bytes]:
     """Run the step with these frames."""
-    chain = [{"node": 0, "address": "127.0.0.1", "port": 1}]
-    request = {"project": project, "secret": SECRET, "position": 0, "chain": chain}
+    first = {"node": 0, "address": "127.0.0.1", "port": 1}
+    request = {"project": project, "secret": SECRET, "node": 0, "first": first, "nodes": 1}
     return subprocess.run(
         [sys.executable, "-IS", str(node.node.home / commands.agent_path()), "receive"],
         input=json.dumps(request).encode() + b"\n" + frames,

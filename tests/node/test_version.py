@@ -118,7 +118,7 @@ def every_request(node: Node) -> list[Any]:
     job = node.id("job-2")
     return [
         ProbeRequest("p", "127.0.0.1"),
-        ReceiveRequest("p", "s", 0, (Peer(0, "127.0.0.1", 1),)),
+        ReceiveRequest("p", "s", 0, Peer(0, "127.0.0.1", 1), 1),
         SetupRequest(job, 0, "p", "s", ("touch never",)),
         StartRequest(job, 0, "p", "s", {}, (Process((), ("touch", "never"), {}),), 1, 0, 1.0, gang_of()),
         node.following("job-1"),

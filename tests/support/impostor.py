@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -55,15 +56,15 @@ def drain() -> None:
         pass
 
 
-def serve_nothing(request: dict[str, object]) -> None:
-    """Serve the next node of the chain with frames that say that this one is alive."""
+def serve_nothing(request: dict[str, Any]) -> None:
+    """Serve the other nodes with frames that say that this one is alive."""
     sys.path[:0] = [str(ROOT), str(ROOT / "infra" / "node")]
     from agent.node.link import Link
     from cloudddp.agent.protocol import transfer
 
     secret = str(request["secret"])
-    peer = request["chain"][request["position"]]  # type: ignore[index,call-overload]
-    listener = socket.create_server((peer["address"], peer["port"]))
+    first: dict[str, Any] = request["first"]
+    listener = socket.create_server((first["address"], first["port"]))
 
     def serve(connection: socket.socket) -> None:
         link = Link(connection, secret, "sync")

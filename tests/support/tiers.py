@@ -206,7 +206,7 @@ SLOW = {
     "node/test_ranks_alone.py": "2 s each",
     "node/test_stall.py::"
     "test_hang_of_a_real_training_is_explained_and_dumps_are_in_the_folder_of_the_job": "torch, 26 s each",
-    "node/test_sync_chain.py": "several nodes; tests/node/test_sync_node.py has each kind of file",
+    "node/test_sync_star.py": "several nodes; tests/node/test_sync_node.py has each kind of file",
     "node/test_sync_interrupted.py": "several nodes; tests/node/test_pull_continues.py has a broken transfer",
     "node/test_tools.py": "py-spy is sent to real nodes",
     # Runs of torch, 5 to 12 s each. The numeric properties are in those that remain.

@@ -297,7 +297,7 @@ def test_folders_that_differ_on_some_node_are_found() -> None:
     assert sync.different_folders([digests(here)], digests(here)) == set()
 
 
-def test_chain_begins_with_the_node_that_lacks_least() -> None:
+def test_node_that_lacks_least_serves_the_others() -> None:
     entry = Entry("f", 0o644, 1, 5, "")
     here = digests({"a/x": entry, "b/x": entry, "c/x": entry})
     theirs = {0: {}, 1: digests({"a/x": entry}), 3: digests({"a/x": entry, "b/x": entry})}

@@ -64,7 +64,7 @@ class ReceiveReply:
 class ReceiveEvent:
     """A line of what a node reports meanwhile: the files that it lacks; its stage, what it has received, and
     what it has hashed or written besides; the files whose beginning on the node was wrong, to send them as a
-    whole; why it needs the files from the laptop, and which nodes it could not use; the end."""
+    whole; why it needs the files from the laptop; what the user should know; the end."""
 
     wants: Optional[Wants] = None
     stage: int = WAITING
@@ -86,10 +86,10 @@ class ReceiveEvent:
 
 @dataclass(frozen=True)
 class ReceiveRequest:
-    """Followed on stdin by frames: those of the transfer for the node at position 0 of `chain`, whose source
-    is the laptop. The others connect to the node before them. SOURCE names another position, or LAPTOP. The
-    node reports ReceiveEvents, one per line, serves the nodes after it, and ends with CLOSE, or when stdin
-    does. `adds`: nothing is deleted, and the files are not recorded as those of a sync.
+    """Followed on stdin by frames. The node `first` gets those of the transfer there, and serves the others,
+    `nodes` in all. Any other `node` connects to the first one; SOURCE on its stdin says that the files come
+    from there, too. The node reports ReceiveEvents, one per line, and ends with CLOSE, or when stdin does.
+    `adds`: nothing is deleted, and the files are not recorded as those of a sync.
 
     `origin` is the id of the laptop's project, "" for none. Files that another project has sent are compared
     by their contents, not by size and time. `version`: that of the project when it was compared, 0 for any;
@@ -98,8 +98,9 @@ class ReceiveRequest:
 
     project: str
     secret: str
-    position: int
-    chain: tuple[Peer, ...]
+    node: int
+    first: Peer
+    nodes: int
     origin: str = ""
     version: int = 0
     job: str = ""
@@ -111,8 +112,8 @@ class ReceiveRequest:
         check_project(self.project)
         check_length("secret", self.secret, MAX_TOKEN)
         check_origin(self.origin)
-        check_length("chain", self.chain, MAX_NODES)
-        check_range("position", self.position, 0, len(self.chain) - 1)
+        check_range("node", self.node, 0, MAX_NODES)
+        check_range("nodes", self.nodes, 1, MAX_NODES)
         check_range("version", self.version, 0, MAX_SIZE)
         if self.job:
             check_job_id("job", self.job)

@@ -80,6 +80,10 @@ def ignore(_path: str, _record: Record, _inode: Optional[int]) -> None:
     """Do nothing, as an OnSent."""
 
 
+def as_missing(_wanted: Wanted, _error: OSError) -> None:
+    """Do nothing, as the `on_lost` of a Sender whose receiver knows another source."""
+
+
 def whole(_wanted: Wanted, descriptor: int, info: os.stat_result) -> Contents:
     """Return what is sent of a file that is open: all of it."""
     return FixedSize(descriptor, info.st_size)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import hmac
 import io
-import json
 import struct
 import zlib
 from collections.abc import Iterator
@@ -38,7 +37,6 @@ from cloudddp.agent.protocol.manifest import (
     check_folder,
     check_folders,
 )
-from cloudddp.agent.protocol.phases import MAX_NODES
 
 T = TypeVar("T")
 
@@ -400,22 +398,6 @@ def read_wants(found: Frame) -> Wants:
     if found.kind != WANTS or sha256(found.body).digest() != found.head:
         raise ProtocolError("not a list of wanted files")
     return decode(found.body, Wants, limit=MAX_LISTING)
-
-
-LAPTOP = -1  # as a position
-
-
-def source(secret: bytes, position: int) -> bytes:
-    """Return the frame that names where the rest of the files comes from."""
-    return frame(secret, SOURCE, json.dumps(position).encode())
-
-
-@_checked
-def read_source(found: Frame) -> int:
-    position = json.loads(found.head)
-    if not isinstance(position, int) or not LAPTOP <= position <= MAX_NODES:
-        raise ProtocolError("not a position")
-    return position
 
 
 # -- results -------------------------------------------------------------------------------------------------

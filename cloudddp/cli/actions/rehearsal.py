@@ -99,10 +99,10 @@ class Nodes:
     def _receive(
         self, node: int, command: str, stdin: Iterator[bytes], report: Callable[[bytes], None]
     ) -> Result:
-        """Take the files as the first node of the chain does; the others get them from it."""
+        """Take the files as the first node does; the others get them from it."""
         request = decode(next(stdin), ReceiveRequest)
-        size = 0
-        if request.position == 0:
+        size, first = 0, request.first
+        if request.node == first.node:
             report(encode(ReceiveEvent(wants=Wants(everything=True))) + b"\n")
             for piece in stdin:
                 size += len(piece)
@@ -112,12 +112,8 @@ class Nodes:
         if self._print:
             for line in self._shown(node, "", command, b""):
                 self._print(line)
-            peer = request.chain[max(request.position - 1, 0)]
-            origin = (
-                f"{size} bytes"
-                if request.position == 0
-                else f"from node {peer.node} ({peer.address}:{peer.port})"
-            )
+            is_first = request.node == first.node
+            origin = f"{size} bytes" if is_first else f"from node {first.node} ({first.address}:{first.port})"
             self._print(f"  < the project's files, {origin}")
         return Result(0, b"", b"")
 

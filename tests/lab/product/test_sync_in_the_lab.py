@@ -74,10 +74,10 @@ def test_link_that_loses_packets(cli: CommandLine, lab: control.Simulator) -> No
     assert files_of_ranks(cli.ok("launch", "list.py")) == [files_here(cli)] * 2
 
 
-def test_chain_of_nodes_behind_a_jump_host(cli: CommandLine, lab: control.Simulator) -> None:
+def test_nodes_behind_a_jump_host(cli: CommandLine, lab: control.Simulator) -> None:
     if why := unavailable_reason():
         cannot(why)
-    laptop = Laptop(lab, "key of the chain")
+    laptop = Laptop(lab, "key of sync")
     try:
         vpc = Vpc(laptop.ec2, "10.59.0.0/16")
         jump = JumpHost(laptop, vpc)

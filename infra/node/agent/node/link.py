@@ -1,8 +1,7 @@
-"""A connection between two agents, for a snapshot or for the project's files: those of gang/mesh.py carry
-short messages.
+"""A connection between two agents, for files: those of gang/mesh.py carry short messages.
 
 Both sides prove that they know the secret of the job, or of the sync, and for what they have connected. What
-is said about a file carries an HMAC under it, and the file itself is verified by its SHA-256.
+is said about files carries an HMAC under it, and the files come as frames (protocol/transfer.py).
 """
 
 from __future__ import annotations
@@ -12,14 +11,18 @@ import hmac
 import json
 import secrets
 import socket
+import threading
 import time
 from io import BufferedReader
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Callable
+
+from cloudddp.agent.protocol.peer import Peer
 
 ANSWER = 5.0  # seconds for the other side to prove who it is
 STALLED = 15.0  # seconds without which nothing more of the file is taken or comes
 LONGEST_LINE = 1 << 16  # bytes
+RETRY, LONGEST_RETRY = 0.002, 0.05  # seconds until a connection is tried again, doubled each time
+MAX_STRANGERS = 64  # connections that a node accepts, besides those of the nodes
 # What an unauthenticated peer may cause.
 REFUSED = (OSError, ValueError, KeyError, TypeError, RecursionError)
 
@@ -41,17 +44,35 @@ class Link:
         self._names: tuple[str, str, str] = (purpose, "", "")
 
     @classmethod
-    def to(cls, address: str, port: int, secret: str, purpose: str, seconds: float) -> Link:
-        """Connect within `seconds`, and prove who this side is. Raises what REFUSED names; no connection is
-        left then."""
-        connection = socket.create_connection((address, port), seconds)
-        link = cls(connection, secret, purpose)
-        try:
-            link.connect()
-        except BaseException:
-            link.close()
-            raise
-        return link
+    def within(
+        cls,
+        seconds: float,
+        peer: Peer,
+        secret: str,
+        purpose: str,
+        *,
+        connect: float,
+        again: tuple[type[Exception], ...] = REFUSED,
+        ended: Callable[[], bool] = lambda: False,
+    ) -> Link:
+        """Connect to another agent, which may not yet listen, and prove who this side is. For so many
+        seconds, unless it `ended`, the errors named in `again` are tried again; a connection may take
+        `connect` seconds. Raises what REFUSED names; no connection is left then."""
+        deadline, delay = time.monotonic() + seconds, RETRY
+        while True:
+            try:
+                link = cls(socket.create_connection((peer.address, peer.port), connect), secret, purpose)
+                try:
+                    link.connect()
+                    return link
+                except BaseException:
+                    link.close()
+                    raise
+            except REFUSED as error:
+                if not isinstance(error, again) or time.monotonic() > deadline or ended():
+                    raise
+            time.sleep(delay)
+            delay = min(2 * delay, LONGEST_RETRY)
 
     def connect(self) -> None:
         """Prove who this side is, which has connected, and check the other one. Raises what REFUSED names."""
@@ -77,18 +98,6 @@ class Link:
         text = str(found["text"])
         self._check(found, name, text)
         return text
-
-    def send(self, path: Path, size: int) -> None:
-        """Send that many bytes of a file."""
-        self._socket.settimeout(STALLED)
-        with open(path, "rb") as file:
-            if size:  # else sendfile raises ValueError
-                self._socket.sendfile(file, 0, size)
-
-    def receive(self, most: int) -> bytes:
-        """Return up to so many bytes of the file that is sent."""
-        self._socket.settimeout(STALLED)
-        return self._input.read(most)
 
     def read_all(self, size: int) -> bytes:
         """Return so many bytes, fewer only at the end."""
@@ -143,3 +152,57 @@ class Link:
     def _check(self, found: dict[str, Any], name: str, text: str = "") -> None:
         if not hmac.compare_digest(str(found["seal"]).encode(), self._seal(name, text).encode()):
             raise LinkError("the other side does not know the secret of the job")
+
+
+class Server:
+    """Serves other agents, each in a thread of its own, at most `nodes` and some strangers at a time. `serve`
+    may raise what REFUSED names, and EOFError: a stranger, or a node that was lost."""
+
+    def __init__(self, secret: str, purpose: str, nodes: int, serve: Callable[[Link], None]) -> None:
+        self._secret, self._purpose, self._serve = secret, purpose, serve
+        self._most = nodes + MAX_STRANGERS
+        self._lock = threading.Lock()  # of what follows
+        self._links: set[Link] = set()
+        self._closed = False
+        self._listener = socket.socket()
+
+    def listen(self, address: str, port: int) -> int:
+        """Return the port. Raises OSError."""
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._listener.bind((address, port))
+        self._listener.listen(self._most)
+        threading.Thread(target=self._accept, daemon=True).start()
+        return int(self._listener.getsockname()[1])
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            links = list(self._links)
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        for link in links:
+            link.end()
+
+    def _accept(self) -> None:
+        with self._listener, contextlib.suppress(OSError):
+            while not self._closed:
+                link = Link(self._listener.accept()[0], self._secret, self._purpose)
+                with self._lock:
+                    is_wanted = not self._closed and len(self._links) < self._most
+                    if is_wanted:
+                        self._links.add(link)
+                if is_wanted:
+                    threading.Thread(target=self._run, args=(link,), daemon=True).start()
+                else:
+                    link.close()
+
+    def _run(self, link: Link) -> None:
+        try:
+            link.accept()
+            self._serve(link)
+        except (*REFUSED, EOFError):
+            pass
+        finally:
+            with self._lock:
+                self._links.discard(link)
+            link.close()

@@ -26,7 +26,6 @@ from cloudddp.agent.protocol.verdict import MAX_LINE, Cause
 
 CONNECT = 15.0  # seconds for the other node to listen, or to connect
 PREPARE = 120.0  # seconds for it to find, verify and hash its newest snapshot: a spot notice is two minutes
-PAUSE = 0.2
 PURPOSE = "handover"
 
 
@@ -77,29 +76,19 @@ def _all_end(request: StartRequest, began: float) -> bool:
 
 def _send(request: StartRequest, wanted: SnapshotSearch, keeper: Peer) -> Optional[Snapshot]:
     """Send the newest snapshot to that node, and return it; None if there is nothing to send."""
-    with contextlib.closing(_connected(keeper, request.gang.secret)) as link:
+    # While its agent is busy with the end of the job, connections are refused, or accepted by its mesh and
+    # closed: both are tried again.
+    link = Link.within(CONNECT, keeper, request.gang.secret, PURPOSE, connect=ANSWER)
+    with contextlib.closing(link):
         found = snapshot.newest(wanted)
         link.write("snapshot", encode(found).decode())
         sent = link.read("answer", PREPARE) == "send"
         if sent:
-            link.send(store.project_folder(request.project) / found.path, found.size)
+            snapshot.send(link, request.gang.secret, store.project_folder(request.project), found.path)
         why = link.read("end", CONNECT)
     if why:
         raise LinkError(why)
     return found if sent else None
-
-
-def _connected(keeper: Peer, secret: str) -> Link:
-    """Connect to the node that stays. While its agent is busy with the end of the job, connections are
-    refused, or accepted by its mesh and closed: both are retried. Raises what REFUSED names."""
-    deadline = time.monotonic() + CONNECT
-    while True:
-        try:
-            return Link.to(keeper.address, keeper.port, secret, PURPOSE, ANSWER)
-        except REFUSED:
-            if time.monotonic() > deadline:
-                raise
-        time.sleep(PAUSE)
 
 
 # -- the node that stays -------------------------------------------------------------------------------------
@@ -111,7 +100,7 @@ def _keep(request: StartRequest, wanted: SnapshotSearch, keeper: Peer) -> Option
         found = decode(link.read("snapshot", PREPARE).encode(), Snapshot)
         try:
             taken = _take(link, request, found, wanted)
-        except (OSError, SystemExit) as error:
+        except (*REFUSED, SystemExit) as error:
             link.write("end", str(error)[:MAX_LINE])
             raise
         link.write("end", "")
@@ -148,5 +137,6 @@ def _take(link: Link, request: StartRequest, found: Snapshot, wanted: SnapshotSe
         link.write("answer", "no")
         return False
     link.write("answer", "send")
-    snapshot.write(request.project, found, link.receive)
+    if not snapshot.receive(link, request.gang.secret, store.project_folder(request.project), found):
+        raise LinkError(f"{found.path!r} has gone")
     return True

@@ -1,4 +1,4 @@
-"""The files that this node offers to others before ranks start, and writing one that it receives."""
+"""The files that this node offers to others before ranks start; sending one, and writing one that comes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import json
 import os
 import stat
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,17 +18,21 @@ from agent.files.scan import Scan
 from agent.files.share_record import Received
 from agent.jobs import phases
 from agent.node import store
+from agent.node.link import Link
+from agent.sync.writer import FileWriter
+from cloudddp.agent.protocol import transfer
 from cloudddp.agent.protocol.codec import MAX_PATH
 from cloudddp.agent.protocol.receive import REPLACED
+from cloudddp.agent.protocol.sending import Sender, Wanted, as_missing
 from cloudddp.agent.protocol.snapshots import (
     MAX_BEYOND,
     MAX_OFFER,
     MAX_PATTERNS,
     MAX_SHARED,
-    MAX_SNAPSHOT,
     Snapshot,
     SnapshotSearch,
 )
+from cloudddp.agent.protocol.transfer import DIGEST, Record
 
 PIECE = 1 << 20  # bytes
 
@@ -134,14 +138,28 @@ def is_valid(path: Path) -> bool:
         return False
 
 
-def digest(path: Path, size: int = MAX_SNAPSHOT) -> str:
-    """Return the SHA-256 of the first bytes of a file, which may grow meanwhile. Raises OSError."""
+def is_as_offered(project: Path, file: Snapshot) -> bool:
+    """Whether a file is there and complete. One with a digest is compared by the node that gets it. Raises
+    OSError."""
+    path = project / file.path
+    info = os.lstat(path)
+    is_same = (info.st_size, max(info.st_mtime_ns, 0)) == (file.size, file.mtime_ns)
+    return bool(file.digest) or (is_same and is_valid(path))
+
+
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file. Raises OSError."""
     found = hashlib.sha256()
     with open(path, "rb") as file:
-        while piece := file.read(min(PIECE, size)):
+        while piece := file.read(PIECE):
             found.update(piece)
-            size -= len(piece)
     return found.hexdigest()
+
+
+def send(link: Link, secret: str, project: Path, name: str) -> None:
+    """Send a file as frames. Raises what REFUSED names."""
+    for data in Sender(str(project), secret.encode(), on_lost=as_missing).frames([Wanted(0, name)]):
+        link.write_all(data)
 
 
 @functools.cache
@@ -152,32 +170,45 @@ def _remove_stale(folder: Path) -> None:
             stale.unlink()
 
 
-def write(project: str, wanted: Snapshot, read: Callable[[int], bytes], *, durable: bool = True) -> None:
-    """Write the snapshot that `read` returns. The file appears under its name once it is complete and has the
-    digest that was announced, and if `durable` is on the disk. Raises OSError, and SystemExit for anything
-    else that is not as announced."""
-    path = paths.replaceable(store.project_folder(project), wanted.path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = paths.temporary(path)
-    _remove_stale(path.parent)
-    found, left = hashlib.sha256(), wanted.size
-    try:
-        with open(temporary, "wb") as target:
-            while left and (piece := read(min(left, PIECE))):
-                found.update(piece)
-                target.write(piece)
-                left -= len(piece)
-            target.flush()
-            if wanted.mode:
-                os.fchmod(target.fileno(), wanted.mode)
-            if durable:
-                os.fsync(target.fileno())
-        if left:
-            raise SystemExit(f"the stream of {wanted.path!r} ended {left} bytes too early")
-        if found.hexdigest() != wanted.digest:
-            raise SystemExit(f"{wanted.path!r} was damaged on its way")
-        os.utime(temporary, ns=(wanted.mtime_ns, wanted.mtime_ns))
-        os.replace(temporary, path)
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+def receive(link: Link, secret: str, project: Path, wanted: Snapshot, *, durable: bool = True) -> bool:
+    """Write the snapshot that `send` sends; return whether it is there. The file appears under its name once
+    it is complete and what was announced, and if `durable` is on the disk. Raises OSError, ProtocolError, and
+    SystemExit for anything that is not as announced."""
+    _remove_stale(paths.replaceable(project, wanted.path).parent)
+    with contextlib.closing(FileWriter(project, durable=durable)) as writer:
+        incoming = writer.begin(wanted.path)
+        try:
+            while (frame := transfer.read_frame(link.read_all, secret.encode())).kind == transfer.PART:
+                _, offset, data = transfer.read_part(frame)
+                if offset + len(data) > wanted.size:
+                    raise _damaged(wanted)
+                incoming.write(offset, data)
+            if frame.kind == transfer.BATCH:
+                ((record, contents),) = transfer.read_batch(frame)
+                if record.missing or record.deleted:
+                    return False
+                incoming.write(0, contents)
+            else:
+                record = transfer.read_end(frame)
+            _check(wanted, record)
+            if not incoming.finish(record, wanted.mode):
+                raise _damaged(wanted)
+            return True
+        except EOFError:
+            missing = wanted.size - incoming.written
+            raise SystemExit(f"the stream of {wanted.path!r} ended {missing} bytes too early") from None
+        finally:
+            incoming.discard()
+            incoming.close()
+
+
+def _check(wanted: Snapshot, record: Record) -> None:
+    """Raise SystemExit for a file that is not the one that was announced."""
+    announced = wanted.size, wanted.mtime_ns, wanted.digest[: 2 * DIGEST]
+    digest = record.digest.hex() if wanted.digest else ""
+    if announced != (record.size, max(record.mtime_ns, 0), digest):
+        raise _damaged(wanted)
+
+
+def _damaged(wanted: Snapshot) -> SystemExit:
+    return SystemExit(f"{wanted.path!r} was damaged on its way")

@@ -13,7 +13,6 @@ needs none of this.
 from __future__ import annotations
 
 import contextlib
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ from agent.files import share_record
 from agent.files.share_record import Origin
 from agent.jobs import job_record
 from agent.node import store
-from agent.node.link import REFUSED, Link
+from agent.node.link import REFUSED, Link, Server
 from agent.node.shared_memory import last_line
 from agent.share import by_default, snapshot
 from cloudddp.agent.protocol.codec import MAX_TEXT
@@ -34,10 +33,8 @@ from cloudddp.agent.protocol.start import StartRequest
 
 CONNECT = 15.0  # seconds to connect to the node that has the newest snapshot
 LONGEST = 3600.0  # seconds for all of it: a disk may never answer
-MAX_STRANGERS = 64  # connections at a time, besides those of the nodes
 WAIT = 2.0  # seconds for a thread to remove the file that it has begun
 SHOWN = 3  # damaged snapshots that are named
-PAUSE = 0.2
 PURPOSE = "spread"
 
 
@@ -55,9 +52,9 @@ class Spread:
         self._holders: set[int] = set()  # nodes that hold the newest one
         self._project = store.project_folder(request.project)
         self._found: Optional[Offer] = None  # by this node: what it offers
-        self._listener: Optional[socket.socket] = None
-        self._links: set[Link] = set()
-        self._lock = threading.Lock()  # of _links and _closed
+        nodes = len(request.gang.peers)
+        self._server = Server(request.gang.secret, PURPOSE, nodes, self._give)
+        self._link: Optional[Link] = None  # to the node that sends files to this one
         self._receiver: Optional[threading.Thread] = None
         self._has_it = False  # this node
         self._is_planned = False
@@ -115,13 +112,9 @@ class Spread:
 
     def close(self) -> None:
         """End what runs. A file that was begun is removed."""
-        with self._lock:
-            self._closed = True
-            links = list(self._links)
-        if self._listener is not None:
-            with contextlib.suppress(OSError):
-                self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
-        for link in links:
+        self._closed = True
+        self._server.close()
+        if (link := self._link) is not None:
             link.end()
         if self._receiver is not None:
             self._receiver.join(WAIT)
@@ -139,11 +132,7 @@ class Spread:
                 found = snapshot.every(search) if search.every else (snapshot.newest(search),)
             port = 0
             if any(one.path for one in found) and len(self._peers) > 1:
-                self._listener = socket.socket()
-                self._listener.bind((self._peers[self._node].address, 0))
-                self._listener.listen(len(self._peers) + MAX_STRANGERS)
-                port = self._listener.getsockname()[1]
-                threading.Thread(target=self._serve, args=(self._listener,), daemon=True).start()
+                port = self._server.listen(self._peers[self._node].address, 0)
             self._found = Offer(tuple(found), port, beyond)
         except Exception as error:  # of which the supervisor must know, whatever it is
             self._fail(f"its files were not found: {last_line(error)}")
@@ -209,48 +198,16 @@ class Spread:
 
     # -- sending and receiving -------------------------------------------------------------------------------
 
-    def _open(self, connection: socket.socket) -> Optional[Link]:
-        """Return the link of a connection, or None, with the connection closed, where none is wanted any
-        more."""
-        link = Link(connection, self._request.gang.secret, PURPOSE)
-        with self._lock:
-            if not self._closed and len(self._links) < len(self._peers) + MAX_STRANGERS:
-                self._links.add(link)
-                return link
-        link.close()
-        return None
-
-    def _forget(self, link: Link) -> None:
-        with self._lock:
-            self._links.discard(link)
-        link.close()
-
-    def _serve(self, listener: socket.socket) -> None:
-        """Accept connections until this is closed."""
-        with listener, contextlib.suppress(OSError):
-            while not self._closed:
-                accepted, _ = listener.accept()
-                link = self._open(accepted)
-                if link is not None:
-                    threading.Thread(target=self._give, args=(link,), daemon=True).start()
-
     def _give(self, link: Link) -> None:
         """Send the files that a node of the job asks for. One that does not get them says so itself."""
-        try:
-            link.accept()
-            offered = {one.path: one for one in self._found.files} if self._found is not None else {}
-            while name := link.read("path", LONGEST):
-                file = offered[name]
-                path, digest = self._project / name, file.digest
-                with contextlib.suppress(OSError):  # it has gone
-                    digest = digest or (snapshot.digest(path, file.size) if snapshot.is_valid(path) else "")
-                link.write("digest", digest)
-                if digest:
-                    link.send(path, file.size)
-        except REFUSED:
-            pass  # a stranger, or a node that was lost
-        finally:
-            self._forget(link)
+        offered = {one.path: one for one in self._found.files} if self._found is not None else {}
+        while name := link.read("path", LONGEST):
+            is_good = False
+            with contextlib.suppress(OSError):  # it has gone
+                is_good = snapshot.is_as_offered(self._project, offered[name])
+            link.write("answer", "send" if is_good else "")
+            if is_good:
+                snapshot.send(link, self._request.gang.secret, self._project, name)
 
     def _receive(self, wanted: list[Copy]) -> None:
         """Get these files, source by source."""
@@ -259,17 +216,14 @@ class Spread:
             name = ""
             try:
                 self._record(source, files)
-                link = self._connected(source, self._offers[source].port)
-                if link is None:
-                    return
-                try:
+                with contextlib.closing(self._connected(source)) as link:
                     for file in files:
                         name = file.path
                         self._receive_file(link, source, file)
                     link.write("path", "")
-                finally:
-                    self._forget(link)
             except (Exception, SystemExit) as error:
+                if self._closed and not name:
+                    return
                 text = str(error) if isinstance(error, (*REFUSED, SystemExit)) else last_line(error)
                 self._fail(f"{name or 'a file'} was not copied from node {source}: {text}")
                 if not self._by_default:
@@ -289,36 +243,26 @@ class Spread:
 
     def _receive_file(self, link: Link, source: int, file: Snapshot) -> None:
         link.write("path", file.path)
-        digest = link.read("digest", LONGEST)
-        if not digest:
-            self._note(f"node {source}: {file.path} is damaged, or has gone; it was not copied")
-            return
+        is_sent = link.read("answer", LONGEST) == "send"
         try:
-            snapshot.write(
-                self._request.project,
-                replace(file, digest=digest),
-                link.receive,
-                durable=not self._by_default,
+            durable = not self._by_default
+            is_sent = is_sent and snapshot.receive(
+                link, self._request.gang.secret, self._project, file, durable=durable
             )
         except SystemExit as error:
             if not self._by_default:
                 raise
             self._note(f"{file.path} was not copied from node {source}: {error}")
+            return
+        if not is_sent:
+            self._note(f"node {source}: {file.path} is damaged, or has gone; it was not copied")
 
-    def _connected(self, source: int, port: int) -> Optional[Link]:
-        """Connect to that node, again while strangers take its connections. Return None after `close`. Raises
-        what REFUSED names."""
-        deadline = time.monotonic() + CONNECT
-        while True:
-            link = None
-            try:
-                link = self._open(socket.create_connection((self._peers[source].address, port), CONNECT))
-                if link is not None:
-                    link.connect()
-                return link
-            except REFUSED:
-                if link is not None:
-                    self._forget(link)
-                if self._closed or time.monotonic() > deadline:
-                    raise
-            time.sleep(PAUSE)
+    def _connected(self, source: int) -> Link:
+        """Connect to that node, again while strangers take its connections. Raises what REFUSED names."""
+        peer = replace(self._peers[source], port=self._offers[source].port)
+        self._link = link = Link.within(
+            CONNECT, peer, self._request.gang.secret, PURPOSE, connect=CONNECT, ended=lambda: self._closed
+        )
+        if self._closed:
+            link.end()
+        return link

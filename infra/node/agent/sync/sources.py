@@ -1,4 +1,4 @@
-"""Where a node gets the files of a sync from: the laptop, on stdin, or another node, on a connection."""
+"""Where a node gets the files of a sync from: the laptop, on stdin, or the first node, on a connection."""
 
 from __future__ import annotations
 
@@ -71,9 +71,6 @@ class Laptop:
     def ask(self, wants: Wants) -> None:
         report(ReceiveEvent(wants=wants))
 
-    def close(self) -> None:
-        pass
-
 
 def _buffered_stdin() -> bytes:
     """Return what Python has read of stdin besides the request. From now on it is read without Python's
@@ -87,21 +84,16 @@ def _buffered_stdin() -> bytes:
         os.set_blocking(descriptor, True)
 
 
-class OtherNode:
-    """The frames of a node that is before this one in the chain."""
+class FirstNode:
+    """The frames of the node that serves the others."""
 
     def __init__(self, link: Link, node: int, secret: bytes) -> None:
         self._link, self._secret = link, secret
         self.name = f"node {node}"
+        self.end, self.close = link.end, link.close
 
     def read(self) -> Frame:
         return transfer.read_frame(self._link.read_all, self._secret)
 
     def ask(self, wants: Wants) -> None:
         self._link.write_all(wants.frame(self._secret))
-
-    def end(self) -> None:
-        self._link.end()
-
-    def close(self) -> None:
-        self._link.close()

@@ -7,7 +7,6 @@ interrupted transfer the next sync sends what is missing, and deletes what arriv
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 from pathlib import Path
 from typing import Optional
@@ -16,14 +15,13 @@ from agent.files.paths import remove_temporaries
 from agent.files.project_lock import ProjectLock
 from agent.files.sync_record import Synced
 from agent.sync.plan import SyncPlan, plan
-from agent.sync.relay import LargeFile, Relay
+from agent.sync.project_writer import Partials, ProjectWriter
+from agent.sync.relay import Large, Relay
 from agent.sync.sources import SourceLost, report
-from agent.sync.writer import Partial, Partials, ProjectWriter
 from cloudddp.agent.protocol import transfer
 from cloudddp.agent.protocol.receive import WRITING, ReceiveEvent, ReceiveReply
 from cloudddp.agent.protocol.transfer import Frame, Record, Wants
 
-MAX_BEGUN = 16  # files that come in parts: each source begins one after the other
 DISK_RESERVE = 64 << 20  # bytes that stay free
 
 
@@ -38,7 +36,7 @@ class ProjectUpdate:
         self._synced = Synced(folder, origin)
         self._plan: Optional[SyncPlan] = None
         self._writer: Optional[ProjectWriter] = None
-        self._large: dict[int, tuple[Partial, LargeFile]] = {}
+        self._large: Optional[Large] = None  # the file that comes in parts
         self._records: dict[int, Record] = {}  # of the files that were written
         self.again: list[int] = []  # files whose beginning here was wrong: the laptop has to send them whole
         self._restarted: set[int] = set()
@@ -48,40 +46,32 @@ class ProjectUpdate:
         self.worked = 0
 
     @property
-    def is_planned(self) -> bool:
-        """Whether the listing has come."""
-        return self._plan is not None
-
-    @property
     def plan(self) -> SyncPlan:
         assert self._plan is not None  # noqa: S101  it is made with the first frame
         return self._plan
 
-    def begin(self, frame: Frame) -> None:
-        """Decide what this node lacks. Nothing is changed yet."""
-        listing = transfer.read_listing(frame)
-        self._relay.listed(frame.raw)
-        self._plan = made = plan(self._folder, None if self._adds else self._synced, listing)
-        self._relay.compared(listing.entries(), frozenset((*made.wanted, *made.move)))
-
-    def wants(self) -> Wants:
-        made = self.plan
-        missing = self.missing()
-        offsets = {}
-        if made.large:
-            begun = Partials(self._folder)
-            for index in made.large:
-                known = self._large.get(index)
-                there = known[0].written if known else begun.size(made.names[index], made.entries[index])
-                if there and index not in self._records:
-                    offsets[str(index)] = there
+    def compare(self, frame: Frame) -> Wants:
+        """Return what this node lacks of the listing, which every source sends first. Nothing is changed
+        yet."""
+        if self._plan is None:
+            listing = transfer.read_listing(frame)
+            self._relay.listed(frame, listing)
+            self._plan = plan(self._folder, None if self._adds else self._synced, listing)
+            here = {*range(len(self.plan.names))}
+            self._relay.present(here.difference(self.plan.wanted, self.plan.move, self.plan.touch))
+        made, missing = self.plan, self.missing()
+        self._leave()
+        begun = Partials(self._folder)
+        large = [index for index in made.large if index not in self._records]
+        sizes = {str(index): begun.size(made.names[index], made.entries[index]) for index in large}
+        offsets = {index: size for index, size in sizes.items() if size}
         everything = len(missing) == made.regular
         return Wants(everything, () if everything else tuple(missing), offsets, made.size, len(made.delete))
 
     def missing(self) -> list[int]:
         return [index for index in self.plan.wanted if index not in self._records]
 
-    def prepare(self) -> None:
+    def _prepare(self) -> None:
         """Begin to change the project's folder, once."""
         if self._writer is not None:
             return
@@ -97,25 +87,33 @@ class ProjectUpdate:
         if not self._adds:
             self._synced.begin(made.changed)
         writer = ProjectWriter(self._folder, self._has_worked, made.old)
-        writer.forget_partials({made.names[index] for index in made.large})
+        writer.partials.forget({made.names[index] for index in made.large})
         for index, name in made.move.items():  # first: what is deleted or replaced later makes way for them
             writer.move(name, made.names[index], made.entries[index])
-            self._has_worked(transfer.FILE_WORK)
-        self._relay.renamed(made.move)
         writer.remove([*made.delete, *made.move.values()])  # the latter for folders that are empty now
         for index in made.links:
             writer.link(made.names[index], made.entries[index].target)
-            self._has_worked(transfer.FILE_WORK)
         for index in made.touch:
             writer.touch(made.names[index], made.entries[index])
-            self._has_worked(transfer.FILE_WORK)
+        self._relay.present((*made.move, *made.touch))
         self._writer = writer
+
+    def take(self, frame: Frame, *, is_direct: bool) -> None:
+        """Write what has arrived. `is_direct`: from the laptop. Raises SourceLost, ProtocolError."""
+        self._prepare()
+        self.received += len(frame.raw)
+        if frame.kind == transfer.BATCH:
+            self._take_batch(frame)
+        elif frame.kind == transfer.PART:
+            self._take_part(frame)
+        elif frame.kind == transfer.END:
+            self._take_end(frame, is_direct=is_direct)
 
     def _has_worked(self, size: int) -> None:
         self.worked += size
 
-    def take_batch(self, frame: Frame) -> None:
-        assert self._writer is not None  # noqa: S101  prepare was called
+    def _take_batch(self, frame: Frame) -> None:
+        assert self._writer is not None  # noqa: S101  _prepare was called
         made = self.plan
         for record, contents in transfer.read_batch(frame):
             if record.missing or record.number not in made.wanted or record.number in self._records:
@@ -124,53 +122,52 @@ class ProjectUpdate:
                 self._forget(record.number)
                 continue
             self._writer.small(made.names[record.number], record, contents)
-            self._has_worked(transfer.FILE_WORK)
             self._records[record.number] = record
         self._relay.arrived(frame)
 
     def _forget(self, index: int) -> None:
         """Delete a file here that was deleted on the laptop since it was listed."""
-        assert self._writer is not None  # noqa: S101  prepare was called
+        assert self._writer is not None  # noqa: S101  _prepare was called
         name = self.plan.names[index]
         del self.plan.wanted[index], self.plan.new[name]
         if name in self.plan.old:
             self._writer.remove([name])
 
-    def take_part(self, frame: Frame) -> None:
+    def _take_part(self, frame: Frame) -> None:
         index, offset, data = transfer.read_part(frame)
         if index not in self.plan.wanted or index in self._records:
             return
-        partial, large = self._begun(index)
-        if offset == 0 and partial.written:  # the sender starts again
-            self._relay.ended(large, None)
-            large = LargeFile(index, partial.restart(), 0, again=True)
-            self._large[index] = partial, large
-            self._relay.begin(large)
-        partial.write(offset, data)
-        self._relay.grown(large, partial.written)
+        large = self._begun(index)
+        if offset == 0 and large.incoming.written:  # the sender starts again
+            large.incoming.discard()
+            self._leave()
+            self._restarted.add(index)
+            large = self._begun(index)
+        large.incoming.write(offset, data)
+        self._relay.grown()
 
-    def _begun(self, index: int) -> tuple[Partial, LargeFile]:
-        """Return a file that comes in parts, opened when the first of them arrives."""
-        assert self._writer is not None  # noqa: S101  prepare was called
-        if index not in self._large:
-            if len(self._large) >= MAX_BEGUN:
-                raise SourceLost("too many files were begun at the same time")
-            made = self.plan
-            partial = self._writer.partial(made.names[index], made.entries[index])
-            large = LargeFile(index, partial.begin(), partial.written, again=index in self._restarted)
-            self._large[index] = partial, large
-            self._relay.begin(large)
-        return self._large[index]
+    def _begun(self, index: int) -> Large:
+        """Return the file that comes in parts, opened when the first of them arrives."""
+        if self._large is None:
+            assert self._writer is not None  # noqa: S101  _prepare was called
+            incoming = self._writer.continued(self.plan.names[index], self.plan.entries[index])
+            self._large = self._relay.begin(index, incoming, again=index in self._restarted)
+        if self._large.index != index:
+            raise SourceLost("too many files were begun at the same time")
+        return self._large
 
-    def take_end(self, frame: Frame, *, is_direct: bool) -> None:
+    def _leave(self, end: Optional[bytes] = None) -> None:
+        """Close the file that comes in parts. `end`: its last frame, if it is complete."""
+        if self._large is not None:
+            self._relay.ended(self._large, end)
+            self._large = None
+
+    def _take_end(self, frame: Frame, *, is_direct: bool) -> None:
         record = transfer.read_end(frame)
         if record.number not in self.plan.wanted or record.number in self._records:
             return
-        partial, large = self._begun(record.number)
-        del self._large[record.number]
-        with contextlib.closing(partial):
-            good = partial.finish(record)
-        self._relay.ended(large, frame.raw if good else None)
+        good = self._begun(record.number).incoming.finish(record, record.mode)
+        self._leave(frame.raw if good else None)
         if not good and is_direct and record.number not in self._restarted:
             # Its beginning came from another node, or from an earlier sync.
             self._restarted.add(record.number)

@@ -4,18 +4,20 @@ others."""
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import shlex
-import signal
+import shutil
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support.agentnode import until
+from support.agentnode import free_port, until
 from support.localsync import LocalCluster
 
 from agent.node.link import Link
@@ -29,13 +31,14 @@ from cloudddp.agent.protocol.transfer import (
     PART,
     PLAIN,
     ZLIB,
+    Frame,
     Listing,
     Wants,
     read_frame,
 )
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.errors import CloudDDPError, NodeError
-from cloudddp.job import sync, transfer, transfer_progress
+from cloudddp.job import sync, transfer
 
 
 @pytest.fixture
@@ -84,17 +87,17 @@ def test_transfer_that_lasts_is_reported_in_bytes(
 def test_listing_is_passed_on_before_this_node_has_compared_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the last node of a chain begins to compare when all before it have finished."""
+    """Otherwise the other nodes begin to compare when the first one has finished."""
     monkeypatch.setattr(relay, "ALIVE", 0.05)
     secret = "s" * 64
     (tmp_path / "a").write_text("1")
     listing = Listing({"": {"a": Entry("f", 0o644, 1, 1, "")}})
-    with closing(relay.Relay(tmp_path, secret, 2)) as one, connected(one, secret) as link:
-        one.listed(listing.frame(secret.encode()))
+    with closing(relay.Relay(tmp_path, secret, 1)) as one, connected(one, secret) as link:
+        one.listed(frame_of(listing), listing)
         assert next_kind(link) == LISTING
         link.write_all(Wants(everything=True).frame(secret.encode()))
         assert next_kind(link) == ALIVE  # what it has is not yet known
-        one.compared(listing.entries(), frozenset())
+        one.present([0])
         one.complete()
         while (kind := next_kind(link)) == ALIVE:
             pass
@@ -103,8 +106,8 @@ def test_listing_is_passed_on_before_this_node_has_compared_it(
 
 def test_node_that_ends_before_it_has_compared_the_listing_ends_the_connections_to_it(tmp_path: Path) -> None:
     secret = "s" * 64
-    with closing(relay.Relay(tmp_path, secret, 2)) as one, connected(one, secret) as link:
-        one.listed(Listing({}).frame(secret.encode()))
+    with closing(relay.Relay(tmp_path, secret, 1)) as one, connected(one, secret) as link:
+        one.listed(frame_of(Listing({})), Listing({}))
         assert next_kind(link) == LISTING
         link.write_all(Wants(everything=True).frame(secret.encode()))
         one.close()
@@ -115,14 +118,16 @@ def test_node_that_ends_before_it_has_compared_the_listing_ends_the_connections_
 
 @contextlib.contextmanager
 def connected(one: relay.Relay, secret: str) -> Iterator[Link]:
-    """Yield a connection of the next node of the chain."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    """Yield a connection of another node."""
+    port = free_port()
     one.listen("127.0.0.1", port)
     with closing(Link(socket.create_connection(("127.0.0.1", port)), secret, relay.PURPOSE)) as link:
         link.connect()
         yield link
+
+
+def frame_of(listing: Listing) -> Frame:
+    return read_frame(io.BytesIO(listing.frame(("s" * 64).encode())).read, ("s" * 64).encode())
 
 
 def next_kind(link: Link) -> int:
@@ -163,9 +168,7 @@ def kill_once(cluster: LocalCluster, node: int, after: int) -> None:
 
 
 @pytest.mark.parametrize("lost", [1, 2])
-def test_node_lost_in_the_middle_of_the_chain_does_not_stop_the_others(
-    here: Path, tmp_path: Path, lost: int
-) -> None:
+def test_lost_node_does_not_stop_the_others(here: Path, tmp_path: Path, lost: int) -> None:
     cluster = LocalCluster(tmp_path / "nodes", 4)
     kill_once(cluster, lost, 5_000_000)
     with pytest.raises(NodeError, match=f"node {lost}: the connection broke"):
@@ -179,7 +182,7 @@ def test_node_lost_in_the_middle_of_the_chain_does_not_stop_the_others(
     assert cluster.sent - before < 0.01 * size_of(here)
 
 
-def test_first_node_lost_the_second_one_continues_from_the_laptop(here: Path, tmp_path: Path) -> None:
+def test_first_node_lost_the_others_continue_from_the_laptop(here: Path, tmp_path: Path) -> None:
     cluster = LocalCluster(tmp_path / "nodes", 3)
     kill_once(cluster, 0, 5_000_000)
     with pytest.raises(NodeError, match="node 0: the connection broke"):
@@ -213,25 +216,35 @@ def test_nodes_that_cannot_reach_each_other_get_the_files_from_the_laptop(here: 
     assert "node 0 cannot be reached at 127.0.0.1:" in warning
 
 
-def test_node_that_stands_still_is_bypassed(
-    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(transfer_progress, "BEHIND", 1 << 20)
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+def test_slow_disk_of_the_first_node_does_not_hold_up_the_others(here: Path, tmp_path: Path) -> None:
+    """They have all files, also on their disks, while the first one waits for its own."""
     cluster = LocalCluster(tmp_path / "nodes", 3)
-    stopped: list[subprocess.Popen[bytes]] = []
+    slow = "-e trace=syncfs,sync -e inject=syncfs,sync:delay_enter=20000000"
+    cluster.runner.wrap[0] = f"strace -f -qq -o {tmp_path / 'trace'} {slow}"
+    recorded = [node.home / ".cloudddp" / f"manifest-{PROJECT}.json" for node in cluster.nodes]
+    thread = threading.Thread(target=cluster.sync, args=(here,))
+    thread.start()
+    until(lambda: recorded[1].exists() and recorded[2].exists())
+    assert not recorded[0].exists()
+    assert [same(here, node.project) for node in cluster.nodes] == [True] * 3
+    thread.join()
+    assert recorded[0].exists()
+    assert cluster.sent < 1.02 * size_of(here)
 
-    def stop(to: int, sent: int) -> None:
-        if to == 0 and sent >= 4_000_000 and not stopped:
-            stopped.append(cluster.nodes[1].processes[-1])
-            stopped[0].send_signal(signal.SIGSTOP)
-        if stopped and same(here, cluster.nodes[2].project):
-            stopped[0].kill()
 
-    cluster.runner.on_sent = stop
-    with pytest.raises(NodeError, match="node 1"):
-        cluster.sync(here)
-    assert stopped
-    assert same(here, cluster.nodes[2].project)
+def test_only_the_first_node_listens(here: Path, tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path / "nodes", 3)
+    found: list[list[bool]] = []
+
+    def look(to: int, sent: int) -> None:
+        if to == 0 and sent >= 4_000_000 and not found:
+            until(lambda: all(node.processes for node in cluster.nodes))
+            found.append([bool(listening(node.processes[-1].pid)) for node in cluster.nodes])
+
+    cluster.runner.on_sent = look
+    cluster.sync(here)
+    assert found == [[True, False, False]]
 
 
 def test_stranger_gets_nothing_from_a_node(here: Path, tmp_path: Path) -> None:
