@@ -24,10 +24,8 @@ def test_ranks_and_nodes_are_selected(cli: Any) -> None:
     cli.write("count.py", COUNT)
     cli.ok("launch", "count.py")
     for words, ranks in (
-        (("--rank", "3"), [3]),
         (("--rank", "0,2-3"), [0, 2, 3]),
         (("--rank", "0", "--rank", "1"), [0, 1]),
-        (("--node", "1"), [2, 3]),
         (("--node", "0-1", "--rank", "1-2"), [1, 2]),
         (("--node", "0", "--rank", "3"), []),
         (("-f", "--node", "1", "--rank", "2"), [2]),

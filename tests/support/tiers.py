@@ -72,6 +72,8 @@ SLOW = {
     # Single tests of the command line, 1 to 12 s each: most create clusters.
     "cli/test_credentials.py::"
     "test_end_of_the_environments_keys_is_shown": "3 s; tests/cli/test_mfa.py shows the end of a session",
+    "cli/test_credentials.py::"
+    "test_endpoint_that_is_not_a_url_is_a_usage_error": "4 s; other invalid profiles remain",
     "cli/test_dependencies.py": "`make lowest` runs it, too",
     "cli/test_efa.py::"
     "test_address_that_was_allocated_twice_is_released": "tests/cli/test_rollback.py has an unlisted one",
@@ -112,6 +114,10 @@ SLOW = {
     "cli/test_launch.py::test_rank_and_local_rank_can_be_positional": "tests/unit/test_ranks.py has them",
     "cli/test_launch.py::test_shell_script_gets_the_variables_that_programs_read": "torch",
     "cli/test_launch.py::test_type_without_gpus_does_not_limit_ranks": "3 s; the refusal of ranks remains",
+    "cli/test_log_selection.py::"
+    "test_middle_of_a_long_log_is_dropped_and_reported": "tests/node/test_rank_logs.py",
+    "cli/test_logs_and_jobs.py::test_logs_and_jobs_show_the_same_duration": "4 s, what is shown",
+    "cli/test_logs_and_jobs.py::test_unknown_job_lists_the_newest_ones": "four jobs, a message",
     "cli/test_mfa.py::test_both_ways_out_of_credentials_that_end_early_work": "3 s; the refusal remains",
     "cli/test_mfa.py::test_damaged_cache_counts_as_empty": "tests/unit/test_state.py has damaged records",
     "cli/test_mfa.py::"
@@ -165,10 +171,13 @@ SLOW = {
     "test_interrupted_wait_for_the_clean_up_leaves_nothing": "waits; tests/cli/test_placing.py",
     "cli/test_reservations.py::"
     "test_reservation_in_a_placement_group_uses_that_group": "3 s; test_golden_requests.py",
+    "cli/test_reservations.py::test_up_after_down_waits_for_the_clean_up": "waits",
     "cli/test_run.py::"
     "test_closing_the_terminal_during_run_removes_the_cluster": "test_interrupts.py closes terminals",
     "cli/test_run.py::"
     "test_run_lists_remaining_resources_when_aws_refuses_calls": "tests/cli/test_down.py lists them",
+    "cli/test_sim_verbs.py::test_interruption_time_of_a_spot_node_is_shown": "3 s, what is shown",
+    "cli/test_sim_verbs.py::test_policy_that_allows_nothing_is_named_at_the_start": "a simulator of its own",
     "cli/test_sim_verbs.py::test_rank_is_unique_per_cluster": "9 nodes",
     "cli/test_sim_verbs.py::test_unknown_node_name_lists_the_candidates": "6 s, a message",
     "cli/test_ssh_routes.py::"
@@ -177,8 +186,14 @@ SLOW = {
     "test_first_launch_on_new_nodes_names_results_that_are_here": "three clusters, a message",
     "cli/test_sync_and_pull.py::"
     "test_results_go_back_to_their_places_and_no_sync_deletes_them": "9 s; pulled results remain",
+    "cli/test_sync_and_pull.py::test_sync_starts_one_process_on_a_node": "3 s; it is about speed",
+    "cli/test_terminal.py::"
+    "test_ports_are_forwarded_by_options_before_or_after_the_node": "3 s; `ssh` remains",
     "cli/test_terminal.py::test_setup_lines_are_not_appended_to_the_spinner": "what is shown",
+    "cli/test_terminal.py::test_tables_fit_the_terminal": "5 s, what is shown",
     "cli/test_timings_of_verbs.py::test_every_verb_shows_its_steps": "12 s; those of `launch` remain",
+    "cli/test_timings_of_verbs.py::"
+    "test_ranks_are_started_one_step_after_the_files_are_there": "it is about speed",
     "cli/test_up.py::test_max_cost_shortens_the_lifetime": "tests/unit/test_plan.py has the rule",
     "cli/test_what_is_sent.py::"
     "test_cluster_has_the_name_of_the_project_folder": "5 s; tests/cli/test_reference.py has the names",
