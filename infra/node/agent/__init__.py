@@ -11,7 +11,7 @@ are replaced atomically, below ~/.cloudddp/jobs/JOB/. The agent does not depend 
         watch/      what the supervisor notices: stalls, stragglers, isolated ranks, notices of EC2
         share/      what it copies between nodes before ranks start, and before a node ends
         s3/         what its guard copies to S3 when the job has ended
-      sync/         for `receive`: writes the project's files, and passes them on to other nodes
+      sync/         for `receive`: writes files of the project, on the first node serves them to the others
         files/      what is in the project, and who wrote it: syncs, jobs, other nodes
         ranks/      launcher -> `rank`, a wrapper for each rank -> the user's script; why a rank ended
           jobs/     the record of each job, below ~/.cloudddp/jobs: all that outlives a process

@@ -1,1 +1,1 @@
-"""The receiving side of a sync, with what a node passes on to the nodes after it."""
+"""The receiving side of a sync, and what the first node passes on to the others."""
