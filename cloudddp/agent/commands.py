@@ -68,7 +68,8 @@ def ship(then: str) -> str:
     install = (
         f"gzip -dc > {new}.zip && {_PYTHON} -m zipfile -e {new}.zip {new} && "
         f"{{ mv -T {new} {path} 2>/dev/null || {_is_intact()} || "
-        f"{{ mv -T {path} {old} && mv -T {new} {path}; }}; }} && rm -rf {new} {new}.zip {old}"
+        f"{{ mv -T {path} {old} && mv -T {new} {path}; }}; }}; code=$?; "
+        f"rm -rf {new} {new}.zip {old}; (exit $code)"
     )
     return (
         'umask 077; mkdir -p "$HOME"/.cloudddp && '

@@ -3,17 +3,23 @@ named."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.agentnode import Node
 from support.packed import sent
 
-from agent.files.tree import leads_to
+from agent.files.tree import Found, leads_to
+from agent.steps.pack import Item, Output, Packer, listings
+from cloudddp.agent.protocol import files
+from cloudddp.agent.protocol.codec import encode
 from cloudddp.agent.protocol.files import PackRequest
+from cloudddp.agent.protocol.manifest import LINK, Entry
 from cloudddp.job.results import safe_names
 
 
@@ -135,3 +141,48 @@ def test_log_whose_middle_was_dropped_is_sent_without_the_hole(node: Node) -> No
     middle = b"\n[cloudddp: %d bytes of this log were dropped here]\n" % ((1 << 40) - 4096)
     assert found["ranks/0.log"] == ("file", b"a" * 4096 + middle + b"b" * 10_000)
     assert notes == ["missing flight-recorder"]
+
+
+def test_file_with_a_time_that_no_frame_holds_is_sent(node: Node) -> None:
+    for name, size in (("small", 1), ("large", 2 << 20)):
+        path = node.project / name
+        path.write_bytes(bytes(size))
+        os.utime(path, (1 << 33, 1 << 33))  # the year 2242; another file system has later ones
+    found = sent(node, PackRequest("p", (".",)))
+    assert sorted(found.files) == ["large", "small"]
+    assert found.records["large"].mtime_ns % 10**9 == 0, "so that the contents are compared"
+
+
+def test_path_that_is_too_long_to_be_read_is_named(node: Node) -> None:
+    half = Path(*["f" * 200] * 11)
+    (node.project / half).mkdir(parents=True)
+    (node.project / half / "result.pt").write_bytes(b"weights")
+    (node.project / "runs" / half).mkdir(parents=True)
+    (node.project / half.parts[0]).rename(node.project / "runs" / half / "rest")
+    out = sent(node, PackRequest("p", ("runs",))).out
+    assert [(one.reason, one.counts) for one in out] == [("File name too long", True)]
+
+
+def test_long_targets_of_links_are_spread_over_listings() -> None:
+    info, target = os.stat_result((0o120777, *[0] * 9)), "t" * 4000
+    items = [
+        Item(Found(f"{number:05}", "", info, target), Entry(LINK, 0, 0, 0, target))
+        for number in range(10_000)
+    ]
+    found = list(listings(items))
+    assert all(len(encode(one)) < files.MAX_TEXT for one in found)
+    assert [path for one in found for path, _ in one.entries()] == [item.found.name for item in items]
+
+
+def test_entry_that_a_changing_folder_yields_twice_is_listed_once(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        (node.project / name).write_text(name)
+    scandir = os.scandir
+    monkeypatch.setenv("HOME", str(node.home))
+    monkeypatch.setattr(
+        os, "scandir", lambda path: contextlib.closing(one for one in list(scandir(path)) for _ in range(2))
+    )
+    packer = Packer(Output(), PackRequest("p", (".",)))
+    assert [item.found.name for item in packer.found()] == ["a", "b"]

@@ -134,10 +134,11 @@ def test_time_of_a_whole_second_does_not_identify_a_file(place: Place) -> None:
     seconds = OLD_NS // 10**9 * 10**9
     place.write("a", b"one", seconds)
     place.write("b", os.urandom(1 << 20), seconds)
+    place.write("empty", b"", seconds)
     place.pull()
     place.write("a", b"two", seconds)
     again = place.pull()
-    assert (again.files, again.unchanged) == (1, 1)
+    assert (again.files, again.unchanged) == (1, 2)
     assert place.link.received < OVERHEAD
     assert place.found["runs/a"] == b"two"
 
@@ -272,10 +273,11 @@ def test_file_that_changes_while_it_is_read_is_named_and_sent_again(place: Place
 
 def test_file_that_becomes_shorter_is_left_out(place: Place) -> None:
     path = place.write("large", bytes(64 << 20))
-    place.write("other", b"other")
+    for name in ("before", "other"):
+        place.write(name, b"small")
     pulled = held(place, lambda: os.truncate(path, 100))
     assert pulled.notes == ("left out runs/large: it became shorter while it was read",)
-    assert place.found == {"runs/other": b"other"}
+    assert place.found == {"runs/before": b"small", "runs/other": b"small"}
 
 
 def test_names_that_are_not_utf8(place: Place) -> None:

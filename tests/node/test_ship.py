@@ -85,6 +85,6 @@ def test_damaged_agent_is_not_run_and_is_shipped_again(tmp_path: Path, damage: s
 def test_agent_that_arrives_in_part_is_not_put_in_place(tmp_path: Path) -> None:
     code, _ = run(tmp_path, commands.ship("exit 0"), commands.compressed_agent()[:-1000])
     assert code != 0
-    assert not (tmp_path / commands.agent_path()).exists()
+    assert list((tmp_path / ".cloudddp").iterdir()) == [], "each attempt would leave more on a disk"
     assert step(tmp_path)[0] == ExitCode.NO_AGENT.value
     assert run(tmp_path, commands.ship("exit 0"), commands.compressed_agent()) == (0, "")

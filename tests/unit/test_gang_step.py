@@ -578,6 +578,17 @@ def test_failure_that_would_come_again_is_not_repeated(name: str) -> None:
     assert (found.phase, found.restarts, found.refusal) == (JobPhase.FAILED, len(reports) - 1, refusal)
 
 
+def test_restart_of_a_node_whose_ranks_run_is_ignored() -> None:
+    """No agent sends it: nothing would end the ranks of the last attempt."""
+    job = Job(2, retries=1).joined()
+    verdict = Verdict(JobPhase.FAILED, 1, 1)
+    for _ in range(2):
+        job.event(0, MessageReceived(1, Message(Kind.RESTART, attempt=1, verdict=verdict)))
+        assert job.states[0].attempt == 0
+        assert not job.did(0, Restart)
+        job.event(0, RanksChecked(failed=True))  # and they are being ended
+
+
 def test_restarts_are_counted_within_an_hour() -> None:
     job = Job(2, retries=1).joined()
     for number in range(3):

@@ -277,7 +277,9 @@ def test_user_configuration_that_ssh_cannot_read(home: Path) -> None:
     assert "~/.ssh/config" in render(caught.value.hint)
 
 
-@pytest.mark.parametrize("given", ["-oProxyCommand=x", "-l@host", "u@-host", "", "a b:x", "u@[::1]x"])
+@pytest.mark.parametrize(
+    "given", ["-oProxyCommand=x", "-l@host", "u@-host", "", "a b:x", "u@[::1]x", "[-V]", "[[-V]"]
+)
 def test_what_ssh_would_take_for_an_option_is_refused(given: str) -> None:
     with pytest.raises(UsageError, match="not a jump host"):
         Jump(given)

@@ -4,6 +4,7 @@ and buffers little."""
 from __future__ import annotations
 
 import contextlib
+import os
 import tracemalloc
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,6 +14,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.streams import FINISH, Corpus, end, file, folder, link, listed, part, stream
 
+from cloudddp.agent.protocol import transfer
+from cloudddp.agent.protocol.manifest import FILE, Entry
+from cloudddp.agent.protocol.transfer import Frames, Listing
 from cloudddp.errors import CloudDDPError
 from cloudddp.job.results.incoming import incoming
 from cloudddp.job.results.pull_notes import Notes
@@ -110,3 +114,24 @@ def test_announced_size_takes_no_memory(attack: str, tmp_path: Path) -> None:
             assert tracemalloc.get_traced_memory()[1] < 8 << 20
         finally:
             tracemalloc.stop()
+
+
+def test_more_files_than_a_project_may_have_are_compared(tmp_path: Path) -> None:
+    """Files of an archive have times of whole seconds: the answer names what is here of each."""
+    count, size = 100_200, 5
+    (tmp_path / "runs").mkdir()
+    for number in range(300):  # hard links: not 100,200 inodes
+        (tmp_path / "runs" / f"{number}-0").write_bytes(b"x" * size)
+        for other in range(1, 334):
+            os.link(tmp_path / "runs" / f"{number}-0", tmp_path / "runs" / f"{number}-{other}")
+    names = [f"{number}-{other}" for number in range(300) for other in range(334)]
+    for number in range(300):
+        os.utime(tmp_path / "runs" / f"{number}-0", (1_700_000_000, 1_700_000_000))
+    entry = Entry(FILE, 0o644, size, 1_700_000_000 * 10**9, "")
+    with receiving(tmp_path) as receive:
+        for at in range(0, count, 50_100):
+            listing = Listing({"runs": dict.fromkeys(names[at : at + 50_100], entry)})
+            receive.feed(listing.frame(transfer.UNSEALED))
+        receive.feed(FINISH)
+        answer = transfer.read_wants(next(Frames(transfer.UNSEALED).feed(next(receive.answer()))))
+    assert len(answer.digests) == len(answer.offsets) == count

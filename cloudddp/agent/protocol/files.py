@@ -25,7 +25,7 @@ from cloudddp.agent.protocol.manifest import path_from_wire, path_to_wire
 
 MAX_LEFT_OUT = 1000  # that are named
 MAX_LISTED = 50_000  # files in one listing
-MAX_NAMES = 4 << 20  # characters of their paths
+MAX_NAMES = 4 << 20  # characters of their paths, and of the targets of links
 MAX_TEXT = 32 << 20  # bytes of the text of one listing: a file has up to 150 besides its path
 
 

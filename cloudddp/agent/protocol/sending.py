@@ -16,6 +16,7 @@ from hashlib import sha256
 from typing import Any, Callable, NamedTuple, Optional, Protocol
 
 from cloudddp.agent.protocol import transfer
+from cloudddp.agent.protocol.codec import MAX_SIZE
 from cloudddp.agent.protocol.transfer import (
     DIGEST,
     MAX_BATCH,
@@ -30,6 +31,7 @@ from cloudddp.agent.protocol.transfer import (
 TRIES = 3
 RECENT_NS = 10**9  # after a write so long ago another one has another time, by the clock of any file system
 HASHED = 32 << 20  # bytes that are only hashed, after which the caller gets a turn
+_LATEST_NS = MAX_SIZE // 10**9 * 10**9
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
@@ -133,8 +135,8 @@ class Sender:
                         continue
                     record, data, inode = self._read_small(wanted, descriptor, info)
                 except OSError as error:
-                    yield self._batch([*records, self._gone(wanted, error)], contents)
-                    records, contents, size = [], [], 0
+                    # Alone: perhaps after parts of it, which other files must not follow.
+                    yield self._batch([self._gone(wanted, error)], [])
                     continue
                 finally:
                     os.close(descriptor)
@@ -235,12 +237,17 @@ def _record(
     return Record(
         index,
         size,
-        info.st_mtime_ns,
+        time_of(info),
         bool(info.st_mode & 0o111),
         digest[:DIGEST],
         settled=is_stable and began - info.st_mtime_ns > RECENT_NS,
         changed=not is_stable,
     )
+
+
+def time_of(info: os.stat_result) -> int:
+    """Return a file's mtime (ns), or the latest whole second that a frame may hold."""
+    return info.st_mtime_ns if info.st_mtime_ns <= MAX_SIZE else _LATEST_NS
 
 
 def _same(one: os.stat_result, other: os.stat_result) -> bool:

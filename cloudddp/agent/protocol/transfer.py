@@ -30,7 +30,6 @@ from cloudddp.agent.protocol.codec import (
 )
 from cloudddp.agent.protocol.manifest import (
     FILE,
-    MAX_FILES,
     MAX_LISTED,
     Entry,
     Folder,
@@ -52,6 +51,7 @@ MAX_BODY = 2 * SMALL
 FILE_WORK = 4096  # bytes of work that a change of a file counts as, besides its contents
 MAX_LISTING = 64 << 20  # bytes, before and after decompression
 MAX_ENTRIES = 1_000_000  # of all listings of a transfer
+MAX_KNOWN = 500_000  # files of which a receiver may have the beginning: a WANTS is up to 63 MB
 
 SEAL = 16  # bytes of an HMAC-SHA-256
 DIGEST = 16  # bytes of a SHA-256: nobody can find another file with the same ones
@@ -365,8 +365,8 @@ class Wants:
 
     def __post_init__(self) -> None:
         check_length("files", self.files, MAX_ENTRIES)
-        check_length("offsets", self.offsets, MAX_FILES)
-        check_length("digests", self.digests, MAX_FILES)
+        check_length("offsets", self.offsets, MAX_KNOWN)
+        check_length("digests", self.digests, MAX_KNOWN)
         check_range("size", self.size, 0, MAX_SIZE)
         check_range("delete", self.delete, 0, MAX_COUNT)
         for index in self.files:

@@ -72,6 +72,8 @@ def _usable(
     if not is_unfinished(info.st_mode) and info.st_mtime_ns % 10**9:
         is_same = (info.st_size, info.st_mtime_ns) == (entry.size, entry.mtime_ns)
         return found if is_same else None
+    if info.st_size == entry.size == 0:
+        return found
     is_hidden = is_public and any(part.startswith(".") for part in path)
     # Hidden files of this user: not even their hashes go to a node.
     if is_hidden or not 0 < info.st_size <= entry.size:

@@ -22,6 +22,7 @@ from cloudddp.agent.protocol.manifest import LINK, path_from_wire
 from cloudddp.agent.protocol.transfer import (
     DIGEST,
     MAX_ENTRIES,
+    MAX_KNOWN,
     UNSEALED,
     Frame,
     Frames,
@@ -203,7 +204,7 @@ class Receive:
             return
         self._wanted[number] = entry
         self._transfer.total += entry.size
-        if known is not None:
+        if known is not None and len(self._known) < MAX_KNOWN:
             self._known[number] = known
             self._compared += known.size
 

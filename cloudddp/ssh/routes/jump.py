@@ -29,7 +29,7 @@ from cloudddp.ssh.target import Stream, Target, known_hosts_name
 from cloudddp.text import one_line
 
 _GIVEN = re.compile(
-    r"(?:(?P<user>[^@-][^@]*)@)?(?P<host>\[[^\]]+\]|[^@:\[\]\s-][^@:\[\]\s]*)(?::(?P<port>\d+))?"
+    r"(?:(?P<user>[^@-][^@]*)@)?(?P<host>\[[^\[\]\s-][^\[\]\s]*\]|[^@:\[\]\s-][^@:\[\]\s]*)(?::(?P<port>\d+))?"
 )
 _KNOWN_HOSTS = "~/.ssh/known_hosts"
 _DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")

@@ -90,7 +90,7 @@ class Tree:
                         name, error.strerror or "cannot be read", counts=info.st_ctime_ns >= self._since
                     )
                 continue
-            last = len(self._waiting)
+            last, unreadable = len(self._waiting), ""
             for entry in entries:
                 if base.old > MAX_OLD:
                     break
@@ -98,10 +98,14 @@ class Tree:
                     continue
                 try:
                     info = entry.stat(follow_symlinks=False)
-                except OSError:  # it has gone
+                except OSError as error:
+                    if error.errno != errno.ENOENT:  # else it has gone
+                        unreadable = error.strerror or "cannot be read"
                     continue
                 yield from self._entry(prefix + entry.name, f"{path}/{entry.name}", info, base, bases)
             self._waiting[last:] = reversed(self._waiting[last:])
+            if unreadable:  # the folder may be listed and not searched, or its entries have too long a path
+                self._left_out(name, unreadable)
         for base in bases:
             if base.old:
                 what = "1 file below it is" if base.old == 1 else f"{base.old:,} files below it are"

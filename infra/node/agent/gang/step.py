@@ -124,7 +124,8 @@ class _Step:
         if kind is Kind.READY:
             return True
         if kind is Kind.RESTART:
-            return attempt == self.state.attempt + 1
+            # The first node has the report of this one by then. Otherwise its ranks may still run.
+            return attempt == self.state.attempt + 1 and self.state.has_reported
         if kind is Kind.VERDICT:
             return event.node not in self.state.lost
         return attempt == self.state.attempt

@@ -24,7 +24,7 @@ from cloudddp.agent.protocol import files, transfer
 from cloudddp.agent.protocol.codec import MAX_REASON
 from cloudddp.agent.protocol.files import PackRequest, Selection
 from cloudddp.agent.protocol.manifest import FILE, LINK, Entry, path_to_wire
-from cloudddp.agent.protocol.sending import HASHED, Contents, Sender, Wanted, whole
+from cloudddp.agent.protocol.sending import HASHED, Contents, Sender, Wanted, time_of, whole
 from cloudddp.agent.protocol.transfer import MAX_ENTRIES, UNSEALED, Listing, Wants, Work
 
 REQUEST = PackRequest
@@ -105,7 +105,7 @@ def listings(items: list[Item]) -> Iterator[Listing]:
         else:
             folder, _, name = path.rpartition("/")
             folders.setdefault(folder, {})[name] = entry
-        count, names = count + 1, names + len(path)
+        count, names = count + 1, names + len(path) + len(entry.target)
         if count >= files.MAX_LISTED or names > files.MAX_NAMES:
             yield Listing(folders, modes=modes)
             folders, modes, count, names = {}, {}, 0, 0
@@ -126,7 +126,7 @@ class Packer:
 
     def found(self) -> list[Item]:
         """Return what there is, in the order of the listing: by folder, the files of one together."""
-        items: list[Item] = []
+        items: dict[str, Item] = {}  # by name: of a folder that changes, scandir may yield one twice
         selection = self._request.selection
         for one in self._new(selection) if selection else self._below():
             self._output.working(looked=1)
@@ -137,8 +137,8 @@ class Packer:
                     "name fewer: `cloudddp pull PATH`"
                 )
             if one.name != "." and (entry := self._entry(one)) is not None:
-                items.append(Item(one, entry))
-        return sorted(items, key=lambda item: item.found.name.rpartition("/")[::2])
+                items[one.name] = Item(one, entry)
+        return sorted(items.values(), key=lambda item: item.found.name.rpartition("/")[::2])
 
     def send(self, items: list[Item], wants: Wants) -> None:
         """Send the files that are wanted."""
@@ -202,7 +202,7 @@ class Packer:
     def _entry(self, one: Found) -> Optional[Entry]:
         """Return an entry of the listing; None for a file that is left out."""
         info = one.info
-        mode, mtime_ns, size = stat.S_IMODE(info.st_mode), info.st_mtime_ns, info.st_size
+        mode, mtime_ns, size = stat.S_IMODE(info.st_mode), time_of(info), info.st_size
         if one.target:
             return Entry(LINK, mode, 0, mtime_ns, path_to_wire(one.target))
         if self._of_job and stat.S_ISREG(info.st_mode) and info.st_blocks * 512 < size:
