@@ -197,6 +197,41 @@ SLOW = {
     "cli/test_up.py::test_max_cost_shortens_the_lifetime": "tests/unit/test_plan.py has the rule",
     "cli/test_what_is_sent.py::"
     "test_cluster_has_the_name_of_the_project_folder": "5 s; tests/cli/test_reference.py has the names",
+    # Found by costs.py, each 3 to 25 s.
+    "cli/test_logs_and_jobs.py::"
+    "test_logs_can_be_limited_to_a_rank": "test_log_selection.py selects ranks and nodes",
+    "cli/test_region.py::test_region_that_the_simulator_does_not_use_is_reported": "a message",
+    "cli/test_regions_searched.py::"
+    "test_broken_configuration_does_not_block_down": "test_down_does_not_guess_a_name remains",
+    "cli/test_regions_searched.py::"
+    "test_down_with_a_broken_configuration_does_not_choose_a_region": "test_down_refuses_to_choose remains",
+    "cli/test_setup_commands.py::"
+    "test_launch_is_refused_during_setup": "tests/node/test_project_lock.py has the lock",
+    "cli/test_sim_verbs.py::"
+    "test_rank_identifies_a_node_of_the_only_cluster_and_heal_lists_faults": "what is shown",
+    "cli/test_sync_and_pull.py::"
+    "test_folder_larger_than_the_memory_is_sent": "test_sync_node.py sends in frames",
+    "cli/test_what_is_sent.py::test_bytes_that_are_not_utf_8_are_carried": "test_sync_node.py has such names",
+    "lab/test_sim_addresses.py::test_public_addresses_are_unique_until_the_pool_is_empty": "256 nodes",
+    "lab/test_sim_control.py::test_start_after_a_crash_is_clean": "a simulator of its own",
+    "node/test_gang.py::"
+    "test_launchers_that_wait_for_each_other_after_all_ranks_have_finished_are_ended": "test_gang_step.py",
+    "node/test_gang_strangers.py::"
+    "test_broken_node_does_not_keep_the_others_from_ending": "tests/unit/test_gang_step.py has each message",
+    "node/test_gang_strangers.py::"
+    "test_first_node_that_never_decides_is_left_out": "tests/unit/test_gang_step.py",
+    "node/test_notices.py::test_maintenance_is_announced_days_before": "waits; other notices remain",
+    "node/test_spread.py::"
+    "test_strangers_do_not_keep_a_node_from_its_snapshot": "test_gang_strangers.py has strangers",
+    "node/test_stall.py::"
+    "test_retries_do_not_repeat_a_stall_that_is_to_be_killed": "a gang; a restart remains",
+    "node/test_stall.py::"
+    "test_stall_without_py_spy_is_declared_and_says_that_stacks_are_less_exact": "a message",
+    "node/test_stall.py::"
+    "test_time_until_the_launcher_starts_its_ranks_is_no_stall": "waits; the clock is a unit test",
+    "node/test_sync_node.py::"
+    "test_folder_of_the_most_files": "11 s; test_project_of_the_most_files_is_accepted has the limit",
+    "train/test_train_pipeline.py::test_sweep_times_every_mode_and_claims_no_speed_on_a_cpu": "a benchmark",
     # Jobs of torch; test_torchrun_across_nodes_trains_and_names_the_failing_rank remains.
     "cli/test_export_slurm.py::test_arguments_and_variables_reach_the_ranks_through_torchrun": "torch",
     "cli/test_launch.py::test_modules_of_the_project_do_not_replace_those_of_the_launcher": "torch",
