@@ -36,8 +36,7 @@ from support.streams import (
 )
 
 from cloudddp.agent.client import Runner
-from cloudddp.agent.protocol import files, transfer
-from cloudddp.agent.protocol.transfer import Work
+from cloudddp.agent.protocol import files
 from cloudddp.cli import session
 from cloudddp.cli.console import Console
 from cloudddp.cli.node_connections import connected
@@ -441,8 +440,8 @@ for number in itertools.count():
     {write}
     time.sleep(0.05)
 """
-WAITS = transfer.working(Work(0, 0))
-COMPARES = transfer.working(Work(0, 1 << 40))
+WAITS = files.working(Work(0, 0))
+COMPARES = files.working(Work(0, 1 << 40))
 ONE_BYTE = [part(1, at, b"x") for at in range(1000)]
 DRIPS = {
     "waits": f"os.write(1, {WAITS!r})",

@@ -7,14 +7,16 @@ send, it says how far it is.
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
-from typing import Optional
+from typing import NamedTuple, Optional
 
 from cloudddp.agent.protocol import transfer
 from cloudddp.agent.protocol.codec import (
     MAX_PATH,
     MAX_REASON,
     MAX_SIZE,
+    ProtocolError,
     check_job_id,
     check_length,
     check_project,
@@ -26,6 +28,7 @@ from cloudddp.agent.protocol.manifest import path_from_wire, path_to_wire
 MAX_LEFT_OUT = 1000  # that are named
 MAX_LISTED = 50_000  # files in one listing
 MAX_NAMES = 4 << 20  # characters of their paths, and of the targets of links
+_WORK = struct.Struct(">QQ")  # files, bytes
 MAX_TEXT = 32 << 20  # bytes of the text of one listing: a file has up to 150 besides its path
 
 
@@ -89,3 +92,23 @@ def left_out(name: str, reason: str, *, counts: bool = True) -> bytes:
 def plain(text: str) -> str:
     """Return a text of LeftOut as the operating system has it. Raises ValueError."""
     return path_from_wire(text)
+
+
+class Work(NamedTuple):
+    """What a node has done so far without sending it: files that it has looked at, bytes that it has
+    hashed."""
+
+    files: int
+    size: int
+
+
+def working(work: Work) -> bytes:
+    """Return the frame that says what a node does while it has nothing to send."""
+    return transfer.frame(transfer.UNSEALED, transfer.ALIVE, _WORK.pack(*work))
+
+
+def read_work(found: transfer.Frame) -> Work:
+    """Raises ProtocolError."""
+    if len(found.head) != _WORK.size:
+        raise ProtocolError("a report of work has another length")
+    return Work(*_WORK.unpack(found.head))

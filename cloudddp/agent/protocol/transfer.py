@@ -61,7 +61,6 @@ _PREFIX = struct.Struct(">BIQ")  # kind, bytes of the head, bytes of the body
 _RECORD = struct.Struct(">IQqB16s")  # index, size, mtime in ns, flags, digest
 _PART = struct.Struct(">IQBI")  # index, offset, codec, bytes before compression
 _BATCH = struct.Struct(">BI")  # codec, bytes before compression
-_WORK = struct.Struct(">QQ")  # files, bytes
 _EXECUTABLE, _MISSING, _DELETED, _UNSETTLED, _CHANGED = 1, 2, 4, 8, 16  # flags
 
 
@@ -398,24 +397,3 @@ def read_wants(found: Frame) -> Wants:
     if found.kind != WANTS or sha256(found.body).digest() != found.head:
         raise ProtocolError("not a list of wanted files")
     return decode(found.body, Wants, limit=MAX_LISTING)
-
-
-# -- results -------------------------------------------------------------------------------------------------
-
-
-class Work(NamedTuple):
-    """What a node has done so far without sending it: files that it has looked at, bytes that it has
-    hashed."""
-
-    files: int
-    size: int
-
-
-def working(work: Work) -> bytes:
-    """Return the frame that says what a node does while it has nothing to send."""
-    return frame(UNSEALED, ALIVE, _WORK.pack(*work))
-
-
-@_checked
-def read_work(found: Frame) -> Work:
-    return Work(*_WORK.unpack(found.head))

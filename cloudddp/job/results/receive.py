@@ -17,7 +17,7 @@ from typing import Any
 from cloudddp.agent.decode import decode
 from cloudddp.agent.protocol import files, transfer
 from cloudddp.agent.protocol.codec import ProtocolError
-from cloudddp.agent.protocol.files import LeftOut
+from cloudddp.agent.protocol.files import LeftOut, Work
 from cloudddp.agent.protocol.manifest import LINK, path_from_wire
 from cloudddp.agent.protocol.transfer import (
     DIGEST,
@@ -29,7 +29,6 @@ from cloudddp.agent.protocol.transfer import (
     Listing,
     Record,
     Wants,
-    Work,
 )
 from cloudddp.job.results import local_files as here
 from cloudddp.job.results.incoming import Incoming
@@ -142,7 +141,7 @@ class Receive:
         if self._is_finished:
             raise Refused("the stream continues after its end")
         if kind == transfer.ALIVE:
-            self._work = transfer.read_work(frame)
+            self._work = files.read_work(frame)
             return
         self._sent += len(frame.raw)
         if kind == transfer.LEFT_OUT:

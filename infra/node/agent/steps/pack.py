@@ -25,7 +25,7 @@ from cloudddp.agent.protocol.codec import MAX_REASON
 from cloudddp.agent.protocol.files import PackRequest, Selection
 from cloudddp.agent.protocol.manifest import FILE, LINK, Entry, path_to_wire
 from cloudddp.agent.protocol.sending import HASHED, Contents, Sender, Wanted, time_of, whole
-from cloudddp.agent.protocol.transfer import MAX_ENTRIES, UNSEALED, Listing, Wants, Work
+from cloudddp.agent.protocol.transfer import MAX_ENTRIES, UNSEALED, Listing, Wants
 
 REQUEST = PackRequest
 EMPTY = 1 << 26  # bytes of holes that may be sent as zeros
@@ -75,7 +75,7 @@ class Output:
         self._looked += looked
         self._hashed += hashed
         if time.monotonic() - self._last > QUIET_SECONDS:
-            self.send(transfer.working(Work(self._looked, self._hashed)))
+            self.send(files.working(files.Work(self._looked, self._hashed)))
 
     def left_out(self, name: str, reason: str, *, counts: bool = True) -> None:
         """Name what is left out: the first MAX_LEFT_OUT, then that there is more."""
