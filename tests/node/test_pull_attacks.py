@@ -440,8 +440,8 @@ for number in itertools.count():
     {write}
     time.sleep(0.05)
 """
-WAITS = files.working(Work(0, 0))
-COMPARES = files.working(Work(0, 1 << 40))
+WAITS = files.working(files.Work(0, 0))
+COMPARES = files.working(files.Work(0, 1 << 40))
 ONE_BYTE = [part(1, at, b"x") for at in range(1000)]
 DRIPS = {
     "waits": f"os.write(1, {WAITS!r})",
