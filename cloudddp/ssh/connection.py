@@ -202,41 +202,9 @@ def _closed_by_server(error: paramiko.AuthenticationException) -> bool:
 
 def _explain(target: Target, host_key: str, error: BaseException) -> ConnectError:
     """Return what a failed connection means to a user, and whether waiting may help."""
-    import paramiko
-
+    if refused := _explain_login(target, host_key, error):
+        return refused
     where = target.where
-    if isinstance(error, paramiko.BadHostKeyException):
-        return ConnectError(
-            f"{where}: its host key is not the one recorded for this node: refused "
-            f"(expected {host_key.split()[1][-16:]}, got {error.key.get_base64()[-16:]})",
-            hint=(
-                "another machine answers at that address; run ",
-                Command("status"),
-                ", and do not log in by hand",
-            ),
-            shown=f"{error.key.get_name()} {error.key.get_base64()}",
-        )
-    if isinstance(error, paramiko.AuthenticationException) and _closed_by_server(error):
-        return ConnectError(
-            f"{where}: it closes the connection during the login",
-            hint=(
-                "it is booting, and refuses logins until it has booted (/run/nologin); ",
-                Command("status"),
-                " shows its state",
-            ),
-            patience=inf,
-        )
-    if isinstance(error, paramiko.AuthenticationException):
-        return ConnectError(
-            f"{where}: the cluster's key is refused for user {target.user!r}",
-            hint="is cluster.user the login user of the image (ubuntu, ec2-user)?",
-            patience=timing.current().key,
-        )
-    if isinstance(error, paramiko.SSHException) and "not found in known_hosts" in str(error):
-        return ConnectError(
-            f"{where}: it presents no {host_key.split()[0]} host key, so it cannot be verified: refused",
-            hint="did cloud-init run on the image? look at the instance's system log in the AWS console",
-        )
     if isinstance(error, ConnectionRefusedError):
         return ConnectError(
             f"{where}: connection refused",
@@ -276,3 +244,43 @@ def _explain(target: Target, host_key: str, error: BaseException) -> ConnectErro
             patience=inf,
         )
     return ConnectError(f"{where}: {reason_of(error)}", patience=inf)
+
+
+def _explain_login(target: Target, host_key: str, error: BaseException) -> ConnectError | None:
+    """The same for an SSH server that answers: its host key, and the login; None for another error."""
+    import paramiko
+
+    where = target.where
+    if isinstance(error, paramiko.BadHostKeyException):
+        return ConnectError(
+            f"{where}: its host key is not the one recorded for this node: refused "
+            f"(expected {host_key.split()[1][-16:]}, got {error.key.get_base64()[-16:]})",
+            hint=(
+                "another machine answers at that address; run ",
+                Command("status"),
+                ", and do not log in by hand",
+            ),
+            shown=f"{error.key.get_name()} {error.key.get_base64()}",
+        )
+    if isinstance(error, paramiko.AuthenticationException) and _closed_by_server(error):
+        return ConnectError(
+            f"{where}: it closes the connection during the login",
+            hint=(
+                "it is booting, and refuses logins until it has booted (/run/nologin); ",
+                Command("status"),
+                " shows its state",
+            ),
+            patience=inf,
+        )
+    if isinstance(error, paramiko.AuthenticationException):
+        return ConnectError(
+            f"{where}: the cluster's key is refused for user {target.user!r}",
+            hint="is cluster.user the login user of the image (ubuntu, ec2-user)?",
+            patience=timing.current().key,
+        )
+    if isinstance(error, paramiko.SSHException) and "not found in known_hosts" in str(error):
+        return ConnectError(
+            f"{where}: it presents no {host_key.split()[0]} host key, so it cannot be verified: refused",
+            hint="did cloud-init run on the image? look at the instance's system log in the AWS console",
+        )
+    return None
