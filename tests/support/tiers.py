@@ -259,6 +259,20 @@ SLOW = {
     "node/test_sync_star.py": "several nodes; tests/node/test_sync_node.py has each kind of file",
     "node/test_sync_interrupted.py": "several nodes; tests/node/test_pull_continues.py has a broken transfer",
     "node/test_tools.py": "py-spy is sent to real nodes",
+    # Single tests of the agent.
+    "node/test_stall.py::"
+    "test_retries_do_not_repeat_a_stall_that_is_to_be_killed": "5 s; a job that starts again remains",
+    "node/test_stall.py::"
+    "test_stall_that_is_left_alone_is_kept_on_all_nodes_until_a_rank_does_something": "5 s",
+    "node/test_stall.py::"
+    "test_stall_without_py_spy_is_declared_and_says_that_stacks_are_less_exact": "6 s, a message",
+    "node/test_stall.py::test_time_until_the_launcher_starts_its_ranks_is_no_stall": "8 s, waits",
+    "node/test_straggler_detection.py::"
+    "test_ranks_that_report_steps_only_are_compared_by_the_interval": "3 s; times remain",
+    "node/test_straggler_detection.py::test_restart_forgets_what_the_last_attempt_reported": "3 s",
+    "node/test_straggler_detection.py::test_straggler_of_a_job_that_has_ended_is_kept_with_it": "3 s",
+    "node/test_sync_node.py::"
+    "test_folder_of_the_most_files": "8 s; tests/node/test_protocol.py has a project of the most files",
     # Runs of torch, 5 to 12 s each. The numeric properties are in those that remain.
     "examples": "torch runs of the examples",
     "train/test_train_bench.py": "a benchmark",
