@@ -223,14 +223,6 @@ SLOW = {
     "node/test_notices.py::test_maintenance_is_announced_days_before": "waits; other notices remain",
     "node/test_spread.py::"
     "test_strangers_do_not_keep_a_node_from_its_snapshot": "test_gang_strangers.py has strangers",
-    "node/test_stall.py::"
-    "test_retries_do_not_repeat_a_stall_that_is_to_be_killed": "a gang; a restart remains",
-    "node/test_stall.py::"
-    "test_stall_without_py_spy_is_declared_and_says_that_stacks_are_less_exact": "a message",
-    "node/test_stall.py::"
-    "test_time_until_the_launcher_starts_its_ranks_is_no_stall": "waits; the clock is a unit test",
-    "node/test_sync_node.py::"
-    "test_folder_of_the_most_files": "11 s; test_project_of_the_most_files_is_accepted has the limit",
     "train/test_train_pipeline.py::test_sweep_times_every_mode_and_claims_no_speed_on_a_cpu": "a benchmark",
     # Jobs of torch; test_torchrun_across_nodes_trains_and_names_the_failing_rank remains.
     "cli/test_export_slurm.py::test_arguments_and_variables_reach_the_ranks_through_torchrun": "torch",
@@ -263,7 +255,7 @@ SLOW = {
     "node/test_stall.py::"
     "test_retries_do_not_repeat_a_stall_that_is_to_be_killed": "5 s; a job that starts again remains",
     "node/test_stall.py::"
-    "test_stall_that_is_left_alone_is_kept_on_all_nodes_until_a_rank_does_something": "5 s",
+    "test_stall_that_is_left_alone_is_kept_on_all_nodes_until_a_rank_does_something": "5 s; others remain",
     "node/test_stall.py::"
     "test_stall_without_py_spy_is_declared_and_says_that_stacks_are_less_exact": "6 s, a message",
     "node/test_stall.py::test_time_until_the_launcher_starts_its_ranks_is_no_stall": "8 s, waits",
