@@ -46,3 +46,11 @@ def s3() -> Iterator[S3]:
         yield server
         server.answer = lambda _: None
     server.close()
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """A folder of files on this computer."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    return folder

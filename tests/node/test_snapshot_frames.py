@@ -32,13 +32,6 @@ def there(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Path:
-    folder = tmp_path / "here"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
 def links() -> Iterator[tuple[Link, Link]]:
     """The two ends of a connection."""
     one, other = socket.socketpair()

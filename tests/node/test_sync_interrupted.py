@@ -16,13 +16,6 @@ from cloudddp.errors import NodeError
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Path:
-    folder = tmp_path / "here"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
 def node(tmp_path: Path) -> SyncedNode:
     return SyncedNode(tmp_path / "nodes")
 

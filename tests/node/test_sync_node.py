@@ -33,13 +33,6 @@ NOT_UTF8 = os.fsdecode(b"caf\xe9 \xff.bin")
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Path:
-    folder = tmp_path / "here"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
 def node(tmp_path: Path) -> SyncedNode:
     return SyncedNode(tmp_path / "nodes")
 

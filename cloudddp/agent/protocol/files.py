@@ -23,13 +23,13 @@ from cloudddp.agent.protocol.codec import (
     check_range,
     encode,
 )
-from cloudddp.agent.protocol.manifest import path_from_wire, path_to_wire
+from cloudddp.agent.protocol.manifest import path_to_wire
 
 MAX_LEFT_OUT = 1000  # that are named
 MAX_LISTED = 50_000  # files in one listing
 MAX_NAMES = 4 << 20  # characters of their paths, and of the targets of links
-_WORK = struct.Struct(">QQ")  # files, bytes
 MAX_TEXT = 32 << 20  # bytes of the text of one listing: a file has up to 150 besides its path
+_WORK = struct.Struct(">QQ")  # files, bytes
 
 
 @dataclass(frozen=True)
@@ -87,11 +87,6 @@ def left_out(name: str, reason: str, *, counts: bool = True) -> bytes:
     """Return the frame for a path as the operating system has it."""
     one = LeftOut(path_to_wire(name), path_to_wire(reason), counts)
     return transfer.frame(transfer.UNSEALED, transfer.LEFT_OUT, encode(one))
-
-
-def plain(text: str) -> str:
-    """Return a text of LeftOut as the operating system has it. Raises ValueError."""
-    return path_from_wire(text)
 
 
 class Work(NamedTuple):

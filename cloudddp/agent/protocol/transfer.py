@@ -306,8 +306,7 @@ class Listing:
     gone. `contents` is the SHA-256 (its beginning, in hex) of files that may be there with another time, by
     path.
 
-    Of results there may be several, one after the other: the first has what the node has found first. `modes`
-    are the permissions of folders, by path.
+    Of results there may be several, one after the other. `modes` are the permissions of folders, by path.
 
     A file's index is its position in the folders, in order, of all listings.
     """

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import queue
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -90,7 +89,7 @@ class Receive:
         self._wanted: dict[int, Entry] = {}  # by index: what has not come yet
         self._known: dict[int, Known] = {}  # of these, what is here of them
         self._open: _Open | None = None
-        self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._answer = b""  # the frame that says what is wanted
         self._is_answered = self._is_finished = False
         self._sent = self._compared = 0  # bytes
         self._work = Work(0, 0)
@@ -111,9 +110,9 @@ class Receive:
 
     def answer(self) -> Iterator[bytes]:
         """Yield what goes to the node: what is wanted, once that is known; b"" before."""
-        while self._answers.empty():
+        while not self._answer:
             yield b""
-        yield self._answers.get()
+        yield self._answer
 
     def feed(self, data: bytes) -> None:
         """Take a piece of what the node sends. Raises Refused, OSError, CloudDDPError."""
@@ -166,7 +165,7 @@ class Receive:
         if self._left_out > files.MAX_LEFT_OUT + 1:
             raise Refused(f"more than {files.MAX_LEFT_OUT:,} files are left out")
         try:
-            name, reason = files.plain(one.name), files.plain(one.reason)
+            name, reason = path_from_wire(one.name), path_from_wire(one.reason)
         except ValueError:
             raise Refused("the name of a file that is left out is not bytes") from None
         self._notes.left_out(name, reason, counts=one.counts)
@@ -208,7 +207,7 @@ class Receive:
             self._compared += known.size
 
     def _keep(self, known: Known) -> None:
-        """Take a file that is complete: it stays in the target."""
+        """Take a file that is complete here: it stays in the target, or joins what has arrived."""
         if known.root is self._arrived.before:
             here.take(known, self._files.parent(known.path))
             return
@@ -219,12 +218,12 @@ class Receive:
         self._is_answered = True
         if not self._wanted:
             self._is_finished = True
-            self._answers.put(transfer.frame(UNSEALED, transfer.CLOSE))
+            self._answer = transfer.frame(UNSEALED, transfer.CLOSE)
             return
         offsets = {str(number): known.size for number, known in self._known.items()}
         digests = {str(number): known.hasher.hexdigest() for number, known in self._known.items()}
         wants = Wants(files=tuple(self._wanted), offsets=offsets, size=self._transfer.total, digests=digests)
-        self._answers.put(wants.frame(UNSEALED))
+        self._answer = wants.frame(UNSEALED)
 
     # -- contents --------------------------------------------------------------------------------------------
 
