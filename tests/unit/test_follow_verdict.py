@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.jobstates import SIGKILL, SIGTERM, agreed, followed, killed, lost, rank, update
+from support.jobstates import SIGKILL, SIGTERM, agreed, followed, job, killed, lost, rank, update
 
 from cloudddp.agent.protocol.training import TrainingState, TrainingStatus
 from cloudddp.agent.protocol.verdict import Cause, Failure
 from cloudddp.errors import NodeError
 from cloudddp.job.follow.events import (
     Event,
+    JobUpdate,
     LogData,
     NodeFinished,
     NodeLost,
@@ -494,3 +495,58 @@ def test_duration_is_that_of_the_nodes_clocks() -> None:
         update(1, "succeeded", rank(1, 0), started=600.0, ended=612.0),
     ]
     assert verdict(followed([*ends, NodeFinished(0), NodeFinished(1)]), "j", 5000.0).seconds == 12.0
+
+
+NOTICE = Failure(0, Cause.NOTICE, detail="a spot notice")
+
+
+def test_notice_before_the_end_is_named_for_a_preempted_job() -> None:
+    end = agreed("failed", NOTICE, 143)
+    found = result([update(0, "failed", rank(0, 143), training=SAVED, verdict=end), *FINISHED])
+    assert (found.status, found.exit_code) == ("preempted", 143)
+    assert "a spot notice" in found.cause
+
+
+def test_preempted_job_in_which_a_rank_failed_first_was_asked_to_stop() -> None:
+    end = agreed("failed", Failure(0, Cause.RANK, 0, 143), 143)
+    found = result([update(0, "failed", rank(0, 143), training=SAVED, verdict=end), *FINISHED])
+    assert found.cause == "its ranks were asked to stop (SIGTERM)"
+
+
+def test_agent_that_ended_without_a_verdict_is_the_cause() -> None:
+    states = [JobUpdate(0, job("lost", rank(0), node=0)), JobUpdate(1, job("failed", node=1))]
+    found = result([*states, *FINISHED])
+    assert (found.status, found.exit_code) == ("failed", 1)
+    assert found.cause.startswith("node 0")
+
+
+@pytest.mark.parametrize(("code", "expected"), [(None, 1), (9, 9)])
+def test_exit_code_of_setup_commands(code: int | None, expected: int) -> None:
+    ended = update(0, "failed", setup=True, exit_code=code)
+    assert result([ended, *FINISHED]).exit_code == expected
+
+
+def test_node_that_reports_no_end_after_the_job_was_stopped() -> None:
+    found = result([update(0, "failed", rank(0)), NodeFinished(0)])
+    assert found.cause == "node 1 did not report the end of the job after it was stopped"
+    assert (found.status, found.exit_code, found.unverified) == ("failed", 1, (1,))
+
+
+@pytest.mark.parametrize(("states", "ranks"), [((0, 1), 2), ((0,), None)])
+def test_ranks_of_a_success_are_all_or_unknown(states: tuple[int, ...], ranks: int | None) -> None:
+    end = agreed("succeeded")
+    events = [update(node, "succeeded", rank(node, 0), verdict=end) for node in states]
+    assert result([*events, *FINISHED]).ranks == ranks
+
+
+def test_nodes_whose_instances_may_have_ended() -> None:
+    end = agreed("failed", Failure(1, Cause.SILENT, peer=0))
+    named = result([update(0, "failed", verdict=end), NodeFinished(0)])
+    assert (named.suspect, named.doubtful) == (1, {1})
+    assert result([update(0, "failed", rank(0, 1)), lost(1), NodeFinished(0)]).doubtful == {1}
+
+
+@pytest.mark.parametrize(("restarts", "expected"), [((), 0), ((0, 0), 0), ((2, 1), 2)])
+def test_restarts_are_those_of_the_node_with_the_most(restarts: tuple[int, ...], expected: int) -> None:
+    states = [update(node, "failed", rank(node, 1), restarts=n) for node, n in enumerate(restarts)]
+    assert result([*states, *FINISHED]).restarts == expected
