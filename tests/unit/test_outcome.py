@@ -333,3 +333,32 @@ AGENT = Failure(1, Cause.AGENT)
 )
 def test_reboot_is_named_as_the_cause(states: tuple[JobState, ...], words: str) -> None:
     assert failure_text.cause(dict(enumerate(states))) == words
+
+
+def test_ranks_that_have_exited_with_0_are_the_first_ones_first() -> None:
+    states = {0: job("failed", rank(0, 0, 9.0), rank(1, 7, 1.0), rank(2)), 1: job("failed", rank(3, 0, 5.0))}
+    assert [(one.rank, one.node, one.ended) for one in outcome.exited_ranks(states)] == [
+        (3, 1, 5.0),
+        (0, 0, 9.0),
+    ]
+
+
+@pytest.mark.parametrize(("first", "node"), [(None, None), (SILENT, None), (Failure(1, Cause.NOTICE), 1)])
+def test_node_that_is_about_to_end_is_the_one_with_a_notice(first: Failure | None, node: int | None) -> None:
+    assert outcome.leaving({0: job("failed", verdict=agreed("failed", first))}) == node
+
+
+def test_ranks_expected_are_those_that_a_node_was_to_start() -> None:
+    states = [job("failed", rank(0), expected=4), job("failed", rank(4), rank(5), expected=None)]
+    assert outcome.ranks_expected(states) == 6
+
+
+@pytest.mark.parametrize(
+    ("ends", "expected"), [((), None), ((None,), None), ((0.5,), 0.5), ((9.0, None, 4.0), 9.0)]
+)
+def test_seconds_are_those_of_the_node_on_which_the_job_ran_longest(
+    ends: tuple[float | None, ...], expected: float | None
+) -> None:
+    assert (
+        outcome.seconds(job("failed", started=100.0, ended=end and 100.0 + end) for end in ends) == expected
+    )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import yaml
@@ -18,6 +18,7 @@ from cloudddp.aws.images import Image
 from cloudddp.aws.instance_types import MAX_TCP_TIMEOUT, TypeInfo
 from cloudddp.aws.networks import Subnet
 from cloudddp.cluster import prices
+from cloudddp.cluster.interfaces import Interface
 from cloudddp.cluster.plan import Plan, lifetime, plan
 from cloudddp.cluster.plan_types import LaunchContext, Ref, Request
 from cloudddp.cluster.prices import Price
@@ -440,3 +441,29 @@ def test_hourly_price_includes_disks_and_addresses() -> None:
     price = Price(node_hour=2.0, nodes=3, disk_gb=730, source="given")
     assert price.extras_hour == pytest.approx(3 * (0.08 + 0.005))
     assert price.hour == pytest.approx(6.0 + 3 * 0.085)
+
+
+@pytest.mark.parametrize(
+    ("minutes", "expected"),
+    [(90, timedelta(minutes=90)), (60 * 9, timedelta(hours=8)), (10, timedelta(minutes=10))],
+)
+def test_capacity_block_ends_a_cluster_earlier_and_never_later(minutes: int, expected: timedelta) -> None:
+    assert lifetime(ClusterSpec(max_hours=8.0), DOLLAR, NOW, NOW + timedelta(minutes=minutes)) == expected
+
+
+def test_capacity_block_that_ends_before_the_nodes_have_booted_is_refused() -> None:
+    with pytest.raises(
+        UsageError, match=r"ends too soon: its nodes have to terminate by 2026-11-20 12:09 UTC"
+    ):
+        lifetime(ClusterSpec(), DOLLAR, NOW, NOW + timedelta(minutes=9))
+
+
+@pytest.mark.parametrize(("connect", "count"), [("public", 2), ("private", 0)])
+def test_nodes_with_several_network_cards_need_elastic_ips_where_they_are_public(
+    connect: Literal["public", "private"], count: int
+) -> None:
+    """EC2 gives an instance with several interfaces no public address."""
+    spec = ClusterSpec(nodes=2, connect=connect)
+    several = replace(CONTEXT, interfaces=(Interface(), Interface(1, 1)))
+    methods = [one.method for one in sent(planned(spec, context=several))]
+    assert methods.count("allocate_address") == count
