@@ -83,6 +83,23 @@ def test_oom_killer_is_the_cause_if_it_has_ended_a_process_since_the_job_began(
     assert found.failure.cause is cause
 
 
+@pytest.mark.parametrize(
+    ("code", "before", "cause"),
+    [
+        (-int(signal.SIGKILL), -1, Cause.MEMORY),  # the kernel has counted a kill since
+        (-int(signal.SIGKILL), 1 << 40, Cause.LAUNCHER),
+        (-int(signal.SIGSEGV), -1, Cause.LAUNCHER),
+        (1, -1, Cause.LAUNCHER),
+    ],
+)
+def test_oom_killer_is_named_as_the_cause_of_a_killed_launcher(
+    tmp_path: Path, code: int, before: int, cause: Cause
+) -> None:
+    (tmp_path / "ranks").mkdir()
+    found = causes.of_launcher(tmp_path, 3, code, Kernel(before, 0.0))
+    assert (found.failure.cause, found.failure.node, found.failure.rank) == (cause, 3, None)
+
+
 def ended(node: Node) -> Verdict:
     state = until(lambda: (state := node.state()).phase.ended and state)
     assert state.verdict is not None

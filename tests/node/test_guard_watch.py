@@ -6,8 +6,8 @@ import sys
 import time
 
 import pytest
-from support.agentnode import FOREVER, WAITING, Node, alive, until
-from support.gangs import Make, Processes, freeze, kill, thaw
+from support.agentnode import FOREVER, WAITING, alive
+from support.gangs import Make, freeze, thaw
 
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.verdict import Cause
@@ -45,15 +45,3 @@ def test_node_that_was_frozen_as_a_whole_goes_on(gangs: Make) -> None:
     assert alive(found.supervisor)
     (job[0].project / "go").touch()
     assert job.states()[0].phase is JobPhase.SUCCEEDED
-
-
-def test_ranks_end_where_the_guard_is_stopped_and_the_supervisor_was_killed(node: Node) -> None:
-    node.start(IGNORES, grace=0.5)
-    found = Processes(node)
-    freeze(found.guard)
-    try:
-        kill(found.supervisor)
-        until(lambda: not any(map(alive, found.ranks)))
-    finally:
-        thaw(found.guard)
-    until(lambda: node.state().phase.ended)
