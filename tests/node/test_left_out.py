@@ -46,41 +46,47 @@ def new(node: Node, *outputs: str) -> dict[str, int]:
     return {path.name: path.files for path in found}
 
 
-@pytest.mark.parametrize(
-    ("code", "expected"),
-    [
-        ("write(far + '/a'); link(far, 'runs')", {"runs/a": "x"}),
-        ("write(far + '/a'); link('../../far', 'runs/b')", {"runs/b/a": "x"}),
-        ("write(far + '/a'); link('../../far/a', 'runs/a')", {"runs/a": "x"}),
-        ("write('elsewhere/a'); link('../elsewhere', 'runs/b')", {"runs/b/a": "x"}),
-        (
-            "write(far + '/a'); link('a', far + '/last'); link(far, 'runs')",
-            {"runs/a": "x", "runs/last": "-> a"},
-        ),
-        (
-            "write(far + '/a'); link(far + '/a', far + '/last'); link(far, 'runs')",
-            {"runs/a": "x", "runs/last": "-> a"},
-        ),
-        ("write(far + '2/a'); link('../far2', far + '/more'); link(far, 'runs')", {"runs/more/a": "x"}),
-        ("write('runs/a'); link('a', 'runs/last')", {"runs/a": "x", "runs/last": "-> a"}),
-    ],
-)
-def test_link_to_files_on_the_node_is_followed(node: Node, code: str, expected: dict[str, str]) -> None:
-    ran(node, code)
+def test_link_to_files_on_the_node_is_followed(node: Node) -> None:
+    """Inside and outside the project, to a folder and a file, with links in it; a link without results is
+    named, and one inside the outputs is kept."""
+    ran(
+        node,
+        "write(far + '/a'); write(far + '2/b'); write('elsewhere/c'); write('runs/d')\n"
+        "link('a', far + '/last'); link(far + '/a', far + '/absolute'); link('../far2', far + '/more')\n"
+        "link('../../far', 'runs/far'); link('../../far/a', 'runs/a'); link('../elsewhere', 'runs/in')\n"
+        "link('d', 'runs/last')\n",
+    )
+    below = {"a": "x", "last": "-> a", "absolute": "-> a", "more/b": "x"}
+    expected = {f"runs/far/{name}": found for name, found in below.items()}
+    expected |= {"runs/a": "x", "runs/in/c": "x", "runs/d": "x", "runs/last": "-> d"}
     assert new(node)["runs"] == len(expected)
     found = packed(node)
     assert found.files == expected
     assert found.lost == []
 
 
-@pytest.mark.parametrize(
-    "target",
-    ["/proc", "/sys/kernel", "/dev", "/dev/null", "../..", ".", "..", "../.cloudddp", "loop", "/nowhere"],
-)
-def test_link_without_results_is_named_and_not_counted(node: Node, target: str) -> None:
-    ran(node, f"write('runs/a'); link({target!r}, 'runs/loop')")
+def test_outputs_that_are_a_link_are_followed(node: Node) -> None:
+    ran(node, "write(far + '/a'); link(far, 'runs')")
+    assert packed(node).files == {"runs/a": "x"}
+
+
+def test_link_without_results_is_named_and_not_counted(node: Node) -> None:
+    targets = (
+        "/proc",
+        "/sys/kernel",
+        "/dev",
+        "/dev/null",
+        "../..",
+        ".",
+        "..",
+        "../.cloudddp",
+        "l8",
+        "/nowhere",
+    )
+    ran(node, f"write('runs/a')\nfor k, target in enumerate({targets!r}): link(target, f'runs/l{{k}}')")
     found = packed(node)
-    assert set(found.files) <= {"runs/a", "runs/loop"}  # a link to itself, or inside the outputs, is kept
+    assert set(found.files) <= {"runs/a", *(f"runs/l{k}" for k in range(10))}
+    assert found.files["runs/a"] == "x"
     assert found.lost == []
 
 

@@ -22,11 +22,11 @@ from cloudddp.agent.frames import FrameDecoder
 from cloudddp.agent.protocol import codec, transfer
 from cloudddp.agent.protocol.codec import MAX_PATH, MAX_TEXT, ProtocolError, encode, encode_utf8
 from cloudddp.agent.protocol.files import PackRequest
-from cloudddp.agent.protocol.frames import End, FollowRequest, Frame, Heartbeat, Log, encode_frame
+from cloudddp.agent.protocol.frames import FollowRequest
 from cloudddp.agent.protocol.gang import Gang, Kind, Message, Observed, Report, Unreachable
 from cloudddp.agent.protocol.jobs import MAX_LISTING, JobsReply, JobState, RankRecord
 from cloudddp.agent.protocol.kill import KillReply, KillRequest
-from cloudddp.agent.protocol.machine import MAX_FOLDERS, ProbeReply, ProbeRequest, is_interface
+from cloudddp.agent.protocol.machine import MAX_FOLDERS, ProbeReply, ProbeRequest
 from cloudddp.agent.protocol.manifest import (
     FILE,
     LINK,
@@ -259,32 +259,6 @@ def test_any_bytes_are_decoded_or_refused(kind: Any, data: bytes) -> None:
         assert text.one_line(str(error)) == str(error)
 
 
-@given(key=st.sampled_from(sorted(PROBE)), value=JSON)
-def test_any_value_of_a_probe_reply_is_refused_or_in_range(key: str, value: Any) -> None:
-    try:
-        reply = decode(json.dumps({**PROBE, key: value}).encode(), ProbeReply)
-    except ProtocolError:
-        return
-    assert 0 <= reply.gpus <= 256
-    assert 1 <= reply.free_port < 65536
-    assert not reply.interface or is_interface(reply.interface)
-    assert all(job not in ("", ".", "..") and "/" not in job for job in reply.running)
-
-
-@given(
-    key=st.sampled_from(["job", "node", "phase", "exit_code", "started", "error", "ranks", "training"]),
-    value=JSON,
-)
-def test_any_job_id_that_is_accepted_is_no_path(key: str, value: Any) -> None:
-    try:
-        (job,) = decode(json.dumps({"jobs": [{**JOB, key: value}]}).encode(), JobsReply).jobs
-    except ProtocolError:
-        return
-    assert "/" not in job.job
-    assert job.job not in ("", ".", "..")
-    assert job.exit_code is None or 0 <= job.exit_code <= 255
-
-
 @given(data=st.binary(max_size=300), cuts=st.lists(st.integers(0, 300), max_size=5))
 def test_any_stream_gives_the_same_frames_wherever_it_is_cut(data: bytes, cuts: list[int]) -> None:
     def outcome(pieces: list[bytes]) -> tuple[list[Any], bool]:
@@ -299,17 +273,6 @@ def test_any_stream_gives_the_same_frames_wherever_it_is_cut(data: bytes, cuts: 
     edges = [0, *sorted(cuts), len(data)]
     pieces = [data[a:b] for a, b in itertools.pairwise(edges)]
     assert outcome(pieces) == outcome([data])
-
-
-LOGS = st.builds(Log, st.integers(-1, 200), st.integers(0, 1 << 40), st.binary(max_size=100))
-FRAMES: st.SearchStrategy[Frame] = LOGS | st.sampled_from([Heartbeat(), End(), STATE])
-
-
-@given(sent=st.lists(FRAMES), size=st.integers(1, 64))
-def test_frames_arrive_as_they_were_sent(sent: list[Frame], size: int) -> None:
-    data = b"".join(map(encode_frame, sent))
-    frames = FrameDecoder()
-    assert [one for at in range(0, len(data), size) for one in frames.feed(data[at : at + size])] == sent
 
 
 @given(st.text())

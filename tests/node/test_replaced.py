@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 from pathlib import Path
@@ -81,10 +82,8 @@ def test_what_a_job_wrote_is_kept_and_named(here: Path, node: SyncedNode) -> Non
         name: data if isinstance(data, bytes) else data.encode() for name, data in of_job.items()
     }
     assert tree(node.project) == tree(here)
-    assert "warning: node 0: a job wrote " in said
-    assert "x" in said
+    assert re.search(r"warning: node 0: a job wrote \w+, \w+, \w+, 5 more, which was not pulled", said), said
     assert f"{REPLACED}" in said
-    print(said)
 
 
 def pulled(node: SyncedNode) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from support.agentnode import Node, free_port, until
+from support.agentnode import Node, until
 from support.gangs import Gangs
 
 from agent.node import store
@@ -212,58 +211,3 @@ def test_pace_of_ranks_that_report_steps_only_is_the_interval(
         os.utime(path, (now + (seconds > 1) * 9, now + (seconds > 1) * 9))
         seen.append([one.seconds for one in reports.paces()])
     assert seen == [[], [], [], [0.25], [0.25], [0.25]]
-
-
-@pytest.mark.torch
-def test_slow_rank_of_a_real_training_is_named(pair: Pair) -> None:
-    """All four ranks of train/ take the same time per step, since they wait for the slow one."""
-    pytest.importorskip("torch")
-    for node in pair.nodes:
-        shutil.copytree(ROOT / "train", node.project / "train", ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copy(ROOT / "tests/support/training/checks/slow_rank.py", node.project / "slow_rank.py")
-    port = str(free_port())
-    flags = (
-        "--dataset",
-        "synthetic",
-        "--synthetic-size",
-        "4096",
-        "--image-size",
-        "8",
-        "--batch-size",
-        "8",
-        "--epochs",
-        "99",
-        "--no-tensorboard",
-        "--workers",
-        "0",
-    )
-    requests = {}
-    for node in pair.nodes:
-        ranks = [
-            Process(
-                (),
-                (sys.executable, "slow_rank.py", "2", "inside", "0.6", *flags),
-                {
-                    "RANK": str(2 * node.number + k),
-                    "LOCAL_RANK": str(k),
-                    "WORLD_SIZE": "4",
-                    "LOCAL_WORLD_SIZE": "2",
-                    "MASTER_ADDR": "127.0.0.1",
-                    "MASTER_PORT": port,
-                    "PYTHONPATH": str(node.project),
-                    "OMP_NUM_THREADS": "1",
-                    "CUDA_VISIBLE_DEVICES": "",
-                    "GLOO_SOCKET_IFNAME": "lo",
-                    "OTHERS": "0.15",
-                },
-            )
-            for k in range(2)
-        ]
-        request = node.starting(processes=ranks, gang=pair.gang, grace=1.0)
-        requests[node] = replace(request, straggler_seconds=3.0)
-    pair.start_requests(requests)
-    until(lambda: pair.stragglers(0))
-    (found,) = pair.stragglers(0)
-    assert (found.rank, found.node, found.own) == (2, 1, True)
-    assert found.seconds >= 0.6
-    until(lambda: b"rank 2 takes" in pair.log(1, 2))

@@ -3,19 +3,28 @@ nodes are served."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
 import subprocess
+import sys
+import threading
+import zlib
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 from support.impostor import forged_probe, in_place_of_receive
 from support.localsync import LocalCluster
+from support.syncednode import SyncedNode, put
 
+from agent.node import link
+from cloudddp.agent import commands
 from cloudddp.agent.protocol.codec import ProtocolError, encode
 from cloudddp.agent.protocol.manifest import Entry
 from cloudddp.agent.protocol.receive import ReceiveEvent
-from cloudddp.agent.protocol.transfer import Wants
+from cloudddp.agent.protocol.transfer import DONE, LISTING, Listing, Record, Wants, batch, frame
 from cloudddp.config.spec import Config
 from cloudddp.config.spec.job import SyncSpec
 from cloudddp.errors import NodeError, UsageError
@@ -156,3 +165,91 @@ def test_folders_that_no_project_has_are_an_error_of_that_node(
         cluster.runner.wrap[node] = forged_probe(forged if node == 1 or len(folders) > 1 else None)
     with pytest.raises(NodeError, match=UNREADABLE.format(1)):
         cluster.sync(here)
+
+
+# -- a stream that no laptop sends ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> SyncedNode:
+    return SyncedNode(tmp_path / "nodes")
+
+
+SECRET = "s" * 64
+
+
+def receive(node: SyncedNode, frames: bytes, project: str = "project") -> subprocess.CompletedProcess[bytes]:
+    """Run the step with these frames."""
+    first = {"node": 0, "address": "127.0.0.1", "port": 1}
+    request = {"project": project, "secret": SECRET, "node": 0, "first": first, "nodes": 1}
+    return subprocess.run(
+        [sys.executable, "-IS", str(node.node.home / commands.agent_path()), "receive"],
+        input=json.dumps(request).encode() + b"\n" + frames,
+        env={"HOME": str(node.node.home)},
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def forged_listing(folders: dict[str, dict[str, Entry]], contents: dict[str, str] | None = None) -> bytes:
+    """Return the frame of a listing that no laptop sends."""
+    body = zlib.compress(json.dumps({"folders": folders, "contents": contents or {}}).encode())
+    return frame(SECRET.encode(), LISTING, sha256(body).digest(), body)
+
+
+@pytest.mark.parametrize("name", ["../out", "a/../../out", "/tmp/out", "."])
+def test_name_that_leaves_the_project_is_refused(node: SyncedNode, name: str) -> None:
+    put(node.node.home, {"out": "precious"})
+    folder, _, base = name.rpartition("/")
+    if name.startswith("/"):
+        folder = "/tmp"
+    record = Record(0, 3, 5, False, sha256(b"new").digest()[:16])
+    key = SECRET.encode()
+    listing = forged_listing({folder: {base: Entry("f", 0o644, 3, 5, "")}})
+    done = receive(node, listing + batch(key, [record], b"new") + frame(key, DONE))
+    assert done.returncode != 0
+    assert b"leaves the folder" in done.stderr
+    assert b"Traceback" not in done.stderr
+    assert (node.node.home / "out").read_text() == "precious"
+
+
+def test_invalid_project_name_is_refused(node: SyncedNode) -> None:
+    done = receive(node, b"", project="..")
+    assert done.returncode != 0
+    assert b"not a project name" in done.stderr
+
+
+@pytest.mark.parametrize("changed", ["contents", "seal"])
+def test_file_that_was_changed_on_the_way_is_refused(node: SyncedNode, changed: str) -> None:
+    key = SECRET.encode()
+    listing = Listing({"": {"a": Entry("f", 0o644, 3, 5, "")}})
+    sent = bytearray(batch(key, [Record(0, 3, 5, False, sha256(b"new").digest()[:16])], b"new"))
+    sent[-1 if changed == "contents" else 14] ^= 1
+    done = receive(node, listing.frame(key) + sent + frame(key, DONE))
+    assert done.returncode != 0
+    assert (b"changed on the way" if changed == "contents" else b"no valid seal") in done.stderr
+    assert not (node.project / "a").exists()
+
+
+def test_line_of_a_stranger_that_comes_byte_by_byte_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "ANSWER", 1.0)
+    own, stranger = socket.socketpair()
+    ended = threading.Event()
+
+    def drip() -> None:
+        with contextlib.suppress(OSError):
+            while not ended.wait(0.1):
+                stranger.sendall(b" ")
+
+    thread = threading.Thread(target=drip)
+    thread.start()
+    one = link.Link(own, "secret", "sync")
+    try:
+        with pytest.raises(TimeoutError):
+            one.accept()
+    finally:
+        ended.set()
+        thread.join()
+        one.close()
+        stranger.close()

@@ -221,7 +221,6 @@ SLOW = {
     "cli/test_launch.py::test_shell_script_runs_once_per_rank": "torch",
     "cli/test_logs_and_jobs.py::test_following_does_not_end_a_job_that_restarts": "torch",
     "cli/test_training_status.py::test_cancelled_training_resumes_from_its_snapshot": "torch",
-    "node/test_straggler_detection.py::test_slow_rank_of_a_real_training_is_named": "torch",
     # The agent: gangs of real processes.
     "node/test_abandoned_ranks.py": "tests/node/test_kill.py has ranks without an agent",
     "node/test_copies.py": "boto3 in a process of its own, 2 s each",
