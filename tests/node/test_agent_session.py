@@ -151,6 +151,7 @@ def test_output_of_another_program_is_an_error_that_names_the_node(node: Node) -
         assert "node 0" in str(caught.value)
         (node.home / "bin" / "python3").unlink()
         assert node.jobs() == JobsReply(())
+        node.fleet.reconnect(0)  # ends the agent that serves it
 
 
 def test_output_while_no_step_runs_is_not_taken_for_an_answer(node: Node) -> None:

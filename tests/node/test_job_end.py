@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from support.agentnode import FOREVER, WAITING, Node, alive, until
+from support.agentnode import WAITING, Node, alive, until
 from support.gangs import Processes, freeze, thaw
 
 from cloudddp.agent.protocol.phases import JobPhase
@@ -41,37 +41,11 @@ def test_exit_code_is_that_of_the_rank(
     assert found.started <= record.ended <= found.ended
 
 
-def test_first_failed_rank_decides_and_the_others_are_stopped(node: Node) -> None:
-    stubborn = (
-        "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(3))\n"
-        "open('ready', 'w').close()\n" + FOREVER
-    )
-    failing = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.02)\nraise SystemExit(7)\n"
-    node.start(stubborn, failing, FOREVER)
-    for rank in range(3):
-        node.rank_pid(rank)  # once it is recorded, its wrapper forwards signals
-    until((node.project / "ready").exists)
-    (node.project / "go").touch()
-    found = node.follow().state
-    assert (found.phase, found.exit_code) == (JobPhase.FAILED, 7)
-    ends = {record.rank: record for record in found.ranks}
-    assert {rank: record.exit_code for rank, record in ends.items()} == {0: 3, 1: 7, 2: 143}
-    assert min(ends, key=lambda rank: ends[rank].ended or 0) == 1
-    assert not any(alive(record.pid or 0) for record in ends.values())
-
-
 def test_rank_that_cannot_start_is_explained_in_its_log(node: Node) -> None:
     node.start(processes=[Process((), ("no-such-program",), RANK_ZERO)])
     found = node.follow()
     assert found.state.exit_code == 127
     assert b"no-such-program" in found.logs[0]
-
-
-def test_missing_launcher_is_named_in_the_state(node: Node) -> None:
-    node.start(processes=[Process(("/no/such/python", "-m", "x"), ("true",), {})])
-    found = node.follow().state
-    assert (found.phase, found.exit_code) == (JobPhase.FAILED, 127)
-    assert "/no/such/python" in found.error
 
 
 def test_launcher_failure_after_all_ranks_finished_is_ignored(node: Node) -> None:

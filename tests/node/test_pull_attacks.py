@@ -24,15 +24,12 @@ from support.streams import (
     TRUNCATED,
     Corpus,
     file,
-    folder,
-    link,
     listed,
     stream,
     tree,
 )
 
 from cloudddp.agent.protocol import files
-from cloudddp.job.results.unpack import FOLDER
 
 MEMORY = 200 << 20
 SHIM = """#!/bin/sh
@@ -144,27 +141,6 @@ def test_node_that_chooses_the_names_replaces_no_files_of_the_project_or_the_hom
     assert [*tmp_path.iterdir()] == []
 
 
-def test_files_of_git_and_cloudddp_are_left_out_with_a_warning(node: CompromisedNode, tmp_path: Path) -> None:
-    node.set_stream(
-        stream(*(listed(name, size=1) for name in streams.GUARDED), *map(file, streams.WELCOME), FINISH)
-    )
-    code, _, err, _ = node.pull("--to", str(tmp_path / "to"))
-    assert code == 1, err
-    written = {str(p.relative_to(tmp_path / "to")) for p in (tmp_path / "to").rglob("*") if p.is_file()}
-    assert written == set(streams.WELCOME)
-    assert err.count("left out") == len(streams.GUARDED)
-
-
-@pytest.mark.parametrize("case", sorted(streams.COLLISIONS))
-def test_first_of_two_members_with_one_path_is_kept(node: CompromisedNode, tmp_path: Path, case: str) -> None:
-    node.set_stream(stream(*streams.COLLISIONS[case], FINISH))
-    code, _, err, _ = node.pull("--to", str(tmp_path / "to"))
-    assert code == 1, err
-    assert "left out runs/a" in err
-    contents = [path.read_bytes() for path in (tmp_path / "to").rglob("*") if path.is_file()]
-    assert b"second" not in contents
-
-
 def test_names_and_notes_are_escaped(node: CompromisedNode, tmp_path: Path) -> None:
     evil = "runs/\x1b]0;owned\x07\u202egpj.\n.exe"
     notes = "import sys\nsys.stderr.write('missing \\x1b]52;c;x\\x07\\n')\n"
@@ -209,50 +185,6 @@ def test_many_left_out_members_are_counted(node: CompromisedNode, tmp_path: Path
     assert "and 4950 more" in err
 
 
-def test_modes_and_times_are_restricted(node: CompromisedNode, tmp_path: Path) -> None:
-    node.set_stream(
-        stream(
-            file("runs/set-user-id", mode=0o6777),
-            file("runs/unreadable", mode=0),
-            file("runs/unreadable-and-large", bytes(2 << 20), mode=0),
-            file("runs/late", mtime_ns=(1 << 60) - 1),
-            file("runs/early", mtime_ns=-(1 << 60)),
-            listed("runs/closed", kind=FOLDER, mode=0),
-            file("runs/closed/x"),
-            FINISH,
-        )
-    )
-    code, _, err, _ = node.pull("--to", str(tmp_path / "to"))
-    assert code == 0, err
-    modes = {path.name: path.stat().st_mode & 0o7777 for path in (tmp_path / "to" / "runs").iterdir()}
-    assert modes["set-user-id"] & 0o7022 == 0
-    assert modes["unreadable"] == modes["unreadable-and-large"] == 0o600
-    assert modes["closed"] == 0o700
-
-
-def test_link_in_the_target_is_not_followed(node: CompromisedNode, tmp_path: Path) -> None:
-    """A link to a file is replaced, and a link to a folder is an error; nothing is written to their
-    targets."""
-    to, away = tmp_path / "to", tmp_path / "away"
-    (to / "runs").mkdir(parents=True)
-    away.mkdir()
-    (away / "kept").write_text("kept")
-    (to / "runs" / "a").symlink_to(away / "kept")
-    node.set_stream(stream(file("runs/a", b"new"), FINISH))
-    code, _, err, _ = node.pull("--to", str(to))
-    assert code == 0, err
-    assert (to / "runs" / "a").read_text() == "new"
-    assert not (to / "runs" / "a").is_symlink()
-    assert (away / "kept").read_text() == "kept"
-    (to / "runs" / "sub").symlink_to(away)
-    node.set_stream(stream(folder("runs/sub"), file("runs/sub/b"), FINISH))
-    code, _, err, _ = node.pull("--to", str(to))
-    assert code == 1
-    assert "link" in err
-    assert [path.name for path in away.iterdir()] == ["kept"]
-    assert sorted(path.name for path in to.iterdir()) == ["runs"]
-
-
 def test_state_folder_is_never_written(node: CompromisedNode, tmp_path: Path) -> None:
     home = Path(node.cli.env["CLOUDDDP_HOME"])
     node.set_stream(stream(file("runs/a"), FINISH))
@@ -273,21 +205,3 @@ def test_repository_folder_is_refused_as_target(node: CompromisedNode, tmp_path:
     code, _, err, _ = node.pull("--to", str(tmp_path / ".git" / "hooks"))
     assert code == 2, err
     assert not any((tmp_path / ".git" / "hooks").iterdir())
-
-
-def test_links_inside_the_results_are_kept(node: CompromisedNode, tmp_path: Path) -> None:
-    node.set_stream(
-        stream(
-            folder("runs/a"),
-            link("runs/a/up", "../b"),
-            link("runs/latest", "a"),
-            link("runs/deep", "./latest//up"),
-            file("runs/b", b"here"),
-            FINISH,
-        )
-    )
-    code, out, err, _ = node.pull("--to", str(tmp_path / "to"))
-    assert code == 0, err
-    assert "left out" not in err
-    assert (tmp_path / "to" / "runs" / "deep").read_bytes() == b"here"
-    assert "4 files" in out

@@ -15,9 +15,11 @@ from support.localsync import LocalRunner
 from support.streams import FINISH, NOON_NS, TRUNCATED, Corpus, end, file, listed, missing, part, stream, tree
 
 from cloudddp.agent.protocol import files
-from cloudddp.errors import NodeError
+from cloudddp.errors import CloudDDPError, NodeError
 from cloudddp.job.results import progress_limit, pull, receive
+from cloudddp.job.results.pull import Pulled
 from cloudddp.job.results.receive import Transfer
+from cloudddp.job.results.unpack import FOLDER
 from cloudddp.ssh.running import CommandSpec, Result
 
 
@@ -79,6 +81,62 @@ def test_hostile_stream_writes_nothing_into_the_project(laptop: Path, attack: st
     with pytest.raises(NodeError, match="node 0"):
         pull.pull(runner, ["runs"], node=0, to=laptop / "project")
     assert tree(laptop) == before
+
+
+def pulled(to: Path, *items: streams.Item) -> Pulled:
+    """Pull these files without errors."""
+    return pull.pull(StreamRunner(stream(*items, FINISH)), ["."], node=0, to=to)
+
+
+def test_files_of_git_and_cloudddp_are_left_out_with_a_warning(laptop: Path) -> None:
+    to = laptop / "to"
+    found = pulled(to, *(listed(name, size=1) for name in streams.GUARDED), *map(file, streams.WELCOME))
+    assert {str(p.relative_to(to)) for p in to.rglob("*") if p.is_file()} == set(streams.WELCOME)
+    assert len([note for note in found.notes if "left out" in note]) == len(streams.GUARDED)
+
+
+@pytest.mark.parametrize("case", sorted(streams.COLLISIONS))
+def test_first_of_two_members_with_one_path_is_kept(laptop: Path, case: str) -> None:
+    found = pulled(laptop / "to", *streams.COLLISIONS[case])
+    assert any("left out runs/a" in note for note in found.notes)
+    contents = [path.read_bytes() for path in (laptop / "to").rglob("*") if path.is_file()]
+    assert b"second" not in contents
+
+
+def test_modes_and_times_are_restricted(laptop: Path) -> None:
+    pulled(
+        laptop / "to",
+        file("runs/set-user-id", mode=0o6777),
+        file("runs/unreadable", mode=0),
+        file("runs/unreadable-and-large", bytes(2 << 20), mode=0),
+        file("runs/late", mtime_ns=(1 << 60) - 1),
+        file("runs/early", mtime_ns=-(1 << 60)),
+        listed("runs/closed", kind=FOLDER, mode=0),
+        file("runs/closed/x"),
+    )
+    modes = {path.name: path.stat().st_mode & 0o7777 for path in (laptop / "to" / "runs").iterdir()}
+    assert modes["set-user-id"] & 0o7022 == 0
+    assert modes["unreadable"] == modes["unreadable-and-large"] == 0o600
+    assert modes["closed"] == 0o700
+
+
+def test_link_in_the_target_is_not_followed(laptop: Path) -> None:
+    """A link to a file is replaced, and a link to a folder is an error; nothing is written to their
+    targets."""
+    to, away = laptop / "to", laptop / "away"
+    for folder in (to / "runs", away):
+        folder.mkdir(parents=True)
+    (away / "kept").write_text("kept")
+    (to / "runs" / "a").symlink_to(away / "kept")
+    pulled(to, file("runs/a", b"new"))
+    assert (to / "runs" / "a").read_text() == "new"
+    assert not (to / "runs" / "a").is_symlink()
+    (to / "runs" / "sub").symlink_to(away)
+    with pytest.raises(CloudDDPError, match="link"):
+        pulled(to, streams.folder("runs/sub"), file("runs/sub/b"))
+    assert (away / "kept").read_text() == "kept"
+    assert [path.name for path in away.iterdir()] == ["kept"]
+    assert [path.name for path in to.iterdir()] == ["runs"]
 
 
 KNOWN = b"here before"  # in the target, when these streams arrive

@@ -19,18 +19,8 @@ MIB = 1 << 20
         ({"a.pt": 2, "b.pt": 2, "c.pt": 2}, {"a.pt"}),
         ({"a.pt": 2, "b.npy": 2, "c.npy": 2}, {"b.npy"}),
         ({"a.pt": 6, "b.pt": 2, "log": 0}, {"a.pt"}),
-        (
-            {"dcp/1/.metadata": 0, "dcp/1/__0_0.distcp": 3, "dcp/2/.metadata": 0, "dcp/2/__0_0.distcp": 3},
-            {"dcp/1"},
-        ),
-        (
-            {
-                "hf/checkpoint-5/model.safetensors": 2,
-                "hf/checkpoint-5/state/o": 2,
-                "hf/checkpoint-10/model.safetensors": 2,
-            },
-            {"hf/checkpoint-5"},
-        ),
+        ({"dcp/1/.metadata": 0, "dcp/1/__0_0": 3, "dcp/2/.metadata": 0, "dcp/2/__0_0": 3}, {"dcp/1"}),
+        ({"hf/checkpoint-5/a": 2, "hf/checkpoint-5/b/c": 2, "hf/checkpoint-10/a": 2}, {"hf/checkpoint-5"}),
         ({"data/set": 3, "runs/a.npy": 2}, {"data/set"}),
         ({"data/set": 3, "a.pt": 1}, set()),
         ({"pulled.pt": 9, "a.pt": 4}, set()),

@@ -74,6 +74,7 @@ def test_large_file_continues_after_a_broken_transfer_or_is_deleted(here: Path, 
         node.sync(here)
     node.cluster.runner.limits.clear()
     (here / "unwanted.bin").unlink()
+    put(here, {"a": "2"})
     node.sync(here)
     assert tree(node.project) == tree(here)
     assert not list(node.project.rglob("*.cloudddp-tmp"))

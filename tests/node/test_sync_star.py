@@ -20,11 +20,8 @@ from support.localsync import LocalCluster
 
 from agent.node.link import Link
 from agent.sync import relay
-from cloudddp.agent.protocol.manifest import Entry
 from cloudddp.agent.protocol.transfer import (
-    ALIVE,
     BATCH,
-    DONE,
     LISTING,
     PART,
     PLAIN,
@@ -95,26 +92,6 @@ def test_laptop_sends_each_byte_once_for_any_number_of_nodes(here: Path, tmp_pat
     cluster.sync(here)
     assert all(same(here, node.project) for node in cluster.nodes)
     assert cluster.sent - before < 300_000
-
-
-def test_listing_is_passed_on_before_this_node_has_compared_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Otherwise the other nodes begin to compare when the first one has finished."""
-    monkeypatch.setattr(relay, "ALIVE", 0.05)
-    secret = "s" * 64
-    (tmp_path / "a").write_text("1")
-    listing = Listing({"": {"a": Entry("f", 0o644, 1, 1, "")}})
-    with closing(relay.Relay(tmp_path, secret, 1)) as one, connected(one, secret) as link:
-        one.listed(frame_of(listing), listing)
-        assert next_kind(link) == LISTING
-        link.write_all(Wants(everything=True).frame(secret.encode()))
-        assert next_kind(link) == ALIVE  # what it has is not yet known
-        one.present([0])
-        one.complete()
-        while (kind := next_kind(link)) == ALIVE:
-            pass
-        assert (kind, next_kind(link)) == (BATCH, DONE)
 
 
 def test_node_that_ends_before_it_has_compared_the_listing_ends_the_connections_to_it(tmp_path: Path) -> None:
