@@ -187,22 +187,22 @@ def test_only_the_logs_of_the_requested_ranks_are_sent(node: Node) -> None:
     assert node.follow(ranks=(0, 2)).logs == {0: b"zero\n", 2: b"two\n"}
 
 
-@pytest.mark.parametrize("name", ["0.times", "0.cut"])
-def test_damaged_index_does_no_harm(node: Node, name: str) -> None:
+def test_damaged_index_does_no_harm(node: Node) -> None:
     """A rank can write to these files, or put a pipe there, which would block."""
     node.start("print('all')")
     node.follow()
-    path = node.folder() / "ranks" / name
+    paths = [node.folder() / "ranks" / name for name in ("0.times", "0.cut")]
     for content in (b"", b"\x00" * 15, b"\xff" * 4096, b'{"begin": 5, "end": 1}', None):
-        path.unlink(missing_ok=True)
-        if content is None:
-            os.mkfifo(path)
-        else:
-            path.write_bytes(content)
+        for path in paths:
+            path.unlink(missing_ok=True)
+            if content is None:
+                os.mkfifo(path)
+            else:
+                path.write_bytes(content)
         found = node.follow(since=3600.0)
         assert found.ended
         assert found.logs[0] in (b"all\n", b"")
-    assert node.follow().logs[0] == b"all\n"
+        assert node.follow().logs[0] == b"all\n"
 
 
 def test_note_of_a_restart_keeps_the_last_state_of_a_progress_bar(node: Node) -> None:

@@ -261,7 +261,8 @@ SLOW = {
 }
 
 # Files of which `make test` runs each test function with its first parameters only: the others are variants,
-# each of which starts processes. Attacks by a node all run (pull_attacks, sync_attacks, malicious_agent).
+# each of which starts processes. Attacks by a node all run (pull_attacks, pull_streams, sync_attacks,
+# malicious_agent).
 FIRST_PARAMETERS = {
     "cli/test_credentials.py",
     "cli/test_doctor.py",
