@@ -1,7 +1,6 @@
 """A node on which a rank has replaced the agent by another program: how each command handles its replies.
 
-A rank runs as the login user, so the replaced file, or a `python3` earlier on PATH as here, can send any
-reply. The command must end with an error that names the node, in bounded memory, and must show no control
+The command must end with an error that names the node, in bounded memory, and must show no control
 characters.
 """
 
@@ -9,124 +8,20 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
-import shutil
-import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import pytest
-from support import serving_impostor
 from support.badanswers import BAD_FRAMES, BAD_JOBS, BAD_PROBES, JOB, JUNK, PROBE, changed
-from support.harness import TIMEOUT, CommandLine, clean_environment, interrupt, wait_for
+from support.harness import TIMEOUT, interrupt, wait_for
+from support.victim import Done, Victim
+
+pytestmark = pytest.mark.xdist_group("victim")
 
 MEMORY = 200 << 20  # bytes that a command may take, for any reply
-
-# For a step with a file of its name in `evil`, runs that shell script; every other step goes to the agent.
-PYTHON3 = """#!/bin/bash
-here="$(dirname "$0")/evil"
-verb="$5"
-[ "$verb" = serve ] && exec {python} -I {serving} "$here" "$@"
-[ -f "$here/$verb" ] && exec bash "$here/$verb" "$@"
-exec {python} "$@"
-"""
-
 
 OBEYED = re.compile(
     rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]|\xe2\x80[\x8b\x8e\x8f\xa8-\xae]|\xe2\x81[\xa0-\xaf]"
 )
-
-
-@dataclass(frozen=True)
-class Done:
-    """A command that has ended. What it wrote is in files, since it may be large."""
-
-    code: int
-    folder: Path
-    memory: int  # bytes at most
-
-    @property
-    def out(self) -> str:
-        return (self.folder / "out.txt").read_text()
-
-    @property
-    def err(self) -> str:
-        return (self.folder / "err.txt").read_text()
-
-    def count(self, byte: bytes) -> int:
-        with (self.folder / "out.txt").open("rb") as file:
-            return sum(piece.count(byte) for piece in iter(lambda: file.read(1 << 20), b""))
-
-
-@dataclass(frozen=True)
-class Victim:
-    """A cluster of one node that a rank has taken control of."""
-
-    cli: CommandLine
-    evil: Path
-    home: Path  # of the node's login user
-
-    def answers(self, step: str, text: str | bytes) -> None:
-        """Make the node reply to a step with this text."""
-        data = self.evil / f"{step}.data"
-        data.write_bytes(text if isinstance(text, bytes) else text.encode())
-        self.runs(step, f"cat > /dev/null < /dev/stdin & exec cat '{data}'")
-
-    def runs(self, step: str, script: str) -> None:
-        self.evil.mkdir(exist_ok=True)
-        (self.evil / step).write_text(script)
-
-    def __call__(self, *words: str) -> Done:
-        """Run `cloudddp` to its end, and measure the most memory that it took."""
-        folder = self.cli.cwd.parent / f"output-{next(COUNT)}"
-        folder.mkdir()
-        process = self.cli.to_files(folder, *words)
-        assert process.returncode is not None
-        assert process.peak_memory is not None
-        return Done(process.returncode, folder, process.peak_memory)
-
-
-COUNT = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def owned(simulator: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
-    from cloudddp.sim import control
-
-    folder = tmp_path_factory.mktemp("project")
-    cluster = f"evil-{os.getpid()}"
-    env = clean_environment(
-        CLOUDDDP_HOME=str(simulator.home),
-        CLOUDDDP_CLUSTER=cluster,
-        CLOUDDDP_YES="1",
-        CLOUDDDP_RENDEZVOUS="direct",
-        CLOUDDDP_NPROC_PER_NODE="1",
-        CLOUDDDP_STOP_GRACE="1",
-        **control.environment(simulator),
-    )
-    cli = CommandLine(folder, cluster, env)
-    cli.write("done.py", "print('done')")
-    cli.ok("up", "-n", "1", "-t", "m5.xlarge", "--allow-cpu", "--price", "0.2")  # any number of ranks
-    cli.ok("launch", "done.py")
-    (found,) = json.loads(cli.ok("status", "--json"))
-    node = Path(simulator.home) / "sim" / "nodes" / found["nodes"][0]["instance_id"]
-    program = node / "bin" / "python3"
-    program.unlink(missing_ok=True)
-    program.write_text(PYTHON3.format(python=sys.executable, serving=serving_impostor.__file__))
-    program.chmod(0o755)
-    yield Victim(cli, node / "bin" / "evil", node / "home")
-    cli.end()
-    cli("down", "-y")
-
-
-@pytest.fixture
-def victim(owned: Victim) -> Iterator[Victim]:
-    owned.evil.mkdir(exist_ok=True)
-    yield owned
-    shutil.rmtree(owned.evil)
 
 
 def refused(done: Done, *, code: int = 1) -> None:
@@ -151,7 +46,7 @@ def assert_harmless(done: Done) -> None:
 
 def test_invalid_probe_reply_is_refused(victim: Victim) -> None:
     """tests/node/test_protocol.py has what is invalid."""
-    victim.answers("probe", BAD_PROBES["deep in a key"])
+    victim.answers("probe", str(BAD_PROBES["deep in a key"]))
     refused(victim("sync"))
 
 
@@ -176,13 +71,13 @@ def test_list_of_countless_jobs_takes_bounded_memory(victim: Victim) -> None:
 @pytest.mark.parametrize("verb", ["pull", "cancel"])
 def test_invalid_job_id_never_becomes_a_path(victim: Victim, verb: str) -> None:
     before = sorted(victim.cli.cwd.rglob("*"))
-    victim.answers("jobs", BAD_JOBS["id leaves the folder"])
+    victim.answers("jobs", str(BAD_JOBS["id leaves the folder"]))
     refused(victim(verb))
     assert sorted(victim.cli.cwd.rglob("*")) == before
 
 
 def test_invalid_frame_ends_the_logs_and_names_the_node(victim: Victim) -> None:
-    victim.answers("follow", BAD_FRAMES["a frame of 100 GB"])
+    victim.answers("follow", [BAD_FRAMES["a frame of 100 GB"]])
     refused(victim("logs", "-f"))
 
 

@@ -396,24 +396,13 @@ def test_path_that_no_manifest_has_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "names",
-    [
-        ["a", ".."],
-        ["a", ""],
-        ["", "a"],
-        ["a/b", "c"],
-        ["a", "b/"],
-        ["/a", "b"],
-        ["a\0", "b"],
-        ["a", "."],
-        ["a", MAX_PATH * "x"],
-    ],
-    ids=lambda names: repr(names)[:20],
+    "name", ["..", "", "a/b", "b/", "/a", "a\0", ".", MAX_PATH * "x"], ids=itertools.count()
 )
-def test_no_name_of_a_folder_hides_behind_another_one(names: list[str]) -> None:
+def test_no_name_of_a_folder_hides_behind_another_one(name: str) -> None:
     entry = Entry(FILE, 0o644, 1, 1, "")
-    with pytest.raises(ProtocolError):
-        Listing({"d": dict.fromkeys(names, entry)})
+    for names in (["a", name], [name, "a"]):
+        with pytest.raises(ProtocolError):
+            Listing({"d": dict.fromkeys(names, entry)})
 
 
 def test_entry_of_a_listing_has_no_value_that_a_file_cannot_have() -> None:

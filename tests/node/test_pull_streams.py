@@ -15,7 +15,7 @@ from support.localsync import LocalRunner
 from support.streams import FINISH, NOON_NS, TRUNCATED, Corpus, end, file, listed, missing, part, stream, tree
 
 from cloudddp.agent.protocol import files
-from cloudddp.errors import CloudDDPError, NodeError
+from cloudddp.errors import CloudDDPError, NodeError, UsageError
 from cloudddp.job.results import progress_limit, pull, receive
 from cloudddp.job.results.pull import Pulled
 from cloudddp.job.results.receive import Transfer
@@ -81,6 +81,11 @@ def test_hostile_stream_writes_nothing_into_the_project(laptop: Path, attack: st
     with pytest.raises(NodeError, match="node 0"):
         pull.pull(runner, ["runs"], node=0, to=laptop / "project")
     assert tree(laptop) == before
+
+
+def test_repository_folder_is_refused_as_target(laptop: Path) -> None:
+    with pytest.raises(UsageError, match="git's or cloudddp's own folder"):
+        pull.pull(StreamRunner([]), ["runs"], node=0, to=laptop / "project" / ".git" / "hooks")
 
 
 def pulled(to: Path, *items: streams.Item) -> Pulled:

@@ -3,30 +3,26 @@ do."""
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from support.agentnode import Node, until
-from support.gangs import Gangs
+from support.gangs import Make
 
 from agent.node import store
 from agent.watch import pace
 from agent.watch.pace import Reports, step_report
 from agent.watch.stragglers import Detector
-from cloudddp.agent.protocol.pace import Pace, StepReport, Straggler, current
+from cloudddp.agent.protocol.pace import Pace, StepReport, current
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.protocol.start import Process
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 
-ROOT = Path(__file__).resolve().parents[2]
 WINDOW = 1.0  # seconds
 # The ranks of a synchronous job: a step takes 0.05 s on all of them, however long each one works in it.
 STEPS = """
@@ -47,62 +43,27 @@ while not os.path.exists("done"):
 """
 
 
-class Pair(Gangs):
-    """Two nodes with two ranks each, all of which run the same script."""
-
-    def run(self, code: str) -> None:
-        requests = {}
-        for node in self.nodes:
-            (node.project / "script.py").write_text(code)
-            ranks = [
-                Process((), (sys.executable, "script.py"), {"RANK": str(2 * node.number + k)})
-                for k in range(2)
-            ]
-            request = node.starting(processes=ranks, gang=self.gang, grace=1.0)
-            requests[node] = replace(request, straggler_seconds=WINDOW)
-        assert not any(reply.unreachable for reply in self.start_requests(requests).values())
-
-    def stragglers(self, node: int) -> tuple[Straggler, ...]:
-        return self.nodes[node].state().stragglers
-
-    def slow(self, seconds: float | None) -> None:
-        path = self.nodes[1].project / "slow"
-        if seconds is None:
-            path.unlink()
-        else:
-            path.write_text(str(seconds))
-
-    def done(self) -> None:
-        for node in self.nodes:
-            (node.project / "done").touch()
-
-
-@pytest.fixture
-def pair(tmp_path: Path) -> Iterator[Pair]:
-    found = Pair(tmp_path, 2, silence=5.0)
-    yield found
-    assert found.end() == []
-
-
-def test_straggler_is_named_on_all_nodes_and_noted_once_in_its_log_until_it_catches_up(pair: Pair) -> None:
-    pair.slow(0.05)
-    pair.run(STEPS)
-    for node in range(2):
-        until(functools.partial(pair.stragglers, node))
-        (found,) = pair.stragglers(node)
+def test_straggler_is_named_on_all_nodes_and_noted_once_in_its_log_until_it_catches_up(gangs: Make) -> None:
+    job = gangs(2, silence=5.0)
+    slow = job[1].project / "slow"
+    slow.write_text("0.05")
+    job.start([STEPS] * 2, [STEPS] * 2, grace=1.0, straggler_seconds=WINDOW)
+    for node in job.nodes:
+        (found,) = until(lambda node=node: node.state().stragglers)  # type: ignore[misc]
         assert (found.rank, found.node, found.own, found.until) == (3, 1, True, None)
         assert found.ratio == pytest.approx(2.5)
     note = b"rank 3 takes 2.5 x as long as the median rank (0.05 s of its own work per step, median 0.02 s)"
-    until(lambda: note in pair.log(1, 3))
-    pair.slow(None)
-    for node in range(2):
-        until(lambda node=node: not current(pair.stragglers(node)))  # type: ignore[misc]
-    until(lambda: b"rank 3 has caught up" in pair.log(1, 3))
-    assert pair.log(1, 3).count(b"straggler") == 2
-    assert [pair.log(rank // 2, rank) for rank in range(3)] == [b""] * 3
-    pair.done()
-    assert pair.verdict().phase is JobPhase.SUCCEEDED
-    (kept,) = pair.stragglers(0)
+    until(lambda: note in job.log(1, 3))
+    slow.unlink()
+    for node in job.nodes:
+        until(lambda node=node: not current(node.state().stragglers))  # type: ignore[misc]
+    until(lambda: b"rank 3 has caught up" in job.log(1, 3))
+    assert job.log(1, 3).count(b"straggler") == 2
+    assert [job.log(rank // 2, rank) for rank in range(3)] == [b""] * 3
+    for node in job.nodes:
+        (node.project / "done").touch()
+    assert job.verdict().phase is JobPhase.SUCCEEDED
+    (kept,) = job[0].state().stragglers
     assert (kept.rank, kept.until is not None) == (3, True)
 
 
@@ -117,7 +78,7 @@ def one(rank: int, step: int, seconds: float, *, own: bool = True) -> Pace:
     return Pace(rank, step, seconds, own)
 
 
-def found(*paces: Callable[[int], list[Pace]], turns: int = 40) -> list[int]:
+def stragglers_of(*paces: Callable[[int], list[Pace]], turns: int = 40) -> list[int]:
     """Compare the ranks every 0.1 s, each with a further step; return the stragglers in the end."""
     detector = Detector(WINDOW)
     for turn in range(turns):
@@ -149,7 +110,7 @@ FAST = [steady(rank, 0.02) for rank in range(3)]
 def test_ranks_that_stay_slow_are_stragglers(
     paces: list[Callable[[int], list[Pace]]], expected: list[int]
 ) -> None:
-    assert found(*paces) == expected
+    assert stragglers_of(*paces) == expected
 
 
 def test_straggler_is_one_until_it_has_stayed_below_a_lower_limit() -> None:
