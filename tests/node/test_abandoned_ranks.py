@@ -6,15 +6,17 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
-from support.agentnode import FOREVER, HANG_GUARD, Node, alive, processes_of, until
-from support.gangs import Processes, kill
+from support.agentnode import FOREVER, HANG_GUARD, WAITING, Node, alive, processes_of, until
+from support.gangs import Make, Processes, freeze, kill, thaw
 
 from cloudddp.agent.protocol import SUPERVISOR_VARIABLE
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import Process
+from cloudddp.agent.protocol.verdict import Cause
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 
@@ -113,3 +115,40 @@ def test_frozen_agent_is_not_mistaken_for_a_dead_one(node: Node) -> None:
     os.kill(found.supervisor, signal.SIGCONT)
     os.kill(found.guard, signal.SIGCONT)
     assert node.follow().state.phase is JobPhase.SUCCEEDED
+
+
+# -- the guard: it notices a supervisor that does nothing, although it lives ---------------------------------
+
+
+SILENCE = 1.5  # seconds
+IGNORES = "import signal\nsignal.signal(15, signal.SIG_IGN)\n" + FOREVER
+
+
+def test_ranks_of_a_stopped_supervisor_end(gangs: Make) -> None:
+    job = gangs(2, silence=SILENCE)
+    job.start(FOREVER, IGNORES)
+    stopped = job.pids(1)
+    freeze(stopped.supervisor)
+    first, second = job.states()
+    assert first.verdict is not None
+    assert first.verdict.first is not None
+    assert (first.verdict.first.cause, first.verdict.first.node) == (Cause.SILENT, 1)
+    assert second.verdict is not None
+    assert second.verdict.first is not None
+    assert (second.verdict.first.cause, second.verdict.first.node) == (Cause.AGENT, 1)
+    assert second.verdict.first.detail.startswith("it did nothing for ")
+    job.gone()
+
+
+def test_node_that_was_frozen_as_a_whole_goes_on(gangs: Make) -> None:
+    job = gangs(1, silence=SILENCE)
+    job.start(WAITING)
+    found = job.pids(0)
+    everything = (*found.of_cloudddp, *found.ranks)
+    freeze(*everything)
+    time.sleep(SILENCE + 5)  # longer than the guard waits
+    thaw(*everything)
+    time.sleep(1)
+    assert alive(found.supervisor)
+    (job[0].project / "go").touch()
+    assert job.states()[0].phase is JobPhase.SUCCEEDED

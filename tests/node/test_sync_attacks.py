@@ -17,9 +17,10 @@ from pathlib import Path
 import pytest
 from support.impostor import forged_probe, in_place_of_receive
 from support.localsync import LocalCluster
-from support.syncednode import SyncedNode, put
+from support.syncednode import SyncedNode, put, tree
 
-from agent.node import link
+from agent.node import link, store
+from agent.sync.project_writer import ProjectWriter
 from cloudddp.agent import commands
 from cloudddp.agent.protocol.codec import ProtocolError, encode
 from cloudddp.agent.protocol.manifest import Entry
@@ -253,3 +254,34 @@ def test_line_of_a_stranger_that_comes_byte_by_byte_has_a_limit(monkeypatch: pyt
         thread.join()
         one.close()
         stranger.close()
+
+
+def test_mode_and_time_are_not_set_through_a_link(
+    node: SyncedNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job may put a link in the place of a file while the sync compares its listing with what is there."""
+    monkeypatch.setattr(store, "ROOT", tmp_path / ".cloudddp")
+    outside, project = tmp_path / "id_key", tmp_path / "project"
+    put(tmp_path, {"id_key": "secret", "project/f": "x"})
+    outside.chmod(0o600)
+    before = outside.stat()
+    writer = ProjectWriter(project, lambda _size: None)
+    entry = Entry("f", 0o755, 1, 2000, "")
+    writer.touch("f", entry)
+    assert ((project / "f").stat().st_mode & 0o777, (project / "f").stat().st_mtime_ns) == (0o755, 2000)
+    (project / "f").unlink()
+    (project / "f").symlink_to(outside)
+    with pytest.raises(SystemExit, match="was replaced"):
+        writer.touch("f", entry)
+    assert (outside.stat().st_mode, outside.stat().st_mtime_ns) == (before.st_mode, before.st_mtime_ns)
+
+
+def test_link_out_of_the_project_is_not_followed(here: Path, node: SyncedNode, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    put(here, {"d/file": "inside"})
+    node.project.mkdir()
+    (node.project / "d").symlink_to(outside)
+    node.sync(here)
+    assert list(outside.iterdir()) == []
+    assert tree(node.project) == tree(here)

@@ -13,9 +13,7 @@ import pytest
 from support.localsync import LocalCluster
 from support.syncednode import UP_TO_DATE, UPDATED, SyncedNode, put, tree
 
-from agent.node import store
-from agent.sync.project_writer import ProjectWriter
-from cloudddp.agent.protocol.manifest import MAX_FILES, Entry
+from cloudddp.agent.protocol.manifest import MAX_FILES
 from cloudddp.agent.protocol.transfer import BATCH, MAX_BATCH
 from cloudddp.errors import CloudDDPError, NodeError, UsageError
 
@@ -161,37 +159,6 @@ def test_path_may_change_its_kind(here: Path, node: SyncedNode) -> None:
     assert UP_TO_DATE in node.sync(here)
     kept = {folder.relative_to(here) for folder in here.rglob("*") if folder.is_dir()}
     assert {f.relative_to(node.project) for f in node.project.rglob("*") if f.is_dir()} == kept
-
-
-def test_mode_and_time_are_not_set_through_a_link(
-    node: SyncedNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A job may put a link in the place of a file while the sync compares its listing with what is there."""
-    monkeypatch.setattr(store, "ROOT", tmp_path / ".cloudddp")
-    outside, project = tmp_path / "id_key", tmp_path / "project"
-    put(tmp_path, {"id_key": "secret", "project/f": "x"})
-    outside.chmod(0o600)
-    before = outside.stat()
-    writer = ProjectWriter(project, lambda _size: None)
-    entry = Entry("f", 0o755, 1, 2000, "")
-    writer.touch("f", entry)
-    assert ((project / "f").stat().st_mode & 0o777, (project / "f").stat().st_mtime_ns) == (0o755, 2000)
-    (project / "f").unlink()
-    (project / "f").symlink_to(outside)
-    with pytest.raises(SystemExit, match="was replaced"):
-        writer.touch("f", entry)
-    assert (outside.stat().st_mode, outside.stat().st_mtime_ns) == (before.st_mode, before.st_mtime_ns)
-
-
-def test_link_out_of_the_project_is_not_followed(here: Path, node: SyncedNode, tmp_path: Path) -> None:
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    put(here, {"d/file": "inside"})
-    node.project.mkdir()
-    (node.project / "d").symlink_to(outside)
-    node.sync(here)
-    assert list(outside.iterdir()) == []
-    assert tree(node.project) == tree(here)
 
 
 def test_file_that_changed_since_it_was_listed_arrives_as_it_is(here: Path, node: SyncedNode) -> None:

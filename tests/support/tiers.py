@@ -222,14 +222,12 @@ SLOW = {
     "cli/test_logs_and_jobs.py::test_following_does_not_end_a_job_that_restarts": "torch",
     "cli/test_training_status.py::test_cancelled_training_resumes_from_its_snapshot": "torch",
     # The agent: gangs of real processes.
-    "node/test_abandoned_ranks.py": "tests/node/test_kill.py has ranks without an agent",
+    "node/test_abandoned_ranks.py": "waits; tests/node/test_kill.py has ranks without an agent",
     "node/test_copies.py": "boto3 in a process of its own, 2 s each",
     "node/test_gang_early_exit.py": "torch, whose message it recognizes",
-    "node/test_gang_restarts.py": "gangs; tests/node/test_stall.py has a restart",
-    "node/test_guard_watch.py": "waits of 3 s; tests/node/test_gang.py has a killed supervisor",
     "node/test_handover.py": "gangs; tests/node/test_spread.py sends snapshots too",
     "node/test_huge_lines.py": "1 GB of output",
-    "node/test_idle_check.py": "needs root and namespaces",
+    "node/test_units.py::test_process_keeps_its_node": "needs root and namespaces",
     "node/test_laptop_silence.py": "waits",
     "node/test_replaced.py": "tests/node/test_new_files.py has which results are listed",
     "node/test_shared_by_default.py": "gangs; tests/node/test_spread.py copies between nodes too",
@@ -241,7 +239,7 @@ SLOW = {
     "node/test_tools.py": "py-spy is sent to real nodes",
     # Single tests of the agent.
     "node/test_sync_node.py::"
-    "test_folder_of_the_most_files": "8 s; tests/node/test_protocol.py has a project of the most files",
+    "test_folder_of_the_most_files": "8 s; test_transfer_frames.py has a listing of the most files",
     # Runs of torch, 5 to 12 s each. The numeric properties are in those that remain.
     "examples": "torch runs of the examples",
     "train/test_train_bench.py": "a benchmark",
