@@ -97,7 +97,8 @@ def test_strangers_that_are_there_first_do_not_keep_the_nodes_apart(gangs: Make)
 
 
 class Recorder:
-    """Forwards one connection to an agent and records what the other side sent."""
+    """Accepts a first connection and never answers; forwards the later ones to an agent, and records what the
+    other side sent."""
 
     def __init__(self, to: Peer) -> None:
         self.port = free_port()
@@ -107,6 +108,7 @@ class Recorder:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self) -> None:
+        self._held, _ = self._listener.accept()
         while True:
             try:
                 client, _ = self._listener.accept()
@@ -133,30 +135,6 @@ class Recorder:
         self._listener.close()
 
 
-class Silent(Recorder):
-    """Accepts the first connection and never answers; forwards the later ones."""
-
-    def _serve(self) -> None:
-        self._held, _ = self._listener.accept()
-        super()._serve()
-
-
-def test_connection_that_is_never_answered_is_opened_again(gangs: Make) -> None:
-    job = gangs(2, join=40.0)
-    silent = Silent(job.gang.peers[1])
-    seen_by_0 = replace(job.gang, peers=(job.gang.peers[0], Peer(1, "127.0.0.1", silent.port)))
-    try:
-        job.start_requests(
-            {
-                job[0]: job[0].starting("pass", gang=seen_by_0),
-                job[1]: job[1].starting("pass", first_rank=1, gang=job.gang),
-            }
-        )
-        assert job.verdict() == Verdict(JobPhase.SUCCEEDED, 0, 0)
-    finally:
-        silent.close()
-
-
 def test_node_that_accepts_and_never_answers_is_named(gangs: Make) -> None:
     job = gangs(2, join=7.0)
     with socket.create_server(("127.0.0.1", job.gang.peers[1].port)):
@@ -179,10 +157,12 @@ def test_node_of_another_job_is_named(gangs: Make) -> None:
         assert reply.unreachable.to == {1 - number: "it proves another secret: it belongs to another job"}
 
 
-def test_replayed_connection_does_no_harm(gangs: Make) -> None:
+def test_connection_that_is_never_answered_is_opened_again_and_a_replayed_one_does_no_harm(
+    gangs: Make,
+) -> None:
     """Everything that node 0 has sent to node 1 is sent again, by a stranger: node 1 has another nonce
     now."""
-    job = gangs(2)
+    job = gangs(2, join=40.0)
     recorder = Recorder(job.gang.peers[1])
     seen_by_0 = replace(job.gang, peers=(job.gang.peers[0], Peer(1, "127.0.0.1", recorder.port)))
     try:
