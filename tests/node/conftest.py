@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.agentnode import Node
 from support.buckets import make_bucket
 from support.gangs import Gangs, Make
 from support.s3_server import S3
+from support.victim import Victim, owned
 
 
 @pytest.fixture
@@ -36,6 +39,19 @@ def gangs(tmp_path: Path) -> Iterator[Make]:
 
     yield make
     assert [pid for one in made for pid in one.end()] == []
+
+
+@pytest.fixture(scope="session")
+def owned_cluster(simulator: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
+    with owned(simulator, tmp_path_factory.mktemp("victim")) as found:
+        yield found
+
+
+@pytest.fixture
+def victim(owned_cluster: Victim) -> Iterator[Victim]:
+    owned_cluster.evil.mkdir(exist_ok=True)
+    yield owned_cluster
+    shutil.rmtree(owned_cluster.evil)
 
 
 @pytest.fixture

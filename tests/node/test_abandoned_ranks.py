@@ -6,15 +6,17 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
-from support.agentnode import FOREVER, HANG_GUARD, Node, alive, processes_of, until
-from support.gangs import Processes, kill
+from support.agentnode import FOREVER, HANG_GUARD, WAITING, Node, alive, processes_of, until
+from support.gangs import Make, Processes, freeze, kill, thaw
 
 from cloudddp.agent.protocol import SUPERVISOR_VARIABLE
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import Process
+from cloudddp.agent.protocol.verdict import Cause
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 
@@ -36,66 +38,39 @@ print('ready', flush=True)
 """
 
 
-def ready(node: Node, rank: int = 0) -> bool:
-    path = node.folder() / "ranks" / f"{rank}.log"
-    return path.exists() and b"ready" in path.read_bytes()
+def wait_for_ranks(node: Node, *ranks: int) -> None:
+    """Wait until these ranks are ready."""
+    logs = [node.folder() / "ranks" / f"{rank}.log" for rank in ranks]
+    until(lambda: all(log.exists() and b"ready" in log.read_bytes() for log in logs))
 
 
-def launched(launcher: str, node: Node, code: str) -> list[Process]:
-    """A rank below a launcher, which is a shell script whose arguments are the command of the rank."""
-    rank = (sys.executable, node.script(code))
-    return [Process(("sh", "-c", launcher, "sh"), rank, {"RANK": "0"})]
-
-
-def test_rank_that_ignores_sigterm_is_killed_after_the_grace(node: Node) -> None:
-    node.start(STUBBORN, STUBBORN, grace=0.5)
-    until(lambda: ready(node, 0) and ready(node, 1))
+def test_ranks_may_save_within_the_grace_and_end_with_their_children(node: Node) -> None:
+    """Of a shell script that runs Python, only the shell gets the signal of its wrapper: it ends before its
+    child, or waits for it."""
+    inner = f"{sys.executable} {node.script(STUBBORN)}; exit 0"
+    commands = [
+        (sys.executable, node.script(STUBBORN)),
+        (sys.executable, node.script(SAVING + FOREVER)),
+        ("sh", "-c", inner),
+        ("sh", "-c", f"trap '' TERM; {inner}"),
+    ]
+    node.start(processes=[Process((), argv, {"RANK": str(k)}) for k, argv in enumerate(commands)], grace=5.0)
+    wait_for_ranks(node, 0, 1, 2, 3)
     found = Processes(node)
     kill(found.guard, found.supervisor)
     until(lambda: not processes_of(node.home))
     state = node.state()
-    assert [rank.signal for rank in state.ranks] == [signal.SIGKILL] * 2
     assert state.phase is JobPhase.LOST
-
-
-def test_rank_may_save_within_the_grace(node: Node) -> None:
-    node.start(SAVING + FOREVER, grace=30.0)
-    until(lambda: ready(node))
-    found = Processes(node)
-    kill(found.guard, found.supervisor)
-    until(lambda: not processes_of(node.home))
+    assert (state.ranks[0].signal, state.ranks[1].exit_code) == (signal.SIGKILL, 143)
     assert (node.project / "saved").exists()
-    assert [rank.exit_code for rank in node.state().ranks] == [143]
 
 
-def test_children_of_a_rank_end_with_it(node: Node) -> None:
-    """A shell script that runs Python, for example: only the shell gets the signal of its wrapper."""
-    inner = node.script(STUBBORN)
-    process = Process((), ("sh", "-c", f"trap '' TERM; {sys.executable} {inner}; exit 0"), {"RANK": "0"})
-    node.start(processes=[process], grace=0.5)
-    until(lambda: ready(node))
-    found = Processes(node)
-    kill(found.guard, found.supervisor)
-    until(lambda: not processes_of(node.home))
-
-
-def test_children_of_a_rank_that_ended_before_them_end(node: Node) -> None:
-    inner = node.script(STUBBORN)
-    node.start(
-        processes=[Process((), ("sh", "-c", f"{sys.executable} {inner}; exit 0"), {"RANK": "0"})], grace=0.5
-    )
-    until(lambda: ready(node))
-    found = Processes(node)
-    kill(found.guard, found.supervisor)
-    until(lambda: not processes_of(node.home))
-
-
-@pytest.mark.parametrize("code", [FOREVER, STUBBORN], ids=["obeys", "ignores SIGTERM"])
-def test_rank_ends_although_its_launcher_does_not(node: Node, code: str) -> None:
+def test_rank_ends_although_its_launcher_does_not(node: Node) -> None:
     """The launcher ignores SIGTERM, so nobody signals the wrapper: it has to notice by itself."""
-    ignoring = "trap '' TERM; \"$@\"; exec sleep 1000"
-    node.start(processes=launched(ignoring, node, "print('ready', flush=True)\n" + code), grace=0.5)
-    until(lambda: ready(node))
+    ignoring = ("sh", "-c", "trap '' TERM; \"$@\"; exec sleep 1000", "sh")
+    rank = (sys.executable, node.script(STUBBORN))
+    node.start(processes=[Process(ignoring, rank, {"RANK": "0"})], grace=0.5)
+    wait_for_ranks(node, 0)
     found = Processes(node)
     kill(found.guard, found.supervisor)
     until(lambda: not any(map(alive, [*found.ranks, *found.wrappers])))
@@ -117,8 +92,8 @@ def test_rank_whose_launcher_ended_while_its_wrapper_started_is_not_run(node: No
     assert not (node.project / "ran").exists()
 
 
-@pytest.mark.parametrize("text", ["", "{", "null", '{"pid": 1}'])
-def test_rank_goes_on_if_the_record_of_the_agent_is_damaged(node: Node, text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["{", '{"pid": 1}'])
+def test_rank_goes_on_if_the_record_of_the_agent_is_damaged(node: Node, text: str) -> None:
     """A rank may write any file of its user."""
     code = (
         "import os, time\n"
@@ -140,3 +115,40 @@ def test_frozen_agent_is_not_mistaken_for_a_dead_one(node: Node) -> None:
     os.kill(found.supervisor, signal.SIGCONT)
     os.kill(found.guard, signal.SIGCONT)
     assert node.follow().state.phase is JobPhase.SUCCEEDED
+
+
+# -- the guard: it notices a supervisor that does nothing, although it lives ---------------------------------
+
+
+SILENCE = 1.5  # seconds
+IGNORES = "import signal\nsignal.signal(15, signal.SIG_IGN)\n" + FOREVER
+
+
+def test_ranks_of_a_stopped_supervisor_end(gangs: Make) -> None:
+    job = gangs(2, silence=SILENCE)
+    job.start(FOREVER, IGNORES)
+    stopped = job.pids(1)
+    freeze(stopped.supervisor)
+    first, second = job.states()
+    assert first.verdict is not None
+    assert first.verdict.first is not None
+    assert (first.verdict.first.cause, first.verdict.first.node) == (Cause.SILENT, 1)
+    assert second.verdict is not None
+    assert second.verdict.first is not None
+    assert (second.verdict.first.cause, second.verdict.first.node) == (Cause.AGENT, 1)
+    assert second.verdict.first.detail.startswith("it did nothing for ")
+    job.gone()
+
+
+def test_node_that_was_frozen_as_a_whole_goes_on(gangs: Make) -> None:
+    job = gangs(1, silence=SILENCE)
+    job.start(WAITING)
+    found = job.pids(0)
+    everything = (*found.of_cloudddp, *found.ranks)
+    freeze(*everything)
+    time.sleep(SILENCE + 5)  # longer than the guard waits
+    thaw(*everything)
+    time.sleep(1)
+    assert alive(found.supervisor)
+    (job[0].project / "go").touch()
+    assert job.states()[0].phase is JobPhase.SUCCEEDED

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from cloudddp.agent.protocol.jobs import JobsReply, JobsRequest
 from cloudddp.agent.protocol.machine import ProbeRequest
 from cloudddp.errors import NodeError
 from cloudddp.ssh.fleet import Fleet
-from cloudddp.ssh.running import CommandSpec, Result
+from cloudddp.ssh.running import CommandSpec
 
 HANG_GUARD = 30.0
 
@@ -76,11 +76,35 @@ def node(keys_of: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
         yield found
 
 
-def test_one_command_serves_many_steps(node: Node) -> None:
+def test_one_command_serves_the_steps_of_a_connection(node: Node) -> None:
+    """A body that has nothing to send at first does not end it; input that a step has not read does, which
+    would be taken for the next request."""
     before = node.commands
+    assert client.run_step(node.fleet, 0, JobsRequest(), body=lambda: [b""] * 5).exit_code == 0
     for _ in range(5):
         assert node.jobs() == JobsReply(())
     assert node.commands == before + 1
+    with pytest.raises(NoSuchJob):
+        node.call(NO_SUCH_JOB)
+    assert node.jobs() == JobsReply(())
+    assert node.commands == before + 2, "what a step that failed has left of its input is unknown"
+    body = [b"x" * 100_000] * 50
+    assert client.run_step(node.fleet, 0, JobsRequest(), body=lambda: body).exit_code == 0
+    assert node.jobs() == JobsReply(())
+    assert node.commands == before + 3
+    served = [child.pid for child in node.server._all if child.returncode is None]
+    assert len(served) == 1
+    node.fleet.close()
+    until(lambda: all(child.returncode is not None for child in node.server._all))
+
+
+def test_broken_connection_ends_the_step_and_a_new_one_serves_again(node: Node) -> None:
+    assert node.jobs() == JobsReply(())
+    node.server.drop()
+    with pytest.raises(NodeError):
+        node.jobs()
+    node.fleet.reconnect(0)
+    assert node.jobs() == JobsReply(())
 
 
 def test_steps_at_the_same_time_are_all_done(node: Node) -> None:
@@ -102,45 +126,7 @@ def test_agent_that_is_missing_is_sent_and_the_step_done(node: Node) -> None:
     assert node.commands == before + 3
 
 
-def test_step_that_fails_is_followed_by_others(node: Node) -> None:
-    assert node.jobs() == JobsReply(())
-    with pytest.raises(NoSuchJob):
-        node.call(NO_SUCH_JOB)
-    before = node.commands
-    assert node.jobs() == JobsReply(())
-    assert node.commands == before + 1, "what a step that failed has left of its input is unknown"
-
-
 NO_SUCH_JOB: Any = FollowRequest("20260101-000000-0000", wait=False, heartbeat=5.0)
-
-
-def test_broken_connection_ends_the_step_and_a_new_one_serves_again(node: Node) -> None:
-    assert node.jobs() == JobsReply(())
-    node.server.drop()
-    with pytest.raises(NodeError):
-        node.jobs()
-    node.fleet.reconnect(0)
-    assert node.jobs() == JobsReply(())
-
-
-def test_input_that_a_step_has_not_read_is_not_taken_for_the_next_request(node: Node) -> None:
-    body = [b"x" * 100_000] * 50
-    assert _jobs_with_body(node.fleet, body).exit_code == 0
-    before = node.commands
-    assert node.jobs() == JobsReply(())
-    assert node.commands == before + 1
-
-
-def _jobs_with_body(fleet: Fleet, body: Iterable[bytes]) -> Result:
-    return client.run_step(fleet, 0, JobsRequest(), body=lambda: body)
-
-
-def test_process_ends_with_the_connection(node: Node) -> None:
-    assert node.jobs() == JobsReply(())
-    served = [child.pid for child in node.server._all if child.returncode is None]
-    assert len(served) == 1
-    node.fleet.close()
-    until(lambda: all(child.returncode is not None for child in node.server._all))
 
 
 # What a program in place of the agent writes after it has read a request.
@@ -155,15 +141,15 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_output_of_another_program_is_an_error_that_names_the_node(node: Node, what: str) -> None:
-    writes, message = REFUSED[what]
-    node.replace_python(f"#!/bin/sh\nhead -c 12 > /dev/null\n{writes}\n")
-    with pytest.raises(NodeError, match=message) as caught:
-        node.jobs(timeout=2.0)
-    assert "node 0" in str(caught.value)
-    (node.home / "bin" / "python3").unlink()
-    assert node.jobs() == JobsReply(())
+def test_output_of_another_program_is_an_error_that_names_the_node(node: Node) -> None:
+    for writes, message in REFUSED.values():
+        node.replace_python(f"#!/bin/sh\nhead -c 12 > /dev/null\n{writes}\n")
+        with pytest.raises(NodeError, match=message) as caught:
+            node.jobs(timeout=2.0)
+        assert "node 0" in str(caught.value)
+        (node.home / "bin" / "python3").unlink()
+        assert node.jobs() == JobsReply(())
+        node.fleet.reconnect(0)  # ends the agent that serves it
 
 
 def test_output_while_no_step_runs_is_not_taken_for_an_answer(node: Node) -> None:
@@ -202,18 +188,14 @@ def test_last_step_may_write_any_byte(node: Node) -> None:
     assert node.commands == before + 1
 
 
-def test_process_that_waits_for_a_step_has_no_time_limit(node: Node) -> None:
+def test_each_step_has_its_own_time_limit(node: Node) -> None:
     """That of the last step does not count: a user may watch a job between two steps for hours."""
     assert node.jobs() == JobsReply(())
     assert node.jobs(timeout=2.0) == JobsReply(())  # this one needs no new interpreter
     before = node.commands
     time.sleep(2.5)
-    assert node.jobs() == JobsReply(())
-    assert node.commands == before
-
-
-def test_later_step_has_its_own_time_limit(node: Node) -> None:
     assert node.jobs(timeout=60.0) == JobsReply(())
+    assert node.commands == before
     (child,) = [child for child in node.server._all if child.returncode is None]
     os.kill(child.pid, signal.SIGSTOP)
     try:
@@ -239,20 +221,6 @@ def test_step_that_was_killed_is_named(node: Node) -> None:
     )
     with pytest.raises(NodeError, match="step 'jobs' failed: exit code 137"):
         node.jobs()
-
-
-def test_input_is_sent_when_it_comes(node: Node) -> None:
-    """The body of a step has nothing to send at first, and the next step follows on the same channel."""
-    waits = 5
-
-    def body() -> Iterator[bytes]:
-        for _ in range(waits):
-            yield b""
-
-    assert _jobs_with_body(node.fleet, body()).exit_code == 0
-    before = node.commands
-    assert node.jobs() == JobsReply(())
-    assert node.commands == before
 
 
 def test_node_that_does_not_answer_does_not_hold_up_another(node: Node, keys_of: Site) -> None:

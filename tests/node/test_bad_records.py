@@ -7,7 +7,6 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,52 +40,45 @@ def phases(node: Node) -> dict[str, JobPhase]:
     return {one.job: one.phase for one in node.jobs()}
 
 
-def test_status_file_from_before_1970_is_reported(node: Node) -> None:
+def test_files_from_before_1970_are_reported(node: Node) -> None:
     folder = ended(node, code=REPORT + f"os.utime(os.environ['CLOUDDDP_STATUS_FILE'], {BEFORE_1970})\n")
     for training in (node.state().training, node.follow().state.training, node.cancel().training):
         assert training is not None
         assert (training.state, training.reported) == (TrainingState.FINISHED, 0.0)
     assert (folder / "status.json").stat().st_mtime < 0
-
-
-def test_cancel_from_before_1970_is_reported(node: Node) -> None:
-    mark = ended(node) / "cancel"
-    mark.touch()
-    os.utime(mark, BEFORE_1970)
+    (folder / "cancel").touch()
+    os.utime(folder / "cancel", BEFORE_1970)
     assert node.state().cancelled == 0.0
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
+def test_record_out_of_range_loses_its_job_only(node: Node) -> None:
+    ended(node, "job-2")
+    state = ended(node) / "state.json"
+    change(state, job="../../other")
+    both = {node.id(): JobPhase.SUCCEEDED, node.id("job-2"): JobPhase.SUCCEEDED}
+    assert phases(node) == both, "it is reported as its own"
+    right = state.read_text()
+    for values in (
         {"exit_code": 999},
         {"started": -1},
         {"ended": 1e300},
-        {"node": -1},
         {"expected": 10**6},
         {"state": "x"},
-    ],
-    ids=str,
-)
-def test_record_out_of_range_loses_its_job_only(node: Node, values: dict[str, Any]) -> None:
-    ended(node, "job-2")
-    change(ended(node) / "state.json", **values)
-    assert phases(node) == {node.id(): JobPhase.LOST, node.id("job-2"): JobPhase.SUCCEEDED}
+    ):
+        change(state, **values)
+        assert phases(node) == {**both, node.id(): JobPhase.LOST}
+        state.write_text(right)
+    change(state, node=-1)
     assert node.follow().logs == {0: b"ran\n"}
     assert node.cancel().left == 0
 
 
-def test_record_that_names_another_job_is_reported_as_its_own(node: Node) -> None:
-    change(ended(node) / "state.json", job="../../other")
-    assert phases(node) == {node.id(): JobPhase.SUCCEEDED}
-
-
-@pytest.mark.parametrize("name", ["zz_x", "..x", "²", "zzz"])
-def test_folder_that_is_not_named_by_a_job_id_is_skipped(node: Node, name: str) -> None:
+def test_folder_that_is_not_named_by_a_job_id_is_skipped(node: Node) -> None:
     ended(node)
-    folder = node.store / "jobs" / name
-    folder.mkdir()
-    (folder / "job.json").write_text('{"node": 0, "ranks": 1}')
+    for name in ("zz_x", "..x", "²", "zzz"):
+        folder = node.store / "jobs" / name
+        folder.mkdir()
+        (folder / "job.json").write_text('{"node": 0, "ranks": 1}')
     (node.project / "model.pt").write_text("weights")
     assert phases(node) == {node.id(): JobPhase.SUCCEEDED}
     assert node.probe().running == ()
@@ -106,40 +98,41 @@ def huge(path: Path) -> None:
         file.truncate(1 << 40)
 
 
-@pytest.mark.parametrize("put", [pipe, zero, huge, Path.mkdir])
-@pytest.mark.parametrize("name", ["state.json", "job.json", "setup.json", "status.json", "ranks/0.json"])
-def test_record_that_is_not_a_file_does_not_stop_a_step(
-    node: Node, name: str, put: Callable[[Path], None]
-) -> None:
-    path = ended(node) / name
-    path.unlink(missing_ok=True)
-    put(path)
-    begin = time.monotonic()
-    expected = JobPhase.LOST if name == "state.json" else JobPhase.SUCCEEDED
-    assert phases(node) == {node.id(): expected}
+def test_records_that_are_no_files_do_not_stop_a_step(node: Node) -> None:
+    """It would wait for a pipe, and read for ever from others."""
+    folder = ended(node)
+    names = ("job.json", "setup.json", "status.json", "ranks/0.json", "state.json")
+    for put, replaced, phase in (
+        (pipe, names[:-1], JobPhase.SUCCEEDED),
+        (zero, names[:-1], JobPhase.SUCCEEDED),
+        (huge, names[:-1], JobPhase.SUCCEEDED),
+        (pipe, names, JobPhase.LOST),
+        (Path.mkdir, names, JobPhase.LOST),
+    ):
+        for name in replaced:
+            (folder / name).unlink(missing_ok=True)
+            put(folder / name)
+        begin = time.monotonic()
+        assert phases(node) == {node.id(): phase}
+        assert time.monotonic() - begin < 40, "a step waited for the file"
     assert node.follow().logs == {0: b"ran\n"}
     assert node.cancel().left == 0
     assert node.probe().running == ()
     ended(node, "job-2")
-    assert time.monotonic() - begin < 40, "a step waited for the file"
 
 
-def test_log_that_is_not_a_file_is_skipped(node: Node) -> None:
-    log = ended(node) / "ranks" / "0.log"
-    for put in (pipe, zero):
-        log.unlink()
-        put(log)
-        assert node.follow().logs == {}
-
-
-@pytest.mark.parametrize("stem", ["x", "-1", "-5", "007", "²", "1e3", "999999", "9" * 100])
-def test_files_that_no_rank_has_are_skipped(node: Node, stem: str) -> None:
-    folder = ended(node)
-    (folder / "ranks" / f"{stem}.log").write_text("false\n")
-    (folder / "ranks" / f"{stem}.json").write_text((folder / "ranks" / "0.json").read_text())
+def test_logs_that_are_no_file_and_files_that_no_rank_has_are_skipped(node: Node) -> None:
+    ranks = ended(node) / "ranks"
+    for stem in ("x", "-1", "007", "²", "1e3", "999999", "9" * 100):
+        (ranks / f"{stem}.log").write_text("false\n")
+        (ranks / f"{stem}.json").write_text((ranks / "0.json").read_text())
     found = node.follow()
     assert found.logs == {0: b"ran\n"}
     assert len(found.state.ranks) == 1
+    for put in (pipe, zero):
+        (ranks / "0.log").unlink()
+        put(ranks / "0.log")
+        assert node.follow().logs == {}
 
 
 def test_ranks_beyond_the_most_that_a_node_has_are_skipped(node: Node) -> None:
@@ -151,21 +144,18 @@ def test_ranks_beyond_the_most_that_a_node_has_are_skipped(node: Node) -> None:
     assert len(node.follow().logs) == 256
 
 
-@pytest.mark.parametrize("text", ["²", "٣", "9" * 5000, "-1", "1_0"])
-def test_version_that_is_not_a_number_is_replaced(node: Node, text: str) -> None:
+def test_version_that_is_no_number_or_no_file_is_replaced(node: Node) -> None:
     node.probe()
-    (node.store / "version").write_text(text)
-    assert node.jobs() == ()
-    assert (node.store / "version").read_text() == f"{VERSION}\n"
-
-
-@pytest.mark.parametrize("put", [pipe, zero, huge])
-def test_version_that_is_not_a_file_is_replaced(node: Node, put: Callable[[Path], None]) -> None:
-    node.probe()
-    (node.store / "version").unlink()
-    put(node.store / "version")
-    assert node.jobs() == ()
-    assert (node.store / "version").read_text() == f"{VERSION}\n"
+    version = node.store / "version"
+    for text in ("²", "٣", "9" * 5000, "-1", "1_0"):
+        version.write_text(text)
+        assert node.jobs() == ()
+        assert version.read_text() == f"{VERSION}\n"
+    for put in (pipe, zero, huge):
+        version.unlink()
+        put(version)
+        assert node.jobs() == ()
+        assert version.read_text() == f"{VERSION}\n"
 
 
 ENDED_PID = 2**22 + 1  # no process has it
@@ -191,19 +181,12 @@ def test_setup_without_a_process_is_lost(node: Node) -> None:
     ended(node, "job-2")
 
 
-@pytest.mark.parametrize("put", [pipe, zero, huge])
-@pytest.mark.parametrize("name", ["manifest-p.json", "pending-p.json", "pulled-p.json"])
-def test_list_of_files_that_is_not_a_file_is_empty(
-    node: Node, name: str, put: Callable[[Path], None]
-) -> None:
+def test_list_of_files_that_is_no_file_is_empty_and_a_name_with_a_nul_is_dropped(node: Node) -> None:
     ended(node)
-    put(node.store / name)
+    for name, put in (("pending-p.json", pipe), ("pulled-p.json", zero), ("manifest-p.json", huge)):
+        put(node.store / name)
     assert node.probe(manifest_digest="0" * 64).folders == {}
     assert node.call(NewFilesRequest("p", (), ())).complete
-
-
-def test_name_with_a_nul_in_the_list_of_files_is_dropped(node: Node) -> None:
-    node.probe()
     (node.store / "manifest-p.json").write_text('{"a\\u0000b": ["f", 420, 0, 0, ""]}')
     assert node.probe(manifest_digest="0" * 64).folders == {}
 
@@ -217,11 +200,11 @@ def test_job_whose_records_are_unreadable_can_be_cancelled(node: Node) -> None:
     assert (answer.left, answer.phase) == (0, JobPhase.CANCELLED)
 
 
-@pytest.mark.parametrize(("phase", "code"), [("failed", 0), ("cancelled", 0), ("succeeded", 3)])
-def test_verdict_with_the_exit_code_of_another_is_none(node: Node, phase: str, code: int) -> None:
+def test_verdict_with_the_exit_code_of_another_is_none(node: Node) -> None:
     folder = ended(node, code="raise SystemExit(3)")
-    change(folder / "verdict.json", phase=phase, exit_code=code)
-    assert node.state().verdict is None
+    for phase, code in (("failed", 0), ("cancelled", 0), ("succeeded", 3)):
+        change(folder / "verdict.json", phase=phase, exit_code=code)
+        assert node.state().verdict is None
 
 
 def test_copy_to_s3_whose_agent_was_killed_is_incomplete(node: Node) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.agentnode import Node, until
+from support.agentnode import Node
 
 from agent.ranks import causes
 from agent.ranks.causes import Kernel
@@ -83,40 +83,49 @@ def test_oom_killer_is_the_cause_if_it_has_ended_a_process_since_the_job_began(
     assert found.failure.cause is cause
 
 
+@pytest.mark.parametrize(
+    ("code", "before", "cause"),
+    [
+        (-int(signal.SIGKILL), -1, Cause.MEMORY),  # the kernel has counted a kill since
+        (-int(signal.SIGKILL), 1 << 40, Cause.LAUNCHER),
+        (-int(signal.SIGSEGV), -1, Cause.LAUNCHER),
+        (1, -1, Cause.LAUNCHER),
+    ],
+)
+def test_oom_killer_is_named_as_the_cause_of_a_killed_launcher(
+    tmp_path: Path, code: int, before: int, cause: Cause
+) -> None:
+    (tmp_path / "ranks").mkdir()
+    found = causes.of_launcher(tmp_path, 3, code, Kernel(before, 0.0))
+    assert (found.failure.cause, found.failure.node, found.failure.rank) == (cause, 3, None)
+
+
 def ended(node: Node) -> Verdict:
-    state = until(lambda: (state := node.state()).phase.ended and state)
+    state = node.ended()
     assert state.verdict is not None
     assert state.phase is JobPhase.FAILED
     return state.verdict
 
 
-def test_error_file_of_torch_elastic(node: Node) -> None:
-    """The format of torch.distributed.elastic.multiprocessing.errors.ErrorHandler."""
-    node.start("""
-import json, os, sys
-message = {'message': 'ValueError: labels out of range', 'extraInfo': {'py_callstack': '...', 'timestamp': '1795460000'}}
-with open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w') as file: json.dump({'message': message}, file)
-sys.exit(1)
-""")  # noqa: E501
-    first = ended(node).first
-    assert first is not None
-    assert (first.rank, first.exit_code, first.detail) == (0, 1, "ValueError: labels out of range")
+ERROR = (
+    '{"message": {"message": "ValueError: labels out of range", "extraInfo": {"timestamp": "1795460000"}}}'
+)
 
 
 @pytest.mark.parametrize(
     ("text", "detail"),
     [
-        ("''", ""),
+        (repr(ERROR), "ValueError: labels out of range"),
         ("'{'", ""),
         ("'[]'", ""),
         ("'{\"message\": 3}'", "3"),
-        ('\'{"message": {"message": null}}\'', ""),
         ("'[' * 100_000", ""),
         ("'x' * (2 << 20)", ""),
     ],
 )
-def test_error_file_that_is_none_is_ignored(node: Node, text: str, detail: str) -> None:
-    """`text`: an expression of Python."""
+def test_error_file_of_torch_elastic(node: Node, text: str, detail: str) -> None:
+    """The format of torch.distributed.elastic.multiprocessing.errors.ErrorHandler. `text`: an expression of
+    Python."""
     node.start(
         f"import os, sys\nopen(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write({text})\nsys.exit(1)\n"
     )

@@ -4,13 +4,14 @@ ends, all ranks end with it, and every node keeps the same verdict."""
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 from dataclasses import replace
 
 import pytest
 from support.agentnode import FOREVER, WAITING, alive, until
-from support.gangs import Gangs, Make, freeze, kill, thaw
+from support.gangs import Make, freeze, kill, thaw
 
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import Process
@@ -25,67 +26,53 @@ STUBBORN = (
 )
 
 
-def launched(code: str, node: Gangs, number: int, rank: int) -> list[Process]:
-    """A rank below a launcher that waits for it, as torchrun does, and ends with its exit code."""
-    script = node[number].script(code)
-    return [Process(("sh", "-c", '"$@"; exit $?', "sh"), (sys.executable, script), {"RANK": str(rank)})]
-
-
 # -- a rank --------------------------------------------------------------------------------------------------
 
 
 def test_job_succeeds_once_every_rank_of_every_node_has_exited_with_0(gangs: Make) -> None:
-    job = gangs(3)
-    replies = job.start(["pass", "pass"], "pass", "pass")
-    assert [reply.unreachable for reply in replies.values()] == [None] * 3
+    job = gangs(2)
+    replies = job.start(["pass", "pass"], "pass")
+    assert [reply.unreachable for reply in replies.values()] == [None] * 2
     assert job.verdict() == Verdict(JobPhase.SUCCEEDED, 0, 0)
-    assert [[rank.exit_code for rank in state.ranks] for state in job.states()] == [[0, 0], [0], [0]]
+    assert [[rank.exit_code for rank in state.ranks] for state in job.states()] == [[0, 0], [0]]
 
 
 def test_killed_rank_ends_all_ranks(gangs: Make) -> None:
-    job = gangs(3)
-    job.start([FOREVER] * 2, [FOREVER, TALKING + FOREVER], FOREVER)
-    until(lambda: b"line 59" in job.log(1, 3))
-    ranks = [pid for number in range(3) for pid in job.pids(number).ranks]
-    os.kill(job.pid(1, 3), signal.SIGKILL)
-    first = Failure(1, Cause.RANK, 3, 137, signal.SIGKILL)
+    job = gangs(2)
+    job.start(FOREVER, [FOREVER, TALKING + FOREVER])
+    until(lambda: b"line 59" in job.log(1, 2))
+    ranks = [pid for number in range(2) for pid in job.pids(number).ranks]
+    os.kill(job.pid(1, 2), signal.SIGKILL)
+    first = Failure(1, Cause.RANK, 2, 137, signal.SIGKILL)
     assert job.verdict() == Verdict(JobPhase.FAILED, 137, 0, first, LAST_LINES)
     assert not any(map(alive, ranks))
+    (other,) = job.states(0)[0].ranks
+    assert (other.signal, other.asked) == (signal.SIGTERM, True)
 
 
-def test_rank_that_fails_is_named_with_its_last_lines(gangs: Make) -> None:
-    job, failing = gangs(2), 1
-    code = TALKING + WAITING + "raise SystemExit(7)\n"
-    job.start(*[code if number == failing else FOREVER for number in range(2)])
-    job.pids(1 - failing)
-    (job[failing].project / "go").touch()
-    first = Failure(failing, Cause.RANK, failing, 7)
-    assert job.verdict() == Verdict(JobPhase.FAILED, 7, 0, first, LAST_LINES)
-    ended = {rank.rank: rank for state in job.states() for rank in state.ranks}
-    assert (ended[1 - failing].signal, ended[1 - failing].asked) == (signal.SIGTERM, True)
-
-
-def test_rank_that_ignores_sigterm_is_killed(gangs: Make) -> None:
+def test_job_goes_on_after_a_rank_that_exits_with_0_and_names_it_if_another_one_fails(gangs: Make) -> None:
     job = gangs(2)
-    job.start(STUBBORN, FOREVER, grace=600.0)
-    until(lambda: b"ready" in job.log(0, 0))
-    job.pids(0)
-    os.kill(job.pid(1, 1), signal.SIGKILL)
-    assert job.verdict().first == Failure(1, Cause.RANK, 1, 137, signal.SIGKILL)
-    assert job.states(0)[0].ranks[0].signal == signal.SIGKILL
-
-
-def test_job_goes_on_after_a_rank_that_exits_with_0(gangs: Make) -> None:
-    job = gangs(2)
-    job.start("pass", WAITING + "raise SystemExit(3)\n")
+    job.start("pass", WAITING + "exit('Connection reset by peer')\n")
     until(lambda: [rank.exit_code for rank in job[0].state().ranks] == [0])
-    supervisors = [job[number].supervisor_pid() for number in (0, 1)]
     assert alive(job.pid(1, 1))
-    assert all(map(alive, supervisors))
     (job[1].project / "go").touch()
     found = job.verdict()
-    assert (found.phase, found.exit_code) == (JobPhase.FAILED, 3)
-    assert (found.first and found.first.rank) == 1
+    assert (found.exit_code, found.last_lines) == (1, ("Connection reset by peer",))
+    assert found.first is not None
+    assert found.first.rank == 1
+    assert found.first.exited is not None
+    assert (found.first.exited.rank, found.first.exited.likely) == (0, True)
+
+
+def test_rank_that_exits_with_0_when_it_is_asked_to_end_is_no_early_exit(gangs: Make) -> None:
+    job = gangs(2)
+    obeys = "import signal\nsignal.signal(signal.SIGTERM, lambda *_: exit(0))\nprint('ready', flush=True)\n"
+    job.start(obeys + FOREVER, WAITING + "exit('Connection reset by peer')")
+    until(lambda: b"ready" in job.log(0, 0))
+    (job[1].project / "go").touch()
+    first = Failure(1, Cause.RANK, 1, 1)
+    assert job.verdict() == Verdict(JobPhase.FAILED, 1, 0, first, ("Connection reset by peer",))
+    assert job[0].state().ranks[0].exit_code == 0
 
 
 def test_ranks_that_cannot_start_end_the_others(gangs: Make) -> None:
@@ -105,66 +92,54 @@ def test_ranks_that_cannot_start_end_the_others(gangs: Make) -> None:
 
 
 def test_killed_launcher_ends_all_ranks(gangs: Make) -> None:
-    job, killed = gangs(2), 1
+    """The last lines are those of the rank below it."""
+    job, launcher = gangs(2), ("sh", "-c", '"$@"; exit $?', "sh")
     job.start_requests(
         {
-            job[number]: job[number].starting(processes=launched(FOREVER, job, number, number), gang=job.gang)
-            for number in range(2)
+            node: node.starting(
+                processes=[
+                    Process(launcher, (sys.executable, node.script(TALKING + FOREVER)), {"RANK": str(number)})
+                ],
+                gang=job.gang,
+            )
+            for number, node in enumerate(job.nodes)
         }
     )
     pids = [job.pids(number) for number in range(2)]
-    kill(pids[killed].launchers[0])
-    first = Failure(killed, Cause.LAUNCHER, exit_code=137, signal=signal.SIGKILL)
-    assert job.verdict() == Verdict(JobPhase.FAILED, 137, 0, first)
+    until(lambda: b"line 59" in job.log(1, 1))
+    kill(pids[1].launchers[0])
+    first = Failure(1, Cause.LAUNCHER, exit_code=137, signal=signal.SIGKILL)
+    assert job.verdict() == Verdict(JobPhase.FAILED, 137, 0, first, LAST_LINES)
     assert not any(alive(pid) for one in pids for pid in one.ranks)
 
 
 def test_killed_supervisor_ends_all_ranks(gangs: Make) -> None:
     """Its guard records the same first cause. It is the node that would decide."""
-    job, killed = gangs(3), 0
-    job.start(FOREVER, FOREVER, FOREVER)
-    left = [number for number in range(3) if number != killed]
-    ranks = [pid for number in range(3) for pid in job.pids(number).ranks]
-    kill(job[killed].supervisor_pid())
-    found = job.verdict(*left)
-    assert found == Verdict(JobPhase.FAILED, 1, left[0], Failure(killed, Cause.AGENT))
-    assert job.verdict(killed) == replace(found, decided_by=killed)
+    job = gangs(2)
+    job.start(FOREVER, FOREVER)
+    ranks = [pid for number in range(2) for pid in job.pids(number).ranks]
+    kill(job[0].supervisor_pid())
+    found = job.verdict(1)
+    assert found == Verdict(JobPhase.FAILED, 1, 1, Failure(0, Cause.AGENT))
+    assert job.verdict(0) == replace(found, decided_by=0)
     assert not any(map(alive, ranks))
 
 
-def test_killed_guard_ends_all_ranks(gangs: Make) -> None:
-    job = gangs(2)
-    job.start(FOREVER, FOREVER)
-    job.pids(0)
-    kill(job.pids(1).guard)
-    found = job.verdict()
-    assert found.first is not None
-    assert (found.exit_code, found.first.node, found.first.cause) == (1, 1, Cause.AGENT)
-
-
-@pytest.mark.parametrize(("killed", "wrappers"), [(0, False), (1, True)])
-def test_ranks_end_where_nothing_of_the_agent_is_left(gangs: Make, killed: int, wrappers: bool) -> None:
+def test_ranks_end_where_nothing_of_the_agent_is_left(gangs: Make) -> None:
     """The kernel ends them. Nobody records that there, and the other nodes agree."""
     job = gangs(3)
-    job.start(*[[FOREVER, STUBBORN] if wrappers else [FOREVER] * 2] * 3)
+    job.start([FOREVER, STUBBORN], FOREVER, FOREVER)
     pids = [job.pids(number) for number in range(3)]
-    kill(*(pids[killed].of_cloudddp if wrappers else [pids[killed].guard, pids[killed].supervisor]))
-    left = [number for number in range(3) if number != killed]
-    found = job.verdict(*left)
-    assert found == Verdict(JobPhase.FAILED, 1, left[0], Failure(killed, Cause.AGENT))
+    kill(*pids[0].of_cloudddp)
+    found = job.verdict(1, 2)
+    assert found == Verdict(JobPhase.FAILED, 1, 1, Failure(0, Cause.AGENT))
     job.gone()
     assert not any(alive(pid) for one in pids for pid in one.ranks)
-    assert job[killed].state().phase is JobPhase.LOST
-    request = ConcludeRequest(job[killed].id(), found)
-    assert [job[number].call(request).recorded for number in (*left, killed, killed)] == [
-        *[False] * len(left),
-        True,
-        False,
-    ]
+    assert job[0].state().phase is JobPhase.LOST
+    request = ConcludeRequest(job[0].id(), found)
+    assert [job[number].call(request).recorded for number in (1, 2, 0, 0)] == [False, False, True, False]
     assert job.verdict() == found
-    assert {(state.ended, state.verdict and state.verdict.at) for state in job.states()} == {
-        (found.at, found.at)
-    }
+    assert {state.ended for state in job.states()} == {found.at}
 
 
 def test_agent_that_the_machine_asks_to_end_ends_all_ranks(gangs: Make) -> None:
@@ -177,21 +152,6 @@ def test_agent_that_the_machine_asks_to_end_ends_all_ranks(gangs: Make) -> None:
     assert found.first is not None
     assert (found.first.node, found.first.cause) == (1, Cause.AGENT)
     assert "SIGTERM" in found.first.detail
-
-
-def test_launchers_that_wait_for_each_other_after_all_ranks_have_finished_are_ended(gangs: Make) -> None:
-    """As torchrun does at its exit barrier."""
-    job = gangs(2)
-    launcher = ("sh", "-c", '"$@"; exec sleep 1000', "sh")
-    job.start_requests(
-        {
-            node: node.starting(
-                processes=[Process(launcher, ("true",), {"RANK": str(node.number)})], gang=job.gang
-            )
-            for node in job.nodes
-        }
-    )
-    assert job.verdict() == Verdict(JobPhase.SUCCEEDED, 0, 0)
 
 
 # -- a cancel, a node that is frozen -------------------------------------------------------------------------
@@ -207,16 +167,84 @@ def test_cancel_on_one_node_cancels_the_job_on_all(gangs: Make) -> None:
 
 
 def test_frozen_node_is_lost_and_ends_with_the_same_verdict_when_thawed(gangs: Make) -> None:
-    job, frozen = gangs(3, silence=2.0), 2
-    job.start(FOREVER, FOREVER, FOREVER)
-    pids = [job.pids(number) for number in range(3)]
-    there = [*pids[frozen].of_cloudddp, *pids[frozen].ranks]
+    job = gangs(2, silence=2.0)
+    job.start(FOREVER, FOREVER)
+    pids = [job.pids(number) for number in range(2)]
+    there = [*pids[1].of_cloudddp, *pids[1].ranks]
     freeze(*there)
-    left = [number for number in range(3) if number != frozen]
-    found = job.verdict(*left)
-    assert found == Verdict(JobPhase.FAILED, 1, left[0], Failure(frozen, Cause.SILENT, peer=left[0]))
+    found = job.verdict(0)
+    assert found == Verdict(JobPhase.FAILED, 1, 0, Failure(1, Cause.SILENT, peer=0))
     assert all(map(alive, there))
     thaw(*there)
     assert job.verdict() == found
     assert not any(map(alive, there))
     assert {state.ended for state in job.states()} == {found.at}, "the end is when the verdict was given"
+
+
+# -- restarts: the whole gang or nothing ---------------------------------------------------------------------
+
+
+# Each attempt adds a line to this file of its node; the ranks of the first attempt wait to be ended.
+COUNTED = """
+import os, time
+with open('attempts', 'a') as file:
+    print(os.environ['CLOUDDDP_ATTEMPT'], os.getpid(), file=file, flush=True)
+while os.environ['CLOUDDDP_ATTEMPT'] == '0': time.sleep(0.02)
+"""
+# It loses a connection in the first attempt, which is another failure than those of the later ones, without
+# a word.
+FAILS = """
+import os, sys
+with open(os.environ['CLOUDDDP_STATUS_FILE'], 'w') as file: file.write('{"step": 120}')
+if os.environ['CLOUDDDP_ATTEMPT'] == '0': print('RuntimeError: Connection closed by peer [172.31.0.5]:29400')
+sys.exit(3)
+"""
+
+
+def test_all_ranks_start_again_after_one_was_killed(gangs: Make) -> None:
+    job = gangs(2)
+    job.start(COUNTED, COUNTED, retries=1)
+    first = [job.pid(node, node) for node in range(2)]
+    for node in job.nodes:
+        until((node.project / "attempts").exists)
+    kill(first[1])
+    verdict = job.verdict()
+    assert (verdict.phase, verdict.restarts) == (JobPhase.SUCCEEDED, 1)
+    for node in job.nodes:
+        attempts = [line.split() for line in (node.project / "attempts").read_text().splitlines()]
+        assert [one[0] for one in attempts] == ["0", "1"]
+        assert int(attempts[0][1]) == first[node.number]
+    assert not any(map(alive, first))
+
+
+def test_failure_at_the_same_step_is_not_repeated_and_has_the_lines_of_its_own_attempt(gangs: Make) -> None:
+    job = gangs(2)
+    job.start(FAILS, "import time; time.sleep(600)", retries=4)
+    verdict = job.verdict()
+    assert (verdict.restarts, verdict.refusal) == (3, "the same failure has occurred 3 times at step 120")
+    assert verdict.first is not None
+    assert (verdict.first.exit_code, verdict.last_lines) == (3, ())
+    assert b"Connection closed by peer" in job.log(0, 0)
+
+
+# -- a supervisor that ends by an error of its own, as on a full disk ----------------------------------------
+
+
+def no_files(pid: int) -> None:
+    """Let a process write no more to any file: as on a full disk, but for this process alone."""
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, 0))
+
+
+def test_error_of_a_supervisor_is_in_the_verdict_on_every_node(gangs: Make) -> None:
+    """The job is started again, which each supervisor records."""
+    crashed = 1
+    job = gangs(2)
+    job.start(FOREVER, FOREVER, retries=1)
+    pids = [job.pids(number) for number in range(2)]
+    no_files(pids[crashed].supervisor)
+    os.kill(pids[1].ranks[0], signal.SIGKILL)
+    found = job.verdict(1 - crashed)
+    assert found.first is not None
+    assert (found.first.node, found.first.cause) == (crashed, Cause.AGENT)
+    assert found.first.detail == "OSError: [Errno 27] File too large"
+    assert job.verdict(crashed).first == found.first

@@ -14,12 +14,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from support.agentnode import HANG_GUARD, Node, gang_of, processes_of, until
+from support.agentnode import Node, gang_of, until
 from support.gangs import Gangs, Make
 from support.imds import Metadata
 
 from agent.node import link
 from agent.share import handover
+from cloudddp.agent.protocol.peer import Peer
 from cloudddp.agent.protocol.snapshots import SnapshotSearch
 from cloudddp.agent.protocol.start import Deadline
 from cloudddp.agent.protocol.verdict import Cause
@@ -70,40 +71,66 @@ def preempted(job: Gangs, metadata: Metadata, ending: int = 0, **changes: object
     verdict = job.verdict()
     assert verdict.first is not None
     assert (verdict.first.cause, verdict.first.node) == (Cause.NOTICE, ending)
-    for node in job.nodes:
-        until(lambda node=node: not guards(node))  # type: ignore[misc]
-
-
-def guards(node: Node) -> list[int]:
-    return processes_of(node.home)
+    job.gone()
 
 
 def held(node: Node) -> list[str]:
     return sorted(path.name for path in (node.project / "runs").rglob("*") if path.is_file())
 
 
-@pytest.mark.parametrize(("ending", "keeper"), [(0, 1), (1, 0), (2, 0)])
-def test_newest_snapshot_is_sent_to_the_first_node_that_stays(
-    gangs: Make, metadata: Metadata, ending: int, keeper: int
-) -> None:
+TEXTS = [
+    b"",
+    b"\n",
+    b"{}\n",
+    b"[" * 70_000,
+    b'{"nonce": 5}\n{"seal": ""}\n',
+    b'{"nonce": "x"}\n{"seal": "' + b"0" * 64 + b'"}\n',
+]
+
+
+@contextlib.contextmanager
+def strangers(peer: Peer) -> Iterator[None]:
+    """A rank of another job connects to a port again and again, and says what it likes."""
+    done = threading.Event()
+
+    def connect() -> None:
+        while not done.is_set():
+            for text in TEXTS:
+                with (
+                    contextlib.suppress(OSError),
+                    socket.create_connection((peer.address, peer.port), 1.0) as one,
+                ):
+                    one.sendall(text)
+                    one.settimeout(0.05)
+                    one.recv(1000)
+            time.sleep(0.01)
+
+    thread = threading.Thread(target=connect)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_newest_snapshot_is_sent_to_the_first_node_that_stays(gangs: Make, metadata: Metadata) -> None:
+    """Nor do strangers keep it from that."""
     job = gangs(3)
     for node in job.nodes:
         old = node.project / "runs" / "old.bin"
         old.parent.mkdir()
         old.write_bytes(b"old")
         os.utime(old, (1e9, 1e9))
-    preempted(job, metadata, ending)
-    saved, copy = (job[n].project / "runs/a/step.bin" for n in (ending, keeper))
+    with strangers(job.gang.peers[1]):
+        preempted(job, metadata, 0)
+    saved, copy = (job[n].project / "runs/a/step.bin" for n in (0, 1))
     assert copy.exists(), [job.log(number, number) for number in range(3)]
     assert copy.read_bytes() == saved.read_bytes()
     assert copy.stat().st_mtime_ns == saved.stat().st_mtime_ns
-    for number in range(3):
-        assert held(job[number]) == (["old.bin", "step.bin"] if number in (ending, keeper) else ["old.bin"])
-    note = (
-        f"--- cloudddp: runs/a/step.bin, the newest snapshot of node {ending}, was copied to node "
-        f"{keeper} ---"
-    )
-    for number in (ending, keeper):
+    assert [held(node) for node in job.nodes] == [["old.bin", "step.bin"]] * 2 + [["old.bin"]]
+    note = "--- cloudddp: runs/a/step.bin, the newest snapshot of node 0, was copied to node 1 ---"
+    for number in range(2):
         assert note in job.log(number, number).decode()
 
 
@@ -130,44 +157,31 @@ def test_connection_that_the_end_of_the_job_closes_is_tried_again(tmp_path: Path
     assert len(answers) == 1
 
 
-def test_snapshot_that_the_other_node_has_is_not_sent(gangs: Make, metadata: Metadata) -> None:
+def test_older_snapshot_and_other_files_are_not_sent(gangs: Make, metadata: Metadata) -> None:
     """Node 1 saves, and node 0 ends: what it holds is older. Node 1 has that since the start of the job."""
     job = gangs(2)
     (job[0].project / "runs").mkdir()
     (job[0].project / "runs/old.bin").write_bytes(b"old")
+    (job[0].project / "runs/base.bin").write_bytes(b"a file of the project")
+    (job[0].project / "runs/log.txt").write_bytes(b"no snapshot")
     preempted(job, metadata, 0, saver=1)
     assert held(job[1]) == ["old.bin", "step.bin"]
     assert b"copied" not in job.log(1, 1) + job.log(0, 0)
 
 
-def test_files_of_the_project_and_others_are_not_sent(gangs: Make, metadata: Metadata) -> None:
+def test_nothing_is_sent_at_the_deadline(gangs: Make) -> None:
+    """It ends all nodes."""
     job = gangs(2)
-    (job[0].project / "runs").mkdir()
-    (job[0].project / "runs/base.bin").write_bytes(b"a file of the project")
-    (job[0].project / "runs/log.txt").write_bytes(b"no snapshot")
-    preempted(job, metadata, 0, saver=7)
-    assert held(job[1]) == []
-    assert b"copied" not in job.log(1, 1)
-
-
-@pytest.mark.parametrize("why", ["no patterns", "deadline"])
-def test_nothing_is_sent_without_patterns_and_at_the_deadline(
-    gangs: Make, metadata: Metadata, why: str
-) -> None:
-    job = gangs(2)
-    if why == "no patterns":
-        preempted(job, metadata, 0, snapshots=None)
-    else:
-        job.start(
-            SAVES,
-            SAVES,
-            env={"SAVER": "0", "SIZE": "9"},
-            snapshots=SNAPSHOTS,
-            deadline=Deadline(20.0, "2030-01-01 12:00 UTC"),
-            save=18.0,
-        )
-        assert (first := job.verdict().first) is not None
-        assert first.cause is Cause.NOTICE
+    job.start(
+        SAVES,
+        SAVES,
+        env={"SAVER": "0", "SIZE": "9"},
+        snapshots=SNAPSHOTS,
+        deadline=Deadline(20.0, "2030-01-01 12:00 UTC"),
+        save=18.0,
+    )
+    assert (first := job.verdict().first) is not None
+    assert first.cause is Cause.NOTICE
     assert held(job[0]) == ["step.bin"]
     assert held(job[1]) == []
 
@@ -184,45 +198,6 @@ def test_node_that_cannot_write_is_named(gangs: Make, metadata: Metadata) -> Non
         assert "the newest snapshot of node 0 was not copied to node 1: " in text
         assert "Is a directory" in text
     assert [path.name for path in job[1].project.rglob("*tmp*")] == []
-
-
-def test_strangers_are_not_listened_to(gangs: Make, metadata: Metadata) -> None:
-    """A rank of another job connects to the port again and again, and says what it likes; one sends nothing
-    at all."""
-    job = gangs(2)
-    done = threading.Event()
-    peer = job.gang.peers[1]
-    texts = [
-        b"",
-        b"\n",
-        b"{}\n",
-        b"[" * 70_000,
-        b'{"nonce": 5}\n{"seal": ""}\n',
-        b'{"nonce": "x"}\n{"seal": "' + b"0" * 64 + b'"}\n',
-    ]
-
-    def strangers() -> None:
-        while not done.is_set():
-            for text in texts:
-                with (
-                    contextlib.suppress(OSError),
-                    socket.create_connection((peer.address, peer.port), 1.0) as link,
-                ):
-                    link.sendall(text)
-                    link.settimeout(0.05)
-                    link.recv(1000)
-            time.sleep(0.01)
-
-    thread = threading.Thread(target=strangers)
-    preempting = threading.Thread(target=preempted, args=(job, metadata, 0))
-    preempting.start()
-    until((job[0].project / "ready").exists)
-    thread.start()
-    preempting.join(HANG_GUARD)
-    done.set()
-    thread.join()
-    assert not preempting.is_alive()
-    assert held(job[1]) == ["step.bin"]
 
 
 def test_path_that_is_no_snapshot_is_refused(gangs: Make, metadata: Metadata, tmp_path: Path) -> None:
@@ -245,7 +220,5 @@ def test_path_that_is_no_snapshot_is_refused(gangs: Make, metadata: Metadata, tm
     os.utime(job[0].project / "train.py", (time.time() + 60, time.time() + 60))
     announce(metadata)
     job.verdict()
-    for node in job.nodes:
-        until(lambda node=node: not guards(node))  # type: ignore[misc]
     assert (job[1].project / "train.py").read_text() == "print('mine')"
     assert "'train.py' is no snapshot of this job" in job.log(1, 1).decode()

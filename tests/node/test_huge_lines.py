@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ SIZE = 1 << 30
 MEMORY = 64 << 20  # bytes that a process of the agent may take
 WRITE = """
 import os, time
-piece = {byte!r} * (1 << 20)
+piece = b'x' * (1 << 20)
 for _ in range(1 << 10):
     os.write(1, piece)
 open("written", "w").close()
@@ -31,47 +30,18 @@ raise SystemExit(3)
 """
 
 
-@pytest.fixture(params=[b"x", b"\0"], ids=["text", "NUL"])
-def written(node: Node, request: Any) -> Iterator[Node]:
-    """A node whose rank has written 1 GB, of which 64 MiB are kept, and waits."""
-    node.start(WRITE.format(byte=request.param), log_mb=64)
-    until((node.project / "written").exists)
-    log = node.folder() / "ranks" / "0.log"
-    assert log.stat().st_size == SIZE
-    until(lambda: log.stat().st_blocks * 512 <= 72 << 20)
-    yield node
-
-
 def peak(pid: int) -> int:
     """Return the most memory that a process has taken, in bytes."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) << 10
 
 
-def test_wrapper_and_supervisor(written: Node) -> None:
-    """The verdict has the last lines of the rank."""
-    wrapper = parent_of(written.rank_pid())
-    supervisor = parent_of(wrapper)
-    guard = parent_of(supervisor)
-    assert max(map(peak, (wrapper, supervisor, guard))) < MEMORY
-    (written.project / "go").touch()
-    until(lambda: written.state().phase.ended)
-    verdict = written.state().verdict
-    assert verdict is not None
-    assert verdict.exit_code == 3
-    assert sum(map(len, verdict.last_lines)) <= MAX_LINE * MAX_LINES
-
-
-@pytest.mark.parametrize(
-    "selection",
-    [{}, {"tail": 1}, {"tail": 1_000_000}, {"since": 3600.0}],
-    ids=["all", "tail 1", "tail", "since"],
-)
-def test_follow(written: Node, selection: dict[str, Any]) -> None:
-    process = written.popen("follow", stderr=subprocess.DEVNULL)
+def assert_followed(node: Node, **selection: Any) -> None:
+    """Follow the log of the rank within bounded memory."""
+    process = node.popen("follow", stderr=subprocess.DEVNULL)
     assert process.stdin is not None
     assert process.stdout is not None
-    process.stdin.write(encode(written.following(wait=False, **selection)) + b"\n")
+    process.stdin.write(encode(node.following(wait=False, **selection)) + b"\n")
     process.stdin.close()
     taken, received = [0], 0
     while data := process.stdout.read(1 << 16):  # what it has not written yet keeps it from ending
@@ -81,3 +51,22 @@ def test_follow(written: Node, selection: dict[str, Any]) -> None:
     assert process.wait() == 0
     assert received > 0
     assert 0 < max(taken) < MEMORY
+
+
+def test_no_process_of_the_agent_takes_memory_for_it(node: Node) -> None:
+    """64 MiB are kept, and the verdict has the last lines."""
+    node.start(WRITE, log_mb=64)
+    until((node.project / "written").exists)
+    log = node.folder() / "ranks" / "0.log"
+    assert log.stat().st_size == SIZE
+    until(lambda: log.stat().st_blocks * 512 <= 72 << 20)
+    for selection in ({}, {"tail": 1}, {"tail": 1_000_000}, {"since": 3600.0}):
+        assert_followed(node, **selection)
+    wrapper = parent_of(node.rank_pid())
+    supervisor = parent_of(wrapper)
+    assert max(map(peak, (wrapper, supervisor, parent_of(supervisor)))) < MEMORY
+    (node.project / "go").touch()
+    verdict = node.ended().verdict
+    assert verdict is not None
+    assert verdict.exit_code == 3
+    assert sum(map(len, verdict.last_lines)) <= MAX_LINE * MAX_LINES

@@ -4,13 +4,20 @@ fail."""
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
-from support.agentnode import FOREVER, WAITING, Node, alive, until
+from support.agentnode import WAITING, Node, alive, until
 from support.gangs import Processes, freeze, thaw
 
+from agent.node import store
+from agent.ranks import attempt
+from agent.ranks.attempt import Attempt, Look
+from cloudddp.agent.protocol.jobs import RankRecord
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import Process
 
@@ -24,9 +31,6 @@ RANK_ZERO = {"RANK": "0"}
     [
         ("pass", JobPhase.SUCCEEDED, 0, None),
         ("raise SystemExit(7)", JobPhase.FAILED, 7, None),
-        ("raise ValueError", JobPhase.FAILED, 1, None),
-        ("import os; os.kill(os.getpid(), 9)", JobPhase.FAILED, 137, 9),
-        ("import os; os.kill(os.getpid(), 15)", JobPhase.FAILED, 143, 15),
         ("import os; os.abort()", JobPhase.FAILED, 134, 6),
     ],
 )
@@ -44,37 +48,11 @@ def test_exit_code_is_that_of_the_rank(
     assert found.started <= record.ended <= found.ended
 
 
-def test_first_failed_rank_decides_and_the_others_are_stopped(node: Node) -> None:
-    stubborn = (
-        "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(3))\n"
-        "open('ready', 'w').close()\n" + FOREVER
-    )
-    failing = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.02)\nraise SystemExit(7)\n"
-    node.start(stubborn, failing, FOREVER)
-    for rank in range(3):
-        node.rank_pid(rank)  # once it is recorded, its wrapper forwards signals
-    until((node.project / "ready").exists)
-    (node.project / "go").touch()
-    found = node.follow().state
-    assert (found.phase, found.exit_code) == (JobPhase.FAILED, 7)
-    ends = {record.rank: record for record in found.ranks}
-    assert {rank: record.exit_code for rank, record in ends.items()} == {0: 3, 1: 7, 2: 143}
-    assert min(ends, key=lambda rank: ends[rank].ended or 0) == 1
-    assert not any(alive(record.pid or 0) for record in ends.values())
-
-
 def test_rank_that_cannot_start_is_explained_in_its_log(node: Node) -> None:
     node.start(processes=[Process((), ("no-such-program",), RANK_ZERO)])
     found = node.follow()
     assert found.state.exit_code == 127
     assert b"no-such-program" in found.logs[0]
-
-
-def test_missing_launcher_is_named_in_the_state(node: Node) -> None:
-    node.start(processes=[Process(("/no/such/python", "-m", "x"), ("true",), {})])
-    found = node.follow().state
-    assert (found.phase, found.exit_code) == (JobPhase.FAILED, 127)
-    assert "/no/such/python" in found.error
 
 
 def test_launcher_failure_after_all_ranks_finished_is_ignored(node: Node) -> None:
@@ -94,21 +72,15 @@ def test_signal_that_killed_the_launcher_is_the_exit_code(node: Node) -> None:
     assert (found.phase, found.exit_code) == (JobPhase.FAILED, 137)
 
 
-def test_script_arguments_arrive_unchanged(node: Node) -> None:
-    words = ("--", "-x", "--job", "other", "--", "", "a b", "$(id)", "@RANK@", "\u00e9")
-    name = node.script("import sys, json; print(json.dumps(sys.argv[1:]))")
-    node.start(processes=[Process((), (sys.executable, name, *words), RANK_ZERO)])
-    assert json.loads(node.follow().logs[0]) == list(words)
-
-
-def test_ranks_run_in_the_project_with_their_environment_and_no_input(node: Node) -> None:
+def test_ranks_run_in_the_project_with_their_arguments_and_environment_and_no_input(node: Node) -> None:
+    words = ["--", "-x", "--job", "other", "--", "", "a b", "$(id)", "@RANK@", "\u00e9"]
     code = (
-        "import os, sys\nprint(os.getcwd(), os.environ['MINE'], os.environ['RANK'], repr(sys.stdin.read()))"
+        "import json, os, sys\nenv = os.environ\n"
+        "print(json.dumps([os.getcwd(), env['MINE'], env['RANK'], sys.stdin.read(), sys.argv[1:]]))"
     )
-    node.start(code, code, env={"MINE": "a b'\"$x"})
-    found = node.follow()
-    for rank in (0, 1):
-        assert found.logs[rank].decode().strip() == f"{node.project} a b'\"$x {rank} ''"
+    name, mine = node.script(code), "a b'\"$x"
+    node.start(processes=[Process((), (sys.executable, name, *words), RANK_ZERO)], env={"MINE": mine})
+    assert json.loads(node.follow().logs[0]) == [str(node.project), mine, "0", "", words]
 
 
 def test_wrapper_that_is_slow_to_record_the_end_of_its_rank(node: Node) -> None:
@@ -122,3 +94,56 @@ def test_wrapper_that_is_slow_to_record_the_end_of_its_rank(node: Node) -> None:
     thaw(*found.wrappers)
     until(lambda: node.state().phase.ended)
     assert node.state().phase is JobPhase.SUCCEEDED
+
+
+# -- what a look at the ranks of an attempt finds, whatever happens during the look --------------------------
+
+
+class EndsWhenAsked(subprocess.Popen[bytes]):
+    """A launcher that ends right after it was asked `polls` times whether it has."""
+
+    polls = 0
+
+    def poll(self) -> int | None:
+        if self.polls:
+            self.polls -= 1
+            return None
+        self.wait()
+        return self.returncode
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "job" / "ranks").mkdir(parents=True)
+    return tmp_path / "job"
+
+
+@pytest.fixture
+def attempted(folder: Path, tmp_path: Path) -> Attempt:
+    return Attempt(Node(tmp_path / "home").starting("", max_restarts=0), folder, 0)
+
+
+@pytest.mark.parametrize("polls", range(4))
+def test_launcher_that_fails_during_a_look_has_failed(attempted: Attempt, polls: int) -> None:
+    """If it had just ended, the ranks of the other nodes would run for ever."""
+    with EndsWhenAsked([sys.executable, "-c", "raise SystemExit(1)"]) as child:
+        child.polls = polls
+        attempted._children.append(child)
+        found = until(lambda: (look := attempted.look()) is not Look.RUNNING and look)
+    assert found is Look.FAILED
+
+
+def test_record_that_is_replaced_in_the_tick_in_which_it_was_read_is_read_again(
+    attempted: Attempt, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempt, "TICK", 10**12)
+    own = RankRecord(0, None, None, pid=os.getpid())
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        attempted._children.append(child)
+        store.write(folder / "ranks" / "0.json", own)
+        tick = (folder / "ranks").stat().st_mtime_ns
+        assert attempted.look() is Look.RUNNING
+        store.write(folder / "ranks" / "0.json", RankRecord(0, 3, 1.0, at=1.0))
+        os.utime(folder / "ranks", ns=(tick, tick))
+        assert attempted.look() is Look.FAILED
+        child.communicate(b"\n")

@@ -13,6 +13,8 @@ from support.agentnode import Node
 from support.packed import Sent, sent
 
 from agent.files import scan, tree
+from agent.files.selection import NewFile, choose
+from agent.files.tree import Found
 from agent.node import store
 from cloudddp.agent.protocol.files import LeftOut, PackRequest
 from cloudddp.agent.protocol.phases import JobPhase
@@ -46,41 +48,47 @@ def new(node: Node, *outputs: str) -> dict[str, int]:
     return {path.name: path.files for path in found}
 
 
-@pytest.mark.parametrize(
-    ("code", "expected"),
-    [
-        ("write(far + '/a'); link(far, 'runs')", {"runs/a": "x"}),
-        ("write(far + '/a'); link('../../far', 'runs/b')", {"runs/b/a": "x"}),
-        ("write(far + '/a'); link('../../far/a', 'runs/a')", {"runs/a": "x"}),
-        ("write('elsewhere/a'); link('../elsewhere', 'runs/b')", {"runs/b/a": "x"}),
-        (
-            "write(far + '/a'); link('a', far + '/last'); link(far, 'runs')",
-            {"runs/a": "x", "runs/last": "-> a"},
-        ),
-        (
-            "write(far + '/a'); link(far + '/a', far + '/last'); link(far, 'runs')",
-            {"runs/a": "x", "runs/last": "-> a"},
-        ),
-        ("write(far + '2/a'); link('../far2', far + '/more'); link(far, 'runs')", {"runs/more/a": "x"}),
-        ("write('runs/a'); link('a', 'runs/last')", {"runs/a": "x", "runs/last": "-> a"}),
-    ],
-)
-def test_link_to_files_on_the_node_is_followed(node: Node, code: str, expected: dict[str, str]) -> None:
-    ran(node, code)
+def test_link_to_files_on_the_node_is_followed(node: Node) -> None:
+    """Inside and outside the project, to a folder and a file, with links in it; a link without results is
+    named, and one inside the outputs is kept."""
+    ran(
+        node,
+        "write(far + '/a'); write(far + '2/b'); write('elsewhere/c'); write('runs/d')\n"
+        "link('a', far + '/last'); link(far + '/a', far + '/absolute'); link('../far2', far + '/more')\n"
+        "link('../../far', 'runs/far'); link('../../far/a', 'runs/a'); link('../elsewhere', 'runs/in')\n"
+        "link('d', 'runs/last')\n",
+    )
+    below = {"a": "x", "last": "-> a", "absolute": "-> a", "more/b": "x"}
+    expected = {f"runs/far/{name}": found for name, found in below.items()}
+    expected |= {"runs/a": "x", "runs/in/c": "x", "runs/d": "x", "runs/last": "-> d"}
     assert new(node)["runs"] == len(expected)
     found = packed(node)
     assert found.files == expected
     assert found.lost == []
 
 
-@pytest.mark.parametrize(
-    "target",
-    ["/proc", "/sys/kernel", "/dev", "/dev/null", "../..", ".", "..", "../.cloudddp", "loop", "/nowhere"],
-)
-def test_link_without_results_is_named_and_not_counted(node: Node, target: str) -> None:
-    ran(node, f"write('runs/a'); link({target!r}, 'runs/loop')")
+def test_outputs_that_are_a_link_are_followed(node: Node) -> None:
+    ran(node, "write(far + '/a'); link(far, 'runs')")
+    assert packed(node).files == {"runs/a": "x"}
+
+
+def test_link_without_results_is_named_and_not_counted(node: Node) -> None:
+    targets = (
+        "/proc",
+        "/sys/kernel",
+        "/dev",
+        "/dev/null",
+        "../..",
+        ".",
+        "..",
+        "../.cloudddp",
+        "l8",
+        "/nowhere",
+    )
+    ran(node, f"write('runs/a')\nfor k, target in enumerate({targets!r}): link(target, f'runs/l{{k}}')")
     found = packed(node)
-    assert set(found.files) <= {"runs/a", "runs/loop"}  # a link to itself, or inside the outputs, is kept
+    assert set(found.files) <= {"runs/a", *(f"runs/l{k}" for k in range(10))}
+    assert found.files["runs/a"] == "x"
     assert found.lost == []
 
 
@@ -175,3 +183,36 @@ def test_more_left_out_files_than_are_named_are_announced(node: Node) -> None:
     found = packed(node)
     assert len(found.out) == 1001
     assert found.lost == [""]
+
+
+# -- which new files a pull takes where there are more than its limit ----------------------------------------
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("files", "left"),
+    [
+        # path: MiB; later ones are newer
+        ({"a.pt": 2, "b.pt": 2, "c.pt": 2}, {"a.pt"}),
+        ({"a.pt": 2, "b.npy": 2, "c.npy": 2}, {"b.npy"}),
+        ({"a.pt": 6, "b.pt": 2, "log": 0}, {"a.pt"}),
+        ({"dcp/1/.metadata": 0, "dcp/1/__0_0": 3, "dcp/2/.metadata": 0, "dcp/2/__0_0": 3}, {"dcp/1"}),
+        ({"hf/checkpoint-5/a": 2, "hf/checkpoint-5/b/c": 2, "hf/checkpoint-10/a": 2}, {"hf/checkpoint-5"}),
+        ({"data/set": 3, "runs/a.npy": 2}, {"data/set"}),
+        ({"data/set": 3, "a.pt": 1}, set()),
+        ({"pulled.pt": 9, "a.pt": 4}, set()),
+    ],
+)
+def test_newest_checkpoints_come_first_and_data_folders_last(files: dict[str, int], left: set[str]) -> None:
+    new = [
+        NewFile(
+            0, "", Found(name, name, os.stat_result([0] * 6 + [size * MIB, 0, at, 0])), name == "pulled.pt"
+        )
+        for at, (name, size) in enumerate(files.items(), 1)
+    ]
+    taken, rest = choose(new, 4 * MIB)
+    assert set(rest) == left
+    found = [*taken, *(one for below in rest.values() for one in below)]
+    assert sorted(one.found.name for one in found) == sorted(files)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from support.agentnode import FOREVER, Node, until
 from support.imds import Metadata
 
+from agent.watch import notices
 from cloudddp.agent.protocol.jobs import JobState
 from cloudddp.agent.protocol.start import Deadline
 from cloudddp.agent.protocol.verdict import Cause, Verdict
@@ -39,8 +41,7 @@ def metadata(node: Node) -> Iterator[Metadata]:
 
 
 def end(node: Node) -> tuple[JobState, Verdict]:
-    state = until(lambda: found if (found := node.state()).phase.ended else None)
-    assert state is not None
+    state = node.ended()
     assert state.verdict is not None
     return state, state.verdict
 
@@ -81,40 +82,38 @@ def test_rank_that_does_not_end_is_killed_before_its_node_ends(node: Node, metad
     assert state.ranks[0].signal == 9
 
 
-def test_maintenance_is_announced_days_before(node: Node, metadata: Metadata) -> None:
+def event(state: str, code: str, when: datetime) -> dict[str, str]:
     """The form of the events: EC2 User Guide, "View scheduled events"."""
-    begins = after(600)
+    return {
+        "NotBefore": f"{when:%d %b %Y %H:%M:%S} GMT",
+        "Code": code,
+        "Description": "scheduled reboot",
+        "EventId": "instance-event-0d59937288b749b32",
+        "State": state,
+    }
 
-    def event(state: str, code: str, when: datetime) -> dict[str, str]:
-        return {
-            "NotBefore": f"{when:%d %b %Y %H:%M:%S} GMT",
-            "Code": code,
-            "Description": "scheduled reboot",
-            "EventId": "instance-event-0d59937288b749b32",
-            "State": state,
-        }
 
+def test_maintenance_is_announced_days_before() -> None:
+    server, begins = Metadata(), after(600)
     listed = [
         event("completed", "system-reboot", after(60)),
         event("active", "instance-reboot", begins),
         event("active", "system-maintenance", after(-3600)),
+        event("active", "instance-stop", after(900)),
     ]
-    metadata.found["events/maintenance/scheduled"] = json.dumps(listed)
-    node.start(SAVE, save=300.0)
-    looks = metadata.looks
-    until(lambda: metadata.looks > looks + 2)
-    assert not node.state().phase.ended
-    listed[1] = event("active", "instance-reboot", after(200))
-    metadata.found["events/maintenance/scheduled"] = json.dumps(listed)
-    _, verdict = end(node)
-    assert verdict.first is not None
-    assert "AWS reboots it at " in verdict.first.detail
-    assert "(scheduled maintenance: instance-reboot)" in verdict.first.detail
+    server.found["events/maintenance/scheduled"] = json.dumps(listed)
+    notice = notices._Notices(server.address).maintenance(300.0)
+    server.close()
+    assert notice is not None
+    assert (
+        notice.detail == f"AWS reboots it at {begins:%H:%M:%S} UTC (scheduled maintenance: instance-reboot)"
+    )
+    assert not notice.is_due
+    assert replace(notice, ends=notice.ends - 400).is_due
 
 
-@pytest.mark.parametrize("text", ["", "null", "[]", '{"action": 5}', '{"time": "tomorrow"}', "\x00"])
-def test_unreadable_notice_is_ignored(node: Node, metadata: Metadata, text: str) -> None:
-    metadata.found = {"spot/instance-action": text, "events/maintenance/scheduled": text}
+def test_unreadable_notices_are_ignored(node: Node, metadata: Metadata) -> None:
+    metadata.found = {"spot/instance-action": '{"time": "tomorrow"}', "events/maintenance/scheduled": "[1]"}
     node.start(FOREVER)
     until(lambda: metadata.looks)
     assert not node.state().phase.ended
@@ -124,17 +123,10 @@ def test_unreadable_notice_is_ignored(node: Node, metadata: Metadata, text: str)
 def test_deadline_is_a_notice(node: Node) -> None:
     """A job that begins shortly before the deadline is told to save in the middle of the time that is
     left."""
-    node.start(SAVE, deadline=Deadline(30.0, "2030-01-01 12:00 UTC"), save=29.0)
+    node.start(SAVE, deadline=Deadline(16.0, "2030-01-01 12:00 UTC"), save=15.0)
     until((node.project / "ready").exists)
     _, verdict = end(node)
     assert (node.project / "saved").exists()
     assert verdict.first is not None
     assert verdict.first.detail == "the cluster's deadline is at 2030-01-01 12:00 UTC"
     assert verdict.exit_code == 143
-
-
-def test_finished_job_is_no_preempted_one(node: Node) -> None:
-    node.start("pass", deadline=Deadline(60.0, "2030-01-01 12:00 UTC"))
-    _, verdict = end(node)
-    assert verdict.exit_code == 0
-    assert verdict.first is None

@@ -33,24 +33,16 @@ def test_missing_paths_are_skipped(node: Node) -> None:
     (node.project / "runs" / "1").mkdir(parents=True)
     (node.project / "runs" / "1" / "m.pt").write_bytes(b"\x00weights")
     (node.project / "runs" / "latest").symlink_to("1")
+    os.link(node.project / "runs" / "1" / "m.pt", node.project / "runs" / "hard")
     found, notes = packed(node, "runs", "absent")
     assert found == {
         "runs": ("folder", b""),
         "runs/1": ("folder", b""),
         "runs/1/m.pt": ("file", b"\x00weights"),
+        "runs/hard": ("file", b"\x00weights"),
         "runs/latest": ("link", "1"),
     }
     assert notes == ["missing absent"]
-
-
-def test_hard_links_are_sent_as_separate_files(node: Node) -> None:
-    runs = node.project / "runs"
-    runs.mkdir()
-    (runs / "a").write_text("weights")
-    os.link(runs / "a", runs / "b")
-    found, notes = packed(node, "runs")
-    assert found == {"runs": ("folder", b""), "runs/a": ("file", b"weights"), "runs/b": ("file", b"weights")}
-    assert notes == []
 
 
 def test_links_to_other_paths_are_left_out(node: Node) -> None:

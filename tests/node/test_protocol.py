@@ -2,41 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import itertools
 import json
+import subprocess
+import sys
 import time
-import zlib
 from dataclasses import asdict
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.badanswers import BAD_FRAMES, BAD_JOBS, BAD_PROBES, JOB, PROBE, RANK
 
 from cloudddp import text
 from cloudddp.agent.decode import decode
 from cloudddp.agent.frames import FrameDecoder
-from cloudddp.agent.protocol import codec, transfer
+from cloudddp.agent.protocol import codec
 from cloudddp.agent.protocol.codec import MAX_PATH, MAX_TEXT, ProtocolError, encode, encode_utf8
 from cloudddp.agent.protocol.files import PackRequest
-from cloudddp.agent.protocol.frames import End, FollowRequest, Frame, Heartbeat, Log, encode_frame
+from cloudddp.agent.protocol.frames import FollowRequest
 from cloudddp.agent.protocol.gang import Gang, Kind, Message, Observed, Report, Unreachable
 from cloudddp.agent.protocol.jobs import MAX_LISTING, JobsReply, JobState, RankRecord
 from cloudddp.agent.protocol.kill import KillReply, KillRequest
-from cloudddp.agent.protocol.machine import MAX_FOLDERS, ProbeReply, ProbeRequest, is_interface
+from cloudddp.agent.protocol.machine import ProbeReply, ProbeRequest
 from cloudddp.agent.protocol.manifest import (
     FILE,
     LINK,
-    MAX_FILES,
     Entry,
-    folder_digests,
-    manifest_digest,
-    manifest_to_wire,
-    nested,
-    path_from_wire,
 )
 from cloudddp.agent.protocol.peer import Peer
 from cloudddp.agent.protocol.phases import JobPhase
@@ -46,18 +39,9 @@ from cloudddp.agent.protocol.results import JobFiles, NewFiles, NewFilesReply, N
 from cloudddp.agent.protocol.start import Process, SetupReply, SetupRequest, StartReply, StartRequest
 from cloudddp.agent.protocol.training import TrainingState, TrainingStatus
 from cloudddp.agent.protocol.transfer import (
-    BATCH,
-    ZLIB,
     Listing,
-    Record,
     Wants,
-    batch,
-    read_batch,
-    read_frame,
-    read_listing,
 )
-from cloudddp.agent.protocol.transfer import Frame as TransferFrame
-from cloudddp.agent.protocol.transfer import frame as transfer_frame
 from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
 from cloudddp.agent.protocol.version import VersionConflict
 
@@ -150,20 +134,16 @@ def test_message_survives_both_decoders(message: Any) -> None:
         assert codec.decode(data, type(message)) == message
         assert decode(data, type(message)) == message
         assert b"\n" not in data
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-@given(data=JSON)
-def test_both_decoders_agree(kind: Any, data: Any) -> None:
-    """The laptop uses msgspec, the agent the standard library: one schema, two readers."""
-    assert_agreement(json.dumps(data), kind)
-
-
-@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
-def test_default_values_need_not_be_sent(message: Any) -> None:
     short = encode(message, omit_defaults=True)
     assert decode(short, type(message)) == message
     assert len(short) <= len(encode(message))
+
+
+@settings(max_examples=300)
+@given(kind=st.sampled_from(KINDS), data=JSON)
+def test_both_decoders_agree(kind: Any, data: Any) -> None:
+    """The laptop uses msgspec, the agent the standard library: one schema, two readers."""
+    assert_agreement(json.dumps(data), kind)
 
 
 def test_message_without_defaults_is_short_and_keeps_zeros_that_are_none() -> None:
@@ -190,18 +170,18 @@ def assert_agreement(data: str, kind: Any) -> None:
     assert outcome(decode) == outcome(codec.decode)
 
 
-@pytest.mark.parametrize("reply", BAD_PROBES.values(), ids=BAD_PROBES.keys())
-@pytest.mark.parametrize("decoder", [decode, codec.decode], ids=["laptop", "agent"])
-def test_invalid_probe_reply_is_refused(decoder: Any, reply: str | bytes) -> None:
-    with pytest.raises(ProtocolError):
-        decoder(as_bytes(reply), ProbeReply)
-
-
-@pytest.mark.parametrize("reply", BAD_JOBS.values(), ids=BAD_JOBS.keys())
-@pytest.mark.parametrize("decoder", [decode, codec.decode], ids=["laptop", "agent"])
-def test_invalid_list_of_jobs_is_refused(decoder: Any, reply: str | bytes) -> None:
-    with pytest.raises(ProtocolError):
-        decoder(as_bytes(reply), JobsReply)
+@pytest.mark.parametrize(
+    ("kind", "reply"),
+    [
+        *(pytest.param(ProbeReply, reply, id=f"probe: {name}") for name, reply in BAD_PROBES.items()),
+        *(pytest.param(JobsReply, reply, id=f"jobs: {name}") for name, reply in BAD_JOBS.items()),
+    ],
+)
+def test_invalid_reply_is_refused_by_both_decoders(kind: Any, reply: str | bytes) -> None:
+    data = reply if isinstance(reply, bytes) else reply.encode()
+    for decoder in (decode, codec.decode):
+        with pytest.raises(ProtocolError):
+            decoder(data, kind)
 
 
 @pytest.mark.parametrize(
@@ -232,10 +212,6 @@ def test_message_that_is_too_long_is_refused() -> None:
             decoder(b'{"pid": 1234}', StartReply, limit=10)
 
 
-def as_bytes(reply: str | bytes) -> bytes:
-    return reply if isinstance(reply, bytes) else reply.encode()
-
-
 @pytest.mark.parametrize("frames", BAD_FRAMES.values(), ids=BAD_FRAMES.keys())
 def test_invalid_frame_is_refused(frames: bytes) -> None:
     with pytest.raises(ProtocolError):
@@ -243,6 +219,8 @@ def test_invalid_frame_is_refused(frames: bytes) -> None:
 
 
 def test_replies_that_the_invalid_ones_derive_from_are_accepted() -> None:
+    longest = {"a" * MAX_PATH: "0" * 16}
+    assert decode(json.dumps({**PROBE, "folders": longest}).encode(), ProbeReply).folders == longest
     assert asdict(decode(json.dumps(PROBE).encode(), ProbeReply)) == {
         **PROBE,
         "running": (),
@@ -256,39 +234,13 @@ def test_replies_that_the_invalid_ones_derive_from_are_accepted() -> None:
     assert job.ranks[0].rank == 0
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-@given(data=st.binary() | JSON.map(lambda value: json.dumps(value).encode()))
+@settings(max_examples=300)
+@given(kind=st.sampled_from(KINDS), data=st.binary() | JSON.map(lambda value: json.dumps(value).encode()))
 def test_any_bytes_are_decoded_or_refused(kind: Any, data: bytes) -> None:
     try:
         decode(data, kind)
     except ProtocolError as error:
         assert text.one_line(str(error)) == str(error)
-
-
-@given(key=st.sampled_from(sorted(PROBE)), value=JSON)
-def test_any_value_of_a_probe_reply_is_refused_or_in_range(key: str, value: Any) -> None:
-    try:
-        reply = decode(json.dumps({**PROBE, key: value}).encode(), ProbeReply)
-    except ProtocolError:
-        return
-    assert 0 <= reply.gpus <= 256
-    assert 1 <= reply.free_port < 65536
-    assert not reply.interface or is_interface(reply.interface)
-    assert all(job not in ("", ".", "..") and "/" not in job for job in reply.running)
-
-
-@given(
-    key=st.sampled_from(["job", "node", "phase", "exit_code", "started", "error", "ranks", "training"]),
-    value=JSON,
-)
-def test_any_job_id_that_is_accepted_is_no_path(key: str, value: Any) -> None:
-    try:
-        (job,) = decode(json.dumps({"jobs": [{**JOB, key: value}]}).encode(), JobsReply).jobs
-    except ProtocolError:
-        return
-    assert "/" not in job.job
-    assert job.job not in ("", ".", "..")
-    assert job.exit_code is None or 0 <= job.exit_code <= 255
 
 
 @given(data=st.binary(max_size=300), cuts=st.lists(st.integers(0, 300), max_size=5))
@@ -305,17 +257,6 @@ def test_any_stream_gives_the_same_frames_wherever_it_is_cut(data: bytes, cuts: 
     edges = [0, *sorted(cuts), len(data)]
     pieces = [data[a:b] for a, b in itertools.pairwise(edges)]
     assert outcome(pieces) == outcome([data])
-
-
-LOGS = st.builds(Log, st.integers(-1, 200), st.integers(0, 1 << 40), st.binary(max_size=100))
-FRAMES: st.SearchStrategy[Frame] = LOGS | st.sampled_from([Heartbeat(), End(), STATE])
-
-
-@given(sent=st.lists(FRAMES), size=st.integers(1, 64))
-def test_frames_arrive_as_they_were_sent(sent: list[Frame], size: int) -> None:
-    data = b"".join(map(encode_frame, sent))
-    frames = FrameDecoder()
-    assert [one for at in range(0, len(data), size) for one in frames.feed(data[at : at + size])] == sent
 
 
 @given(st.text())
@@ -339,73 +280,6 @@ def test_only_colours_reach_a_terminal(words: str) -> None:
         assert set(part[1 : part.index("m")]) <= set("0123456789;")
 
 
-@given(
-    st.dictionaries(
-        st.binary(min_size=1, max_size=20).filter(
-            lambda name: b"\0" not in name and b"/" not in name and name not in (b".", b"..")
-        ),
-        st.integers(0, 1 << 40),
-    )
-)
-def test_paths_that_are_not_utf8_survive_both_decoders(names: dict[bytes, int]) -> None:
-    manifest = {
-        name.decode("utf-8", "surrogateescape"): Entry(FILE, 0o644, size, 0, "")
-        for name, size in names.items()
-    }
-    wire = manifest_to_wire(manifest)
-    listing = Listing(nested(wire))
-    frame = read_frame(io.BytesIO(listing.frame(b"k")).read, b"k")
-    found = read_listing(frame)
-    assert {
-        path_from_wire(path): entry._replace(target=path_from_wire(entry.target))
-        for path, entry in found.entries()
-    } == manifest
-    digests = folder_digests(nested(wire))
-    reply = decode(json.dumps({**PROBE, "folders": digests}).encode(), ProbeReply)
-    assert reply.folders == digests == folder_digests(found.folders)
-    assert manifest_digest(reply.folders) == manifest_digest(digests)
-
-
-def test_project_of_the_most_files_is_accepted() -> None:
-    manifest = {f"pages/[id]{number}/x": Entry(FILE, 0o644, 1, 0, "") for number in range(MAX_FILES)}
-    digests = folder_digests(nested(manifest))
-    reply = decode(json.dumps({**PROBE, "folders": digests}).encode(), ProbeReply, limit=MAX_FOLDERS)
-    assert reply.folders == digests
-    frame = read_frame(io.BytesIO(Listing(nested(manifest)).frame(b"k")).read, b"k")
-    assert len(read_listing(frame).entries()) == MAX_FILES
-    wants = Wants(files=tuple(range(MAX_FILES)))
-    assert decode(encode(ReceiveEvent(wants=wants)), ReceiveEvent) == ReceiveEvent(wants=wants)
-
-
-@pytest.mark.parametrize("at", [0, 5, 14, 29, 40, -1])
-def test_frame_that_was_changed_is_refused(at: int) -> None:
-    raw = bytearray(Listing({"": {"a": Entry(FILE, 0o644, 1, 0, "")}}).frame(b"k"))
-    raw[at] ^= 0x40
-    with pytest.raises((codec.ProtocolError, EOFError)):
-        read_listing(read_frame(io.BytesIO(raw).read, b"k"))
-
-
-def test_compressed_contents_are_bounded_by_what_they_name() -> None:
-    bomb = batch(
-        b"k",
-        [Record(0, 5, 0, False, b"x" * 16)],
-        b"\0" * (1 << 20),
-        lambda data: (ZLIB, zlib.compress(data, 1)),
-    )
-    small = bytearray(bomb)
-    opening = len(bomb) - len(read_frame(io.BytesIO(bomb).read, b"k").body)
-    head = (ZLIB).to_bytes(1, "big") + (5).to_bytes(4, "big") + bomb[29 + 5 : opening]
-    lying = transfer_frame(b"k", BATCH, head, bytes(small[opening:]))
-    with pytest.raises(codec.ProtocolError, match="longer than it says"):
-        read_batch(read_frame(io.BytesIO(lying).read, b"k"))
-
-
-@given(st.binary(max_size=200))
-def test_any_bytes_are_no_frame(data: bytes) -> None:
-    with pytest.raises((codec.ProtocolError, EOFError)):
-        read_frame(io.BytesIO(data).read, b"k")
-
-
 @pytest.mark.parametrize("piece", ['"[{', '\\\\"', "\\\\\\", "x", '"', "\\u0022["])
 def test_brackets_in_texts_are_not_counted(piece: str) -> None:
     state = json.dumps({**JOB, "script": piece * (MAX_TEXT // len(piece))})
@@ -413,9 +287,7 @@ def test_brackets_in_texts_are_not_counted(piece: str) -> None:
     assert len(decode(data, JobsReply, limit=MAX_LISTING).jobs) == 20
 
 
-@pytest.mark.parametrize(
-    "text", ['"' * (1 << 22), '"' + '\\"' * (1 << 21), "\\" * (1 << 22), "[" * (1 << 22), '"\\']
-)
+@pytest.mark.parametrize("text", ['"' + '\\"' * (1 << 21), "\\" * (1 << 22), "[" * (1 << 22), '"\\'])
 def test_text_that_never_ends_is_refused_at_once(text: str) -> None:
     data = b"[" * 200_000 + text.encode()
     begin = time.process_time()
@@ -424,60 +296,38 @@ def test_text_that_never_ends_is_refused_at_once(text: str) -> None:
     assert time.process_time() - begin < 20
 
 
-def test_unknown_codec_is_refused() -> None:
-    raw = batch(b"k", [Record(0, 3, 0, False, b"x" * 16)], b"new", lambda data: (9, data))
-    with pytest.raises(codec.ProtocolError, match="unknown codec"):
-        read_batch(read_frame(io.BytesIO(raw).read, b"k"))
+# -- replies of many nodes are decoded at the same time ------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["\u0100", "/a", "a//b", "a/", "./a", "a/.", "a/../b", "..", "a\0b"])
-def test_path_that_no_manifest_has_is_refused(name: str) -> None:
-    with pytest.raises(ProtocolError):
-        decode(json.dumps({**PROBE, "folders": {name: "0" * 16}}).encode(), ProbeReply)
-    entry = Entry(FILE, 0o644, 1, 1, "")
-    for folders in ({name: {"f": entry}}, {"d": {name: entry}}, {"d": {"l": Entry(LINK, 0, 0, 0, "\u0100")}}):
-        with pytest.raises(ProtocolError):
-            Listing(folders)
+# Nested types: while msgspec reads them, Python code runs, and another thread can look at the unfinished
+# outer type.
+_PROGRAM = """
+import dataclasses, sys, threading
+from cloudddp.agent.decode import decode
+
+sys.setswitchinterval(1e-6)
+for _ in range(100):
+    inner = [dataclasses.make_dataclass("Inner", [("number", int, 0)]) for _ in range(20)]
+    kind = dataclasses.make_dataclass("Reply", [*((f"field{n}", one, None) for n, one in enumerate(inner)), ("last", int, 0)])
+    together = threading.Barrier(4)
+    found = []
+
+    def work():
+        together.wait()
+        found.append(decode(b'{"last": 7}', kind).last)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [7] * 4, found
+"""  # noqa: E501
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        ["a", ".."],
-        ["a", ""],
-        ["", "a"],
-        ["a/b", "c"],
-        ["a", "b/"],
-        ["/a", "b"],
-        ["a\0", "b"],
-        ["a", "."],
-        ["a", MAX_PATH * "x"],
-    ],
-    ids=lambda names: repr(names)[:20],
-)
-def test_no_name_of_a_folder_hides_behind_another_one(names: list[str]) -> None:
-    entry = Entry(FILE, 0o644, 1, 1, "")
-    with pytest.raises(ProtocolError):
-        Listing({"d": dict.fromkeys(names, entry)})
-
-
-def test_entry_of_a_listing_has_no_value_that_a_file_cannot_have() -> None:
-    for changed in ({"mode": 0o10000}, {"size": -1}, {"mtime_ns": 1 << 63}, {"kind": "d"}, {"target": "x"}):
-        with pytest.raises(ProtocolError):
-            Listing({"d": {"f": Entry(FILE, 0o644, 1, 1, "")._replace(**changed)}})
-
-
-@pytest.mark.parametrize("kind", range(1, 9))
-@given(head=st.binary(max_size=80), body=st.binary(max_size=80))
-def test_frame_of_any_contents_is_decoded_or_refused(kind: int, head: bytes, body: bytes) -> None:
-    found = TransferFrame(kind, head, body, b"")
-    for decode_frame in (
-        read_batch,
-        transfer.indexes,
-        transfer.read_part,
-        transfer.read_end,
-        read_listing,
-        transfer.read_wants,
-    ):
-        with contextlib.suppress(ProtocolError):
-            decode_frame(found)
+def test_first_replies_of_a_type_are_decoded_by_several_threads() -> None:
+    """msgspec's information about a dataclass is visible to other threads before it is complete
+    (msgspec/_core.c, DataclassInfo_Convert of 0.22): a second thread that decoded the same type ended the
+    process with SIGSEGV."""
+    done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")

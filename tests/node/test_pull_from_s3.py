@@ -129,13 +129,12 @@ def test_newer_files_on_this_computer_stay(aws: AWS, s3: S3, to: Path) -> None:
     assert (to / "runs/older").read_text() == "theirs"
 
 
-@pytest.mark.parametrize("size", [1, 65 << 20])
-def test_object_that_changes_meanwhile_is_refused(aws: AWS, s3: S3, to: Path, size: int) -> None:
-    """It may be of any size now."""
-    put(s3, "runs/a", bytes(size))
+def test_object_that_changes_meanwhile_is_refused(aws: AWS, s3: S3, to: Path) -> None:
+    """It may be of any size now. What had arrived is not moved."""
+    put(s3, "runs/a", b"a")
     put(s3, "runs/b", b"b")
     found = s3_pull.find(aws, PLACE)[0].outputs
-    put(s3, "runs/a", bytes(size + 1))
+    put(s3, "runs/a", b"aa")
     with pytest.raises(AWSError, match="s3:GetObject: PreconditionFailed") as error:
         s3_pull.fetch(aws, PLACE, found, ["runs"], node=0, to=to)
     assert error.value.hint == "the object has changed meanwhile: repeat the command"
@@ -152,19 +151,6 @@ def test_object_that_does_not_fit_is_not_read(aws: AWS, s3: S3, to: Path) -> Non
         pulled(aws, to)
     assert not to.exists()
     assert reads(s3) == []
-
-
-def test_denied_object_is_named_and_nothing_is_moved(aws: AWS, s3: S3, to: Path) -> None:
-    def denied(environ: dict[str, Any]) -> tuple[str, bytes] | None:
-        text = b"<Error><Code>AccessDenied</Code><Message>User: x is not authorized</Message></Error>"
-        return ("403 Forbidden", text) if environ["PATH_INFO"].endswith("/b") else None
-
-    put(s3, "runs/a", b"a")
-    put(s3, "runs/b", b"b")
-    s3.answer = denied
-    with pytest.raises(AWSError, match="s3:GetObject"):
-        pulled(aws, to)
-    assert not to.exists()
 
 
 def test_report_of_a_node_is_read_if_it_is_one(aws: AWS, s3: S3) -> None:

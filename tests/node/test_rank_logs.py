@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import select
 import signal
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.agentnode import FOREVER, Node, alive, until
+from support.agentnode import FOREVER, HANG_GUARD, Followed, Node, Refused, alive, until
+from support.gangs import parent_of
 
-from cloudddp.agent.protocol.frames import Dropped
+from cloudddp.agent.frames import FrameDecoder
+from cloudddp.agent.protocol import LAUNCHER_RANK, ExitCode
+from cloudddp.agent.protocol.frames import Dropped, Frame, Log
+from cloudddp.agent.protocol.jobs import JobState
 from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.protocol.start import Process
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 
@@ -52,11 +61,14 @@ def test_long_log_keeps_its_beginning_and_its_end(node: Node) -> None:
     assert len(kept) * LINE <= 2 * MIB
     assert gap.offset >= MIB // 2
     assert count * LINE - gap.end >= MIB
+    short, long = node.follow(tail=100), node.follow(tail=count - 1000)
+    assert (short.dropped, len(short.logs[0])) == ({}, 100 * LINE)
+    (gap,) = long.dropped[0]
+    assert numbers(long.logs[0])[0] == gap.end // LINE
 
 
 def wrapper_of(node: Node) -> int:
-    rank = node.rank_pid()
-    return int(Path(f"/proc/{rank}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    return parent_of(node.rank_pid())
 
 
 def test_client_that_reads_in_time_gets_everything_of_a_log_that_is_cut(node: Node) -> None:
@@ -108,26 +120,6 @@ def test_client_that_comes_back_continues_after_the_gap(node: Node) -> None:
     assert node.follow(wait=False, offsets=second.offsets).logs == {}
 
 
-def test_rank_does_not_wait_for_a_stopped_wrapper(node: Node) -> None:
-    code = (
-        "import os, time\nwhile not os.path.exists('gate'): time.sleep(0.02)\n"
-        + lines_of(100_000)
-        + "open('done', 'w')\n"
-        + FOREVER
-    )
-    node.start(code, log_mb=1)
-    wrapper = wrapper_of(node)
-    os.kill(wrapper, signal.SIGSTOP)
-    try:
-        (node.project / "gate").touch()
-        until((node.project / "done").exists)
-        found = node.follow(wait=False)
-        assert numbers(found.logs[0]) == list(range(100_000))
-    finally:
-        os.kill(wrapper, signal.SIGCONT)
-    until(lambda: disk_usage(node.folder() / "ranks" / "0.log") <= MIB)
-
-
 def test_nothing_that_a_rank_wrote_is_lost_with_its_wrapper(node: Node) -> None:
     node.start("import os\nos.write(1, b'before\\n')\n" + FOREVER)
     rank = node.rank_pid()
@@ -151,25 +143,15 @@ def test_log_stays_whole_where_the_record_of_a_cut_cannot_be_written(node: Node)
 # -- where to begin ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("newline", ["", "\\n"])
-@pytest.mark.parametrize(("tail", "shown"), [(0, []), (1, [99_999]), (3, [99_997, 99_998, 99_999])])
-def test_tail_begins_at_a_line(node: Node, newline: str, tail: int, shown: list[int]) -> None:
-    node.start(f"import sys\nsys.stdout.write('\\n'.join(map(str, range(100_000))) + '{newline}')\n")
+def test_tail_begins_at_a_line(node: Node) -> None:
+    code = "import sys\nsys.stdout.write('\\n'.join(map(str, range(100_000))) + {!r})\n"
+    node.start(code.format(""), code.format("\n"))
     node.follow()
-    found = node.follow(tail=tail)
-    assert [int(word) for word in found.logs[0].split()] == shown
+    for tail, shown in ((0, []), (1, [99_999]), (3, [99_997, 99_998, 99_999])):
+        found = node.follow(tail=tail)
+        assert [[int(word) for word in found.logs[rank].split()] for rank in (0, 1)] == [shown, shown]
     whole = node.follow(tail=1 << 20)
     assert (whole.starts[0], len(whole.logs[0].split())) == (0, 100_000)
-
-
-def test_tail_that_reaches_into_the_gap_reports_it(node: Node) -> None:
-    node.start(lines_of(100_000), log_mb=1)
-    node.follow()
-    until(lambda: disk_usage(node.folder() / "ranks" / "0.log") <= MIB)
-    short, long = node.follow(tail=100), node.follow(tail=90_000)
-    assert (short.dropped, len(short.logs[0])) == ({}, 100 * LINE)
-    (gap,) = long.dropped[0]
-    assert numbers(long.logs[0])[0] == gap.end // LINE
 
 
 def test_log_that_appears_later_is_sent_from_its_beginning(node: Node) -> None:
@@ -213,22 +195,22 @@ def test_only_the_logs_of_the_requested_ranks_are_sent(node: Node) -> None:
     assert node.follow(ranks=(0, 2)).logs == {0: b"zero\n", 2: b"two\n"}
 
 
-@pytest.mark.parametrize("name", ["0.times", "0.cut"])
-@pytest.mark.parametrize("content", [b"", b"\x00" * 15, b"\xff" * 4096, b'{"begin": 5, "end": 1}', None])
-def test_damaged_index_does_no_harm(node: Node, name: str, content: bytes | None) -> None:
-    """A rank can write to these files. None: a pipe, which would block."""
+def test_damaged_index_does_no_harm(node: Node) -> None:
+    """A rank can write to these files, or put a pipe there, which would block."""
     node.start("print('all')")
     node.follow()
-    path = node.folder() / "ranks" / name
-    path.unlink(missing_ok=True)
-    if content is None:
-        os.mkfifo(path)
-    else:
-        path.write_bytes(content)
-    found = node.follow(since=3600.0)
-    assert found.ended
-    assert found.logs[0] in (b"all\n", b"")
-    assert node.follow().logs[0] == b"all\n"
+    paths = [node.folder() / "ranks" / name for name in ("0.times", "0.cut")]
+    for content in (b"", b"\x00" * 15, b"\xff" * 4096, b'{"begin": 5, "end": 1}', None):
+        for path in paths:
+            path.unlink(missing_ok=True)
+            if content is None:
+                os.mkfifo(path)
+            else:
+                path.write_bytes(content)
+        found = node.follow(since=3600.0)
+        assert found.ended
+        assert found.logs[0] in (b"all\n", b"")
+        assert node.follow().logs[0] == b"all\n"
 
 
 def test_note_of_a_restart_keeps_the_last_state_of_a_progress_bar(node: Node) -> None:
@@ -237,3 +219,150 @@ def test_note_of_a_restart_keeps_the_last_state_of_a_progress_bar(node: Node) ->
     followed = node.follow()
     assert followed.state.phase is JobPhase.FAILED
     assert b"50%\r\n--- cloudddp: restart 1" in followed.logs[0]
+
+
+# -- following: all output, continued after a broken connection ----------------------------------------------
+
+
+WAIT_FOR_GATE = "while not os.path.exists('gate'): time.sleep(0.02)\n"
+
+
+def test_every_line_of_a_fast_rank_arrives(node: Node) -> None:
+    code = "import os\nos.write(1, b''.join(b'line %06d\\n' % k for k in range(200_000)) + b'no newline')\n"
+    piped = "import sys\nsys.stdout.write('\\n'.join(f'line {k:06d}' for k in range(200_000)))\n"
+    node.start(code, piped)
+    found = node.follow()
+    lines = [b"line %06d" % k for k in range(200_000)]
+    assert found.logs[0].split(b"\n") == [*lines, b"no newline"]
+    assert found.logs[1].split(b"\n") == lines
+    assert found.ended
+    assert found.state.phase is JobPhase.SUCCEEDED
+
+
+def test_output_of_ranks_and_launcher_arrives_byte_for_byte(node: Node) -> None:
+    launcher = ("sh", "-c", 'echo launching; "$@"', "sh")
+    code = "import os\nos.write(2, b'err\\xff\\x00\\r\\n')\nos.write(1, b'out\\n')\n"
+    node.start(processes=[Process(launcher, (sys.executable, node.script(code)), {"RANK": "3"})])
+    assert node.follow().logs == {LAUNCHER_RANK: b"launching\n", 3: b"err\xff\x00\r\nout\n"}
+
+
+def test_following_continues_at_the_given_offsets(node: Node) -> None:
+    node.start(
+        "import os, time\nprint('one\\ntwo', flush=True)\nos.write(1, b'par')\n"
+        + WAIT_FOR_GATE
+        + "print('tial\\nlast')\n"
+    )
+    until(
+        lambda: (
+            (node.folder() / "ranks" / "0.log").exists()
+            and node.follow(wait=False).logs.get(0, b"")[-3:] == b"par"
+        )
+    )
+    first = node.follow(wait=False)
+    assert first.logs == {0: b"one\ntwo\npar"}
+    assert first.ended
+    assert first.state.phase is JobPhase.RUNNING
+    (node.project / "gate").touch()
+    second = node.follow(offsets=first.offsets)
+    assert second.logs == {0: b"tial\nlast\n"}
+    third = node.follow(offsets={**first.offsets, **second.offsets})
+    assert third.logs == {}
+    assert third.state.phase is JobPhase.SUCCEEDED
+
+
+STUBBORN = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + FOREVER
+
+
+def frames_of(follower: subprocess.Popen[bytes]) -> Iterator[Frame]:
+    """Yield the frames that a follower writes, until it ends or for HANG_GUARD seconds."""
+    decoder = FrameDecoder()
+    assert follower.stdout is not None
+    end = time.monotonic() + HANG_GUARD
+    while select.select([follower.stdout], [], [], max(0.0, end - time.monotonic()))[0]:
+        if not (data := os.read(follower.stdout.fileno(), 1 << 16)):
+            return
+        yield from decoder.feed(data)
+        if time.monotonic() > end:
+            return
+
+
+def make_endless(log: Path) -> None:
+    """Have a log contain 1 TiB (it is sparse): as if its rank wrote faster than any network takes it."""
+    until(log.exists)
+    os.truncate(log, 1 << 40)
+
+
+def test_endless_log_hides_neither_the_state_nor_the_other_logs(node: Node) -> None:
+    failing = f"import os, time\n{WAIT_FOR_GATE}print('boom', flush=True)\nraise SystemExit(7)\n"
+    node.start(STUBBORN, failing, grace=HANG_GUARD)
+    make_endless(node.folder() / "ranks" / "0.log")
+    follower = node.begin(node.following())
+    failed, shown = False, b""
+    try:
+        for frame in frames_of(follower):
+            (node.project / "gate").touch()
+            failed = failed or (
+                isinstance(frame, JobState) and any(one.exit_code == 7 for one in frame.ranks)
+            )
+            shown += frame.data if isinstance(frame, Log) and frame.rank == 1 else b""
+            if failed and shown:
+                break
+        assert (failed, shown) == (True, b"boom\n")
+    finally:
+        follower.kill()
+        follower.communicate(timeout=HANG_GUARD)
+
+
+def test_end_of_a_job_is_reported_before_the_rest_of_its_logs(node: Node) -> None:
+    """Other nodes are stopped when it is reported."""
+    node.start("raise SystemExit(7)\n")
+    until(lambda: node.state().phase is JobPhase.FAILED)
+    make_endless(node.folder() / "ranks" / "0.log")
+    follower = node.begin(node.following())
+    try:
+        first = itertools.islice(frames_of(follower), 16)
+        assert any(isinstance(one, JobState) and one.phase is JobPhase.FAILED for one in first)
+    finally:
+        follower.kill()
+        follower.communicate(timeout=HANG_GUARD)
+
+
+def test_running_job_is_followed_to_its_end_with_heartbeats(node: Node) -> None:
+    """A partial line is sent once."""
+    node.start(
+        "import os, time\nos.write(1, b'whole\\nhalf')\n" + WAIT_FOR_GATE + "os.write(1, b' and half\\n')\n"
+    )
+    follower = node.begin(node.following(heartbeat=0.15))
+    assert follower.stdout is not None
+    data = b""
+    while b"half" not in data or data.count(b"heartbeat\n") < 3:
+        data += os.read(follower.stdout.fileno(), 4096)
+    assert follower.poll() is None
+    (node.project / "gate").touch()
+    data += follower.communicate(timeout=HANG_GUARD)[0]
+    found = Followed(data)
+    assert (found.ended, found.logs) == (True, {0: b"whole\nhalf and half\n"})
+    assert (found.states[0].phase, found.state.phase) == (JobPhase.RUNNING, JobPhase.SUCCEEDED)
+    assert node.follow().heartbeats == 0
+
+
+def test_job_continues_when_its_follower_disconnects(node: Node) -> None:
+    node.start("import os, time\nwhile not os.path.exists('gate'): print('x' * 1000, flush=True)\n")
+    follower = node.begin(node.following())
+    assert follower.stdout is not None
+    os.read(follower.stdout.fileno(), 1)
+    follower.stdout.close()
+    assert follower.wait(HANG_GUARD) == 0
+    assert follower.stderr is not None
+    assert follower.stderr.read() == b""
+    follower.stderr.close()
+    assert node.state().phase is JobPhase.RUNNING
+    (node.project / "gate").touch()
+    size = (node.folder() / "ranks" / "0.log").stat().st_size
+    assert node.follow(offsets={0: size}).state.phase is JobPhase.SUCCEEDED
+
+
+def test_unknown_job_cannot_be_followed(node: Node) -> None:
+    with pytest.raises(Refused, match=r"no job .+ on this node") as refused:
+        node.follow()
+    assert refused.value.exit_code == ExitCode.NO_JOB

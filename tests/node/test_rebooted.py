@@ -21,68 +21,34 @@ NODE, BOOTED = 1, 100_000.0
 BEFORE = "another-boot/7"
 
 
-def case(name: str, phase: JobPhase, expected: bool, **fields: Any) -> Any:
-    return pytest.param(phase, fields.get("ended"), fields.get("first"), expected, id=name)
+def first(cause: Cause, node: int = NODE, **fields: Any) -> Failure:
+    return Failure(node, cause, **fields)
+
+
+KILLED = first(Cause.RANK, rank=1, exit_code=143, signal=15)
 
 
 @pytest.mark.parametrize(
-    ("phase", "ended", "first", "expected"),
+    ("why", "phase", "ended", "first", "expected"),
     [
-        case("its end was not recorded", JobPhase.LOST, True),
-        case(
-            "the others lost it",
-            JobPhase.FAILED,
-            True,
-            ended=BOOTED - 60,
-            first=Failure(1, Cause.SILENT, peer=0),
-        ),
-        case(
-            "the others noticed after it had started again",
-            JobPhase.FAILED,
-            True,
-            ended=BOOTED + 20,
-            first=Failure(1, Cause.SILENT, peer=0),
-        ),
-        case(
-            "its agent was asked to end",
-            JobPhase.FAILED,
-            True,
-            ended=BOOTED - 60,
-            first=Failure(1, Cause.AGENT),
-        ),
-        case(
-            "its agent had ended long before",
-            JobPhase.FAILED,
-            False,
-            ended=BOOTED - 9000,
-            first=Failure(1, Cause.AGENT),
-        ),
-        case(
-            "another node was lost", JobPhase.FAILED, False, ended=BOOTED - 60, first=Failure(0, Cause.AGENT)
-        ),
-        case("a rank failed", JobPhase.FAILED, False, ended=BOOTED - 60, first=Failure(1, Cause.RANK, 1, 7)),
-        case(
-            "the shutdown ended a rank first",
-            JobPhase.FAILED,
-            True,
-            ended=BOOTED - 60,
-            first=Failure(1, Cause.RANK, 1, 143, 15),
-        ),
-        case(
-            "a rank was killed long before",
-            JobPhase.FAILED,
-            False,
-            ended=BOOTED - 600,
-            first=Failure(1, Cause.RANK, 1, 143, 15),
-        ),
-        case("it had succeeded", JobPhase.SUCCEEDED, False, ended=BOOTED - 60),
-        case("it was cancelled", JobPhase.CANCELLED, False, ended=BOOTED - 60),
+        ("its end was not recorded", JobPhase.LOST, None, None, True),
+        ("the others lost it", JobPhase.FAILED, -60, first(Cause.SILENT, peer=0), True),
+        ("they noticed after it had started again", JobPhase.FAILED, 20, first(Cause.SILENT, peer=0), True),
+        ("its agent was asked to end", JobPhase.FAILED, -60, first(Cause.AGENT), True),
+        ("its agent had ended long before", JobPhase.FAILED, -9000, first(Cause.AGENT), False),
+        ("another node was lost", JobPhase.FAILED, -60, first(Cause.AGENT, 0), False),
+        ("a rank failed", JobPhase.FAILED, -60, first(Cause.RANK, rank=1, exit_code=7), False),
+        ("the shutdown ended a rank first", JobPhase.FAILED, -60, KILLED, True),
+        ("a rank was killed long before", JobPhase.FAILED, -600, KILLED, False),
+        ("it had succeeded", JobPhase.SUCCEEDED, -60, None, False),
+        ("it was cancelled", JobPhase.CANCELLED, -60, None, False),
     ],
 )
 def test_job_that_ended_with_its_machine(
-    phase: JobPhase, ended: float | None, first: Failure | None, expected: bool
+    why: str, phase: JobPhase, ended: float | None, first: Failure | None, expected: bool
 ) -> None:
-    assert phases.ended_with_machine(phase, NODE, ended, first, BOOTED) is expected
+    at = None if ended is None else BOOTED + ended
+    assert phases.ended_with_machine(phase, NODE, at, first, BOOTED) is expected, why
 
 
 @pytest.fixture

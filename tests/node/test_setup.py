@@ -42,14 +42,11 @@ def test_set_up_runs_once_for_the_same_content(node: Node) -> None:
     assert log_of(*commands, content="a") == "run\nx y\n"
     assert log_of(*commands, content="b") == "run\nx y\n" * 2
     assert log_of("echo other >> log", content="b") == "run\nx y\n" * 2 + "other\n"
-
-
-def test_content_that_moves_between_inputs_is_a_change(node: Node) -> None:
-    for a, b in (("xy", "z"), ("x", "yz")):
+    for a, b in (("xy", "z"), ("x", "yz")):  # content that moves between inputs is a change
         (node.project / "a").write_text(a)
         (node.project / "b").write_text(b)
-        assert set_up(node, "echo run >> log", inputs=("a", "b")).exit_code == 0
-    assert (node.project / "log").read_text() == "run\nrun\n"
+        assert set_up(node, "echo moved >> log2", inputs=("a", "b")).exit_code == 0
+    assert (node.project / "log2").read_text() == "moved\nmoved\n"
 
 
 def test_failed_command_stops_the_set_up_and_is_repeated(node: Node) -> None:
@@ -60,14 +57,6 @@ def test_failed_command_stops_the_set_up_and_is_repeated(node: Node) -> None:
     assert not (node.project / "never").exists()
 
 
-def test_reading_inputs_changes_nothing_in_the_project(node: Node) -> None:
-    (node.project / "real").mkdir()
-    (node.project / "real" / "base.txt").write_text("a")
-    (node.project / "link").symlink_to("real")
-    assert set_up(node, "cat link/base.txt", inputs=("link/base.txt",)).exit_code == 0
-    assert (node.project / "link").is_symlink()
-
-
 def running(node: Node, command: str, **more: Any) -> subprocess.Popen[bytes]:
     """Return the process of a set-up whose command has started."""
     process = node.begin(request(node, f"touch began; {command}", **more))
@@ -75,17 +64,9 @@ def running(node: Node, command: str, **more: Any) -> subprocess.Popen[bytes]:
     return process
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "sleep 600",
-        "trap '' TERM; while :; do sleep 0.1; done",
-        "setsid env -i sleep 601 & sleep 600",
-    ],
-    ids=["sleep", "ignores SIGTERM", "daemon without environment"],
-)
-def test_cancel_ends_every_process_of_a_set_up(node: Node, command: str) -> None:
-    process = running(node, command)
+def test_cancel_ends_every_process_of_a_set_up(node: Node) -> None:
+    """One ignores SIGTERM, and another one is a daemon without an environment."""
+    process = running(node, "setsid env -i sleep 601 & trap '' TERM; while :; do sleep 0.1; done")
     assert node.cancel(grace=0.5).left == 0
     assert set(processes_of(node.home)) <= {process.pid}  # the step itself, which replies now
     assert process.stdout is not None
@@ -164,6 +145,10 @@ def test_set_up_runs_in_the_environment_of_the_ranks_python(node: Node, environm
     show = 'echo "$VIRTUAL_ENV"; command -v python; torchrun-of-image; exit 3'
     reply = set_up(node, show, python=str(environment / "bin/python"))
     assert reply.output == f"{environment}\n{environment}/bin/python\ntorchrun of the image\n"
+    reply = set_up(node, 'echo "$PATH"; exit 3', python=str(environment / "bin/python"), env={"PATH": "/bin"})
+    assert reply.output == "/bin\n", "variables of the user win"
+    reply = set_up(node, 'echo "$PATH"; exit 3', python=shutil.which("python3"))
+    assert reply.output == f"{os.environ['PATH']}\n", "it is the first one on PATH already"
 
 
 @pytest.mark.parametrize("python", [".venv/bin/python", "~/made/bin/python"])
@@ -186,26 +171,15 @@ def test_ranks_run_in_the_environment_of_their_python(node: Node, environment: P
     assert node.follow().logs[0].decode() == f"{environment}\ntorchrun of the image\n"
 
 
-def test_variables_of_the_user_win(node: Node, environment: Path) -> None:
-    reply = set_up(node, 'echo "$PATH"; exit 3', python=str(environment / "bin/python"), env={"PATH": "/bin"})
-    assert reply.output == "/bin\n"
-
-
-def test_first_python_on_path_changes_nothing(node: Node) -> None:
-    python = shutil.which("python3")
-    reply = set_up(node, 'echo "$PATH"; exit 3', python=python)
-    assert reply.output == f"{os.environ['PATH']}\n"
-
-
 @pytest.mark.skipif(os.getuid() == 0 and not shutil.which("chattr"), reason="root may write anywhere")
-@pytest.mark.parametrize("text", ["Permission denied", "no such package"])
-def test_environment_that_may_not_be_changed_is_named(node: Node, environment: Path, text: str) -> None:
+def test_environment_that_may_not_be_changed_is_named(node: Node, environment: Path) -> None:
     """pip in a virtual environment of another user: [Errno 13] Permission denied."""
     packages = environment / "lib/python3.11/site-packages"
     packages.rmdir()
     packages.symlink_to("/proc/sys")  # which nobody may write to
-    reply = set_up(node, f"echo '{text}'; exit 1", python=str(environment / "bin/python"))
-    assert reply.read_only == (str(environment) if text == "Permission denied" else "")
+    for text, read_only in (("Permission denied", str(environment)), ("no such package", "")):
+        reply = set_up(node, f"echo '{text}'; exit 1", python=str(environment / "bin/python"))
+        assert reply.read_only == read_only
 
 
 def comm(pid: int) -> str:

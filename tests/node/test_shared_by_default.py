@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.agentnode import Node, until
+from support.agentnode import Node
 from support.gangs import Gangs, Make
 
 from cloudddp.agent.protocol.phases import JobPhase
@@ -40,8 +40,7 @@ def run(
     """Run a job to its end; return what each rank found when it started last."""
     job.start(*scripts, job=name, snapshots=search, **more)
     for node in job.nodes:
-        until(lambda node=node: node.state(name).phase.ended)  # type: ignore[misc]
-        assert node.state(name).phase is JobPhase.SUCCEEDED
+        assert node.ended(name).phase is JobPhase.SUCCEEDED
     job.gone()
     return [log(node, name).rpartition("finds ")[2].splitlines()[0] for node in job.nodes]
 
@@ -59,14 +58,6 @@ def new(node: Node, present: Collection[str]) -> list[str]:
     return sorted(p.name for one in reply.jobs for p in one.outputs.paths if not p.name.endswith(".py"))
 
 
-def replace_writer(pair: Gangs) -> None:
-    """Let another instance take the place of node 0, as `resume` does: it has nothing of the old one's
-    disk."""
-    (pair[0].project / "snapshot").unlink()
-    first, second = pair.gang.peers
-    pair.gang = replace(pair.gang, peers=(replace(first, id="i-2"), second))
-
-
 @pytest.fixture
 def pair(gangs: Make) -> Gangs:
     job = gangs(2)
@@ -75,56 +66,40 @@ def pair(gangs: Make) -> Gangs:
 
 
 def test_next_job_finds_what_one_node_wrote_on_all(pair: Gangs) -> None:
-    """Also its next version, although the first one was copied; and each node keeps what it wrote itself."""
-    run(pair, "job-1", saves(snapshot="one", out__log="of 0"), saves(out__log="of 1", data__big="x"))
-    assert run(pair, "job-2", saves(snapshot="two"), FINDS) == [
-        "{'out/log': 'of 0', 'snapshot': 'one'}",
-        "{'data/big': 'x', 'out/log': 'of 1', 'snapshot': 'one'}",
+    """Also its next version, although the first one was copied. Each node keeps what it wrote itself, and
+    what was deleted does not come back from its copy."""
+    of_0 = saves(snapshot="one", old="one", key="one", out__log="of 0") + "os.chmod('key', 0o600)\n"
+    run(pair, "job-1", of_0, saves(out__log="of node 1", data__big="x"))
+    found = run(pair, "job-2", saves(snapshot="two") + "os.unlink('old')\n", FINDS)
+    assert found == [
+        "{'key': 'one', 'old': 'one', 'out/log': 'of 0', 'snapshot': 'one'}",
+        "{'data/big': 'x', 'key': 'one', 'old': 'one', 'out/log': 'of node 1', 'snapshot': 'one'}",
     ]
-    assert "copying snapshot, 0.0 MB, which only some nodes have, from node 0 to node 1" in notes(
-        pair, 1, "job-2"
-    )
-    found = run(pair, "job-3", FINDS, FINDS)
-    assert "'snapshot': 'two'" in found[1]
+    assert "which only some nodes have, from node 0 to node 1" in notes(pair, 1, "job-2")
+    assert "each node keeps its own version: " in notes(pair, 0, "job-2")
+    assert (pair[1].project / "key").stat().st_mode & 0o777 == 0o600
+    first, second = run(pair, "job-3", FINDS, FINDS)
+    assert "old" not in first
+    assert "'snapshot': 'two'" in second
+    text = "node 1 has copies of files that node 0 does not have any more: old"
+    assert text in notes(pair, 1, "job-3")
 
 
-def test_copy_is_no_result_while_its_writer_is_there(pair: Gangs) -> None:
+def test_copy_is_no_result_while_its_writer_is_there_and_replaces_one_that_is_gone(pair: Gangs) -> None:
+    """As `resume` does with a node that AWS has taken: the new one has nothing of the old one's disk."""
     run(pair, "job-1", saves(snapshot="one"), FINDS)
     run(pair, "job-2", FINDS, FINDS)
     assert new(pair[1], ("i-0", "i-1")) == []
     assert new(pair[1], ("i-1",)) == ["snapshot"]
     assert new(pair[0], ("i-0", "i-1")) == ["snapshot"]
-    (pair[1].project / "snapshot").write_text("changed here")
-    assert new(pair[1], ("i-0", "i-1")) == ["snapshot"]
-
-
-def test_deleted_file_does_not_come_back_from_its_copy(pair: Gangs) -> None:
-    run(pair, "job-1", saves(old="one", snapshot="one"), FINDS)
-    run(pair, "job-2", FINDS + "os.unlink('old')\n", FINDS)
-    assert "old" not in run(pair, "job-3", FINDS, FINDS)[0]
-
-
-def test_writer_that_was_replaced_writes_a_newer_version(pair: Gangs) -> None:
-    run(pair, "job-1", saves(snapshot="one"), FINDS)
-    run(pair, "job-2", FINDS, FINDS)
-    replace_writer(pair)
-    run(pair, "job-3", saves(snapshot="three"), FINDS)
+    (pair[0].project / "snapshot").unlink()
+    first, second = pair.gang.peers
+    pair.gang = replace(pair.gang, peers=(replace(first, id="i-2"), second))
+    assert run(pair, "job-3", saves(snapshot="three"), FINDS) == ["{'snapshot': 'one'}"] * 2
     assert run(pair, "job-4", FINDS, FINDS) == ["{'snapshot': 'three'}"] * 2
-
-
-def test_versions_that_differ_and_copies_of_deleted_files_are_named(pair: Gangs) -> None:
-    run(pair, "job-1", saves(old="one", log="of 0"), saves(log="of node 1"))
-    run(pair, "job-2", FINDS + "os.unlink('old')\n", FINDS)
-    assert "each node keeps its own version: " in notes(pair, 0, "job-2")
-    run(pair, "job-3", FINDS, FINDS)
-    text = "node 1 has copies of files that node 0 does not have any more: old"
-    assert text in notes(pair, 1, "job-3")
-
-
-def test_permissions_are_copied(pair: Gangs) -> None:
-    run(pair, "job-1", saves(key="one") + "os.chmod('key', 0o600)\n", FINDS)
-    run(pair, "job-2", FINDS, FINDS)
-    assert (pair[1].project / "key").stat().st_mode & 0o777 == 0o600
+    assert new(pair[1], ("i-1", "i-2")) == []
+    (pair[1].project / "snapshot").write_text("changed here")
+    assert new(pair[1], ("i-1", "i-2")) == ["snapshot"]
 
 
 def test_names_that_exceed_a_message_are_left_out(pair: Gangs) -> None:
@@ -136,57 +111,33 @@ def test_names_that_exceed_a_message_are_left_out(pair: Gangs) -> None:
     assert 100 < len(list(pair[1].project.iterdir())) < 2000, notes(pair, 1, "job-2")
 
 
-def test_copy_replaces_a_writer_that_is_gone(pair: Gangs) -> None:
-    """As `resume` does with a node that AWS has taken: the new one has nothing."""
-    run(pair, "job-1", saves(snapshot="one"), FINDS)
-    run(pair, "job-2", FINDS, FINDS)
-    replace_writer(pair)
-    assert run(pair, "job-3", FINDS, FINDS) == ["{'snapshot': 'one'}"] * 2
-    assert new(pair[0], ("i-1", "i-2")) == []
-    assert new(pair[1], ("i-1", "i-2")) == ["snapshot"]
-
-
-def test_file_that_no_job_wrote_is_not_replaced(pair: Gangs) -> None:
-    own = pair[1].project / "snapshot"
-    own.write_text("by setup")
-    run(pair, "job-1", saves(snapshot="one"), FINDS)
-    assert run(pair, "job-2", FINDS, FINDS)[1] == "{'snapshot': 'by setup'}"
-
-
-def test_only_outputs_are_copied_where_they_are_set(pair: Gangs) -> None:
-    run(pair, "job-1", saves(out__a="one", other="two"), FINDS)
-    found = run(pair, "job-2", FINDS, FINDS, search=replace(BY_DEFAULT, outputs=("./out/",)))
-    assert found[1] == "{'out/a': 'one'}"
-
-
-def test_no_more_is_copied_than_the_limit(pair: Gangs) -> None:
-    run(pair, "job-1", saves(small="s", a__model="m" * (1 << 20)), FINDS)
-    assert run(pair, "job-2", FINDS, FINDS)[1] == "{'small': 's'}"
-    text = "node 0: not copied to other nodes: a/model. The limits are [job] share_mb = 1 and"
-    assert text in notes(pair, 0, "job-2")
-
-
-def test_what_is_in_the_way_is_not_removed(pair: Gangs, tmp_path: Path) -> None:
-    run(pair, "job-1", saves(out__a="one", link__a="two", b="three"), FINDS)
+def test_what_is_not_copied(pair: Gangs, tmp_path: Path) -> None:
+    """More than the limit, damaged and future files, files in the way, and anything but the outputs where
+    these are set."""
+    files = {"kept__a": "one", "small": "s", "a__model": "m" * (1 << 20), "late": "x", "snapshot": "one"}
+    damaged = {"broken__pt": "PK", "old__pt": "pickle"}
+    code = saves(**files, out__a="one", link__a="two") + "os.utime('late', (9e9, 9e9))\n"
+    run(pair, "job-1", code + saves(**damaged).replace("/pt", ".pt"), FINDS)
     (pair[1].project / "out").write_text("a file")
+    (pair[1].project / "snapshot").write_text("by setup")
     (tmp_path / "elsewhere").mkdir()
     (pair[1].project / "link").symlink_to(tmp_path / "elsewhere")
-    assert run(pair, "job-2", FINDS, FINDS)[1] == "{'b': 'three', 'out': 'a file'}"
+    found = run(pair, "job-2", FINDS, FINDS, search=replace(BY_DEFAULT, outputs=("./kept/",)))
+    assert found[1] == "{'kept/a': 'one', 'out': 'a file', 'snapshot': 'by setup'}"
+    found = run(pair, "job-3", FINDS, FINDS)
+    assert found[1] == (
+        "{'kept/a': 'one', 'old.pt': 'pickle', 'out': 'a file', 'small': 's', 'snapshot': 'by setup'}"
+    )
     assert list((tmp_path / "elsewhere").iterdir()) == []
-    assert "not copied to node 1: link/a and 1 more file; link exists there" in notes(pair, 1, "job-2")
-
-
-def test_damaged_file_is_not_copied(pair: Gangs) -> None:
-    run(pair, "job-1", saves(broken__pt="PK", old__pt="pickle").replace("/pt", ".pt"), FINDS)
-    assert run(pair, "job-2", FINDS, FINDS)[1] == "{'old.pt': 'pickle'}"
-    assert "node 0: broken.pt is damaged, or has gone; it was not copied" in notes(pair, 1, "job-2")
-
-
-def test_file_from_the_future_is_not_copied(pair: Gangs) -> None:
-    run(pair, "job-1", saves(a="one", b="two") + "os.utime('a', (9e9, 9e9))\n", FINDS)
-    assert run(pair, "job-2", FINDS, FINDS)[1] == "{'b': 'two'}"
-    text = "not copied from node 0: a; the time of 'a' is more than a day in the future"
-    assert text in notes(pair, 1, "job-2")
+    assert "node 0: not copied to other nodes: a/model. The limits are [job] share_mb = 1 and" in notes(
+        pair, 0, "job-3"
+    )
+    for text in (
+        "not copied to node 1: link/a and 1 more file; link exists there",
+        "node 0: broken.pt is damaged, or has gone; it was not copied",
+        "not copied from node 0: late; the time of 'late' is more than a day in the future",
+    ):
+        assert text in notes(pair, 1, "job-3")
 
 
 def test_restarted_ranks_find_what_one_node_wrote(pair: Gangs) -> None:

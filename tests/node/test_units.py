@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from support.harness import cannot
 
 from cloudddp import payload
-from cloudddp.cluster.user_data import SERVICE, TIMER, Identity, user_data
+from cloudddp.cluster.user_data import IDLE_CHECK, SERVICE, TIMER, Identity, IdleGuard, user_data
 
 DEADLINE = datetime(2026, 11, 20, 14, 30, 5, tzinfo=UTC)
 CREATED = DEADLINE - timedelta(hours=2)
@@ -65,50 +66,16 @@ def test_systemd_accepts_the_units(tmp_path: Path) -> None:
     assert (done.returncode, about_ours) == (0, []), done.stderr
 
 
-@needs_systemd
-def test_systemd_reports_an_error_in_a_unit(tmp_path: Path) -> None:
-    """So that the test above can fail."""
-    path = tmp_path / "cloudddp-deadline.timer"
-    path.write_text(units()["cloudddp-deadline.timer"].replace("OnCalendar=2026", "OnCalendar=soon"))
-    done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", str(path)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert "cloudddp-deadline.timer" in done.stderr
-
-
-@needs_systemd
-def test_systemd_parses_the_deadline() -> None:
-    when = section("cloudddp-deadline.timer", "Timer")["OnCalendar"]
-    done = subprocess.run(
-        ["systemd-analyze", "calendar", "--base-time=2026-11-20 00:00:00 UTC", when],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-        env={"PATH": "/usr/bin:/bin", "TZ": "UTC", "LC_ALL": "C"},
-    )
-    assert "2026-11-20 14:30:05 UTC" in done.stdout
-    (elapse,) = [line for line in done.stdout.splitlines() if "Next elapse" in line]
-    assert "2026-11-20 14:30:05 UTC" in elapse
-
-
 def test_timer_has_a_second_trigger_and_catches_up() -> None:
+    """Without default dependencies the service does not conflict with shutdown.target: it has to run until
+    the power is off."""
+    assert section("cloudddp-deadline.service", "Unit")["DefaultDependencies"] == "no"
     timer = section("cloudddp-deadline.timer", "Timer")
     assert timer["OnCalendar"] == "2026-11-20 14:30:05 UTC"
     assert timer["Persistent"] == "true"
     assert timer["OnBootSec"] == "7200"
     assert "Unit" not in timer  # by its name it starts cloudddp-deadline.service
     assert Path(TIMER).stem == Path(SERVICE).stem
-
-
-def test_service_is_not_stopped_by_a_shutdown() -> None:
-    """Without default dependencies it does not conflict with shutdown.target: it has to run until the power
-    is off."""
-    assert section("cloudddp-deadline.service", "Unit")["DefaultDependencies"] == "no"
 
 
 PLAIN, DIRECT, FORCED = "--no-block poweroff", "poweroff --force --force", "poweroff --force"
@@ -164,3 +131,40 @@ def test_poweroff_that_hangs_leads_to_the_next_one(
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+# -- what keeps an idle node (infra/node/cloudddp-idle.sh), in a process namespace where nothing else runs ---
+
+
+ALONE = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+
+
+@pytest.mark.parametrize(
+    ("name", "keeps"),
+    [
+        ("ssm-session-worker", True),  # AWS's Session Manager; the kernel keeps 15 characters of it
+        ("login", True),  # on a console; systems without utmp do not list it in `who`
+        ("cloudddp-wait", True),
+        ("agetty", False),
+        ("amazon-ssm-agent", False),
+    ],
+)
+def test_process_keeps_its_node(tmp_path: Path, name: str, keeps: bool) -> None:
+    if os.getuid() != 0 or subprocess.run([*ALONE, "true"], check=False).returncode != 0:
+        cannot("needs root and namespaces")
+    program = tmp_path / name
+    shutil.copy("/bin/sleep", program)
+    guard = IdleGuard(
+        300, 60, ssh_port=1, timer="", service="", check=payload.text("infra/node/cloudddp-idle.sh")
+    )
+    (text,) = [file["content"] for file in guard.files if file["path"] == IDLE_CHECK]
+    check, used = tmp_path / "idle.sh", tmp_path / "cloudddp-in-use"
+    check.write_text(text.replace("/run/", f"{tmp_path}/"))
+    used.write_text(f"{float(Path('/proc/uptime').read_text().split()[0]) - 100:.0f}\n")
+    before = used.read_text()
+    script = f"{program} 60 & until [ /proc/$!/exe -ef {program} ]; do sleep 0.02; done; exec sh {check}"
+    done = subprocess.run(
+        [*ALONE, "sh", "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stderr == ""
+    assert (used.read_text() != before) is keeps

@@ -56,12 +56,17 @@ def agent_file() -> Path:
 
 
 def until(condition: Callable[[], T], seconds: float = HANG_GUARD) -> T:
-    """Return the result of `condition` once it is true. The time limit only guards against hangs."""
+    """Return the result of `condition` once it is true. The time limit only guards against hangs.
+
+    A condition that takes long, because it starts a process, is looked at less often.
+    """
     deadline = time.monotonic() + seconds
-    while not (result := condition()):
+    while True:
+        began = time.monotonic()
+        if result := condition():
+            return result
         assert time.monotonic() < deadline, "the condition did not become true in time"
-        time.sleep(0.02)
-    return result
+        time.sleep(max(0.02, 2 * (time.monotonic() - began)))
 
 
 def alive(pid: int) -> bool:
@@ -267,6 +272,12 @@ class Node:
     def state(self, job: str = "job-1") -> JobState:
         (found,) = [one for one in self.jobs() if one.job == self.id(job)]
         return found
+
+    def ended(self, job: str = "job-1") -> JobState:
+        """Wait until a job has ended; return its state."""
+        path = self.folder(job) / "state.json"
+        until(lambda: path.exists() and json.loads(path.read_text()).get("ended"))
+        return until(lambda: (found := self.state(job)).phase.ended and found)
 
     def folder(self, job: str = "job-1") -> Path:
         return self.store / "jobs" / self.id(job)

@@ -55,10 +55,7 @@ class Gangs:
 
     def states(self, *nodes: int) -> list[JobState]:
         """Wait until the job has ended on these nodes (all by default); return its states there."""
-        chosen = [self.nodes[number] for number in nodes] or self.nodes
-        for node in chosen:
-            until(lambda node=node: node.state().phase.ended)  # type: ignore[misc]
-        return [node.state() for node in chosen]
+        return [node.ended() for node in [self.nodes[number] for number in nodes] or self.nodes]
 
     def verdict(self, *nodes: int) -> Verdict:
         """Return the verdict of these nodes (all by default), which is the same one, once no process of the

@@ -289,6 +289,17 @@ def stream(*pieces: Item | bytes) -> Iterator[bytes]:
 # Broken off, and not hostile: what had arrived is kept for the next pull.
 TRUNCATED = ("no-end", "cut-in-a-frame", "cut-in-a-file")
 
+# These would take much memory, or space.
+LARGE = (
+    "file-of-an-exbibyte",
+    "frame-of-4-GiB",
+    "head-of-4-GiB",
+    "listing-of-4-GiB",
+    "listing-that-inflates",
+    "listing-of-many-objects",
+    "zeros-without-end",
+)
+
 GUARDED = (
     "runs/.git/config",
     "runs/.GIT/config",

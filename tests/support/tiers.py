@@ -214,15 +214,6 @@ SLOW = {
     "cli/test_what_is_sent.py::test_bytes_that_are_not_utf_8_are_carried": "test_sync_node.py has such names",
     "lab/test_sim_addresses.py::test_public_addresses_are_unique_until_the_pool_is_empty": "256 nodes",
     "lab/test_sim_control.py::test_start_after_a_crash_is_clean": "a simulator of its own",
-    "node/test_gang.py::"
-    "test_launchers_that_wait_for_each_other_after_all_ranks_have_finished_are_ended": "test_gang_step.py",
-    "node/test_gang_strangers.py::"
-    "test_broken_node_does_not_keep_the_others_from_ending": "tests/unit/test_gang_step.py has each message",
-    "node/test_gang_strangers.py::"
-    "test_first_node_that_never_decides_is_left_out": "tests/unit/test_gang_step.py",
-    "node/test_notices.py::test_maintenance_is_announced_days_before": "waits; other notices remain",
-    "node/test_spread.py::"
-    "test_strangers_do_not_keep_a_node_from_its_snapshot": "test_gang_strangers.py has strangers",
     "train/test_train_pipeline.py::test_sweep_times_every_mode_and_claims_no_speed_on_a_cpu": "a benchmark",
     # Jobs of torch; test_torchrun_across_nodes_trains_and_names_the_failing_rank remains.
     "cli/test_export_slurm.py::test_arguments_and_variables_reach_the_ranks_through_torchrun": "torch",
@@ -230,19 +221,14 @@ SLOW = {
     "cli/test_launch.py::test_shell_script_runs_once_per_rank": "torch",
     "cli/test_logs_and_jobs.py::test_following_does_not_end_a_job_that_restarts": "torch",
     "cli/test_training_status.py::test_cancelled_training_resumes_from_its_snapshot": "torch",
-    "node/test_straggler_detection.py::test_slow_rank_of_a_real_training_is_named": "torch",
     # The agent: gangs of real processes.
-    "node/test_abandoned_ranks.py": "tests/node/test_gang.py has ranks without an agent",
+    "node/test_abandoned_ranks.py": "waits; tests/node/test_kill.py has ranks without an agent",
     "node/test_copies.py": "boto3 in a process of its own, 2 s each",
-    "node/test_gang_early_exit.py": "gangs; tests/unit/test_decision.py has the verdicts",
-    "node/test_gang_restarts.py": "gangs; tests/node/test_stall.py has a restart",
-    "node/test_guard_watch.py": "waits of 3 s; tests/node/test_gang.py has a killed supervisor",
+    "node/test_gang_early_exit.py": "torch, whose message it recognizes",
     "node/test_handover.py": "gangs; tests/node/test_spread.py sends snapshots too",
-    "node/test_huge_lines.py": "1 GB of output; tests/unit/test_lines.py has the limits",
-    "node/test_idle_check.py": "needs root and namespaces",
-    "node/test_killed_launchers.py": "tests/node/test_gang.py has a killed launcher",
+    "node/test_huge_lines.py": "1 GB of output",
+    "node/test_units.py::test_process_keeps_its_node": "needs root and namespaces",
     "node/test_laptop_silence.py": "waits",
-    "node/test_orphans.py": "tests/node/test_kill.py has daemons",
     "node/test_replaced.py": "tests/node/test_new_files.py has which results are listed",
     "node/test_shared_by_default.py": "gangs; tests/node/test_spread.py copies between nodes too",
     "node/test_ranks_alone.py": "2 s each",
@@ -252,19 +238,8 @@ SLOW = {
     "node/test_sync_interrupted.py": "several nodes; tests/node/test_pull_continues.py has a broken transfer",
     "node/test_tools.py": "py-spy is sent to real nodes",
     # Single tests of the agent.
-    "node/test_stall.py::"
-    "test_retries_do_not_repeat_a_stall_that_is_to_be_killed": "5 s; a job that starts again remains",
-    "node/test_stall.py::"
-    "test_stall_that_is_left_alone_is_kept_on_all_nodes_until_a_rank_does_something": "5 s; others remain",
-    "node/test_stall.py::"
-    "test_stall_without_py_spy_is_declared_and_says_that_stacks_are_less_exact": "6 s, a message",
-    "node/test_stall.py::test_time_until_the_launcher_starts_its_ranks_is_no_stall": "8 s, waits",
-    "node/test_straggler_detection.py::"
-    "test_ranks_that_report_steps_only_are_compared_by_the_interval": "3 s; times remain",
-    "node/test_straggler_detection.py::test_restart_forgets_what_the_last_attempt_reported": "3 s",
-    "node/test_straggler_detection.py::test_straggler_of_a_job_that_has_ended_is_kept_with_it": "3 s",
     "node/test_sync_node.py::"
-    "test_folder_of_the_most_files": "8 s; tests/node/test_protocol.py has a project of the most files",
+    "test_folder_of_the_most_files": "8 s; test_transfer_frames.py has a listing of the most files",
     # Runs of torch, 5 to 12 s each. The numeric properties are in those that remain.
     "examples": "torch runs of the examples",
     "train/test_train_bench.py": "a benchmark",
@@ -284,7 +259,8 @@ SLOW = {
 }
 
 # Files of which `make test` runs each test function with its first parameters only: the others are variants,
-# each of which starts processes. Attacks by a node all run (pull_attacks, sync_attacks, malicious_agent).
+# each of which starts processes. Attacks by a node all run (pull_attacks, pull_streams, sync_attacks,
+# malicious_agent).
 FIRST_PARAMETERS = {
     "cli/test_credentials.py",
     "cli/test_doctor.py",
@@ -322,23 +298,13 @@ FIRST_PARAMETERS = {
     "cli/test_variables.py",
     "cli/test_what_is_sent.py",
     "lab/test_sim_control.py",
-    "node/test_agent_session.py",
-    "node/test_bad_records.py",
-    "node/test_gang.py",
-    "node/test_gang_joining.py",
-    "node/test_gang_strangers.py",
     "node/test_kill.py",
     "node/test_left_out.py",
-    "node/test_new_files.py",
     "node/test_probe.py",
     "node/test_project_lock.py",
     "node/test_pull_continues.py",
-    "node/test_rank_logs.py",
     "node/test_setup.py",
     "node/test_spread.py",
-    "node/test_stall.py",
-    "node/test_straggler_detection.py",
-    "node/test_sync_node.py",
     "train/test_train_fsdp.py",
     "train/test_train_modes.py",
     "train/test_train_pipeline.py",
