@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from cloudddp.sim.ec2.patch import backend_data, client_error
+from cloudddp.sim.ec2.patch import backend_data, client_error, invalid_value
 
 _NOT_COMPARED = ("ClientToken", "DryRun")
 _MAX_LENGTH = 64
@@ -33,9 +33,7 @@ def launch_once(backend: Any, request: dict[str, Any], launch: Callable[[], Any]
     if not token:
         return launch(), True
     if len(token) > _MAX_LENGTH or not token.isascii():
-        client_error(
-            "InvalidParameterValue", f"Invalid client token '{token}': at most {_MAX_LENGTH} ASCII characters"
-        )
+        invalid_value(f"Invalid client token '{token}': at most {_MAX_LENGTH} ASCII characters")
     known: dict[tuple[str, str], _Launch] = backend_data(backend, "tokens", dict)
     key, digest = (token, _zone(backend, request)), _digest(request)
     if key not in known:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from cloudddp.sim.ec2.patch import LOCK, client_error, override, wrap
+from cloudddp.sim.ec2.patch import LOCK, client_error, invalid_value, override, wrap
 
 
 def install() -> None:
@@ -54,9 +54,8 @@ def _create_route(
     if gateway_id.startswith("igw-"):
         gateway, table = self.get_internet_gateway(gateway_id), self.get_route_table(route_table_id)
         if gateway.vpc is None or gateway.vpc.id != table.vpc_id:
-            client_error(
-                "InvalidParameterValue",
-                f"route table {route_table_id} and network gateway {gateway_id} belong to different networks",
+            invalid_value(
+                f"route table {route_table_id} and network gateway {gateway_id} belong to different networks"
             )
     return original(self, route_table_id, *args, **kwargs)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from cloudddp.sim.ec2.account_conditions import CONDITIONS
 from cloudddp.sim.ec2.gateways import require_gateway
-from cloudddp.sim.ec2.patch import LOCK, client_error, override, wrap
+from cloudddp.sim.ec2.patch import LOCK, client_error, invalid_value, override, wrap
 
 
 def install() -> None:
@@ -131,18 +131,13 @@ def in_subnet(subnet: Any, address: str) -> bool:
     try:
         return ipaddress.IPv4Address(address) in subnet.cidr
     except ValueError:
-        client_error(
-            "InvalidParameterValue",
-            f"Value ({address}) for parameter address is invalid. Invalid IPv4 address.",
-        )
+        invalid_value(f"Value ({address}) for parameter address is invalid. Invalid IPv4 address.")
 
 
 def check_in_subnet(subnet: Any, address: str | None) -> None:
     """Fail the request for an address outside the subnet."""
     if address and not in_subnet(subnet, address):
-        client_error(
-            "InvalidParameterValue", f"Address {address} does not fall within the subnet's address range"
-        )
+        invalid_value(f"Address {address} does not fall within the subnet's address range")
 
 
 def _delete_interface(original: Callable[..., None], self: Any, eni_id: str) -> None:
@@ -182,7 +177,7 @@ def _associate(
         eni = eni or _only_interface(instance)
         instance = eni.instance
         if not eni.private_ip_address:
-            client_error("InvalidParameterValue", f"Network interface '{eni.id}' has no private IP address.")
+            invalid_value(f"Network interface '{eni.id}' has no private IP address.")
         require_gateway(self, eni.subnet.vpc_id)
         if instance is not None and instance.state not in ("running", "stopping", "stopped"):
             client_error(

@@ -59,6 +59,14 @@ def client_error(code: str, message: str) -> NoReturn:
     raise EC2ClientError(code, message)
 
 
+def invalid_value(message: str) -> NoReturn:
+    client_error("InvalidParameterValue", message)
+
+
+def invalid_combination(message: str) -> NoReturn:
+    client_error("InvalidParameterCombination", message)
+
+
 def server_error(code: str, message: str) -> NoReturn:
     """Answer the request with a server error (HTTP 500), which clients retry by themselves."""
     from werkzeug.exceptions import HTTPException

@@ -9,7 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 from cloudddp.sim.ec2 import catalog, late_listing
-from cloudddp.sim.ec2.patch import LOCK, add, backend_data, client_error, result
+from cloudddp.sim.ec2.patch import (
+    LOCK,
+    add,
+    backend_data,
+    client_error,
+    invalid_combination,
+    invalid_value,
+    result,
+)
 
 _STRATEGIES = ("cluster", "partition", "spread")
 _MAX_GROUPS = 500  # per account and region
@@ -39,11 +47,10 @@ def check(
     if group is None:
         client_error("InvalidPlacementGroup.Unknown", f"The placement group '{name}' is unknown.")
     if group.strategy not in catalog.strategies(instance_type):
-        client_error(
-            "InvalidParameterCombination",
+        invalid_combination(
             f"{group.strategy.capitalize()} placement groups are not supported by the '{instance_type}' "
             "instance type. Specify a supported instance type or change the placement group strategy, and "
-            "try again.",
+            "try again."
         )
     if group.strategy == "cluster":
         _check_cluster(backend, group, zone, spot)
@@ -52,17 +59,15 @@ def check(
 
 def _check_cluster(backend: Any, group: Any, zone: str, spot: dict[str, Any]) -> None:
     if spot.get("InstanceInterruptionBehavior") in ("stop", "hibernate"):
-        client_error(
-            "InvalidParameterCombination",
+        invalid_combination(
             "A Spot Instance that is stopped or hibernated on interruption cannot be launched in a cluster "
-            "placement group.",
+            "placement group."
         )
     zones = {instance.placement.zone for instance in _members(backend, group)}
     if zones - {zone}:
-        client_error(
-            "InvalidParameterCombination",
+        invalid_combination(
             f"The cluster placement group '{group.group_name}' has instances in {', '.join(sorted(zones))}; "
-            f"it cannot span Availability Zones, and {zone} was requested.",
+            f"it cannot span Availability Zones, and {zone} was requested."
         )
 
 
@@ -96,7 +101,7 @@ def _create(response: Any) -> Any:
     if not name:
         client_error("MissingParameter", "The request must contain the parameter groupName")
     if strategy not in _STRATEGIES:
-        client_error("InvalidParameterValue", f"Value ({strategy}) for parameter strategy is invalid.")
+        invalid_value(f"Value ({strategy}) for parameter strategy is invalid.")
     response.error_on_dryrun()
     with LOCK:
         known = backend_data(response.ec2_backend, "placement_groups", dict)

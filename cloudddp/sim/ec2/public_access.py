@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from cloudddp.sim.ec2.patch import LOCK, add, backend_data, client_error, result
+from cloudddp.sim.ec2.patch import (
+    LOCK,
+    add,
+    backend_data,
+    client_error,
+    invalid_combination,
+    invalid_value,
+    result,
+)
 
 _MODES = ("off", "block-bidirectional", "block-ingress")
 _EXCLUSION_MODES = ("allow-bidirectional", "allow-egress")
@@ -79,7 +87,7 @@ def _one_of(response: Any, name: str, known: tuple[str, ...]) -> str:
     if value is None:
         client_error("MissingParameter", f"The request must contain the parameter {name}")
     if value not in known:
-        client_error("InvalidParameterValue", f"Invalid value '{value}' for {name}.")
+        invalid_value(f"Invalid value '{value}' for {name}.")
     return str(value)
 
 
@@ -91,9 +99,7 @@ def _create_exclusion(response: Any) -> Any:
     mode = _one_of(response, "InternetGatewayExclusionMode", _EXCLUSION_MODES)
     vpc, subnet = response._get_param("VpcId"), response._get_param("SubnetId")
     if (vpc is None) == (subnet is None):
-        client_error(
-            "InvalidParameterCombination", "The request must contain one of the parameters VpcId and SubnetId"
-        )
+        invalid_combination("The request must contain one of the parameters VpcId and SubnetId")
     resource = backend.get_vpc(vpc) if vpc else backend.get_subnet(subnet)
     if resource is None:
         client_error("InvalidVpcID.NotFound", f"The vpc ID '{vpc}' does not exist")

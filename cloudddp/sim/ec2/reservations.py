@@ -18,7 +18,15 @@ from cloudddp.sim.conditions.model import Block
 from cloudddp.sim.ec2 import catalog
 from cloudddp.sim.ec2.account_conditions import CONDITIONS
 from cloudddp.sim.ec2.current_request import parameters
-from cloudddp.sim.ec2.patch import LOCK, add, backend_data, client_error, result
+from cloudddp.sim.ec2.patch import (
+    LOCK,
+    add,
+    backend_data,
+    client_error,
+    invalid_combination,
+    invalid_value,
+    result,
+)
 
 BLOCK_END = timedelta(minutes=30)
 """Before the end of a block, EC2 begins to terminate its instances (EC2 User Guide, "Capacity Blocks for
@@ -65,26 +73,18 @@ def check(backend: Any, request: Request) -> Any:
     name = (target or {}).get("CapacityReservationId")
     if not name:
         if block:
-            client_error(
-                "InvalidParameterCombination",
-                "A Capacity Reservation ID is required for the market type capacity-block.",
-            )
+            invalid_combination("A Capacity Reservation ID is required for the market type capacity-block.")
         return None
     found = _find(backend, name)
     if request.market == "spot":
-        client_error(
-            "InvalidParameterCombination", "A Spot Instance cannot be launched into a Capacity Reservation."
-        )
+        invalid_combination("A Spot Instance cannot be launched into a Capacity Reservation.")
     if block != (found.reservation_type == "capacity-block"):
-        client_error(
-            "InvalidParameterCombination",
+        invalid_combination(
             f"The market type does not match the type of the Capacity Reservation '{name}', which is "
-            f"{found.reservation_type}.",
+            f"{found.reservation_type}."
         )
     if block and request.placement_group:
-        client_error(
-            "InvalidParameterCombination", "Capacity Blocks do not support instances in a placement group."
-        )
+        invalid_combination("Capacity Blocks do not support instances in a placement group.")
     if not found.matches(request) or found.available_instance_count < request.count:
         _exceeded()
     return found
@@ -242,15 +242,14 @@ def _create(response: Any) -> Any:
         if get(name) is None:
             client_error("MissingParameter", f"The request must contain the parameter {name}")
     if instance_type not in catalog.types():
-        client_error("InvalidParameterValue", f"Invalid value '{instance_type}' for InstanceType.")
+        invalid_value(f"Invalid value '{instance_type}' for InstanceType.")
     if zone not in catalog.zones(response.ec2_backend.region_name, instance_type):
         client_error(
             "Unsupported", f"The instance type '{instance_type}' is not supported in the zone '{zone}'."
         )
     if not 1 <= count <= _MOST:
-        client_error(
-            "InvalidParameterValue",
-            f"{count} is an invalid value for InstanceCount. InstanceCount must be between 1 and {_MOST}.",
+        invalid_value(
+            f"{count} is an invalid value for InstanceCount. InstanceCount must be between 1 and {_MOST}."
         )
     end = _time(get("EndDate"))
     response.error_on_dryrun()
@@ -327,9 +326,7 @@ def _modify(response: Any) -> Any:
         count = response._get_int_param("InstanceCount")
         if count is not None:
             if count < found.used():
-                client_error(
-                    "InvalidParameterValue", "InstanceCount is smaller than the number of used instances."
-                )
+                invalid_value("InstanceCount is smaller than the number of used instances.")
             _take_capacity(found.availability_zone, found.instance_type, count - found.total_instance_count)
             found.total_instance_count = count
         if response._get_param("EndDateType") == "unlimited":

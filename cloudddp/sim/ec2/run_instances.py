@@ -21,7 +21,7 @@ from cloudddp.sim.ec2 import (
     volumes,
 )
 from cloudddp.sim.ec2.current_request import is_spot, parameters, serving
-from cloudddp.sim.ec2.patch import LOCK, client_error, override
+from cloudddp.sim.ec2.patch import LOCK, invalid_value, override
 
 _USER_DATA_LIMIT = 16384  # bytes, before base64
 
@@ -86,13 +86,9 @@ def _show_current_states(response: Any) -> None:
 def _check_counts(request: dict[str, Any]) -> None:
     minimum, maximum = int(request.get("MinCount", 1)), int(request.get("MaxCount", 1))
     if minimum < 1:
-        client_error(
-            "InvalidParameterValue", f"Value ({minimum}) for parameter minCount is invalid. Minimum is 1."
-        )
+        invalid_value(f"Value ({minimum}) for parameter minCount is invalid. Minimum is 1.")
     if minimum > maximum:
-        client_error(
-            "InvalidParameterValue", f"minCount ({minimum}) must not be more than maxCount ({maximum})"
-        )
+        invalid_value(f"minCount ({minimum}) must not be more than maxCount ({maximum})")
 
 
 def _check_user_data(encoded: Any) -> None:
@@ -101,7 +97,7 @@ def _check_user_data(encoded: Any) -> None:
     except ValueError:
         return  # moto rejects it
     if size > _USER_DATA_LIMIT:
-        client_error("InvalidParameterValue", f"User data is limited to {_USER_DATA_LIMIT} bytes")
+        invalid_value(f"User data is limited to {_USER_DATA_LIMIT} bytes")
 
 
 def _check_profile(response: Any, profile: dict[str, Any]) -> None:
@@ -120,10 +116,9 @@ def _check_profile(response: Any, profile: dict[str, Any]) -> None:
     except ServiceException:
         by = "arn" if profile.get("Arn") else "name"
         value = profile.get("Arn") or profile.get("Name")
-        client_error(
-            "InvalidParameterValue",
+        invalid_value(
             f"Value ({value}) for parameter iamInstanceProfile.{by} is invalid. "
-            f"Invalid IAM Instance Profile {by if by == 'name' else 'ARN'}",
+            f"Invalid IAM Instance Profile {by if by == 'name' else 'ARN'}"
         )
 
 
@@ -232,7 +227,7 @@ def _check_exists(backend: Any, image_id: str, kwargs: dict[str, Any], instance_
     if kwargs.get("key_name"):
         backend.describe_key_pairs(key_names=[kwargs["key_name"]])
     if instance_type not in catalog.types():
-        client_error("InvalidParameterValue", f"Invalid value '{instance_type}' for InstanceType.")
+        invalid_value(f"Invalid value '{instance_type}' for InstanceType.")
 
 
 def _all_or_none(backend: Any, launch: Callable[[], Any]) -> Any:

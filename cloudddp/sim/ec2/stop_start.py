@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from cloudddp.sim.ec2 import capacity, catalog, reservations, spot
-from cloudddp.sim.ec2.patch import LOCK, client_error, override
+from cloudddp.sim.ec2.patch import LOCK, client_error, invalid_value, override
 
 
 def install() -> None:
@@ -102,15 +102,12 @@ def _check_attribute_name(original: Callable[..., Any], self: Any) -> Any:
 
     name = self._get_param("Attribute")
     if name is not None and name not in Instance.VALID_ATTRIBUTES:
-        client_error(
-            "InvalidParameterValue",
-            f"Value ({name}) for parameter attribute is invalid. Unknown attribute.",
-        )
+        invalid_value(f"Value ({name}) for parameter attribute is invalid. Unknown attribute.")
     return original(self)
 
 
 def _check_type(instance: Any, instance_type: str) -> None:
     if instance_type not in catalog.types():
-        client_error("InvalidParameterValue", f"Invalid value '{instance_type}' for InstanceType.")
+        invalid_value(f"Invalid value '{instance_type}' for InstanceType.")
     if instance.state != "stopped":
         client_error("IncorrectInstanceState", f"The instance '{instance.id}' is not in the 'stopped' state.")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from cloudddp.sim.ec2.patch import client_error, error_response, override, wrap
+from cloudddp.sim.ec2.patch import client_error, error_response, invalid_value, override, wrap
 
 _MOST = 50
 _LONGEST_KEY, _LONGEST_VALUE = 127, 256  # characters, in the service model of EC2 (2016-11-15)
@@ -66,12 +66,11 @@ def _check_tags(tags: list[Any]) -> None:
     for tag in tags:
         key, value = str(tag.get("Key") or ""), str(tag.get("Value") or "")
         if key.lower().startswith(_RESERVED):
-            client_error(
-                "InvalidParameterValue",
+            invalid_value(
                 f"Value ( {key} ) for parameter key is invalid. Tag keys starting with 'aws:' are reserved "
-                "for internal use",
+                "for internal use"
             )
         if not 0 < len(key) <= _LONGEST_KEY:
-            client_error("InvalidParameterValue", f"Tag keys must have 1 to {_LONGEST_KEY} characters")
+            invalid_value(f"Tag keys must have 1 to {_LONGEST_KEY} characters")
         if len(value) > _LONGEST_VALUE:
-            client_error("InvalidParameterValue", f"Tag values must have at most {_LONGEST_VALUE} characters")
+            invalid_value(f"Tag values must have at most {_LONGEST_VALUE} characters")
