@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from cloudddp.sim.control.environment import HIDDEN
 from cloudddp.sim.ec2 import catalog, install, reservations
-from cloudddp.sim.ec2.account_conditions import CONDITIONS
+from cloudddp.sim.ec2.catalog import CONDITIONS
 from cloudddp.sim.ec2.speed import fast_imports
 
 __all__ = ["CONDITIONS", "rehearse", "reserve"]

@@ -19,7 +19,7 @@ from xml.sax.saxutils import escape
 from werkzeug.serving import ThreadedWSGIServer, WSGIRequestHandler
 
 from cloudddp.sim.api.wsgi import Application, Call, Environ, StartResponse, read_call
-from cloudddp.sim.ec2 import node_roles, role_sessions
+from cloudddp.sim.ec2 import role_sessions
 from cloudddp.sim.iam import denials
 from cloudddp.sim.iam.evaluate import Check, evaluate
 from cloudddp.sim.net.policy import S3, S3_PORT
@@ -88,7 +88,7 @@ def _refusal(environ: Environ) -> _Refusal | None:
     call = read_call(environ)
     if call.service != "s3":
         return _Refusal("403 Forbidden", "AccessDenied", "Access Denied")
-    session = node_roles.session_with(call.key)
+    session = role_sessions.session_with(call.key)
     if session is None:
         text = "The AWS Access Key Id you provided does not exist in our records."
         return _Refusal("403 Forbidden", "InvalidAccessKeyId", text)
@@ -108,7 +108,7 @@ def _denied(environ: Environ, call: Call, session: Any) -> _Refusal | None:
     check = Check(
         f"s3:{_action(environ, key)}", f"arn:aws:s3:::{bucket}/{key}" if key else f"arn:aws:s3:::{bucket}"
     )
-    decision = evaluate(check, node_roles.policy_of(session))
+    decision = evaluate(check, role_sessions.policy_of(session))
     if not decision.allowed:
         return _Refusal("403 Forbidden", "AccessDenied", denials.reason(check, decision, session.arn))
     region = _region_of(bucket)

@@ -33,7 +33,7 @@ from cloudddp.sim.control.options import KINDS, PolicyFile, read_policy
 from cloudddp.sim.control.process import CANNOT_START
 from cloudddp.sim.control.record import INTERFACE, TIMING, Simulator
 from cloudddp.sim.ec2 import install, speed
-from cloudddp.sim.ec2.account_conditions import CONDITIONS
+from cloudddp.sim.ec2.catalog import CONDITIONS
 from cloudddp.sim.ec2.speed import fast_imports
 from cloudddp.sim.hosts import host_backend
 from cloudddp.sim.hosts.host_backend import HostBackend

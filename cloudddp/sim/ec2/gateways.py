@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from cloudddp.sim.ec2.patch import LOCK, client_error, invalid_value, override, wrap
+from cloudddp.sim.ec2.patch import client_error, invalid_value, override, wrap
 
 
 def install() -> None:
@@ -61,22 +61,20 @@ def _create_route(
 
 
 def _detach(original: Callable[..., None], self: Any, internet_gateway_id: str, vpc_id: str) -> None:
-    with LOCK:
-        interfaces = list(self.enis.values())
-        if any(one.public_ip and one.subnet.vpc_id == vpc_id for one in interfaces):
-            client_error(
-                "DependencyViolation",
-                f"Network {vpc_id} has some mapped public address(es). "
-                "Please unmap those public address(es) before detaching the gateway.",
-            )
-        original(self, internet_gateway_id, vpc_id)
+    interfaces = list(self.enis.values())
+    if any(one.public_ip and one.subnet.vpc_id == vpc_id for one in interfaces):
+        client_error(
+            "DependencyViolation",
+            f"Network {vpc_id} has some mapped public address(es). "
+            "Please unmap those public address(es) before detaching the gateway.",
+        )
+    original(self, internet_gateway_id, vpc_id)
 
 
 def _delete_vpc(original: Callable[..., Any], self: Any, vpc_id: str) -> Any:
-    with LOCK:
-        if attached_gateway(self, vpc_id) is not None:
-            client_error("DependencyViolation", f"The vpc '{vpc_id}' has dependencies and cannot be deleted.")
-        return original(self, vpc_id)
+    if attached_gateway(self, vpc_id) is not None:
+        client_error("DependencyViolation", f"The vpc '{vpc_id}' has dependencies and cannot be deleted.")
+    return original(self, vpc_id)
 
 
 def _state(route: Any) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cloudddp.sim.ec2 import catalog, ip_addresses
-from cloudddp.sim.ec2.patch import LOCK, client_error, invalid_combination, invalid_value, override, wrap
+from cloudddp.sim.ec2.patch import client_error, invalid_combination, invalid_value, override, wrap
 
 _KINDS = ("interface", "efa", "efa-only")
 _TRACKING = {  # ConnectionTrackingSpecification: the range of each timeout in seconds, of EC2's model
@@ -251,35 +251,32 @@ def _set_card_index(original: Callable[..., None], self: Any, eni: Any) -> None:
 
 def _create_interface(original: Callable[..., Any], self: Any) -> Any:
     interface_type = self._get_param("InterfaceType") or "interface"
-    with LOCK:
-        subnet = self.ec2_backend.get_subnet(self._get_param("SubnetId"))
-        ip_addresses.check_in_subnet(subnet, self._get_param("PrivateIpAddress"))
-        answer = original(self)
-        interface = answer.result["NetworkInterface"]
-        interface.interface_type = interface_type
-        if interface_type == "efa-only":
-            ip_addresses.remove_address(interface)
+    subnet = self.ec2_backend.get_subnet(self._get_param("SubnetId"))
+    ip_addresses.check_in_subnet(subnet, self._get_param("PrivateIpAddress"))
+    answer = original(self)
+    interface = answer.result["NetworkInterface"]
+    interface.interface_type = interface_type
+    if interface_type == "efa-only":
+        ip_addresses.remove_address(interface)
     return answer
 
 
 def _attach_interface(original: Callable[..., Any], self: Any) -> Any:
-    with LOCK:
-        interface = self.ec2_backend.get_network_interface(self._get_param("NetworkInterfaceId"))
-        instance = self.ec2_backend.get_instance(self._get_param("InstanceId"))
-        if interface.instance is not None:
-            client_error("InvalidNetworkInterface.InUse", f"Interface: [{interface.id}] in use.")
-        nic = _as_request(
-            interface, self._get_int_param("NetworkCardIndex") or 0, self._get_int_param("DeviceIndex")
-        )
-        if kind(nic) != "interface" and instance.state != "stopped":
-            client_error("IncorrectInstanceState", "An EFA can be attached to a stopped instance only.")
-        attached = [
-            _as_request(eni, getattr(eni, "network_card_index", 0), eni.device_index)
-            for eni in visible(instance)
-        ]
-        check(instance.instance_type, [*attached, nic], count=1, groups=False)
-        interface.network_card_index = position(nic)[0]
-        return original(self)
+    interface = self.ec2_backend.get_network_interface(self._get_param("NetworkInterfaceId"))
+    instance = self.ec2_backend.get_instance(self._get_param("InstanceId"))
+    if interface.instance is not None:
+        client_error("InvalidNetworkInterface.InUse", f"Interface: [{interface.id}] in use.")
+    nic = _as_request(
+        interface, self._get_int_param("NetworkCardIndex") or 0, self._get_int_param("DeviceIndex")
+    )
+    if kind(nic) != "interface" and instance.state != "stopped":
+        client_error("IncorrectInstanceState", "An EFA can be attached to a stopped instance only.")
+    attached = [
+        _as_request(eni, getattr(eni, "network_card_index", 0), eni.device_index) for eni in visible(instance)
+    ]
+    check(instance.instance_type, [*attached, nic], count=1, groups=False)
+    interface.network_card_index = position(nic)[0]
+    return original(self)
 
 
 def _as_request(interface: Any, card: int, index: int | None) -> dict[str, Any]:
@@ -288,11 +285,10 @@ def _as_request(interface: Any, card: int, index: int | None) -> dict[str, Any]:
 
 
 def _delete_interface(original: Callable[..., Any], self: Any) -> Any:
-    with LOCK:
-        interface = self.ec2_backend.get_network_interface(self._get_param("NetworkInterfaceId"))
-        if interface.status == "in-use":
-            invalid_value(f"Network interface '{interface.id}' is currently in use.")
-        return original(self)
+    interface = self.ec2_backend.get_network_interface(self._get_param("NetworkInterfaceId"))
+    if interface.status == "in-use":
+        invalid_value(f"Network interface '{interface.id}' is currently in use.")
+    return original(self)
 
 
 def release(instance: Any) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 from cloudddp.sim.ec2 import catalog, late_listing
 from cloudddp.sim.ec2.patch import (
-    LOCK,
     add,
     backend_data,
     client_error,
@@ -103,22 +102,21 @@ def _create(response: Any) -> Any:
     if strategy not in _STRATEGIES:
         invalid_value(f"Value ({strategy}) for parameter strategy is invalid.")
     response.error_on_dryrun()
-    with LOCK:
-        known = backend_data(response.ec2_backend, "placement_groups", dict)
-        if name in known:
-            client_error("InvalidPlacementGroup.Duplicate", f"The placement group '{name}' already exists.")
-        if len(known) >= _MAX_GROUPS:
-            client_error(
-                "PlacementGroupLimitExceeded", "The maximum number of placement groups has been reached."
-            )
-        known[name] = group = _new_group(
-            response.ec2_backend,
-            name,
-            strategy=strategy,
-            partitions=response._get_int_param("PartitionCount"),
-            spread=response._get_param("SpreadLevel"),
+    known = backend_data(response.ec2_backend, "placement_groups", dict)
+    if name in known:
+        client_error("InvalidPlacementGroup.Duplicate", f"The placement group '{name}' already exists.")
+    if len(known) >= _MAX_GROUPS:
+        client_error(
+            "PlacementGroupLimitExceeded", "The maximum number of placement groups has been reached."
         )
-        group.add_tags(tags)
+    known[name] = group = _new_group(
+        response.ec2_backend,
+        name,
+        strategy=strategy,
+        partitions=response._get_int_param("PartitionCount"),
+        spread=response._get_param("SpreadLevel"),
+    )
+    group.add_tags(tags)
     return result(PlacementGroup=group)
 
 
@@ -165,15 +163,14 @@ def _delete(response: Any) -> Any:
 
     name = response._get_param("GroupName")
     response.error_on_dryrun()
-    with LOCK:
-        group = _find(response.ec2_backend, name)
-        if group is None:
-            client_error("InvalidPlacementGroup.Unknown", f"The placement group '{name}' is unknown.")
-        if _members(response.ec2_backend, group):
-            client_error(
-                "InvalidPlacementGroup.InUse",
-                f"The placement group '{group.group_name}' is in use and may not be deleted.",
-            )
-        del backend_data(response.ec2_backend, "placement_groups", dict)[group.group_name]
-        response.ec2_backend.tags.pop(group.id, None)
+    group = _find(response.ec2_backend, name)
+    if group is None:
+        client_error("InvalidPlacementGroup.Unknown", f"The placement group '{name}' is unknown.")
+    if _members(response.ec2_backend, group):
+        client_error(
+            "InvalidPlacementGroup.InUse",
+            f"The placement group '{group.group_name}' is in use and may not be deleted.",
+        )
+    del backend_data(response.ec2_backend, "placement_groups", dict)[group.group_name]
+    response.ec2_backend.tags.pop(group.id, None)
     return EmptyResult()

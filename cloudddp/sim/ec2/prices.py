@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cloudddp.sim.ec2 import catalog
-from cloudddp.sim.ec2.account_conditions import CONDITIONS
+from cloudddp.sim.ec2.catalog import CONDITIONS
 from cloudddp.sim.ec2.patch import override
 
 PUBLISHED = "2026-11-01T00:00:00Z"

@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cloudddp.sim.ec2.patch import (
-    LOCK,
     add,
     backend_data,
     client_error,
@@ -76,9 +75,8 @@ def _describe_options(response: Any) -> Any:
 def _modify_options(response: Any) -> Any:
     mode = _one_of(response, "InternetGatewayBlockMode", _MODES)
     response.error_on_dryrun()
-    with LOCK:
-        setting = _setting(response.ec2_backend)
-        setting.mode, setting.state, setting.updated = mode, "update-complete", datetime.now(UTC)
+    setting = _setting(response.ec2_backend)
+    setting.mode, setting.state, setting.updated = mode, "update-complete", datetime.now(UTC)
     return _answer_options(response.ec2_backend)
 
 
@@ -113,8 +111,7 @@ def _create_exclusion(response: Any) -> Any:
         "State": "create-complete",
         "CreationTimestamp": datetime.now(UTC),
     }
-    with LOCK:
-        _exclusions(backend)[made["ExclusionId"]] = made
+    _exclusions(backend)[made["ExclusionId"]] = made
     return result(VpcBlockPublicAccessExclusion=made)
 
 
@@ -128,9 +125,8 @@ def _describe_exclusions(response: Any) -> Any:
 
 def _delete_exclusion(response: Any) -> Any:
     response.error_on_dryrun()
-    with LOCK:
-        found = _exclusion(_exclusions(response.ec2_backend), response._get_param("ExclusionId"))
-        found |= {"State": "delete-complete", "DeletionTimestamp": datetime.now(UTC)}
+    found = _exclusion(_exclusions(response.ec2_backend), response._get_param("ExclusionId"))
+    found |= {"State": "delete-complete", "DeletionTimestamp": datetime.now(UTC)}
     return result(VpcBlockPublicAccessExclusion=found)
 
 

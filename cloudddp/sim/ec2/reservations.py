@@ -16,15 +16,14 @@ from typing import Any, NoReturn
 
 from cloudddp.sim.conditions.model import Block
 from cloudddp.sim.ec2 import catalog
-from cloudddp.sim.ec2.account_conditions import CONDITIONS
-from cloudddp.sim.ec2.current_request import parameters
+from cloudddp.sim.ec2.catalog import CONDITIONS
 from cloudddp.sim.ec2.patch import (
-    LOCK,
     add,
     backend_data,
     client_error,
     invalid_combination,
     invalid_value,
+    parameters,
     result,
 )
 
@@ -254,17 +253,16 @@ def _create(response: Any) -> Any:
     end = _time(get("EndDate"))
     response.error_on_dryrun()
     tags = response._parse_tag_specification("capacity-reservation").get("capacity-reservation", {})
-    with LOCK:
-        backend = response.ec2_backend
-        _take_capacity(zone, instance_type, count)
-        made = _reservation_class()(backend, random_id(prefix="cr"), start=datetime.now(UTC), end=end)
-        made.instance_type, made.availability_zone, made.total_instance_count = instance_type, zone, count
-        made.instance_platform = get("InstancePlatform")
-        made.tenancy = get("Tenancy") or "default"
-        made.instance_match_criteria = get("InstanceMatchCriteria") or "open"
-        made.placement_group_arn = get("PlacementGroupArn")
-        made.add_tags(tags)
-        _created(backend)[made.id] = made
+    backend = response.ec2_backend
+    _take_capacity(zone, instance_type, count)
+    made = _reservation_class()(backend, random_id(prefix="cr"), start=datetime.now(UTC), end=end)
+    made.instance_type, made.availability_zone, made.total_instance_count = instance_type, zone, count
+    made.instance_platform = get("InstancePlatform")
+    made.tenancy = get("Tenancy") or "default"
+    made.instance_match_criteria = get("InstanceMatchCriteria") or "open"
+    made.placement_group_arn = get("PlacementGroupArn")
+    made.add_tags(tags)
+    _created(backend)[made.id] = made
     return result(CapacityReservation=made)
 
 
@@ -300,9 +298,8 @@ def _describe(response: Any) -> Any:
     response.error_on_dryrun()
     backend = response.ec2_backend
     names = response._get_param("CapacityReservationIds", [])
-    with LOCK:
-        known = {**_created(backend), **_blocks(backend)}
-        found = [_find(backend, name) for name in names] if names else list(known.values())
+    known = {**_created(backend), **_blocks(backend)}
+    found = [_find(backend, name) for name in names] if names else list(known.values())
     filters = response._filters_from_querystring()
     return result(CapacityReservations=generic_filter(filters, found))
 
@@ -321,27 +318,25 @@ def _own(response: Any) -> Any:
 
 def _modify(response: Any) -> Any:
     response.error_on_dryrun()
-    with LOCK:
-        found = _own(response)
-        count = response._get_int_param("InstanceCount")
-        if count is not None:
-            if count < found.used():
-                invalid_value("InstanceCount is smaller than the number of used instances.")
-            _take_capacity(found.availability_zone, found.instance_type, count - found.total_instance_count)
-            found.total_instance_count = count
-        if response._get_param("EndDateType") == "unlimited":
-            found.end_date, found.end_date_type = None, "unlimited"
-        elif end := _time(response._get_param("EndDate")):
-            found.end_date, found.end_date_type = end, "limited"
+    found = _own(response)
+    count = response._get_int_param("InstanceCount")
+    if count is not None:
+        if count < found.used():
+            invalid_value("InstanceCount is smaller than the number of used instances.")
+        _take_capacity(found.availability_zone, found.instance_type, count - found.total_instance_count)
+        found.total_instance_count = count
+    if response._get_param("EndDateType") == "unlimited":
+        found.end_date, found.end_date_type = None, "unlimited"
+    elif end := _time(response._get_param("EndDate")):
+        found.end_date, found.end_date_type = end, "limited"
     return result(Return=True)
 
 
 def _cancel(response: Any) -> Any:
     response.error_on_dryrun()
-    with LOCK:
-        found = _own(response)
-        found.cancelled = True
-        CONDITIONS.use_capacity(found.availability_zone, found.instance_type, -found.total_instance_count)
+    found = _own(response)
+    found.cancelled = True
+    CONDITIONS.use_capacity(found.availability_zone, found.instance_type, -found.total_instance_count)
     return result(Return=True)
 
 

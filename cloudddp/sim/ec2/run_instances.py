@@ -20,8 +20,7 @@ from cloudddp.sim.ec2 import (
     spot,
     volumes,
 )
-from cloudddp.sim.ec2.current_request import is_spot, parameters, serving
-from cloudddp.sim.ec2.patch import LOCK, invalid_value, override
+from cloudddp.sim.ec2.patch import invalid_value, override, parameters, serving
 
 _USER_DATA_LIMIT = 16384  # bytes, before base64
 
@@ -44,13 +43,12 @@ def _respond(original: Callable[..., Any], self: Any) -> Any:
     _check_profile(self, request.get("IamInstanceProfile") or {})
     if request.get("DryRun"):
         return original(self)
-    with LOCK:
-        reservation, new = client_tokens.launch_once(
-            self.ec2_backend, request, lambda: _create(self, request, original)
-        )
-        if not new:
-            _show_current_states(self)
-        return ActionResult(reservation)
+    reservation, new = client_tokens.launch_once(
+        self.ec2_backend, request, lambda: _create(self, request, original)
+    )
+    if not new:
+        _show_current_states(self)
+    return ActionResult(reservation)
 
 
 def _plain(value: Any) -> Any:
@@ -125,19 +123,18 @@ def _check_profile(response: Any, profile: dict[str, Any]) -> None:
 def _launch(
     original: Callable[..., Any], self: Any, image_id: str, count: int, *args: Any, **kwargs: Any
 ) -> Any:
-    with LOCK:
-        launch, group, reserved = _check(self, image_id, count, kwargs)
-        granted = capacity.grant(self, launch)
-        kwargs["disable_api_termination"] = bool(parameters().get("DisableApiTermination"))
-        reservation = _all_or_none(self, lambda: original(self, image_id, granted, *args, **kwargs))
-        for instance in reservation.instances:
-            if reserved is None:
-                capacity.allocate(instance)
-            else:
-                reservations.join(instance, reserved)
-            instance.reservation_id = reservation.id
-            _complete(instance, group, kwargs)
-        return reservation
+    launch, group, reserved = _check(self, image_id, count, kwargs)
+    granted = capacity.grant(self, launch)
+    kwargs["disable_api_termination"] = bool(parameters().get("DisableApiTermination"))
+    reservation = _all_or_none(self, lambda: original(self, image_id, granted, *args, **kwargs))
+    for instance in reservation.instances:
+        if reserved is None:
+            capacity.allocate(instance)
+        else:
+            reservations.join(instance, reserved)
+        instance.reservation_id = reservation.id
+        _complete(instance, group, kwargs)
+    return reservation
 
 
 def _check(
@@ -169,7 +166,7 @@ def _check(
         instance_type=instance_type,
         zone=zone,
         names_zone=names_zone,
-        spot=is_spot(kwargs),
+        spot="spot" in (kwargs.get("lifecycle"), kwargs.get("instance_market_options")),
         min_count=min_count,
         max_count=max_count,
         addresses=capacity.addresses_of(nics, kwargs.get("subnet_id")),

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cloudddp.sim.ec2 import security_groups
-from cloudddp.sim.ec2.patch import LOCK, client_error, invalid_value, override
+from cloudddp.sim.ec2.patch import client_error, invalid_value, override
 
 _PROTOCOL_NAMES = {"6": "tcp", "17": "udp", "1": "icmp", "58": "icmpv6"}
 _WITH_PORTS = ("tcp", "udp", "icmp", "icmpv6")
@@ -174,20 +174,19 @@ def _remove_meaningless_ports(rule: Any) -> None:
 def _modify(
     original: Callable[..., None], self: Any, group_id: str, rules: dict[str, dict[str, Any]]
 ) -> None:
-    with LOCK:
-        changes = {name: _normalized_change(rule) for name, rule in rules.items()}
-        security_groups.find(
-            self, (new["ReferencedGroupId"] for new in changes.values() if new.get("ReferencedGroupId"))
-        )
-        group = self.get_security_group_by_name_or_id(group_id)
-        for name, new in changes.items():
-            _check_kind(group and group.get_rule(name), new)
-        original(self, group_id, changes)
-        for name, new in changes.items():
-            rule = group.get_rule(name)
-            _remove_meaningless_ports(rule)
-            if new.get("ReferencedGroupId"):  # which moto does not change
-                rule.source_group = {**rule.source_group, "GroupId": new["ReferencedGroupId"]}
+    changes = {name: _normalized_change(rule) for name, rule in rules.items()}
+    security_groups.find(
+        self, (new["ReferencedGroupId"] for new in changes.values() if new.get("ReferencedGroupId"))
+    )
+    group = self.get_security_group_by_name_or_id(group_id)
+    for name, new in changes.items():
+        _check_kind(group and group.get_rule(name), new)
+    original(self, group_id, changes)
+    for name, new in changes.items():
+        rule = group.get_rule(name)
+        _remove_meaningless_ports(rule)
+        if new.get("ReferencedGroupId"):  # which moto does not change
+            rule.source_group = {**rule.source_group, "GroupId": new["ReferencedGroupId"]}
 
 
 def _check_kind(rule: Any, new: dict[str, Any]) -> None:
@@ -230,29 +229,27 @@ def _rules(response: Any) -> tuple[Any, list[Any]]:
 def _authorize(original: Callable[..., Any], self: Any) -> Any:
     """Create all rules of a request or none, and return all. moto keeps those before the one that it
     rejects."""
-    with LOCK:
-        group, before = _rules(self)
-        try:
-            answer = original(self)
-        except Exception:
-            if group:
-                group.ingress_rules = [rule for rule in group.ingress_rules if _contains(before, rule)]
-                group.egress_rules = [rule for rule in group.egress_rules if _contains(before, rule)]
-            raise
-        new = [rule for rule in _rules(self)[1] if not _contains(before, rule)]
-        answer.result["SecurityGroupRules"] = new
-        return answer
+    group, before = _rules(self)
+    try:
+        answer = original(self)
+    except Exception:
+        if group:
+            group.ingress_rules = [rule for rule in group.ingress_rules if _contains(before, rule)]
+            group.egress_rules = [rule for rule in group.egress_rules if _contains(before, rule)]
+        raise
+    new = [rule for rule in _rules(self)[1] if not _contains(before, rule)]
+    answer.result["SecurityGroupRules"] = new
+    return answer
 
 
 def _revoke(original: Callable[..., Any], self: Any) -> Any:
-    with LOCK:
-        _, before = _rules(self)
-        answer = original(self)
-        after = _rules(self)[1]
-        answer.result["RevokedSecurityGroupRules"] = [
-            _description(rule) for rule in before if not _contains(after, rule)
-        ]
-        return answer
+    _, before = _rules(self)
+    answer = original(self)
+    after = _rules(self)[1]
+    answer.result["RevokedSecurityGroupRules"] = [
+        _description(rule) for rule in before if not _contains(after, rule)
+    ]
+    return answer
 
 
 def _contains(rules: list[Any], rule: Any) -> bool:

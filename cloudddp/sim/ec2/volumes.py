@@ -6,10 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 from cloudddp.sim.ec2 import encryption
-from cloudddp.sim.ec2.ami_catalog import ROOT_GIB
-from cloudddp.sim.ec2.current_request import parameters
-from cloudddp.sim.ec2.images import BY_ID
-from cloudddp.sim.ec2.patch import client_error, invalid_combination, invalid_value, override, wrap
+from cloudddp.sim.ec2.images import BY_ID, ROOT_GIB
+from cloudddp.sim.ec2.patch import (
+    client_error,
+    invalid_combination,
+    invalid_value,
+    override,
+    parameters,
+    wrap,
+)
 
 _GP3_THROUGHPUT = 125  # MiB/s, AWS's default
 _GP3_MAX_THROUGHPUT = 2000

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cloudddp.sim.ec2 import capacity, encryption, instance_status, reservations, spot
-from cloudddp.sim.ec2.account_conditions import CONDITIONS
+from cloudddp.sim.ec2.catalog import CONDITIONS
 from cloudddp.sim.ec2.patch import LOCK
 from cloudddp.sim.guest import log
 from cloudddp.sim.hosts import moto_instances

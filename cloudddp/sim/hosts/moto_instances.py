@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from cloudddp.sim.ec2.patch import LOCK, override
+from cloudddp.sim.ec2.patch import override
 
 # Errors that EC2 shows in the message only (github.com/hashicorp/packer/issues/12683).
 _STATE_REASON_CODES = {"Client.InvalidKMSKey.InvalidState": "Client.InternalError"}
@@ -56,9 +56,8 @@ def _create_pending(original: Callable[..., None], instance: Any, *args: Any, **
 
 
 def _launch(hooks: Hooks, original: Callable[..., Any], backend: Any, *args: Any, **kwargs: Any) -> Any:
-    with LOCK:
-        reservation = original(backend, *args, **kwargs)
-        hooks.launched(reservation.instances)
+    reservation = original(backend, *args, **kwargs)
+    hooks.launched(reservation.instances)
     return reservation
 
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloudddp.sim.conditions.model import Boot
-from cloudddp.sim.ec2.account_conditions import CONDITIONS
-from cloudddp.sim.ec2.catalog import gpus
+from cloudddp.sim.ec2.catalog import CONDITIONS, gpus
 from cloudddp.sim.guest import log
 from cloudddp.sim.hosts import user_data
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from cloudddp.sim.ec2 import instance_status, node_roles, role_sessions
+from cloudddp.sim.ec2 import instance_status, role_sessions
 
 _VERSION = re.compile(r"latest|1\.0|\d{4}-\d\d-\d\d")
 
@@ -89,7 +89,7 @@ def _metadata(instance: Any) -> Tree:
         "services": {"domain": "amazonaws.com", "partition": "aws"},
         "system": "nitro",
     }
-    if (profile := node_roles.profile_of(instance)) is not None:
+    if (profile := role_sessions.profile_of(instance)) is not None:
         tree["iam"] = _iam(instance, profile)
     if instance.public_ip:
         tree |= {"public-hostname": instance.public_dns_name, "public-ipv4": instance.public_ip}
@@ -110,8 +110,8 @@ def _iam(instance: Any, profile: Any) -> Tree:
         "InstanceProfileId": profile.id,
     }
     tree: Tree = {"info": json.dumps(info, indent=2)}
-    if (role := node_roles.role_of(instance)) is not None:
-        session = node_roles.session_of(instance, role)
+    if (role := next(iter(profile.roles), None)) is not None:
+        session = role_sessions.session_of(instance, role)
         credentials = {
             "Code": "Success",
             "LastUpdated": now,

@@ -1,8 +1,9 @@
-"""StopInstances, StartInstances and ModifyInstanceAttribute: EC2's checks, for all instances of a request or
-none.
+"""StopInstances, StartInstances, ModifyInstanceAttribute and the end of an instance: EC2's checks, for all
+instances of a request or none.
 
-A stopped instance frees its capacity, and needs capacity again to start. The hosts behind the instances are
-stopped and started in hosts/lifecycle.py.
+A stopped instance frees its capacity, and needs capacity again to start. Termination releases everything
+that an instance has, once, however often it is requested. The hosts behind the instances are stopped and
+started in hosts/lifecycle.py.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from cloudddp.sim.ec2 import capacity, catalog, reservations, spot
-from cloudddp.sim.ec2.patch import LOCK, client_error, invalid_value, override
+from cloudddp.sim.ec2 import capacity, catalog, interfaces, reservations, spot
+from cloudddp.sim.ec2.patch import client_error, invalid_value, override
 
 
 def install() -> None:
-    """Patch moto's calls that stop, start and modify instances."""
+    """Patch moto's calls that stop, start, modify and terminate instances."""
     from moto.ec2.models import EC2Backend
     from moto.ec2.models.instances import Instance
     from moto.ec2.responses.instances import InstanceResponse
@@ -25,36 +26,35 @@ def install() -> None:
     override(EC2Backend, "start_instances", _start)
     override(EC2Backend, "modify_instance_attribute", _modify)
     override(InstanceResponse, "_attribute_value_handler", _check_attribute_name)
+    override(Instance, "terminate", _terminate)
+    override(EC2Backend, "terminate_instances", _terminate_instances)
 
 
 def _free_capacity(original: Callable[..., Any], self: Any) -> Any:
-    with LOCK:
-        capacity.release(self)
-        reservations.leave(self)
-        return original(self)
+    capacity.release(self)
+    reservations.leave(self)
+    return original(self)
 
 
 def _stop(original: Callable[..., Any], self: Any, instance_ids: list[str]) -> Any:
-    with LOCK:
-        instances = self.get_multi_instances_by_id(list(dict.fromkeys(instance_ids)))
-        _check_states(instances, ("pending", "running", "stopping", "stopped"), "stopped")
-        for instance in instances:
-            if spot.is_one_time(instance):
-                client_error(
-                    "UnsupportedOperation",
-                    f"You can't stop the Spot Instance '{instance.id}' because it is associated with a "
-                    "one-time Spot Instance request. You can only stop Spot Instances associated with "
-                    "persistent Spot Instance requests.",
-                )
-        return original(self, instance_ids)
+    instances = self.get_multi_instances_by_id(list(dict.fromkeys(instance_ids)))
+    _check_states(instances, ("pending", "running", "stopping", "stopped"), "stopped")
+    for instance in instances:
+        if spot.is_one_time(instance):
+            client_error(
+                "UnsupportedOperation",
+                f"You can't stop the Spot Instance '{instance.id}' because it is associated with a "
+                "one-time Spot Instance request. You can only stop Spot Instances associated with "
+                "persistent Spot Instance requests.",
+            )
+    return original(self, instance_ids)
 
 
 def _start(original: Callable[..., Any], self: Any, instance_ids: list[str]) -> Any:
-    with LOCK:
-        instances = self.get_multi_instances_by_id(list(dict.fromkeys(instance_ids)))
-        _check_states(instances, ("pending", "running", "stopped"), "started")
-        _allocate_all(self, [instance for instance in instances if instance.state == "stopped"])
-        return original(self, instance_ids)
+    instances = self.get_multi_instances_by_id(list(dict.fromkeys(instance_ids)))
+    _check_states(instances, ("pending", "running", "stopped"), "started")
+    _allocate_all(self, [instance for instance in instances if instance.state == "stopped"])
+    return original(self, instance_ids)
 
 
 def _allocate_all(backend: Any, instances: Iterable[Any]) -> None:
@@ -90,10 +90,9 @@ def _check_states(instances: Iterable[Any], allowed: tuple[str, ...], what: str)
 
 
 def _modify(original: Callable[..., Any], self: Any, instance_id: str, key: str, value: Any) -> Any:
-    with LOCK:
-        if key == "instance_type":
-            _check_type(self.get_instance(instance_id), value)
-        return original(self, instance_id, key, value)
+    if key == "instance_type":
+        _check_type(self.get_instance(instance_id), value)
+    return original(self, instance_id, key, value)
 
 
 def _check_attribute_name(original: Callable[..., Any], self: Any) -> Any:
@@ -111,3 +110,18 @@ def _check_type(instance: Any, instance_type: str) -> None:
         invalid_value(f"Invalid value '{instance_type}' for InstanceType.")
     if instance.state != "stopped":
         client_error("IncorrectInstanceState", f"The instance '{instance.id}' is not in the 'stopped' state.")
+
+
+def _terminate(original: Callable[..., Any], self: Any) -> Any:
+    if self.state == "terminated":
+        return self._state
+    previous = original(self)
+    interfaces.release(self)
+    spot.close(self)
+    capacity.release(self)
+    reservations.leave(self)
+    return previous
+
+
+def _terminate_instances(original: Callable[..., Any], self: Any, instance_ids: list[str]) -> Any:
+    return original(self, list(dict.fromkeys(instance_ids)))
