@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from xml.sax.saxutils import escape
 
-from cloudddp.sim.api.proxy import NOT_AWS, error_response
+from cloudddp.sim.api.proxy import error_response
 from cloudddp.sim.api.wsgi import Application, Call, Environ, StartResponse, read_call, respond
 from cloudddp.sim.control.environment import ACCESS_KEY
 from cloudddp.sim.ec2 import encryption
@@ -22,7 +22,7 @@ from cloudddp.sim.ec2.resource_facts import MotoResources
 from cloudddp.sim.iam import denials
 from cloudddp.sim.iam.documents import Policy
 from cloudddp.sim.iam.evaluate import Check, Decision, evaluate
-from cloudddp.sim.iam.request import Request, Resources
+from cloudddp.sim.iam.request import Request
 from cloudddp.sim.iam.services import checks, key_checks
 
 _ACCOUNT = "123456789012"  # moto's default
@@ -62,13 +62,11 @@ def with_authorization(application: Application, policies: Policies, permissions
     """Return the application for the calls that policies allow. EC2's dry runs end here: allowed or not."""
 
     def serve(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        if environ.get("PATH_INFO", "").startswith(NOT_AWS):
-            return application(environ, start_response)
         call = read_call(environ)
         if not call.action or call.service not in _CHECKED:
             return application(environ, start_response)
         request = _request(call)
-        needed = checks(request, _resources(request))
+        needed = checks(request, MotoResources(request.account, request.region))
         permissions.record(call.key, [request.name, *(check.action for check in needed)])
         for check in needed:
             decision = evaluate(check, policies.of(call.key), policies.scp)
@@ -92,22 +90,11 @@ def with_authorization(application: Application, policies: Policies, permissions
 
 def _request(call: Call) -> Request:
     from moto.iam.models import get_account_id_from
-
-    account = str(get_account_id_from(call.key)) if call.key else _ACCOUNT
-    principal = _principal(account, call)
-    return Request(call.service, call.action, call.region, account, principal, call.parameters)
-
-
-def _principal(account: str, call: Call) -> str:
-    """Return the caller's ARN, as GetCallerIdentity does."""
     from moto.sts.models import sts_backends
 
-    _, arn, _ = sts_backends[account]["aws"].get_caller_identity(call.key, call.region)
-    return str(arn)
-
-
-def _resources(request: Request) -> Resources:
-    return MotoResources(request.account, request.region)
+    account = str(get_account_id_from(call.key)) if call.key else _ACCOUNT
+    _, principal, _ = sts_backends[account]["aws"].get_caller_identity(call.key, call.region)
+    return Request(call.service, call.action, call.region, account, str(principal), call.parameters)
 
 
 def _deny(

@@ -3,7 +3,7 @@
 The default VPC has an internet gateway and a main route table with a route to it for 0.0.0.0/0 ("Default VPC
 components", https://docs.aws.amazon.com/vpc/latest/userguide/default-vpc-components.html); moto's has
 neither. A route whose target is gone is a `blackhole`; moto shows every route as active. The lab's router
-follows the records (net/routes.py).
+follows the records (net/security_groups.py).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudddp.sim.guest import log, on_node
-from cloudddp.sim.hosts.machine import memory, overlay, process, rootfs
+from cloudddp.sim.hosts.machine import overlay, process, rootfs
 from cloudddp.sim.hosts.node_folder import nodes_folder
 from cloudddp.sim.hosts.node_spec import NodeSpec
 from cloudddp.sim.linux import kernel, processes
@@ -187,8 +187,8 @@ class NamespaceHosts:
         for name in ("disk", "state"):
             (folder / name).mkdir(mode=0o755, parents=True, exist_ok=True)
         if not os.path.ismount(folder / "disk"):
-            size = self._disk_sizes[spec.instance_id] = memory.disk_size(spec.disk_gib << 30)
-            options = memory.tmpfs_options(size, "755")
+            size = self._disk_sizes[spec.instance_id] = rootfs.disk_size(spec.disk_gib << 30)
+            options = rootfs.tmpfs_options(size, "755")
             kernel.mount("tmpfs", folder / "disk", "tmpfs", kernel.MS_NODEV, options)
         # Not on this computer's disk: root of the node writes here, and could leave a setuid program. New at
         # each boot, which must not depend on what the node has left there.
@@ -233,7 +233,7 @@ class NamespaceHosts:
             hosts_file=self._hosts_file,
             prefix=Path(sys.prefix),
             base_prefix=Path(sys.base_prefix),
-            shared_memory=memory.shared_memory_size(),
+            shared_memory=rootfs.shared_memory_size(),
             network_commands="\n".join(commands),
             environment={
                 "PATH": _PATH,

@@ -1,15 +1,38 @@
-"""What the host of an instance has to be. Reads moto's objects and changes none."""
+"""What the host of an instance has to be, and its user data: host key, deadline, login keys, cloud-config.
+
+Reads moto's objects and changes none, and executes nothing.
+"""
 
 from __future__ import annotations
 
-from base64 import b64decode
-from dataclasses import dataclass
+import base64
+import gzip
+import json
+import re
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import PurePosixPath
 from typing import Any
 
 from cloudddp.sim.conditions.model import Boot
 from cloudddp.sim.ec2.catalog import CONDITIONS, gpus
 from cloudddp.sim.guest import log
-from cloudddp.sim.hosts import user_data
+
+_CALENDAR = re.compile(r"^\s*OnCalendar=(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) UTC\s*$", re.MULTILINE)
+_WRITTEN = re.compile(r"> *(/\S+)")
+
+
+@dataclass(frozen=True, slots=True)
+class UserData:
+    """The parts that the simulator uses; empty if the user data does not have them."""
+
+    host_key: str = ""  # private key, OpenSSH format
+    login_keys: tuple[str, ...] = ()
+    timer: str = ""  # name of the systemd timer that holds the deadline
+    deadline: datetime | None = None
+    config: dict[str, Any] = field(default_factory=dict)  # the whole cloud-config
+    script: str = ""  # user data that is a script (#!)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +48,7 @@ class NodeSpec:
     efa_devices: int
     disk_gib: int
     login_keys: tuple[str, ...]
-    user_data: user_data.UserData
+    user_data: UserData
     boot: Boot
 
 
@@ -34,11 +57,11 @@ def spec_of(instance: Any) -> NodeSpec:
     subnet = instance.ec2_backend.get_subnet(instance.subnet_id)
     pair = instance.ec2_backend.key_pairs.get(instance.key_name)
     try:
-        parsed = user_data.parse(b64decode(str(instance.user_data or "")))
+        parsed = parse(base64.b64decode(str(instance.user_data or "")))
     except Exception as error:  # what PyYAML and zlib raise has no common base class
         # cloud-init, too, boots a machine whose user data is invalid.
         log.write(f"{instance.id}: {error}")
-        parsed = user_data.UserData()
+        parsed = UserData()
     material = pair.material_public if pair else b""
     key = material.decode() if isinstance(material, bytes) else str(material)
     return NodeSpec(
@@ -67,3 +90,89 @@ def _root_volume_gib(instance: Any) -> int:
         mapping.size for mapping in instance.block_device_mapping.values() if getattr(mapping, "size", None)
     ]
     return int(sizes[0]) if sizes else 8
+
+
+@lru_cache(maxsize=16)  # the nodes of one launch share it
+def parse(raw: bytes) -> UserData:
+    """Parse user data as cloud-init does; other formats than a script and a cloud-config are ignored.
+
+    Raises ValueError for an invalid cloud-config.
+    """
+    if raw.startswith(b"\x1f\x8b"):
+        raw = gzip.decompress(raw)
+    if raw.startswith(b"#!"):
+        return UserData(script=raw.decode(errors="surrogateescape"))
+    if not raw.startswith(b"#cloud-config"):
+        return UserData()
+    config = _plain(_mapping(_load(raw)))
+    timer, deadline = _deadline(config.get("write_files"), config.get("bootcmd"))
+    return UserData(
+        host_key=str(_mapping(config.get("ssh_keys")).get("ed25519_private") or ""),
+        login_keys=tuple(str(key) for key in _sequence(config.get("ssh_authorized_keys"))),
+        timer=timer,
+        deadline=deadline,
+        config=config,
+    )
+
+
+def _load(raw: bytes) -> Any:
+    import yaml  # type: ignore[import-untyped]
+
+    try:
+        # JSON is YAML too, and this is a hundred times as fast as PyYAML.
+        return json.loads(raw.partition(b"\n")[2])
+    except ValueError:
+        pass
+    try:
+        return yaml.safe_load(raw)
+    except yaml.YAMLError as error:
+        raise ValueError(f"invalid cloud-config: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    """Convert YAML's types to JSON's: the !!binary content of a file becomes base64, a date its text."""
+    if isinstance(value, dict):
+        if isinstance(value.get("content"), bytes):
+            prefix = "gz+" if str(value.get("encoding", "")).lower() in ("gz", "gzip") else ""
+            text = base64.b64encode(value["content"]).decode()
+            value = {**value, "content": text, "encoding": f"{prefix}b64"}
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return value if value is None or isinstance(value, (str, bool, int, float)) else str(value)
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _sequence(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _deadline(files: Any, commands: Any) -> tuple[str, datetime | None]:
+    """Return name and time of the first timer that is written, by write_files or by a here-document in
+    bootcmd."""
+    written = [(str(entry.get("path", "")), entry) for entry in map(_mapping, _sequence(files))]
+    for command in _sequence(commands):
+        paths = _WRITTEN.findall(command) if isinstance(command, str) else []
+        written += [(path, {"content": command}) for path in paths]
+    for name, entry in written:
+        path = PurePosixPath(name)
+        if path.suffix != ".timer":
+            continue
+        if found := _CALENDAR.search(_content(entry)):
+            return path.name, datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC)
+    return "", None
+
+
+def _content(entry: dict[str, Any]) -> str:
+    content = str(entry.get("content", ""))
+    encoding = str(entry.get("encoding", "")).lower()
+    if encoding in ("b64", "base64"):
+        return base64.b64decode(content).decode()
+    if encoding in ("gz+b64", "gz+base64", "gzip+b64", "gzip+base64"):
+        return gzip.decompress(base64.b64decode(content)).decode()
+    return content

@@ -10,7 +10,7 @@ import shlex
 from datetime import datetime
 
 from cloudddp.sim.guest import devices
-from cloudddp.sim.hosts.user_data import UserData
+from cloudddp.sim.hosts.node_spec import UserData
 
 _REFUSED = ("poweroff", "shutdown", "reboot", "halt")
 _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
