@@ -226,7 +226,7 @@ def _uses_place(instance: Any) -> bool:
 def _block(backend: Any, name: str, block: Block) -> Any:
     shown = _reservation_class()(backend, name, start=block.start, end=block.end)
     shown.reservation_type, shown.instance_match_criteria = "capacity-block", "targeted"
-    shown.availability_zone, shown.instance_type = block.zone, block.instance_type
+    shown.availability_zone, shown.instance_type = block.zone, block.type
     shown.total_instance_count = block.count
     return shown
 

@@ -27,7 +27,6 @@ from .sshd import Sshd
 
 GRACE_SECONDS = 3.0  # between SIGTERM and the end of the node; systemd's default is 90
 _DESCRIPTORS = 3
-_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NOLOGIN = Path("/run/nologin")
 # What systemd-tmpfiles writes during the boot; systemd-user-sessions.service removes it
 # (tmpfiles.d/systemd-nologin.conf).
@@ -234,7 +233,7 @@ def _sudo(message: dict[str, Any], descriptors: list[int], connection: socket.so
     except KeyError:
         return {"error": f"unknown user {message['user']}"}
     environment = {
-        "PATH": _SYSTEM_PATH,
+        "PATH": on_node.SYSTEM_PATH,
         "HOME": account.pw_dir,
         "USER": account.pw_name,
         "LOGNAME": account.pw_name,

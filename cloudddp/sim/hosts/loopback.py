@@ -9,9 +9,7 @@ nothing of user data.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import ipaddress
-import json
 import os
 import shutil
 import sys
@@ -205,16 +203,7 @@ def _create_files(folder: Path, spec: NodeSpec) -> None:
     for name, text in scripts.items():
         (folder / "bin" / name).write_text(text)
         (folder / "bin" / name).chmod(0o755)
-    _create_python_startup(folder / "python", spec)
+    shutil.copy(Path(python_startup.__file__), folder / "python" / "sitecustomize.py")
+    spec.write_facts(folder / "python")
     venv, prefixes = folder / "venv", (Path(sys.prefix), Path(sys.base_prefix))
     python_environment.create(venv, venv, prefix=prefixes[0], base_prefix=prefixes[1])
-
-
-def _create_python_startup(folder: Path, spec: NodeSpec) -> None:
-    """Create the `sitecustomize` of the node's Pythons, and what it reads."""
-    shutil.copy(Path(python_startup.__file__), folder / "sitecustomize.py")
-    gpus, boot = [name for name, _ in spec.gpus], dataclasses.asdict(spec.boot)
-    (folder / "node.json").write_text(json.dumps({"gpus": gpus, "boot": boot}))
-    (folder / "cold").unlink(missing_ok=True)
-    if spec.boot.first_import_seconds:
-        (folder / "cold").write_text(str(spec.boot.first_import_seconds))

@@ -9,10 +9,10 @@ import base64
 import gzip
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from cloudddp.sim.conditions.model import Boot
@@ -50,6 +50,23 @@ class NodeSpec:
     login_keys: tuple[str, ...]
     user_data: UserData
     boot: Boot
+
+    def write_facts(self, folder: Path) -> None:
+        """Write what on_node.facts and python_startup read on the node."""
+        seed = int(self.instance_id[-8:], 16)
+        facts = {
+            "instance_id": self.instance_id,
+            "gpus": [{"name": name, "memory_mib": mib, "seed": seed} for name, mib in self.gpus],
+            "efa_devices": self.efa_devices,
+            "cloud_config": self.user_data.config,
+            "script": self.user_data.script,
+            "login_keys": list(self.login_keys),
+            "boot": asdict(self.boot),
+        }
+        (folder / "node.json").write_text(json.dumps(facts))
+        (folder / "cold").unlink(missing_ok=True)
+        if self.boot.first_import_seconds:
+            (folder / "cold").write_text(str(self.boot.first_import_seconds))
 
 
 def spec_of(instance: Any) -> NodeSpec:
