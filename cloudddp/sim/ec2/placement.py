@@ -76,12 +76,13 @@ def join(instance: Any, group: Any) -> None:
     instance.placement.group_id = group.group_id
 
 
-def _groups(backend: Any) -> dict[str, Any]:
-    return dict(backend_data(backend, "placement_groups", dict))
+def _known(backend: Any) -> dict[str, Any]:
+    groups: dict[str, Any] = backend_data(backend, "placement_groups", dict)
+    return groups
 
 
 def _find(backend: Any, name: str) -> Any:
-    known = backend_data(backend, "placement_groups", dict)
+    known = _known(backend)
     return known.get(name) or next((group for group in known.values() if group.group_id == name), None)
 
 
@@ -102,7 +103,7 @@ def _create(response: Any) -> Any:
     if strategy not in _STRATEGIES:
         invalid_value(f"Value ({strategy}) for parameter strategy is invalid.")
     response.error_on_dryrun()
-    known = backend_data(response.ec2_backend, "placement_groups", dict)
+    known = _known(response.ec2_backend)
     if name in known:
         client_error("InvalidPlacementGroup.Duplicate", f"The placement group '{name}' already exists.")
     if len(known) >= _MAX_GROUPS:
@@ -148,7 +149,7 @@ def _describe(response: Any) -> Any:
             client_error("InvalidPlacementGroup.Unknown", f"The placement group '{name}' is unknown.")
     groups = [
         group
-        for group in _groups(response.ec2_backend).values()
+        for group in _known(response.ec2_backend).values()
         if not names or {group.group_name, group.group_id} & set(names)
     ]
     filters = response._filters_from_querystring()
@@ -171,6 +172,6 @@ def _delete(response: Any) -> Any:
             "InvalidPlacementGroup.InUse",
             f"The placement group '{group.group_name}' is in use and may not be deleted.",
         )
-    del backend_data(response.ec2_backend, "placement_groups", dict)[group.group_name]
+    del _known(response.ec2_backend)[group.group_name]
     response.ec2_backend.tags.pop(group.id, None)
     return EmptyResult()

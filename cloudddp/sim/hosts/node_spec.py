@@ -17,7 +17,7 @@ from typing import Any
 
 from cloudddp.sim.conditions.model import Boot
 from cloudddp.sim.ec2.catalog import CONDITIONS, gpus
-from cloudddp.sim.guest import log
+from cloudddp.sim.guest import cloud_init, log
 
 _CALENDAR = re.compile(r"^\s*OnCalendar=(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) UTC\s*$", re.MULTILINE)
 _WRITTEN = re.compile(r"> *(/\S+)")
@@ -180,16 +180,6 @@ def _deadline(files: Any, commands: Any) -> tuple[str, datetime | None]:
         path = PurePosixPath(name)
         if path.suffix != ".timer":
             continue
-        if found := _CALENDAR.search(_content(entry)):
+        if found := _CALENDAR.search(cloud_init.content(entry).decode()):
             return path.name, datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC)
     return "", None
-
-
-def _content(entry: dict[str, Any]) -> str:
-    content = str(entry.get("content", ""))
-    encoding = str(entry.get("encoding", "")).lower()
-    if encoding in ("b64", "base64"):
-        return base64.b64decode(content).decode()
-    if encoding in ("gz+b64", "gz+base64", "gzip+b64", "gzip+base64"):
-        return gzip.decompress(base64.b64decode(content)).decode()
-    return content
