@@ -20,11 +20,11 @@ from werkzeug.serving import ThreadedWSGIServer, WSGIRequestHandler
 
 from cloudddp.sim.api.wsgi import Application, Call, Environ, StartResponse, read_call, respond
 from cloudddp.sim.ec2 import role_sessions
+from cloudddp.sim.ec2.catalog import ACCOUNT
 from cloudddp.sim.iam import denials
 from cloudddp.sim.iam.evaluate import Check, evaluate
 from cloudddp.sim.net.policy import S3, S3_PORT
 
-_ACCOUNT = "123456789012"  # moto's default
 _PATH = re.compile(r"/([^/]*)/?(.*)", re.DOTALL)
 # Actions, resources, and condition keys for Amazon S3 (Service Authorization Reference).
 _OF_OBJECT = {
@@ -133,5 +133,5 @@ def _region_of(bucket: str) -> str | None:
     """Return the region of a bucket; None if there is none of that name."""
     from moto.s3.models import s3_backends
 
-    found = s3_backends[_ACCOUNT]["aws"].buckets.get(bucket)
+    found = s3_backends[ACCOUNT]["aws"].buckets.get(bucket)
     return None if found is None else str(found.region_name)

@@ -32,7 +32,7 @@ from cloudddp.sim.control.options import KINDS, PolicyFile, read_policy
 from cloudddp.sim.control.process import CANNOT_START
 from cloudddp.sim.control.record import INTERFACE, TIMING, Simulator
 from cloudddp.sim.ec2 import install, speed
-from cloudddp.sim.ec2.catalog import CONDITIONS
+from cloudddp.sim.ec2.catalog import ACCOUNT, CONDITIONS
 from cloudddp.sim.ec2.speed import fast_imports
 from cloudddp.sim.hosts import host_backend
 from cloudddp.sim.hosts.host_backend import HostBackend
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from cloudddp.sim.hosts.loopback import LoopbackHosts  # imports asyncssh
 
 _REGION = "us-east-1"
-_ACCOUNT = "123456789012"  # moto's default
 _POLICIES = ("policy", "scp")
 
 
@@ -185,7 +184,7 @@ def _build(
     lifecycle = Lifecycle(backend.hosts, timing)
     lifecycle.install()
     # Created now, so that the first call is as fast as others, and an unsupported moto fails here.
-    get_backend("ec2")[_ACCOUNT][_REGION]
+    get_backend("ec2")[ACCOUNT][_REGION]
     firewall = _firewall(backend, lifecycle)
     lifecycle.on_change = firewall.update
     permissions = Permissions()

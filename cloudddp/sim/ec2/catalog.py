@@ -9,6 +9,8 @@ from typing import Any
 from cloudddp.sim.conditions.reading import Names
 from cloudddp.sim.conditions.store import Store
 
+ACCOUNT = "123456789012"  # moto's default
+
 # The quota that an instance type counts against, by the letters of its family.
 _FAMILIES = {
     "g": "g",

@@ -15,12 +15,11 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from cloudddp.sim.ec2.catalog import CONDITIONS
+from cloudddp.sim.ec2.catalog import ACCOUNT, CONDITIONS
 from cloudddp.sim.ec2.patch import override
 from cloudddp.sim.iam import documents
 from cloudddp.sim.iam.documents import Policy
 
-_ACCOUNT = "123456789012"  # moto's default
 _SECONDS = 6 * 3600  # for which credentials are valid; EC2's are about as long
 _RENEWED = timedelta(minutes=5)  # before their end at the latest, as the guide says
 
@@ -120,7 +119,7 @@ def _assume(instance: Any, role: Any) -> Any:
     from moto.sts.models import sts_backends
     from moto.utilities.utils import get_partition
 
-    backend = sts_backends[_ACCOUNT][get_partition(instance.region_name)]
+    backend = sts_backends[ACCOUNT][get_partition(instance.region_name)]
     return backend.assume_role(
         region_name=instance.region_name,
         role_session_name=instance.id,
@@ -142,7 +141,7 @@ def policy_of(session: Any) -> Policy:
     it."""
     from moto.iam.models import iam_backends
 
-    role = iam_backends[_ACCOUNT][session.partition].get_role_by_arn(session.role_arn)
+    role = iam_backends[ACCOUNT][session.partition].get_role_by_arn(session.role_arn)
     attached = [
         version.document
         for one in role.managed_policies.values()

@@ -21,8 +21,6 @@ from agent.gang import step, supervisor
 from agent.jobs import job_record, phases, poweroff
 from agent.node import kernel, processes, store
 from agent.node.shared_memory import SharedText, SupervisorHeartbeat
-from agent.s3 import copies
-from agent.share import handover
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import OnStall, StartRequest
 from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
@@ -65,8 +63,12 @@ def run(request: StartRequest) -> None:
             signal.signal(number, signal.SIG_DFL)  # a shutdown must not wait for copies
     transfer = copy = None
     if request.snapshots is not None and request.snapshots.patterns and not asked_to_end:
+        from agent.share import handover  # which a job without snapshots need not import
+
         transfer = handover.start(request, began)
     if request.results is not None and not asked_to_end:
+        from agent.s3 import copies  # 35 ms, likewise
+
         left = request.deadline.left if request.deadline is not None else float("inf")
         copy = copies.Copy(request, request.results, began + left).start()
     wait = request.keep if _ends_the_node(folder, request) else request.poweroff

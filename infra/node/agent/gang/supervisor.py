@@ -28,7 +28,6 @@ from agent.node import commands, kernel, processes, store
 from agent.node.shared_memory import SupervisorHeartbeat, last_line
 from agent.ranks import attempt, causes, launchers
 from agent.ranks.attempt import Attempt, Look
-from agent.s3 import copies
 from agent.watch.notices import NoticeWatch
 from cloudddp.agent.protocol.gang import MAX_FACT, Facts, Kind, Message
 from cloudddp.agent.protocol.start import OnStall, StartRequest
@@ -314,4 +313,8 @@ class FactCollector:
                 self._on_found()
 
     def _cannot_copy(self) -> str:
-        return "" if self._request.results is None else copies.check(self._request)
+        if self._request.results is None:
+            return ""
+        from agent.s3 import copies  # 35 ms, which a job without results in S3 need not take
+
+        return copies.check(self._request)
