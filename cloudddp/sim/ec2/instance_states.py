@@ -38,7 +38,7 @@ def _free_capacity(original: Callable[..., Any], self: Any) -> Any:
 
 def _stop(original: Callable[..., Any], self: Any, instance_ids: list[str]) -> Any:
     instances = self.get_multi_instances_by_id(list(dict.fromkeys(instance_ids)))
-    _check_states(instances, ("pending", "running", "stopping", "stopped"), "stopped")
+    check_states(instances, ("pending", "running", "stopping", "stopped"), "stopped")
     for instance in instances:
         if spot.is_one_time(instance):
             client_error(
@@ -52,7 +52,7 @@ def _stop(original: Callable[..., Any], self: Any, instance_ids: list[str]) -> A
 
 def _start(original: Callable[..., Any], self: Any, instance_ids: list[str]) -> Any:
     instances = self.get_multi_instances_by_id(list(dict.fromkeys(instance_ids)))
-    _check_states(instances, ("pending", "running", "stopped"), "started")
+    check_states(instances, ("pending", "running", "stopped"), "started")
     _allocate_all(self, [instance for instance in instances if instance.state == "stopped"])
     return original(self, instance_ids)
 
@@ -80,7 +80,8 @@ def _allocate_all(backend: Any, instances: Iterable[Any]) -> None:
         raise
 
 
-def _check_states(instances: Iterable[Any], allowed: tuple[str, ...], what: str) -> None:
+def check_states(instances: Iterable[Any], allowed: tuple[str, ...], what: str) -> None:
+    """Fail the request unless all instances are in one of the states. `what`: a participle, as "rebooted"."""
     for instance in instances:
         if instance.state not in allowed:
             client_error(

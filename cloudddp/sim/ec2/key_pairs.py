@@ -23,6 +23,13 @@ def install() -> None:
     override(KeyPairs, "delete_key_pair", _delete_by_id)
 
 
+def public_key(instance: Any) -> str:
+    """Return the public key of the pair that an instance was launched with, or ''."""
+    pair = instance.ec2_backend.key_pairs.get(instance.key_name)
+    material = pair.material_public if pair else ""
+    return (material.decode() if isinstance(material, bytes) else str(material)).strip()
+
+
 def _delete_by_id(original: Callable[..., Any], self: Any) -> Any:
     pair_id, name = self._get_param("KeyPairId"), self._get_param("KeyName")
     if not pair_id:

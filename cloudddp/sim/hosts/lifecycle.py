@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from cloudddp.sim.ec2 import capacity, encryption, instance_status, reservations, spot
+from cloudddp.sim.ec2 import capacity, encryption, instance_states, instance_status, reservations, spot
 from cloudddp.sim.ec2.catalog import CONDITIONS
 from cloudddp.sim.ec2.patch import LOCK
 from cloudddp.sim.guest import log
 from cloudddp.sim.hosts import moto_instances
 from cloudddp.sim.hosts.host_backend import Hosts
-from cloudddp.sim.hosts.moto_instances import require_state, set_reason, set_state, set_user_initiated
+from cloudddp.sim.hosts.moto_instances import set_reason, set_state, set_user_initiated
 from cloudddp.sim.hosts.node_spec import spec_of
 
 _END_SECONDS = 45.0  # longer than processes.kill may take
@@ -190,7 +190,7 @@ class Lifecycle:
 
     def reboot(self, instance: Any) -> None:
         with LOCK:
-            require_state(instance, ("pending", "running"), "rebooted")
+            instance_states.check_states((instance,), ("pending", "running"), "rebooted")
         self._in_background(self._reboot, instance.id)
 
     def interrupt(self, instance_id: str) -> None:

@@ -59,7 +59,7 @@ class LoopbackHosts:
     def boot(self, spec: NodeSpec) -> None:
         """Return when SSH answers on the private and on the public address. Raises OSError, ValueError."""
         folder = self._folder(spec.instance_id)
-        host_key = host_keys.load(folder, spec.user_data.host_key)
+        host_key = self._host_key(spec)
         _create_files(folder, spec)
         server = NodeServer(
             workspace=Workspace(folder / "home", self._environment(spec.instance_id), lambda: server.open),
@@ -142,18 +142,15 @@ class LoopbackHosts:
     async def _move(self, node: _Node, address: str | None) -> None:
         node.server.close_listeners(keep=node.spec.private_ip)
         if address:
-            host_key = host_keys.load(self._folder(node.spec.instance_id), node.spec.user_data.host_key)
-            await node.server.listen(address, self._port, host_key)
+            await node.server.listen(address, self._port, self._host_key(node.spec))
 
     def _reload_host_key(self, node: _Node) -> None:
         """As sshd does at SIGHUP: new connections get the current host key."""
         os.read(node.reload_pipe, 1 << 10)
         try:
-            host_key = host_keys.load(self._folder(node.spec.instance_id), node.spec.user_data.host_key)
+            node.server.set_host_key(self._host_key(node.spec))
         except (OSError, ValueError) as error:
             log.write(f"{node.spec.instance_id}: {error}")
-            return
-        node.server.set_host_key(host_key)
 
     async def _close(self, node: _Node) -> None:
         self._loop.remove_reader(node.reload_pipe)
@@ -161,6 +158,9 @@ class LoopbackHosts:
         node.server.close()
 
     # -- files ---------------------------------------------------------------------------------------------
+
+    def _host_key(self, spec: NodeSpec) -> Any:
+        return host_keys.load(self._folder(spec.instance_id), spec.user_data.host_key)
 
     def _folder(self, instance_id: str) -> Path:
         return node_folder.nodes_folder(self._home) / instance_id

@@ -17,6 +17,7 @@ from typing import Any
 
 from cloudddp.sim.conditions.model import Boot
 from cloudddp.sim.ec2.catalog import CONDITIONS, gpus
+from cloudddp.sim.ec2.key_pairs import public_key
 from cloudddp.sim.guest import cloud_init, log
 
 _CALENDAR = re.compile(r"^\s*OnCalendar=(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) UTC\s*$", re.MULTILINE)
@@ -72,15 +73,12 @@ class NodeSpec:
 def spec_of(instance: Any) -> NodeSpec:
     """Return the specification for moto's instance."""
     subnet = instance.ec2_backend.get_subnet(instance.subnet_id)
-    pair = instance.ec2_backend.key_pairs.get(instance.key_name)
     try:
         parsed = parse(base64.b64decode(str(instance.user_data or "")))
     except Exception as error:  # what PyYAML and zlib raise has no common base class
         # cloud-init, too, boots a machine whose user data is invalid.
         log.write(f"{instance.id}: {error}")
         parsed = UserData()
-    material = pair.material_public if pair else b""
-    key = material.decode() if isinstance(material, bytes) else str(material)
     return NodeSpec(
         instance_id=instance.id,
         private_ip=instance.private_ip,
@@ -90,7 +88,7 @@ def spec_of(instance: Any) -> NodeSpec:
         gpus=tuple(gpus(instance.instance_type)),
         efa_devices=_efa_devices(instance),
         disk_gib=_root_volume_gib(instance),
-        login_keys=tuple(filter(None, [key.strip(), *parsed.login_keys])),
+        login_keys=tuple(filter(None, [public_key(instance), *parsed.login_keys])),
         user_data=parsed,
         boot=CONDITIONS.read().next_boot,
     )
