@@ -10,12 +10,10 @@ from collections.abc import Iterator
 
 from cloudddp.sim.control.environment import HIDDEN
 from cloudddp.sim.ec2 import catalog, install, reservations
-from cloudddp.sim.ec2.account_conditions import CONDITIONS
+from cloudddp.sim.ec2.catalog import ACCOUNT, CONDITIONS
 from cloudddp.sim.ec2.speed import fast_imports
 
 __all__ = ["CONDITIONS", "rehearse", "reserve"]
-
-_ACCOUNT = "123456789012"  # moto's default
 
 
 @contextlib.contextmanager
@@ -58,13 +56,12 @@ def reserve(name: str, *, instance_type: str, count: int, zone: str | None) -> s
 
     Without `zone` it is the first one that offers the type.
     """
-    from moto.core.models import DEFAULT_ACCOUNT_ID
     from moto.ec2.models import ec2_backends
 
     region = zone[:-1] if zone else os.environ["AWS_REGION"]
     chosen = zone or next(iter(catalog.zones(region, instance_type)), f"{region}a")
     reservations.assume(
-        ec2_backends[DEFAULT_ACCOUNT_ID][region],
+        ec2_backends[ACCOUNT][region],
         name,
         instance_type=instance_type,
         count=count,
@@ -80,7 +77,7 @@ def _add_profile(profile: str, region: str) -> None:
 
     is_arn = profile.startswith("arn:")
     path, _, name = (profile.partition(":instance-profile")[2] if is_arn else f"/{profile}").rpartition("/")
-    backend = iam_backends[_ACCOUNT][get_partition(region)]
+    backend = iam_backends[ACCOUNT][get_partition(region)]
     created = backend.create_instance_profile(name, f"{path}/", [])
     if is_arn:
         created.account_id = profile.split(":")[4]

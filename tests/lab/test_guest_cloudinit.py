@@ -18,7 +18,7 @@ from support.harness import cannot
 from cloudddp import payload
 from cloudddp.cluster.user_data import Identity, user_data
 from cloudddp.sim.guest import cloud_init, devices, dispatch
-from cloudddp.sim.hosts import user_data as parser
+from cloudddp.sim.hosts import node_spec as parser
 from cloudddp.sim.hosts.machine import overlay
 
 GPUS = [{"name": "NVIDIA A10G", "memory_mib": 22888, "seed": 7}] * 2

@@ -12,7 +12,7 @@ import pytest
 from cloudddp import payload
 from cloudddp.cluster.user_data import Identity, user_data
 from cloudddp.sim.guest import units
-from cloudddp.sim.hosts import user_data as parser
+from cloudddp.sim.hosts import node_spec as parser
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC).timestamp()
 HOUR = 3600.0

@@ -24,25 +24,20 @@ from typing import Any
 
 from cloudddp.sim.api import node_names
 from cloudddp.sim.api.authorization import Permissions
-from cloudddp.sim.api.faults import FaultInjector, InvalidFault
+from cloudddp.sim.api.faults import FaultInjector
+from cloudddp.sim.api.node_names import BadRequest
 from cloudddp.sim.api.wsgi import Environ, StartResponse, read_body, respond
 from cloudddp.sim.conditions.model import Link
 from cloudddp.sim.conditions.reading import InvalidCondition
 from cloudddp.sim.conditions.store import Store
 from cloudddp.sim.ec2 import instance_status
 from cloudddp.sim.hosts.host_backend import HostBackend
-from cloudddp.sim.hosts.lifecycle import Lifecycle
+from cloudddp.sim.hosts.lifecycle import Lifecycle, run_later
 from cloudddp.sim.metadata.tree import Notice
 
 PREFIX = "/_cloudddp/"
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 _MAX_NOTICE = 86400  # seconds
-
-
-class BadRequest(Exception):
-    def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(message)
-        self.hint = hint
 
 
 class AdminApi:
@@ -63,10 +58,8 @@ class AdminApi:
         page = environ["PATH_INFO"].removeprefix(PREFIX)
         try:
             status, answer = self._route(environ["REQUEST_METHOD"], page, environ)
-        except (BadRequest, node_names.AmbiguousName) as error:
+        except BadRequest as error:
             status, answer = 400, {"error": str(error), "hint": error.hint}
-        except InvalidFault as error:
-            status, answer = 400, {"error": str(error), "hint": ""}
         except InvalidCondition as error:
             status, answer = 400, {"error": str(error), "known": list(error.known)}
         if isinstance(answer, str):
@@ -101,30 +94,15 @@ class AdminApi:
     def _nodes(self) -> list[dict[str, Any]]:
         """Return every node by cluster and rank, with its faults; see control.nodes."""
         described = self._lifecycle.describe()
-        ids = [node["instance_id"] for node in described]
-        nodes = node_names.ranked(
-            described, {one: self._tags(one) for one in ids}, {one: self._launch(one) for one in ids}
-        )
+        tags = {one.id: {tag["key"]: tag["value"] for tag in one.get_tags()} for one, _ in described}
+        launches = {one.id: (str(one.reservation_id), int(one.ami_launch_index)) for one, _ in described}
+        nodes = node_names.ranked([node for _, node in described], tags, launches)
         addresses = {node["private_ip"]: node["instance_id"] for node in nodes}
         for node in nodes:
             notice = self.notices.get(node["instance_id"])
             node["faults"] = self._faults.of_node(node, addresses)
             node["interruption"] = notice.ends.strftime(_TIME) if notice else None
         return nodes
-
-    def _tags(self, instance_id: str) -> dict[str, str]:
-        try:
-            return {tag["key"]: tag["value"] for tag in self._lifecycle.instance(instance_id).get_tags()}
-        except KeyError:  # removed meanwhile
-            return {}
-
-    def _launch(self, instance_id: str) -> tuple[str, int]:
-        """Return the reservation of an instance, and its launch index."""
-        try:
-            instance = self._lifecycle.instance(instance_id)
-        except KeyError:  # removed meanwhile
-            return "", 0
-        return str(instance.reservation_id), int(instance.ami_launch_index)
 
     def _find(self, name: object, cluster: object) -> dict[str, Any]:
         return node_names.find(self._nodes(), name, None if cluster is None else str(cluster))
@@ -175,9 +153,7 @@ class AdminApi:
         now = datetime.now(UTC)
         ends = now + timedelta(seconds=seconds)
         self.notices[instance.id] = Notice(now, ends)
-        timer = threading.Timer(seconds, self._lifecycle.interrupt, (instance.id,))
-        timer.daemon = True
-        timer.start()
+        run_later(seconds, self._lifecycle.interrupt, instance.id)
         return {"node": instance.id, "time": ends.strftime(_TIME)}
 
     def _schedule(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -191,9 +167,7 @@ class AdminApi:
         begins = datetime.now(UTC) + timedelta(seconds=seconds)
         event = instance_status.ScheduledEvent.of(str(code), begins.replace(microsecond=0))
         instance_status.schedule(instance, event)
-        timer = threading.Timer(seconds, self._lifecycle.maintain, (instance.id, event))
-        timer.daemon = True
-        timer.start()
+        run_later(seconds, self._lifecycle.maintain, instance.id, event)
         return {"node": instance.id, "code": code, "time": event.begins.strftime(_TIME)}
 
 

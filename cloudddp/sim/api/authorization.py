@@ -12,20 +12,20 @@ import threading
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 from xml.sax.saxutils import escape
 
-from cloudddp.sim.api.proxy import NOT_AWS, error_response
+from cloudddp.sim.api.proxy import error_response
 from cloudddp.sim.api.wsgi import Application, Call, Environ, StartResponse, read_call, respond
 from cloudddp.sim.control.environment import ACCESS_KEY
 from cloudddp.sim.ec2 import encryption
-from cloudddp.sim.ec2.resource_facts import MotoResources
+from cloudddp.sim.ec2.catalog import ACCOUNT
 from cloudddp.sim.iam import denials
 from cloudddp.sim.iam.documents import Policy
 from cloudddp.sim.iam.evaluate import Check, Decision, evaluate
-from cloudddp.sim.iam.request import Request, Resources
+from cloudddp.sim.iam.request import Request, Resource
 from cloudddp.sim.iam.services import checks, key_checks
 
-_ACCOUNT = "123456789012"  # moto's default
 _CHECKED = ("ec2", "iam", "kms", "pricing", "scheduler", "servicequotas", "ssm", "sts")
 _DECODE = "sts:DecodeAuthorizationMessage"
 
@@ -62,13 +62,11 @@ def with_authorization(application: Application, policies: Policies, permissions
     """Return the application for the calls that policies allow. EC2's dry runs end here: allowed or not."""
 
     def serve(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        if environ.get("PATH_INFO", "").startswith(NOT_AWS):
-            return application(environ, start_response)
         call = read_call(environ)
         if not call.action or call.service not in _CHECKED:
             return application(environ, start_response)
         request = _request(call)
-        needed = checks(request, _resources(request))
+        needed = checks(request, MotoResources(request.account, request.region))
         permissions.record(call.key, [request.name, *(check.action for check in needed)])
         for check in needed:
             decision = evaluate(check, policies.of(call.key), policies.scp)
@@ -92,22 +90,11 @@ def with_authorization(application: Application, policies: Policies, permissions
 
 def _request(call: Call) -> Request:
     from moto.iam.models import get_account_id_from
-
-    account = str(get_account_id_from(call.key)) if call.key else _ACCOUNT
-    principal = _principal(account, call)
-    return Request(call.service, call.action, call.region, account, principal, call.parameters)
-
-
-def _principal(account: str, call: Call) -> str:
-    """Return the caller's ARN, as GetCallerIdentity does."""
     from moto.sts.models import sts_backends
 
-    _, arn, _ = sts_backends[account]["aws"].get_caller_identity(call.key, call.region)
-    return str(arn)
-
-
-def _resources(request: Request) -> Resources:
-    return MotoResources(request.account, request.region)
+    account = str(get_account_id_from(call.key)) if call.key else ACCOUNT
+    _, principal, _ = sts_backends[account]["aws"].get_caller_identity(call.key, call.region)
+    return Request(call.service, call.action, call.region, account, str(principal), call.parameters)
 
 
 def _deny(
@@ -136,3 +123,74 @@ def _decode(environ: Environ, start_response: StartResponse, encoded: str) -> It
         "</RequestId></ResponseMetadata></DecodeAuthorizationMessageResponse>"
     )
     return respond(start_response, 200, "text/xml", text)
+
+
+class MotoResources:
+    """What conditions of policies can refer to: tags and a few attributes of the EC2 resources of one account
+    and region. A name that does not exist is a resource without tags."""
+
+    def __init__(self, account: str, region: str) -> None:
+        from moto.backends import get_backend
+
+        self._backend: Any = get_backend("ec2")[account][region]
+        self._arn = f"arn:aws:ec2:{region}:{account}:"
+
+    def find(self, kind: str, name: str) -> Resource:
+        match kind:
+            case "key-pair":
+                return self._key_pair(name)
+            case "placement-group":
+                return self._placement_group(name)
+            case "security-group":
+                group = self._backend.get_security_group_by_name_or_id(name)
+                return self._resource(group.id if group else name, self._vpc(group))
+            case "subnet":
+                subnet = _first(self._backend.subnets, name)
+                zone = {"ec2:AvailabilityZone": subnet.availability_zone} if subnet else {}
+                return self._resource(name, {**zone, **self._vpc(subnet)})
+            case "elastic-ip":
+                return self._resource(self._allocation(name))
+            case "image":
+                return self._image(name)
+            case "snapshot":
+                return self._resource(name, public=True)
+        return self._resource(name)
+
+    def _resource(self, name: str, keys: dict[str, str] | None = None, *, public: bool = False) -> Resource:
+        return Resource(name, dict(self._backend.tags.get(name) or {}), keys or {}, public)
+
+    def _vpc(self, item: Any) -> dict[str, str]:
+        return {"ec2:Vpc": f"{self._arn}vpc/{item.vpc_id}"} if item is not None and item.vpc_id else {}
+
+    def _key_pair(self, name: str) -> Resource:
+        for key in list(self._backend.key_pairs.values()):
+            if name in (key.key_name, key.id):
+                return Resource(key.key_name, dict(self._backend.tags.get(key.id) or {}))
+        return Resource(name)
+
+    def _placement_group(self, name: str) -> Resource:
+        groups = getattr(self._backend, "__dict__", {}).get("_cloudddp_placement_groups", {})
+        for group in list(groups.values()):
+            if name in (group.group_name, group.group_id):
+                keys = {"ec2:PlacementGroupStrategy": group.strategy}
+                return Resource(group.group_name, dict(self._backend.tags.get(group.group_id) or {}), keys)
+        return Resource(name)
+
+    def _allocation(self, name: str) -> str:
+        """Return the allocation id for that id, an association's id or a public address."""
+        for address in list(self._backend.addresses):
+            if name in (address.allocation_id, address.association_id, address.public_ip):
+                return str(address.allocation_id or name)
+        return name
+
+    def _image(self, name: str) -> Resource:
+        image = self._backend.amis.get(name)
+        if image is None:
+            return Resource(name, public=True)
+        owner = getattr(image, "image_owner_alias", None) or image.owner_id
+        keys = {"ec2:Owner": str(owner), "ec2:ImageType": "machine", "ec2:RootDeviceType": "ebs"}
+        return self._resource(name, keys, public=True)
+
+
+def _first(by_zone: Any, name: str) -> Any:
+    return next((items[name] for items in list(by_zone.values()) if name in items), None)

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from cloudddp.sim.api.proxy import NOT_AWS, error_response
+from cloudddp.sim.api.proxy import error_response
 from cloudddp.sim.api.wsgi import Application, Call, Environ, StartResponse, read_call
 from cloudddp.sim.conditions.model import Rejection
 from cloudddp.sim.conditions.store import Store
@@ -26,8 +26,6 @@ def with_credential_checks(application: Application, store: Store) -> Applicatio
     """Return the application with these checks before its calls."""
 
     def serve(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        if environ.get("PATH_INFO", "").startswith(NOT_AWS):
-            return application(environ, start_response)
         call, now = read_call(environ), datetime.now(UTC) + timedelta(seconds=store.clock)
         refusal = _skewed(call, environ.get("HTTP_X_AMZ_DATE", ""), now) or _ended(call)
         if refusal is not None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from cloudddp.sim.api.node_names import BadRequest, Node
 from cloudddp.sim.hosts.host_backend import HostBackend
 from cloudddp.sim.net.router import Router
-
-Node = dict[str, Any]
 
 FAULTS = {
     "kill": "the machine fails; EC2 terminates the instance",
@@ -23,10 +20,6 @@ FAULTS = {
 _ON_ANY_HOST = ("kill", "freeze", "heal")
 
 
-class InvalidFault(ValueError):
-    """The fault does not exist, or cannot be injected into these nodes."""
-
-
 class FaultInjector:
     def __init__(self, backend: HostBackend) -> None:
         self._backend = backend
@@ -35,25 +28,25 @@ class FaultInjector:
         self._full: set[str] = set()
 
     def check(self, kind: object, names: object) -> None:
-        """Raise InvalidFault for an unknown fault or a wrong number of nodes."""
+        """Raise BadRequest for an unknown fault or a wrong number of nodes."""
         if kind not in FAULTS:
-            raise InvalidFault(f"unknown fault {kind!r}; faults: {', '.join(FAULTS)}")
+            raise BadRequest(f"unknown fault {kind!r}; faults: {', '.join(FAULTS)}")
         count = 2 if kind in ("cut-between", "cut-from") else 1
         if not isinstance(names, list) or len(names) != count:
-            raise InvalidFault(f"{kind} takes {'two nodes' if count == 2 else 'one node'}")
+            raise BadRequest(f"{kind} takes {'two nodes' if count == 2 else 'one node'}")
 
     def inject(self, kind: str, nodes: list[Node]) -> list[str]:
-        """Inject a fault, or heal. Return the faults that were healed. Raises InvalidFault."""
+        """Inject a fault, or heal. Return the faults that were healed. Raises BadRequest."""
         if len({node["instance_id"] for node in nodes}) != len(nodes):
-            raise InvalidFault("a node cannot be cut off from itself")
+            raise BadRequest("a node cannot be cut off from itself")
         router = self._backend.router
         if kind not in _ON_ANY_HOST and router is None:
-            raise InvalidFault(f"{kind} needs namespace nodes; these are process nodes ({self._backend.why})")
+            raise BadRequest(f"{kind} needs namespace nodes; these are process nodes ({self._backend.why})")
         healed = nodes[0]["faults"] if kind == "heal" else []
         try:
             self._inject(kind, nodes, router)
         except ValueError as error:
-            raise InvalidFault(str(error)) from None
+            raise BadRequest(str(error)) from None
         return list(healed)
 
     def of_node(self, node: Node, ids: dict[str, str]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from cloudddp.sim.ec2.account_conditions import CONDITIONS
+from cloudddp.sim.ec2.catalog import CONDITIONS
 from cloudddp.sim.guest import log
 from cloudddp.sim.hosts.lifecycle import Lifecycle
 from cloudddp.sim.net.policy import Policy

@@ -22,8 +22,8 @@ _COUNTED = ("pending", "running", "stopping", "stopped")  # instance states that
 _MAX_LISTED = 16  # nodes in an error message
 
 
-class AmbiguousName(Exception):
-    """The name of no node, or of several. The message lists the candidates."""
+class BadRequest(Exception):
+    """A request that the admin API refuses."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -80,7 +80,7 @@ def find(nodes: Sequence[Node], name: object, cluster: str | None) -> Node:
     """Return the node with that rank in `cluster` (or in the only one), instance id, prefix of one, or
     address.
 
-    `nodes` are as `ranked` returns them. Raises AmbiguousName.
+    `nodes` are as `ranked` returns them. Raises BadRequest.
     """
     text = str(name)
     for node in nodes:
@@ -92,19 +92,19 @@ def find(nodes: Sequence[Node], name: object, cluster: str | None) -> Node:
     if len(matches) == 1:
         return matches[0]
     if matches:
-        raise AmbiguousName(f"several nodes match {text}: {listing(matches)}")
-    raise AmbiguousName(f"no node {name!r}; nodes: {listing(nodes)}")
+        raise BadRequest(f"several nodes match {text}: {listing(matches)}")
+    raise BadRequest(f"no node {name!r}; nodes: {listing(nodes)}")
 
 
 def _find_by_rank(nodes: Sequence[Node], rank: int, cluster: str | None) -> Node:
     clusters = list(dict.fromkeys(node["cluster"] for node in nodes if node["cluster"]))
     if cluster is not None and cluster not in clusters:
-        raise AmbiguousName(
+        raise BadRequest(
             f"no cluster {cluster!r} in the simulator; clusters: {', '.join(clusters) or 'none'}",
             "-c NAME selects another cluster; an instance id works without one",
         )
     if cluster is None and len(clusters) > 1:
-        raise AmbiguousName(
+        raise BadRequest(
             f"node {rank} of which cluster? clusters: {', '.join(clusters)}",
             f"for example -c {clusters[0]}, or the node's instance id (cloudddp sim status)",
         )
@@ -115,8 +115,8 @@ def _find_by_rank(nodes: Sequence[Node], rank: int, cluster: str | None) -> Node
         return matches[0]
     where = f"cluster {selected!r}" if selected else "the simulator"
     if matches:
-        raise AmbiguousName(f"several nodes are node {rank} of {where}: {listing(matches)}")
-    raise AmbiguousName(f"no node {rank} in {where}; nodes: {listing(members)}")
+        raise BadRequest(f"several nodes are node {rank} of {where}: {listing(matches)}")
+    raise BadRequest(f"no node {rank} in {where}; nodes: {listing(members)}")
 
 
 def listing(nodes: Sequence[Node]) -> str:

@@ -18,13 +18,13 @@ from xml.sax.saxutils import escape
 
 from werkzeug.serving import ThreadedWSGIServer, WSGIRequestHandler
 
-from cloudddp.sim.api.wsgi import Application, Call, Environ, StartResponse, read_call
-from cloudddp.sim.ec2 import node_roles, role_sessions
+from cloudddp.sim.api.wsgi import Application, Call, Environ, StartResponse, read_call, respond
+from cloudddp.sim.ec2 import role_sessions
+from cloudddp.sim.ec2.catalog import ACCOUNT
 from cloudddp.sim.iam import denials
 from cloudddp.sim.iam.evaluate import Check, evaluate
 from cloudddp.sim.net.policy import S3, S3_PORT
 
-_ACCOUNT = "123456789012"  # moto's default
 _PATH = re.compile(r"/([^/]*)/?(.*)", re.DOTALL)
 # Actions, resources, and condition keys for Amazon S3 (Service Authorization Reference).
 _OF_OBJECT = {
@@ -55,7 +55,7 @@ class NodeS3Server(ThreadedWSGIServer):
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    status: str
+    status: int
     code: str
     message: str
     headers: tuple[tuple[str, str], ...] = ()
@@ -68,18 +68,14 @@ def with_rules(application: Application) -> Application:
         refusal = _refusal(environ)
         if refusal is None:
             return application(environ, start_response)
-        body = (
+        text = (
             f'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>{refusal.code}</Code>'
             f"<Message>{escape(refusal.message)}</Message><RequestId>SIMULATED</RequestId></Error>"
-        ).encode()
+        )
         # The body of the request is not read, and would be taken for the next request.
-        headers = [
-            ("Content-Type", "application/xml"),
-            ("Content-Length", str(len(body))),
-            ("Connection", "close"),
-        ]
-        start_response(refusal.status, [*headers, *refusal.headers])
-        return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
+        headers = (("Connection", "close"), *refusal.headers)
+        body = respond(start_response, refusal.status, "application/xml", text, headers)
+        return [] if environ["REQUEST_METHOD"] == "HEAD" else body
 
     return serve
 
@@ -87,16 +83,16 @@ def with_rules(application: Application) -> Application:
 def _refusal(environ: Environ) -> _Refusal | None:
     call = read_call(environ)
     if call.service != "s3":
-        return _Refusal("403 Forbidden", "AccessDenied", "Access Denied")
-    session = node_roles.session_with(call.key)
+        return _Refusal(403, "AccessDenied", "Access Denied")
+    session = role_sessions.session_with(call.key)
     if session is None:
         text = "The AWS Access Key Id you provided does not exist in our records."
-        return _Refusal("403 Forbidden", "InvalidAccessKeyId", text)
+        return _Refusal(403, "InvalidAccessKeyId", text)
     if environ.get("HTTP_X_AMZ_SECURITY_TOKEN", "") != session.session_token:
         text = "The provided token is malformed or otherwise invalid."
-        return _Refusal("400 Bad Request", "InvalidToken", text)
+        return _Refusal(400, "InvalidToken", text)
     if role_sessions.end_of(session) <= datetime.now(UTC):
-        return _Refusal("400 Bad Request", "ExpiredToken", "The provided token has expired.")
+        return _Refusal(400, "ExpiredToken", "The provided token has expired.")
     return _denied(environ, call, session)
 
 
@@ -108,18 +104,16 @@ def _denied(environ: Environ, call: Call, session: Any) -> _Refusal | None:
     check = Check(
         f"s3:{_action(environ, key)}", f"arn:aws:s3:::{bucket}/{key}" if key else f"arn:aws:s3:::{bucket}"
     )
-    decision = evaluate(check, node_roles.policy_of(session))
+    decision = evaluate(check, role_sessions.policy_of(session))
     if not decision.allowed:
-        return _Refusal("403 Forbidden", "AccessDenied", denials.reason(check, decision, session.arn))
+        return _Refusal(403, "AccessDenied", denials.reason(check, decision, session.arn))
     region = _region_of(bucket)
     if region not in (None, call.region):
         text = (
             "The bucket you are attempting to access must be addressed using the specified endpoint. Please "
             "send all future requests to this endpoint."
         )
-        return _Refusal(
-            "301 Moved Permanently", "PermanentRedirect", text, (("x-amz-bucket-region", str(region)),)
-        )
+        return _Refusal(301, "PermanentRedirect", text, (("x-amz-bucket-region", str(region)),))
     return None
 
 
@@ -139,5 +133,5 @@ def _region_of(bucket: str) -> str | None:
     """Return the region of a bucket; None if there is none of that name."""
     from moto.s3.models import s3_backends
 
-    found = s3_backends[_ACCOUNT]["aws"].buckets.get(bucket)
+    found = s3_backends[ACCOUNT]["aws"].buckets.get(bucket)
     return None if found is None else str(found.region_name)

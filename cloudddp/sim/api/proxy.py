@@ -1,7 +1,6 @@
 """A proxy in front of moto that delays, rejects, throttles or loses calls, as the conditions require.
 
-It reads the action and the service of an AWS request. Requests to /_cloudddp/... and /moto-api/... pass
-unchanged.
+It reads the action and the service of an AWS request, and serves the Pricing API, which moto lacks.
 """
 
 from __future__ import annotations
@@ -11,11 +10,10 @@ import socket
 import time
 from collections.abc import Iterable
 
-from cloudddp.sim.api.wsgi import Application, Environ, StartResponse, read_call, respond
+from cloudddp.sim.api.wsgi import Application, Environ, StartResponse, read_body, read_call, respond
 from cloudddp.sim.conditions.store import Store
+from cloudddp.sim.ec2 import prices
 from cloudddp.sim.ec2.patch import xml_error
-
-NOT_AWS = ("/_cloudddp/", "/moto-api")
 
 
 class ResponseLost(ConnectionError):
@@ -27,8 +25,6 @@ def with_conditions(application: Application, store: Store) -> Application:
     """Return the application with the conditions of `store` applied to its calls."""
 
     def serve(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        if environ.get("PATH_INFO", "").startswith(NOT_AWS):
-            return application(environ, start_response)
         call = read_call(environ)
         outcome = store.call(call.action, dry_run=call.parameters.get("DryRun", "").lower() == "true")
         if outcome.latency:
@@ -40,6 +36,18 @@ def with_conditions(application: Application, store: Store) -> Application:
             _discard_response(application, environ)
             _disconnect(environ)
         return application(environ, start_response)
+
+    return serve
+
+
+def with_pricing(application: Application) -> Application:
+    """Return the application with GetProducts answered here."""
+
+    def serve(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        if read_call(environ).action != "GetProducts":
+            return application(environ, start_response)
+        text = prices.answer(read_body(environ) or b"{}")
+        return respond(start_response, 200, "application/x-amz-json-1.1", text)
 
     return serve
 

@@ -25,15 +25,14 @@ from cloudddp.sim.api.admin_api import PREFIX, AdminApi
 from cloudddp.sim.api.authorization import Permissions, Policies, with_authorization
 from cloudddp.sim.api.credential_checks import with_clock, with_credential_checks
 from cloudddp.sim.api.firewall import Firewall, LoopbackAddresses
-from cloudddp.sim.api.pricing import with_pricing
-from cloudddp.sim.api.proxy import with_conditions
+from cloudddp.sim.api.proxy import with_conditions, with_pricing
 from cloudddp.sim.api.wsgi import Application, Environ, StartResponse
 from cloudddp.sim.control import record
 from cloudddp.sim.control.options import KINDS, PolicyFile, read_policy
 from cloudddp.sim.control.process import CANNOT_START
 from cloudddp.sim.control.record import INTERFACE, TIMING, Simulator
 from cloudddp.sim.ec2 import install, speed
-from cloudddp.sim.ec2.account_conditions import CONDITIONS
+from cloudddp.sim.ec2.catalog import ACCOUNT, CONDITIONS
 from cloudddp.sim.ec2.speed import fast_imports
 from cloudddp.sim.hosts import host_backend
 from cloudddp.sim.hosts.host_backend import HostBackend
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
     from cloudddp.sim.hosts.loopback import LoopbackHosts  # imports asyncssh
 
 _REGION = "us-east-1"
-_ACCOUNT = "123456789012"  # moto's default
 _POLICIES = ("policy", "scp")
 
 
@@ -186,7 +184,7 @@ def _build(
     lifecycle = Lifecycle(backend.hosts, timing)
     lifecycle.install()
     # Created now, so that the first call is as fast as others, and an unsupported moto fails here.
-    get_backend("ec2")[_ACCOUNT][_REGION]
+    get_backend("ec2")[ACCOUNT][_REGION]
     firewall = _firewall(backend, lifecycle)
     lifecycle.on_change = firewall.update
     permissions = Permissions()
@@ -195,7 +193,7 @@ def _build(
     services = with_pricing(DomainDispatcherApplication(create_backend_app))
     authorized = with_authorization(services, limits, permissions)
     moto = with_credential_checks(with_conditions(authorized, CONDITIONS), CONDITIONS)
-    application = _combine(admin, moto, lifecycle, firewall)
+    application = _combine(admin, moto, services, lifecycle, firewall)
     lab_owners = SocketOwners()  # of the network that this process is in now
     sockets = [(listener, owners), *((other, lab_owners) for other in backend.listeners)]
     servers: list[Any] = [
@@ -215,8 +213,14 @@ def _firewall(backend: HostBackend, lifecycle: Lifecycle) -> Firewall | Loopback
 
 
 def _combine(
-    admin: AdminApi, moto: Application, lifecycle: Lifecycle, firewall: Firewall | LoopbackAddresses
+    admin: AdminApi,
+    moto: Application,
+    services: Application,
+    lifecycle: Lifecycle,
+    firewall: Firewall | LoopbackAddresses,
 ) -> Application:
+    """Return the application for all paths. Those below /moto-api are no calls of AWS."""
+
     def serve(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "")
         if path.startswith(PREFIX):
@@ -226,8 +230,9 @@ def _combine(
                 firewall.update()  # a condition may have changed the network
         if path == "/moto-api/reset":
             lifecycle.end_all()
+        called = services if path.startswith("/moto-api") else moto
         try:
-            return moto(environ, start_response)
+            return called(environ, start_response)
         finally:  # also if the response is lost
             firewall.update()  # a changed rule is in effect when the response is sent
 

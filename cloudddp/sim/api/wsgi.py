@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from http.client import responses
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -21,17 +22,6 @@ _MAX_BODY = 1 << 20  # bytes; EC2's limit is far lower
 _MAX_PARAMETERS = 10_000
 _CREDENTIAL = re.compile(r"Credential=([^/]*)/[0-9]*/([^/]*)/([^/]*)/aws4_request")
 _READ = "cloudddp.call"
-
-_REASONS = {
-    200: "OK",
-    400: "Bad Request",
-    403: "Forbidden",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    412: "Precondition Failed",
-    500: "Internal Server Error",
-    503: "Service Unavailable",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +94,15 @@ def _flat_json(body: bytes) -> dict[str, str]:
     return flat
 
 
-def respond(start_response: StartResponse, status: int, content_type: str, text: str) -> Iterable[bytes]:
+def respond(
+    start_response: StartResponse,
+    status: int,
+    content_type: str,
+    text: str,
+    more: Iterable[tuple[str, str]] = (),
+) -> Iterable[bytes]:
+    """Respond with a text; `more` are further headers."""
     body = text.encode()
-    headers = [("Content-Type", content_type), ("Content-Length", str(len(body)))]
-    start_response(f"{status} {_REASONS.get(status, 'Error')}", headers)
+    headers = [("Content-Type", content_type), ("Content-Length", str(len(body))), *more]
+    start_response(f"{status} {responses.get(status, 'Error')}", headers)
     return [body]

@@ -1,31 +1,8 @@
 """The record of all conditions, and its JSON form.
 
-The JSON, in a POST to /_cloudddp/conditions (GET returns the same with all keys present). A body is merged
-into the current conditions; `null` removes one entry; `"clear": true` first removes all:
-
-    {"clear": true,
-     "capacity": {"us-east-1a": {"p5.48xlarge": 2}}, how many more fit; stopped and terminated ones free a
-     place "quota": {"on-demand-g": 64, "addresses": 5}, vCPUs at once in a region (names: QUOTAS); Elastic
-     IPs "free_addresses": {"subnet-0123456789abcdef0": 3}, how many more private addresses the subnet has
-     "vpn": {"vpc-0123456789abcdef0": "10.8.0.10"}, the laptop reaches private addresses, as 10.8.0.10
-     "blocks": {"cr-0123456789abcdef0": { capacity blocks that the account has bought
-                            "zone": "us-east-1a", "type": "p5.48xlarge", "count": 2,
-                            "start": "2026-11-20T11:30:00Z", "end": "2026-11-22T11:30:00Z"}},
-     "cleanup": {"reservations": 120}, seconds until the place of an ended instance is free again
-     "efa_devices": {"p4d.24xlarge": 3}, new nodes show at most this many EFA devices "throttle":
-     {"RunInstances": 2}, the next calls fail with RequestLimitExceeded, no effect "lose": {"RunInstances":
-     1}, the next calls take effect, and their response is lost "unlisted": {"elastic-ip": 2}, seconds in
-     which a filter by tag omits new ones (LISTED_LATE) "latency": {"*": 0.1, "RunInstances": 2.5}, seconds
-     before a call starts; "*" for all others "fail_launch": {"us-east-1a": {"code":
-     "Server.InsufficientInstanceCapacity", "instances": 1, "launches": 1}},
-                       the next launches in a zone succeed, and so many of their instances terminate instead
-                       of running
-     "prices": {"g5.xlarge": 1.5}, USD per hour on demand, in every region (Pricing API) "spot_prices":
-     {"us-east-1a": {"g5.xlarge": 0.4}}, USD per hour "reject": {"RunInstances": {"code":
-     "UnauthorizedOperation", "message": "", "status": 403, "calls": 1}}, "link": {"latency": 0.05, "mbit":
-     200, "loss": 5}, between laptop and nodes; null removes it "boot": {"ssh_seconds": 60}, of the nodes that
-     boot from then on "roles": {"arn:aws:iam::123456789012:role/x": {"codes": ["123456"], "seconds": 900}},
-     see Role "clock": {"ahead": 900}} seconds by which AWS's clock is ahead of this computer's
+In the JSON, a POST to /_cloudddp/conditions, each field of Conditions is a key, as in reading.EXAMPLES (GET
+returns the same with all keys present). A body is merged into the current conditions; `null` removes one
+entry; `"clear": true` first removes all. What each of them does is in docs/simulator.md.
 
 Conditions that count calls end by themselves and disappear from the response. A body that is invalid in any
 part changes nothing and is answered with HTTP 400 and {"error": MESSAGE, "known": [NAMES]}.
@@ -34,7 +11,7 @@ part changes nothing and is answered with HTTP 400 and {"error": MESSAGE, "known
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -76,7 +53,7 @@ class Block:
     """A capacity block: places for instances of one type in one zone, from its start to its end."""
 
     zone: str
-    instance_type: str
+    type: str
     count: int
     start: datetime
     end: datetime
@@ -116,28 +93,24 @@ class Role:
     seconds: int | None = None
     refuse: bool = False
 
-    def to_json(self) -> dict[str, Any]:
-        codes = None if self.codes is None else list(self.codes)
-        return {"codes": codes, "seconds": self.seconds, "refuse": self.refuse}
-
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
     """All conditions; see the module docstring."""
 
-    capacity: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    quota: Mapping[str, int] = field(default_factory=dict)
-    free_addresses: Mapping[str, int] = field(default_factory=dict)
-    vpn: Mapping[str, str] = field(default_factory=dict)
+    capacity: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # zone -> type -> how many more
+    quota: Mapping[str, int] = field(default_factory=dict)  # names: QUOTAS
+    free_addresses: Mapping[str, int] = field(default_factory=dict)  # subnet -> how many more
+    vpn: Mapping[str, str] = field(default_factory=dict)  # VPC -> the laptop's address
     blocks: Mapping[str, Block] = field(default_factory=dict)
-    cleanup: Mapping[str, float] = field(default_factory=dict)
+    cleanup: Mapping[str, float] = field(default_factory=dict)  # seconds
     efa_devices: Mapping[str, int] = field(default_factory=dict)
-    throttle: Mapping[str, int] = field(default_factory=dict)
-    lose: Mapping[str, int] = field(default_factory=dict)
-    unlisted: Mapping[str, float] = field(default_factory=dict)
-    latency: Mapping[str, float] = field(default_factory=dict)
+    throttle: Mapping[str, int] = field(default_factory=dict)  # action -> calls
+    lose: Mapping[str, int] = field(default_factory=dict)  # action -> calls
+    unlisted: Mapping[str, float] = field(default_factory=dict)  # kind -> seconds (LISTED_LATE)
+    latency: Mapping[str, float] = field(default_factory=dict)  # seconds; "*": all others
     fail_launch: Mapping[str, LaunchFailure] = field(default_factory=dict)
-    prices: Mapping[str, float] = field(default_factory=dict)
+    prices: Mapping[str, float] = field(default_factory=dict)  # USD per hour on demand
     spot_prices: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     reject: Mapping[str, Rejection] = field(default_factory=dict)
     link: Mapping[str, float] = field(default_factory=dict)
@@ -157,24 +130,14 @@ class Conditions:
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form; `merge(Conditions(), to_json(), names)` returns the same conditions."""
-        plain = {entry.name: dict(getattr(self, entry.name)) for entry in fields(self)}
-        for key in ("capacity", "spot_prices"):
-            plain[key] = {zone: dict(types) for zone, types in getattr(self, key).items()}
-        plain["fail_launch"] = {zone: asdict(rule) for zone, rule in self.fail_launch.items()}
-        plain["reject"] = {action: asdict(rule) for action, rule in self.reject.items()}
-        plain["roles"] = {arn: role.to_json() for arn, role in self.roles.items()}
-        plain["blocks"] = {
-            name: {
-                "zone": block.zone,
-                "type": block.instance_type,
-                "count": block.count,
-                "start": _iso(block.start),
-                "end": _iso(block.end),
-            }
-            for name, block in self.blocks.items()
-        }
-        return plain
+        return {entry.name: _plain(getattr(self, entry.name)) for entry in fields(self)}
 
 
-def _iso(time: datetime) -> str:
-    return time.astimezone(UTC).isoformat().replace("+00:00", "Z")
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    if is_dataclass(value):
+        return {entry.name: _plain(getattr(value, entry.name)) for entry in fields(value)}
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    return list(value) if isinstance(value, tuple) else value

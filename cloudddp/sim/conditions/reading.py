@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -201,10 +202,22 @@ def _check_name(kind: str, name: str, known: Iterable[str]) -> None:
     raise InvalidCondition(f"unknown {kind} {name!r}; known: {', '.join(shown) or 'none'}{more}", shown)
 
 
+def _expect(name: str, what: str, value: Any, *, is_met: bool) -> None:
+    if not is_met:
+        raise InvalidCondition(f"{name}: expected {what}, not {json.dumps(value)}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_integer(value: Any, least: int, most: float) -> bool:
+    return _is_number(value) and isinstance(value, int) and least <= value <= most
+
+
 def _count(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise InvalidCondition(f"{name}: expected a whole number of at least 0, not {json.dumps(value)}")
-    return value
+    _expect(name, "a whole number of at least 0", value, is_met=_is_integer(value, 0, math.inf))
+    return int(value)
 
 
 def _address(name: str, value: Any) -> str:
@@ -215,9 +228,8 @@ def _address(name: str, value: Any) -> str:
 
 
 def _link_setting(name: str, value: Any) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 <= value <= _LINK_LIMITS[name] or (name == "mbit" and value == 0):
-        raise InvalidCondition(f"{name}: expected {_LINK_UNITS[name]}, not {json.dumps(value)}")
+    is_met = _is_number(value) and 0 <= value <= _LINK_LIMITS[name] and not (name == "mbit" and value == 0)
+    _expect(name, _LINK_UNITS[name], value, is_met=is_met)
     return float(value)
 
 
@@ -228,14 +240,12 @@ def _calls(name: str, value: Any) -> int:
 
 
 def _usd(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 10_000:
-        raise InvalidCondition(f"{name}: expected USD per hour above 0, not {json.dumps(value)}")
+    _expect(name, "USD per hour above 0", value, is_met=_is_number(value) and 0 < value <= 10_000)
     return float(value)
 
 
 def _seconds(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 3600:
-        raise InvalidCondition(f"{name}: expected seconds from 0 to 3600, not {json.dumps(value)}")
+    _expect(name, "seconds from 0 to 3600", value, is_met=_is_number(value) and 0 <= value <= 3600)
     return float(value)
 
 
@@ -256,8 +266,7 @@ def _launch_failure(name: str, value: Any) -> LaunchFailure:
 def _boot_setting(name: str, value: Any) -> float:
     if not name.endswith("_gpus"):
         return _seconds(name, value)
-    if _count(name, value) > _MAX_GPUS:
-        raise InvalidCondition(f"{name}: expected at most {_MAX_GPUS}, not {json.dumps(value)}")
+    _expect(name, f"at most {_MAX_GPUS}", value, is_met=_count(name, value) <= _MAX_GPUS)
     return int(value)
 
 
@@ -273,31 +282,20 @@ def _role(name: str, value: Any) -> Role:
             f'{name}: expected {{"codes": ["123456"]}}, with optional "seconds" and "refuse"'
         )
     codes, seconds, refuse = value.get("codes"), value.get("seconds"), value.get("refuse", False)
-    if codes is not None and not (
+    are_codes = codes is None or (
         isinstance(codes, list) and all(isinstance(code, str) and _CODE.fullmatch(code) for code in codes)
-    ):
-        raise InvalidCondition(
-            f"{name}: codes: expected a list of codes of 6 digits, not {json.dumps(codes)}"
-        )
-    if seconds is not None and not _is_integer(seconds, 0, _MAX_SECONDS):
-        raise InvalidCondition(
-            f"{name}: seconds: expected a whole number from 0 to {_MAX_SECONDS}, not {json.dumps(seconds)}"
-        )
-    if not isinstance(refuse, bool):
-        raise InvalidCondition(f"{name}: refuse: expected true or false, not {json.dumps(refuse)}")
+    )
+    _expect(f"{name}: codes", "a list of codes of 6 digits", codes, is_met=are_codes)
+    is_length = seconds is None or _is_integer(seconds, 0, _MAX_SECONDS)
+    _expect(f"{name}: seconds", f"a whole number from 0 to {_MAX_SECONDS}", seconds, is_met=is_length)
+    _expect(f"{name}: refuse", "true or false", refuse, is_met=isinstance(refuse, bool))
     return Role(None if codes is None else tuple(codes), seconds, refuse)
 
 
 def _clock(name: str, value: Any) -> int:
-    if not _is_integer(value, -_MAX_AHEAD, _MAX_AHEAD):
-        raise InvalidCondition(
-            f"{name}: expected whole seconds from -{_MAX_AHEAD} to {_MAX_AHEAD}, not {json.dumps(value)}"
-        )
+    what = f"whole seconds from -{_MAX_AHEAD} to {_MAX_AHEAD}"
+    _expect(name, what, value, is_met=_is_integer(value, -_MAX_AHEAD, _MAX_AHEAD))
     return int(value)
-
-
-def _is_integer(value: Any, least: int, most: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 def _rejection(name: str, value: Any) -> Rejection:

@@ -91,6 +91,11 @@ class Options:
         """Return the arguments for the server."""
         return [
             *("--port", str(self.port), "--ssh-port", str(self.ssh_port), "--nodes", self.nodes),
+            *self._common_words(),
+        ]
+
+    def _common_words(self) -> list[str]:
+        return [
             *(word for name in self.interfaces for word in ("--interface", name)),
             *(word for name, value in self.timing.items() for word in (f"--{name}-seconds", str(value))),
             *(word for kind, file in self.policies.items() for word in (f"--{kind}", str(file.path))),
@@ -127,8 +132,6 @@ class Options:
         words = [
             *(("--port", str(self.port)) if self.port else ()),
             *(("--nodes", self.nodes) if self.nodes != "auto" else ()),
-            *(word for name in self.interfaces for word in ("--interface", name)),
-            *(word for name, value in self.timing.items() for word in (f"--{name}-seconds", str(value))),
-            *(word for kind, file in self.policies.items() for word in (f"--{kind}", str(file.path))),
+            *self._common_words(),
         ]
         return shlex.join(["cloudddp", "sim", "start", *words])

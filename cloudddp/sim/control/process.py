@@ -81,8 +81,7 @@ def stop(home: Path) -> int:
 
 @contextlib.contextmanager
 def _lock(home: Path) -> Iterator[None]:
-    with private_files.private_folder(home, "sim") as folder:
-        lock = folder.append("lock")
+    lock = private_files.append(private_files.private_folder(home, "sim") / "lock")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -107,10 +106,8 @@ def _check_requirements() -> None:
 
 def _spawn(home: Path, options: Options) -> int:
     """Start the server as a daemon that logs to sim/server.log. Returns its pid."""
-    with private_files.private_folder(home, "sim", "nodes"):
-        pass
-    with private_files.private_folder(home, "sim") as folder:
-        log = folder.append(_log_path(home).name, truncate=True)
+    private_files.private_folder(home, "sim", "nodes")
+    log = private_files.append(_log_path(home), truncate=True)
     # -P: a file in the current folder that is named like a standard module must not be imported.
     command = [sys.executable, "-P", "-m", SERVER_MODULE, "--home", str(home), *options.arguments()]
     try:

@@ -65,9 +65,7 @@ def write(simulator: Simulator) -> None:
     if process is None:
         raise RuntimeError("cannot read this process in /proc")
     content = {**asdict(simulator), "home": str(simulator.home), "ticks": process.started}
-    path = record_path(simulator.home)
-    with private_files.private_folder(simulator.home, "sim") as folder:
-        folder.replace(path.name, json.dumps(content).encode())
+    private_files.replace(record_path(simulator.home), json.dumps(content).encode())
 
 
 def record_path(home: Path) -> Path:

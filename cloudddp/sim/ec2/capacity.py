@@ -1,21 +1,48 @@
 """How many instances EC2 grants a request: offerings by zone, capacity, quotas, free addresses.
 
 Decides between a request's minimum and maximum count, and raises the error for what is short. The limits are
-set as conditions (cloudddp/sim/conditions); without a condition there is no limit.
+set as conditions (cloudddp/sim/conditions); without a condition there is no limit. DescribeAccountAttributes
+and GetServiceQuota show the quotas: moto's limit of Elastic IPs is always 5, and it knows only the quotas of
+VPC.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from cloudddp.sim.ec2 import catalog, ip_addresses
-from cloudddp.sim.ec2.account_conditions import CONDITIONS
-from cloudddp.sim.ec2.patch import client_error, server_error
+from cloudddp.sim.ec2.catalog import CONDITIONS
+from cloudddp.sim.ec2.patch import client_error, override, server_error
 
 _COUNTED = ("pending", "running")  # instance states that count against a quota
+_ADDRESSES = ("max-elastic-ips", "vpc-max-elastic-ips")
+
+
+UNLIMITED = 100_000.0  # without a condition, nothing is limited
+
+# quota code -> name of the condition; the codes are those of service `ec2`
+_CODES = {
+    "L-DB2E81BA": "on-demand-g",
+    "L-417A185B": "on-demand-p",
+    "L-1216C47A": "on-demand-standard",
+    "L-3819A6DF": "spot-g",
+    "L-7212CCBC": "spot-p",
+    "L-C4BD4855": "spot-p5",
+    "L-34B43A08": "spot-standard",
+    "L-0263D0A3": "addresses",
+}
+
+
+def install() -> None:
+    """Patch moto's answers."""
+    from moto.ec2.responses.account_attributes import AccountAttributes
+    from moto.servicequotas.models import ServiceQuotasBackend
+
+    override(AccountAttributes, "describe_account_attributes", _describe)
+    override(ServiceQuotasBackend, "get_service_quota", _with_ec2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,3 +204,24 @@ def addresses_of(nics: list[dict[str, Any]], default_subnet: str | None) -> Coun
         if subnet and not nic.get("NetworkInterfaceId") and nic.get("InterfaceType") != "efa-only":
             needed[subnet] += 1
     return needed
+
+
+def _describe(original: Callable[..., Any], self: Any) -> Any:
+    answer = original(self)
+    wanted = self._get_param("AttributeNames", [])
+    quota = CONDITIONS.read().quota.get("addresses")
+    shown = [
+        one for one in answer.result["AccountAttributes"] if not wanted or one["AttributeName"] in wanted
+    ]
+    for one in shown:
+        if quota is not None and one["AttributeName"] in _ADDRESSES:
+            one["AttributeValues"] = [{"AttributeValue": str(quota)}]
+    answer.result["AccountAttributes"] = shown
+    return answer
+
+
+def _with_ec2(original: Callable[..., Any], self: Any, service_code: str, quota_code: str) -> dict[str, Any]:
+    if service_code != "ec2" or quota_code not in _CODES:
+        return dict(original(self, service_code=service_code, quota_code=quota_code))
+    limit = CONDITIONS.read().quota.get(_CODES[quota_code], UNLIMITED)
+    return {"ServiceCode": "ec2", "QuotaCode": quota_code, "Value": float(limit), "Adjustable": True}

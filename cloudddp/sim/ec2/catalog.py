@@ -1,9 +1,15 @@
-"""Instance types and where they are offered, from moto's snapshot of DescribeInstanceTypes. Pure look-ups."""
+"""Instance types and where they are offered, from moto's snapshot of DescribeInstanceTypes; and the
+conditions of this process, with the names that they may refer to."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 from typing import Any
+
+from cloudddp.sim.conditions.reading import Names
+from cloudddp.sim.conditions.store import Store
+
+ACCOUNT = "123456789012"  # moto's default
 
 # The quota that an instance type counts against, by the letters of its family.
 _FAMILIES = {
@@ -72,22 +78,35 @@ def types() -> frozenset[str]:
     return frozenset(INSTANCE_TYPES)
 
 
-def all_zones() -> frozenset[str]:
-    """Return the zones of all regions."""
+def _names() -> Names:
+    """Return the zones of all regions, all types, the actions of the services that conditions can refer to,
+    and the subnets and VPCs that exist."""
+    from moto.core.utils import get_service_model
+    from moto.ec2.models import ec2_backends
     from moto.ec2.models.availability_zones_and_regions import RegionsAndZonesBackend
 
-    return frozenset(zone.name for zones in RegionsAndZonesBackend.zones.values() for zone in zones)
-
-
-def actions() -> frozenset[str]:
-    """Return the actions of the services that conditions can refer to."""
-    from moto.core.utils import get_service_model
-
-    return frozenset(
+    actions = {
         str(name)
         for service in ("ec2", "ssm", "sts", "service-quotas", "pricing")
         for name in get_service_model(service).operation_names
+    }
+    backends = [backend for account in list(ec2_backends.values()) for backend in list(account.values())]
+    subnets = {
+        subnet
+        for backend in backends
+        for by_zone in list(backend.subnets.values())
+        for subnet in list(by_zone)
+    }
+    return Names(
+        zones=frozenset(zone.name for zones in RegionsAndZonesBackend.zones.values() for zone in zones),
+        types=types(),
+        actions=frozenset(actions),
+        subnets=frozenset(subnets),
+        vpcs=frozenset(vpc for backend in backends for vpc in list(backend.vpcs)),
     )
+
+
+CONDITIONS = Store(_names)
 
 
 def _type(instance_type: str) -> dict[str, Any]:

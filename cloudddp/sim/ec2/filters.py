@@ -9,7 +9,7 @@ from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import Any
 
-from cloudddp.sim.ec2.patch import client_error, override, wrap
+from cloudddp.sim.ec2.patch import invalid_value, override, wrap
 
 # filter -> attribute path of moto's Instance
 _ATTRIBUTES = {
@@ -68,7 +68,7 @@ def _moto_passes(original: Callable[..., bool], instance: Any, name: str, values
     try:
         return original(instance, {name: values})
     except NotImplementedError:  # moto has no such filter
-        client_error("InvalidParameterValue", f"The filter '{name}' is invalid (or unknown to the simulator)")
+        invalid_value(f"The filter '{name}' is invalid (or unknown to the simulator)")
 
 
 def _groups(attribute: str) -> Callable[[Any], list[str]]:

@@ -3,7 +3,7 @@
 The default VPC has an internet gateway and a main route table with a route to it for 0.0.0.0/0 ("Default VPC
 components", https://docs.aws.amazon.com/vpc/latest/userguide/default-vpc-components.html); moto's has
 neither. A route whose target is gone is a `blackhole`; moto shows every route as active. The lab's router
-follows the records (net/routes.py).
+follows the records (net/security_groups.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from cloudddp.sim.ec2.patch import LOCK, client_error, override, wrap
+from cloudddp.sim.ec2.patch import client_error, invalid_value, override, wrap
 
 
 def install() -> None:
@@ -54,30 +54,27 @@ def _create_route(
     if gateway_id.startswith("igw-"):
         gateway, table = self.get_internet_gateway(gateway_id), self.get_route_table(route_table_id)
         if gateway.vpc is None or gateway.vpc.id != table.vpc_id:
-            client_error(
-                "InvalidParameterValue",
-                f"route table {route_table_id} and network gateway {gateway_id} belong to different networks",
+            invalid_value(
+                f"route table {route_table_id} and network gateway {gateway_id} belong to different networks"
             )
     return original(self, route_table_id, *args, **kwargs)
 
 
 def _detach(original: Callable[..., None], self: Any, internet_gateway_id: str, vpc_id: str) -> None:
-    with LOCK:
-        interfaces = list(self.enis.values())
-        if any(one.public_ip and one.subnet.vpc_id == vpc_id for one in interfaces):
-            client_error(
-                "DependencyViolation",
-                f"Network {vpc_id} has some mapped public address(es). "
-                "Please unmap those public address(es) before detaching the gateway.",
-            )
-        original(self, internet_gateway_id, vpc_id)
+    interfaces = list(self.enis.values())
+    if any(one.public_ip and one.subnet.vpc_id == vpc_id for one in interfaces):
+        client_error(
+            "DependencyViolation",
+            f"Network {vpc_id} has some mapped public address(es). "
+            "Please unmap those public address(es) before detaching the gateway.",
+        )
+    original(self, internet_gateway_id, vpc_id)
 
 
 def _delete_vpc(original: Callable[..., Any], self: Any, vpc_id: str) -> Any:
-    with LOCK:
-        if attached_gateway(self, vpc_id) is not None:
-            client_error("DependencyViolation", f"The vpc '{vpc_id}' has dependencies and cannot be deleted.")
-        return original(self, vpc_id)
+    if attached_gateway(self, vpc_id) is not None:
+        client_error("DependencyViolation", f"The vpc '{vpc_id}' has dependencies and cannot be deleted.")
+    return original(self, vpc_id)
 
 
 def _state(route: Any) -> str:

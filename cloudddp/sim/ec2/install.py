@@ -2,44 +2,17 @@
 
 from __future__ import annotations
 
-from types import ModuleType
+from importlib import import_module
 
-from cloudddp.sim.ec2 import (
-    filters,
-    gateways,
-    images,
-    instance_status,
-    interfaces,
-    ip_addresses,
-    key_pairs,
-    late_listing,
-    placement,
-    prices,
-    public_access,
-    quotas,
-    regions,
-    reservations,
-    role_sessions,
-    run_instances,
-    security_group_rules,
-    security_groups,
-    speed,
-    spot,
-    stop_start,
-    tags,
-    termination,
-    volumes,
-    xml_characters,
-)
 from cloudddp.sim.ec2.patch import wrap
 
 # The order matters where two modules wrap the same method: the later one is the outer one.
-_MODULES: tuple[ModuleType, ...] = (
-    *(quotas, regions, images, volumes, ip_addresses, gateways, public_access, interfaces),
-    *(security_groups, key_pairs, security_group_rules, placement, spot, reservations, filters),
-    *(run_instances, instance_status, stop_start, termination, xml_characters, tags, late_listing),
-    *(role_sessions, prices, speed),
-)
+_MODULES = """
+    capacity regions images volumes ip_addresses gateways public_access interfaces
+    security_groups key_pairs security_group_rules placement spot reservations filters
+    run_instances instance_status instance_states requests late_listing
+    role_sessions prices speed
+""".split()
 _VALIDATIONS = (
     "ENABLE_AMI_VALIDATION",
     "EC2_ENABLE_INSTANCE_TYPE_VALIDATION",
@@ -62,5 +35,5 @@ def install() -> None:
     for name in _VALIDATIONS:
         wrap(settings, name, lambda _original: True)
     for module in _MODULES:
-        module.install()
+        import_module(f"{__package__}.{module}").install()
     _installed = True

@@ -39,6 +39,10 @@ class ScheduledEvent:
     begins: datetime
     completed: bool = False
 
+    @property
+    def text(self) -> str:
+        return ("[Completed] " if self.completed else "") + self.description
+
     @classmethod
     def of(cls, code: str, begins: datetime) -> ScheduledEvent:
         return cls(f"instance-event-0{secrets.token_hex(8)}", code, CODES[code][0], begins)
@@ -67,7 +71,7 @@ def _show(instance: Any) -> None:
         {
             "InstanceEventId": one.id,
             "Code": one.code,
-            "Description": ("[Completed] " if one.completed else "") + one.description,
+            "Description": one.text,
             "NotBefore": one.begins,
             "NotAfter": one.begins + LENGTH,
         }
@@ -81,7 +85,7 @@ def events_in_metadata(instance: Any, *, completed: bool) -> list[dict[str, str]
         {
             "NotBefore": _moment(one.begins),
             "Code": one.code,
-            "Description": ("[Completed] " if one.completed else "") + one.description,
+            "Description": one.text,
             "EventId": one.id,
             "NotAfter": _moment(one.begins + LENGTH),
             "State": "completed" if one.completed else "active",

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cloudddp.sim.ec2 import catalog, ip_addresses
-from cloudddp.sim.ec2.patch import LOCK, client_error, override, wrap
+from cloudddp.sim.ec2.patch import client_error, invalid_combination, invalid_value, override, wrap
 
 _KINDS = ("interface", "efa", "efa-only")
 _TRACKING = {  # ConnectionTrackingSpecification: the range of each timeout in seconds, of EC2's model
@@ -59,61 +59,47 @@ def check(instance_type: str, nics: list[dict[str, Any]], *, count: int, groups:
     if not nics:
         return
     if groups:
-        client_error(
-            "InvalidParameterCombination",
+        invalid_combination(
             "Network interfaces and an instance-level security groups may not be specified on the same "
-            "request",
+            "request"
         )
     _check_positions(nics)
     for nic in nics:
         _check_tracking(nic)
     if len(nics) > 1 and any(nic.get("AssociatePublicIpAddress") for nic in nics):
-        client_error(
-            "InvalidParameterCombination",
+        invalid_combination(
             "The associatePublicIPAddress parameter cannot be specified when launching with multiple network "
-            "interfaces.",
+            "interfaces."
         )
     if count > 1 and any(nic.get("NetworkInterfaceId") for nic in nics):
-        client_error(
-            "InvalidParameterCombination",
-            "A network interface may not be specified when launching multiple instances.",
-        )
+        invalid_combination("A network interface may not be specified when launching multiple instances.")
     if network := catalog.network(instance_type):
         _check_type(instance_type, nics, network)
 
 
 def _check_positions(nics: list[dict[str, Any]]) -> None:
     if any(nic.get("DeviceIndex") is None for nic in nics):
-        client_error("InvalidParameterValue", "Each network interface requires a device index.")
+        invalid_value("Each network interface requires a device index.")
     positions = [position(nic) for nic in nics]
     if len(set(positions)) < len(positions):
-        client_error("InvalidParameterValue", "Each network interface requires a unique device index.")
+        invalid_value("Each network interface requires a unique device index.")
     if (0, 0) not in positions:
-        client_error(
-            "InvalidParameterValue", "A network interface with device index 0 on network card 0 is required."
-        )
+        invalid_value("A network interface with device index 0 on network card 0 is required.")
     for nic in nics:
         if kind(nic) not in _KINDS:
-            client_error(
-                "InvalidParameterValue", f"Value ({kind(nic)}) for parameter interfaceType is invalid."
-            )
+            invalid_value(f"Value ({kind(nic)}) for parameter interfaceType is invalid.")
         if kind(nic) == "efa-only" and position(nic) == (0, 0):
-            client_error(
-                "InvalidParameterCombination", "The primary network interface cannot be of type efa-only."
-            )
+            invalid_combination("The primary network interface cannot be of type efa-only.")
         if kind(nic) == "efa-only" and (nic.get("PrivateIpAddress") or nic.get("AssociatePublicIpAddress")):
-            client_error(
-                "InvalidParameterCombination", "An efa-only network interface cannot have IP addresses."
-            )
+            invalid_combination("An efa-only network interface cannot have IP addresses.")
 
 
 def _check_tracking(nic: dict[str, Any]) -> None:
     for name, value in (nic.get("ConnectionTrackingSpecification") or {}).items():
         least, most = _TRACKING[name]
         if not least <= int(value) <= most:
-            client_error(
-                "InvalidParameterValue",
-                f"Value ({value}) for parameter {name} is invalid. Expected a number from {least} to {most}.",
+            invalid_value(
+                f"Value ({value}) for parameter {name} is invalid. Expected a number from {least} to {most}."
             )
 
 
@@ -121,10 +107,9 @@ def _check_type(instance_type: str, nics: list[dict[str, Any]], network: dict[st
     cards = {int(card["NetworkCardIndex"]): card for card in network.get("NetworkCards", [])}
     for card, _ in map(position, nics):
         if card not in cards:
-            client_error(
-                "InvalidParameterValue",
+            invalid_value(
                 f"Network card index {card} exceeds the limit for {instance_type}, "
-                f"which has {len(cards)} network card(s).",
+                f"which has {len(cards)} network card(s)."
             )
     _check_efa(instance_type, nics, network, cards)
     if len(nics) > network["MaximumNetworkInterfaces"]:
@@ -266,35 +251,32 @@ def _set_card_index(original: Callable[..., None], self: Any, eni: Any) -> None:
 
 def _create_interface(original: Callable[..., Any], self: Any) -> Any:
     interface_type = self._get_param("InterfaceType") or "interface"
-    with LOCK:
-        subnet = self.ec2_backend.get_subnet(self._get_param("SubnetId"))
-        ip_addresses.check_in_subnet(subnet, self._get_param("PrivateIpAddress"))
-        answer = original(self)
-        interface = answer.result["NetworkInterface"]
-        interface.interface_type = interface_type
-        if interface_type == "efa-only":
-            ip_addresses.remove_address(interface)
+    subnet = self.ec2_backend.get_subnet(self._get_param("SubnetId"))
+    ip_addresses.check_in_subnet(subnet, self._get_param("PrivateIpAddress"))
+    answer = original(self)
+    interface = answer.result["NetworkInterface"]
+    interface.interface_type = interface_type
+    if interface_type == "efa-only":
+        ip_addresses.remove_address(interface)
     return answer
 
 
 def _attach_interface(original: Callable[..., Any], self: Any) -> Any:
-    with LOCK:
-        interface = self.ec2_backend.get_network_interface(self._get_param("NetworkInterfaceId"))
-        instance = self.ec2_backend.get_instance(self._get_param("InstanceId"))
-        if interface.instance is not None:
-            client_error("InvalidNetworkInterface.InUse", f"Interface: [{interface.id}] in use.")
-        nic = _as_request(
-            interface, self._get_int_param("NetworkCardIndex") or 0, self._get_int_param("DeviceIndex")
-        )
-        if kind(nic) != "interface" and instance.state != "stopped":
-            client_error("IncorrectInstanceState", "An EFA can be attached to a stopped instance only.")
-        attached = [
-            _as_request(eni, getattr(eni, "network_card_index", 0), eni.device_index)
-            for eni in visible(instance)
-        ]
-        check(instance.instance_type, [*attached, nic], count=1, groups=False)
-        interface.network_card_index = position(nic)[0]
-        return original(self)
+    interface = self.ec2_backend.get_network_interface(self._get_param("NetworkInterfaceId"))
+    instance = self.ec2_backend.get_instance(self._get_param("InstanceId"))
+    if interface.instance is not None:
+        client_error("InvalidNetworkInterface.InUse", f"Interface: [{interface.id}] in use.")
+    nic = _as_request(
+        interface, self._get_int_param("NetworkCardIndex") or 0, self._get_int_param("DeviceIndex")
+    )
+    if kind(nic) != "interface" and instance.state != "stopped":
+        client_error("IncorrectInstanceState", "An EFA can be attached to a stopped instance only.")
+    attached = [
+        _as_request(eni, getattr(eni, "network_card_index", 0), eni.device_index) for eni in visible(instance)
+    ]
+    check(instance.instance_type, [*attached, nic], count=1, groups=False)
+    interface.network_card_index = position(nic)[0]
+    return original(self)
 
 
 def _as_request(interface: Any, card: int, index: int | None) -> dict[str, Any]:
@@ -303,11 +285,10 @@ def _as_request(interface: Any, card: int, index: int | None) -> dict[str, Any]:
 
 
 def _delete_interface(original: Callable[..., Any], self: Any) -> Any:
-    with LOCK:
-        interface = self.ec2_backend.get_network_interface(self._get_param("NetworkInterfaceId"))
-        if interface.status == "in-use":
-            client_error("InvalidParameterValue", f"Network interface '{interface.id}' is currently in use.")
-        return original(self)
+    interface = self.ec2_backend.get_network_interface(self._get_param("NetworkInterfaceId"))
+    if interface.status == "in-use":
+        invalid_value(f"Network interface '{interface.id}' is currently in use.")
+    return original(self)
 
 
 def release(instance: Any) -> None:

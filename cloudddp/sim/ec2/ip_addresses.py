@@ -10,9 +10,9 @@ import ipaddress
 from collections.abc import Callable
 from typing import Any
 
-from cloudddp.sim.ec2.account_conditions import CONDITIONS
+from cloudddp.sim.ec2.catalog import CONDITIONS
 from cloudddp.sim.ec2.gateways import require_gateway
-from cloudddp.sim.ec2.patch import LOCK, client_error, override, wrap
+from cloudddp.sim.ec2.patch import client_error, invalid_value, override, wrap
 
 
 def install() -> None:
@@ -72,13 +72,12 @@ def _count_available(original: Any) -> property:
 
 
 def _delete_subnet(original: Callable[..., Any], self: Any, subnet_id: str) -> Any:
-    with LOCK:
-        if any(interface.subnet.id == subnet_id for interface in self.enis.values()):
-            client_error(
-                "DependencyViolation",
-                f"The subnet '{subnet_id}' has dependencies and cannot be deleted.",
-            )
-        return original(self, subnet_id)
+    if any(interface.subnet.id == subnet_id for interface in self.enis.values()):
+        client_error(
+            "DependencyViolation",
+            f"The subnet '{subnet_id}' has dependencies and cannot be deleted.",
+        )
+    return original(self, subnet_id)
 
 
 def _create_interface(
@@ -91,25 +90,24 @@ def _create_interface(
     **kwargs: Any,
 ) -> Any:
     """Assign unique addresses of the subnet: moto assigns random ones."""
-    with LOCK:
-        subnet = self.get_subnet(subnet) if isinstance(subnet, str) else subnet
-        for one in private_ip_addresses or []:
-            check_in_subnet(subnet, one["PrivateIpAddress"] if isinstance(one, dict) else one)
-        without_address = kwargs.get("interface_type") == "efa-only"
-        if without_address:  # removed below; given none, moto would assign one
-            private_ip_address = str(subnet.cidr.network_address)
-        elif not private_ip_addresses:
-            private_ip_address = _assign(subnet, private_ip_address, self)
-        try:
-            interface = original(self, subnet, private_ip_address, private_ip_addresses, *more, **kwargs)
-        except Exception:
-            subnet.del_subnet_ip(private_ip_address)
-            raise
-        interface.interface_type = kwargs.get("interface_type") or "interface"
-        if without_address:
-            _clear(interface)
-        CONDITIONS.use_addresses(subnet.id, len(interface.private_ip_addresses))
-        return interface
+    subnet = self.get_subnet(subnet) if isinstance(subnet, str) else subnet
+    for one in private_ip_addresses or []:
+        check_in_subnet(subnet, one["PrivateIpAddress"] if isinstance(one, dict) else one)
+    without_address = kwargs.get("interface_type") == "efa-only"
+    if without_address:  # removed below; given none, moto would assign one
+        private_ip_address = str(subnet.cidr.network_address)
+    elif not private_ip_addresses:
+        private_ip_address = _assign(subnet, private_ip_address, self)
+    try:
+        interface = original(self, subnet, private_ip_address, private_ip_addresses, *more, **kwargs)
+    except Exception:
+        subnet.del_subnet_ip(private_ip_address)
+        raise
+    interface.interface_type = kwargs.get("interface_type") or "interface"
+    if without_address:
+        _clear(interface)
+    CONDITIONS.use_addresses(subnet.id, len(interface.private_ip_addresses))
+    return interface
 
 
 def _assign(subnet: Any, requested: str | list[str] | None, backend: Any) -> str:
@@ -131,25 +129,19 @@ def in_subnet(subnet: Any, address: str) -> bool:
     try:
         return ipaddress.IPv4Address(address) in subnet.cidr
     except ValueError:
-        client_error(
-            "InvalidParameterValue",
-            f"Value ({address}) for parameter address is invalid. Invalid IPv4 address.",
-        )
+        invalid_value(f"Value ({address}) for parameter address is invalid. Invalid IPv4 address.")
 
 
 def check_in_subnet(subnet: Any, address: str | None) -> None:
     """Fail the request for an address outside the subnet."""
     if address and not in_subnet(subnet, address):
-        client_error(
-            "InvalidParameterValue", f"Address {address} does not fall within the subnet's address range"
-        )
+        invalid_value(f"Address {address} does not fall within the subnet's address range")
 
 
 def _delete_interface(original: Callable[..., None], self: Any, eni_id: str) -> None:
-    with LOCK:
-        interface = self.enis.get(eni_id)
-        original(self, eni_id)
-        _free(interface)
+    interface = self.enis.get(eni_id)
+    original(self, eni_id)
+    _free(interface)
 
 
 def _free(interface: Any) -> None:
@@ -166,32 +158,30 @@ def _clear(interface: Any) -> None:
 def _allocate(
     original: Callable[..., Any], self: Any, domain: str, address: str | None = None, **kwargs: Any
 ) -> Any:
-    with LOCK:
-        if address:  # recovering a released address is not simulated
-            client_error("InvalidAddress.NotFound", f"Address '{address}' not found.")
-        quota = CONDITIONS.read().quota.get("addresses")
-        if quota is not None and len(self.addresses) >= quota:
-            client_error("AddressLimitExceeded", "The maximum number of addresses has been reached.")
-        return original(self, domain, **kwargs)
+    if address:  # recovering a released address is not simulated
+        client_error("InvalidAddress.NotFound", f"Address '{address}' not found.")
+    quota = CONDITIONS.read().quota.get("addresses")
+    if quota is not None and len(self.addresses) >= quota:
+        client_error("AddressLimitExceeded", "The maximum number of addresses has been reached.")
+    return original(self, domain, **kwargs)
 
 
 def _associate(
     original: Callable[..., Any], self: Any, instance: Any = None, eni: Any = None, **kwargs: Any
 ) -> Any:
-    with LOCK:
-        eni = eni or _only_interface(instance)
-        instance = eni.instance
-        if not eni.private_ip_address:
-            client_error("InvalidParameterValue", f"Network interface '{eni.id}' has no private IP address.")
-        require_gateway(self, eni.subnet.vpc_id)
-        if instance is not None and instance.state not in ("running", "stopping", "stopped"):
-            client_error(
-                "InvalidInstanceID",
-                f"The {instance.state} instance '{instance.id}' is not in a valid state for this operation.",
-            )
-        elastic = original(self, instance=instance, eni=eni, **kwargs)
-        _end_replaced(self, elastic, eni)
-        return elastic
+    eni = eni or _only_interface(instance)
+    instance = eni.instance
+    if not eni.private_ip_address:
+        invalid_value(f"Network interface '{eni.id}' has no private IP address.")
+    require_gateway(self, eni.subnet.vpc_id)
+    if instance is not None and instance.state not in ("running", "stopping", "stopped"):
+        client_error(
+            "InvalidInstanceID",
+            f"The {instance.state} instance '{instance.id}' is not in a valid state for this operation.",
+        )
+    elastic = original(self, instance=instance, eni=eni, **kwargs)
+    _end_replaced(self, elastic, eni)
+    return elastic
 
 
 def _end_replaced(backend: Any, elastic: Any, eni: Any) -> None:
@@ -225,8 +215,7 @@ def _allow_reassociation(original: Callable[..., Any], self: Any) -> Any:
 def _release(
     original: Callable[..., None], self: Any, address: str | None = None, allocation_id: str | None = None
 ) -> None:
-    with LOCK:
-        (elastic,) = self.address_by_ip([address]) if address else self.address_by_allocation([allocation_id])
-        if elastic.eni is not None:
-            client_error("InvalidIPAddress.InUse", f"Address {elastic.public_ip} is in use.")
-        original(self, address=address, allocation_id=allocation_id)
+    (elastic,) = self.address_by_ip([address]) if address else self.address_by_allocation([allocation_id])
+    if elastic.eni is not None:
+        client_error("InvalidIPAddress.InUse", f"Address {elastic.public_ip} is in use.")
+    original(self, address=address, allocation_id=allocation_id)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from cloudddp.sim.ec2.account_conditions import CONDITIONS
+from cloudddp.sim.ec2.catalog import CONDITIONS
 from cloudddp.sim.ec2.patch import backend_data, override
 
 # Method of moto's backend -> kind, as in ResourceType.

@@ -1,15 +1,37 @@
-"""Tools for patching moto: one lock, replacing and adding methods, and answering a request with an error."""
+"""Tools for patching moto: one lock, replacing and adding methods, the RunInstances request that is being
+served, and answering a request with an error.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any, NoReturn
 from xml.sax.saxutils import escape
 
 LOCK = threading.RLock()
-"""Held by everything that changes instances: moto is served by many threads and has no locks of its own."""
+"""Held by every call of EC2 (requests.py), and by whatever else changes instances."""
+# moto passes only some parameters of RunInstances to the code that creates instances, volumes and interfaces.
+_parameters: ContextVar[Mapping[str, Any]] = ContextVar("parameters", default={})  # noqa: B039  never changed
+
+
+def parameters() -> Mapping[str, Any]:
+    """Return the parameters of the RunInstances request that this thread is serving, with the names of the
+    API. Empty for other ways to launch (a fleet, a spot request)."""
+    return _parameters.get()
+
+
+@contextlib.contextmanager
+def serving(request: Mapping[str, Any]) -> Iterator[None]:
+    """Make `parameters` return this request for the length of the block."""
+    token = _parameters.set(request)
+    try:
+        yield
+    finally:
+        _parameters.reset(token)
 
 
 def wrap(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
@@ -59,6 +81,14 @@ def client_error(code: str, message: str) -> NoReturn:
     raise EC2ClientError(code, message)
 
 
+def invalid_value(message: str) -> NoReturn:
+    client_error("InvalidParameterValue", message)
+
+
+def invalid_combination(message: str) -> NoReturn:
+    client_error("InvalidParameterCombination", message)
+
+
 def server_error(code: str, message: str) -> NoReturn:
     """Answer the request with a server error (HTTP 500), which clients retry by themselves."""
     from werkzeug.exceptions import HTTPException
@@ -77,16 +107,6 @@ def result(**members: Any) -> Any:
     from moto.core.responses import ActionResult
 
     return ActionResult(members)
-
-
-def error_response(response: Any, error: Any) -> tuple[int, dict[str, str], Any]:
-    """Return the answer to a call of one of moto's EC2 responses that fails with an EC2ClientError before it
-    begins.
-    """
-    from moto.core.responses import ActionResult
-
-    status, headers, body = response.serialized(ActionResult(error))
-    return status, {**headers, "status": str(status)}, body
 
 
 def xml_error(code: str, message: str, request_id: str = "00000000-0000-4000-8000-000000000000") -> str:

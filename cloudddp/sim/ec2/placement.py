@@ -9,7 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 from cloudddp.sim.ec2 import catalog, late_listing
-from cloudddp.sim.ec2.patch import LOCK, add, backend_data, client_error, result
+from cloudddp.sim.ec2.patch import (
+    add,
+    backend_data,
+    client_error,
+    invalid_combination,
+    invalid_value,
+    result,
+)
 
 _STRATEGIES = ("cluster", "partition", "spread")
 _MAX_GROUPS = 500  # per account and region
@@ -39,11 +46,10 @@ def check(
     if group is None:
         client_error("InvalidPlacementGroup.Unknown", f"The placement group '{name}' is unknown.")
     if group.strategy not in catalog.strategies(instance_type):
-        client_error(
-            "InvalidParameterCombination",
+        invalid_combination(
             f"{group.strategy.capitalize()} placement groups are not supported by the '{instance_type}' "
             "instance type. Specify a supported instance type or change the placement group strategy, and "
-            "try again.",
+            "try again."
         )
     if group.strategy == "cluster":
         _check_cluster(backend, group, zone, spot)
@@ -52,17 +58,15 @@ def check(
 
 def _check_cluster(backend: Any, group: Any, zone: str, spot: dict[str, Any]) -> None:
     if spot.get("InstanceInterruptionBehavior") in ("stop", "hibernate"):
-        client_error(
-            "InvalidParameterCombination",
+        invalid_combination(
             "A Spot Instance that is stopped or hibernated on interruption cannot be launched in a cluster "
-            "placement group.",
+            "placement group."
         )
     zones = {instance.placement.zone for instance in _members(backend, group)}
     if zones - {zone}:
-        client_error(
-            "InvalidParameterCombination",
+        invalid_combination(
             f"The cluster placement group '{group.group_name}' has instances in {', '.join(sorted(zones))}; "
-            f"it cannot span Availability Zones, and {zone} was requested.",
+            f"it cannot span Availability Zones, and {zone} was requested."
         )
 
 
@@ -72,12 +76,13 @@ def join(instance: Any, group: Any) -> None:
     instance.placement.group_id = group.group_id
 
 
-def _groups(backend: Any) -> dict[str, Any]:
-    return dict(backend_data(backend, "placement_groups", dict))
+def _known(backend: Any) -> dict[str, Any]:
+    groups: dict[str, Any] = backend_data(backend, "placement_groups", dict)
+    return groups
 
 
 def _find(backend: Any, name: str) -> Any:
-    known = backend_data(backend, "placement_groups", dict)
+    known = _known(backend)
     return known.get(name) or next((group for group in known.values() if group.group_id == name), None)
 
 
@@ -96,24 +101,23 @@ def _create(response: Any) -> Any:
     if not name:
         client_error("MissingParameter", "The request must contain the parameter groupName")
     if strategy not in _STRATEGIES:
-        client_error("InvalidParameterValue", f"Value ({strategy}) for parameter strategy is invalid.")
+        invalid_value(f"Value ({strategy}) for parameter strategy is invalid.")
     response.error_on_dryrun()
-    with LOCK:
-        known = backend_data(response.ec2_backend, "placement_groups", dict)
-        if name in known:
-            client_error("InvalidPlacementGroup.Duplicate", f"The placement group '{name}' already exists.")
-        if len(known) >= _MAX_GROUPS:
-            client_error(
-                "PlacementGroupLimitExceeded", "The maximum number of placement groups has been reached."
-            )
-        known[name] = group = _new_group(
-            response.ec2_backend,
-            name,
-            strategy=strategy,
-            partitions=response._get_int_param("PartitionCount"),
-            spread=response._get_param("SpreadLevel"),
+    known = _known(response.ec2_backend)
+    if name in known:
+        client_error("InvalidPlacementGroup.Duplicate", f"The placement group '{name}' already exists.")
+    if len(known) >= _MAX_GROUPS:
+        client_error(
+            "PlacementGroupLimitExceeded", "The maximum number of placement groups has been reached."
         )
-        group.add_tags(tags)
+    known[name] = group = _new_group(
+        response.ec2_backend,
+        name,
+        strategy=strategy,
+        partitions=response._get_int_param("PartitionCount"),
+        spread=response._get_param("SpreadLevel"),
+    )
+    group.add_tags(tags)
     return result(PlacementGroup=group)
 
 
@@ -145,7 +149,7 @@ def _describe(response: Any) -> Any:
             client_error("InvalidPlacementGroup.Unknown", f"The placement group '{name}' is unknown.")
     groups = [
         group
-        for group in _groups(response.ec2_backend).values()
+        for group in _known(response.ec2_backend).values()
         if not names or {group.group_name, group.group_id} & set(names)
     ]
     filters = response._filters_from_querystring()
@@ -160,15 +164,14 @@ def _delete(response: Any) -> Any:
 
     name = response._get_param("GroupName")
     response.error_on_dryrun()
-    with LOCK:
-        group = _find(response.ec2_backend, name)
-        if group is None:
-            client_error("InvalidPlacementGroup.Unknown", f"The placement group '{name}' is unknown.")
-        if _members(response.ec2_backend, group):
-            client_error(
-                "InvalidPlacementGroup.InUse",
-                f"The placement group '{group.group_name}' is in use and may not be deleted.",
-            )
-        del backend_data(response.ec2_backend, "placement_groups", dict)[group.group_name]
-        response.ec2_backend.tags.pop(group.id, None)
+    group = _find(response.ec2_backend, name)
+    if group is None:
+        client_error("InvalidPlacementGroup.Unknown", f"The placement group '{name}' is unknown.")
+    if _members(response.ec2_backend, group):
+        client_error(
+            "InvalidPlacementGroup.InUse",
+            f"The placement group '{group.group_name}' is in use and may not be deleted.",
+        )
+    del _known(response.ec2_backend)[group.group_name]
+    response.ec2_backend.tags.pop(group.id, None)
     return EmptyResult()

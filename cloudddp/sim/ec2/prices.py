@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cloudddp.sim.ec2 import catalog
-from cloudddp.sim.ec2.account_conditions import CONDITIONS
+from cloudddp.sim.ec2.catalog import CONDITIONS
 from cloudddp.sim.ec2.patch import override
 
 PUBLISHED = "2026-11-01T00:00:00Z"
@@ -23,7 +23,7 @@ _PER_VCPU = 0.05  # USD per hour: plausible, and invented
 def install() -> None:
     """Patch moto's history of spot prices, and answer GetProducts where moto mocks boto3 in this process.
 
-    In the server, api/pricing.py answers GetProducts.
+    In the server, api/proxy.py answers GetProducts.
     """
     from moto.core.botocore_stubber import BotocoreStubber
     from moto.ec2.responses.spot_instances import SpotInstances

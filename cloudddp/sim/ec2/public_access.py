@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from cloudddp.sim.ec2.patch import LOCK, add, backend_data, client_error, result
+from cloudddp.sim.ec2.patch import (
+    add,
+    backend_data,
+    client_error,
+    invalid_combination,
+    invalid_value,
+    result,
+)
 
 _MODES = ("off", "block-bidirectional", "block-ingress")
 _EXCLUSION_MODES = ("allow-bidirectional", "allow-egress")
@@ -68,9 +75,8 @@ def _describe_options(response: Any) -> Any:
 def _modify_options(response: Any) -> Any:
     mode = _one_of(response, "InternetGatewayBlockMode", _MODES)
     response.error_on_dryrun()
-    with LOCK:
-        setting = _setting(response.ec2_backend)
-        setting.mode, setting.state, setting.updated = mode, "update-complete", datetime.now(UTC)
+    setting = _setting(response.ec2_backend)
+    setting.mode, setting.state, setting.updated = mode, "update-complete", datetime.now(UTC)
     return _answer_options(response.ec2_backend)
 
 
@@ -79,7 +85,7 @@ def _one_of(response: Any, name: str, known: tuple[str, ...]) -> str:
     if value is None:
         client_error("MissingParameter", f"The request must contain the parameter {name}")
     if value not in known:
-        client_error("InvalidParameterValue", f"Invalid value '{value}' for {name}.")
+        invalid_value(f"Invalid value '{value}' for {name}.")
     return str(value)
 
 
@@ -91,9 +97,7 @@ def _create_exclusion(response: Any) -> Any:
     mode = _one_of(response, "InternetGatewayExclusionMode", _EXCLUSION_MODES)
     vpc, subnet = response._get_param("VpcId"), response._get_param("SubnetId")
     if (vpc is None) == (subnet is None):
-        client_error(
-            "InvalidParameterCombination", "The request must contain one of the parameters VpcId and SubnetId"
-        )
+        invalid_combination("The request must contain one of the parameters VpcId and SubnetId")
     resource = backend.get_vpc(vpc) if vpc else backend.get_subnet(subnet)
     if resource is None:
         client_error("InvalidVpcID.NotFound", f"The vpc ID '{vpc}' does not exist")
@@ -107,8 +111,7 @@ def _create_exclusion(response: Any) -> Any:
         "State": "create-complete",
         "CreationTimestamp": datetime.now(UTC),
     }
-    with LOCK:
-        _exclusions(backend)[made["ExclusionId"]] = made
+    _exclusions(backend)[made["ExclusionId"]] = made
     return result(VpcBlockPublicAccessExclusion=made)
 
 
@@ -122,9 +125,8 @@ def _describe_exclusions(response: Any) -> Any:
 
 def _delete_exclusion(response: Any) -> Any:
     response.error_on_dryrun()
-    with LOCK:
-        found = _exclusion(_exclusions(response.ec2_backend), response._get_param("ExclusionId"))
-        found |= {"State": "delete-complete", "DeletionTimestamp": datetime.now(UTC)}
+    found = _exclusion(_exclusions(response.ec2_backend), response._get_param("ExclusionId"))
+    found |= {"State": "delete-complete", "DeletionTimestamp": datetime.now(UTC)}
     return result(VpcBlockPublicAccessExclusion=found)
 
 

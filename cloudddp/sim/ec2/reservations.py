@@ -16,9 +16,16 @@ from typing import Any, NoReturn
 
 from cloudddp.sim.conditions.model import Block
 from cloudddp.sim.ec2 import catalog
-from cloudddp.sim.ec2.account_conditions import CONDITIONS
-from cloudddp.sim.ec2.current_request import parameters
-from cloudddp.sim.ec2.patch import LOCK, add, backend_data, client_error, result
+from cloudddp.sim.ec2.catalog import CONDITIONS
+from cloudddp.sim.ec2.patch import (
+    add,
+    backend_data,
+    client_error,
+    invalid_combination,
+    invalid_value,
+    parameters,
+    result,
+)
 
 BLOCK_END = timedelta(minutes=30)
 """Before the end of a block, EC2 begins to terminate its instances (EC2 User Guide, "Capacity Blocks for
@@ -65,26 +72,18 @@ def check(backend: Any, request: Request) -> Any:
     name = (target or {}).get("CapacityReservationId")
     if not name:
         if block:
-            client_error(
-                "InvalidParameterCombination",
-                "A Capacity Reservation ID is required for the market type capacity-block.",
-            )
+            invalid_combination("A Capacity Reservation ID is required for the market type capacity-block.")
         return None
     found = _find(backend, name)
     if request.market == "spot":
-        client_error(
-            "InvalidParameterCombination", "A Spot Instance cannot be launched into a Capacity Reservation."
-        )
+        invalid_combination("A Spot Instance cannot be launched into a Capacity Reservation.")
     if block != (found.reservation_type == "capacity-block"):
-        client_error(
-            "InvalidParameterCombination",
+        invalid_combination(
             f"The market type does not match the type of the Capacity Reservation '{name}', which is "
-            f"{found.reservation_type}.",
+            f"{found.reservation_type}."
         )
     if block and request.placement_group:
-        client_error(
-            "InvalidParameterCombination", "Capacity Blocks do not support instances in a placement group."
-        )
+        invalid_combination("Capacity Blocks do not support instances in a placement group.")
     if not found.matches(request) or found.available_instance_count < request.count:
         _exceeded()
     return found
@@ -227,7 +226,7 @@ def _uses_place(instance: Any) -> bool:
 def _block(backend: Any, name: str, block: Block) -> Any:
     shown = _reservation_class()(backend, name, start=block.start, end=block.end)
     shown.reservation_type, shown.instance_match_criteria = "capacity-block", "targeted"
-    shown.availability_zone, shown.instance_type = block.zone, block.instance_type
+    shown.availability_zone, shown.instance_type = block.zone, block.type
     shown.total_instance_count = block.count
     return shown
 
@@ -242,30 +241,28 @@ def _create(response: Any) -> Any:
         if get(name) is None:
             client_error("MissingParameter", f"The request must contain the parameter {name}")
     if instance_type not in catalog.types():
-        client_error("InvalidParameterValue", f"Invalid value '{instance_type}' for InstanceType.")
+        invalid_value(f"Invalid value '{instance_type}' for InstanceType.")
     if zone not in catalog.zones(response.ec2_backend.region_name, instance_type):
         client_error(
             "Unsupported", f"The instance type '{instance_type}' is not supported in the zone '{zone}'."
         )
     if not 1 <= count <= _MOST:
-        client_error(
-            "InvalidParameterValue",
-            f"{count} is an invalid value for InstanceCount. InstanceCount must be between 1 and {_MOST}.",
+        invalid_value(
+            f"{count} is an invalid value for InstanceCount. InstanceCount must be between 1 and {_MOST}."
         )
     end = _time(get("EndDate"))
     response.error_on_dryrun()
     tags = response._parse_tag_specification("capacity-reservation").get("capacity-reservation", {})
-    with LOCK:
-        backend = response.ec2_backend
-        _take_capacity(zone, instance_type, count)
-        made = _reservation_class()(backend, random_id(prefix="cr"), start=datetime.now(UTC), end=end)
-        made.instance_type, made.availability_zone, made.total_instance_count = instance_type, zone, count
-        made.instance_platform = get("InstancePlatform")
-        made.tenancy = get("Tenancy") or "default"
-        made.instance_match_criteria = get("InstanceMatchCriteria") or "open"
-        made.placement_group_arn = get("PlacementGroupArn")
-        made.add_tags(tags)
-        _created(backend)[made.id] = made
+    backend = response.ec2_backend
+    _take_capacity(zone, instance_type, count)
+    made = _reservation_class()(backend, random_id(prefix="cr"), start=datetime.now(UTC), end=end)
+    made.instance_type, made.availability_zone, made.total_instance_count = instance_type, zone, count
+    made.instance_platform = get("InstancePlatform")
+    made.tenancy = get("Tenancy") or "default"
+    made.instance_match_criteria = get("InstanceMatchCriteria") or "open"
+    made.placement_group_arn = get("PlacementGroupArn")
+    made.add_tags(tags)
+    _created(backend)[made.id] = made
     return result(CapacityReservation=made)
 
 
@@ -301,9 +298,8 @@ def _describe(response: Any) -> Any:
     response.error_on_dryrun()
     backend = response.ec2_backend
     names = response._get_param("CapacityReservationIds", [])
-    with LOCK:
-        known = {**_created(backend), **_blocks(backend)}
-        found = [_find(backend, name) for name in names] if names else list(known.values())
+    known = {**_created(backend), **_blocks(backend)}
+    found = [_find(backend, name) for name in names] if names else list(known.values())
     filters = response._filters_from_querystring()
     return result(CapacityReservations=generic_filter(filters, found))
 
@@ -322,29 +318,25 @@ def _own(response: Any) -> Any:
 
 def _modify(response: Any) -> Any:
     response.error_on_dryrun()
-    with LOCK:
-        found = _own(response)
-        count = response._get_int_param("InstanceCount")
-        if count is not None:
-            if count < found.used():
-                client_error(
-                    "InvalidParameterValue", "InstanceCount is smaller than the number of used instances."
-                )
-            _take_capacity(found.availability_zone, found.instance_type, count - found.total_instance_count)
-            found.total_instance_count = count
-        if response._get_param("EndDateType") == "unlimited":
-            found.end_date, found.end_date_type = None, "unlimited"
-        elif end := _time(response._get_param("EndDate")):
-            found.end_date, found.end_date_type = end, "limited"
+    found = _own(response)
+    count = response._get_int_param("InstanceCount")
+    if count is not None:
+        if count < found.used():
+            invalid_value("InstanceCount is smaller than the number of used instances.")
+        _take_capacity(found.availability_zone, found.instance_type, count - found.total_instance_count)
+        found.total_instance_count = count
+    if response._get_param("EndDateType") == "unlimited":
+        found.end_date, found.end_date_type = None, "unlimited"
+    elif end := _time(response._get_param("EndDate")):
+        found.end_date, found.end_date_type = end, "limited"
     return result(Return=True)
 
 
 def _cancel(response: Any) -> Any:
     response.error_on_dryrun()
-    with LOCK:
-        found = _own(response)
-        found.cancelled = True
-        CONDITIONS.use_capacity(found.availability_zone, found.instance_type, -found.total_instance_count)
+    found = _own(response)
+    found.cancelled = True
+    CONDITIONS.use_capacity(found.availability_zone, found.instance_type, -found.total_instance_count)
     return result(Return=True)
 
 

@@ -1,18 +1,22 @@
 """RunInstances: checks a request before anything is created, and calls the other modules in EC2's order.
 
-A launch is all or nothing up to MinCount, and leaves nothing behind when it fails.
+A launch is all or nothing up to MinCount, and leaves nothing behind when it fails. The same ClientToken
+returns the same reservation. Tokens are zonal, as on EC2: if a request names a zone or subnet, the token is
+valid for that zone only, and the same token with another zone launches a second set of instances.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from base64 import b64decode
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from cloudddp.sim.ec2 import (
     capacity,
     catalog,
-    client_tokens,
     interfaces,
     placement,
     reservations,
@@ -20,10 +24,11 @@ from cloudddp.sim.ec2 import (
     spot,
     volumes,
 )
-from cloudddp.sim.ec2.current_request import is_spot, parameters, serving
-from cloudddp.sim.ec2.patch import LOCK, client_error, override
+from cloudddp.sim.ec2.patch import backend_data, client_error, invalid_value, override, parameters, serving
 
 _USER_DATA_LIMIT = 16384  # bytes, before base64
+_NOT_COMPARED = ("ClientToken", "DryRun")
+_MAX_TOKEN = 64  # characters
 
 
 def install() -> None:
@@ -44,13 +49,61 @@ def _respond(original: Callable[..., Any], self: Any) -> Any:
     _check_profile(self, request.get("IamInstanceProfile") or {})
     if request.get("DryRun"):
         return original(self)
-    with LOCK:
-        reservation, new = client_tokens.launch_once(
-            self.ec2_backend, request, lambda: _create(self, request, original)
+    reservation, new = _launch_once(self.ec2_backend, request, lambda: _create(self, request, original))
+    if not new:
+        _show_current_states(self)
+    return ActionResult(reservation)
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    digest: str
+    reservation: Any
+
+
+def _launch_once(backend: Any, request: dict[str, Any], launch: Callable[[], Any]) -> tuple[Any, bool]:
+    """Return the reservation for a request, from `launch` or from an earlier request, and whether it is
+    new."""
+    token = request.get("ClientToken")
+    if not token:
+        return launch(), True
+    if len(token) > _MAX_TOKEN or not token.isascii():
+        invalid_value(f"Invalid client token '{token}': at most {_MAX_TOKEN} ASCII characters")
+    known: dict[tuple[str, str], _Launched] = backend_data(backend, "tokens", dict)
+    key, digest = (token, _token_zone(backend, request)), _digest(request)
+    if key not in known:
+        known[key] = _Launched(digest, launch())
+        return known[key].reservation, True
+    if known[key].digest != digest:
+        client_error(
+            "IdempotentParameterMismatch",
+            "Arguments on this idempotent request are inconsistent with arguments used in previous "
+            "request(s).",
         )
-        if not new:
-            _show_current_states(self)
-        return ActionResult(reservation)
+    if all(instance.state == "terminated" for instance in known[key].reservation.instances):
+        client_error(
+            "IdempotentInstanceTerminated",
+            "The request to launch an instance uses the same client token as a previous request for which "
+            "the instance has been terminated.",
+        )
+    return known[key].reservation, False
+
+
+def _token_zone(backend: Any, request: dict[str, Any]) -> str:
+    """Return the zone that the request names, also through a subnet; '' if EC2 is to choose."""
+    nics = request.get("NetworkInterfaces") or []
+    for subnet_id in (request.get("SubnetId"), *(nic.get("SubnetId") for nic in nics)):
+        if subnet_id:
+            return str(backend.get_subnet(subnet_id).availability_zone)
+    for nic in nics:
+        if nic.get("NetworkInterfaceId"):
+            return str(backend.get_network_interface(nic["NetworkInterfaceId"]).availability_zone)
+    return str((request.get("Placement") or {}).get("AvailabilityZone") or "")
+
+
+def _digest(request: dict[str, Any]) -> str:
+    compared = {name: value for name, value in request.items() if name not in _NOT_COMPARED}
+    return hashlib.sha256(json.dumps(compared, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _plain(value: Any) -> Any:
@@ -86,13 +139,9 @@ def _show_current_states(response: Any) -> None:
 def _check_counts(request: dict[str, Any]) -> None:
     minimum, maximum = int(request.get("MinCount", 1)), int(request.get("MaxCount", 1))
     if minimum < 1:
-        client_error(
-            "InvalidParameterValue", f"Value ({minimum}) for parameter minCount is invalid. Minimum is 1."
-        )
+        invalid_value(f"Value ({minimum}) for parameter minCount is invalid. Minimum is 1.")
     if minimum > maximum:
-        client_error(
-            "InvalidParameterValue", f"minCount ({minimum}) must not be more than maxCount ({maximum})"
-        )
+        invalid_value(f"minCount ({minimum}) must not be more than maxCount ({maximum})")
 
 
 def _check_user_data(encoded: Any) -> None:
@@ -101,7 +150,7 @@ def _check_user_data(encoded: Any) -> None:
     except ValueError:
         return  # moto rejects it
     if size > _USER_DATA_LIMIT:
-        client_error("InvalidParameterValue", f"User data is limited to {_USER_DATA_LIMIT} bytes")
+        invalid_value(f"User data is limited to {_USER_DATA_LIMIT} bytes")
 
 
 def _check_profile(response: Any, profile: dict[str, Any]) -> None:
@@ -120,29 +169,27 @@ def _check_profile(response: Any, profile: dict[str, Any]) -> None:
     except ServiceException:
         by = "arn" if profile.get("Arn") else "name"
         value = profile.get("Arn") or profile.get("Name")
-        client_error(
-            "InvalidParameterValue",
+        invalid_value(
             f"Value ({value}) for parameter iamInstanceProfile.{by} is invalid. "
-            f"Invalid IAM Instance Profile {by if by == 'name' else 'ARN'}",
+            f"Invalid IAM Instance Profile {by if by == 'name' else 'ARN'}"
         )
 
 
 def _launch(
     original: Callable[..., Any], self: Any, image_id: str, count: int, *args: Any, **kwargs: Any
 ) -> Any:
-    with LOCK:
-        launch, group, reserved = _check(self, image_id, count, kwargs)
-        granted = capacity.grant(self, launch)
-        kwargs["disable_api_termination"] = bool(parameters().get("DisableApiTermination"))
-        reservation = _all_or_none(self, lambda: original(self, image_id, granted, *args, **kwargs))
-        for instance in reservation.instances:
-            if reserved is None:
-                capacity.allocate(instance)
-            else:
-                reservations.join(instance, reserved)
-            instance.reservation_id = reservation.id
-            _complete(instance, group, kwargs)
-        return reservation
+    launch, group, reserved = _check(self, image_id, count, kwargs)
+    granted = capacity.grant(self, launch)
+    kwargs["disable_api_termination"] = bool(parameters().get("DisableApiTermination"))
+    reservation = _all_or_none(self, lambda: original(self, image_id, granted, *args, **kwargs))
+    for instance in reservation.instances:
+        if reserved is None:
+            capacity.allocate(instance)
+        else:
+            reservations.join(instance, reserved)
+        instance.reservation_id = reservation.id
+        _complete(instance, group, kwargs)
+    return reservation
 
 
 def _check(
@@ -174,7 +221,7 @@ def _check(
         instance_type=instance_type,
         zone=zone,
         names_zone=names_zone,
-        spot=is_spot(kwargs),
+        spot="spot" in (kwargs.get("lifecycle"), kwargs.get("instance_market_options")),
         min_count=min_count,
         max_count=max_count,
         addresses=capacity.addresses_of(nics, kwargs.get("subnet_id")),
@@ -232,7 +279,7 @@ def _check_exists(backend: Any, image_id: str, kwargs: dict[str, Any], instance_
     if kwargs.get("key_name"):
         backend.describe_key_pairs(key_names=[kwargs["key_name"]])
     if instance_type not in catalog.types():
-        client_error("InvalidParameterValue", f"Invalid value '{instance_type}' for InstanceType.")
+        invalid_value(f"Invalid value '{instance_type}' for InstanceType.")
 
 
 def _all_or_none(backend: Any, launch: Callable[[], Any]) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cloudddp.sim.ec2 import security_groups
-from cloudddp.sim.ec2.patch import LOCK, client_error, override
+from cloudddp.sim.ec2.patch import client_error, invalid_value, override
 
 _PROTOCOL_NAMES = {"6": "tcp", "17": "udp", "1": "icmp", "58": "icmpv6"}
 _WITH_PORTS = ("tcp", "udp", "icmp", "icmpv6")
@@ -49,15 +49,14 @@ def normalize(protocol: Any, first: Any, last: Any) -> tuple[str, int | None, in
 
 def _protocol(value: Any) -> str:
     if value in (None, ""):
-        client_error(
-            "InvalidParameterValue",
-            "Invalid value 'null' for protocol. VPC security group rules must specify protocols explicitly.",
+        invalid_value(
+            "Invalid value 'null' for protocol. VPC security group rules must specify protocols explicitly."
         )
     text = _PROTOCOL_NAMES.get(str(value), str(value).lower())
     if text in (*_WITH_PORTS, "-1"):
         return text
     if not (text.isascii() and text.isdigit() and int(text) <= 255):
-        client_error("InvalidParameterValue", f"Invalid value '{value}' for IP protocol. Unknown protocol.")
+        invalid_value(f"Invalid value '{value}' for IP protocol. Unknown protocol.")
     return str(int(text))
 
 
@@ -65,15 +64,12 @@ def _number(value: Any) -> int | None:
     try:
         return None if value is None else int(value)
     except ValueError:
-        client_error("InvalidParameterValue", f"Invalid value '{value}' for portRange.")
+        invalid_value(f"Invalid value '{value}' for portRange.")
 
 
 def _require_both(first: int | None, last: int | None, what: str) -> tuple[int, int]:
     if first is None or last is None:
-        client_error(
-            "InvalidParameterValue",
-            f"Invalid value 'Must specify both from and to ports with {what}.' for portRange.",
-        )
+        invalid_value(f"Invalid value 'Must specify both from and to ports with {what}.' for portRange.")
     return first, last
 
 
@@ -81,9 +77,9 @@ def _ports(first: int | None, last: int | None) -> tuple[int, int]:
     first, last = _require_both(first, last, "TCP/UDP")
     for name, port in (("from", first), ("to", last)):
         if not 0 <= port <= 65535:
-            client_error("InvalidParameterValue", f"TCP/UDP ({name}) port ({port}) out of range")
+            invalid_value(f"TCP/UDP ({name}) port ({port}) out of range")
     if first > last:
-        client_error("InvalidParameterValue", f"Invalid TCP/UDP port range ({first}:{last})")
+        invalid_value(f"Invalid TCP/UDP port range ({first}:{last})")
     return first, last
 
 
@@ -91,11 +87,9 @@ def _icmp(first: int | None, last: int | None) -> tuple[int, int]:
     first, last = _require_both(first, last, "ICMP")
     for name, number in (("type", first), ("code", last)):
         if not -1 <= number <= 255:
-            client_error("InvalidParameterValue", f"ICMP {name} ({number}) out of range")
+            invalid_value(f"ICMP {name} ({number}) out of range")
     if first == -1 and last != -1:
-        client_error(
-            "InvalidParameterValue", f"ICMP code ({last}) requires a type: all types (-1) take all codes (-1)"
-        )
+        invalid_value(f"ICMP code ({last}) requires a type: all types (-1) take all codes (-1)")
     return first, last
 
 
@@ -106,7 +100,7 @@ def network(key: str, text: Any) -> str:
         # int(): Python would also accept a netmask, or no prefix.
         return str(_NETWORKS[key]((address, int(bits)), strict=False))
     except ValueError:
-        client_error("InvalidParameterValue", f"CIDR block {text} is malformed")
+        invalid_value(f"CIDR block {text} is malformed")
 
 
 def _ranges(listed: list[Any]) -> list[dict[str, Any]]:
@@ -157,7 +151,7 @@ def _check_new(rules: list[dict[str, Any]]) -> None:
         for source in sources:
             key = (rule["ip_protocol"], rule["from_port"], rule["to_port"], source)
             if key in seen:
-                client_error("InvalidParameterValue", "The same permission must not appear multiple times")
+                invalid_value("The same permission must not appear multiple times")
             seen.add(key)
 
 
@@ -180,20 +174,19 @@ def _remove_meaningless_ports(rule: Any) -> None:
 def _modify(
     original: Callable[..., None], self: Any, group_id: str, rules: dict[str, dict[str, Any]]
 ) -> None:
-    with LOCK:
-        changes = {name: _normalized_change(rule) for name, rule in rules.items()}
-        security_groups.find(
-            self, (new["ReferencedGroupId"] for new in changes.values() if new.get("ReferencedGroupId"))
-        )
-        group = self.get_security_group_by_name_or_id(group_id)
-        for name, new in changes.items():
-            _check_kind(group and group.get_rule(name), new)
-        original(self, group_id, changes)
-        for name, new in changes.items():
-            rule = group.get_rule(name)
-            _remove_meaningless_ports(rule)
-            if new.get("ReferencedGroupId"):  # which moto does not change
-                rule.source_group = {**rule.source_group, "GroupId": new["ReferencedGroupId"]}
+    changes = {name: _normalized_change(rule) for name, rule in rules.items()}
+    security_groups.find(
+        self, (new["ReferencedGroupId"] for new in changes.values() if new.get("ReferencedGroupId"))
+    )
+    group = self.get_security_group_by_name_or_id(group_id)
+    for name, new in changes.items():
+        _check_kind(group and group.get_rule(name), new)
+    original(self, group_id, changes)
+    for name, new in changes.items():
+        rule = group.get_rule(name)
+        _remove_meaningless_ports(rule)
+        if new.get("ReferencedGroupId"):  # which moto does not change
+            rule.source_group = {**rule.source_group, "GroupId": new["ReferencedGroupId"]}
 
 
 def _check_kind(rule: Any, new: dict[str, Any]) -> None:
@@ -209,10 +202,9 @@ def _check_kind(rule: Any, new: dict[str, Any]) -> None:
     for name, value in had.items():
         if new.get(name) and not value:
             old = next((kind for kind, kept in had.items() if kept), "other")
-            client_error(
-                "InvalidParameterValue",
+            invalid_value(
                 f"Invalid rule type for security group rule '{rule.id}'. "
-                f"You may not specify {name} for an existing {old} rule.",
+                f"You may not specify {name} for an existing {old} rule."
             )
 
 
@@ -237,29 +229,27 @@ def _rules(response: Any) -> tuple[Any, list[Any]]:
 def _authorize(original: Callable[..., Any], self: Any) -> Any:
     """Create all rules of a request or none, and return all. moto keeps those before the one that it
     rejects."""
-    with LOCK:
-        group, before = _rules(self)
-        try:
-            answer = original(self)
-        except Exception:
-            if group:
-                group.ingress_rules = [rule for rule in group.ingress_rules if _contains(before, rule)]
-                group.egress_rules = [rule for rule in group.egress_rules if _contains(before, rule)]
-            raise
-        new = [rule for rule in _rules(self)[1] if not _contains(before, rule)]
-        answer.result["SecurityGroupRules"] = new
-        return answer
+    group, before = _rules(self)
+    try:
+        answer = original(self)
+    except Exception:
+        if group:
+            group.ingress_rules = [rule for rule in group.ingress_rules if _contains(before, rule)]
+            group.egress_rules = [rule for rule in group.egress_rules if _contains(before, rule)]
+        raise
+    new = [rule for rule in _rules(self)[1] if not _contains(before, rule)]
+    answer.result["SecurityGroupRules"] = new
+    return answer
 
 
 def _revoke(original: Callable[..., Any], self: Any) -> Any:
-    with LOCK:
-        _, before = _rules(self)
-        answer = original(self)
-        after = _rules(self)[1]
-        answer.result["RevokedSecurityGroupRules"] = [
-            _description(rule) for rule in before if not _contains(after, rule)
-        ]
-        return answer
+    _, before = _rules(self)
+    answer = original(self)
+    after = _rules(self)[1]
+    answer.result["RevokedSecurityGroupRules"] = [
+        _description(rule) for rule in before if not _contains(after, rule)
+    ]
+    return answer
 
 
 def _contains(rules: list[Any], rule: Any) -> bool:

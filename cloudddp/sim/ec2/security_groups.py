@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from cloudddp.sim.ec2.patch import LOCK, client_error, override, result, wrap
+from cloudddp.sim.ec2.patch import client_error, override, result, wrap
 
 
 def install() -> None:
@@ -85,41 +85,38 @@ def _check_vpc(subnet: Any, groups: Iterable[Any]) -> None:
 def _modify_instance(
     original: Callable[..., Any], self: Any, instance_id: str, new_group_id_list: list[str]
 ) -> Any:
-    with LOCK:
-        instance, groups = self.get_instance(instance_id), find(self, new_group_id_list)
-        if len(instance.nics) > 1:
-            client_error(
-                "InvalidInstanceID",
-                f"There are multiple interfaces attached to instance '{instance_id}'. "
-                "Please specify an interface ID for the operation instead.",
-            )
-        _check_vpc(instance.nics[0].subnet, groups)
-        instance.nics[0]._group_set = groups
-        return original(self, instance_id, new_group_id_list)
+    instance, groups = self.get_instance(instance_id), find(self, new_group_id_list)
+    if len(instance.nics) > 1:
+        client_error(
+            "InvalidInstanceID",
+            f"There are multiple interfaces attached to instance '{instance_id}'. "
+            "Please specify an interface ID for the operation instead.",
+        )
+    _check_vpc(instance.nics[0].subnet, groups)
+    instance.nics[0]._group_set = groups
+    return original(self, instance_id, new_group_id_list)
 
 
 def _modify_interface(
     original: Callable[..., None], self: Any, eni_id: str, group_ids: list[str], *args: Any, **kwargs: Any
 ) -> None:
-    with LOCK:
-        interface, groups = self.get_network_interface(eni_id), find(self, group_ids)
-        _check_vpc(interface.subnet, groups)
-        original(self, eni_id, group_ids, *args, **kwargs)
-        instance = interface.instance
-        if groups and instance is not None and instance.nics.get(0) is interface:
-            instance.security_groups = list(groups)
+    interface, groups = self.get_network_interface(eni_id), find(self, group_ids)
+    _check_vpc(interface.subnet, groups)
+    original(self, eni_id, group_ids, *args, **kwargs)
+    instance = interface.instance
+    if groups and instance is not None and instance.nics.get(0) is interface:
+        instance.security_groups = list(groups)
 
 
 def _delete(
     original: Callable[..., Any], self: Any, name: str | None = None, group_id: str | None = None
 ) -> Any:
-    with LOCK:
-        group = self.get_security_group_from_id(group_id) if group_id else None
-        if name and not group_id:
-            group = self.get_security_group_from_name(name)
-        if group:
-            _check_unused(self, group, by_name=not group_id)
-        return original(self, name=name, group_id=group_id)
+    group = self.get_security_group_from_id(group_id) if group_id else None
+    if name and not group_id:
+        group = self.get_security_group_from_name(name)
+    if group:
+        _check_unused(self, group, by_name=not group_id)
+    return original(self, name=name, group_id=group_id)
 
 
 def _respond_to_delete(original: Callable[..., Any], self: Any) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from cloudddp.sim.ec2.patch import LOCK, client_error, override, wrap
+from cloudddp.sim.ec2.patch import client_error, override, wrap
 
 BY_USER = "instance-terminated-by-user"
 NO_CAPACITY = "instance-terminated-no-capacity"
@@ -129,13 +129,12 @@ def _describe(
 def _cancel(backend: Any, request_ids: list[str]) -> list[Any]:
     """Cancel requests and keep them: moto deletes them, EC2 shows them for hours and leaves the instance
     running."""
-    with LOCK:
-        _check_exist(backend, request_ids)
-        cancelled = [backend.spot_instance_requests[one] for one in request_ids]
-        for one in cancelled:
-            if one.state in ("active", "open"):
-                _set_state(one, "cancelled", "request-canceled-and-instance-running")
-        return cancelled
+    _check_exist(backend, request_ids)
+    cancelled = [backend.spot_instance_requests[one] for one in request_ids]
+    for one in cancelled:
+        if one.state in ("active", "open"):
+            _set_state(one, "cancelled", "request-canceled-and-instance-running")
+    return cancelled
 
 
 def _check_exist(backend: Any, request_ids: list[str]) -> None:

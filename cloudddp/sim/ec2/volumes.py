@@ -6,10 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 from cloudddp.sim.ec2 import encryption
-from cloudddp.sim.ec2.ami_catalog import ROOT_GIB
-from cloudddp.sim.ec2.current_request import parameters
-from cloudddp.sim.ec2.images import BY_ID
-from cloudddp.sim.ec2.patch import client_error, override, wrap
+from cloudddp.sim.ec2.images import BY_ID, ROOT_GIB
+from cloudddp.sim.ec2.patch import (
+    client_error,
+    invalid_combination,
+    invalid_value,
+    override,
+    parameters,
+    wrap,
+)
 
 _GP3_THROUGHPUT = 125  # MiB/s, AWS's default
 _GP3_MAX_THROUGHPUT = 2000
@@ -47,22 +52,18 @@ def _check_throughput(ebs: dict[str, Any]) -> None:
     if not throughput:
         return
     if ebs.get("VolumeType") != "gp3":
-        client_error(
-            "InvalidParameterCombination",
-            f"The parameter throughput is not supported for {ebs.get('VolumeType')} volumes.",
-        )
+        invalid_combination(f"The parameter throughput is not supported for {ebs.get('VolumeType')} volumes.")
     if not _GP3_THROUGHPUT <= throughput <= _GP3_MAX_THROUGHPUT:
         bound = (
             f"minimum is {_GP3_THROUGHPUT}"
             if throughput < _GP3_THROUGHPUT
             else f"maximum is {_GP3_MAX_THROUGHPUT}"
         )
-        client_error("InvalidParameterValue", f"Volume throughput of {throughput} is not valid; {bound}.")
+        invalid_value(f"Volume throughput of {throughput} is not valid; {bound}.")
     if throughput / iops > 0.25:
-        client_error(
-            "InvalidParameterValue",
+        invalid_value(
             f"Throughput (MiBps) to iops ratio of {throughput / iops:.6f} is too high; maximum is 0.250000 "
-            "MiBps per iops",
+            "MiBps per iops"
         )
 
 

@@ -35,8 +35,6 @@ SUPPORTED = frozenset(
     """.split()
 )
 _TRUE = ("true", "1", "yes")
-# As in cloud-init, no HOME.
-_ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
 
 
 def early(config: dict[str, Any], keys: list[str], *, chown_to_user: Callable[..., None]) -> None:
@@ -163,7 +161,7 @@ def _run(path: Path) -> None:
             stdout=log,
             stderr=log,
             cwd="/",
-            env={**_ENVIRONMENT, "INSTANCE_ID": on_node.facts()["instance_id"]},
+            env={**on_node.ENVIRONMENT, "INSTANCE_ID": on_node.facts()["instance_id"]},
         )
 
 

@@ -8,6 +8,7 @@ a frozen node stop with it, as those of a real machine do. services.py keeps the
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import pwd
@@ -21,12 +22,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import boot, child_processes, on_node, services
+from . import child_processes, cloud_init, log, on_node, services
 from .sshd import Sshd
 
 GRACE_SECONDS = 3.0  # between SIGTERM and the end of the node; systemd's default is 90
 _DESCRIPTORS = 3
-_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+NOLOGIN = Path("/run/nologin")
+# What systemd-tmpfiles writes during the boot; systemd-user-sessions.service removes it
+# (tmpfiles.d/systemd-nologin.conf).
+_NOLOGIN_TEXT = (
+    "System is booting up. Unprivileged users are not permitted to log in yet. Please come back later."
+)
+DPKG_LOCK = Path("/var/lib/dpkg/lock-frontend")
+_reached_sysinit = threading.Event()  # D-Bus and logind are up
 _is_init = False  # set once this process is known to be the init of a simulated node
 _scheduled: list[threading.Timer] = []  # a shutdown that was requested for later
 
@@ -44,8 +52,59 @@ def main(ssh: Sshd, *, report: int = -1, chown_to_user: Callable[..., None] = la
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # which the kernel does not deliver to pid 1
     manager = services.Services(ssh)
     threading.Thread(target=serve, args=(manager, listen()), daemon=True).start()
-    threading.Thread(target=boot.run, args=(manager, ssh, report, chown_to_user), daemon=True).start()
+    threading.Thread(target=_boot, args=(manager, ssh, report, chown_to_user), daemon=True).start()
     manager.run_timers()
+
+
+# -- the boot, as on Ubuntu ---------------------------------------------------------------------------------
+# cloud-init-network.service (bootcmd, write_files, host keys) is ordered before sysinit.target, so nothing
+# that waits for that target runs yet: no D-Bus and no logind, but systemd itself answers root on
+# /run/systemd/private. sshd comes after it, and cloud-final.service (runcmd, scripts) last. Timers run from
+# the beginning.
+
+
+def _boot(manager: services.Services, ssh: Sshd, report: int, chown_to_user: Callable[..., None]) -> None:
+    """Boot the node. An error before sshd runs ends the node, and is written to the descriptor `report`."""
+    facts = on_node.facts()
+    wanted = facts.get("boot", {})
+    config = facts.get("cloud_config", {})
+    try:
+        cloud_init.early(config, facts.get("login_keys", []), chown_to_user=chown_to_user)
+        _reached_sysinit.set()
+        manager.start_enabled()
+        if wanted.get("nologin_seconds"):
+            NOLOGIN.write_text(f"{_NOLOGIN_TEXT}\n")
+        time.sleep(wanted.get("ssh_seconds", 0))
+        if problem := ssh.start():
+            raise RuntimeError(problem)
+        os.close(report)
+    except Exception as error:
+        os.write(report, str(error).encode(errors="replace")[:2000])
+        os._exit(1)
+    _later(_end_nologin, wanted.get("nologin_seconds", 0))
+    _later(_hold_dpkg_lock, wanted.get("apt_lock_seconds", 0))
+    time.sleep(wanted.get("final_seconds", 0))
+    cloud_init.late(config, facts.get("script", ""))
+
+
+def _later(action: Callable[[float], Any], seconds: float) -> None:
+    if seconds:
+        threading.Thread(target=action, args=(seconds,), daemon=True).start()
+
+
+def _end_nologin(seconds: float) -> None:
+    time.sleep(seconds)
+    NOLOGIN.unlink(missing_ok=True)
+
+
+def _hold_dpkg_lock(seconds: float) -> None:
+    """Hold the lock that apt takes first, as unattended-upgrades does in the minutes after the first boot."""
+    try:
+        with DPKG_LOCK.open("a") as file:
+            fcntl.lockf(file, fcntl.LOCK_EX)
+            time.sleep(seconds)
+    except OSError as error:
+        log.write(f"{DPKG_LOCK}: {error}")
 
 
 # -- power -------------------------------------------------------------------------------------------------
@@ -78,7 +137,7 @@ def _schedule_power(message: dict[str, Any]) -> dict[str, Any]:
     A shutdown at a later time is a D-Bus call to logind (systemd's systemctl-logind.c), so it fails in
     bootcmd; one that is due now falls back to a request to systemd.
     """
-    if float(message.get("seconds", 0)) > 0 and not boot.has_bus():
+    if float(message.get("seconds", 0)) > 0 and not _reached_sysinit.is_set():
         return {"error": "Failed to connect to bus: No such file or directory"}
     while _scheduled:
         _scheduled.pop().cancel()
@@ -174,7 +233,7 @@ def _sudo(message: dict[str, Any], descriptors: list[int], connection: socket.so
     except KeyError:
         return {"error": f"unknown user {message['user']}"}
     environment = {
-        "PATH": _SYSTEM_PATH,
+        "PATH": on_node.SYSTEM_PATH,
         "HOME": account.pw_dir,
         "USER": account.pw_name,
         "LOGNAME": account.pw_name,

@@ -8,10 +8,9 @@ import threading
 import time
 from pathlib import Path
 
-from . import child_processes, log, sshd, units
+from . import child_processes, log, on_node, sshd, units
 
 STAMPS = Path("/var/lib/systemd/timers")
-_ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
 _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _SUB_STATES = {"failed": "failed", "activating": "start", "active": "running"}
 
@@ -117,7 +116,7 @@ class Services:
             "UnitFileState": "" if not unit else "enabled" if self._wanted(name) else "disabled",
             "FragmentPath": str(unit.path) if unit else "",
             "Result": "exit-code" if state == "failed" else "success",
-            "NextElapseUSecRealtime": _systemd_time(realtime) if realtime else "",
+            "NextElapseUSecRealtime": systemd_time(realtime) if realtime else "",
             "NextElapseUSecMonotonic": f"{monotonic - self.booted:.6f}s" if monotonic else "infinity",
         }
 
@@ -221,7 +220,9 @@ class Services:
         state = "inactive"
         for argv, ignore_failure in units.commands(service):
             try:
-                process = child_processes.start(argv, stdin=subprocess.DEVNULL, env=_ENVIRONMENT, cwd="/")
+                process = child_processes.start(
+                    argv, stdin=subprocess.DEVNULL, env=on_node.ENVIRONMENT, cwd="/"
+                )
             except OSError as error:
                 log.write(f"{service.name}: {error}")
                 if not ignore_failure:
@@ -262,7 +263,7 @@ def _touch(stamp: Path) -> None:
         log.write(f"{stamp.name}: {error}")
 
 
-def _systemd_time(at: float) -> str:
+def systemd_time(at: float) -> str:
     # Not strftime's %a: systemd prints English whatever the locale.
     day = time.gmtime(at)
     return f"{_DAYS[day.tm_wday]} {time.strftime('%Y-%m-%d %H:%M:%S', day)} UTC"

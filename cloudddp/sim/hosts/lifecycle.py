@@ -14,16 +14,15 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from cloudddp.sim.ec2 import capacity, encryption, instance_status, reservations, spot
-from cloudddp.sim.ec2.account_conditions import CONDITIONS
+from cloudddp.sim.ec2 import capacity, encryption, instance_states, instance_status, reservations, spot
+from cloudddp.sim.ec2.catalog import CONDITIONS
 from cloudddp.sim.ec2.patch import LOCK
 from cloudddp.sim.guest import log
 from cloudddp.sim.hosts import moto_instances
 from cloudddp.sim.hosts.host_backend import Hosts
-from cloudddp.sim.hosts.moto_instances import require_state, set_reason, set_state, set_user_initiated
+from cloudddp.sim.hosts.moto_instances import set_reason, set_state, set_user_initiated
 from cloudddp.sim.hosts.node_spec import spec_of
 
-VISIBLE_SECONDS = 3600.0  # EC2 shows a terminated instance for about an hour
 _END_SECONDS = 45.0  # longer than processes.kill may take
 _MAINTAINED = "Server.ScheduledStop: Stopped due to a scheduled event"
 _INTERRUPTED = "Server.SpotInstanceTermination: Instance terminated due to spot interruption"
@@ -43,7 +42,7 @@ class Timing:
     booting: float = 0.0
     shutting_down: float = 0.0
     unknown: float = 0.0
-    visible: float = VISIBLE_SECONDS
+    visible: float = 3600.0
 
 
 @dataclass(slots=True)
@@ -58,6 +57,13 @@ class _Record:
     doomed: str = ""  # the reason why it will end instead of running
     created: float = field(default_factory=time.monotonic)
     ended: float | None = None
+
+
+def run_later(seconds: float, action: Callable[..., None], *arguments: Any) -> None:
+    """Call `action` in a thread of its own after so many seconds."""
+    timer = threading.Timer(min(max(0.0, seconds), threading.TIMEOUT_MAX), action, arguments)
+    timer.daemon = True
+    timer.start()
 
 
 class Lifecycle:
@@ -93,21 +99,22 @@ class Lifecycle:
         """Return moto's instance. Raises KeyError."""
         return self._records[instance_id].instance
 
-    def describe(self) -> list[dict[str, Any]]:
-        """Return a record for each instance that is not terminated; see control.nodes."""
+    def describe(self) -> list[tuple[Any, dict[str, Any]]]:
+        """Return each instance of moto's that is not terminated, with a record of it; see control.nodes."""
         records = [one for one in list(self._records.values()) if one.instance.state != "terminated"]
         hosts = self._hosts.describe([record.instance.id for record in records])
-        return [
-            {
-                "instance_id": record.instance.id,
-                "state": record.instance.state,
-                "private_ip": record.instance.private_ip,
-                "public_ip": record.instance.public_ip,
-                "deadline": record.deadline.strftime("%Y-%m-%dT%H:%M:%SZ") if record.deadline else None,
-                **host,
+        found = []
+        for record, host in zip(records, hosts, strict=True):
+            instance, deadline = record.instance, record.deadline
+            node = {
+                "instance_id": instance.id,
+                "state": instance.state,
+                "private_ip": instance.private_ip,
+                "public_ip": instance.public_ip,
+                "deadline": deadline.strftime("%Y-%m-%dT%H:%M:%SZ") if deadline else None,
             }
-            for record, host in zip(records, hosts, strict=True)
-        ]
+            found.append((instance, {**node, **host}))
+        return found
 
     def visible(self, reservation: Any) -> Any | None:
         """Return the reservation without instances that EC2 does not know yet, or no longer; None if none is
@@ -136,12 +143,7 @@ class Lifecycle:
                 self._records[instance.id].doomed = f"{failure.code}: {failure.message or failure.code}"
         for instance in instances:
             if (ends := reservations.ends(instance)) is not None:
-                seconds = max(0.0, (ends - datetime.now(UTC)).total_seconds())
-                timer = threading.Timer(
-                    min(seconds, threading.TIMEOUT_MAX), self._end_of_block, (instance.id,)
-                )
-                timer.daemon = True
-                timer.start()
+                run_later((ends - datetime.now(UTC)).total_seconds(), self._end_of_block, instance.id)
             self._in_background(self._boot, instance.id)
 
     def terminate(self, instance: Any, reason: str = "") -> Any:
@@ -188,7 +190,7 @@ class Lifecycle:
 
     def reboot(self, instance: Any) -> None:
         with LOCK:
-            require_state(instance, ("pending", "running"), "rebooted")
+            instance_states.check_states((instance,), ("pending", "running"), "rebooted")
         self._in_background(self._reboot, instance.id)
 
     def interrupt(self, instance_id: str) -> None:

@@ -9,9 +9,7 @@ nothing of user data.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import ipaddress
-import json
 import os
 import shutil
 import sys
@@ -61,7 +59,7 @@ class LoopbackHosts:
     def boot(self, spec: NodeSpec) -> None:
         """Return when SSH answers on the private and on the public address. Raises OSError, ValueError."""
         folder = self._folder(spec.instance_id)
-        host_key = host_keys.load(folder, spec.user_data.host_key)
+        host_key = self._host_key(spec)
         _create_files(folder, spec)
         server = NodeServer(
             workspace=Workspace(folder / "home", self._environment(spec.instance_id), lambda: server.open),
@@ -144,18 +142,15 @@ class LoopbackHosts:
     async def _move(self, node: _Node, address: str | None) -> None:
         node.server.close_listeners(keep=node.spec.private_ip)
         if address:
-            host_key = host_keys.load(self._folder(node.spec.instance_id), node.spec.user_data.host_key)
-            await node.server.listen(address, self._port, host_key)
+            await node.server.listen(address, self._port, self._host_key(node.spec))
 
     def _reload_host_key(self, node: _Node) -> None:
         """As sshd does at SIGHUP: new connections get the current host key."""
         os.read(node.reload_pipe, 1 << 10)
         try:
-            host_key = host_keys.load(self._folder(node.spec.instance_id), node.spec.user_data.host_key)
+            node.server.set_host_key(self._host_key(node.spec))
         except (OSError, ValueError) as error:
             log.write(f"{node.spec.instance_id}: {error}")
-            return
-        node.server.set_host_key(host_key)
 
     async def _close(self, node: _Node) -> None:
         self._loop.remove_reader(node.reload_pipe)
@@ -163,6 +158,9 @@ class LoopbackHosts:
         node.server.close()
 
     # -- files ---------------------------------------------------------------------------------------------
+
+    def _host_key(self, spec: NodeSpec) -> Any:
+        return host_keys.load(self._folder(spec.instance_id), spec.user_data.host_key)
 
     def _folder(self, instance_id: str) -> Path:
         return node_folder.nodes_folder(self._home) / instance_id
@@ -205,16 +203,7 @@ def _create_files(folder: Path, spec: NodeSpec) -> None:
     for name, text in scripts.items():
         (folder / "bin" / name).write_text(text)
         (folder / "bin" / name).chmod(0o755)
-    _create_python_startup(folder / "python", spec)
+    shutil.copy(Path(python_startup.__file__), folder / "python" / "sitecustomize.py")
+    spec.write_facts(folder / "python")
     venv, prefixes = folder / "venv", (Path(sys.prefix), Path(sys.base_prefix))
     python_environment.create(venv, venv, prefix=prefixes[0], base_prefix=prefixes[1])
-
-
-def _create_python_startup(folder: Path, spec: NodeSpec) -> None:
-    """Create the `sitecustomize` of the node's Pythons, and what it reads."""
-    shutil.copy(Path(python_startup.__file__), folder / "sitecustomize.py")
-    gpus, boot = [name for name, _ in spec.gpus], dataclasses.asdict(spec.boot)
-    (folder / "node.json").write_text(json.dumps({"gpus": gpus, "boot": boot}))
-    (folder / "cold").unlink(missing_ok=True)
-    if spec.boot.first_import_seconds:
-        (folder / "cold").write_text(str(spec.boot.first_import_seconds))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from cloudddp.sim.ec2.patch import LOCK, override
+from cloudddp.sim.ec2.patch import override
 
 # Errors that EC2 shows in the message only (github.com/hashicorp/packer/issues/12683).
 _STATE_REASON_CODES = {"Client.InvalidKMSKey.InvalidState": "Client.InternalError"}
@@ -39,14 +39,8 @@ def install(hooks: Hooks) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     override(Instance, "__init__", _create_pending)
     override(EC2Backend, "run_instances", functools.partial(_launch, hooks))
     override(EC2Backend, "all_reservations", functools.partial(_list, hooks))
-    methods = {
-        "terminate": hooks.terminate,
-        "stop": hooks.stop,
-        "start": hooks.start,
-        "reboot": hooks.reboot,
-    }
-    for name, method in methods.items():
-        setattr(Instance, name, _function(method))
+    for name in ("terminate", "stop", "start", "reboot"):
+        setattr(Instance, name, _function(getattr(hooks, name)))
     return originals
 
 
@@ -56,9 +50,8 @@ def _create_pending(original: Callable[..., None], instance: Any, *args: Any, **
 
 
 def _launch(hooks: Hooks, original: Callable[..., Any], backend: Any, *args: Any, **kwargs: Any) -> Any:
-    with LOCK:
-        reservation = original(backend, *args, **kwargs)
-        hooks.launched(reservation.instances)
+    reservation = original(backend, *args, **kwargs)
+    hooks.launched(reservation.instances)
     return reservation
 
 
@@ -89,16 +82,3 @@ def set_user_initiated(instance: Any) -> None:
     code = "Client.UserInitiatedShutdown"
     instance.state_reason.code, instance.state_reason.message = code, f"{code}: User initiated shutdown"
     instance._reason = f"User initiated ({datetime.now(UTC):%Y-%m-%d %H:%M:%S} GMT)"
-
-
-def require_state(instance: Any, allowed: tuple[str, ...], action: str) -> None:
-    """Fail the request unless the instance is in one of the states. `action`: a participle, such as
-    "rebooted".
-    """
-    from moto.ec2.exceptions import EC2ClientError
-
-    if instance.state not in allowed:
-        raise EC2ClientError(
-            "IncorrectInstanceState",
-            f"The instance '{instance.id}' is not in a state from which it can be {action}.",
-        )

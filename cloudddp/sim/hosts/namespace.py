@@ -7,9 +7,7 @@ itself; this module boots it, attaches it to the network, injects faults, and en
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import ipaddress
-import json
 import os
 import shutil
 import sys
@@ -20,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudddp.sim.guest import log, on_node
-from cloudddp.sim.hosts.machine import memory, overlay, process, rootfs
+from cloudddp.sim.hosts.machine import overlay, process, rootfs
 from cloudddp.sim.hosts.node_folder import nodes_folder
 from cloudddp.sim.hosts.node_spec import NodeSpec
 from cloudddp.sim.linux import kernel, processes
@@ -29,7 +27,6 @@ from cloudddp.sim.net.router import Router, node_commands
 
 _ENDINGS = {status: ending for ending, status in on_node.EXIT_STATUS.items()}
 _SHRINKS = 50  # attempts, while a program writes to the disk
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # what Ubuntu's PAM sets at login
 
 
 @dataclass(slots=True)
@@ -187,8 +184,8 @@ class NamespaceHosts:
         for name in ("disk", "state"):
             (folder / name).mkdir(mode=0o755, parents=True, exist_ok=True)
         if not os.path.ismount(folder / "disk"):
-            size = self._disk_sizes[spec.instance_id] = memory.disk_size(spec.disk_gib << 30)
-            options = memory.tmpfs_options(size, "755")
+            size = self._disk_sizes[spec.instance_id] = rootfs.disk_size(spec.disk_gib << 30)
+            options = rootfs.tmpfs_options(size, "755")
             kernel.mount("tmpfs", folder / "disk", "tmpfs", kernel.MS_NODEV, options)
         # Not on this computer's disk: root of the node writes here, and could leave a setuid program. New at
         # each boot, which must not depend on what the node has left there.
@@ -196,9 +193,7 @@ class NamespaceHosts:
             kernel.unmount(folder / "state")
         flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
         kernel.mount("tmpfs", folder / "state", "tmpfs", flags, "mode=755,size=1m,nr_inodes=256")
-        (folder / "state" / "node.json").write_text(json.dumps(_facts(spec)))
-        if seconds := spec.boot.first_import_seconds:
-            (folder / "state" / "cold").write_text(str(seconds))
+        spec.write_facts(folder / "state")
 
     def _start(self, folder: Path, spec: NodeSpec, interface: str) -> _Host:
         def attach(pid: int) -> None:
@@ -233,10 +228,10 @@ class NamespaceHosts:
             hosts_file=self._hosts_file,
             prefix=Path(sys.prefix),
             base_prefix=Path(sys.base_prefix),
-            shared_memory=memory.shared_memory_size(),
+            shared_memory=rootfs.shared_memory_size(),
             network_commands="\n".join(commands),
             environment={
-                "PATH": _PATH,
+                "PATH": on_node.SYSTEM_PATH,
                 "PYTHONPATH": f"/{rootfs.PYTHON_STARTUP}",
                 "AWS_ENDPOINT_URL_S3": f"http://{S3}:{S3_PORT}",
             },
@@ -272,17 +267,3 @@ class NamespaceHosts:
 
 def _hostname(private_ip: str) -> str:
     return f"ip-{private_ip.replace('.', '-')}"
-
-
-def _facts(spec: NodeSpec) -> dict[str, Any]:
-    """Return the node's description, which on_node.facts reads."""
-    seed = int(spec.instance_id[-8:], 16)
-    return {
-        "instance_id": spec.instance_id,
-        "gpus": [{"name": name, "memory_mib": memory_mib, "seed": seed} for name, memory_mib in spec.gpus],
-        "efa_devices": spec.efa_devices,
-        "cloud_config": spec.user_data.config,
-        "script": spec.user_data.script,
-        "login_keys": list(spec.login_keys),
-        "boot": dataclasses.asdict(spec.boot),
-    }

@@ -36,11 +36,10 @@ class Process:
 def read(pid: int) -> Process | None:
     """Return the process with this pid, or None if it is gone, a zombie, or another user's."""
     try:
-        stat = (_PROC / str(pid) / "stat").read_text()
+        fields = _stat(pid)
         environ = (_PROC / str(pid) / "environ").read_bytes()
     except OSError:
         return None
-    fields = stat[stat.rindex(")") + 2 :].split()
     if fields[0] in "ZX":
         return None
     marks = dict(item.partition(b"=")[::2] for item in environ.split(b"\0"))
@@ -88,12 +87,17 @@ class Handle:
             self._descriptor = -1
 
 
+def _stat(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat after the name. Raises OSError."""
+    text = (_PROC / str(pid) / "stat").read_text()
+    return text[text.rindex(")") + 2 :].split()
+
+
 def _parent(pid: int) -> int:
     try:
-        stat = (_PROC / str(pid) / "stat").read_text()
+        return int(_stat(pid)[1])
     except OSError:
         return 0
-    return int(stat[stat.rindex(")") + 2 :].split()[1])
 
 
 def _all_processes() -> Iterator[Process]:

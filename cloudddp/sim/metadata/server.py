@@ -6,6 +6,7 @@ import contextlib
 import socket
 import threading
 import time
+from http.client import responses
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -15,13 +16,6 @@ ADDRESS = ("169.254.169.254", 80)
 
 _CONNECTION_SECONDS = 10.0  # for a connection in total, whether or not it is active
 _MAX_CONNECTIONS = 64  # of one node at a time, so that it cannot keep the others from being served
-_REASONS = {
-    400: "Bad Request",
-    401: "Unauthorized",
-    403: "Forbidden",
-    404: "Not Found",
-    405: "Method Not Allowed",
-}
 
 
 class MetadataServer(ThreadingHTTPServer):
@@ -99,4 +93,4 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _error_page(status: int) -> bytes:
-    return f"<html><head><title>{status} - {_REASONS[status]}</title></head></html>\n".encode()
+    return f"<html><head><title>{status} - {responses[status]}</title></head></html>\n".encode()

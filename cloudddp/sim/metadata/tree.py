@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from cloudddp.sim.ec2 import instance_status, node_roles, role_sessions
+from cloudddp.sim.ec2 import instance_status, key_pairs, role_sessions
 
 _VERSION = re.compile(r"latest|1\.0|\d{4}-\d\d-\d\d")
 
@@ -84,16 +84,16 @@ def _metadata(instance: Any) -> Tree:
         },
         "placement": _placement(instance),
         "profile": "default-hvm",
-        "reservation-id": _reservation(instance),
+        "reservation-id": instance.reservation_id,
         "security-groups": "\n".join(group.name for group in primary.group_set),
         "services": {"domain": "amazonaws.com", "partition": "aws"},
         "system": "nitro",
     }
-    if (profile := node_roles.profile_of(instance)) is not None:
+    if (profile := role_sessions.profile_of(instance)) is not None:
         tree["iam"] = _iam(instance, profile)
     if instance.public_ip:
         tree |= {"public-hostname": instance.public_dns_name, "public-ipv4": instance.public_ip}
-    if key := _public_key(instance):
+    if key := key_pairs.public_key(instance):
         tree["public-keys"] = {_LISTING: f"0={instance.key_name}", "0": {"openssh-key": key}}
     if instance.metadata_options.instance_metadata_tags == "enabled":
         tree["tags"] = {"instance": {tag["key"]: tag["value"] for tag in instance.get_tags()}}
@@ -110,8 +110,8 @@ def _iam(instance: Any, profile: Any) -> Tree:
         "InstanceProfileId": profile.id,
     }
     tree: Tree = {"info": json.dumps(info, indent=2)}
-    if (role := node_roles.role_of(instance)) is not None:
-        session = node_roles.session_of(instance, role)
+    if (role := next(iter(profile.roles), None)) is not None:
+        session = role_sessions.session_of(instance, role)
         credentials = {
             "Code": "Success",
             "LastUpdated": now,
@@ -158,17 +158,6 @@ def _placement(instance: Any) -> Tree:
     if instance.placement.group_name:
         tree["group-name"] = instance.placement.group_name
     return tree
-
-
-def _reservation(instance: Any) -> str:
-    reservations = list(instance.ec2_backend.reservations.values())
-    return next((one.id for one in reservations if any(i.id == instance.id for i in one.instances)), "")
-
-
-def _public_key(instance: Any) -> str:
-    pair = instance.ec2_backend.key_pairs.get(instance.key_name)
-    material = pair.material_public if pair else ""
-    return (material.decode() if isinstance(material, bytes) else str(material)).strip()
 
 
 def _maintenance(instance: Any) -> Tree:

@@ -1,7 +1,10 @@
 """Translates moto's security groups and routes to the router's policy. Reads moto's objects and changes none.
 
-The policy becomes part of the text that `nft` parses, so only ids, addresses and numbers pass: a malformed
-rule must neither inject anything nor prevent the others from taking effect.
+The most specific active route of a subnet's table decides how it reaches addresses outside its VPC: by an
+internet gateway, by a NAT gateway, or not at all ("Route priority",
+https://docs.aws.amazon.com/vpc/latest/userguide/route-tables-priority.html). The policy becomes part of the
+text that `nft` parses, so only ids, addresses and numbers pass: a malformed rule must neither inject anything
+nor prevent the others from taking effect.
 """
 
 from __future__ import annotations
@@ -9,10 +12,10 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from cloudddp.sim.net.policy import LAPTOP, PUBLIC, Member, Policy, Rule
-from cloudddp.sim.net.routes import way_out
 
 _POOL = PUBLIC.partition("/")[0]  # stands for all public addresses but the laptop's
 _ID = re.compile(r"[A-Za-z0-9-]+")
@@ -45,7 +48,7 @@ def policy_for(instances: Iterable[Any], vpn: Mapping[str, str] | None = None) -
 def _member(instance: Any, interface: Any, groups: tuple[str, ...]) -> Member:
     public = instance.public_ip or None
     backend, subnet = interface.subnet.ec2_backend, interface.subnet
-    out, back = way_out(backend, subnet, _POOL), way_out(backend, subnet, LAPTOP)
+    out, back = _way_out(backend, subnet, _POOL), _way_out(backend, subnet, LAPTOP)
     return Member(
         private=instance.private_ip,
         public=public,
@@ -55,6 +58,60 @@ def _member(instance: Any, interface: Any, groups: tuple[str, ...]) -> Member:
         answers_public=out.gateway,
         answers_laptop=back.gateway,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _WayOut:
+    """What the route to an address leads to. `nat` is the public address of a NAT gateway, or None."""
+
+    gateway: bool = False
+    nat: str | None = None
+
+
+def _way_out(backend: Any, subnet: Any, destination: str) -> _WayOut:
+    """Return the way from a subnet to an address outside its VPC."""
+    route = _route(_table(backend, subnet), ipaddress.IPv4Address(destination))
+    if route is None or route.state != "active":
+        return _WayOut()
+    if str(getattr(route.gateway, "id", "")).startswith("igw-"):
+        return _WayOut(gateway=True)
+    if route.nat_gateway is not None:
+        return _WayOut(nat=_nat_address(backend, route.nat_gateway, destination))
+    return _WayOut()
+
+
+def _table(backend: Any, subnet: Any) -> Any | None:
+    """Return the subnet's own route table, else the main one of its VPC."""
+    tables = [one for one in list(backend.route_tables.values()) if one.vpc_id == subnet.vpc_id]
+    own = [one for one in tables if subnet.id in list(one._associations.values())]
+    return next(iter([*own, *(one for one in tables if one.main_association_id)]), None)
+
+
+def _route(table: Any | None, destination: ipaddress.IPv4Address) -> Any | None:
+    found = []
+    for route in table.routes if table is not None else ():
+        try:
+            network = ipaddress.IPv4Network(route.destination_cidr_block or "", strict=False)
+        except ValueError:  # IPv6, or a prefix list
+            continue
+        if destination in network and not route.local:
+            found.append((network.prefixlen, route))
+    return max(found, key=lambda one: one[0])[1] if found else None
+
+
+def _nat_address(backend: Any, nat: Any, destination: str) -> str | None:
+    """Return the public address of a NAT gateway that itself has a way out through an internet gateway."""
+    if nat.connectivity_type == "private":  # None is EC2's default, public
+        return None
+    subnet = next(
+        (s for zone in list(backend.subnets.values()) for s in zone.values() if s.id == nat.subnet_id), None
+    )
+    route = (
+        _route(_table(backend, subnet), ipaddress.IPv4Address(destination)) if subnet is not None else None
+    )
+    if route is None or not str(getattr(route.gateway, "id", "")).startswith("igw-"):
+        return None
+    return next((one["publicIp"] for one in nat.address_set if one.get("publicIp")), None)
 
 
 def _rules(listed: Iterable[Any]) -> tuple[Rule, ...]:

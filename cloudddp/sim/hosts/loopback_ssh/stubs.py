@@ -7,13 +7,11 @@ would change the machine: a loopback node shares it with the user.
 from __future__ import annotations
 
 import shlex
-from datetime import datetime
 
-from cloudddp.sim.guest import devices
-from cloudddp.sim.hosts.user_data import UserData
+from cloudddp.sim.guest import devices, services
+from cloudddp.sim.hosts.node_spec import UserData
 
 _REFUSED = ("poweroff", "shutdown", "reboot", "halt")
-_DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 
 _REFUSAL = """#!/bin/sh
 echo "simulated node: $(basename "$0") is refused: the node shares this computer" >&2
@@ -106,38 +104,26 @@ while [ $# -gt 0 ]; do
     esac
     shift
 done
-known() {{ [ -n "$timer" ] && [ "$unit" = "$timer" ]; }}
-property() {{
-    if known; then
-        case "$1" in
-        ActiveState) echo active ;;
-        SubState) echo waiting ;;
-        LoadState) echo loaded ;;
-        UnitFileState) echo enabled ;;
-        Result) echo success ;;
-        Id) echo "$unit" ;;
-        NextElapseUSecRealtime) echo {elapse} ;;
-        *) return 1 ;;
-        esac
-    else
-        case "$1" in
-        ActiveState) echo inactive ;;
-        SubState) echo dead ;;
-        LoadState) echo not-found ;;
-        UnitFileState | NextElapseUSecRealtime) echo ;;
-        Result) echo success ;;
-        Id) echo "$unit" ;;
-        *) return 1 ;;
-        esac
-    fi
-}}
+active=inactive sub=dead load=not-found enabled= next= known=no
+if [ -n "$timer" ] && [ "$unit" = "$timer" ]; then
+    active=active sub=waiting load=loaded enabled=enabled next={elapse} known=yes
+fi
 case "$verb" in
-is-active) if known; then echo active; else echo inactive; exit 3; fi ;;
-is-enabled) if known; then echo enabled; else echo not-found; exit 4; fi ;;
+is-active) echo $active; [ $known = yes ] || exit 3 ;;
+is-enabled) echo ${{enabled:-not-found}}; [ $known = yes ] || exit 4 ;;
 show)
     [ -n "$props" ] || props=Id,LoadState,ActiveState,SubState,UnitFileState,Result,NextElapseUSecRealtime
     for name in $(echo "$props" | tr , ' '); do
-        answer=$(property "$name") || continue
+        case "$name" in
+        ActiveState) answer=$active ;;
+        SubState) answer=$sub ;;
+        LoadState) answer=$load ;;
+        UnitFileState) answer=$enabled ;;
+        Result) answer=success ;;
+        Id) answer=$unit ;;
+        NextElapseUSecRealtime) answer=$next ;;
+        *) continue ;;
+        esac
         if [ "$value" = yes ]; then echo "$answer"; else echo "$name=$answer"; fi
     done
     ;;
@@ -158,7 +144,7 @@ def scripts(
 ) -> dict[str, str]:
     """Return name and text of each command, for a node with these GPUs, of which the last have failed, and
     EFA devices."""
-    elapse = _systemd_time(user_data.deadline) if user_data.deadline else ""
+    elapse = services.systemd_time(user_data.deadline.timestamp()) if user_data.deadline else ""
     systemctl = _SYSTEMCTL.format(timer=shlex.quote(user_data.timer), elapse=shlex.quote(elapse))
     good = len(gpus) - min(failed_gpus, len(gpus))
     listed = [f"GPU {index}: {name} (simulated)" for index, name in enumerate(gpus[:good])]
@@ -176,8 +162,3 @@ def scripts(
         "fi_info": _EFA.format(list=domains) if efa_devices else _NO_EFA,
         "systemctl": systemctl,
     }
-
-
-def _systemd_time(moment: datetime) -> str:
-    # Not strftime's %a: systemd prints English whatever the locale.
-    return f"{_DAYS[moment.weekday()]} {moment:%Y-%m-%d %H:%M:%S} UTC"

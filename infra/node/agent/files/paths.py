@@ -26,12 +26,6 @@ def describe(path: Union[str, Path]) -> Optional[Entry]:
         return None
 
 
-def temporary(path: Path) -> Path:
-    """Return where a file is written before it gets its name. One that a killed process has left is no
-    snapshot and no result."""
-    return path.with_name(f".{os.getpid()}{TEMPORARY}")
-
-
 def remove_temporaries(folder: Path, folders: Iterable[str]) -> None:
     """Delete temporary files of a sync that was killed, in these folders below `folder`. Symbolic links are
     not followed. Folders that no longer exist are skipped."""

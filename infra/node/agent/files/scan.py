@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Optional
 
-from agent.files import paths, pull_record, share_record
+from agent.files import paths, records
 from agent.files.selection import NewFile
 from agent.files.sync_record import Synced
 from agent.files.tree import Found, LeftOut, Tree
@@ -55,14 +55,14 @@ class Scan:
         left_out: Optional[LeftOut] = None,
         present: Collection[str] = (),
     ) -> None:
-        self._copies = share_record.read(folder)
+        self._copies = records.received(folder)
         self._present = frozenset(present)
         self.folder, self.since, self.again, self.seconds = folder, since, again, seconds
         self.outputs = [os.path.normpath(name) for name in outputs]
         self.scratch = frozenset(os.path.normpath(name) for name in scratch)
         self.manifest = Synced(folder).recorded
         self.synced = {str(parent) for name in self.manifest for parent in Path(name).parents}
-        self.record = pull_record.read(folder)
+        self.record = records.pulled(folder)
         self.left = {name: why for name, why in self.record.left.items() if os.path.lexists(folder / name)}
         self._renamed: dict[str, int] = {}  # folder -> its ctime
         self.late = False

@@ -63,7 +63,7 @@ def run(request: StartRequest) -> None:
             signal.signal(number, signal.SIG_DFL)  # a shutdown must not wait for copies
     transfer = copy = None
     if request.snapshots is not None and request.snapshots.patterns and not asked_to_end:
-        from agent.share import handover  # 35 ms, which a job without snapshots need not take
+        from agent.share import handover  # which a job without snapshots need not import
 
         transfer = handover.start(request, began)
     if request.results is not None and not asked_to_end:

@@ -11,24 +11,25 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Callable, Optional
 
-from agent.gang import events, step
+from agent.gang import events, preflight, step
 from agent.gang.decision import Budget
-from agent.gang.facts import FactCollector
 from agent.gang.mesh import Mesh
 from agent.gang.state import GangState, Policy, initial
 from agent.gang.watches import Watches
 from agent.jobs import job_record, phases, poweroff
-from agent.node import commands, kernel, processes
+from agent.node import commands, kernel, processes, store
 from agent.node.shared_memory import SupervisorHeartbeat, last_line
 from agent.ranks import attempt, causes, launchers
 from agent.ranks.attempt import Attempt, Look
 from agent.watch.notices import NoticeWatch
-from cloudddp.agent.protocol.gang import Facts, Kind, Message
+from cloudddp.agent.protocol.gang import MAX_FACT, Facts, Kind, Message
 from cloudddp.agent.protocol.start import OnStall, StartRequest
 
 PAUSE = 0.05  # seconds between two looks at the ranks
@@ -177,11 +178,16 @@ class _Supervisor:
             self._watches.note_isolated_ranks(self._attempt.running_ranks)
 
     def _while_copying(self) -> Iterator[events.Event]:
-        for message in self._watches.copy():
+        spread = self._watches.spread
+        if spread is None:
+            yield events.Copied()
+            return
+        for message in spread.turn():
             self._send(message)
-        if self._watches.copy_error:
-            yield events.CopyFailed(self._watches.copy_error)
-        elif self._watches.is_copied:
+        if spread.error:
+            yield events.CopyFailed(spread.error)
+        elif spread.is_done:
+            spread.close()
             yield events.Copied()
 
     def _watch_stall(self) -> Iterator[events.Event]:
@@ -237,7 +243,8 @@ class _Supervisor:
 
     def _begin_attempt(self) -> None:
         self._record.running(self._attempt.number)
-        self._watches.start_copying()
+        if self._watches.spread is not None:
+            self._watches.spread.start()
 
     def _start_ranks(self) -> None:
         self._watches.begin()
@@ -259,8 +266,8 @@ class _Supervisor:
     def _end_ranks(self, action: events.EndRanks) -> None:
         if action.cancelled and self._cancelled_at is None:
             self._cancelled_at = self._record.time_of_cancel()
-        if not self._state.ranks_started:
-            self._watches.stop_copying()
+        if not self._state.ranks_started and self._watches.spread is not None:
+            self._watches.spread.close()
         self._attempt.end(action.grace, saving=action.saving)
 
     def _announce_stop(self, action: events.AnnounceStop) -> None:
@@ -276,3 +283,38 @@ class _Supervisor:
     def _note(self, action: events.Note) -> None:
         job_record.note(self._record.folder, action.text)
         self._watches.noted()
+
+
+class FactCollector:
+    """Collects in a thread what this node is like, while the nodes of a job connect to each other, and calls
+    `on_found`. `found` is None until then."""
+
+    def __init__(self, request: StartRequest, *, on_found: Callable[[], object]) -> None:
+        self.found: Optional[Facts] = None
+        self._request = request
+        self._on_found = on_found
+        first = request.processes[0] if request.processes else None
+        word = (first.launcher or first.rank)[0] if first else ""
+        python = commands.program(word, store.project_folder(request.project))
+        threading.Thread(target=self._collect, args=(python,), daemon=True).start()
+
+    def _collect(self, python: str) -> None:
+        problems: list[str] = []
+        copying = threading.Thread(target=lambda: problems.append(self._cannot_copy()), daemon=True)
+        copying.start()
+        try:
+            found = preflight.facts(python, Path.home())
+            copying.join()
+            defects = [one[:MAX_FACT] for one in problems if one]
+            self.found = replace(found, defects=(*found.defects, *defects))
+        finally:
+            self.found = self.found or Facts()
+            with contextlib.suppress(OSError):  # the socket is full, or closed
+                self._on_found()
+
+    def _cannot_copy(self) -> str:
+        if self._request.results is None:
+            return ""
+        from agent.s3 import copies  # 35 ms, which a job without results in S3 need not take
+
+        return copies.check(self._request)

@@ -24,7 +24,7 @@ class Watches:
     def __init__(self, request: StartRequest, folder: Path, attempt: int) -> None:
         self._request = request
         self._folder = folder
-        self._spread = _spread(request, attempt)
+        self.spread = _spread(request, attempt)  # what copies files before the ranks start, if anything does
         self._stragglers = StragglerWatch(request.node, folder, request.straggler_seconds)
         self.begin()
 
@@ -47,8 +47,8 @@ class Watches:
             job_record.keep_stall(self._folder, message.stall)
         elif message.kind is Kind.STRAGGLERS:
             self._keep_stragglers(message.stragglers)
-        elif message.kind in (Kind.SNAPSHOT, Kind.COPIED) and self._spread is not None:
-            self._spread.act(node, message)
+        elif message.kind in (Kind.SNAPSHOT, Kind.COPIED) and self.spread is not None:
+            self.spread.act(node, message)
 
     def noted(self) -> None:
         """The agent has written into the logs, which is no output of the ranks."""
@@ -63,32 +63,6 @@ class Watches:
     def paces(self) -> tuple[Pace, ...]:
         """Return how long the steps of the ranks of this node take."""
         return self._stragglers.paces()
-
-    # -- copies before the ranks start -----------------------------------------------------------------------
-
-    def start_copying(self) -> None:
-        if self._spread is not None:
-            self._spread.start()
-
-    def stop_copying(self) -> None:
-        if self._spread is not None:
-            self._spread.close()
-
-    def copy(self) -> Iterator[Message]:
-        if self._spread is not None:
-            yield from self._spread.turn()
-            if self._spread.is_done and not self._spread.error:
-                self._spread.close()
-
-    @property
-    def copy_error(self) -> str:
-        """Why this node cannot get what its ranks continue from, or ''."""
-        return "" if self._spread is None else self._spread.error
-
-    @property
-    def is_copied(self) -> bool:
-        """Whether every node has it."""
-        return self._spread is None or self._spread.is_done
 
     # -- while the ranks run ---------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from agent.jobs import phases
-from agent.node import store
+from agent.node import processes, store
 from cloudddp.agent.protocol.codec import MAX_COUNT
 from cloudddp.agent.protocol.jobs import RankRecord
 from cloudddp.agent.protocol.training import TrainingState, TrainingStatus
@@ -22,6 +22,11 @@ STATUS_LIMIT = 1 << 14  # bytes of a training status
 def read(folder: Path) -> list[RankRecord]:
     records = [store.read(path, RankRecord) for _, path in phases.rank_files(folder, ".json")]
     return [record for record in records if record is not None]
+
+
+def running(folder: Path) -> list[RankRecord]:
+    """Return the records of the ranks that run."""
+    return [one for one in read(folder) if one.exit_code is None and one.pid and processes.born(one.pid)]
 
 
 def settle(folder: Path, records: Sequence[RankRecord], *, asked: bool) -> None:

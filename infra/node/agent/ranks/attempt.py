@@ -127,7 +127,7 @@ class Attempt:
 
     def running_ranks(self) -> list[int]:
         """Return the pids of the ranks that run."""
-        return [one.pid for one in rank_records.read(self._folder) if one.exit_code is None and one.pid]
+        return [one.pid for one in rank_records.running(self._folder) if one.pid]
 
     def _wrappers(self) -> list[int]:
         """Return the wrappers of the ranks that run."""

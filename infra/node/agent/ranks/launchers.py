@@ -95,13 +95,8 @@ def raise_limits() -> None:
         (resource.RLIMIT_MEMLOCK, resource.RLIM_INFINITY),
     ):
         soft, hard = resource.getrlimit(kind)
-        wanted = (
-            hard
-            if most == resource.RLIM_INFINITY
-            else most
-            if hard == resource.RLIM_INFINITY
-            else min(hard, most)
-        )
+        limits = [one for one in (hard, most) if one != resource.RLIM_INFINITY]
+        wanted = min(limits, default=resource.RLIM_INFINITY)
         if soft != resource.RLIM_INFINITY and (wanted == resource.RLIM_INFINITY or wanted > soft):
             with contextlib.suppress(OSError, ValueError):
                 resource.setrlimit(kind, (wanted, hard))

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from agent.files import share_record
-from agent.files.share_record import Received
+from agent.files import records
+from agent.files.records import Received
 from cloudddp.agent.protocol.peer import Peer
 from cloudddp.agent.protocol.snapshots import (
     LATEST,
@@ -41,7 +41,7 @@ def plan(
     one, and at most half of the free space. Raises OSError."""
     notes: list[str] = []
     usable = _usable(offers, search, notes)
-    known, wanted, in_the_way = share_record.read(project), [], {}
+    known, wanted, in_the_way = records.received(project), [], {}
     for one in default_copies(usable, {peer.node: peer.id for peer in peers}):
         if node not in one.lacking:
             continue

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from agent.files import paths, selection, share_record
+from agent.files import paths, records, selection
+from agent.files.records import Received
 from agent.files.scan import Scan
-from agent.files.share_record import Received
 from agent.jobs import phases
 from agent.node import store
 from agent.node.link import Link
@@ -58,7 +58,7 @@ def written(search: SnapshotSearch) -> tuple[tuple[Snapshot, ...], tuple[str, ..
     """Return what jobs wrote on this node, and copies of what they wrote on others, as `every`; and names of
     what is beyond the limits."""
     project, began = store.project_folder(search.project), phases.first_began()
-    copied = share_record.read(project)
+    copied = records.received(project)
     scan = Scan(project, search.outputs, search.scratch, began, again=0)
     own, copies = [], []
     for one in scan if began else ():
@@ -101,7 +101,7 @@ def _found(search: SnapshotSearch) -> list[Snapshot]:
     """Return the files that match, the newest first."""
     project = store.project_folder(search.project)
     excluded = set(search.exclude)
-    copied = share_record.read(project)
+    copied = records.received(project)
     found: dict[str, Snapshot] = {}
     for pattern in search.patterns:
         # Before Python 3.13 a pattern that ends with ** finds folders only.

@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Optional
 
-from agent.files import share_record
-from agent.files.share_record import Origin
+from agent.files import records
+from agent.files.records import Origin
 from agent.jobs import job_record
 from agent.node import store
 from agent.node.link import REFUSED, Link, Server
@@ -239,7 +239,7 @@ class Spread:
             if origin and origin != self._peers[self._node].id:
                 copies_of[file.path] = Origin(origin, file.mtime_ns, file.size)
         if copies_of:
-            share_record.add(self._project, copies_of)
+            records.add_received(self._project, copies_of)
 
     def _receive_file(self, link: Link, source: int, file: Snapshot) -> None:
         link.write("path", file.path)

@@ -1,28 +1,37 @@
 """Does a step: reads its request, does what it asks for, writes the reply; or, with `serve`, one step after
 another over one SSH channel, which saves the laptop a channel and this node an interpreter for each.
 
+A job is served by one version of the agent: files and processes of another one might be misread, and a rank
+left running. So the store of another version is taken over while no job runs, and refused while one does.
 `serve` does every step in a fork. What follows a step on stdout and on stderr says that it has ended: the
 laptop reads them as they are until then. The last step is done by the process itself.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sys
 from importlib import import_module
 from types import ModuleType
+from typing import Optional
 
-from agent.steps import version
-from cloudddp.agent.protocol import ExitCode
+from agent.jobs import phases
+from agent.node import store
+from cloudddp.agent.protocol import SAFE_STEPS, VERSION, ExitCode
 from cloudddp.agent.protocol.codec import MAX_REQUEST, ProtocolError, decode, encode, encode_utf8
 from cloudddp.agent.protocol.serve import HEAD, STDERR_END, stdout_end
+from cloudddp.agent.protocol.version import VersionConflict
 
 STEPS = tuple(
     """
         probe receive setup start follow kill jobs new_files pulled pack stacks conclude poweroff
     """.split()
 )
+VERSION_FILE = "version"
+UNRECORDED, UNREADABLE = 1, 0  # before version 2 no version was recorded
+MAX_DIGITS = 8
 
 
 def main(step: str, *request: bytes) -> int:
@@ -54,7 +63,7 @@ def run(step: str, *given: bytes) -> int:
         request = decode(data, module.REQUEST)
     except ProtocolError as error:
         raise SystemExit(f"bad request: {error}") from None
-    conflict = version.conflict(step)
+    conflict = _conflict(step)
     if conflict is not None:
         sys.stderr.write(encode(conflict).decode() + "\n")
         return int(ExitCode.OTHER_VERSION)
@@ -111,3 +120,40 @@ def _read(size: int) -> bytes:
 def _exit_code(status: int) -> int:
     """Return what a shell would return for a process that ended like this."""
     return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+# -- the version of the agent that the store belongs to -----------------------------------------------------
+
+
+def _stored() -> int:
+    try:
+        text = store.read_bytes(store.ROOT / VERSION_FILE, MAX_DIGITS + 1).decode("ascii").strip()
+    except FileNotFoundError:
+        return UNRECORDED
+    except (OSError, ValueError):
+        return UNREADABLE
+    return int(text) if text.isdigit() else UNREADABLE
+
+
+def _conflict(step: str) -> Optional[VersionConflict]:
+    """Return why a step must not run now, or None once the store is of this version."""
+    if step in SAFE_STEPS or _stored() == VERSION:
+        return None
+    with store.locked("jobs"):
+        found = _stored()
+        if found == VERSION:
+            return None
+        running = phases.running_jobs()
+        if running:
+            return VersionConflict(found, VERSION, tuple(running))
+        _take_over()
+    return None
+
+
+def _take_over() -> None:
+    """Record this version, and remove the agents of other versions, which are no longer in use."""
+    with contextlib.suppress(OSError):  # on a full disk the next step tries again
+        store.replace(store.ROOT / VERSION_FILE, f"{VERSION}\n".encode())
+    for path in store.ROOT.glob("agent-*.py"):
+        with contextlib.suppress(OSError):
+            path.unlink()

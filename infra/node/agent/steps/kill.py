@@ -9,7 +9,6 @@ from pathlib import Path
 
 from agent.jobs import phases, rank_records
 from agent.node import processes, store
-from cloudddp.agent.protocol.jobs import RankRecord
 from cloudddp.agent.protocol.kill import KillReply, KillRequest
 from cloudddp.agent.protocol.phases import JobPhase
 
@@ -42,7 +41,7 @@ def _mark(folder: Path, token: str) -> None:
 
 def _end_job(folder: Path, job: phases.JobFile, request: KillRequest) -> KillReply:
     task = phases.task(folder, job.node)
-    alive = {one.rank for one in rank_records.read(folder) if _runs(one)}
+    alive = {one.rank for one in rank_records.running(folder)}
     found = len(processes.find(task))
     ended, left = processes.end(task, request.grace, ask=not _supervisor_ends(folder))
     ended = max(ended, found)
@@ -69,10 +68,6 @@ def _end_job(folder: Path, job: phases.JobFile, request: KillRequest) -> KillRep
         training=rank_records.training_status(folder),
         started=bool(rank_records.read(folder)),
     )
-
-
-def _runs(record: RankRecord) -> bool:
-    return record.exit_code is None and bool(processes.born(record.pid or 0))
 
 
 def _supervisor_ends(folder: Path) -> bool:

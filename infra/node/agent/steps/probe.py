@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Optional
 
@@ -33,10 +34,13 @@ def step(request: ProbeRequest) -> ProbeReply:
     if request.boot_seconds:
         machine.wait_for_boot(request.boot_seconds)
     timer = _deadline_timer() if request.deadline else {}
-    counting = None if request.only_files else _Counting(request.gpus, request.gpu_seconds)
+    counted = wrote = None
+    if not request.only_files:  # nvidia-smi loads the driver; meanwhile files can be looked at
+        counted = _Found(lambda: machine.count_gpus(request.gpus, request.gpu_seconds))
     folders, version = _different_folders(folder, request.manifest_digest)
-    wrote = _Wrote(folder) if request.manifest_digest and not request.only_files else None
-    gpus = counting.result() if counting else 0
+    if request.manifest_digest and not request.only_files:
+        wrote = _Found(lambda: was_written_by_jobs(folder))
+    gpus = counted.within() if counted else 0
     python = machine.find_python(request.python, folder)
     running = tuple(phases.running_jobs())
     # A job may use all of the GPUs' memory.
@@ -57,46 +61,29 @@ def step(request: ProbeRequest) -> ProbeReply:
         efa=machine.count_efa() if request.efa else 0,
         folders=folders,
         version=version,
-        wrote=wrote is not None and wrote.result(),
+        wrote=wrote is not None and bool(wrote.within(WROTE_SECONDS, late=True)),
         torch_gpus=torch_gpus,
         torch_error=torch_error,
         origin=origin_of(folder),
     )
 
 
-class _Counting:
-    """Counts the GPUs in a thread: nvidia-smi loads the driver, and meanwhile files can be looked at."""
+class _Found:
+    """What a function finds in a thread, while this step does something else."""
 
-    def __init__(self, expected: int, seconds: float) -> None:
+    def __init__(self, find: Callable[[], int]) -> None:
         self._found = 0
-        self._thread = threading.Thread(target=self._count, args=(expected, seconds), daemon=True)
+        self._find = find
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def _count(self, expected: int, seconds: float) -> None:
-        self._found = machine.count_gpus(expected, seconds)
+    def _run(self) -> None:
+        self._found = self._find()
 
-    def result(self) -> int:
-        self._thread.join()
-        return self._found
-
-
-class _Wrote:
-    """Looks in a thread whether earlier jobs wrote anything in the project."""
-
-    def __init__(self, project: Path) -> None:
-        self._found = False
-        self._thread = threading.Thread(target=self._look, args=(project,), daemon=True)
-        if any(map(phases.was_started, phases.job_folders())):
-            self._thread.start()
-
-    def result(self) -> bool:
-        """Return whether they did, or whether that is not known in time."""
-        if self._thread.ident:
-            self._thread.join(WROTE_SECONDS)
-        return self._found or self._thread.is_alive()
-
-    def _look(self, project: Path) -> None:
-        self._found = was_written_by_jobs(project)
+    def within(self, seconds: Optional[float] = None, *, late: int = 0) -> int:
+        """Wait for it, and return it, or `late` where it takes longer."""
+        self._thread.join(seconds)
+        return late if self._thread.is_alive() else self._found
 
 
 def _usable_gpus(python: str, request: ProbeRequest) -> tuple[Optional[int], str]:

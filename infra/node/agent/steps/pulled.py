@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from agent.files import pull_record
+from agent.files import records
 from agent.node import store
 from cloudddp.agent.protocol.results import MAX_LEFT, PulledReply, PulledRequest
 
@@ -16,14 +16,14 @@ def step(request: PulledRequest) -> PulledReply:
     project = store.project_folder(request.project)
     names = [os.path.normpath(name) for name in request.names]
     with store.locked("pulled"):
-        record = pull_record.read(project)
+        record = records.pulled(project)
         left = {name: why for name, why in record.left.items() if not _is_below(name, names)}
         left.update({one.name: one.reason for one in request.left})
         times = {**record.times, **dict.fromkeys(names, request.time_ns)}
         if len(left) > MAX_LEFT:
             times, left = {}, {}  # nothing counts as pulled
         latest = sorted(times.items(), key=lambda item: -item[1])[:MAX_RECORDED]
-        pull_record.write(project, pull_record.Pulled(dict(latest), left))
+        records.write_pulled(project, records.Pulled(dict(latest), left))
     return PulledReply(len(names))
 
 

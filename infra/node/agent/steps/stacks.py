@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Union
 
-from agent.jobs import phases
+from agent.jobs import phases, rank_records
 from agent.node import store
 from agent.watch import py_spy, stacks
 from cloudddp.agent.protocol import ExitCode
@@ -20,7 +20,7 @@ def step(request: StacksRequest) -> Union[StacksReply, int]:
         sys.stderr.write(f"no job {request.job} on this node\n")
         return int(ExitCode.NO_JOB)
     platform = py_spy.platform()
-    ranks = stacks.running(folder)
+    ranks = rank_records.running(folder)
     if not ranks:
         return StacksReply((), platform=platform)
     python = stacks.python_of(ranks[0])

@@ -68,7 +68,7 @@ class NoticeWatch:
             self._deadline.append(Notice(time.monotonic() + deadline.left, early, detail))
         address = imds.address()
         if address:
-            self._metadata = _Notices(address)
+            self._metadata = imds.Metadata(address)
             threading.Thread(target=self._look, daemon=True).start()
 
     def due(self) -> Optional[Notice]:
@@ -79,40 +79,35 @@ class NoticeWatch:
         time.sleep(FIRST)
         while True:
             try:
-                given = (self._metadata.interruption(), self._metadata.maintenance(self._save))
+                given = (_interruption(self._metadata), _maintenance(self._metadata, self._save))
                 self._given = [one for one in given if one is not None]
             except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
                 pass  # the service is busy, or answers something else: the next look may succeed
             time.sleep(INTERVAL)
 
 
-class _Notices:
-    """The notices in the instance metadata."""
+def _interruption(metadata: imds.Metadata) -> Optional[Notice]:
+    """Return the notice of a spot instance. Raises OSError, HTTPException, ValueError, LookupError,
+    TypeError."""
+    text, now = metadata.get("spot/instance-action")
+    if not text:
+        return None
+    found = json.loads(text)
+    ends = datetime.strptime(found["time"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
+    return _notice(ends, now, float("inf"), "ends", "spot notice")
 
-    def __init__(self, address: str) -> None:
-        self._get = imds.Metadata(address).get
 
-    def interruption(self) -> Optional[Notice]:
-        """Return the notice of a spot instance. Raises OSError, HTTPException, ValueError, LookupError,
-        TypeError."""
-        text, now = self._get("spot/instance-action")
-        if not text:
-            return None
-        found = json.loads(text)
-        ends = datetime.strptime(found["time"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
-        return _notice(ends, now, float("inf"), "ends", "spot notice")
-
-    def maintenance(self, save: float) -> Optional[Notice]:
-        """Return the notice of the next scheduled maintenance. Raises as `interruption`."""
-        text, now = self._get("events/maintenance/scheduled")
-        events = [one for one in json.loads(text or "[]") if one.get("State") == "active"]
-        moments = [(parsedate_to_datetime(one["NotBefore"]), str(one["Code"])[:MAX_WORD]) for one in events]
-        coming = [one for one in moments if one[0] > now]
-        if not coming:
-            return None
-        begins, code = min(coming)
-        verb = next((found for word, found in VERBS.items() if word in code), "interrupts")
-        return _notice(begins, now, save, verb, f"scheduled maintenance: {code}")
+def _maintenance(metadata: imds.Metadata, save: float) -> Optional[Notice]:
+    """Return the notice of the next scheduled maintenance. Raises as `_interruption`."""
+    text, now = metadata.get("events/maintenance/scheduled")
+    events = [one for one in json.loads(text or "[]") if one.get("State") == "active"]
+    moments = [(parsedate_to_datetime(one["NotBefore"]), str(one["Code"])[:MAX_WORD]) for one in events]
+    coming = [one for one in moments if one[0] > now]
+    if not coming:
+        return None
+    begins, code = min(coming)
+    verb = next((found for word, found in VERBS.items() if word in code), "interrupts")
+    return _notice(begins, now, save, verb, f"scheduled maintenance: {code}")
 
 
 def _notice(ends: datetime, now: datetime, early: float, verb: str, why: str) -> Notice:

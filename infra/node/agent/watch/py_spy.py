@@ -62,25 +62,10 @@ def install(python: str) -> str:
     if found := find(python):
         return found
     folder = store.ROOT / INSTALLED
-    command = [
-        python or "python3",
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--only-binary",
-        ":all:",
-        "--upgrade",
-        "--disable-pip-version-check",
-        "--timeout",
-        "5",
-        "--retries",
-        "0",
-        "--target",
-        str(folder),
-        NAME,
-    ]
+    options = """
+        --quiet --no-deps --only-binary :all: --upgrade --disable-pip-version-check --timeout 5 --retries 0
+    """.split()
+    command = [python or "python3", "-m", "pip", "install", *options, "--target", str(folder), NAME]
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         succeeds(command, INSTALL_SECONDS, cwd="/")

@@ -28,7 +28,7 @@ CANDIDATES = 3  # processes of a rank to try: the script may have been started b
 def gather(folder: Path) -> list[RankStack]:
     """Return the stacks of the ranks that run on this node, after writing them to `stacks/RANK.txt`."""
     ask_flight_recorder(folder)
-    records = running(folder)
+    records = rank_records.running(folder)
     tool = py_spy.install(python_of(records[0])) if records else ""
     found: dict[int, RankStack] = {}
 
@@ -62,15 +62,6 @@ def ask_flight_recorder(folder: Path) -> None:
                 os.write(descriptor, b"1\n")
             finally:
                 os.close(descriptor)
-
-
-def running(folder: Path) -> list[RankRecord]:
-    """Return the records of the ranks that run."""
-    return [
-        one
-        for one in rank_records.read(folder)
-        if one.exit_code is None and one.pid and processes.born(one.pid)
-    ]
 
 
 def python_of(record: RankRecord) -> str:
