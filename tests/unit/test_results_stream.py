@@ -115,20 +115,26 @@ def test_announced_size_takes_no_memory(attack: str, tmp_path: Path) -> None:
             tracemalloc.stop()
 
 
-def test_more_files_than_a_project_may_have_can_be_listed_and_answered(tmp_path: Path) -> None:
-    count = MAX_FILES + 200
+def answered(frame: bytes) -> Wants:
+    return transfer.read_wants(next(Frames(transfer.UNSEALED).feed(frame)))
+
+
+MORE_FILES = MAX_FILES + 200  # than a project may have
+
+
+def test_more_files_than_a_project_may_have_can_be_listed(tmp_path: Path) -> None:
     entry = Entry(FILE, 0o644, 5, 1_700_000_000 * 10**9, "")
     (tmp_path / "runs").mkdir()
     with receiving(tmp_path) as receive:
-        for names in (range(MAX_FILES), range(MAX_FILES, count)):
+        for names in (range(MAX_FILES), range(MAX_FILES, MORE_FILES)):
             listing = Listing({"runs": dict.fromkeys(map(str, names), entry)})
             receive.feed(listing.frame(transfer.UNSEALED))
         receive.feed(FINISH)
-        answer = transfer.read_wants(next(Frames(transfer.UNSEALED).feed(next(receive.answer()))))
-    assert answer.of([(str(number), entry) for number in range(count)])[-1] == (count - 1, 0)
-    known = Wants(
-        everything=True,
-        offsets={str(number): 5 for number in range(count)},
-        digests={str(number): "0" * 64 for number in range(count)},
-    )
-    assert transfer.read_wants(next(Frames(transfer.UNSEALED).feed(known.frame(transfer.UNSEALED)))) == known
+        answer = answered(next(receive.answer()))
+    assert answer.of([(str(number), entry) for number in range(MORE_FILES)])[-1] == (MORE_FILES - 1, 0)
+
+
+def test_answer_may_name_what_is_here_of_more_files_than_a_project_may_have() -> None:
+    names = [str(number) for number in range(MORE_FILES)]
+    known = Wants(True, offsets=dict.fromkeys(names, 5), digests=dict.fromkeys(names, "0" * 64))
+    assert answered(known.frame(transfer.UNSEALED)) == known
