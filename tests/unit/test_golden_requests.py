@@ -20,6 +20,7 @@ import botocore.session
 import msgspec
 import pytest
 from botocore.validate import ParamValidator
+from support.networks import Vpc
 
 from cloudddp.aws.client import AWS
 from cloudddp.cli.actions.rehearsal import Nodes
@@ -38,35 +39,23 @@ ZONES = ("us-east-1c", "us-east-1a")
 
 def custom_vpc(aws: Any) -> dict[str, Any]:
     """A VPC with public subnets, found by tags."""
-    ec2 = aws.client("ec2")
-    vpc = _vpc(ec2, Name="training")
-    gateway = ec2.create_internet_gateway()["InternetGateway"]["InternetGatewayId"]
-    ec2.attach_internet_gateway(InternetGatewayId=gateway, VpcId=vpc)
-    main = [{"Name": "vpc-id", "Values": [vpc]}, {"Name": "association.main", "Values": ["true"]}]
-    (table,) = ec2.describe_route_tables(Filters=main)["RouteTables"]
-    ec2.create_route(RouteTableId=table["RouteTableId"], DestinationCidrBlock="0.0.0.0/0", GatewayId=gateway)
+    vpc(aws, Name="training").open()
     return {"vpc": "tag:Name=training", "subnets": ("tag:Use=nodes",)}
 
 
 def private_subnets(aws: Any) -> dict[str, Any]:
     """A VPC without an internet gateway, reached by Session Manager."""
-    vpc = _vpc(aws.client("ec2"))
     command = (
         "aws ssm start-session --target %h --document-name AWS-StartSSHSession --parameters portNumber=%p"
     )
-    return {"vpc": vpc, "proxy_command": command, "instance_profile": "nodes"}
+    return {"vpc": vpc(aws).id, "proxy_command": command, "instance_profile": "nodes"}
 
 
-def _vpc(ec2: Any, **tags: str) -> str:
-    vpc = str(ec2.create_vpc(CidrBlock="10.20.0.0/16")["Vpc"]["VpcId"])
-    if tags:
-        ec2.create_tags(Resources=[vpc], Tags=[{"Key": key, "Value": value} for key, value in tags.items()])
+def vpc(aws: Any, **tags: str) -> Vpc:
+    made = Vpc(aws.client("ec2"), "10.20.0.0/16", **tags)
     for number, zone in enumerate(ZONES):
-        use = [{"ResourceType": "subnet", "Tags": [{"Key": "Use", "Value": "nodes"}]}]
-        ec2.create_subnet(
-            VpcId=vpc, CidrBlock=f"10.20.{number}.0/24", AvailabilityZone=zone, TagSpecifications=use
-        )
-    return vpc
+        made.subnet(f"10.20.{number}.0/24", zone, Use="nodes")
+    return made
 
 
 def organization(_: Any) -> dict[str, Any]:

@@ -71,40 +71,31 @@ def test_text_is_converted_to_the_type_of_the_setting(section: str, key: str, te
 
 
 @pytest.mark.parametrize(
-    ("section", "key", "text"),
+    ("section", "key", "value", "textual"),
     [
-        ("cluster", "nodes", "two"),
-        ("cluster", "nodes", "2.5"),
-        ("cluster", "nodes", ""),
-        ("cluster", "nodes", "9" * 40),
-        ("cluster", "spot", "perhaps"),
-        ("cluster", "region", ""),
-        ("job", "nproc_per_node", "4,x"),
-        ("job", "nproc_per_node", "-1"),
-        ("job", "nproc_per_node", "cpu"),
+        ("cluster", "nodes", "two", True),
+        ("cluster", "nodes", "2.5", True),
+        ("cluster", "nodes", "", True),
+        ("cluster", "nodes", "9" * 40, True),
+        ("cluster", "spot", "perhaps", True),
+        ("cluster", "region", "", True),
+        ("job", "nproc_per_node", "4,x", True),
+        ("job", "nproc_per_node", "-1", True),
+        ("job", "nproc_per_node", "cpu", True),
+        ("cluster", "nodes", "3", False),
+        ("cluster", "nodes", 3.0, False),
+        ("cluster", "nodes", True, False),
+        ("cluster", "spot", 1, False),
+        ("cluster", "region", 5, False),
+        ("job", "outputs", "runs", False),
+        ("job", "env", {"A": 1}, False),
+        ("job", "env", "A=1", False),
+        ("job", "nproc_per_node", True, False),
+        ("job", "rendezvous", "etcd", False),
     ],
 )
-def test_text_that_cannot_be_converted_is_refused(section: str, key: str, text: str) -> None:
-    refusal(section, key, text, textual=True)
-
-
-@pytest.mark.parametrize(
-    ("section", "key", "value"),
-    [
-        ("cluster", "nodes", "3"),
-        ("cluster", "nodes", 3.0),
-        ("cluster", "nodes", True),
-        ("cluster", "spot", 1),
-        ("cluster", "region", 5),
-        ("job", "outputs", "runs"),
-        ("job", "env", {"A": 1}),
-        ("job", "env", "A=1"),
-        ("job", "nproc_per_node", True),
-        ("job", "rendezvous", "etcd"),
-    ],
-)
-def test_file_values_must_have_the_right_type(section: str, key: str, value: Any) -> None:
-    refusal(section, key, value)
+def test_value_of_another_type_is_refused(section: str, key: str, value: Any, textual: bool) -> None:
+    refusal(section, key, value, textual=textual)
 
 
 # -- limits --------------------------------------------------------------------------------------------------
