@@ -18,8 +18,9 @@ from support.costs import Costs
 from support.faults import FaultyEndpoint
 from support.harness import TIMEOUT, CommandLine, Remains, clean_environment, remaining
 from support.pool import Pool
+from support.simlab import client_of
 from support.terminal import Terminal
-from support.tiers import mark_slow_tests
+from support.tiers import is_slow, mark_slow_tests
 
 # Settings of the interpreter that a developer may have: without byte code each of thousands of processes
 # compiles what it imports, and unbuffered output behaves in another way when a disk is full.
@@ -53,6 +54,11 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 def pytest_configure(config: pytest.Config) -> None:
     if file := os.environ.get("TEST_COSTS"):
         config.pluginmanager.register(Costs(Path(file)))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Skip files without a test of `make test` there: their imports take seconds of each process."""
+    return True if config.option.markexpr == "not slow" and is_slow(collection_path) else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist and `-m` read the marks
@@ -121,14 +127,7 @@ def project(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def ec2(simulator: Any) -> Any:
     """Plain boto3 connected to the simulator, independent of cloudddp's own code."""
-    boto3 = pytest.importorskip("boto3")
-    return boto3.client(
-        "ec2",
-        endpoint_url=simulator.endpoint,
-        region_name=simulator.region,
-        aws_access_key_id="x",
-        aws_secret_access_key="x",
-    )
+    return client_of(simulator, "ec2")
 
 
 @pytest.fixture
@@ -246,13 +245,6 @@ def account(removals: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 @pytest.fixture
 def other_region(simulator: Any, cli: CommandLine) -> Iterator[Any]:
     """EC2 in us-west-2; the test's end removes the cluster there."""
-    boto3 = pytest.importorskip("boto3")
-    client = boto3.client(
-        "ec2",
-        endpoint_url=simulator.endpoint,
-        region_name="us-west-2",
-        aws_access_key_id="x",
-        aws_secret_access_key="x",
-    )
+    client = client_of(simulator, "ec2", region_name="us-west-2")
     yield client
     assert cli.remove(client, "--region", "us-west-2") == 0

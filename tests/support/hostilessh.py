@@ -20,39 +20,21 @@ class HostileTransport(paramiko.Transport):  # type: ignore[misc]  # paramiko ha
 
     silent_exchange = False  # whether it answers the client's part of a key exchange
 
-    def send_packet(self, kind: int, *fields: int | bytes | bool, count: int = 1) -> None:
-        """Send so many equal packets at once, whatever is due at that moment."""
-        message = paramiko.Message()
-        message.add_byte(bytes([kind]))
-        for field in fields:
-            if isinstance(field, bool):
-                message.add_boolean(field)
-            elif isinstance(field, int):
-                message.add_int(field)
-            else:
-                message.add_string(field)
-        self.send_payload(message.asbytes(), count=count)
-
-    def send_payload(self, payload: bytes, *, count: int = 1) -> None:
-        message = paramiko.Message(payload)
+    def send_payload(self, payload: bytes) -> None:
+        """Send a packet, whatever is due at that moment."""
         packets: list[bytes] = []
         write_all = self.packetizer.write_all
         self.packetizer.write_all = packets.append
         try:
-            for _ in range(count):
-                self.packetizer.send_message(message)
+            self.packetizer.send_message(paramiko.Message(payload))
         finally:
             self.packetizer.write_all = write_all
-        with contextlib.suppress(EOFError):
-            write_all(b"".join(packets))
+        self.send_raw(b"".join(packets))
 
     def send_raw(self, data: bytes) -> None:
-        """Send bytes that are not an encrypted packet."""
+        """Send bytes as they are."""
         with contextlib.suppress(EOFError):
             self.packetizer.write_all(data)
-
-    def stop_reading(self) -> None:
-        self.packetizer.read_message = threading.Event().wait
 
     def _negotiate_keys(self, message: paramiko.Message) -> None:
         if self.silent_exchange:

@@ -244,9 +244,9 @@ class Corpus:
             "noise": [bytes(range(256)) * 40],
             "text": [b"Welcome to node 0!\n" * 400],
             "listing-of-4-GiB": _flood(transfer.LISTING),
-            "listing-that-inflates": [_bomb()],
+            "listing-that-inflates": (make() for make in (_bomb,)),  # not before it is used
             "listing-that-is-no-object": [listing([1])],
-            "listing-of-many-objects": [_many()],
+            "listing-of-many-objects": (make() for make in (_many,)),
             "listing-after-its-end": [FINISH, file("runs/b").listing()],
             "contents-before-the-listing-ends": [file("runs/b").listing(), part(0, 0, b"x")],
         }

@@ -6,6 +6,7 @@ needs root.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -255,7 +256,9 @@ SLOW = {
     "train/test_train_smddp.py": "torch runs of scripts for SageMaker",
     # The tests' own support.
     "unit/test_collection.py::test_collection_imports_torch_only_for_tests_of_torch": "collects all tests",
-    "unit/test_simulators_of_killed_tests.py::test_interrupted_run_leaves_no_process": "three runs of tests",
+    "unit/test_results_stream.py::"
+    "test_more_files_than_a_project_may_have_can_be_listed": "4 s; the limit is far from any project",
+    "unit/test_simulators_of_killed_tests.py::test_interrupted_run_leaves_no_process": "a run of tests",
 }
 
 # Files of which `make test` runs each test function with its first parameters only: the others are variants,
@@ -319,12 +322,21 @@ def mark_slow_tests(items: list[pytest.Item]) -> None:
     for item in items:
         if not item.path.is_relative_to(TESTS):
             continue
-        file = item.path.relative_to(TESTS)
+        file = item.path.relative_to(TESTS).as_posix()
         function = f"{file}::{getattr(item, 'originalname', item.name)}"
-        places = {function, *map(str, [file, *file.parents])}
-        if places & SLOW.keys() or (function in seen and str(file) in FIRST_PARAMETERS):
+        if function in SLOW or is_slow(item.path) or (function in seen and file in FIRST_PARAMETERS):
             item.add_marker(pytest.mark.slow)
         seen.add(function)
+
+
+@functools.cache
+def is_slow(path: Path) -> bool:
+    """Return whether all tests of a file or a folder are slow."""
+    return any(
+        place.relative_to(TESTS).as_posix() in SLOW
+        for place in (path, *path.parents)
+        if TESTS in place.parents
+    )
 
 
 def missing(places: Iterable[str]) -> list[str]:

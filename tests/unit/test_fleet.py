@@ -64,36 +64,22 @@ def failing(after: threading.Event | None = None) -> Callable[[], str]:
 def test_every_node_has_a_result() -> None:
     outcome = fleets.each({node: (lambda node=node: node * node) for node in range(100)})  # type: ignore[misc]
     assert outcome.all() == {node: node * node for node in range(100)}
-
-
-def test_no_work_gives_no_results() -> None:
     assert fleets.each({}).all() == {}
 
 
-def test_fatal_error_returns_while_another_host_is_stuck(stuck: Stuck) -> None:
-    stopped = threading.Event()
-    outcome = fleets.each({0: stuck, 1: failing(stuck.began)}, on_stop=stopped.set)
-    assert not stuck.ended.is_set()
-    assert stopped.is_set()
-    assert list(outcome.errors) == [1]
-    assert outcome.values == {}
-    with pytest.raises(NodeError, match="broken"):
-        outcome.all()
-
-
-def test_results_before_a_fatal_error_are_kept(stuck: Stuck) -> None:
-    done = threading.Event()
-
-    def fail() -> str:
-        assert done.wait(HANG_GUARD)
-        raise NodeError("broken")
+def test_fatal_error_keeps_earlier_results_and_does_not_wait_for_a_stuck_host(stuck: Stuck) -> None:
+    done, stopped = threading.Event(), threading.Event()
 
     def look() -> None:
-        done.set()  # the others have ended before, since the waiting thread had nothing to do
+        if stuck.began.is_set():
+            done.set()  # the others have ended before, since the waiting thread had nothing to do
 
-    outcome = fleets.each({0: lambda: "zero", 2: lambda: "two", 1: fail, 3: stuck}, meanwhile=look)
-    assert outcome.values == {0: "zero", 2: "two"}
-    assert list(outcome.errors) == [1]
+    work = {0: lambda: "zero", 2: lambda: "two", 1: failing(done), 3: stuck}
+    outcome = fleets.each(work, meanwhile=look, on_stop=stopped.set)
+    assert (stuck.ended.is_set(), stopped.is_set()) == (False, True)
+    assert (outcome.values, list(outcome.errors)) == ({0: "zero", 2: "two"}, [1])
+    with pytest.raises(NodeError, match="broken"):
+        outcome.all()
 
 
 def test_node_that_is_given_up_is_not_awaited(stuck: Stuck) -> None:
@@ -113,22 +99,6 @@ def test_first_result_of_a_node_counts(stuck: Stuck) -> None:
         meanwhile=lambda: stuck.release.set() or {0: NodeError("late")},  # type: ignore[func-returns-value]
     )
     assert (outcome.values, outcome.errors) == ({0: "zero", 1: "late"}, {})
-
-
-def test_other_nodes_finish_after_a_non_fatal_error() -> None:
-    def work(node: int) -> Callable[[], int]:
-        def one() -> int:
-            if node % 2:
-                raise NodeError(f"node {node}")
-            return node
-
-        return one
-
-    outcome = fleets.each({node: work(node) for node in range(10)}, fatal=lambda _: False)
-    assert outcome.values == {node: node for node in range(0, 10, 2)}
-    assert {node: str(error) for node, error in outcome.errors.items()} == {
-        node: f"node {node}" for node in range(1, 10, 2)
-    }
 
 
 def test_caller_decides_which_error_is_fatal(stuck: Stuck) -> None:

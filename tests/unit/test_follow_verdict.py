@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.jobstates import SIGKILL, SIGTERM, agreed, followed, job, killed, lost, rank, update
+from support.jobstates import SIGTERM, agreed, followed, job, killed, lost, rank, update
 
 from cloudddp.agent.protocol.training import TrainingState, TrainingStatus
 from cloudddp.agent.protocol.verdict import Cause, Failure
@@ -27,366 +27,213 @@ NOW = 1000.0
 FINISHED = [NodeFinished(0), NodeFinished(1)]
 SAVED = TrainingStatus(reported=1.0, state=TrainingState.PREEMPTED, step=7)
 RANK_1 = Failure(1, Cause.RANK, 1, 7)
+RUNNING = [update(node, "running", rank(node)) for node in range(2)]
+SUCCEEDED = [update(node, "succeeded", rank(node, 0)) for node in range(2)]
+CANCELLED = update(0, "cancelled", killed(0, SIGTERM, 11.0), cancelled=10.0, stopping=True)
+STOPPED = update(0, "failed", killed(0, SIGTERM, 12.0), stopping=True, exit_code=143, ended=12.1)
+LOST = lost(1, NOW - 10.0)
+NODE_1_LOST = "failed 1: node 1 was lost: not responding for 10 s (no route to host)"
+OFFLINE = "unknown 1: lost connection to all nodes; the job may still be running"
 
 
 def result(events: Sequence[Event], *, nodes: int = 2) -> JobResult:
     return verdict(followed(events, nodes=nodes), "j", NOW)
 
 
-def case(name: str, events: Sequence[Event], status: str, code: int, cause: str = "") -> Any:
-    return pytest.param(events, status, code, cause, id=name)
+def case(name: str, expected: str, *events: Event) -> Any:
+    """A row. `expected`: status, exit code and cause."""
+    return pytest.param(events, expected, id=name)
+
+
+def ended(name: str, expected: str, *events: Event) -> Any:
+    """A row in which the streams of all nodes have ended."""
+    return case(name, expected, *events, *FINISHED)
 
 
 @pytest.mark.parametrize(
-    ("events", "status", "exit_code", "cause"),
+    ("events", "expected"),
     [
-        case(
-            "all succeeded",
-            [update(0, "succeeded", rank(0, 0)), update(1, "succeeded", rank(1, 0)), *FINISHED],
-            "succeeded",
-            0,
-        ),
-        case(
+        ended("all succeeded", "succeeded 0", SUCCEEDED[0], SUCCEEDED[1]),
+        ended(
             "a rank failed",
-            [
-                update(0, "failed", killed(0, SIGTERM, 20.0), stopping=True),
-                update(1, "failed", rank(1, 7, 10.0)),
-                *FINISHED,
-            ],
-            "failed",
-            7,
-            "rank 1 on node 1 exited with code 7 first",
+            "failed 7: rank 1 on node 1 exited with code 7 first",
+            update(0, "failed", killed(0, SIGTERM, 20.0), stopping=True),
+            update(1, "failed", rank(1, 7, 10.0)),
         ),
-        case(
-            "a rank was killed",
-            [update(0, "failed", rank(0, 1, 20.0)), update(1, "failed", killed(1, SIGKILL, 10.0)), *FINISHED],
-            "failed",
-            137,
-            "rank 1 on node 1 was killed by SIGKILL first",
-        ),
-        case(
-            "a rank was killed by SIGTERM from outside",
-            [
-                update(0, "failed", rank(0, 1, 20.0)),
-                update(1, "failed", killed(1, SIGTERM, 10.0), stopping=True),
-                *FINISHED,
-            ],
-            "failed",
-            143,
-            "rank 1 on node 1 was killed by SIGTERM first",
-        ),
-        case(
-            "cancelled",
-            [
-                update(0, "cancelled", killed(0, SIGTERM, 11.0), cancelled=10.0, stopping=True),
-                update(1, "cancelled"),
-                *FINISHED,
-            ],
-            "cancelled",
-            130,
-        ),
-        case(
+        ended("cancelled", "cancelled 130", CANCELLED, update(1, "cancelled")),
+        ended(
             "failed before it was cancelled",
-            [
-                update(0, "cancelled", killed(0, SIGTERM, 11.0), cancelled=10.0, stopping=True),
-                update(1, "cancelled", rank(1, 9, 5.0), cancelled=10.0, stopping=True),
-                *FINISHED,
-            ],
-            "failed",
-            9,
-            "rank 1 on node 1 exited with code 9 first",
+            "failed 9: rank 1 on node 1 exited with code 9 first",
+            CANCELLED,
+            update(1, "cancelled", rank(1, 9, 5.0), cancelled=10.0, stopping=True),
         ),
-        case(
+        ended(
             "preempted",
-            [
-                update(0, "failed", rank(0, 143, 5.0), training=SAVED),
-                update(1, "failed", rank(1, 143)),
-                *FINISHED,
-            ],
-            "preempted",
-            143,
-            "its ranks were asked to stop (SIGTERM)",
+            "preempted 143: its ranks were asked to stop (SIGTERM)",
+            update(0, "failed", rank(0, 143, 5.0), training=SAVED),
+            update(1, "failed", rank(1, 143)),
         ),
-        case(
-            "exit codes override the script's report",
-            [
-                update(0, "failed", rank(0, 7, 5.0), training=SAVED),
-                update(1, "succeeded", rank(1, 0)),
-                *FINISHED,
-            ],
-            "failed",
-            7,
-            "rank 0 on node 0 exited with code 7 first",
-        ),
-        case(
+        ended(
             "the launcher failed",
-            [
-                update(0, "failed", exit_code=2, ended=9.0),
-                update(1, "failed", exit_code=1, ended=5.0),
-                *FINISHED,
-            ],
-            "failed",
-            1,
-            "node 1: the launcher exited with code 1 before its ranks had finished",
+            "failed 1: node 1: the launcher exited with code 1 before its ranks had finished",
+            update(0, "failed", exit_code=2, ended=9.0),
+            update(1, "failed", exit_code=1, ended=5.0),
         ),
-        case(
+        ended(
             "the processes could not be started",
-            [update(0, "failed", exit_code=127, error="no such file: python9"), *FINISHED],
-            "failed",
-            127,
-            "node 0: no such file: python9",
+            "failed 127: node 0: no such file: python9",
+            update(0, "failed", exit_code=127, error="no such file: python9"),
         ),
-        case(
+        ended(
             "the launcher failed, and the ranks of the other node were stopped for it",
-            [
-                update(0, "failed", killed(0, SIGTERM, 12.0), stopping=True, exit_code=143, ended=12.1),
-                update(1, "failed", exit_code=1, ended=10.0, expected=1),
-                *FINISHED,
-            ],
-            "failed",
-            1,
-            "node 1: the launcher exited with code 1 before its ranks had finished",
+            "failed 1: node 1: the launcher exited with code 1 before its ranks had finished",
+            STOPPED,
+            update(1, "failed", exit_code=1, ended=10.0, expected=1),
         ),
-        case(
+        ended(
             "a supervisor was lost, and the ranks of the other node were stopped for it",
-            [
-                update(0, "failed", killed(0, SIGTERM, 12.0), stopping=True, exit_code=143, ended=12.1),
-                update(1, "lost", rank(1)),
-                *FINISHED,
-            ],
-            "failed",
-            1,
-            "node 1: the launcher exited before its ranks had finished",
+            "failed 1: node 1: the launcher exited before its ranks had finished",
+            STOPPED,
+            update(1, "lost", rank(1)),
         ),
-        case(
+        ended(
             "a supervisor was lost",
-            [update(0, "lost"), update(1, "succeeded", rank(1, 0)), *FINISHED],
-            "failed",
-            1,
-            "node 0: the launcher exited before its ranks had finished",
+            "failed 1: node 0: the launcher exited before its ranks had finished",
+            update(0, "lost"),
+            SUCCEEDED[1],
         ),
-        case(
-            "success is reported, but a rank failed",
-            [update(0, "succeeded", rank(0, 0)), update(1, "succeeded", rank(1, 3), exit_code=0), *FINISHED],
-            "failed",
-            3,
-            "rank 1 on node 1 exited with code 3 first",
-        ),
-        case(
+        ended(
             "success is reported, but no rank",
-            [update(0, "succeeded", rank(0, 0)), update(1, "succeeded", expected=4, exit_code=0), *FINISHED],
-            "failed",
-            1,
-            "node 1: the launcher exited with code 0 before its ranks had finished",
+            "failed 1: node 1: the launcher exited with code 0 before its ranks had finished",
+            SUCCEEDED[0],
+            update(1, "succeeded", expected=4, exit_code=0),
         ),
-        case(
+        ended(
             "success is reported, but no rank, and the ranks of the other node were stopped for it",
-            [
-                update(0, "failed", killed(0, SIGTERM, 12.0), stopping=True, exit_code=143, ended=12.1),
-                update(1, "succeeded", exit_code=0, ended=10.0, expected=1),
-                *FINISHED,
-            ],
-            "failed",
-            1,
-            "node 1: the launcher exited with code 0 before its ranks had finished",
+            "failed 1: node 1: the launcher exited with code 0 before its ranks had finished",
+            STOPPED,
+            update(1, "succeeded", exit_code=0, ended=10.0, expected=1),
         ),
-        case(
+        ended(
             "still running after a rank failed, for a reader",
-            [update(0, "failed", rank(0, 3)), update(1, "running", rank(1)), *FINISHED],
-            "running",
-            3,
+            "running 3",
+            update(0, "failed", rank(0, 3)),
+            RUNNING[1],
         ),
-        case(
-            "still running, for a reader",
-            [update(0, "running", rank(0)), update(1, "running", rank(1)), *FINISHED],
-            "running",
-            0,
-        ),
-        case("nothing is known, for a reader", FINISHED, "running", 0),
+        ended("still running, for a reader", "running 0", RUNNING[0], RUNNING[1]),
+        ended("nothing is known, for a reader", "running 0"),
         # The nodes have agreed.
-        case(
+        ended(
             "the verdict names another cause than the clocks of the nodes",
-            [
-                update(0, "failed", rank(0, 1, 5.0), verdict=agreed("failed", RANK_1, 7)),
-                update(1, "failed", rank(1, 7, 10.0), verdict=agreed("failed", RANK_1, 7)),
-                *FINISHED,
-            ],
-            "failed",
-            7,
-            "rank 1 on node 1 exited with code 7",
+            "failed 7: rank 1 on node 1 exited with code 7",
+            update(0, "failed", rank(0, 1, 5.0), verdict=agreed("failed", RANK_1, 7)),
+            update(1, "failed", rank(1, 7, 10.0), verdict=agreed("failed", RANK_1, 7)),
         ),
         case(
             "a node was lost to this computer alone",
-            [
-                update(0, "succeeded", rank(0, 0), verdict=agreed("succeeded")),
-                update(1, "running", rank(1)),
-                NodeFinished(0),
-                lost(1, 990.0),
-            ],
-            "succeeded",
-            0,
+            "succeeded 0",
+            update(0, "succeeded", rank(0, 0), verdict=agreed("succeeded")),
+            RUNNING[1],
+            NodeFinished(0),
+            LOST,
         ),
         case(
             "a node was lost, and a rank of another one had failed before",
-            [
-                update(0, "failed", rank(0, 1), verdict=agreed("failed", RANK_1, 7)),
-                NodeFinished(0),
-                lost(1, 1.0),
-            ],
-            "failed",
-            7,
-            "rank 1 on node 1 exited with code 7",
+            "failed 7: rank 1 on node 1 exited with code 7",
+            update(0, "failed", rank(0, 1), verdict=agreed("failed", RANK_1, 7)),
+            NodeFinished(0),
+            lost(1, 1.0),
         ),
-        case(
+        ended(
             "no node knows why",
-            [update(0, "failed", rank(0, 143), verdict=agreed("failed", None, 143)), *FINISHED],
-            "failed",
-            143,
-            "its ranks were ended, and no node knows why",
+            "failed 143: its ranks were ended, and no node knows why",
+            update(0, "failed", rank(0, 143), verdict=agreed("failed", None, 143)),
         ),
-        case(
+        ended(
             "preempted by agreement",
-            [
-                update(0, "failed", rank(0, 143), training=SAVED, verdict=agreed("failed", None, 143)),
-                *FINISHED,
-            ],
-            "preempted",
-            143,
-            "its ranks were asked to stop (SIGTERM)",
+            "preempted 143: its ranks were asked to stop (SIGTERM)",
+            update(0, "failed", rank(0, 143), training=SAVED, verdict=agreed("failed", None, 143)),
         ),
-        case(
+        ended(
             "cancelled by agreement",
-            [
-                update(0, "cancelled", rank(0, 143), verdict=agreed("cancelled")),
-                update(1, "failed"),
-                *FINISHED,
-            ],
-            "cancelled",
-            130,
-        ),
-        case(
-            "agreed on success, but a rank failed",
-            [
-                update(0, "succeeded", rank(0, 0), verdict=agreed("succeeded")),
-                update(1, "succeeded", rank(1, 3), exit_code=0),
-                *FINISHED,
-            ],
-            "failed",
-            3,
-            "rank 1 on node 1 exited with code 3 first",
+            "cancelled 130",
+            update(0, "cancelled", rank(0, 143), verdict=agreed("cancelled")),
+            update(1, "failed"),
         ),
         # Nodes are lost.
-        case(
-            "a node was lost",
-            [update(0, "running", rank(0)), lost(1, 990.0)],
-            "failed",
-            1,
-            "node 1 was lost: not responding for 10 s (no route to host)",
-        ),
+        case("a node was lost", NODE_1_LOST, RUNNING[0], LOST),
         case(
             "the other ranks were stopped because of it",
-            [lost(1, 990.0), update(0, "failed", killed(0, SIGTERM, 995.0), stopping=True), NodeFinished(0)],
-            "failed",
-            1,
-            "node 1 was lost: not responding for 10 s (no route to host)",
+            NODE_1_LOST,
+            LOST,
+            update(0, "failed", killed(0, SIGTERM, 995.0), stopping=True),
+            NodeFinished(0),
         ),
         case(
             "the other ranks failed because of it",
-            [update(0, "failed", rank(0, 1, 995.0)), lost(1, 990.0), NodeFinished(0)],
-            "failed",
-            1,
-            "node 1 was lost: not responding for 10 s (no route to host)",
+            NODE_1_LOST,
+            update(0, "failed", rank(0, 1, 995.0)),
+            LOST,
+            NodeFinished(0),
         ),
         case(
             "a rank failed before a node was lost",
-            [
-                update(0, "failed", rank(0, 7, 980.0)),
-                update(1, "running", rank(1)),
-                lost(1, 990.0),
-                NodeFinished(0),
-            ],
-            "failed",
-            7,
-            "rank 0 on node 0 exited with code 7 first",
+            "failed 7: rank 0 on node 0 exited with code 7 first",
+            update(0, "failed", rank(0, 7, 980.0)),
+            RUNNING[1],
+            LOST,
+            NodeFinished(0),
         ),
         case(
             "a rank failed on a node that was then lost",
-            [
-                update(1, "failed", rank(1, 7, 980.0)),
-                lost(1, 990.0),
-                update(0, "failed", killed(0, SIGTERM, 985.0), stopping=True),
-                NodeFinished(0),
-            ],
-            "failed",
-            7,
-            "rank 1 on node 1 exited with code 7 first",
+            "failed 7: rank 1 on node 1 exited with code 7 first",
+            update(1, "failed", rank(1, 7, 980.0)),
+            LOST,
+            update(0, "failed", killed(0, SIGTERM, 985.0), stopping=True),
+            NodeFinished(0),
         ),
         case(
             "cancelled before a node was lost",
-            [
-                update(0, "cancelled", killed(0, SIGTERM, 981.0), cancelled=980.0, stopping=True),
-                NodeFinished(0),
-                update(1, "running", rank(1)),
-                lost(1, 990.0),
-            ],
-            "cancelled",
-            130,
+            "cancelled 130",
+            update(0, "cancelled", killed(0, SIGTERM, 981.0), cancelled=980.0, stopping=True),
+            NodeFinished(0),
+            RUNNING[1],
+            LOST,
         ),
         case(
             "a node was lost after it had succeeded",
-            [
-                update(0, "succeeded", rank(0, 0)),
-                update(1, "succeeded", rank(1, 0)),
-                NodeFinished(0),
-                lost(1, 990.0),
-            ],
-            "failed",
-            1,
-            "node 1 was lost: not responding for 10 s (no route to host)",
+            NODE_1_LOST,
+            SUCCEEDED[0],
+            SUCCEEDED[1],
+            NodeFinished(0),
+            LOST,
         ),
-        case(
-            "offline",
-            [update(0, "running", rank(0)), lost(0, 990.0), lost(1, 990.0)],
-            "unknown",
-            1,
-            "lost connection to all nodes; the job may still be running",
-        ),
+        case("offline", OFFLINE, RUNNING[0], lost(0, 990.0), LOST),
         case(
             "offline, after a rank failed",
-            [update(0, "failed", rank(0, 7, 1.0)), lost(0, 990.0), lost(1, 990.0)],
-            "unknown",
-            1,
-            "lost connection to all nodes; the job may still be running",
+            OFFLINE,
+            update(0, "failed", rank(0, 7, 1.0)),
+            lost(0, 990.0),
+            LOST,
         ),
-        case(
-            "one instance has ended, the other node is lost",
-            [lost(0, 990.0, ended=True), lost(1, 990.0)],
-            "unknown",
-            1,
-            "lost connection to all nodes; the job may still be running",
-        ),
+        case("one instance has ended, the other node is lost", OFFLINE, lost(0, 990.0, ended=True), LOST),
         case(
             "all instances have ended",
-            [lost(0, 990.0, ended=True), lost(1, 990.0, ended=True)],
-            "failed",
-            1,
-            "none of its nodes is running any more; node 0: no route to host",
+            "failed 1: none of its nodes is running any more; node 0: no route to host",
+            lost(0, 990.0, ended=True),
+            lost(1, 990.0, ended=True),
         ),
         case(
             "a node sends invalid replies",
-            [
-                update(0, "failed", rank(0, 7, 1.0)),
-                NodeLost(1, "junk", 990.0, error=NodeError("node 1 sent junk")),
-            ],
-            "failed",
-            1,
-            "node 1 sent junk",
+            "failed 1: node 1 sent junk",
+            update(0, "failed", rank(0, 7, 1.0)),
+            NodeLost(1, "junk", 990.0, error=NodeError("node 1 sent junk")),
         ),
     ],
 )
-def test_verdict(events: Sequence[Event], status: str, exit_code: int, cause: str) -> None:
+def test_verdict(events: Sequence[Event], expected: str) -> None:
     found = result(events)
-    assert (found.status, found.exit_code, found.cause) == (status, exit_code, cause)
+    assert f"{found.status} {found.exit_code}" + (found.cause and f": {found.cause}") == expected
 
 
 def test_last_lines_are_those_of_the_first_failing_rank() -> None:
@@ -429,12 +276,7 @@ def test_lost_nodes_are_listed_with_their_reasons() -> None:
 
 def test_nodes_that_have_not_ended_their_streams_are_unverified() -> None:
     first = Failure(1, Cause.SILENT, peer=0)
-    silent = [
-        update(0, "failed", verdict=agreed("failed", first)),
-        update(1, "running", rank(1)),
-        NodeFinished(0),
-    ]
-    found = result(silent)
+    found = result([update(0, "failed", verdict=agreed("failed", first)), RUNNING[1], NodeFinished(0)])
     assert (found.status, found.exit_code, found.unverified) == ("failed", 1, (1,))
     assert found.cause == "node 1 was lost: it sent nothing to node 0"
 
@@ -467,7 +309,7 @@ def scripts() -> dict[str, list[list[Event]]]:
         ],
         "lost": [
             [update(0, "failed", rank(0, 1, 12.0)), NodeFinished(0)],
-            [LogData(1, 1, b"half a li"), update(1, "running", rank(1)), lost(1, 5.0)],
+            [LogData(1, 1, b"half a li"), RUNNING[1], lost(1, 5.0)],
             [update(2, "failed", killed(2, SIGTERM, 13.0), stopping=True), NodeFinished(2)],
         ],
         "cancelled": [

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import random
+import itertools
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from cloudddp.agent.frames import FrameDecoder
 from cloudddp.agent.protocol.codec import ProtocolError
@@ -24,24 +26,17 @@ def stream() -> tuple[bytes, list[Frame]]:
     return b"".join(map(encode_frame, frames)), frames
 
 
-def test_frames_are_decoded_as_they_were_encoded() -> None:
-    data, expected = stream()
-    assert list(FrameDecoder().feed(data)) == expected
-
-
-def test_frames_are_decoded_byte_by_byte() -> None:
-    data, expected = stream()
-    frames = FrameDecoder()
-    assert [frame for k in range(len(data)) for frame in frames.feed(data[k : k + 1])] == expected
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_frames_are_decoded_from_any_pieces(seed: int) -> None:
-    data, expected = stream()
-    cuts = sorted(random.Random(seed).choices(range(len(data) + 1), k=8))
-    frames, found = FrameDecoder(), []
-    for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True):
-        found += list(frames.feed(data[start:end]))
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=5))
+@example([1])
+@example([1 << 20])
+def test_frames_are_decoded_from_any_pieces(sizes: list[int]) -> None:
+    (data, expected), frames, found = stream(), FrameDecoder(), []
+    at = 0
+    for size in itertools.cycle(sizes):
+        found += list(frames.feed(data[at : at + size]))
+        at += size
+        if at >= len(data):
+            break
     assert found == expected
 
 

@@ -137,24 +137,6 @@ def test_node_with_a_wrong_host_key_is_refused(ssh_site: Site, jump: JumpServer)
     assert "host key is not the one recorded" in error.message
 
 
-def test_unknown_host_key_is_refused_and_not_added(target: Target, jump: JumpServer, home: Path) -> None:
-    jump.write_ssh_files(known="")
-    error = refusal(target)
-    assert "its host key is not in ~/.ssh/known_hosts" in error.message
-    assert f"`ssh -p {jump.port} jumper@127.0.0.1`" in render(error.hint)
-    assert error.patience == 0
-    assert jump.logins == []
-    assert (home / ".ssh" / "known_hosts").read_text() == ""
-
-
-def test_changed_host_key_is_refused(target: Target, jump: JumpServer) -> None:
-    jump.write_ssh_files(known=f"[127.0.0.1]:{jump.port} {keys.generate().public}\n")
-    error = refusal(target)
-    assert "its host key is not the one in ~/.ssh/known_hosts" in error.message
-    assert f"ssh-keygen -R '[127.0.0.1]:{jump.port}'" in render(error.hint)
-    assert jump.logins == []
-
-
 def test_hashed_known_hosts_are_understood(target: Target, jump: JumpServer) -> None:
     hashed = paramiko.HostKeys.hash_host(f"[127.0.0.1]:{jump.port}")
     jump.write_ssh_files(known=f"{hashed} {jump.known_line.split(maxsplit=1)[1]}")
@@ -162,20 +144,37 @@ def test_hashed_known_hosts_are_understood(target: Target, jump: JumpServer) -> 
 
 
 @pytest.mark.parametrize(
-    "line", ["host ssh-ed25519 AAAA", "x" * 5000, "\0", "@revoked * ssh-ed25519 AAAA", "a ssh-rsa !!"]
+    ("known", "message", "hint"),
+    [
+        ("", "its host key is not in ~/.ssh/known_hosts", "`ssh -p {port} jumper@127.0.0.1`"),
+        (
+            f"[127.0.0.1]:{{port}} {keys.generate().public}",
+            "its host key is not the one in ~/.ssh/known_hosts",
+            "ssh-keygen -R '[127.0.0.1]:{port}'",
+        ),
+        ("{line}@revoked * {key}", "revoked", ""),
+    ],
+    ids=["unknown", "changed", "revoked"],
 )
+def test_host_key_is_refused_and_not_added(
+    target: Target, jump: JumpServer, home: Path, known: str, message: str, hint: str
+) -> None:
+    given = known.format(port=jump.port, line=jump.known_line, key=jump.known_line.split(maxsplit=1)[1])
+    jump.write_ssh_files(known=given)
+    error = refusal(target)
+    assert message in error.message
+    assert hint.format(port=jump.port) in render(error.hint)
+    assert (error.patience, jump.logins) == (0, [])
+    assert (home / ".ssh" / "known_hosts").read_text() == given
+
+
+@pytest.mark.parametrize("line", ["host ssh-ed25519 AAAA", "\0", "@revoked * ssh-ed25519 AAAA"])
 def test_damaged_known_hosts_is_no_traceback(target: Target, jump: JumpServer, line: str) -> None:
     jump.write_ssh_files(known=f"{line}\n{jump.known_line}")
     try:
         Connection.open(target).close()
     except ConnectError as error:
         assert "known_hosts" in error.message
-
-
-def test_revoked_host_key_is_refused(target: Target, jump: JumpServer) -> None:
-    jump.write_ssh_files(known=f"{jump.known_line}@revoked * {jump.known_line.split(maxsplit=1)[1]}")
-    assert "revoked" in refusal(target).message
-    assert jump.logins == []
 
 
 def test_key_that_is_not_accepted(target: Target, home: Path) -> None:

@@ -5,29 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from support.instances import inventory_instance
 
 from cloudddp.aws.inventory import Instance, Resource
 from cloudddp.cluster.cost import Cost
 from cloudddp.cluster.teardown import DownReport, leftovers
 from cloudddp.tags import Tags
 
-NODE = Instance(
-    id="i-1",
-    state="running",
-    reason="",
-    reason_code="",
-    type="g5.xlarge",
-    zone="us-east-1a",
-    spot=False,
-    private_ip="",
-    public_ip="",
-    reservation="r-1",
-    launch_index=0,
-    client_token="",
-    launched=None,
-    ended=None,
-    tags=Tags(price=1.5),
-)
+NODE = inventory_instance("i-1", Tags(price=1.5))
 GROUP = Resource("security group", "sg-1", Tags(), "cloudddp-demo")
 EMPTY = DownReport((), (), (), (), (), Cost(0))
 

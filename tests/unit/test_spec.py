@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from cloudddp.agent import protocol
-from cloudddp.config import schema, settings, spec, timing
+from cloudddp.config import schema, settings
 from cloudddp.config.settings import Layer
 from cloudddp.config.spec import Config
 from cloudddp.errors import UsageError
@@ -40,88 +39,6 @@ def file_refusal(folder: Path, text: str) -> UsageError:
     with pytest.raises(UsageError) as caught:
         from_file(folder, text)
     return caught.value
-
-
-# -- sources -------------------------------------------------------------------------------------------------
-
-
-def test_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "cloudddp.toml"
-    path.write_bytes(b"\xef\xbb\xbf[cluster]\nnodes = 3\n")
-    assert settings.resolve([settings.read_toml(path)]).cluster.nodes == 3
-
-
-def test_source_with_the_highest_precedence_wins() -> None:
-    flag = Layer("--nodes", {"cluster": {"nodes": "5"}}, textual=True)
-    environment = settings.environment_layers({"CLOUDDDP_NODES": "4", "CLOUDDDP_DISK_GB": "400"})
-    file = Layer("cloudddp.toml", {"cluster": {"nodes": 3, "disk_gb": 300, "zones": ["us-east-1c"]}})
-    user = Layer(
-        "config.toml", {"cluster": {"nodes": 2, "disk_gb": 200, "zones": "us-east-1b", "user": "ec2-user"}}
-    )
-    chosen = settings.resolve([flag, *environment, file, user]).cluster
-    assert (chosen.nodes, chosen.disk_gb, chosen.zones, chosen.user) == (5, 400, ("us-east-1c",), "ec2-user")
-    assert chosen.instance_type == spec.ClusterSpec().instance_type
-
-
-def test_bad_value_is_refused_even_if_overridden() -> None:
-    with pytest.raises(UsageError, match=r"config\.toml"):
-        settings.resolve(
-            [Layer("flag", {"cluster": {"nodes": 1}}), Layer("config.toml", {"cluster": {"nodes": 0}})]
-        )
-
-
-def test_no_source_gives_the_defaults() -> None:
-    assert settings.resolve([]) == Config()
-
-
-def test_env_tables_merge_by_name() -> None:
-    flag = Layer("--env", {"job": {"env": {"A": "flag"}}}, textual=True)
-    file = Layer("file", {"job": {"env": {"A": "file", "B": "file"}}})
-    user = Layer("user", {"job": {"env": {"B": "user", "C": "user"}}})
-    assert settings.resolve([flag, file, user]).job.env == {"A": "flag", "B": "file", "C": "user"}
-
-
-def test_lists_are_replaced_not_merged() -> None:
-    stronger, weaker = (
-        Layer("a", {"sync": {"exclude": ["x"]}}),
-        Layer("b", {"sync": {"exclude": ["y", "z"]}}),
-    )
-    assert settings.resolve([stronger, weaker]).sync.exclude == ("x",)
-
-
-def test_every_setting_except_tables_has_a_variable() -> None:
-    names = [
-        settings.variable_of(section, key) for section in schema.SECTIONS for key in schema.fields(section)
-    ]
-    named = [name for name in names if name]
-    assert len(named) == len(set(named)) == len(names) - len(settings.TABLES)
-    assert not {name.removeprefix("CLOUDDDP_") for name in named} & settings.OTHER_VARIABLES
-
-
-def test_variables_that_are_not_settings_are_ignored() -> None:
-    environ = {
-        "PATH": "/bin",
-        "CLOUDDDP_HOME": "x",
-        "CLOUDDDP_JOB_ID": "y",
-        "CLOUDDDPX": "z",
-        timing.VARIABLE: "1",
-    }
-    assert settings.environment_layers(environ) == []
-
-
-def test_misspelt_variable_is_refused_with_a_suggestion() -> None:
-    with pytest.raises(UsageError, match="CLOUDDDP_MAXCOST") as caught:
-        settings.environment_layers({"CLOUDDDP_MAXCOST": "10"})
-    assert "'CLOUDDDP_MAX_COST'" in caught.value.hint
-
-
-def test_error_in_a_variable_names_the_variable() -> None:
-    layers = settings.environment_layers({"CLOUDDDP_MAX_HOURS": "forever"})
-    with pytest.raises(UsageError) as caught:
-        settings.resolve(layers)
-    assert "CLOUDDDP_MAX_HOURS" in caught.value.message
-    assert "'forever'" in caught.value.message
-    assert "at most 336" in caught.value.hint
 
 
 # -- text ----------------------------------------------------------------------------------------------------
@@ -154,40 +71,31 @@ def test_text_is_converted_to_the_type_of_the_setting(section: str, key: str, te
 
 
 @pytest.mark.parametrize(
-    ("section", "key", "text"),
+    ("section", "key", "value", "textual"),
     [
-        ("cluster", "nodes", "two"),
-        ("cluster", "nodes", "2.5"),
-        ("cluster", "nodes", ""),
-        ("cluster", "nodes", "9" * 40),
-        ("cluster", "spot", "perhaps"),
-        ("cluster", "region", ""),
-        ("job", "nproc_per_node", "4,x"),
-        ("job", "nproc_per_node", "-1"),
-        ("job", "nproc_per_node", "cpu"),
+        ("cluster", "nodes", "two", True),
+        ("cluster", "nodes", "2.5", True),
+        ("cluster", "nodes", "", True),
+        ("cluster", "nodes", "9" * 40, True),
+        ("cluster", "spot", "perhaps", True),
+        ("cluster", "region", "", True),
+        ("job", "nproc_per_node", "4,x", True),
+        ("job", "nproc_per_node", "-1", True),
+        ("job", "nproc_per_node", "cpu", True),
+        ("cluster", "nodes", "3", False),
+        ("cluster", "nodes", 3.0, False),
+        ("cluster", "nodes", True, False),
+        ("cluster", "spot", 1, False),
+        ("cluster", "region", 5, False),
+        ("job", "outputs", "runs", False),
+        ("job", "env", {"A": 1}, False),
+        ("job", "env", "A=1", False),
+        ("job", "nproc_per_node", True, False),
+        ("job", "rendezvous", "etcd", False),
     ],
 )
-def test_text_that_cannot_be_converted_is_refused(section: str, key: str, text: str) -> None:
-    refusal(section, key, text, textual=True)
-
-
-@pytest.mark.parametrize(
-    ("section", "key", "value"),
-    [
-        ("cluster", "nodes", "3"),
-        ("cluster", "nodes", 3.0),
-        ("cluster", "nodes", True),
-        ("cluster", "spot", 1),
-        ("cluster", "region", 5),
-        ("job", "outputs", "runs"),
-        ("job", "env", {"A": 1}),
-        ("job", "env", "A=1"),
-        ("job", "nproc_per_node", True),
-        ("job", "rendezvous", "etcd"),
-    ],
-)
-def test_file_values_must_have_the_right_type(section: str, key: str, value: Any) -> None:
-    refusal(section, key, value)
+def test_value_of_another_type_is_refused(section: str, key: str, value: Any, textual: bool) -> None:
+    refusal(section, key, value, textual=textual)
 
 
 # -- limits --------------------------------------------------------------------------------------------------
@@ -411,14 +319,3 @@ def test_reading_settings_imports_neither_boto3_nor_paramiko() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_variables_of_ranks_are_no_misspelt_settings() -> None:
-    """A rank may call cloudddp."""
-    of_ranks = {
-        protocol.TASK_VARIABLE,
-        protocol.ATTEMPT_VARIABLE,
-        protocol.STATUS_VARIABLE,
-        protocol.STEP_VARIABLE,
-    }
-    assert {name.removeprefix("CLOUDDDP_") for name in of_ranks} <= settings.OTHER_VARIABLES

@@ -30,24 +30,14 @@ def create(root: Path) -> ClusterFolder:
     return folder
 
 
-def test_state_folder_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CLOUDDDP_HOME", str(tmp_path / "here"))
-    assert state_folder.home() == tmp_path / "here"
-    assert ClusterFolder(ID).path.is_relative_to(tmp_path / "here")
-
-
-def test_relative_state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CLOUDDDP_HOME", "here")
-    assert state_folder.home() == tmp_path / "here"
-
-
-def test_default_state_folder(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    for given in (str(tmp_path / "here"), "here"):
+        monkeypatch.setenv("CLOUDDDP_HOME", given)
+        assert state_folder.home() == tmp_path / "here"
+    assert ClusterFolder(ID).path.is_relative_to(tmp_path / "here")
     monkeypatch.setenv("CLOUDDDP_HOME", "")
-    assert state_folder.home().is_absolute()
-    assert state_folder.home().name == "cloudddp"
+    assert (state_folder.home().is_absolute(), state_folder.home().name) == (True, "cloudddp")
 
 
 def test_created_record_is_read_back(tmp_path: Path) -> None:

@@ -58,10 +58,15 @@ def repository(folder: Path, files: dict[str, str | bytes]) -> Path:
 
 
 @needs_git
-def test_tracked_and_untracked_files_are_sent_but_not_ignored_ones(here: Path) -> None:
-    repository(here, {".gitignore": "*.pt\ndata/\n", "train.py": "", "pkg/a.py": ""})
-    put(here, {"new.py": "", "model.pt": "", "data/x": "", "pkg/b.pt": ""})
-    assert names(here) == {".gitignore", "train.py", "pkg/a.py", "new.py"}
+def test_files_that_git_lists_and_that_exist_are_sent(here: Path) -> None:
+    tracked = ["train.py", "pkg/a.py", "kept.pt", "gone", "folder/gone", "file"]
+    repository(here, dict.fromkeys(tracked, ""))
+    put(here, {".gitignore": "*.pt\ndata/\n", "new.py": "", "model.pt": "", "data/x": "", "pkg/b.pt": ""})
+    for name in ("gone", "file"):
+        (here / name).unlink()
+    shutil.rmtree(here / "folder")
+    put(here, {"file/x": ""})
+    assert names(here) == {".gitignore", "train.py", "pkg/a.py", "kept.pt", "new.py", "file/x"}
 
 
 @needs_git
@@ -75,29 +80,6 @@ def test_repository_of_a_git_hook_is_not_the_projects(
     monkeypatch.setenv("GIT_DIR", str(other / ".git"))
     monkeypatch.setenv("GIT_INDEX_FILE", str(other / ".git" / "index"))
     assert names(here) == {".gitignore", "train.py", "model.pt"}
-
-
-@needs_git
-def test_tracked_file_is_sent_although_ignored(here: Path) -> None:
-    repository(here, {"kept.pt": "x"})
-    put(here, {".gitignore": "*.pt\n", "other.pt": ""})
-    assert names(here) == {".gitignore", "kept.pt"}
-
-
-@needs_git
-def test_deleted_tracked_file_is_not_sent(here: Path) -> None:
-    repository(here, {"a": "", "b": "", "folder/c": ""})
-    (here / "a").unlink()
-    shutil.rmtree(here / "folder")
-    assert names(here) == {"b"}
-
-
-@needs_git
-def test_tracked_file_that_became_a_folder_is_listed_once(here: Path) -> None:
-    repository(here, {"a": ""})
-    (here / "a").unlink()
-    put(here, {"a/x": ""})
-    assert names(here) == {"a/x"}
 
 
 @needs_git
@@ -145,12 +127,6 @@ def test_ignored_folder_is_a_project_of_its_own(here: Path) -> None:
     repository(here, {".gitignore": "scratch/\n", "a": ""})
     put(here, {"scratch/train.py": "", "scratch/.gitignore": "*.pt\n", "scratch/m.pt": ""})
     assert names(here / "scratch") == {"train.py", ".gitignore"}
-
-
-@needs_git
-def test_git_folder_is_never_sent(here: Path) -> None:
-    repository(here, {"a": ""})
-    assert not [name for name in names(here) if ".git" in name.split("/")]
 
 
 @needs_git
@@ -222,7 +198,7 @@ def test_walk_agrees_with_git(here: Path, tmp_path: Path, rules: str) -> None:
     assert names(here) == names(twin)
 
 
-@pytest.mark.parametrize("line", ["!", "! ", "\\", "a\\"])
+@pytest.mark.parametrize("line", ["!", "! ", "\\", "a\\", "[z-a]"])
 def test_invalid_line_of_a_gitignore_is_ignored_as_by_git(here: Path, line: str) -> None:
     put(here, {".gitignore": f"*.pt\n{line}\n", "a": "", "b.pt": ""})
     assert names(here) == {".gitignore", "a"}
@@ -334,15 +310,6 @@ def test_folders_that_were_deleted_here_are_no_error_however_many_nodes_have_the
     sync._check_folders(dict.fromkeys(range(256), folders), {})
 
 
-def test_pattern_that_git_ignores_is_ignored(tmp_path: Path) -> None:
-    (tmp_path / ".gitignore").write_text("[z-a]\nb\n")
-    for name in ("a", "b"):
-        (tmp_path / name).touch()
-    assert set(snapshot(tmp_path).manifest) == {".gitignore", "a"}
-    with pytest.raises(UsageError, match="is not a pattern"):
-        snapshot(tmp_path, exclude=["[z-a]"])
-
-
 PARTS = [
     "a",
     "data",
@@ -361,7 +328,7 @@ PARTS = [
 ]
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(parts=st.lists(st.sampled_from(PARTS), min_size=1, max_size=5), end=st.sampled_from(["", "/"]))
 @pytest.mark.parametrize(
     "more", [(), ("*.tmp", "/data/x", "build/", "a?c[0-9]", "# comment", "**/deep/*.bin"), ("*", "!x")]
