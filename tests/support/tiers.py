@@ -108,16 +108,6 @@ SLOW = {
     "test_own_image_whose_description_excludes_the_type_is_a_warning": "other descriptions",
     "cli/test_launch.py::"
     "test_concurrent_launches_with_the_same_id_start_one_job": "tests/node/test_project_lock.py",
-    "cli/test_launch.py::test_config_path_with_dots_or_links_works": "2 s",
-    "cli/test_launch.py::"
-    "test_failed_job_leaves_the_cluster_up": "test_first_failing_rank_is_named_and_sets_the_exit_code",
-    "cli/test_launch.py::test_rank_and_local_rank_can_be_positional": "tests/unit/test_ranks.py has them",
-    "cli/test_launch.py::test_shell_script_gets_the_variables_that_programs_read": "torch",
-    "cli/test_launch.py::test_type_without_gpus_does_not_limit_ranks": "3 s; the refusal of ranks remains",
-    "cli/test_log_selection.py::"
-    "test_middle_of_a_long_log_is_dropped_and_reported": "tests/node/test_rank_logs.py",
-    "cli/test_logs_and_jobs.py::test_logs_and_jobs_show_the_same_duration": "4 s, what is shown",
-    "cli/test_logs_and_jobs.py::test_unknown_job_lists_the_newest_ones": "four jobs, a message",
     "cli/test_mfa.py::test_both_ways_out_of_credentials_that_end_early_work": "3 s; the refusal remains",
     "cli/test_mfa.py::test_damaged_cache_counts_as_empty": "tests/unit/test_state.py has damaged records",
     "cli/test_mfa.py::"
@@ -198,8 +188,6 @@ SLOW = {
     "cli/test_what_is_sent.py::"
     "test_cluster_has_the_name_of_the_project_folder": "5 s; tests/cli/test_reference.py has the names",
     # Found by costs.py, each 3 to 25 s.
-    "cli/test_logs_and_jobs.py::"
-    "test_logs_can_be_limited_to_a_rank": "test_log_selection.py selects ranks and nodes",
     "cli/test_region.py::test_region_that_the_simulator_does_not_use_is_reported": "a message",
     "cli/test_regions_searched.py::"
     "test_broken_configuration_does_not_block_down": "test_down_does_not_guess_a_name remains",
