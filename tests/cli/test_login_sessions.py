@@ -40,7 +40,7 @@ EXPIRED = "the SSO session of profile 'work' has expired, or there is none"
 
 @pytest.fixture
 def user(cli: Any, faults: Any, tmp_path: Path) -> User:
-    return User(cli, tmp_path / "user")
+    return User(cli, tmp_path / "user", cold=True)
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def test_teardown_with_an_expired_sso_session_names_nodes_deadline_and_commands(
     path.unlink()
     for cached in user.cache:
         cached.unlink()
-    done = user.run("down", "-y", cold=True, AWS_PROFILE="work")
+    done = user.run("down", "-y", AWS_PROFILE="work")
     (node,) = remains().instances
     assert done.code == 3
     assert EXPIRED in done.err
@@ -152,7 +152,7 @@ def test_session_that_ends_during_the_teardown(user: User, identity: Identity, f
     user.token("sso", "company", accessToken=SECRET, expiresAt=iso(hours=1))
     user.works("up", "-n", "1", AWS_PROFILE="work")
     faults.fail("TerminateInstances", "RequestExpired", times=9)
-    done = user.run("down", "-y", cold=True, AWS_PROFILE="work")
+    done = user.run("down", "-y", AWS_PROFILE="work")
     assert done.code == 3
     assert ", until its deadline at 20" in done.err
     assert "`aws sso login --profile work`, then `cloudddp down`" in done.err
