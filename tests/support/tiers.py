@@ -108,10 +108,7 @@ SLOW = {
     "test_own_image_whose_description_excludes_the_type_is_a_warning": "other descriptions",
     "cli/test_launch.py::"
     "test_concurrent_launches_with_the_same_id_start_one_job": "tests/node/test_project_lock.py",
-    "cli/test_mfa.py::test_both_ways_out_of_credentials_that_end_early_work": "3 s; the refusal remains",
     "cli/test_mfa.py::test_damaged_cache_counts_as_empty": "tests/unit/test_state.py has damaged records",
-    "cli/test_mfa.py::"
-    "test_session_in_its_last_minutes_is_used_for_a_whole_command": "without a terminal remains",
     "cli/test_organization.py::"
     "test_capacity_is_decided_by_the_launch": "tests/cli/test_placing.py has missing capacity",
     "cli/test_organization.py::test_denied_region_where_this_computer_has_a_cluster_is_not_left_out": "2 s",
