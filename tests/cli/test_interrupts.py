@@ -85,7 +85,7 @@ def test_answering_no_goes_on_and_repeats_no_line(cli: Any, terminal: Any) -> No
         assert window.seen.count(f"tick {k}\r".encode()) == 1, k
 
 
-def test_detaching_leaves_the_job_running(cli: Any, terminal: Any) -> None:
+def test_detaching_and_ctrl_c_on_logs_leave_the_job_running(cli: Any, terminal: Any) -> None:
     direct(cli)
     cli.write("wait.py", SLEEPERS)
     window = terminal("launch", "wait.py")
@@ -94,6 +94,11 @@ def test_detaching_leaves_the_job_running(cli: Any, terminal: Any) -> None:
     window.read_until(b"an hour; until the deadline")
     window.read_until(b"keeps running: ")
     assert window.process.wait(TIMEOUT) == 3
+    follower = cli.start("logs", "-f")
+    assert follower.stdout is not None
+    assert "began" in follower.stdout.readline()
+    code, _, err = interrupt(follower)
+    assert (code, "the job keeps running" in err) == (130, True)
     assert json.loads(cli.ok("jobs", "--json"))[0]["state"] == "running"
     assert still_running(cli, "wait.py")
 
@@ -126,19 +131,6 @@ def test_closing_the_terminal_at_the_question_leaves_the_job_running(
         os.close(window.ours)
         window.process.wait(TIMEOUT)
     assert still_running(cli, "wait.py")
-    assert json.loads(cli.ok("jobs", "--json"))[0]["state"] == "running"
-
-
-def test_ctrl_c_on_logs_leaves_the_job_running(cli: Any) -> None:
-    direct(cli)
-    cli.write("wait.py", "import time; print('began', flush=True); time.sleep(600)")
-    cli.ok("launch", "-d", "wait.py")
-    follower = cli.start("logs", "-f")
-    assert follower.stdout is not None
-    assert "began" in follower.stdout.readline()
-    code, _, err = interrupt(follower)
-    assert code == 130
-    assert "the job keeps running" in err
     assert json.loads(cli.ok("jobs", "--json"))[0]["state"] == "running"
 
 

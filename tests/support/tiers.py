@@ -76,28 +76,9 @@ SLOW = {
     "test_endpoint_that_is_not_a_url_is_a_usage_error": "4 s; other invalid profiles remain",
     "cli/test_dependencies.py": "`make lowest` runs it, too",
     "cli/test_efa.py::"
-    "test_address_that_was_allocated_twice_is_released": "tests/cli/test_rollback.py has an unlisted one",
+    "test_launch_that_fails_later_leaves_no_group_or_address": "test_placing.py has it without addresses",
     "cli/test_efa.py::"
-    "test_calls_for_addresses_are_two_per_node": "3 s; tests/unit/test_golden_requests.py has the calls",
-    "cli/test_efa.py::"
-    "test_down_on_another_computer_releases_elastic_ips": "tests/cli/test_regions_searched.py releases some",
-    "cli/test_efa.py::"
-    "test_duplicate_placement_group_after_a_lost_answer_is_used": "tests/cli/test_up.py has it for groups",
-    "cli/test_efa.py::test_launch_that_fails_later_leaves_no_group_or_address": "tests/cli/test_rollback.py",
-    "cli/test_efa.py::test_leftover_address_is_listed_with_its_price": "tests/unit/test_leftovers.py",
-    "cli/test_efa.py::"
-    "test_missing_devices_are_a_warning": "the same check as test_missing_devices_fail_if_required",
-    "cli/test_efa.py::test_missing_devices_fail_if_required_where_gpus_may_be_missing": "the same check",
-    "cli/test_efa.py::"
-    "test_next_zone_uses_the_same_group_and_addresses": "tests/cli/test_placing.py has the next zone",
-    "cli/test_efa.py::test_placement_group_in_the_file": "tests/unit/test_golden_requests.py has the group",
-    "cli/test_efa.py::test_placement_group_that_is_not_known_yet": "tests/cli/test_up.py has it for groups",
-    "cli/test_efa.py::test_private_nodes_need_no_elastic_ip": "tests/unit/test_golden_requests.py",
-    "cli/test_efa.py::"
-    "test_repeated_up_expects_what_the_cluster_was_launched_with": "tests/cli/test_up.py has the second `up`",
-    "cli/test_efa.py::"
-    "test_resource_in_use_is_removed_later": "tests/cli/test_down.py waits for a group in use",
-    "cli/test_efa.py::test_single_card_keeps_its_public_address": "tests/unit/test_golden_requests.py",
+    "test_missing_devices_are_a_warning_unless_they_are_required": "test_missing_devices_fail_if_required",
     "cli/test_host_keys.py::test_reboot_keeps_the_key": "2 s; tests/node/test_host_key_script.py",
     "cli/test_host_keys.py::test_two_commands_complete_the_keys_together": "the completion by one remains",
     "cli/test_host_keys.py::test_unreachable_node_gets_its_key_later": "a killed `up` is completed, too",
