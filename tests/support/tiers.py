@@ -83,9 +83,6 @@ SLOW = {
     "cli/test_host_keys.py::test_two_commands_complete_the_keys_together": "the completion by one remains",
     "cli/test_host_keys.py::test_unreachable_node_gets_its_key_later": "a killed `up` is completed, too",
     "cli/test_images.py::"
-    "test_another_image_is_named_for_a_type_that_the_default_one_does_not_list": "other messages",
-    "cli/test_images.py::test_entry_of_the_description_includes_its_variants": "other descriptions",
-    "cli/test_images.py::"
     "test_own_image_whose_description_excludes_the_type_is_a_warning": "other descriptions",
     "cli/test_launch.py::"
     "test_concurrent_launches_with_the_same_id_start_one_job": "tests/node/test_project_lock.py",
