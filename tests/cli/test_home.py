@@ -329,9 +329,11 @@ def test_variables_stay_out_of_the_debug_log(line: CommandLine, home: Path) -> N
     )
     assert done.returncode == 1
     assert "a bug in cloudddp: RuntimeError" in done.stderr
+    assert "Traceback" not in done.stderr
     text = (home / "debug.log").read_text()
     assert "hunter2" not in text + done.stderr
     assert "TOKEN=****" in text
+    assert "RuntimeError" in text
 
 
 # -- open folders --------------------------------------------------------------------------------------
