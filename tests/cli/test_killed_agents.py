@@ -6,9 +6,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
 from support.gangs import kill
-from support.harness import TIMEOUT, wait_for
+from support.harness import wait_for
 from support.jobs import direct, newest, processes, written
 
 WAIT = "import time\nprint('began', flush=True)\ntime.sleep(600)\n"
@@ -21,44 +20,25 @@ def agent(cli: Any, job: str, node: int) -> list[int]:
     return [state["guard"], state["pid"]]
 
 
-@pytest.mark.parametrize("killed", [0, 1])
-def test_verdict_stays_when_the_node_that_gave_it_is_gone(cli: Any, ec2: Any, killed: int) -> None:
+def test_verdict_stays_when_the_node_that_gave_it_is_gone(cli: Any, ec2: Any) -> None:
     cli.write("cloudddp.toml", '[job]\nrendezvous = "direct"\nnproc_per_node = 1\nstop_grace = 1\n')
     cli.write("wait.py", WAIT)
     cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
     job = cli.ok("launch", "-d", "wait.py").strip()
     written(cli, "began")
-    kill(*agent(cli, job, killed))
+    kill(*agent(cli, job, 1))
     wait_for(lambda: processes(cli) == 0, "no process is left")
     before, logs = newest(cli), cli("logs", "-f")
     assert (before["state"], before["exit_code"], logs.returncode) == ("failed", 1, 1)
-    assert f"node {killed}: the agent of cloudddp has ended there" in logs.stderr
+    assert "node 1: the agent of cloudddp has ended there" in logs.stderr
     nodes = json.loads(cli.ok("status", "--json"))[0]["nodes"]
-    ec2.terminate_instances(InstanceIds=[nodes[1 - killed]["instance_id"]])
-    wait_for(lambda: newest(cli)["nodes"] == [killed], "the other node has terminated")
+    ec2.terminate_instances(InstanceIds=[nodes[0]["instance_id"]])
+    wait_for(lambda: newest(cli)["nodes"] == [1], "the other node has terminated")
     after, logs_after = newest(cli), cli("logs", "-f")
     same = ("state", "exit_code", "started", "ended")
     assert [after[key] for key in same] == [before[key] for key in same]
     assert logs_after.stderr.splitlines()[-1:] == logs.stderr.splitlines()[-1:]
     assert (logs_after.returncode, "the agent of cloudddp has ended there" in logs_after.stderr) == (1, True)
-
-
-def test_client_that_follows_and_one_that_asks_later_get_the_same_verdict(cli: Any) -> None:
-    """The only node: nobody else can give a verdict."""
-    direct(cli)
-    cli.write("wait.py", WAIT)
-    process = cli.start("launch", "wait.py")
-    assert process.stdout is not None
-    assert "began" in process.stdout.readline()
-    job = newest(cli)["id"]
-    kill(*agent(cli, job, 0))
-    _, err = process.communicate(timeout=TIMEOUT)
-    assert (process.returncode, "node 0: the agent of cloudddp has ended there" in err) == (1, True), err
-    wait_for(lambda: processes(cli) == 0, "no process is left")
-    found = newest(cli)
-    assert (found["state"], found["exit_code"]) == ("failed", 1)
-    done = cli("logs", "-f")
-    assert (done.returncode, "node 0: the agent of cloudddp has ended there" in done.stderr) == (1, True)
 
 
 def test_rank_that_was_killed_with_its_agent_is_not_the_cause(cli: Any) -> None:

@@ -54,8 +54,7 @@ MOMENTS = {
 }
 
 
-@pytest.mark.parametrize("lose", [key, folder, file_system])
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(("moment", "lose"), [*zip(MOMENTS, [folder, file_system, key], strict=True)])
 def test_up_that_loses_its_state_names_what_has_gone_and_removes_everything(
     cli: CommandLine, home: Path, conditions: Any, remains: Any, lose: Lose, moment: str
 ) -> None:
@@ -93,14 +92,13 @@ def test_nodes_that_cannot_be_removed_are_named_with_the_loss(
     assert remains().nothing
 
 
-@pytest.mark.parametrize("lose", [key, folder])
 def test_down_without_the_state_of_a_killed_up(
-    cli: CommandLine, home: Path, conditions: Any, remains: Any, lose: Lose
+    cli: CommandLine, home: Path, conditions: Any, remains: Any
 ) -> None:
     conditions(boot={"ssh_seconds": 4})
     process = cli.start("up", "-n", "1")
     wait_for(lambda: remains().instances, "a node was launched")
-    lose(home)
+    key(home)
     process.kill()
     process.communicate(timeout=TIMEOUT)
     refused = cli("exec", "--", "true")
