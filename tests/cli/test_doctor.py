@@ -46,19 +46,16 @@ def test_everything_passes_and_nothing_is_created(cli: Any, faults: Any, remains
     }
     assert found["capacity"]["detail"].startswith("not checked: only a launch shows")
     assert remains().nothing
-    creating = {"RunInstances", "ImportKeyPair", "CreateSecurityGroup"}
-    assert {f"{action} (dry run)" for action in creating} <= set(faults.calls)
-    assert not creating & set(faults.calls)
-
-
-def test_table_for_people(cli: Any) -> None:
+    assert {f"{action} (dry run)" for action in CREATING} <= set(faults.calls)
+    assert not CREATING & set(faults.calls)
     out = cli.ok("doctor", "-n", "2")
     assert len(out.splitlines()) == len(CHECKS)
     assert "pass  instance type             g5.xlarge: 1 x NVIDIA A10G, 4 vCPUs" in out
 
 
 def test_insufficient_quota_names_the_request_for_more(cli: Any, conditions: Any) -> None:
-    """GetServiceQuota answers the limit in vCPUs; running instances of the families count against it."""
+    """GetServiceQuota answers the limit in vCPUs; running instances of the families count against it. A name
+    that is taken is no missing permission."""
     before = int(re.findall(r"(\d+) in use", checks(cli)["quota"]["detail"])[0])  # other tests' clusters
     cli.ok("up", "-n", "1")
     conditions(quota={"on-demand-g": before + 10})
@@ -66,29 +63,34 @@ def test_insufficient_quota_names_the_request_for_more(cli: Any, conditions: Any
     assert found["status"] == "fail"
     assert found["detail"].endswith(f"(L-DB2E81BA): {before + 10} vCPUs, {before + 4} in use, 8 needed")
     assert f"--quota-code L-DB2E81BA --desired-value {before + 12}`" in found["fix"]
-    assert checks(cli, "-n", "1")["quota"]["status"] == "pass"
+    enough = checks(cli, "-n", "1")
+    assert enough["quota"]["status"] == enough["ec2:ImportKeyPair"]["status"] == "pass"
 
 
-def test_spot_has_a_quota_of_its_own(cli: Any, conditions: Any) -> None:
-    conditions(quota={"spot-g": 4, "on-demand-g": 1000})
+def test_spot_has_quotas_of_its_own(cli: Any, conditions: Any) -> None:
+    """P6 is counted under a quota that is named for P5."""
+    conditions(quota={"spot-g": 4, "on-demand-g": 1000, "spot-p5": 1000})
     assert checks(cli, "-n", "2", "--spot", code=1)["quota"]["detail"].startswith("All G and VT Spot")
-
-
-def test_quota_of_spot_p6_instances_is_a_warning(cli: Any, conditions: Any) -> None:
-    """They are counted under a quota that is named for P5."""
-    conditions(quota={"spot-p5": 1000})
     p6 = checks(cli, "-n", "1", "--spot", "-t", "p6-b200.48xlarge")["quota"]
     assert p6["status"] == "warn"
     assert "All P5 Spot Instance Requests (L-C4BD4855)" in p6["detail"]
-    assert checks(cli, "-n", "1", "--spot", "-t", "p5.48xlarge")["quota"]["status"] == "pass"
 
 
-def test_unreadable_quota_is_a_warning(cli: Any, conditions: Any) -> None:
-    conditions(reject={"GetServiceQuota": {"code": "AccessDeniedException", "status": 400, "calls": 9}})
-    assert checks(cli)["quota"]["status"] == "warn"
+def test_what_cannot_be_read_or_is_old_is_a_warning(
+    cli: Any, conditions: Any, faults: Any, tmp_path: Path
+) -> None:
+    denied = {"GetServiceQuota": {"code": "AccessDeniedException", "status": 400, "calls": 9}}
+    conditions(reject=denied, prices={"g5.xlarge": 1.5})
+    faults.rewrite("GetProducts", lambda body: body.replace(b"2026-11-01", b"2020-01-01"))
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    found = checks(cli, CLOUDDDP_CHECKSSH=f"127.0.0.1:{port}", PATH=str(tmp_path))
+    for name in ("quota", "price", "outgoing SSH", "OpenSSH"):
+        assert found[name]["status"] == "warn", name
+    assert checks(cli, code=1, CLOUDDDP_CHECKSSH="nowhere")["outgoing SSH"]["status"] == "fail"
 
 
-@pytest.mark.parametrize("action", ["RunInstances", "CreateSecurityGroup", "ImportKeyPair"])
+@pytest.mark.parametrize("action", ["RunInstances", "ImportKeyPair"])
 def test_missing_permission_is_named(cli: Any, conditions: Any, action: str, remains: Any) -> None:
     """With DryRun, EC2 answers UnauthorizedOperation, or DryRunOperation if the call is allowed."""
     conditions(reject={action: {"code": "UnauthorizedOperation", "status": 403, "calls": 9}})
@@ -112,12 +114,9 @@ def test_clock_that_is_wrong_is_named(cli: Any, faults: Any) -> None:
     assert (found["status"], "set the clock" in found["fix"]) == ("fail", True)
 
 
-@pytest.mark.parametrize("ahead", [900, -900])
-def test_clock_that_aws_refuses_is_a_failed_clock(
-    cli: Any, simulator: Any, conditions: Any, ahead: int
-) -> None:
+def test_clock_that_aws_refuses_is_a_failed_clock(cli: Any, simulator: Any, conditions: Any) -> None:
     """AWS answers SignatureDoesNotMatch, and its own time."""
-    conditions(clock={"ahead": ahead})
+    conditions(clock={"ahead": 900})
     found = checks(cli, code=1, AWS_ENDPOINT_URL=simulator.endpoint)
     assert found["clock"]["status"] == "fail"
     assert "15 minutes" in found["clock"]["detail"]
@@ -156,14 +155,6 @@ def test_subnets_that_the_account_blocks_fail(cli: Any, ec2: Any) -> None:
     assert "create-vpc-block-public-access-exclusion" in found["fix"]
 
 
-def test_blocked_way_out_is_a_warning(cli: Any) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    found = checks(cli, CLOUDDDP_CHECKSSH=f"127.0.0.1:{port}")["outgoing SSH"]
-    assert found["status"] == "warn"
-    assert checks(cli, code=1, CLOUDDDP_CHECKSSH="nowhere")["outgoing SSH"]["status"] == "fail"
-
-
 @pytest.mark.parametrize(
     "flags",
     [
@@ -176,10 +167,6 @@ def test_settings_that_exclude_each_other_are_a_usage_error(cli: Any, faults: An
     done = cli("doctor", *flags)
     assert done.returncode == 2, done.stderr
     assert faults.calls == []
-
-
-def test_missing_openssh_is_a_warning(cli: Any, tmp_path: Path) -> None:
-    assert checks(cli, PATH=str(tmp_path))["OpenSSH"]["status"] == "warn"
 
 
 def test_each_region_is_checked(cli: Any) -> None:
@@ -221,11 +208,6 @@ def test_wrong_credentials_are_no_region_that_is_not_enabled(cli: Any, faults: A
     assert "aws configure" in found["identity"]["fix"]
 
 
-def test_name_that_is_taken_is_no_missing_permission(cli: Any) -> None:
-    cli.ok("up", "-n", "1")
-    assert checks(cli, "-n", "1")["ec2:ImportKeyPair"]["status"] == "pass"
-
-
 def test_reservation_is_checked(cli: Any, ec2: Any) -> None:
     """Its places are counted already, so the vCPU quota is not checked. It has 1 place, and 2 nodes need
     2."""
@@ -260,9 +242,3 @@ def test_elastic_ips_are_checked(cli: Any, conditions: Any) -> None:
 def test_required_efa_is_checked(cli: Any) -> None:
     found = checks(cli, "-t", "g5.xlarge", "--require-efa", code=1)
     assert "has no EFA" in found["instance type"]["detail"]
-
-
-def test_old_price_is_a_warning(cli: Any, conditions: Any, faults: Any) -> None:
-    conditions(prices={"g5.xlarge": 1.5})
-    faults.rewrite("GetProducts", lambda body: body.replace(b"2026-11-01", b"2020-01-01"))
-    assert checks(cli)["price"]["status"] == "warn"

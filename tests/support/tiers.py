@@ -79,8 +79,6 @@ SLOW = {
     "test_launch_that_fails_later_leaves_no_group_or_address": "test_placing.py has it without addresses",
     "cli/test_efa.py::"
     "test_missing_devices_are_a_warning_unless_they_are_required": "test_missing_devices_fail_if_required",
-    "cli/test_host_keys.py::test_reboot_keeps_the_key": "2 s; tests/node/test_host_key_script.py",
-    "cli/test_host_keys.py::test_two_commands_complete_the_keys_together": "the completion by one remains",
     "cli/test_host_keys.py::test_unreachable_node_gets_its_key_later": "a killed `up` is completed, too",
     "cli/test_images.py::"
     "test_own_image_whose_description_excludes_the_type_is_a_warning": "other descriptions",
