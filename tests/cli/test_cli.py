@@ -69,19 +69,6 @@ def test_init_and_bad_settings_import_neither_boto3_nor_paramiko(tmp_path: Path)
     assert not modules & {"boto3", "botocore", "paramiko", "moto", "rich", "torch"}
 
 
-def sources(*folders: str) -> Iterator[tuple[Path, str, ast.Module]]:
-    """Yield (path, text, syntax tree) of the modules in folders of the package."""
-    for path in sorted(path for folder in folders for path in (ROOT / "cloudddp" / folder).rglob("*.py")):
-        yield path.relative_to(ROOT), path.read_text(), ast.parse(path.read_text())
-
-
-def imports_in_functions(tree: ast.Module) -> set[int]:
-    """Return the lines of imports inside functions."""
-    functions = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
-    inner = [node for function in functions for node in ast.walk(function)]
-    return {node.lineno for node in inner if isinstance(node, (ast.Import, ast.ImportFrom))}
-
-
 def strings(tree: ast.Module) -> Iterator[ast.Constant]:
     """Yield the string literals of a module that are not docstrings."""
     documentation = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
@@ -90,26 +77,15 @@ def strings(tree: ast.Module) -> Iterator[ast.Constant]:
             yield node
 
 
-def test_imports_inside_functions_are_explained() -> None:
-    """A heavy third-party library may be imported where it is used, under a comment that says why."""
-    unexplained = [
-        f"{path}:{line}"
-        for path, text, tree in sources("cli", "config")
-        for line in sorted(imports_in_functions(tree))
-        if not text.splitlines()[line - 2].strip().startswith("#")
-    ]
-    assert unexplained == []
-
-
 def test_commands_in_messages_are_data() -> None:
     """A command in a string would lack the user's global options. Help texts are not messages."""
     verbs = "|".join(sorted(set(main.table) - {"init", "sim"}))
     spelled = re.compile(rf"\bcloudddp ({verbs})\b")
     found = [
         f"{path}:{node.lineno}: {node.value}"
-        for path, _, tree in sources("")
+        for path in sorted((ROOT / "cloudddp").rglob("*.py"))
         if path.parent.name != "commands" and path.name not in ("main.py", "reference.py")
-        for node in strings(tree)
+        for node in strings(ast.parse(path.read_text()))
         if spelled.search(str(node.value))
     ]
     assert found == []

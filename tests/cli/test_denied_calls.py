@@ -50,18 +50,3 @@ def test_without_decoding_the_plain_facts_remain(cli: CommandLine, conditions: A
     )
     assert message not in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_other_services_name_the_action(cli: CommandLine, conditions: Any) -> None:
-    message = (
-        "User: arn:aws:iam::123456789012:user/ann is not authorized to perform: ssm:GetParameter on "
-        "resource: arn:aws:ssm:us-east-1::parameter/aws/service/x because no identity-based policy allows "
-        "the ssm:GetParameter action"
-    )
-    conditions(reject={"GetParameter": denial(message, "AccessDeniedException")})
-    done = cli("up", "-n", "1")
-    assert (
-        "AWS denied ssm:GetParameter on arn:aws:ssm:us-east-1::parameter/aws/service/x: no identity-based "
-        "policy allows it (AccessDeniedException)"
-    ) in done.stderr
-    assert "infra/iam/operator.json" in done.stderr

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.harness import TIMEOUT, CommandLine, cannot, clean_environment
+from support.harness import TIMEOUT, CommandLine, cannot
 
 from cloudddp import safe_files, state_folder
 from cloudddp.cluster import host_keys
@@ -128,11 +128,7 @@ def test_link_in_place_of_a_folder_is_not_followed(home: Path, tmp_path: Path, p
     for write in all_writes()[:4]:
         with pytest.raises(UsageError, match="is not a folder"):
             write()
-    assert {str(path.relative_to(away)) for path in away.rglob("*")} == {
-        ID,
-        f"{ID}/id_ed25519",
-        "id_ed25519",
-    }
+    assert {path.name for path in away.rglob("*")} == {ID, "id_ed25519"}
     assert mode(away) == 0o755
 
 
@@ -148,29 +144,31 @@ def test_link_in_place_of_a_file_is_replaced_not_followed(home: Path, tmp_path: 
     assert not (folder / name).is_symlink()
 
 
-@pytest.mark.parametrize("kind", ["link", "dangling", "hard", "fifo", "folder", "other"])
-def test_journal_must_be_a_regular_file_of_the_user(home: Path, tmp_path: Path, kind: str) -> None:
+def _of_another(journal: Path) -> None:
+    journal.write_text("")
+    _owned_by_another(journal)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda journal: journal.symlink_to(journal.with_name("bait")),
+        lambda journal: journal.symlink_to(journal.with_name("new")),
+        lambda journal: journal.hardlink_to(journal.with_name("bait")),
+        os.mkfifo,
+        os.mkdir,
+        _of_another,
+    ],
+)
+def test_journal_must_be_a_regular_file_of_the_user(home: Path, make: Callable[[Path], None]) -> None:
     folder = home / "clusters" / ID
     folder.mkdir(parents=True)
-    bait, journal = tmp_path / "bait", folder / "journal.jsonl"
-    bait.write_text("unharmed")
-    if kind == "link":
-        journal.symlink_to(bait)
-    elif kind == "dangling":
-        journal.symlink_to(tmp_path / "new")
-    elif kind == "hard":
-        journal.hardlink_to(bait)
-    elif kind == "fifo":
-        os.mkfifo(journal)
-    elif kind == "folder":
-        journal.mkdir()
-    else:
-        journal.write_text("")
-        _owned_by_another(journal)
+    (folder / "bait").write_text("unharmed")
+    make(folder / "journal.jsonl")
     with pytest.raises(UsageError, match=r"journal\.jsonl"):
         ClusterFolder(ID).journal("first")
-    assert bait.read_text() == "unharmed"
-    assert not (tmp_path / "new").exists()
+    assert (folder / "bait").read_text() == "unharmed"
+    assert not (folder / "new").exists()
 
 
 def test_keys_and_records_behind_links_are_not_read(home: Path, tmp_path: Path) -> None:
@@ -236,10 +234,9 @@ MAIN = "from cloudddp.__main__ import main\nmain()"
 
 
 @pytest.fixture
-def line(home: Path, project: Path) -> Iterator[CommandLine]:
-    made = CommandLine(project, "none", clean_environment(CLOUDDDP_HOME=str(home)))
-    yield made
-    made.end()
+def line(line: CommandLine, home: Path) -> CommandLine:
+    line.env["CLOUDDDP_HOME"] = str(home)
+    return line
 
 
 @pytest.mark.parametrize("words", [("up", "-y"), ("down", "-y"), ("--sim", "ls"), ("sim", "stop")])

@@ -1,8 +1,7 @@
-"""An `up` whose state folder, or the key in it, goes away meanwhile; and `down` from such a computer."""
+"""An `up` whose state folder, or the key in it, goes away meanwhile."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -90,21 +89,3 @@ def test_nodes_that_cannot_be_removed_are_named_with_the_loss(
     conditions(clear=True)
     cli.ok("down", "-y")
     assert remains().nothing
-
-
-def test_down_without_the_state_of_a_killed_up(
-    cli: CommandLine, home: Path, conditions: Any, remains: Any
-) -> None:
-    conditions(boot={"ssh_seconds": 4})
-    process = cli.start("up", "-n", "1")
-    wait_for(lambda: remains().instances, "a node was launched")
-    key(home)
-    process.kill()
-    process.communicate(timeout=TIMEOUT)
-    refused = cli("exec", "--", "true")
-    assert refused.returncode == 1
-    assert "this computer has no key for cluster" in refused.stderr
-    assert "stop the bill with `cloudddp down`" in refused.stderr
-    cli.ok("down", "-y")
-    assert remains().nothing
-    assert json.loads(cli("status", "--json").stdout) == []
