@@ -17,18 +17,7 @@ from support.harness import ROOT, CommandLine, cannot, clean_environment
 
 from cloudddp.cli.main import main
 
-HEAVY = (
-    "boto3",
-    "botocore",
-    "paramiko",
-    "cryptography",
-    "moto",
-    "asyncssh",
-    "rich",
-    "torch",
-    "msgspec",
-    "asyncio",
-)
+HEAVY = set("boto3 botocore paramiko cryptography moto asyncssh rich torch msgspec asyncio".split())
 
 
 def imported(*lines: tuple[str, ...]) -> set[str]:
@@ -52,7 +41,7 @@ def imported(*lines: tuple[str, ...]) -> set[str]:
 
 def test_help_imports_no_command() -> None:
     modules = imported(("--help",), ("--version",))
-    assert not modules & set(HEAVY)
+    assert not modules & HEAVY
     assert not {name for name in modules if name.startswith("cloudddp.cli.") and name.count(".") > 2}
     assert "cloudddp.config.spec" not in modules
 
@@ -60,7 +49,7 @@ def test_help_imports_no_command() -> None:
 def test_help_of_every_verb_imports_nothing_heavy() -> None:
     lines = [(*path.split()[1:], "--help") for path, _ in commands()]
     modules = imported(*lines)
-    assert not modules & set(HEAVY)
+    assert not modules & HEAVY
     assert not {name for name in modules if name.startswith("cloudddp.cli.actions")}
 
 
@@ -140,10 +129,8 @@ def test_verbs_about_one_cluster(cli: Any, faults: Any, ec2: Any) -> None:
 
 
 def test_unreachable_endpoint_is_reported(cli: Any) -> None:
-    done = cli("status", AWS_ENDPOINT_URL="http://127.0.0.1:1")
-    assert done.returncode == 1
-    assert "cannot reach AWS" in done.stderr
-    assert "Traceback" not in done.stderr
+    err = cli.fails(1, "status", AWS_ENDPOINT_URL="http://127.0.0.1:1")
+    assert "cannot reach AWS" in err
 
 
 def test_ssh_reaches_a_node_with_strict_host_key_checking(cli: Any, tmp_path: Path) -> None:

@@ -7,12 +7,11 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.harness import TIMEOUT, CommandLine, Remains, wait_for
+from support.harness import TIMEOUT, CommandLine, wait_for
 from support.networks import open_to_the_internet
 from support.terminal import Terminal
 
@@ -56,29 +55,6 @@ def names_the_holder(text: str, cluster_id: str) -> bool:
     return taken or re.search(r"is already up, created by user/moto on 20\d\d-", text) is not None
 
 
-def refused_after_confirmation(
-    cli: CommandLine, winner: CommandLine, ec2: Any, remains: Callable[[], Remains], *flags: str
-) -> tuple[str, str, Remains]:
-    """Keep an `up` at its question until `winner` has created as many nodes, then answer yes: it must fail.
-
-    Returns its output, the winner's cluster id, and what existed before the answer.
-    """
-    waiting = Terminal(cli, "up", *flags)
-    try:
-        waiting.read_until(b"Start these nodes? [y/N]")
-        winner.ok("up", "-y", *flags[:2])
-        before = remains()
-        (cluster_id,) = cluster_ids(ec2, cli.cluster)
-        os.write(waiting.ours, b"y\n")
-        with contextlib.suppress(OSError):  # the terminal closes with the command
-            waiting.read_until(b"-> ")
-        assert waiting.process.wait(TIMEOUT) == 1
-    finally:
-        waiting.process.kill()
-        waiting.process.wait()
-    return " ".join(waiting.seen.decode().split()), cluster_id, before
-
-
 # -- two `up`s -----------------------------------------------------------------------------------------------
 
 
@@ -103,30 +79,35 @@ def test_two_ups_create_one_cluster(
     assert kept.count(cluster_id) == 1
 
 
-def test_up_confirmed_after_another_up_creates_nothing(cli: CommandLine, ec2: Any, remains: Any) -> None:
-    del cli.env["CLOUDDDP_YES"]
-    output, cluster_id, before = refused_after_confirmation(cli, cli, ec2, remains, "-n", "2")
-    assert names_the_holder(output, cluster_id), output
-    assert "nothing was created" in output
-    assert remains() == before
-
-
-def test_name_lock_holds_across_vpcs(cli: CommandLine, other: CommandLine, ec2: Any, remains: Any) -> None:
-    """The name of a security group is unique in its VPC only; the lock must hold in another VPC, too."""
+def test_up_confirmed_after_another_up_creates_nothing(
+    cli: CommandLine, other: CommandLine, ec2: Any, remains: Any
+) -> None:
+    """In another VPC, where the name of a security group would be free."""
     vpc = ec2.create_vpc(CidrBlock="10.77.0.0/16")["Vpc"]["VpcId"]
     subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.77.0.0/20", AvailabilityZone="us-east-1a")
     gateway = open_to_the_internet(ec2, vpc)
     del cli.env["CLOUDDDP_YES"]
-    flags = ("-n", "1", "--subnets", subnet["Subnet"]["SubnetId"])
+    waiting = Terminal(cli, "up", "-n", "1", "--subnets", subnet["Subnet"]["SubnetId"])
     try:
-        output, cluster_id, _ = refused_after_confirmation(cli, other, ec2, remains, *flags)
+        waiting.read_until(b"Start these nodes? [y/N]")
+        other.ok("up", "-y", "-n", "1")
+        before = remains()
+        (cluster_id,) = cluster_ids(ec2, cli.cluster)
+        os.write(waiting.ours, b"y\n")
+        with contextlib.suppress(OSError):  # the terminal closes with the command
+            waiting.read_until(b"-> ")
+        assert waiting.process.wait(TIMEOUT) == 1
     finally:
+        waiting.process.kill()
+        waiting.process.wait()
         ec2.detach_internet_gateway(InternetGatewayId=gateway, VpcId=vpc)
         ec2.delete_internet_gateway(InternetGatewayId=gateway)
         ec2.delete_subnet(SubnetId=subnet["Subnet"]["SubnetId"])
         ec2.delete_vpc(VpcId=vpc)
-    assert names_the_holder(output, cluster_id)
-    assert len(remains().instances) == 1
+    output = " ".join(waiting.seen.decode().split())
+    assert names_the_holder(output, cluster_id), output
+    assert "nothing was created" in output
+    assert remains() == before
     other.ok("down", "-y")
 
 
@@ -162,11 +143,10 @@ def test_name_held_by_another_computer_is_not_taken_over(
     killed.communicate(timeout=TIMEOUT)
     release.set()
     (cluster_id,) = cluster_ids(ec2, cli.cluster)
-    done = other("up", "-y", "-n", "1")
-    assert done.returncode == 1
-    assert "another computer of yours created it, or is still in `cloudddp up`" in done.stderr
-    assert names_the_holder(done.stderr, cluster_id), done.stderr
-    assert "cloudddp down" in done.stderr
+    err = other.fails(1, "up", "-y", "-n", "1")
+    assert "another computer of yours created it, or is still in `cloudddp up`" in err
+    assert names_the_holder(err, cluster_id), err
+    assert "cloudddp down" in err
     assert not remains().instances
     other.ok("down", "-y")
     assert remains().nothing
@@ -194,9 +174,8 @@ def test_name_is_free_after_the_deadline(
 def test_foreign_key_pair_is_named_and_kept(cli: CommandLine, ec2: Any) -> None:
     created = ec2.create_key_pair(KeyName=f"cloudddp-{cli.cluster}")["KeyPairId"]
     try:
-        done = cli("up", "-y", "-n", "1")
-        assert done.returncode == 1
-        assert f"is taken in us-east-1 by key pair {created}" in done.stderr
+        err = cli.fails(1, "up", "-y", "-n", "1")
+        assert f"is taken in us-east-1 by key pair {created}" in err
         assert ec2.describe_key_pairs(KeyNames=[f"cloudddp-{cli.cluster}"])["KeyPairs"]
     finally:
         ec2.delete_key_pair(KeyPairId=created)

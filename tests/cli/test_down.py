@@ -41,11 +41,10 @@ def test_teardown_that_aws_refuses_is_completed_later(
     journal.unlink()
     journal.symlink_to("/dev/full")
     faults.fail("TerminateInstances", "OperationNotPermitted")
-    done = cli("down", "-y")
-    assert done.returncode == 3
+    err = cli.fails(3, "down", "-y")
     (instance,) = remains().instances
     for expected in (instance, "$1.05 an hour", "OperationNotPermitted"):
-        assert expected in done.stderr
+        assert expected in err
     # right after a launch, this code does not mean that the instance has been terminated
     faults.fail("TerminateInstances", "InvalidInstanceID.NotFound", times=2)
     cli.ok("down", "-y")
@@ -56,8 +55,7 @@ def test_down_without_local_state(cli: Any, remains: Any) -> None:
     cli.ok("up", "-n", "1")
     (cluster,) = json.loads(cli.ok("status", "--json"))
     shutil.rmtree(Path(cli.env["CLOUDDDP_HOME"]) / "clusters" / cluster["cluster_id"])
-    lost = cli("exec", "true")
-    assert lost.returncode == 1
-    assert "no key for cluster" in lost.stderr
+    lost = cli.fails(1, "exec", "true")
+    assert "no key for cluster" in lost
     cli.ok("down", "-y")
     assert remains().nothing

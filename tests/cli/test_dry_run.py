@@ -4,37 +4,25 @@ no files."""
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.harness import clean_environment
+from support.harness import CommandLine
 
 pytest.importorskip("moto")
 
 
 @pytest.fixture
-def dry_run(tmp_path: Path, project: Path) -> Any:
+def dry_run(line: CommandLine) -> Any:
     """Run a command without credentials and with a dead proxy for every connection."""
-    home = tmp_path / "home"
     dead = "http://127.0.0.1:1"
-    env = clean_environment(CLOUDDDP_HOME=str(home), HTTP_PROXY=dead, HTTPS_PROXY=dead, NO_PROXY="")
+    line.env.update(HTTP_PROXY=dead, HTTPS_PROXY=dead, NO_PROXY="")
 
     def run(*words: str, **more: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "cloudddp", *words],
-            cwd=project,
-            env={**env, **more},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        assert not home.exists()  # a dry run leaves no files
-        return done.stdout
+        out = line.ok(*words, **more)
+        assert not Path(line.env["CLOUDDDP_HOME"]).exists()  # a dry run leaves no files
+        return out
 
     return run
 

@@ -69,14 +69,7 @@ def refusing() -> Iterator[str]:
 def test_every_command_line_ends_with_an_exit_code_and_a_message(
     tmp_path: Path, refusing: str, first: int
 ) -> None:
-    program = [
-        sys.executable,
-        str(Path(fuzz.__file__)),
-        str(first),
-        str(first + AT_ONCE),
-        str(tmp_path),
-        refusing,
-    ]
+    program = [sys.executable, fuzz.__file__, str(first), str(first + AT_ONCE), str(tmp_path), refusing]
     done = subprocess.run(
         program, env=clean_environment(PYTHONPATH=PATHS), capture_output=True, text=True, check=False
     )
@@ -150,13 +143,8 @@ class Place:
 def place(tmp_path: Path, refusing: str) -> Place:
     project = tmp_path / "project"
     project.mkdir()
-    env = clean_environment(
-        CLOUDDDP_HOME=str(tmp_path / "state"),
-        AWS_ENDPOINT_URL=refusing,
-        AWS_REGION="us-east-1",
-        AWS_ACCESS_KEY_ID="x",
-        AWS_SECRET_ACCESS_KEY="x",
-    )
+    aws = {"AWS_REGION": "us-east-1", "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x"}
+    env = clean_environment(CLOUDDDP_HOME=str(tmp_path / "state"), AWS_ENDPOINT_URL=refusing, **aws)
     return Place(project, env)
 
 

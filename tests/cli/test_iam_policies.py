@@ -31,9 +31,13 @@ from cloudddp.sim.iam.ec2 import authorization
 _ALWAYS = ("aws:RequestedRegion", "aws:PrincipalArn", "ec2:Region")
 
 
-def start(home: Path, policy: str = "") -> control.Simulator:
-    files = {"policy": FOLDER / policy} if policy else {}
-    return control.start(home, nodes="process", policies=files)
+@contextlib.contextmanager
+def started(home: Path, policy: Path) -> Iterator[control.Simulator]:
+    """A simulator whose user has a policy."""
+    try:
+        yield control.start(home, nodes="process", policies={"policy": policy})
+    finally:
+        control.stop(home)
 
 
 def command_line(sim: control.Simulator, cluster: str) -> CommandLine:
@@ -47,21 +51,14 @@ def command_line(sim: control.Simulator, cluster: str) -> CommandLine:
 
 @pytest.fixture(scope="module")
 def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[control.Simulator]:
-    """A simulator whose user has the operator's policy."""
-    home = tmp_path_factory.mktemp("operator") / "home"
-    yield start(home, "operator.json")
-    control.stop(home)
+    with started(tmp_path_factory.mktemp("operator") / "home", FOLDER / "operator.json") as sim:
+        yield sim
 
 
 def own_client(sim: control.Simulator, service: str) -> Any:
     """A client with the key that the policy limits."""
-    return boto3.client(
-        service,
-        endpoint_url=sim.endpoint,
-        region_name=sim.region,
-        aws_access_key_id=KEY,
-        aws_secret_access_key="any",
-    )
+    keys = {"aws_access_key_id": KEY, "aws_secret_access_key": "any"}
+    return boto3.client(service, endpoint_url=sim.endpoint, region_name=sim.region, **keys)
 
 
 # -- the policies as documents -------------------------------------------------------------------------------
@@ -193,8 +190,7 @@ def test_users_can_be_limited_to_their_own_clusters(tmp_path: Path) -> None:
                     item.setdefault("Condition", {}).setdefault(operator, {}).update(block)
     policy = tmp_path / "own.json"
     policy.write_text(json.dumps(document))
-    sim = control.start(tmp_path / "home", nodes="process", policies={"policy": policy})
-    try:
+    with started(tmp_path / "home", policy) as sim:
         administrator, ec2 = client_of(sim, "ec2"), own_client(sim, "ec2")
         for owner, words in (("user/eve", "UnauthorizedOperation"), ("user/moto", "")):
             tags = [{"Key": TAG, "Value": "c-0123456789"}, {"Key": "cloudddp:owner", "Value": owner}]
@@ -205,26 +201,21 @@ def test_users_can_be_limited_to_their_own_clusters(tmp_path: Path) -> None:
             )["GroupId"]
             with refused(words) if words else contextlib.nullcontext():
                 ec2.delete_security_group(GroupId=group)
-    finally:
-        control.stop(tmp_path / "home")
 
 
-def test_reader_reads_and_creates_nothing(tmp_path: Path) -> None:
-    reader = start(tmp_path / "home", "read-only.json")
-    try:
-        check_reader(reader)
-    finally:
-        control.stop(tmp_path / "home")
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[control.Simulator]:
+    with started(tmp_path / "home", FOLDER / "read-only.json") as sim:
+        yield sim
 
 
-def check_reader(reader: control.Simulator) -> None:
+def test_reader_reads_and_creates_nothing(reader: control.Simulator) -> None:
     cli = command_line(reader, "never")
     assert json.loads(cli.ok("ls", "--json")) == []
-    done = cli("up", "-n", "1")
-    assert done.returncode == 1
-    assert "AWS denied" in done.stderr
-    assert "infra/iam/operator.json" in done.stderr
-    assert "Encoded" not in done.stderr
+    err = cli.fails(1, "up", "-n", "1")
+    assert "AWS denied" in err
+    assert "infra/iam/operator.json" in err
+    assert "Encoded" not in err
     assert remaining(client_of(reader, "ec2"), "never").nothing
     made = [
         name

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
+from support.faults import Rewrite, with_value
+from support.simlab import client_of
 
 CREATING = {"RunInstances", "CreateSecurityGroup", "ImportKeyPair"}
 PRICED = {"CLOUDDDP_PRICE": "1"}
@@ -20,10 +21,9 @@ BASE = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-2
 
 
 def refused(cli: Any, faults: Any, *flags: str) -> str:
-    done = cli("up", "-n", "1", *flags, **PRICED)
-    assert done.returncode == 2, done.stderr
+    err = cli.fails(2, "up", "-n", "1", *flags, **PRICED)
     assert not set(faults.calls) & CREATING
-    return str(done.stderr)
+    return str(err)
 
 
 @pytest.mark.parametrize(
@@ -108,25 +108,21 @@ def test_image_of_another_architecture_is_refused(cli: Any, faults: Any, registe
     assert "is for arm64, g5.xlarge is x86_64" in message
 
 
+WINDOWS = b"<platform>windows</platform><imageId>"
+
+
 @pytest.mark.parametrize(
-    ("element", "value", "reason"),
+    ("change", "reason"),
     [
-        (b"rootDeviceType", b"instance-store", "its root device is not an EBS volume"),
-        (b"imageState", b"deregistered", "it is not available"),
-        (b"platform", b"windows", "it runs Windows"),
+        (with_value("rootDeviceType", "instance-store"), "its root device is not an EBS volume"),
+        (with_value("imageState", "deregistered"), "it is not available"),
+        (lambda body: body.replace(b"<imageId>", WINDOWS, 1), "it runs Windows"),
     ],
 )
 def test_image_that_cannot_boot_is_refused(
-    cli: Any, faults: Any, register: Any, element: bytes, value: bytes, reason: str
+    cli: Any, faults: Any, register: Any, change: Rewrite, reason: str
 ) -> None:
     """EC2 API reference, "Image": rootDeviceType, imageState and platform."""
-
-    def change(body: bytes) -> bytes:
-        before, start, rest = body.partition(b"<" + element + b">")
-        if not start:
-            return body.replace(b"<imageId>", b"<platform>" + value + b"</platform><imageId>", 1)
-        return before + start + value + b"</" + element + b">" + rest.partition(b"</" + element + b">")[2]
-
     faults.rewrite("DescribeImages", change)
     assert reason in refused(cli, faults, "--image", register())
 
@@ -138,13 +134,7 @@ def test_unknown_image_and_parameter_are_refused(cli: Any, faults: Any) -> None:
 
 
 def test_parameter_that_holds_no_image_id_is_refused(cli: Any, faults: Any, simulator: Any) -> None:
-    ssm = boto3.client(
-        "ssm",
-        endpoint_url=simulator.endpoint,
-        region_name=simulator.region,
-        aws_access_key_id="x",
-        aws_secret_access_key="x",
-    )
+    ssm = client_of(simulator, "ssm")
     ssm.put_parameter(Name="/team/image", Value="\x1b[31mubuntu", Type="String", Overwrite=True)
     message = refused(cli, faults, "--image", "/team/image")
     assert "SSM parameter /team/image holds" in message
@@ -154,9 +144,8 @@ def test_parameter_that_holds_no_image_id_is_refused(cli: Any, faults: Any, simu
 def test_login_user_is_that_of_the_operating_system(cli: Any) -> None:
     """Amazon Linux: ec2-user (EC2 User Guide, "Default user names"). The simulator's nodes have only
     `ubuntu`, so `up` is refused there with a message that names the user."""
-    done = cli("up", "-n", "1", "--image", AMAZON_LINUX, CLOUDDDP_READY_MINUTES="0.05")
-    assert done.returncode == 1
-    assert "the cluster's key is refused for user 'ec2-user'" in done.stderr
+    err = cli.fails(1, "up", "-n", "1", "--image", AMAZON_LINUX, CLOUDDDP_READY_MINUTES="0.05")
+    assert "the cluster's key is refused for user 'ec2-user'" in err
     records = [
         json.loads(p.read_text()) for p in Path(cli.env["CLOUDDDP_HOME"]).glob("clusters/*/cluster.json")
     ]

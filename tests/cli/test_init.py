@@ -60,22 +60,17 @@ def test_nodes_install_the_requirements_of_an_example(line: CommandLine) -> None
 
 
 def test_unknown_example_is_refused(line: CommandLine) -> None:
-    done = line("init", "new", "--example", "digit")
-    assert done.returncode == 2
-    assert "--example: no example" in done.stderr
-    assert (
-        "available: ddp, trainer; for a folder of that name: `cloudddp init --example=ddp FOLDER`"
-        in done.stderr
-    )
+    err = line.fails(2, "init", "new", "--example", "digit")
+    assert "--example: no example" in err
+    assert "available: ddp, trainer; for a folder of that name: `cloudddp init --example=ddp FOLDER`" in err
     assert files(line.cwd) == set()
 
 
 def test_no_existing_file_is_replaced(line: CommandLine) -> None:
     name = "train.py"
     line.write(name, "mine")
-    done = line("init", "--example")
-    assert done.returncode == 2
-    assert f"{name} already exists; nothing was written" in done.stderr
+    err = line.fails(2, "init", "--example")
+    assert f"{name} already exists; nothing was written" in err
     assert files(line.cwd) == {name}
 
 
@@ -86,15 +81,8 @@ def test_requirements_of_the_trainer_are_those_of_the_extra() -> None:
 
 
 def run_tests(folder: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
-        cwd=folder,
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
+    program = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(program, cwd=folder, env=clean_environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

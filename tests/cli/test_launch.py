@@ -60,9 +60,8 @@ def test_script_may_be_named_by_any_path(project: Path, form: str) -> None:
 def test_missing_python_is_reported(cli: Any) -> None:
     direct(cli)
     cli.write("ok.py", "")
-    done = cli("launch", "ok.py", CLOUDDDP_PYTHON="/nowhere/python")
-    assert done.returncode == 1
-    assert "no /nowhere/python" in done.stderr
+    err = cli.fails(1, "launch", "ok.py", CLOUDDDP_PYTHON="/nowhere/python")
+    assert "no /nowhere/python" in err
 
 
 def test_first_failing_rank_is_named_and_sets_the_exit_code(cli: Any) -> None:
@@ -88,7 +87,6 @@ def test_node_that_dies_stops_the_job_and_is_named(cli: Any, ec2: Any) -> None:
     direct(cli, nodes=2)
     cli.write("wait.py", "import time; print('began', flush=True); time.sleep(600)")
     process = cli.start("launch", "wait.py", CLOUDDDP_TIME_SCALE="0.2")
-    assert process.stdout is not None
     for _ in range(2):
         assert "began" in process.stdout.readline()
     (cluster,) = json.loads(cli.ok("status", "--json"))
@@ -99,9 +97,8 @@ def test_node_that_dies_stops_the_job_and_is_named(cli: Any, ec2: Any) -> None:
     assert "AWS reports" in err
     assert "may still run" not in err
     wait_for(lambda: len(json.loads(cli.ok("status", "--json"))[0]["nodes"]) == 1, "the node is gone")
-    again = cli("launch", "wait.py")
-    assert again.returncode == 1
-    assert "1 of 2 nodes" in again.stderr
+    again = cli.fails(1, "launch", "wait.py")
+    assert "1 of 2 nodes" in again
 
 
 @pytest.mark.torch
@@ -169,27 +166,17 @@ def test_started_ranks_are_stopped_when_another_node_cannot_start(cli: Any) -> N
     direct(cli, nodes=2)
     cli.write("wait.py", "import time; time.sleep(600)")
     cli.ok("exec", "--node", "1", "mkdir -p ~/.cloudddp && touch ~/.cloudddp/jobs")
-    done = cli("launch", "wait.py")
-    assert done.returncode == 1
-    assert "node 1" in done.stderr
+    err = cli.fails(1, "launch", "wait.py")
+    assert "node 1" in err
     wait_for(lambda: processes(cli) == 0, "node 0 ends its ranks")
-
-
-def test_launch_without_a_cluster_suggests_up(cli: Any) -> None:
-    cli.write("ok.py", "")
-    done = cli("launch", "ok.py")
-    assert done.returncode == 1
-    assert f"there is no cluster '{cli.cluster}'" in done.stderr
-    assert "up" in done.stderr
 
 
 def test_ranks_that_do_not_fit_are_refused_before_the_sync(cli: Any) -> None:
     cli.nodes(1, "g5.xlarge")
     cli.write("cloudddp.toml", '[setup]\nrun = ["touch ../set-up"]\n')
     cli.write("train.py", "")
-    done = cli("launch", "--nproc-per-node", "2", "train.py")
-    assert done.returncode == 2, done.stderr
-    assert "1 GPU, fewer than the 2 ranks" in done.stderr
+    err = cli.fails(2, "launch", "--nproc-per-node", "2", "train.py")
+    assert "1 GPU, fewer than the 2 ranks" in err
     files = cli.ok("exec", "ls . ..")
     assert "train.py" not in files
     assert "set-up" not in files
@@ -227,3 +214,19 @@ def test_concurrent_launches_with_the_same_id_start_one_job(cli: Any) -> None:
     assert (job["id"], job["state"]) == (started, "running")
     cli.ok("cancel", started)
     assert json.loads(cli.ok("jobs", "--json"))[0]["state"] == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--down", "--down needs -d"),
+        ("-d --keep 5", "--keep needs --down, or job.on_stall"),
+        ("-d --down --keep -1", "-1"),
+        ("-d --down --keep long", "'long' is not a valid float"),
+        ("--save-minutes 16", "save_minutes"),
+    ],
+)
+def test_bad_options_are_refused_before_anything_is_called(line: Any, words: str, message: str) -> None:
+    """Nodes that really power off: tests/lab/product/test_notices_in_the_lab.py."""
+    line.write("ok.py", "")
+    assert message in line.fails(2, "launch", *words.split(), "ok.py")

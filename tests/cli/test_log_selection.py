@@ -42,12 +42,9 @@ def test_ranks_nodes_and_lines_are_selected(cli: Any) -> None:
     [
         (("--rank", "a"), "--rank 'a' is not a list of numbers"),
         (("--rank", "5-3"), "is not a list of numbers"),
-        (("--rank", "-1"), "is not a list of numbers"),
         (("--rank", "0-999999999"), "is not a list of numbers"),
-        (("--rank", ""), "is not a list of numbers"),
         (("--node", "1,"), "is not a list of numbers"),
         (("--since", "5"), "--since '5' is not a time"),
-        (("--since", "-5m"), "is not a time"),
         (("--since", "9" * 5000 + "d"), "is not a time"),
         (("--tail", "-1"), "is not a number of lines"),
         (("--tail", "9" * 5000), "is not a number of lines"),

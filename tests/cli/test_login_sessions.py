@@ -55,16 +55,8 @@ def identity(user: User) -> Iterator[Identity]:
     with identity_server() as found:
         for service in ("SSO", "SSO_OIDC", "SIGNIN"):
             user.cli.env[f"AWS_ENDPOINT_URL_{service}"] = found.url
-        found.replies[PORTAL] = Reply(
-            {
-                "roleCredentials": {
-                    "accessKeyId": "SSOKEY",
-                    "secretAccessKey": SECRET,
-                    "sessionToken": "t",
-                    "expiration": 4_102_444_800_000,
-                }
-            }
-        )
+        keys = {"accessKeyId": "SSOKEY", "secretAccessKey": SECRET, "sessionToken": "t"}
+        found.replies[PORTAL] = Reply({"roleCredentials": {**keys, "expiration": 4_102_444_800_000}})
         yield found
 
 
@@ -95,14 +87,8 @@ def _seconds(text: str) -> int:
 @pytest.mark.usefixtures("cluster")
 def test_sso_session_with_refresh_token_is_renewed(user: User, identity: Identity) -> None:
     user.config(SSO)
-    token = {
-        "accessToken": "old",
-        "expiresAt": iso(minutes=-1),
-        "refreshToken": SECRET,
-        "clientId": "c",
-        "clientSecret": "s",
-        "registrationExpiresAt": iso(hours=2),
-    }
+    client = {"clientId": "c", "clientSecret": "s", "registrationExpiresAt": iso(hours=2)}
+    token = {"accessToken": "old", "expiresAt": iso(minutes=-1), "refreshToken": SECRET, **client}
     path = user.token("sso", "company", **token)
     identity.replies["/token"] = Reply({"accessToken": "new", "expiresIn": 3600, "refreshToken": "r2"})
     user.works(AWS_PROFILE="work")
@@ -185,16 +171,14 @@ def test_aws_login_is_renewed_until_its_session_ends(user: User, identity: Ident
         serialization.NoEncryption(),
     )
     keys = {"accessKeyId": "A", "secretAccessKey": SECRET, "sessionToken": "t"}
-    path = user.token(
-        "login",
-        "arn:aws:iam::123456789012:user/alice",
-        "sha256",
-        accessToken={**keys, "accountId": "123456789012", "expiresAt": iso(minutes=-1)},
-        tokenType="aws_sigv4",
-        refreshToken="r",
-        clientId="c",
-        dpopKey=key.decode(),
-    )
+    token = {
+        "accessToken": {**keys, "accountId": "123456789012", "expiresAt": iso(minutes=-1)},
+        "tokenType": "aws_sigv4",
+        "refreshToken": "r",
+        "clientId": "c",
+        "dpopKey": key.decode(),
+    }
+    path = user.token("login", "arn:aws:iam::123456789012:user/alice", "sha256", **token)
     identity.replies["/v1/token"] = Reply(
         {"accessToken": keys, "tokenType": "aws_sigv4", "expiresIn": 900, "refreshToken": "r2"}
     )

@@ -90,7 +90,6 @@ def test_killed_supervisor_ends_the_job_and_is_named(cli: Any) -> None:
     direct(cli)
     cli.write("wait.py", "import time; print('began', flush=True); time.sleep(600)")
     process = cli.start("launch", "wait.py")
-    assert process.stdout is not None
     assert "began" in process.stdout.readline()
     (job,) = json.loads(cli.ok("jobs", "--json"))
     state = cli.ok("exec", f"cat ~/.cloudddp/jobs/{job['id']}/state.json").split("] ", 1)[1]

@@ -69,23 +69,3 @@ def test_up_that_loses_its_state_names_what_has_gone_and_removes_everything(
     assert "`cloudddp up`" in err
     assert ("waiting for SSH" in err) is (moment != "before the nodes are launched")
     assert remains().nothing
-
-
-def test_nodes_that_cannot_be_removed_are_named_with_the_loss(
-    cli: CommandLine, home: Path, conditions: Any, remains: Any
-) -> None:
-    conditions(
-        boot={"ssh_seconds": 4},
-        reject={"TerminateInstances": {"code": "UnauthorizedOperation", "status": 403, "calls": 1000}},
-    )
-    process = cli.start("up", "-n", "1")
-    wait_for(lambda: remains().instances, "a node was launched")
-    folder(home)
-    _, err = process.communicate(timeout=TIMEOUT)
-    assert process.returncode == 3, err
-    assert f"{home} has gone; " in err
-    assert remains().instances[0] in err
-    assert "`cloudddp down`" in err
-    conditions(clear=True)
-    cli.ok("down", "-y")
-    assert remains().nothing

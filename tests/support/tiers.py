@@ -70,13 +70,7 @@ SLOW = {
     "cli/test_teardown_files.py": "2 s each; tests/unit/test_state.py has the files",
     "cli/test_two_launches.py": "4 s each; tests/node/test_project_lock.py has the lock",
     # Single tests of the command line, 1 to 12 s each: most create clusters.
-    "cli/test_credentials.py::"
-    "test_end_of_the_environments_keys_is_shown": "3 s; tests/cli/test_mfa.py shows the end of a session",
-    "cli/test_credentials.py::"
-    "test_endpoint_that_is_not_a_url_is_a_usage_error": "4 s; other invalid profiles remain",
     "cli/test_dependencies.py": "`make lowest` runs it, too",
-    "cli/test_efa.py::"
-    "test_launch_that_fails_later_leaves_no_group_or_address": "test_placing.py has it without addresses",
     "cli/test_efa.py::"
     "test_missing_devices_are_a_warning_unless_they_are_required": "test_missing_devices_fail_if_required",
     "cli/test_host_keys.py::test_unreachable_node_gets_its_key_later": "a killed `up` is completed, too",
