@@ -1,5 +1,4 @@
-"""Every way to get AWS credentials: it works, and what goes wrong is explained with the command that
-helps."""
+"""Every way to get AWS credentials: it works, and what goes wrong is explained."""
 
 from __future__ import annotations
 
@@ -85,8 +84,7 @@ def test_incomplete_keys_are_a_usage_error(user: User, faults: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"),
-    [("wrok", "did you mean 'work'?"), ("elsewhere", "your profiles: ")],
+    ("name", "hint"), [("wrok", "did you mean 'work'?"), ("elsewhere", "your profiles: ")]
 )
 def test_unknown_profile_is_a_usage_error_with_similar_names(user: User, name: str, hint: str) -> None:
     user.credentials(f"[work]\naws_access_key_id = AKIAWORK\naws_secret_access_key = {SECRET}\n")
@@ -149,10 +147,6 @@ def test_endpoint_that_is_not_a_url_is_a_usage_error(user: User) -> None:
         ("[profile up]\nrole_arn = {ROLE}\n", "source_profile or credential_source"),
         ("[profile up]\nrole_arn = {ROLE}\nsource_profile = up\n", "Infinite loop"),
         ("[profile up]\nrole_arn = {ROLE}\ncredential_source = Moon\n", '"Moon"'),
-        (
-            "[profile up]\nsso_session =\n  a = b\nsso_account_id = 1\nsso_role_name = r\n",
-            "sso_session of profile 'up'",
-        ),
         ("[profile up]\nregion =\n  a = b\n", "region of profile 'up'"),
         ("[profile up]\nrole_arn =\n  a = b\nsource_profile = up\n", "role_arn of profile 'up'"),
         ("[profile up]\nsso_session = none\nsso_account_id = 1\nsso_role_name = r\n", '"none"'),

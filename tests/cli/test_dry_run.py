@@ -1,5 +1,4 @@
-"""--dry-run runs the same code against moto in this process. It needs no account and no network, and leaves
-no files."""
+"""--dry-run runs the same code against moto in this process, without an account, a network or files."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""EFA on several network cards: interfaces, Elastic IPs, placement groups, and what is counted on the
-nodes. tests/unit/test_golden_requests.py has the requests."""
+"""EFA on several network cards. tests/unit/test_golden_requests.py has the requests."""
 
 from __future__ import annotations
 

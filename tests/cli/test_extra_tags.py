@@ -1,5 +1,4 @@
-"""Extra tags: on everything that `up` creates, from the file and from --tag, and refused before anything is
-called."""
+"""Extra tags: on everything that `up` creates, and refused before anything is called."""
 
 from __future__ import annotations
 

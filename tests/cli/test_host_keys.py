@@ -1,5 +1,4 @@
-"""Host keys: each node gets its own, nothing else is accepted, and an interrupted replacement is
-completed."""
+"""Host keys: each node gets its own, nothing else is accepted; an interrupted replacement is completed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""infra/iam: AWS would accept the policies, and their conditions keep users away from what is not a
-cluster's."""
+"""infra/iam: AWS would accept the policies, and they keep users away from what is not a cluster's."""
 
 from __future__ import annotations
 
@@ -14,14 +13,7 @@ import boto3
 import pytest
 from support.account import refused
 from support.harness import CommandLine, clean_environment, remaining
-from support.permissions import (
-    FOLDER,
-    KEY,
-    TAG,
-    listed,
-    operations,
-    statements,
-)
+from support.permissions import FOLDER, KEY, TAG, listed, operations, statements
 from support.simlab import client_of
 
 from cloudddp.sim import control

@@ -1,5 +1,4 @@
-"""A job whose agent (guard and supervisor) was killed on a node: every later client gets the verdict of the
-other nodes."""
+"""A job whose agent was killed on a node: every later client gets the verdict of the other nodes."""
 
 from __future__ import annotations
 

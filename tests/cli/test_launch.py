@@ -1,5 +1,4 @@
-"""`launch`: what ranks get, which rank failed first, and what is refused. Ranks are plain scripts unless a
-test says torch."""
+"""`launch`: what ranks get, which rank failed first, and what is refused. Most ranks are plain scripts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Sessions of IAM Identity Center (`aws sso login`) and of `aws login`: they are renewed, their end is shown,
-and the command that starts a new one is named."""
+"""Sessions of `aws sso login` and `aws login`: they are renewed, their end and its remedy are shown."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Answers of AWS that lack a field, or hold what AWS never sends: an error that names the call, and nothing
-is created."""
+"""Answers of AWS that lack a field or hold what AWS never sends are errors that name the call."""
 
 from __future__ import annotations
 
@@ -80,8 +79,7 @@ def test_invalid_value_is_an_error_that_names_the_call(
 
 
 @pytest.mark.parametrize(
-    ("action", "element"),
-    [("CreateSecurityGroup", "groupId"), ("RunInstances", "instanceId")],
+    ("action", "element"), [("CreateSecurityGroup", "groupId"), ("RunInstances", "instanceId")]
 )
 def test_creating_call_without_an_id_is_undone(
     cli: Any, faults: FaultyEndpoint, remains: Any, action: str, element: str

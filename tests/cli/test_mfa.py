@@ -1,5 +1,4 @@
-"""Roles that need an MFA code: it is asked once for a session, on the terminal, and never by a command that
-has none."""
+"""Roles that need an MFA code: it is asked once for a session, and only on a terminal."""
 
 from __future__ import annotations
 

@@ -48,13 +48,13 @@ SLOW = {
     "lab/test_sim_sessions.py": "the simulator's nodes as processes; tests/cli connects to them",
     "lab/test_sim_timing.py": "each test waits for the states of a simulator of its own",
     # The command line: whole clusters, killed or short of something, in many variants.
-    "cli/test_agent_version.py": "two agents; tests/node/test_version.py has the rules",
-    "cli/test_concurrency.py": "46 kills of `up`; tests/cli/test_interrupts.py has interrupts of it",
-    "cli/test_deadline.py": "tests/node/test_notices.py has the deadline",
+    "cli/test_agent_version.py": "4 s; what is shown; tests/node/test_version.py has the rules",
+    "cli/test_concurrency.py": "2 to 3 s each: `up` killed, or beside `down`, at each call of the journal",
+    "cli/test_deadline.py": "waits; tests/node/test_notices.py has the deadline on the nodes",
     "cli/test_init.py::test_copy_of_an_example_trains_and_passes_its_tests": "40 s",
-    "cli/test_killed_agents.py": "tests/node/test_gang.py has killed agents",
-    "cli/test_login_sessions.py": "tests/cli/test_credentials.py has each kind of credentials",
-    "cli/test_lost_state.py": "tests/unit/test_state.py has the files",
+    "cli/test_killed_agents.py": "5 s; tests/cli/test_logs_and_jobs.py kills a supervisor",
+    "cli/test_login_sessions.py": "SSO needs new processes; tests/cli/test_credentials.py has other sources",
+    "cli/test_lost_state.py": "waits for boots; tests/cli/test_down.py has a lost folder",
     "cli/test_node_ranks.py": "5 to 11 s each; tests/unit/test_rank_assignment.py has the rule",
     "cli/test_packaging.py": "30 s: a wheel and its environment",
     "cli/test_paused_client.py": "6 s each; tests/unit/test_follow_liveness.py has the rule",
@@ -73,12 +73,10 @@ SLOW = {
     "cli/test_dependencies.py": "`make lowest` runs it, too",
     "cli/test_efa.py::"
     "test_missing_devices_are_a_warning_unless_they_are_required": "test_missing_devices_fail_if_required",
-    "cli/test_host_keys.py::test_unreachable_node_gets_its_key_later": "a killed `up` is completed, too",
-    "cli/test_images.py::"
-    "test_own_image_whose_description_excludes_the_type_is_a_warning": "other descriptions",
+    "cli/test_host_keys.py::test_unreachable_node_gets_its_key_later": "3 s; an earlier kill is completed",
     "cli/test_launch.py::"
-    "test_concurrent_launches_with_the_same_id_start_one_job": "tests/node/test_project_lock.py",
-    "cli/test_mfa.py::test_damaged_cache_counts_as_empty": "tests/unit/test_state.py has damaged records",
+    "test_concurrent_launches_with_the_same_id_start_one_job": "test_project_lock.py has the lock",
+    "cli/test_mfa.py::test_damaged_cache_counts_as_empty": "2 s; an empty cache is refused in the same words",
     "cli/test_organization.py::"
     "test_capacity_is_decided_by_the_launch": "tests/cli/test_placing.py has missing capacity",
     "cli/test_organization.py::test_denied_region_where_this_computer_has_a_cluster_is_not_left_out": "2 s",
@@ -243,9 +241,7 @@ SLOW = {
 FIRST_PARAMETERS = {
     "cli/test_credentials.py",
     "cli/test_doctor.py",
-    "cli/test_down.py",
     "cli/test_efa.py",
-    "cli/test_extra_tags.py",
     "cli/test_fuzz_command_line.py",
     "cli/test_home.py",
     "cli/test_host_keys.py",
@@ -253,7 +249,6 @@ FIRST_PARAMETERS = {
     "cli/test_interrupts.py",
     "cli/test_launch.py",
     "cli/test_log_selection.py",
-    "cli/test_logs_and_jobs.py",
     "cli/test_malformed_answers.py",
     "cli/test_mfa.py",
     "cli/test_networks.py",
