@@ -18,7 +18,7 @@ from support.fuzz_cases import Case
 from support.harness import ROOT, TIMEOUT, clean_environment
 from support.processes import CLOSED, Stream, zygote
 
-COUNT, AT_ONCE = 300, 100
+COUNT, AT_ONCE = 300, 60
 PATHS = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
 CODES = {0, 1, 2, 3, 130}
 CRASHES = re.compile(r"a bug in cloudddp|Traceback|Exception ignored|Fatal Python error")

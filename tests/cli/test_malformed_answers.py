@@ -97,7 +97,6 @@ def test_teardown_reports_answers_that_it_cannot_use(cli: Any, faults: FaultyEnd
     assert len(cli.ok("status")) < 5000
     for action, element in (
         ("DescribeInstances", "instancesSet"),
-        ("DescribeInstances", "instanceState"),
         ("DescribeSecurityGroups", "groupId"),
         ("DescribeKeyPairs", "keyPairId"),
     ):

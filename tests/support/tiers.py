@@ -71,12 +71,27 @@ SLOW = {
     "cli/test_two_launches.py": "4 s each; tests/node/test_project_lock.py has the lock",
     # Single tests of the command line, 1 to 12 s each: most create clusters.
     "cli/test_dependencies.py": "`make lowest` runs it, too",
+    "cli/test_cost.py::test_status_and_down_include_a_lost_node": "3 s; the rows of the function remain",
     "cli/test_efa.py::"
     "test_missing_devices_are_a_warning_unless_they_are_required": "test_missing_devices_fail_if_required",
+    "cli/test_efa.py::test_up_after_a_killed_up_associates_the_addresses": "`down` after a kill remains",
+    "cli/test_extra_tags.py::"
+    "test_as_many_tags_as_allowed_are_accepted_by_ec2": "tests/lab/test_sim_tag_limits.py has EC2's limits",
+    "cli/test_home.py::test_simulator_folders_and_log_are_private": "2 s; other links in the folder remain",
     "cli/test_host_keys.py::test_unreachable_node_gets_its_key_later": "3 s; an earlier kill is completed",
+    "cli/test_iam_policies.py::test_operator_may_replace_a_node": "7 s; other calls of the operator remain",
+    "cli/test_iam_policies.py::test_users_can_be_limited_to_their_own_clusters": "a simulator of its own",
+    "cli/test_interrupts.py::test_detaching_from_run_keeps_the_cluster": "detaching from `launch` remains",
     "cli/test_launch.py::"
     "test_concurrent_launches_with_the_same_id_start_one_job": "test_project_lock.py has the lock",
+    "cli/test_log_selection.py::"
+    "test_silence_is_reported_with_the_last_output": "tests/unit/test_follow_silence.py has the rule",
+    "cli/test_logs_and_jobs.py::"
+    "test_detached_job_that_fails_on_one_node_ends_on_all": "tests/node/test_gang.py has the verdict",
     "cli/test_mfa.py::test_damaged_cache_counts_as_empty": "2 s; an empty cache is refused in the same words",
+    "cli/test_mfa.py::"
+    "test_run_whose_session_ends_reports_what_still_runs_and_how_to_remove_it": "4 s; test_down.py has leftovers",
+    "cli/test_mfa.py::test_status_and_the_plan_show_when_the_session_ends": "test_credentials.py shows an end",
     "cli/test_organization.py::"
     "test_capacity_is_decided_by_the_launch": "tests/cli/test_placing.py has missing capacity",
     "cli/test_organization.py::test_denied_region_where_this_computer_has_a_cluster_is_not_left_out": "2 s",
