@@ -90,8 +90,8 @@ SLOW = {
     "test_detached_job_that_fails_on_one_node_ends_on_all": "tests/node/test_gang.py has the verdict",
     "cli/test_mfa.py::test_damaged_cache_counts_as_empty": "2 s; an empty cache is refused in the same words",
     "cli/test_mfa.py::"
-    "test_run_whose_session_ends_reports_what_still_runs_and_how_to_remove_it": "4 s; test_down.py has leftovers",
-    "cli/test_mfa.py::test_status_and_the_plan_show_when_the_session_ends": "test_credentials.py shows an end",
+    "test_run_whose_session_ends_reports_what_still_runs_and_how_to_remove_it": "4 s; test_down.py",
+    "cli/test_mfa.py::test_status_and_the_plan_show_when_the_session_ends": "test_credentials.py has it",
     "cli/test_organization.py::"
     "test_capacity_is_decided_by_the_launch": "tests/cli/test_placing.py has missing capacity",
     "cli/test_organization.py::test_denied_region_where_this_computer_has_a_cluster_is_not_left_out": "2 s",
