@@ -1,5 +1,4 @@
-"""Every way to get AWS credentials: it works, and what goes wrong is explained with the command that
-helps."""
+"""Every way to get AWS credentials: it works, and what goes wrong is explained."""
 
 from __future__ import annotations
 
@@ -10,26 +9,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.account import post_conditions
 from support.identity import SECRET, Identity, Reply, User, identity_server, iso
 
 from cloudddp.aws.client import AWS
 
 ROLE = "arn:aws:iam::123456789012:role/watcher"
-
-
-@pytest.fixture
-def conditions(simulator: Any) -> Iterator[Callable[..., None]]:
-    def change(**body: Any) -> None:
-        status, answer = post_conditions(simulator.endpoint, body)
-        assert status == 200, answer
-
-    yield change
-    change(roles={ROLE: None}, clock={"ahead": None})
+ROLE_OF_KEYS = (
+    f"[profile up]\nrole_arn = {ROLE}\nsource_profile = keys\n"
+    f"[profile keys]\naws_access_key_id = A\naws_secret_access_key = {SECRET}\n"
+)
 
 
 @pytest.fixture
 def user(cli: Any, faults: Any, tmp_path: Path) -> User:
+    return User(cli, tmp_path / "user")
+
+
+@pytest.fixture
+def owner(cli: Any, faults: Any, tmp_path: Path) -> User:
+    """A user with a cluster, of which `status` shows when the credentials end."""
+    cli.nodes(1)
     return User(cli, tmp_path / "user")
 
 
@@ -44,19 +43,16 @@ def identity() -> Iterator[Identity]:
 
 def test_keys_of_a_profile_override_those_of_the_environment(user: User, faults: Any) -> None:
     user.credentials(f"[work]\naws_access_key_id = AKIAWORK\naws_secret_access_key = {SECRET}\n")
-    for env in ({"AWS_PROFILE": "work"}, {"CLOUDDDP_PROFILE": "work"}):
-        user.works("ls", "--region", "us-east-1", **env)
+    user.works("ls", "--region", "us-east-1", CLOUDDDP_PROFILE="work")
     user.works(
         "ls", "--region", "us-east-1", "--profile", "work", AWS_ACCESS_KEY_ID="x", AWS_SECRET_ACCESS_KEY=""
     )
     remains = ["DescribeAddresses", "DescribeSecurityGroups", "DescribeKeyPairs"]
-    assert faults.calls == ["DescribeInstances", *remains] * 3
+    assert faults.calls == ["DescribeInstances", *remains] * 2
 
 
-def test_end_of_the_environments_keys_is_shown(user: User) -> None:
-    env = {"AWS_ACCESS_KEY_ID": "A", "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_SESSION_TOKEN": "t"}
-    user.works("up", "-n", "1", **env)
-    assert "credentials end" not in user.works("status", **env)
+def test_end_of_the_environments_keys_is_shown(owner: User) -> None:
+    user, env = owner, {"AWS_ACCESS_KEY_ID": "A", "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_SESSION_TOKEN": "t"}
     ends = user.works("status", AWS_CREDENTIAL_EXPIRATION=iso(minutes=50), **env)
     assert "your AWS credentials end in 49 min" in ends
     assert "credentials end" not in user.works("status", AWS_CREDENTIAL_EXPIRATION=iso(days=3), **env)
@@ -67,14 +63,16 @@ def test_end_of_the_environments_keys_is_shown(user: User) -> None:
         user.refused(message, "AWS_", "ls", code=code, AWS_CREDENTIAL_EXPIRATION=value, **env)
 
 
-@pytest.mark.parametrize("value", ["9999-12-31T23:59:59-14:00", "0001-01-01T00:00:00+14:00"])
-def test_end_that_no_clock_shows_is_no_traceback(user: User, value: str) -> None:
+def test_end_that_no_clock_shows_is_no_traceback(user: User) -> None:
     """Before the year 1, or after 9999, in UTC."""
     env = {"AWS_ACCESS_KEY_ID": "A", "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_SESSION_TOKEN": "t"}
-    for command in ("ls", "doctor"):
+    for command, value, codes in (
+        ("ls", "9999-12-31T23:59:59-14:00", {0}),
+        ("doctor", "0001-01-01T00:00:00+14:00", {1, 2}),
+    ):
         done = user.run(command, AWS_CREDENTIAL_EXPIRATION=value, **env)
         assert "a bug in cloudddp" not in done.err
-        assert done.code == 0 if value.startswith("9") else done.code in (1, 2), done
+        assert done.code in codes, done
 
 
 def test_incomplete_keys_are_a_usage_error(user: User, faults: Any) -> None:
@@ -86,13 +84,11 @@ def test_incomplete_keys_are_a_usage_error(user: User, faults: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"),
-    [("wrok", "did you mean 'work'?"), ("elsewhere", "your profiles: ")],
+    ("name", "hint"), [("wrok", "did you mean 'work'?"), ("elsewhere", "your profiles: ")]
 )
 def test_unknown_profile_is_a_usage_error_with_similar_names(user: User, name: str, hint: str) -> None:
     user.credentials(f"[work]\naws_access_key_id = AKIAWORK\naws_secret_access_key = {SECRET}\n")
     user.refused(f"AWS profile {name!r} does not exist", hint, "ls", "--profile", name, code=2)
-    user.refused(f"AWS profile {name!r} does not exist", hint, "ls", code=2, AWS_PROFILE=name)
 
 
 def test_refused_keys_are_reported(user: User, faults: Any) -> None:
@@ -104,7 +100,7 @@ def test_refused_keys_are_reported(user: User, faults: Any) -> None:
 
 @pytest.mark.parametrize(("ahead", "message"), [(1200, "20 minutes behind"), (-1200, "20 minutes ahead of")])
 def test_wrong_clock_is_reported(
-    user: User, simulator: Any, conditions: Callable[..., None], ahead: int, message: str
+    user: User, simulator: Any, conditions: Callable[..., Any], ahead: int, message: str
 ) -> None:
     """Directly at the simulator, whose responses have AWS's time."""
     conditions(clock={"ahead": ahead})
@@ -118,23 +114,16 @@ def test_wrong_clock_is_reported(
 # Roles
 
 
-def test_role_without_mfa_renews_itself_and_is_cached(user: User, faults: Any) -> None:
-    user.config(
-        f"[profile up]\nrole_arn = {ROLE}\nsource_profile = keys\n"
-        f"[profile keys]\naws_access_key_id = A\naws_secret_access_key = {SECRET}\n"
-    )
-    user.works(AWS_PROFILE="up")
-    user.works("up", "-n", "1", AWS_PROFILE="up")
-    assert "credentials end" not in user.works("status", AWS_PROFILE="up")
+def test_role_without_mfa_renews_itself_and_is_cached(owner: User, faults: Any) -> None:
+    owner.config(ROLE_OF_KEYS)
+    owner.works(AWS_PROFILE="up")
+    assert "credentials end" not in owner.works("status", AWS_PROFILE="up")
     assert faults.count("AssumeRole") == 1
 
 
-def test_role_that_may_not_be_assumed_is_named(user: User, conditions: Callable[..., None]) -> None:
+def test_role_that_may_not_be_assumed_is_named(user: User, conditions: Callable[..., Any]) -> None:
     conditions(roles={ROLE: {"refuse": True}})
-    user.config(
-        f"[profile up]\nrole_arn = {ROLE}\nsource_profile = keys\n"
-        f"[profile keys]\naws_access_key_id = A\naws_secret_access_key = {SECRET}\n"
-    )
+    user.config(ROLE_OF_KEYS)
     message = f"AWS refused to let profile 'keys' assume {ROLE} (AssumeRole): AccessDenied"
     user.refused(message, "the role's trust policy", AWS_PROFILE="up")
 
@@ -145,13 +134,10 @@ def test_endpoint_that_is_not_a_url_is_a_usage_error(user: User) -> None:
     for url in ("http://127.0.0.1:1x", "nowhere"):
         user.refused("AWS configuration", "AWS_ENDPOINT_URL", code=2, AWS_ENDPOINT_URL_STS=url, **keys)
     del keys["CLOUDDDP_PROFILE"]
-    for url in ("http://localhost:abc", "http://localhost:99999", "http://[::1", "http://a..b"):
-        for command in ("ls", "doctor"):
-            user.refused(
-                "AWS_ENDPOINT_URL is not a URL", "http://HOST", command, code=2, AWS_ENDPOINT_URL=url, **keys
-            )
-        user.config(f"[default]\nendpoint_url = {url}\n")
-        user.refused("AWS configuration: ", "~/.aws/config", code=2, AWS_ENDPOINT_URL="", **keys)
+    for url in ("http://localhost:99999", "http://[::1", "http://a..b"):
+        user.refused("AWS_ENDPOINT_URL is not a URL", "http://HOST", code=2, AWS_ENDPOINT_URL=url, **keys)
+    user.config("[default]\nendpoint_url = http://localhost:abc\n")
+    user.refused("AWS configuration: ", "~/.aws/config", "doctor", code=2, AWS_ENDPOINT_URL="", **keys)
 
 
 @pytest.mark.parametrize(
@@ -161,27 +147,10 @@ def test_endpoint_that_is_not_a_url_is_a_usage_error(user: User) -> None:
         ("[profile up]\nrole_arn = {ROLE}\n", "source_profile or credential_source"),
         ("[profile up]\nrole_arn = {ROLE}\nsource_profile = up\n", "Infinite loop"),
         ("[profile up]\nrole_arn = {ROLE}\ncredential_source = Moon\n", '"Moon"'),
-        ("[profile up]\nrole_arn = {ROLE}\nsource_profile =\n  a = b\n", "source_profile of profile 'up'"),
-        ("[profile up]\nrole_arn = {ROLE}\ncredential_source =\n  a = b\n", "credential_source of profile"),
-        (
-            "[profile up]\nsso_session =\n  a = b\nsso_account_id = 1\nsso_role_name = r\n",
-            "sso_session of profile 'up'",
-        ),
         ("[profile up]\nregion =\n  a = b\n", "region of profile 'up'"),
-        ("[profile up]\ncredential_process =\n  a = b\n", "credential_process of profile 'up'"),
         ("[profile up]\nrole_arn =\n  a = b\nsource_profile = up\n", "role_arn of profile 'up'"),
-        (
-            f"[profile up]\nrole_arn = {ROLE}\nsource_profile = keys\n"
-            "[profile keys]\naws_access_key_id =\n  a = b\naws_secret_access_key = S\n",
-            "aws_access_key_id of profile 'keys'",
-        ),
         ("[profile up]\nsso_session = none\nsso_account_id = 1\nsso_role_name = r\n", '"none"'),
         ("[profile up]\nsso_account_id = 1\n", "missing required configuration"),
-        (
-            f"[profile up]\nrole_arn = {ROLE}\nduration_seconds = 5\nsource_profile = keys\n"
-            "[profile keys]\naws_access_key_id = A\naws_secret_access_key = S\n",
-            "DurationSeconds",
-        ),
     ],
 )
 def test_inconsistent_profile_is_a_usage_error(user: User, config: str, message: str) -> None:
@@ -206,10 +175,9 @@ def printed(**more: Any) -> str:
     return f"print({json.dumps(json.dumps(keys))})"
 
 
-def test_credential_process_works(user: User) -> None:
-    program(user, printed(Expiration=iso(hours=1)))
-    user.works("up", "-n", "1")
-    assert "credentials end" not in user.works("status")  # the program gives new ones
+def test_credential_process_works(owner: User) -> None:
+    program(owner, printed(Expiration=iso(hours=1)))
+    assert "credentials end" not in owner.works("status")  # the program gives new ones
 
 
 @pytest.mark.parametrize(
@@ -221,16 +189,12 @@ def test_credential_process_works(user: User) -> None:
         ),
         ("sys.exit(1)", "failed: it printed no reason"),
         ("print('log in first')", "did not print valid credentials"),
-        ("print('[1]')", "did not print valid credentials"),
         ("sys.stdout.buffer.write(b'\\xff')", "did not print valid credentials"),
         ("sys.stderr.buffer.write(b'\\xff'); sys.exit(1)", "did not print valid credentials"),
         ("print('{}')", "Unsupported version"),
         ("print('{\"Version\": 1}')", "Missing required key"),
         (printed(AccessKeyId=5), "did not print valid credentials"),
-        (printed(SecretAccessKey=["x"]), "did not print valid credentials"),
-        (printed(SessionToken={"a": 1}), "did not print valid credentials"),
         (printed(AccessKeyId="A\nB"), "did not print valid credentials"),
-        (printed(Expiration="soon"), "did not print valid credentials"),
         (printed(Expiration=5), "did not print valid credentials"),
         (printed(Expiration="2026-01-01T00:00:00Z"), "the AWS credentials of profile 'work' have expired"),
     ],
@@ -253,19 +217,17 @@ def test_credential_process_that_cannot_run_is_a_usage_error(user: User) -> None
 
 
 def test_web_identity_works_and_a_missing_token_is_named(
-    user: User, faults: Any, tmp_path: Path, conditions: Callable[..., None]
+    user: User, faults: Any, tmp_path: Path, conditions: Callable[..., Any]
 ) -> None:
     token = tmp_path / "token"
     env = {"AWS_WEB_IDENTITY_TOKEN_FILE": str(token), "AWS_ROLE_ARN": ROLE}
-    user.refused(f"cannot read the web identity token {token}: No such file", "check", code=2, **env)
-    for special, why in (("/dev/zero", "not a regular file"), (str(tmp_path), "not a regular file")):
-        message = f"cannot read the web identity token {special}: {why}"
-        user.refused(message, "check", code=2, **{**env, "AWS_WEB_IDENTITY_TOKEN_FILE": special})
-        user.config(f"[profile ci]\nrole_arn = {ROLE}\nweb_identity_token_file = {special}\n")
-        user.refused(message, "check", code=2, AWS_PROFILE="ci")
+    message = "cannot read the web identity token "
+    user.refused(f"{message}{token}: No such file", "check", code=2, **env)
     with token.open("wb") as file:
         file.truncate(1 << 33)
-    user.refused(f"cannot read the web identity token {token}: it is 8.0 GiB long", "check", code=2, **env)
+    user.refused(f"{message}{token}: it is 8.0 GiB long", "check", code=2, **env)
+    user.config(f"[profile ci]\nrole_arn = {ROLE}\nweb_identity_token_file = /dev/zero\n")
+    user.refused(f"{message}/dev/zero: not a regular file", "check", code=2, AWS_PROFILE="ci")
     token.write_text("a.b.c")
     user.works(**env)
     user.config(f"[profile ci]\nrole_arn = {ROLE}\nweb_identity_token_file = {token}\n")
@@ -273,11 +235,10 @@ def test_web_identity_works_and_a_missing_token_is_named(
     assert faults.count("AssumeRoleWithWebIdentity") == 1  # the same role: the AWS CLI's cache
     conditions(roles={ROLE: {"refuse": True}})
     user.cache[0].unlink()
-    message = f"assume {ROLE} (AssumeRoleWithWebIdentity): AccessDenied"
-    user.refused(message, "trust policy", **env)
+    user.refused(f"assume {ROLE} (AssumeRoleWithWebIdentity): AccessDenied", "trust policy", **env)
 
 
-def test_container_credentials(user: User, identity: Identity) -> None:
+def test_container_credentials(owner: User, identity: Identity) -> None:
     env = {
         "AWS_CONTAINER_CREDENTIALS_FULL_URI": f"{identity.url}/container",
         "AWS_CONTAINER_AUTHORIZATION_TOKEN": SECRET,
@@ -285,23 +246,16 @@ def test_container_credentials(user: User, identity: Identity) -> None:
     }
     keys = {"AccessKeyId": "A", "SecretAccessKey": SECRET, "Token": "t", "Expiration": iso(hours=1)}
     identity.replies["/container"] = Reply(keys)
-    user.works("up", "-n", "1", **env)
-    assert "credentials end" not in user.works("status", **env)
+    assert "credentials end" not in owner.works("status", **env)
     assert identity.requests[0][1]["Authorization"] == SECRET
     hint = "check the container's credentials endpoint"
     identity.replies["/container"] = Reply({"AccessKeyId": "A"})
-    user.refused("the container's endpoint did not return valid credentials", hint, **env)
+    owner.refused("the container's endpoint did not return valid credentials", hint, **env)
     identity.replies["/container"] = Reply("no", 400)
-    user.refused("cannot load AWS credentials", hint, **env)
+    owner.refused("cannot load AWS credentials", hint, **env)
 
 
 # Partitions
-
-
-def test_regions_of_every_partition_are_known(user: User) -> None:
-    env = {"AWS_ACCESS_KEY_ID": "A", "AWS_SECRET_ACCESS_KEY": SECRET}
-    for region in ("eusc-de-east-1", "us-gov-west-1", "cn-north-1"):
-        assert f"in {region}" in user.run("status", "--region", region, **env).err
 
 
 @pytest.mark.parametrize("region", ["us-east-1", "eusc-de-east-1", "us-gov-west-1", "cn-north-1"])

@@ -6,43 +6,47 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from support.harness import TIMEOUT
+from support.harness import TIMEOUT, interrupt
 
 WAIT = "import time; print('began', flush=True); time.sleep(600)"
 
 
-def up_until(cli: Any, ec2: Any, remains: Any, **left: float) -> list[str]:
-    """Start two nodes whose tags give that deadline, relative to now; return their instance ids."""
-    cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_NPROC_PER_NODE="1", CLOUDDDP_STOP_GRACE="1")
-    cli.ok("up", "-n", "2")
-    ids: list[str] = remains().instances
+def set_deadline(ec2: Any, remains: Any, **left: float) -> None:
+    """Give the nodes' tags that deadline, relative to now."""
     moment = f"{datetime.now(UTC) + timedelta(**left):%Y-%m-%dT%H:%M:%SZ}"
-    ec2.create_tags(Resources=ids, Tags=[{"Key": "cloudddp:expires", "Value": moment}])
-    return ids
+    ec2.create_tags(Resources=remains().instances, Tags=[{"Key": "cloudddp:expires", "Value": moment}])
 
 
-def test_launch_warns_of_a_near_deadline(cli: Any, ec2: Any, remains: Any) -> None:
-    up_until(cli, ec2, remains, minutes=20)
+def test_warnings_of_a_near_deadline(cli: Any, ec2: Any, remains: Any) -> None:
+    cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_NPROC_PER_NODE="1", CLOUDDDP_STOP_GRACE="1")
+    cli.ok("up", "-n", "1")
     cli.write("ok.py", "")
+    set_deadline(ec2, remains, minutes=40)
+    assert "the nodes terminate" not in cli("launch", "ok.py").stderr
+    set_deadline(ec2, remains, minutes=20)
     near = cli("launch", "ok.py").stderr
     assert re.search(r"warning: the nodes terminate in 1\d min", near), near
     assert "results that are not pulled by then are lost" in near
-
-
-def test_launch_does_not_warn_of_a_distant_deadline(cli: Any, ec2: Any, remains: Any) -> None:
-    up_until(cli, ec2, remains, minutes=40)
-    cli.write("ok.py", "")
-    assert "the nodes terminate" not in cli("launch", "ok.py").stderr
+    set_deadline(ec2, remains, seconds=40)
+    cli.write("wait.py", f"open('model.pt', 'w').write('x')\n{WAIT}")
+    process = cli.start("launch", "wait.py", CLOUDDDP_TIME_SCALE="0.1")  # 3 minutes are 18 s
+    seen = ""
+    while "to keep them, first: `cloudddp pull`" not in seen and (line := process.stderr.readline()):
+        seen += line
+    assert "warning: the nodes terminate in 18 s" in seen
+    assert "not pulled from node 0: model.pt (1 byte) of job " in seen
+    assert "is running" not in seen
+    interrupt(process)
 
 
 def test_job_ended_by_the_deadline_is_reported(cli: Any, ec2: Any, remains: Any) -> None:
-    ids = up_until(cli, ec2, remains, seconds=0)
+    cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_NPROC_PER_NODE="1", CLOUDDDP_STOP_GRACE="1")
+    cli.ok("up", "-n", "1")
+    set_deadline(ec2, remains, seconds=0)
     cli.write("wait.py", WAIT)
     process = cli.start("launch", "wait.py", CLOUDDDP_TIME_SCALE="0.2")
-    assert process.stdout is not None
-    for _ in range(2):
-        assert "began" in process.stdout.readline()
-    ec2.terminate_instances(InstanceIds=ids)  # as the deadline's own shutdown does
+    assert "began" in process.stdout.readline()
+    ec2.terminate_instances(InstanceIds=remains().instances)  # as the deadline's own shutdown does
     _, err = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 1
     assert "none of its nodes is running any more" in err
@@ -50,21 +54,5 @@ def test_job_ended_by_the_deadline_is_reported(cli: Any, ec2: Any, remains: Any)
     assert f"the deadline of cluster {cli.cluster}" in err
     assert "results that were not pulled are lost" in err
     for verb in ("jobs", "logs", "pull"):
-        done = cli(verb)
-        assert done.returncode == 1
-        assert "reached its deadline" in done.stderr
-
-
-def test_warning_before_the_deadline_names_results_that_were_not_pulled(
-    cli: Any, ec2: Any, remains: Any
-) -> None:
-    up_until(cli, ec2, remains, seconds=40)
-    cli.write("wait.py", f"open('model.pt', 'w').write('x')\n{WAIT}")
-    process = cli.start("launch", "wait.py", CLOUDDDP_TIME_SCALE="0.1")  # 3 minutes are 18 s
-    assert process.stderr is not None
-    seen = ""
-    while "to keep them, first: `cloudddp pull`" not in seen and (line := process.stderr.readline()):
-        seen += line
-    assert "warning: the nodes terminate in 18 s" in seen
-    assert "not pulled from node 0: model.pt (1 byte) of job " in seen
-    assert "is running" not in seen
+        done = cli.fails(1, verb)
+        assert "reached its deadline" in done

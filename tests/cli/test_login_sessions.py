@@ -1,5 +1,4 @@
-"""Sessions of IAM Identity Center (`aws sso login`) and of `aws login`: they are renewed, their end is shown,
-and the command that starts a new one is named."""
+"""Sessions of `aws sso login` and `aws login`: they are renewed, their end and its remedy are shown."""
 
 from __future__ import annotations
 
@@ -39,8 +38,14 @@ EXPIRED = "the SSO session of profile 'work' has expired, or there is none"
 
 
 @pytest.fixture
+def cluster(cli: Any, faults: Any) -> None:
+    """A cluster, of which `status` shows when the credentials end."""
+    cli.nodes(1)
+
+
+@pytest.fixture
 def user(cli: Any, faults: Any, tmp_path: Path) -> User:
-    return User(cli, tmp_path / "user")
+    return User(cli, tmp_path / "user", cold=True)
 
 
 @pytest.fixture
@@ -49,28 +54,21 @@ def identity(user: User) -> Iterator[Identity]:
     with identity_server() as found:
         for service in ("SSO", "SSO_OIDC", "SIGNIN"):
             user.cli.env[f"AWS_ENDPOINT_URL_{service}"] = found.url
-        found.replies[PORTAL] = Reply(
-            {
-                "roleCredentials": {
-                    "accessKeyId": "SSOKEY",
-                    "secretAccessKey": SECRET,
-                    "sessionToken": "t",
-                    "expiration": 4_102_444_800_000,
-                }
-            }
-        )
+        keys = {"accessKeyId": "SSOKEY", "secretAccessKey": SECRET, "sessionToken": "t"}
+        found.replies[PORTAL] = Reply({"roleCredentials": {**keys, "expiration": 4_102_444_800_000}})
         yield found
 
 
 def test_sso_session_works_and_its_end_is_shown(user: User, identity: Identity) -> None:
     user.config(SSO)
     user.token("sso", "company", accessToken=SECRET, expiresAt=iso(hours=8))
-    user.works("up", "-n", "1", AWS_PROFILE="work")
-    user.works("status", AWS_PROFILE="above it")
+    user.works(AWS_PROFILE="work")
+    user.works(AWS_PROFILE="above it")
     assert identity.paths() == [PORTAL]  # the role's credentials are cached
     assert identity.requests[0][1]["x-amz-sso_bearer_token"] == SECRET
 
 
+@pytest.mark.usefixtures("cluster")
 def test_sso_session_without_refresh_token_ends_with_its_role_credentials(
     user: User, identity: Identity
 ) -> None:
@@ -78,7 +76,6 @@ def test_sso_session_without_refresh_token_ends_with_its_role_credentials(
     identity.replies[PORTAL].body["roleCredentials"]["expiration"] = 1000 * _seconds(iso(minutes=60))
     for profile, key in (("work", "company"), ("old", "https://old.awsapps.com/start")):
         user.token("sso", key, accessToken=SECRET, expiresAt=iso(minutes=30))
-        user.works("up", "-n", "1", AWS_PROFILE=profile)
         assert "your AWS credentials end in 59 min" in user.works("status", AWS_PROFILE=profile)
 
 
@@ -86,19 +83,14 @@ def _seconds(text: str) -> int:
     return int(datetime.fromisoformat(text).timestamp())
 
 
+@pytest.mark.usefixtures("cluster")
 def test_sso_session_with_refresh_token_is_renewed(user: User, identity: Identity) -> None:
     user.config(SSO)
-    token = {
-        "accessToken": "old",
-        "expiresAt": iso(minutes=-1),
-        "refreshToken": SECRET,
-        "clientId": "c",
-        "clientSecret": "s",
-        "registrationExpiresAt": iso(hours=2),
-    }
+    client = {"clientId": "c", "clientSecret": "s", "registrationExpiresAt": iso(hours=2)}
+    token = {"accessToken": "old", "expiresAt": iso(minutes=-1), "refreshToken": SECRET, **client}
     path = user.token("sso", "company", **token)
     identity.replies["/token"] = Reply({"accessToken": "new", "expiresIn": 3600, "refreshToken": "r2"})
-    user.works("up", "-n", "1", AWS_PROFILE="work")
+    user.works(AWS_PROFILE="work")
     assert identity.paths() == ["/token", PORTAL]
     assert json.loads(path.read_text())["accessToken"] == "new"
     assert "your AWS credentials end in 1 h 59 min" in user.works("status", AWS_PROFILE="work")
@@ -139,22 +131,11 @@ def test_teardown_with_an_expired_sso_session_names_nodes_deadline_and_commands(
     path.unlink()
     for cached in user.cache:
         cached.unlink()
-    done = user.run("down", "-y", cold=True, AWS_PROFILE="work")
+    done = user.run("down", "-y", AWS_PROFILE="work")
     (node,) = remains().instances
     assert done.code == 3
     assert EXPIRED in done.err
     assert f"{node}, until 20" in done.err
-    assert "`aws sso login --profile work`, then `cloudddp down`" in done.err
-
-
-def test_session_that_ends_during_the_teardown(user: User, identity: Identity, faults: Any) -> None:
-    user.config(SSO)
-    user.token("sso", "company", accessToken=SECRET, expiresAt=iso(hours=1))
-    user.works("up", "-n", "1", AWS_PROFILE="work")
-    faults.fail("TerminateInstances", "RequestExpired", times=9)
-    done = user.run("down", "-y", cold=True, AWS_PROFILE="work")
-    assert done.code == 3
-    assert ", until its deadline at 20" in done.err
     assert "`aws sso login --profile work`, then `cloudddp down`" in done.err
 
 
@@ -189,16 +170,14 @@ def test_aws_login_is_renewed_until_its_session_ends(user: User, identity: Ident
         serialization.NoEncryption(),
     )
     keys = {"accessKeyId": "A", "secretAccessKey": SECRET, "sessionToken": "t"}
-    path = user.token(
-        "login",
-        "arn:aws:iam::123456789012:user/alice",
-        "sha256",
-        accessToken={**keys, "accountId": "123456789012", "expiresAt": iso(minutes=-1)},
-        tokenType="aws_sigv4",
-        refreshToken="r",
-        clientId="c",
-        dpopKey=key.decode(),
-    )
+    token = {
+        "accessToken": {**keys, "accountId": "123456789012", "expiresAt": iso(minutes=-1)},
+        "tokenType": "aws_sigv4",
+        "refreshToken": "r",
+        "clientId": "c",
+        "dpopKey": key.decode(),
+    }
+    path = user.token("login", "arn:aws:iam::123456789012:user/alice", "sha256", **token)
     identity.replies["/v1/token"] = Reply(
         {"accessToken": keys, "tokenType": "aws_sigv4", "expiresIn": 900, "refreshToken": "r2"}
     )

@@ -1,8 +1,7 @@
-"""An `up` whose state folder, or the key in it, goes away meanwhile; and `down` from such a computer."""
+"""An `up` whose state folder, or the key in it, goes away meanwhile."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -54,8 +53,7 @@ MOMENTS = {
 }
 
 
-@pytest.mark.parametrize("lose", [key, folder, file_system])
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(("moment", "lose"), [*zip(MOMENTS, [folder, file_system, key], strict=True)])
 def test_up_that_loses_its_state_names_what_has_gone_and_removes_everything(
     cli: CommandLine, home: Path, conditions: Any, remains: Any, lose: Lose, moment: str
 ) -> None:
@@ -71,42 +69,3 @@ def test_up_that_loses_its_state_names_what_has_gone_and_removes_everything(
     assert "`cloudddp up`" in err
     assert ("waiting for SSH" in err) is (moment != "before the nodes are launched")
     assert remains().nothing
-
-
-def test_nodes_that_cannot_be_removed_are_named_with_the_loss(
-    cli: CommandLine, home: Path, conditions: Any, remains: Any
-) -> None:
-    conditions(
-        boot={"ssh_seconds": 4},
-        reject={"TerminateInstances": {"code": "UnauthorizedOperation", "status": 403, "calls": 1000}},
-    )
-    process = cli.start("up", "-n", "1")
-    wait_for(lambda: remains().instances, "a node was launched")
-    folder(home)
-    _, err = process.communicate(timeout=TIMEOUT)
-    assert process.returncode == 3, err
-    assert f"{home} has gone; " in err
-    assert remains().instances[0] in err
-    assert "`cloudddp down`" in err
-    conditions(clear=True)
-    cli.ok("down", "-y")
-    assert remains().nothing
-
-
-@pytest.mark.parametrize("lose", [key, folder])
-def test_down_without_the_state_of_a_killed_up(
-    cli: CommandLine, home: Path, conditions: Any, remains: Any, lose: Lose
-) -> None:
-    conditions(boot={"ssh_seconds": 4})
-    process = cli.start("up", "-n", "1")
-    wait_for(lambda: remains().instances, "a node was launched")
-    lose(home)
-    process.kill()
-    process.communicate(timeout=TIMEOUT)
-    refused = cli("exec", "--", "true")
-    assert refused.returncode == 1
-    assert "this computer has no key for cluster" in refused.stderr
-    assert "stop the bill with `cloudddp down`" in refused.stderr
-    cli.ok("down", "-y")
-    assert remains().nothing
-    assert json.loads(cli("status", "--json").stdout) == []

@@ -108,6 +108,13 @@ class CommandLine:
         assert done.returncode == 0, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
+    def fails(self, code: int, *words: str, **env: str) -> str:
+        """Run, require this exit code and no traceback, return stderr."""
+        done = self(*words, **env)
+        assert done.returncode == code, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert "Traceback" not in done.stderr
+        return done.stderr
+
     def patient(self, seconds: float, *words: str) -> subprocess.CompletedProcess[str]:
         """Run a command with another time limit for the nodes' reports before `down`: 5 s may be too short
         here."""

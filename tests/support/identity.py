@@ -55,6 +55,7 @@ class User:
 
     cli: CommandLine
     home: Path
+    cold: bool = False  # for tokens of SSO: botocore computes where they are when it is imported
 
     def __post_init__(self) -> None:
         self.cli = replace(self.cli, env=dict(self.cli.env))
@@ -85,12 +86,11 @@ class User:
         """The files of the AWS CLI's cache of credentials."""
         return sorted((self.home / ".aws/cli/cache").glob("*"))
 
-    def start(self, *words: str, cold: bool = False, **env: str) -> Any:
-        """Start a command without a terminal. `cold`: botocore computes where tokens are when it is
-        imported."""
+    def start(self, *words: str, **env: str) -> Any:
+        """Start a command without a terminal."""
         own = {**self.cli.env, **env}
         argv = ("-m", "cloudddp", *words)
-        if cold:
+        if self.cold:
             process: Any = subprocess.Popen(
                 [sys.executable, *argv],
                 cwd=self.cli.cwd,
@@ -106,21 +106,21 @@ class User:
         self.cli.started.append(process)
         return process
 
-    def run(self, *words: str, cold: bool = False, **env: str) -> Done:
+    def run(self, *words: str, **env: str) -> Done:
         """Run a command without a terminal."""
-        process = self.start(*words, cold=cold, **env)
+        process = self.start(*words, **env)
         out, err = process.communicate(timeout=TIMEOUT)
         return Done(process.returncode, out, err)
 
     def works(self, *words: str, **env: str) -> str:
         """Require that a command (or `ls`) succeeds, and return its stdout."""
-        done = self.run(*(words or ("ls",)), cold=True, **env)
+        done = self.run(*(words or ("ls",)), **env)
         assert done.code == 0, done.err
         return done.out
 
     def refused(self, message: str, hint: str, *words: str, code: int = 1, **env: str) -> None:
         """Require that a command (or `ls`) fails with this message and hint, and prints no secret."""
-        done = self.run(*(words or ("ls",)), cold=True, **env)
+        done = self.run(*(words or ("ls",)), **env)
         assert done.code == code, done
         assert message in done.err
         assert hint in done.err.replace(message, "")

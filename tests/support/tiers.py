@@ -49,13 +49,13 @@ SLOW = {
     "lab/test_sim_sessions.py": "the simulator's nodes as processes; tests/cli connects to them",
     "lab/test_sim_timing.py": "each test waits for the states of a simulator of its own",
     # The command line: whole clusters, killed or short of something, in many variants.
-    "cli/test_agent_version.py": "two agents; tests/node/test_version.py has the rules",
-    "cli/test_concurrency.py": "46 kills of `up`; tests/cli/test_interrupts.py has interrupts of it",
-    "cli/test_deadline.py": "tests/node/test_notices.py has the deadline",
+    "cli/test_agent_version.py": "4 s; what is shown; tests/node/test_version.py has the rules",
+    "cli/test_concurrency.py": "2 to 3 s each: `up` killed, or beside `down`, at each call of the journal",
+    "cli/test_deadline.py": "waits; tests/node/test_notices.py has the deadline on the nodes",
     "cli/test_init.py::test_copy_of_an_example_trains_and_passes_its_tests": "40 s",
-    "cli/test_killed_agents.py": "tests/node/test_gang.py has killed agents",
-    "cli/test_login_sessions.py": "tests/cli/test_credentials.py has each kind of credentials",
-    "cli/test_lost_state.py": "tests/unit/test_state.py has the files",
+    "cli/test_killed_agents.py": "5 s; tests/cli/test_logs_and_jobs.py kills a supervisor",
+    "cli/test_login_sessions.py": "SSO needs new processes; tests/cli/test_credentials.py has other sources",
+    "cli/test_lost_state.py": "waits for boots; tests/cli/test_down.py has a lost folder",
     "cli/test_node_ranks.py": "5 to 11 s each; tests/unit/test_rank_assignment.py has the rule",
     "cli/test_packaging.py": "30 s: a wheel and its environment",
     "cli/test_paused_client.py": "6 s each; tests/unit/test_follow_liveness.py has the rule",
@@ -71,58 +71,28 @@ SLOW = {
     "cli/test_teardown_files.py": "2 s each; tests/unit/test_state.py has the files",
     "cli/test_two_launches.py": "4 s each; tests/node/test_project_lock.py has the lock",
     # Single tests of the command line, 1 to 12 s each: most create clusters.
-    "cli/test_credentials.py::"
-    "test_end_of_the_environments_keys_is_shown": "3 s; tests/cli/test_mfa.py shows the end of a session",
-    "cli/test_credentials.py::"
-    "test_endpoint_that_is_not_a_url_is_a_usage_error": "4 s; other invalid profiles remain",
     "cli/test_dependencies.py": "`make lowest` runs it, too",
+    "cli/test_cost.py::test_status_and_down_include_a_lost_node": "3 s; the rows of the function remain",
     "cli/test_efa.py::"
-    "test_address_that_was_allocated_twice_is_released": "tests/cli/test_rollback.py has an unlisted one",
-    "cli/test_efa.py::"
-    "test_calls_for_addresses_are_two_per_node": "3 s; tests/unit/test_golden_requests.py has the calls",
-    "cli/test_efa.py::"
-    "test_down_on_another_computer_releases_elastic_ips": "tests/cli/test_regions_searched.py releases some",
-    "cli/test_efa.py::"
-    "test_duplicate_placement_group_after_a_lost_answer_is_used": "tests/cli/test_up.py has it for groups",
-    "cli/test_efa.py::test_launch_that_fails_later_leaves_no_group_or_address": "tests/cli/test_rollback.py",
-    "cli/test_efa.py::test_leftover_address_is_listed_with_its_price": "tests/unit/test_leftovers.py",
-    "cli/test_efa.py::"
-    "test_missing_devices_are_a_warning": "the same check as test_missing_devices_fail_if_required",
-    "cli/test_efa.py::test_missing_devices_fail_if_required_where_gpus_may_be_missing": "the same check",
-    "cli/test_efa.py::"
-    "test_next_zone_uses_the_same_group_and_addresses": "tests/cli/test_placing.py has the next zone",
-    "cli/test_efa.py::test_placement_group_in_the_file": "tests/unit/test_golden_requests.py has the group",
-    "cli/test_efa.py::test_placement_group_that_is_not_known_yet": "tests/cli/test_up.py has it for groups",
-    "cli/test_efa.py::test_private_nodes_need_no_elastic_ip": "tests/unit/test_golden_requests.py",
-    "cli/test_efa.py::"
-    "test_repeated_up_expects_what_the_cluster_was_launched_with": "tests/cli/test_up.py has the second `up`",
-    "cli/test_efa.py::"
-    "test_resource_in_use_is_removed_later": "tests/cli/test_down.py waits for a group in use",
-    "cli/test_efa.py::test_single_card_keeps_its_public_address": "tests/unit/test_golden_requests.py",
-    "cli/test_host_keys.py::test_reboot_keeps_the_key": "2 s; tests/node/test_host_key_script.py",
-    "cli/test_host_keys.py::test_two_commands_complete_the_keys_together": "the completion by one remains",
-    "cli/test_host_keys.py::test_unreachable_node_gets_its_key_later": "a killed `up` is completed, too",
-    "cli/test_images.py::"
-    "test_another_image_is_named_for_a_type_that_the_default_one_does_not_list": "other messages",
-    "cli/test_images.py::test_entry_of_the_description_includes_its_variants": "other descriptions",
-    "cli/test_images.py::"
-    "test_own_image_whose_description_excludes_the_type_is_a_warning": "other descriptions",
+    "test_missing_devices_are_a_warning_unless_they_are_required": "test_missing_devices_fail_if_required",
+    "cli/test_efa.py::test_up_after_a_killed_up_associates_the_addresses": "`down` after a kill remains",
+    "cli/test_extra_tags.py::"
+    "test_as_many_tags_as_allowed_are_accepted_by_ec2": "tests/lab/test_sim_tag_limits.py has EC2's limits",
+    "cli/test_home.py::test_simulator_folders_and_log_are_private": "2 s; other links in the folder remain",
+    "cli/test_host_keys.py::test_unreachable_node_gets_its_key_later": "3 s; an earlier kill is completed",
+    "cli/test_iam_policies.py::test_operator_may_replace_a_node": "7 s; other calls of the operator remain",
+    "cli/test_iam_policies.py::test_users_can_be_limited_to_their_own_clusters": "a simulator of its own",
+    "cli/test_interrupts.py::test_detaching_from_run_keeps_the_cluster": "detaching from `launch` remains",
     "cli/test_launch.py::"
-    "test_concurrent_launches_with_the_same_id_start_one_job": "tests/node/test_project_lock.py",
-    "cli/test_launch.py::test_config_path_with_dots_or_links_works": "2 s",
-    "cli/test_launch.py::"
-    "test_failed_job_leaves_the_cluster_up": "test_first_failing_rank_is_named_and_sets_the_exit_code",
-    "cli/test_launch.py::test_rank_and_local_rank_can_be_positional": "tests/unit/test_ranks.py has them",
-    "cli/test_launch.py::test_shell_script_gets_the_variables_that_programs_read": "torch",
-    "cli/test_launch.py::test_type_without_gpus_does_not_limit_ranks": "3 s; the refusal of ranks remains",
+    "test_concurrent_launches_with_the_same_id_start_one_job": "test_project_lock.py has the lock",
     "cli/test_log_selection.py::"
-    "test_middle_of_a_long_log_is_dropped_and_reported": "tests/node/test_rank_logs.py",
-    "cli/test_logs_and_jobs.py::test_logs_and_jobs_show_the_same_duration": "4 s, what is shown",
-    "cli/test_logs_and_jobs.py::test_unknown_job_lists_the_newest_ones": "four jobs, a message",
-    "cli/test_mfa.py::test_both_ways_out_of_credentials_that_end_early_work": "3 s; the refusal remains",
-    "cli/test_mfa.py::test_damaged_cache_counts_as_empty": "tests/unit/test_state.py has damaged records",
+    "test_silence_is_reported_with_the_last_output": "tests/unit/test_follow_silence.py has the rule",
+    "cli/test_logs_and_jobs.py::"
+    "test_detached_job_that_fails_on_one_node_ends_on_all": "tests/node/test_gang.py has the verdict",
+    "cli/test_mfa.py::test_damaged_cache_counts_as_empty": "2 s; an empty cache is refused in the same words",
     "cli/test_mfa.py::"
-    "test_session_in_its_last_minutes_is_used_for_a_whole_command": "without a terminal remains",
+    "test_run_whose_session_ends_reports_what_still_runs_and_how_to_remove_it": "4 s; test_down.py",
+    "cli/test_mfa.py::test_status_and_the_plan_show_when_the_session_ends": "test_credentials.py has it",
     "cli/test_organization.py::"
     "test_capacity_is_decided_by_the_launch": "tests/cli/test_placing.py has missing capacity",
     "cli/test_organization.py::test_denied_region_where_this_computer_has_a_cluster_is_not_left_out": "2 s",
@@ -199,8 +169,6 @@ SLOW = {
     "cli/test_what_is_sent.py::"
     "test_cluster_has_the_name_of_the_project_folder": "5 s; tests/cli/test_reference.py has the names",
     # Found by costs.py, each 3 to 25 s.
-    "cli/test_logs_and_jobs.py::"
-    "test_logs_can_be_limited_to_a_rank": "test_log_selection.py selects ranks and nodes",
     "cli/test_region.py::test_region_that_the_simulator_does_not_use_is_reported": "a message",
     "cli/test_regions_searched.py::"
     "test_broken_configuration_does_not_block_down": "test_down_does_not_guess_a_name remains",
@@ -267,9 +235,7 @@ SLOW = {
 FIRST_PARAMETERS = {
     "cli/test_credentials.py",
     "cli/test_doctor.py",
-    "cli/test_down.py",
     "cli/test_efa.py",
-    "cli/test_extra_tags.py",
     "cli/test_fuzz_command_line.py",
     "cli/test_home.py",
     "cli/test_host_keys.py",
@@ -277,7 +243,6 @@ FIRST_PARAMETERS = {
     "cli/test_interrupts.py",
     "cli/test_launch.py",
     "cli/test_log_selection.py",
-    "cli/test_logs_and_jobs.py",
     "cli/test_malformed_answers.py",
     "cli/test_mfa.py",
     "cli/test_networks.py",
