@@ -163,6 +163,15 @@ def test_truncated_file_is_refused_with_advice(tmp_path: Path, dataset: str, nam
     assert "To fix it, " in str(refused.value)
 
 
+def test_images_without_labels_are_refused(tmp_path: Path) -> None:
+    write_mnist(tmp_path / "four", samples=4)
+    write_mnist(tmp_path, samples=5)
+    labels = "MNIST/raw/train-labels-idx1-ubyte"
+    (tmp_path / labels).write_bytes((tmp_path / "four" / labels).read_bytes())
+    with pytest.raises(UsageError, match="5 images, but 4 labels"):
+        files.mnist(tmp_path, download=False)
+
+
 @uses_torchvision
 def test_damaged_file_is_named_when_a_download_does_not_replace_it(tmp_path: Path) -> None:
     pytest.importorskip("torchvision")

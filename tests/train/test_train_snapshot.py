@@ -120,6 +120,14 @@ def test_flipped_bits_in_the_weights_are_detected(two: Path) -> None:
     assert loaded_step(two) == 1
 
 
+def test_snapshot_of_an_older_format_is_reported_and_skipped(
+    two: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save({**state(99), "format": 1}, two / full.NAME)
+    assert loaded_step(two) == 1
+    assert f"format 1, but this trainer reads format {full.FORMAT}" in capsys.readouterr().err
+
+
 def test_last_written_snapshot_is_loaded_even_if_its_step_is_lower(two: Path) -> None:
     full.save(two, state(1))
     assert loaded_step(two) == 1

@@ -77,6 +77,16 @@ def test_empty_batch_gives_differentiable_zeros(smoothing: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_summed_in_float32(dtype: torch.dtype) -> None:
+    scores, labels = random_scores(300, 8, dtype=dtype), torch.arange(300) % 8
+    totals = classified(scores, labels)
+    assert totals.dtype == torch.float32
+    assert totals[0].item() == pytest.approx(
+        F.cross_entropy(scores.double(), labels, reduction="sum").item(), rel=1e-5
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_regression_targets_are_not_rounded_to_half_precision(dtype: torch.dtype) -> None:
     totals = squared(torch.full((4096, 1), 3.0, dtype=dtype), torch.full((4096, 1), 3.001))
     assert totals.dtype == torch.float32
