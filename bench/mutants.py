@@ -56,6 +56,8 @@ TARGETS = (
         "infra/node/agent/node/processes.py",
         ("tests/node/test_agent_processes.py", "tests/node/test_kill.py"),
     ),
+    Target("infra/node/agent/gang/step.py", ("tests/unit/test_gang_step.py",)),
+    Target("cloudddp/job/results/receive.py", ("tests/unit/test_receive.py",)),
 )
 
 

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import shutil
 import statistics
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bench import traffic
 from bench.cluster import MBIT, Cluster, Opened, together
 from bench.harness import Options, run
 from bench.tables import ratios
-from bench.transfers import FILL, Case, Row, Transfer, medians, report, rows, seconds
+from bench.transfers import FILL, Case, Row, Transfer, medians, report, seconds
 
 CONTENDERS = ("cloudddp", "open", "warm", "cold")
 
@@ -69,13 +68,6 @@ class Pull(Transfer):
         together([[*options, f"ubuntu@{address}:project/runs", f"{to}/"] for address, to in pairs])
 
 
-def pull_rows(
-    cases: Sequence[str], nodes: Sequence[int], round_trips: Sequence[int], turns: int
-) -> Iterator[Row]:
-    """In the simulator's network."""
-    return rows(Pull, cases, nodes, round_trips, turns)
-
-
 def _cells(row: Row) -> list[str]:
     """Return a row as text. The ratio is the median of the turns' ratios."""
     middle = medians(row)
@@ -92,4 +84,4 @@ def bench_pull(options: Options) -> None:
     print(f"pull: cloudddp and rsync in turns; a round trip of 50 ms has {MBIT} Mbit/s")
     head = [*CONTENDERS, "open / warm", "MB: open", "MB: warm", "CPU: open", "CPU: cold"]
     cases = ("2000", "20000", "1gb", "unchanged")
-    report("python -m bench pull", pull_rows, head, _cells, options, cases=cases, nodes=(1, 4))
+    report("python -m bench pull", Pull, head, _cells, options, cases=cases, nodes=(1, 4))

@@ -15,14 +15,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bench import traffic
 from bench.cluster import MBIT, Cluster, Opened, opened, together
 from bench.harness import Options, run, script, seconds_of, simulator
 from bench.tables import ratios
-from bench.transfers import CASES, FILL, Case, Row, Transfer, change_files, medians, report, rows, seconds
+from bench.transfers import CASES, FILL, Case, Row, Transfer, change_files, medians, report, seconds
 
 CONTENDERS = ("open", "cloudddp", "warm", "cold", "relay")
 # What cloudddp has recorded on a node about the files of an earlier sync.
@@ -89,14 +88,8 @@ class Sync(Transfer):
         return traffic.sent()
 
     def _rsync(self, contender: str, nodes: int, *, warm: bool) -> None:
-        options = [
-            "rsync",
-            "-a",
-            "--delete",
-            "-e",
-            " ".join(self.cluster.shell(warm=warm)),
-            f"{self.source}/",
-        ]
+        shell = " ".join(self.cluster.shell(warm=warm))
+        options = ["rsync", "-a", "--delete", "-e", shell, f"{self.source}/"]
         addresses = self.cluster.public[:nodes]
         together([[*options, f"ubuntu@{address}:{_folder(contender)}/"] for address in addresses])
 
@@ -112,13 +105,6 @@ class Sync(Transfer):
 def _folder(contender: str) -> str:
     """Return a contender's folder on the nodes."""
     return "project" if contender in ("open", "cloudddp") else f"rsync-{contender}"
-
-
-def sync_rows(
-    cases: Sequence[str], nodes: Sequence[int], round_trips: Sequence[int], turns: int
-) -> Iterator[Row]:
-    """In the simulator's network."""
-    return rows(Sync, cases, nodes, round_trips, turns)
 
 
 def _cells(row: Row) -> list[str]:
@@ -140,7 +126,7 @@ def bench_sync(options: Options) -> None:
         print(f"sync: cloudddp and rsync in turns; a round trip of 50 ms has {MBIT} Mbit/s; seconds, MB sent")
         head = [*CONTENDERS, "open / better", "MB: open", "MB: warm", "MB: relay"]
         name = "python -m bench sync --peers"
-        report(name, sync_rows, head, _cells, options, cases=tuple(CASES), nodes=(1, 4, 8))
+        report(name, Sync, head, _cells, options, cases=tuple(CASES), nodes=(1, 4, 8))
         return
     print("sync: 2,000 files of 4 KiB to one simulated node, over a connection that is open")
     with simulator() as env, tempfile.TemporaryDirectory() as folder:

@@ -7,6 +7,7 @@ the disks are memory, so that neither side waits for a disk.
 
 from __future__ import annotations
 
+import importlib
 import os
 import resource
 import statistics
@@ -131,13 +132,18 @@ def measure(
 
 
 def rows(
-    kind: Callable[[Cluster, Opened, Path], Transfer],
+    kind: str,
     cases: Sequence[str],
     nodes: Sequence[int],
     round_trips: Sequence[int],
     turns: int,
 ) -> Iterator[Row]:
-    """Yield a row per case, number of nodes and round trip, as it is measured. In the simulator's network."""
+    """Yield a row per case, number of nodes and round trip, as it is measured. In the simulator's network.
+
+    `kind` is MODULE:CLASS of a Transfer.
+    """
+    module, _, name = kind.partition(":")
+    transfer_class: type[Transfer] = getattr(importlib.import_module(module), name)
     link = Link()
     memory = _MEMORY if _MEMORY.is_dir() else None
     for count in nodes:
@@ -150,7 +156,7 @@ def rows(
             (cluster.folder / "job.py").write_text("")
             cluster.cloudddp("launch", "job.py")  # `pull` is that of a job
             with cluster.opened() as opened:
-                transfer = kind(cluster, opened, Path(files))
+                transfer = transfer_class(cluster, opened, Path(files))
                 for name in cases:
                     case = CASES[name]
                     for milliseconds in round_trips:
@@ -164,7 +170,7 @@ def rows(
 
 def report(
     name: str,
-    function: Callable[..., Iterator[Row]],
+    kind: type[Transfer],
     head: Sequence[str],
     cells: Callable[[Row], list[str]],
     options: Options,
@@ -172,13 +178,14 @@ def report(
     cases: Sequence[str],
     nodes: Sequence[int],
 ) -> None:
-    """Print a line per row of `function`; with --write, put the table between the comments `name` of
+    """Print a line per row of a transfer; with --write, put the table between the comments `name` of
     docs/benchmarks.md. `cases` and `nodes` are those without options."""
     head = ["RTT", "nodes", "files", *head]
     before, turns, tcp, body = load(), options.turns or TURNS, "", []
     print("  " + "  ".join(head))
     for row in rows_inside(
-        function,
+        rows,
+        kind=f"{kind.__module__}:{kind.__name__}",
         cases=options.cases or cases,
         nodes=options.nodes or nodes,
         round_trips=options.rtt or ROUND_TRIPS,

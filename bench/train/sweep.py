@@ -8,12 +8,12 @@ checked.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from bench.train import figures
 from bench.train.sweep_config import Sweep
 from train.cli import parse_record
 from train.errors import TrainError, UsageError
@@ -39,8 +39,8 @@ def main(argv: list[str] | None = None) -> int:
 def run(sweep: Sweep) -> None:
     """Measure every mode, print the table, and write the files. Raises `UsageError` if there are too few
     GPUs, or matplotlib is missing for --plot."""
-    if sweep.plot and not figures.AVAILABLE:
-        raise UsageError(f"--plot needs matplotlib: {figures.INSTALL}")
+    if sweep.plot and importlib.util.find_spec("matplotlib") is None:
+        raise UsageError("--plot needs matplotlib: pip install matplotlib")
     from bench.train import sweep_timing  # imports torch
 
     report = sweep_timing.measure(sweep)
@@ -59,8 +59,12 @@ def draw(report: dict[str, Any], path: Path) -> None:
     In an SVG the id of each series is its name with dashes: one-device, two-devices-naive, pipeline,
     pipeline-with-copy-stream.
     """
+    import matplotlib  # may be missing otherwise
+    from matplotlib.figure import Figure
+
     rows, settings = report["rows"], report["settings"]
-    with figures.figure(path, figsize=(9, 4.5)) as figure:
+    with matplotlib.rc_context({"svg.fonttype": "none"}):  # the text of an SVG stays text
+        figure = Figure(layout="constrained", figsize=(9, 4.5))
         axes = figure.subplots()
         for row, colour in zip(rows[:2], ("black", "grey"), strict=True):
             line = axes.axhline(row["seconds"], color=colour, linestyle="--", label=row["mode"])
@@ -84,6 +88,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
             f"{settings['name']}\n{report['note']}",
         )
         axes.legend()
+        figure.savefig(path)
 
 
 def _id(name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, get_type_hints
+from typing import Literal, get_type_hints
 
 from train.errors import UsageError
 from train.flags import Limit, Positive
@@ -20,20 +20,12 @@ class Sweep:
     """Samples per step."""
     image_size: Positive = 128
     """Image side in pixels; images have 3 channels."""
-    classes: Annotated[int, Limit(at_least=2)] = 1000
-    """Number of classes."""
     splits: str = "1,3,5,8,10,12,20,40,60"
     """Chunk sizes to try; those above the batch size are skipped."""
-    cuts: str = ""
-    """Layer that begins the second stage; default: balance the stages."""
     steps: Positive = 3
     """Training steps per measurement."""
     repeats: Positive = 10
     """Measurements of each mode, after one for warm-up."""
-    amp: Literal["none", "bf16"] = "none"
-    """Automatic mixed precision."""
-    channels_last: bool = False
-    """Use the channels_last memory format."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: cuda if available."""
     json: str = ""

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from bench.train.sweep_config import Sweep
 from train import models
-from train.distributed.device import move
 from train.errors import UsageError
 from train.parallel.strategy import explained
 from train.parallel.two_devices import TwoDevices, device_pair
 
+CLASSES = 1000
 CPU_NOTE = (
     "Both devices are the CPU of this machine: this shows that the modes work, and says nothing about speed."
 )
@@ -54,9 +54,9 @@ def measure(sweep: Sweep) -> dict[str, Any]:
 
     torch.manual_seed(0)
     shape = (3, sweep.image_size, sweep.image_size)
-    module = models.build(sweep.model, shape=shape, classes=sweep.classes, seed=0)
-    inputs = torch.randn(sweep.batch_size, *shape).to(devices[0], memory_format=_memory_format(sweep))
-    labels = torch.randint(0, sweep.classes, (sweep.batch_size,))
+    module = models.build(sweep.model, shape=shape, classes=CLASSES, seed=0)
+    inputs = torch.randn(sweep.batch_size, *shape).to(devices[0])
+    labels = torch.randint(0, CLASSES, (sweep.batch_size,))
     rows: list[Row] = []
     for mode, split_size, copy_stream, model in _modes(sweep, module, devices):
         with explained():
@@ -74,19 +74,15 @@ def measure(sweep: Sweep) -> dict[str, Any]:
         )
         rows.append(row)
         print(_line(row), flush=True)
-    settings = {
-        **asdict(sweep),
-        "device": devices[0].type,
-        "name": device_name,
-        "torch": str(torch.__version__),
-    }
+    own = {"device": devices[0].type, "name": device_name, "torch": str(torch.__version__)}
+    settings = {**asdict(sweep), **own}
     return {"settings": settings, "note": note, "rows": [asdict(row) for row in rows]}
 
 
 def _print_header(sweep: Sweep, device_name: str, note: str) -> None:
     print(
         f"{sweep.model}, batch size {sweep.batch_size}, images 3x{sweep.image_size}x{sweep.image_size}, "
-        f"amp {sweep.amp}, {device_name}, torch {torch.__version__}; seconds per step, median of "
+        f"{device_name}, torch {torch.__version__}; seconds per step, median of "
         f"{sweep.repeats} x {sweep.steps} steps"
     )
     if note:
@@ -105,26 +101,15 @@ def _devices(sweep: Sweep) -> tuple[torch.device, torch.device]:
     return device_pair(torch.device("cuda", 0))
 
 
-def _memory_format(sweep: Sweep) -> torch.memory_format:
-    return torch.channels_last if sweep.channels_last else torch.contiguous_format
-
-
 def _modes(
     sweep: Sweep, module: nn.Module, devices: tuple[torch.device, torch.device]
 ) -> Iterator[tuple[str, int, bool, nn.Module]]:
     """Yield (mode, split size, copy stream, model) of each line. All share the weights of `module`, which
     moves."""
-    yield "one device", 0, False, move(module, devices[0], channels_last=sweep.channels_last)
+    yield "one device", 0, False, module.to(devices[0])
     for copy_stream in (False, True) if devices[0].type == "cuda" else (False,):
         for size in ([] if copy_stream else [0]) + sweep.split_sizes:
-            model = TwoDevices(
-                module,
-                devices,
-                cuts=sweep.cuts,
-                split_size=size,
-                copy_stream=copy_stream,
-                channels_last=sweep.channels_last,
-            )
+            model = TwoDevices(module, devices, split_size=size, copy_stream=copy_stream)
             yield "pipeline" if size else "two devices, naive", size, copy_stream, model
 
 
@@ -137,9 +122,7 @@ def _time(sweep: Sweep, model: nn.Module, inputs: Tensor, labels: Tensor) -> lis
         started = time.perf_counter()
         for _ in range(sweep.steps):
             optimizer.zero_grad()
-            with torch.autocast(inputs.device.type, torch.bfloat16, enabled=sweep.amp == "bf16"):
-                outputs = model(inputs)
-            torch.nn.functional.cross_entropy(outputs.float(), labels).backward()
+            torch.nn.functional.cross_entropy(model(inputs), labels).backward()
             optimizer.step()
         if inputs.device.type == "cuda":
             for device in {inputs.device, labels.device}:

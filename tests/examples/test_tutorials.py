@@ -1,8 +1,7 @@
 """examples/tutorials: each script runs as a process with the commands of its README, which are read from it.
 
-`python` and `torchrun` become forks of a process that has imported torch (support/training/launch.py). Ports
-and the file for the rendezvous become free ones, and files that a script writes land in the test's own
-folder.
+`python` and `torchrun` become forks of a process that has imported torch; ports, the file for the rendezvous
+and the folder are the test's own.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import math
 import re
 import shlex
 from collections.abc import Iterator
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -138,19 +136,9 @@ def script(name: str) -> ModuleType:
     return module
 
 
-@cache
-def _mnist(folder: Path) -> list[str]:
-    return outputs(start(MNIST, folder), start(MNIST_RANKS, folder))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder for what several tests look at."""
-    return tmp_path_factory.mktemp("tutorials")
-
-
-def test_mnist_learns_and_ranks_have_equal_weights(folder: Path) -> None:
-    for ranks, output in enumerate(_mnist(folder), start=1):
+def test_mnist_learns_and_ranks_have_equal_weights(tmp_path: Path) -> None:
+    """The checkpoint of two ranks fits a single process."""
+    for ranks, output in enumerate(outputs(start(MNIST, tmp_path), start(MNIST_RANKS, tmp_path)), start=1):
         steps = 600 / 64 / ranks
         assert numbers(output, r"epoch \d: (\d+) steps") == [math.ceil(steps)] * 5
         losses = numbers(output, r"steps, loss (\S+),")
@@ -160,14 +148,10 @@ def test_mnist_learns_and_ranks_have_equal_weights(folder: Path) -> None:
         hashes = re.findall(r"weights of each rank: (.*)", output)[0].split()
         assert len(hashes) == ranks
         assert len(set(hashes)) == 1
-
-
-def test_mnist_checkpoint_fits_a_single_process(folder: Path) -> None:
-    printed = re.findall(r"weights of each rank: (\w+)", _mnist(folder)[1])
     net = script("mnist").Net()
-    net.load_state_dict(read(folder / "mnist.pt")["model_state_dict"])
+    net.load_state_dict(read(tmp_path / "mnist.pt")["model_state_dict"])
     weights = torch.nn.utils.parameters_to_vector(net.parameters()).detach()
-    assert printed == [hashlib.sha256(weights.numpy().tobytes()).hexdigest()[:12]]
+    assert hashes[0] == hashlib.sha256(weights.numpy().tobytes()).hexdigest()[:12]
     assert sum(parameter.numel() for parameter in net.parameters()) == 225_226
 
 
@@ -200,20 +184,13 @@ METER = r"\d+\.\d{3} \(\d+\.\d{3}\)"
 FIGURES = "\t".join(rf"{name} \d+\.\d{{4}} \(\d+\.\d{{4}}\)" for name in ("Loss", "Prec@1", "Prec@5"))
 
 
-@cache
-def _stl10(folder: Path) -> list[str]:
-    """The output of one process, of torchrun, and of rank 0 for each way to meet."""
-    runs = [start(STL10, folder), start(STL10_RANKS, folder)]
+def test_stl10_prints_the_lines_of_the_document_however_ranks_meet(tmp_path: Path) -> None:
+    runs = [start(STL10, tmp_path), start(STL10_RANKS, tmp_path)]
     for pair in STL10_METHODS:
         port = launch.free_port()
-        runs += [start(command, folder, port=port) for command in pair]
+        runs += [start(command, tmp_path, port=port) for command in pair]
     alone, torchrun, *ranks = outputs(*runs)
     assert ranks[1::2] == ["", "", ""]  # rank 0 prints the numbers of both
-    return [alone, torchrun, *ranks[0::2]]
-
-
-def test_stl10_prints_the_lines_of_the_document(folder: Path) -> None:
-    alone = _stl10(folder)[0]
     train = re.findall(
         rf"^Epoch: \[[01]\]\[0/3\]\tTime {METER}\tData {METER}\t{FIGURES}$", alone, re.MULTILINE
     )
@@ -225,9 +202,7 @@ def test_stl10_prints_the_lines_of_the_document(folder: Path) -> None:
     assert alone.count("Begin Validation @ Epoch") == 2
     assert "Initialize Model..." in alone
 
-
-def test_stl10_validates_each_image_once(folder: Path) -> None:
-    for output in _stl10(folder)[:2]:
+    for output in (alone, torchrun):
         accuracies = numbers(output, r"\* Prec@1 (\S+) Prec@5")
         for accuracy in accuracies:
             hits = accuracy * 65 / 100  # of 65 images, which two ranks cannot share equally
@@ -235,9 +210,7 @@ def test_stl10_validates_each_image_once(folder: Path) -> None:
         assert numbers(output, r"Epoch Accuracy: (\S+)") == accuracies
         assert numbers(output, r"Best Accuracy: (\S+)") == [accuracies[0], max(accuracies)]
 
-
-def test_stl10_results_do_not_depend_on_how_ranks_meet(folder: Path) -> None:
-    by_method = [re.sub(rf"(Time|Data) {METER}\t", "", output) for output in _stl10(folder)[1:]]
+    by_method = [re.sub(rf"(Time|Data) {METER}\t", "", output) for output in (torchrun, *ranks[0::2])]
     assert len(by_method) == 4
     assert len(set(by_method)) == 1
     assert "[0/2]" in by_method[0]  # half as many steps as in one process
@@ -302,7 +275,11 @@ def test_trainer_gives_the_same_however_ranks_are_started(tmp_path: Path) -> Non
 
 
 def test_resnet50_split_gives_the_same_outputs_and_both_times(tmp_path: Path) -> None:
-    (output,) = outputs(start(RESNET50_SPLIT, tmp_path, *RESNET50_SMALL.split()))
+    """And without a split, no such lines."""
+    small = RESNET50_SMALL.split()
+    plain, output = outputs(start(RESNET50, tmp_path, *small), start(RESNET50_SPLIT, tmp_path, *small))
+    assert max(numbers(plain, r"largest difference (\S+)")) < 1e-4
+    assert "split size" not in plain
     differences = numbers(output, r"largest difference (\S+)")
     assert len(differences) == 3  # from the whole model, and of each split size from no split
     assert max(differences) < 1e-4
@@ -310,16 +287,13 @@ def test_resnet50_split_gives_the_same_outputs_and_both_times(tmp_path: Path) ->
         ("12", "2"),
         ("20", "1"),
     ]
-    times = numbers(output, r"(\d+\.\d{3}) s per step")
-    assert len(times) == 3
-    assert min(times) > 0
+    assert [seconds > 0 for seconds in numbers(output, r"(\d+\.\d{3}) s per step")] == [True] * 3
 
 
-def test_resnet50_halves_equal_the_whole_model(tmp_path: Path) -> None:
+def test_resnet50_halves_equal_the_whole_model() -> None:
     # The import takes two seconds, and every process that runs tests reads this module.
     from torchvision.models import resnet50
 
-    running = start(RESNET50, tmp_path, *RESNET50_SMALL.split())
     whole = resnet50(num_classes=10).double().eval()
     halves = script("resnet50_halves").TwoHalves(whole, torch.device("cpu"), torch.device("cpu"))
     images = torch.randn(3, 3, 32, 32, dtype=torch.double)
@@ -329,9 +303,6 @@ def test_resnet50_halves_equal_the_whole_model(tmp_path: Path) -> None:
         scores.square().sum().backward()
         gradients.append(torch.cat([parameter.grad.flatten() for parameter in whole.parameters()]))
     assert torch.allclose(*gradients, rtol=1e-9, atol=1e-9 * float(gradients[0].abs().max()))
-    (output,) = outputs(running)
-    assert max(numbers(output, r"largest difference (\S+)")) < 1e-4
-    assert "split size" not in output
 
 
 def test_hybrid_ranks_train_as_one_process(tmp_path: Path) -> None:

@@ -212,7 +212,6 @@ SLOW = {
     # Runs of torch, 5 to 12 s each. The numeric properties are in those that remain.
     "examples": "torch runs of the examples",
     "train/test_train_bench.py": "a benchmark",
-    "train/test_train_launch.py": "the tests' own support code",
     "train/test_train_loader.py": "worker processes",
     "train/test_train_loggers.py": "runs with a stand-in for wandb",
     "train/test_train_options.py": "runs of the trainer, one for each option",
@@ -273,9 +272,6 @@ FIRST_PARAMETERS = {
     "node/test_pull_continues.py",
     "node/test_setup.py",
     "node/test_spread.py",
-    "train/test_train_fsdp.py",
-    "train/test_train_modes.py",
-    "train/test_train_pipeline.py",
 }
 
 

@@ -4,6 +4,7 @@ and exit code 2."""
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,33 +16,15 @@ pytest.importorskip("torch")
 import torch
 from support.training import launch
 from support.training.damage import MakesFolder, change, truncate
-from support.training.small_trainer import single_process, small_trainer
+from support.training.small_trainer import datasets, single_process, small_trainer
 
+from train import pretrained
 from train.checkpoint import full
+from train.config import make
 from train.errors import UsageError
 from train.trainer import Trainer
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("train_options")]
-TINY = (
-    "--dataset",
-    "synthetic",
-    "--synthetic-size",
-    40,
-    "--image-size",
-    8,
-    "--batch-size",
-    8,
-    "--epochs",
-    2,
-    "--no-tensorboard",
-)
-
-
-def refused(*flags: object) -> list[str]:
-    """Return the lines on stderr of a run that must end with exit code 2."""
-    run = launch.start_train(*TINY, *flags)
-    assert run.wait() == 2, run.stdout + run.stderr
-    return run.stderr.splitlines()
 
 
 def with_code(path: Path) -> None:
@@ -74,9 +57,10 @@ def test_invalid_weights_file_is_refused(
 ) -> None:
     path = tmp_path / "weights.pt"
     write(path)
-    (line,) = refused("--out", tmp_path / "out", "--weights", path)
-    assert line.startswith(f"train: rank 0: --weights {path}: {message}")
-    assert "weights_only" not in line
+    with pytest.raises(UsageError) as refusal:
+        pretrained.prepare(make(weights=str(path)), torch.nn.Linear(2, 2))
+    assert str(refusal.value).startswith(f"--weights {path}: {message}")
+    assert "weights_only" not in str(refusal.value)
     assert not (tmp_path / "executed").exists()
 
 
@@ -86,15 +70,11 @@ def test_invalid_weights_file_is_refused(
         (truncate, "--evaluate: no rank has a valid {path}; give --weights FILE, or another --out"),
         (lambda path: change(path, model=...), "--evaluate: no rank has a valid {path}; give --weights FILE"),
         (
-            lambda path: change(path, step=math.nan),
-            "--evaluate: no rank has a valid {path}; give --weights FILE",
-        ),
-        (
             lambda path: change(path, model={"fc1.bias": torch.zeros(3)}),
             "{path} does not fit this model (Missing key",
         ),
     ],
-    ids=["cut", "without a model", "step", "other model"],
+    ids=["cut", "without a model", "other model"],
 )
 def test_damaged_best_weights_are_not_evaluated(
     tmp_path: Path, damage: Callable[[Path], object], message: str
@@ -102,7 +82,9 @@ def test_damaged_best_weights_are_not_evaluated(
     path = tmp_path / "best.pt"
     torch.save({"format": full.FORMAT, "step": 3, "model": {"fc1.bias": torch.zeros(3)}}, path)
     damage(path)
-    *notes, line = refused("--out", tmp_path, "--evaluate")
+    run = launch.start_train(*launch.TINY, "--out", tmp_path, "--evaluate")
+    assert run.wait() == 2, run.stdout + run.stderr
+    *notes, line = run.stderr.splitlines()
     assert line.startswith(f"train: rank 0: {message.format(path=path)}")
     assert all(note.startswith(f"skipping snapshot {path}: ") for note in notes)
     assert len(notes) <= 1
@@ -125,12 +107,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "values",
     [
-        {"steps_per_epoch": 0},
         {"steps_per_epoch": math.nan},
-        {"evaluated": -1},
         {"evaluated": 10**30},
         {"skipped": "many"},
-        {"epoch_sums": [math.nan]},
         {"epoch_sums": [10**400]},
         {"line_sums": None},
         {"hooks": []},
@@ -139,11 +118,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"hooks": ...},
         {"settings": ...},
         {"settings": 3},
-        {"model": ...},
         {"model": []},
         {"optimizer": {"state": {}}},
         {"optimizer": None},
-        {"scaler": ...},
         {"scaler": 3},
         {"scaler": {"scale": "large"}},
         {"settings": {"lr": torch.zeros(3)}},
@@ -177,13 +154,38 @@ def test_optimizer_state_of_another_shape_is_refused(tmp_path: Path, saved: Path
         trainer(tmp_path).resume()
 
 
-@pytest.mark.parametrize("amp", ["none", "fp16"])
-def test_snapshot_without_a_scaler_is_refused(tmp_path: Path, amp: str) -> None:
-    subject = small_trainer(single_process(), tmp_path, amp=amp)
-    subject.save()
+def test_snapshot_without_a_scaler_is_refused(tmp_path: Path) -> None:
+    small_trainer(single_process(), tmp_path, amp="fp16").save()
     change(tmp_path / full.NAME, scaler=...)
     with pytest.raises(UsageError, match=r"has written \(KeyError: 'scaler'\); .*--fresh"):
-        small_trainer(single_process(), tmp_path, amp=amp).resume()
+        small_trainer(single_process(), tmp_path, amp="fp16").resume()
+
+
+OTHER_RUNS = [
+    ({"seed": 3}, "--seed 3 (was 0)"),
+    ({"batch_size": 16}, "--batch-size 16 (was 5)"),
+    ({"model": "mnist"}, "--model mnist (was small)"),
+    ({"data": datasets(8, samples=30)}, "training samples 30 (was 22)"),
+    ({"optimizer": "adamw"}, "--optimizer adamw (was sgd)"),
+    ({"scheduler": "cosine"}, "--scheduler cosine (was none)"),
+]
+
+
+@pytest.mark.parametrize(("changed", "difference"), OTHER_RUNS, ids=[row[1] for row in OTHER_RUNS])
+def test_snapshot_of_another_run_is_refused_and_forced_only_if_it_fits(
+    tmp_path: Path, saved: Path, changed: dict[str, Any], difference: str
+) -> None:
+    (tmp_path / full.NAME).write_bytes((saved / full.NAME).read_bytes())
+    flags = {"epochs": 2, "optimizer": "sgd", **changed}
+    expected = f"the snapshot in {tmp_path} is from another run: {difference}; give another --out, "
+    with pytest.raises(UsageError, match=re.escape(expected)):
+        small_trainer(single_process(), tmp_path, **flags).resume()
+    forced = small_trainer(single_process(), tmp_path, force=True, **flags)
+    if {"model", "optimizer"} & changed.keys():
+        with pytest.raises(UsageError, match=r"does not fit this model and optimizer \("):
+            forced.resume()
+    else:
+        assert f"--force: the snapshot is from another run: {difference}" in forced.resume()
 
 
 def test_step_beyond_the_run_is_refused(tmp_path: Path, saved: Path) -> None:

@@ -4,13 +4,9 @@ rank."""
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,80 +20,32 @@ from train.data.loader import Loader
 from train.data.sampler import GlobalBatchSampler, RankBatch
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("train_loader")]
-linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
-@pytest.fixture(scope="module")
-def rank() -> Iterator[launch.Run]:
-    """A process that reads with workers until it is killed."""
-    run = launch.start(launch.CHECKS / "loader_checks.py")
-    yield run
-    run.kill_session()
-    run.wait()
-
-
-@pytest.fixture(scope="module")
-def report(rank: launch.Run) -> dict[str, Any]:
-    """The results of loader_checks.py."""
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_workers_live_as_long_as_the_run_and_no_longer_than_their_rank() -> None:
+    rank = launch.start(launch.CHECKS / "loader_checks.py")
     line = rank.read_line()
     if not line:
         rank.wait()
     assert line, rank.stderr
-    return json.loads(line)
-
-
-@linux_only
-def test_workers_start_and_continue_while_the_group_gets_sigterm(report: dict[str, Any]) -> None:
+    report = json.loads(line)
     assert report["start_under_signals"] == {"correct": True, "readers": 2, "signalled": True}
-
-
-@linux_only
-def test_same_workers_read_every_epoch_however_the_last_one_ended(report: dict[str, Any]) -> None:
-    assert report["read_many_epochs"] == {"correct": [True] * 5, "readers": 2, "left": 0, "exited": True}
-
-
-@linux_only
-def test_close_in_the_middle_of_an_epoch_ends_the_workers(report: dict[str, Any]) -> None:
+    epochs = {"correct": [True] * 5, "readers": 2, "left": 0, "exited": True}  # however the last one ended
+    assert report["read_many_epochs"] == epochs
     assert report["close_in_the_middle"] == {"exited": True}
-
-
-@linux_only
-def test_close_ends_a_worker_that_hangs_in_a_read(report: dict[str, Any]) -> None:
     assert report["close_during_hanging_read"] == {"exited": True}
-
-
-@linux_only
-def test_dataset_exception_is_raised_and_workers_survive(report: dict[str, Any]) -> None:
     assert report["read_bad_sample"] == {"raised": True, "correct afterwards": True}
-
-
-@linux_only
-def test_death_of_a_worker_is_reported(report: dict[str, Any]) -> None:
     assert "data-loading process died" in report["lose_a_worker"]["message"]
     assert "--workers" in report["lose_a_worker"]["message"]
-
-
-@linux_only
-def test_workers_share_the_memory_of_the_dataset(report: dict[str, Any]) -> None:
     assert report["share_memory"] == {"sums": [0.0, 46.0]}
-
-
-@linux_only
-def test_unpicklable_dataset_is_refused(report: dict[str, Any]) -> None:
     assert "top of a module" in report["refuse_unpicklable_dataset"]["message"]
 
-
-@linux_only
-def test_workers_and_their_server_exit_when_the_rank_is_killed(
-    rank: launch.Run, report: dict[str, Any]
-) -> None:
     helpers = json.loads(rank.read_line())
     assert len(helpers) == 3
-    os.kill(rank.pid, signal.SIGKILL)
-    deadline = time.monotonic() + launch.HANG / 2
-    while any(map(is_running, helpers)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(is_running, helpers))
+    rank.signal(signal.SIGKILL)
+    launch.until(lambda: not any(map(is_running, helpers)), "the workers and their server exit")
+    rank.wait()
 
 
 def is_running(pid: int) -> bool:
@@ -125,10 +73,6 @@ def test_without_workers_each_epoch_has_its_own_order() -> None:
     loader.close()
     with pytest.raises(ValueError, match="closed"):
         loader(batches(0))
-
-
-def test_epoch_without_batches_reads_nothing() -> None:
-    assert list(Loader(InMemoryDataset(torch.arange(9.0), torch.arange(9)))([])) == []
 
 
 def test_reading_does_not_change_the_global_random_state() -> None:

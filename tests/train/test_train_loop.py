@@ -47,7 +47,6 @@ def make_trainer(
     *,
     rank: int = 0,
     world_size: int = 1,
-    flip: bool = True,
     hook: Hook | None = None,
     **flags: Any,
 ) -> Trainer:
@@ -59,7 +58,7 @@ def make_trainer(
     comm = Communicator(info=info, device=torch.device("cpu"))
     datasets = load(config, download=False)
     if datasets.augment is not None:
-        augment = Augment(seed=config.optimization.seed, pad=SIDE // 8, flip=flip).of_batch
+        augment = Augment(seed=config.optimization.seed, pad=SIDE // 8, flip=True).of_batch
         datasets = dataclasses.replace(datasets, augment=augment)
     module = models.build(
         "small", shape=datasets.shape, classes=datasets.classes, seed=config.optimization.seed
@@ -72,7 +71,7 @@ def make_trainer(
     return assemble(config, comm, strategy, datasets, metrics).trainer
 
 
-@pytest.mark.parametrize("flags", [{}, {"augment": True}, {"augment": True, "flip": False}])
+@pytest.mark.parametrize("flags", [{}, {"augment": True}])
 def test_images_are_augmented_only_in_training(tmp_path: Path, flags: dict[str, Any]) -> None:
     inputs_by_mode: dict[bool, list[Tensor]] = {True: [], False: []}
     trainer = make_trainer(
@@ -85,7 +84,7 @@ def test_images_are_augmented_only_in_training(tmp_path: Path, flags: dict[str, 
     trainer.fit()
     images, expected = trainer.datasets.train.inputs, []
     sampler = GlobalBatchSampler(samples=SAMPLES, batch_size=BATCH, seed=5)
-    augment = Augment(seed=5, pad=SIDE // 8, flip=flags.get("flip", True))
+    augment = Augment(seed=5, pad=SIDE // 8, flip=True)
     for epoch in range(2):
         for one in sampler.batches(epoch):
             batch = images[one.indices]
@@ -110,9 +109,7 @@ def test_random_layers_draw_by_seed_step_and_rank(tmp_path: Path) -> None:
     assert len(drawn) == len(set(drawn)) == 3 * SAMPLES // BATCH
 
 
-@pytest.mark.parametrize(
-    ("amp", "dtype"), [("none", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
-)
+@pytest.mark.parametrize(("amp", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
 def test_clipping_applies_to_the_unscaled_gradient(tmp_path: Path, amp: str, dtype: torch.dtype) -> None:
     dtypes = []
     trainer = make_trainer(
@@ -131,7 +128,7 @@ def test_clipping_applies_to_the_unscaled_gradient(tmp_path: Path, amp: str, dty
     assert dtypes == [dtype]
 
 
-@pytest.mark.parametrize("amp", ["none", "bf16", "fp16"])
+@pytest.mark.parametrize("amp", ["none", "fp16"])
 def test_non_finite_gradients_change_no_weight(tmp_path: Path, amp: str) -> None:
     trainer = make_trainer(tmp_path, amp=amp, clip=1.0)
     weights = list(trainer.strategy.module.parameters())
@@ -200,14 +197,6 @@ def test_model_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert len(graphs) == 1
 
 
-def test_loader_gets_workers_and_prefetch(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, workers=2, prefetch=5)
-    for reader in (trainer.train_reader, trainer.test_reader):
-        inner = reader.loader._loader
-        assert inner is not None
-        assert (inner.num_workers, inner.prefetch_factor) == (2, 5)
-
-
 class RandomSamples(torch.utils.data.Dataset):
     """What a random transform of each sample draws."""
 
@@ -218,15 +207,13 @@ class RandomSamples(torch.utils.data.Dataset):
         return torch.rand(()).item(), random.random(), index
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize(("rank", "world_size"), [(0, 1), (1, 3)])
 @pytest.mark.parametrize(
-    "dataset",
-    [RandomSamples(), torch.utils.data.Subset(RandomSamples(), range(SAMPLES))],
+    ("dataset", "workers"),
+    [(RandomSamples(), 0), (torch.utils.data.Subset(RandomSamples(), range(SAMPLES)), 2)],
     ids=["dataset", "subset"],
 )
 def test_what_a_dataset_draws_depends_on_seed_epoch_and_sample_only(
-    dataset: torch.utils.data.Dataset[Any], workers: int, rank: int, world_size: int
+    dataset: torch.utils.data.Dataset[Any], workers: int
 ) -> None:
     def draws(epoch: int, first_step: int, **reading: int) -> dict[int, tuple[float, float]]:
         given = {"batch_size": BATCH, "seed": 3, "rank": 0, "world_size": 1, **reading}
@@ -242,7 +229,7 @@ def test_what_a_dataset_draws_depends_on_seed_epoch_and_sample_only(
     torch.manual_seed(1)
     state = torch.get_rng_state()
     whole = draws(2, 0)
-    part = draws(2, 1, workers=workers, rank=rank, world_size=world_size)
+    part = draws(2, 1, workers=workers, rank=1, world_size=3)
     assert torch.equal(torch.get_rng_state(), state)
     assert len(whole) == len(set(whole.values())) == SAMPLES
     assert part

@@ -36,10 +36,6 @@ def rates(**flags: Any) -> list[float]:
     return [lr(step) for step in range(4 * STEPS)]
 
 
-def test_lr_is_constant_without_a_scheduler() -> None:
-    assert set(rates(scheduler="none")) == {0.4}
-
-
 def test_step_schedule_divides_by_ten() -> None:
     lr = rates(scheduler="step", lr_epochs=2)
     assert lr[:20] == [0.4] * 20
@@ -61,12 +57,6 @@ def test_cosine_decays_to_the_smallest_rate_and_ends_with_the_last_step() -> Non
     assert lr(0) == pytest.approx(0.4)
     assert lr(15) == pytest.approx(0.1)
     assert lr(20) == pytest.approx(0.1)
-
-
-def test_betas_and_eps_are_those_of_the_flags() -> None:
-    config = make(dataset="toy", optimizer="adamw", betas=(0.8, 0.9), eps=1e-4)
-    group = make_optimizer(config, module_of(torch.zeros(1))).param_groups[0]
-    assert (group["betas"], group["eps"]) == ((0.8, 0.9), 1e-4)
 
 
 def test_biases_and_norms_have_no_decay_if_asked() -> None:

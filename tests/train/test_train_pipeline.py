@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 import torch
 from support.training import launch
 from support.training.check_job import Reports, run_check_job
-from support.training.output import differing_paths, max_difference
+from support.training.output import max_difference
 from support.training.small_trainer import single_process
 from torch import nn
 
@@ -48,36 +48,25 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Reports:
 
 
 RUNS = [
-    (2, "train_on_two_ranks", "plain", ["naive", "split 5", "hybrid", "gpipe", "1f1b"]),
-    (2, "train_on_two_ranks", "more", ["split 1", "hybrid", "gpipe", "1f1b"]),
-    (3, "train_in_three_stages", "plain", ["gpipe", "1f1b"]),
+    (2, "train_on_two_ranks", "plain", 34),
+    (2, "train_on_two_ranks", "more", 37),
+    (3, "train_in_three_stages", "plain", 34),
 ]
 
 
-@pytest.mark.parametrize(("world", "check", "kind", "modes"), RUNS)
+@pytest.mark.parametrize(("world", "check", "kind", "samples"), RUNS)
 def test_pipeline_weights_equal_plain_training(
-    reports: Reports, world: int, check: str, kind: str, modes: list[str]
+    reports: Reports, world: int, check: str, kind: str, samples: int
 ) -> None:
+    """So do the figures of training and validation."""
     for rank in reports[world]:
-        runs = rank[check][kind]
-        plain = runs["sequential"]["weights"]
-        differences = {mode: max_difference(runs[mode]["weights"], plain) for mode in modes}
-        assert max(differences.values()) < 1e-12, differences
-
-
-@pytest.mark.parametrize(("world", "check", "kind", "modes"), RUNS)
-def test_pipeline_reports_each_sample_once_and_the_same_figures(
-    reports: Reports, world: int, check: str, kind: str, modes: list[str]
-) -> None:
-    samples = {"plain": 34, "more": 37}[kind]
-    for rank in reports[world]:
-        plain = rank[check][kind]["sequential"]
-        for mode in modes:
-            train, test = rank[check][kind][mode]["train"], rank[check][kind][mode]["test"]
-            assert (train["samples"], test["test_samples"]) == (samples, 7)
+        plain = rank[check][kind].pop("sequential")
+        for mode, found in rank[check][kind].items():
+            assert max_difference(found["weights"], plain["weights"]) < 1e-12, mode
+            assert (found["train"]["samples"], found["test"]["test_samples"]) == (samples, 7)
             for name in ("loss", "accuracy", "top5"):
-                assert train[name] == pytest.approx(plain["train"][name], abs=1e-12)
-            assert test == pytest.approx(plain["test"], abs=1e-12)
+                assert found["train"][name] == pytest.approx(plain["train"][name], abs=1e-12)
+            assert found["test"] == pytest.approx(plain["test"], abs=1e-12)
 
 
 @pytest.mark.parametrize("kind", ["training", "eval"])
@@ -96,14 +85,6 @@ def test_every_mode_resumes_the_snapshot_of_every_other(reports: Reports) -> Non
         report = rank["change_modes"]
         assert report["resumed_at"] == [0, 3, 6, 9, 12]
         assert max_difference(report["parts"], report["whole"]) < 1e-12
-
-
-def test_stage_loads_its_own_part_of_the_state(reports: Reports) -> None:
-    parts = [rank["load_own_part"] for rank in reports[2]]
-    assert not parts[0]["saved"].keys() & parts[1]["saved"].keys()
-    for part in parts:
-        assert part["saved"]
-        assert differing_paths(dict(part["saved"]), dict(part["loaded"])) == []
 
 
 def test_bf16_trains_alike_in_every_pipeline(reports: Reports) -> None:
@@ -138,10 +119,8 @@ def small() -> nn.Sequential:
     ("count", "cuts", "starts"),
     [
         (1, "", ["conv1"]),
-        (2, "", ["conv1", "fc1"]),
         (3, "", ["conv1", "fc1", "fc2"]),
         (4, "", ["conv1", "conv2", "fc1", "fc2"]),
-        (2, "pool", ["conv1", "pool"]),
         (3, "conv2, fc2", ["conv1", "conv2", "fc2"]),
     ],
 )
@@ -224,10 +203,9 @@ def test_two_linear_layers_on_two_devices_train_as_on_one() -> None:
     assert losses["halves"][-1] < 0.9 * losses["halves"][0]
 
 
-@pytest.mark.parametrize("split_size", [0, 2])
-def test_second_stage_and_outputs_are_on_the_second_device(split_size: int) -> None:
+def test_second_stage_and_outputs_are_on_the_second_device() -> None:
     # The meta device is the second one: it computes nothing, but refuses tensors of another device.
-    halves = TwoDevices(small(), (CPU, META), cuts="fc1", split_size=split_size)
+    halves = TwoDevices(small(), (CPU, META), cuts="fc1", split_size=2)
     assert [{weight.device for weight in stage.parameters()} for stage in halves.stages] == [{CPU}, {META}]
     outputs = halves(torch.randn(5, 1, 8, 8))
     assert (outputs.device, outputs.shape) == (META, (5, 4))
@@ -236,7 +214,6 @@ def test_second_stage_and_outputs_are_on_the_second_device(split_size: int) -> N
 @pytest.mark.parametrize(
     ("parallel", "gpus", "visible", "local_rank", "selected"),
     [
-        ("pipeline", 8, False, 0, 0),
         ("pipeline", 8, False, 3, 6),
         ("pipeline", 2, True, 1, 0),  # the launcher shows each process its own two
         ("pipeline", 4, True, 1, 2),
@@ -254,28 +231,18 @@ def test_gpus_are_selected_by_local_rank(
 
 
 @pytest.mark.parametrize(
-    ("gpus", "local_rank", "message"),
-    [
-        (
-            1,
-            0,
-            "local rank 0 needs 2 GPUs on this node, which has 1; start with --nproc-per-node = GPUs / 2, or",
-        ),
-        (
-            4,
-            2,
-            "local rank 2 needs 6 GPUs on this node, which has 4; start with --nproc-per-node = GPUs / 2, "
-            "here",
-        ),
-    ],
+    ("gpus", "local_rank", "needed", "advice"), [(1, 0, 2, "GPUs / 2, or"), (4, 2, 6, "GPUs / 2, here")]
 )
 def test_too_few_gpus_for_two_per_process_are_refused(
-    gpus: int, local_rank: int, message: str, monkeypatch: pytest.MonkeyPatch
+    gpus: int, local_rank: int, needed: int, advice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_gpus(monkeypatch, gpus, visible=False)
     with pytest.raises(UsageError) as refused:
         select_device(make(parallel="pipeline"), RankInfo(local_rank=local_rank, distributed=True))
-    assert message in str(refused.value)
+    assert f"local rank {local_rank} needs {needed} GPUs on this node, which has {gpus}; " in str(
+        refused.value
+    )
+    assert f"start with --nproc-per-node = {advice}" in str(refused.value)
 
 
 def set_gpus(monkeypatch: pytest.MonkeyPatch, gpus: int, *, visible: bool) -> None:
@@ -317,26 +284,12 @@ def test_gpipe_with_one_rank_warns_and_explains_a_single_sample(tmp_path: Path) 
     assert "Traceback" not in run.stderr
 
 
-def test_refusal_is_one_sentence_under_torchrun_too(tmp_path: Path) -> None:
-    flags = ["--dataset", "synthetic", "--parallel", "1f1b", "--microbatches", 1, "--out", tmp_path]
-    run = launch.forked_torchrun(2, "-m", "train.main", *flags)
-    assert run.code == 1  # torchrun's exit code, independent of those of the ranks
-    messages = [line for line in run.stderr.splitlines() if line.startswith("train: rank")]
-    assert messages
-    assert all("--parallel 1f1b needs at least as many microbatches as stages" in line for line in messages)
-    assert "exitcode  : 2" in run.stderr
-    assert "error_file: <N/A>" not in run.stderr  # torchrun's summary shows the cause
-
-
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--splits", "5,many"], "must be positive integers"),
         (["--splits", "5", "--batch-size", "2"], "none is within the batch size 2"),
         (["--json", "missing/out.json"], "the folder does not exist"),
         (["--device", "cuda"], "the sweep needs two GPUs"),
-        (["--model", "vgg"], "'resnet18', 'resnet50'"),
-        (["--batch-size", "2", "--splits", "1", "--cuts", "layer9"], "no layer is named 'layer9'"),
     ],
 )
 def test_sweep_refuses_bad_flags(
@@ -347,8 +300,7 @@ def test_sweep_refuses_bad_flags(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    own = ["--model", "resnet18", "--image-size", "32", "--steps", "1", "--repeats", "1"]
-    assert sweep.main([*own, *argv]) == 2
+    assert sweep.main(["--model", "resnet18", "--image-size", "32", *argv]) == 2
     error = capsys.readouterr().err
     assert error.startswith("sweep: ")
     assert message in error
@@ -378,44 +330,6 @@ def test_sweep_times_every_mode_and_claims_no_speed_on_a_cpu(
 
     drawn = {name: len(heights) for name, heights in points(tmp_path / "sweep.svg").items()}
     assert drawn == {"one-device": 2, "two-devices-naive": 2, "pipeline": 2}  # the first two are lines across
-
-
-def test_sweep_plot_shows_the_figures_of_the_report(tmp_path: Path) -> None:
-    def row(mode: str, size: int, seconds: float, *, stream: bool = False) -> dict[str, object]:
-        return {
-            "mode": mode,
-            "split_size": size,
-            "copy_stream": stream,
-            "seconds": seconds,
-            "least": seconds,
-            "most": seconds + 0.5,
-        }
-
-    pytest.importorskip("matplotlib")
-    rows = [
-        row("one device", 0, 4.0),
-        row("two devices, naive", 0, 5.0),
-        row("pipeline", 2, 3.0),
-        row("pipeline", 4, 2.5),
-        row("pipeline", 8, 3.5),
-        row("pipeline", 2, 2.75, stream=True),
-        row("pipeline", 4, 2.0, stream=True),
-        row("pipeline", 8, 3.25, stream=True),
-    ]
-    settings = {"model": "small", "batch_size": 8, "name": "a device"}
-    plot, again = tmp_path / "sweep.svg", tmp_path / "again.svg"
-    sweep.draw({"settings": settings, "note": "a note", "rows": rows}, plot)
-    sweep.draw({"settings": settings, "note": "a note", "rows": rows}, again)
-    assert plot.read_bytes() == again.read_bytes()
-
-    heights = points(plot)
-    drawn = [heights[name][0] for name in ("one-device", "two-devices-naive")]
-    drawn += heights["pipeline"] + heights["pipeline-with-copy-stream"]
-    # A linear scale, upwards: two rows fix it, and the others must be where it says.
-    per_second = (drawn[0] - drawn[1]) / (5.0 - 4.0)
-    assert per_second > 0
-    expected = [drawn[0] - per_second * (float(str(one["seconds"])) - 4.0) for one in rows]
-    assert drawn == pytest.approx(expected, abs=0.01)
 
 
 def points(plot: Path) -> dict[str, list[float]]:

@@ -72,11 +72,6 @@ def test_saved_state_is_loaded(tmp_path: Path) -> None:
     assert load(tmp_path) == (3, 3.0)
 
 
-def test_empty_folder_has_no_snapshot(tmp_path: Path) -> None:
-    assert load(tmp_path) is None
-    assert sharded.newest_step(tmp_path) == -1
-
-
 def test_only_two_snapshots_are_kept(two: Path) -> None:
     assert names(two) == ["snapshot-10.dcp", "snapshot-9.dcp"]
     save(two, 11)
@@ -127,8 +122,14 @@ def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-7])
 
 
-@pytest.mark.parametrize("damage", [damage_last_byte, damage_middle, truncate, Path.unlink])
-@pytest.mark.parametrize("file", [PART, ".metadata", sharded.MANIFEST])
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        *((PART, damage) for damage in (damage_middle, truncate, Path.unlink)),
+        *((".metadata", damage) for damage in (damage_middle, Path.unlink)),
+        *((sharded.MANIFEST, damage) for damage in (truncate, Path.unlink)),
+    ],
+)
 def test_damaged_snapshot_is_reported_and_the_previous_one_is_used(
     two: Path, file: str, damage: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -165,7 +166,7 @@ def test_next_save_removes_what_killed_runs_have_left(two: Path) -> None:
 def test_remove_leaves_nothing(two: Path) -> None:
     (two / sharded.UNFINISHED).mkdir()
     sharded.remove(two)
-    assert names(two) == []
+    assert (names(two), load(two), sharded.newest_step(two)) == ([], None, -1)
 
 
 def save_twice(folder: Path) -> None:

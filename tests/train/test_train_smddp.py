@@ -6,7 +6,6 @@ smddp_checks.py reports what the ranks see; smddp_script.py is such a script.
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -57,21 +56,12 @@ def one_rank(**extra: object) -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[dict[str, Any]]]:
-    """What a job of three ranks printed, and what each rank reported."""
+def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each rank of a job of three reported. They leave the job when the script ends."""
     folder = tmp_path_factory.mktemp("smddp")
     ranks = launch.run_ranks(RANKS, launch.CHECKS / "smddp_checks.py", folder, PYTHONPATH=SHIM)
-    reports = [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(RANKS)]
-    return "".join(rank.stdout for rank in ranks), reports
-
-
-@pytest.fixture
-def reports(job: tuple[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    return job[1]
-
-
-def test_smdistributed_is_importable_only_with_the_folder_on_the_path() -> None:
-    assert importlib.util.find_spec("smdistributed") is None
+    assert [rank.stdout for rank in ranks] == ["left\n"] * RANKS
+    return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(RANKS)]
 
 
 def test_parameters_are_the_documented_ones(reports: list[dict[str, Any]]) -> None:
@@ -167,10 +157,6 @@ def test_training_is_bitwise_equal_to_torch_ddp(reports: list[dict[str, Any]]) -
     states = reports[1]["ddp"]["states"]
     ours, unsent = (states[name]["module.1.running_mean"] for name in ("ours", "buffers not sent"))
     assert not torch.equal(ours, unsent)
-
-
-def test_ranks_leave_the_job_when_the_script_ends(job: tuple[str, list[dict[str, Any]]]) -> None:
-    assert job[0].split() == ["left"] * RANKS
 
 
 def test_script_trains_under_torchrun_and_rank_0_saves(tmp_path: Path) -> None:

@@ -35,20 +35,18 @@ def state(step: int) -> full.State:
     }
 
 
+def loaded_step(folder: Path) -> int:
+    loaded = full.load_local(folder)
+    assert loaded is not None
+    return loaded["step"]
+
+
 @pytest.fixture
 def two(tmp_path: Path) -> Path:
     """A folder with snapshots of steps 1 (the previous one) and 2 (the newest)."""
     full.save(tmp_path, state(1))
     full.save(tmp_path, state(2))
     return tmp_path
-
-
-def test_saved_state_is_loaded(two: Path) -> None:
-    loaded = full.load_local(two)
-    assert loaded is not None
-    assert loaded["step"] == 2
-    assert torch.equal(loaded["payload"], state(2)["payload"])
-    assert loaded["nested"] == state(2)["nested"]
 
 
 class HeldUp:
@@ -85,37 +83,31 @@ def test_snapshot_is_synced_before_it_is_renamed_and_the_folder_after(
 
     def sync(descriptor: int) -> None:
         info = os.fstat(descriptor)
-        loaded = full.load_local(two)
-        assert loaded is not None
-        synced.append(
-            ("folder", 0, loaded["step"])
-            if stat.S_ISDIR(info.st_mode)
-            else ("file", info.st_size, loaded["step"])
-        )
+        is_folder = stat.S_ISDIR(info.st_mode)
+        synced.append((is_folder, 0 if is_folder else info.st_size, loaded_step(two)))
 
     monkeypatch.setattr(os, "fsync", sync)
     full.save(two, state(3))
-    assert synced == [("file", (two / full.NAME).stat().st_size, 2), ("folder", 0, 3)]
+    assert synced == [(False, (two / full.NAME).stat().st_size, 2), (True, 0, 3)]
 
 
-def test_only_two_snapshots_are_kept(two: Path) -> None:
+def test_only_two_snapshots_are_kept_and_the_newest_is_loaded(two: Path) -> None:
+    assert full.load_local(two.with_name("missing")) is None
+    loaded = full.load_local(two)
+    assert loaded is not None
+    assert torch.equal(loaded["payload"], state(2)["payload"])
+    assert (loaded["step"], loaded["nested"]) == (2, state(2)["nested"])
     assert sorted(path.name for path in two.iterdir()) == [full.PREVIOUS, full.NAME]
 
 
-def test_empty_folder_has_no_snapshot(tmp_path: Path) -> None:
-    assert full.load_local(tmp_path) is None
-
-
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
+@pytest.mark.parametrize("share", [0.0, 0.9])
 def test_truncated_snapshot_is_reported_and_the_previous_one_is_used(
     two: Path, share: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = two / full.NAME
     whole = path.read_bytes()
     path.write_bytes(whole[: int(len(whole) * share)])
-    loaded = full.load_local(two)
-    assert loaded is not None
-    assert loaded["step"] == 1
+    assert loaded_step(two) == 1
     assert str(path) in capsys.readouterr().err
 
 
@@ -125,26 +117,20 @@ def test_flipped_bits_in_the_weights_are_detected(two: Path) -> None:
     whole = path.read_bytes()
     assert whole.count(payload) == 1
     path.write_bytes(whole.replace(payload, payload[:40] + bytes([payload[40] ^ 1]) + payload[41:]))
-    loaded = full.load_local(two)
-    assert loaded is not None
-    assert loaded["step"] == 1
+    assert loaded_step(two) == 1
 
 
 def test_snapshot_of_an_older_format_is_reported_and_skipped(
     two: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     torch.save({**state(99), "format": 1}, two / full.NAME)
-    loaded = full.load_local(two)
-    assert loaded is not None
-    assert loaded["step"] == 1
+    assert loaded_step(two) == 1
     assert f"format 1, but this trainer reads format {full.FORMAT}" in capsys.readouterr().err
 
 
 def test_last_written_snapshot_is_loaded_even_if_its_step_is_lower(two: Path) -> None:
     full.save(two, state(1))
-    loaded = full.load_local(two)
-    assert loaded is not None
-    assert loaded["step"] == 1
+    assert loaded_step(two) == 1
 
 
 def test_only_temporary_files_of_killed_writers_are_removed(two: Path) -> None:
@@ -154,14 +140,7 @@ def test_only_temporary_files_of_killed_writers_are_removed(two: Path) -> None:
     assert sorted(path.name for path in two.iterdir()) == [full.PREVIOUS, full.NAME]
 
 
-def test_file_that_is_no_snapshot_is_skipped(two: Path) -> None:
-    torch.save({"step": 99, "weights": torch.zeros(3)}, two / full.NAME)
-    loaded = full.load_local(two)
-    assert loaded is not None
-    assert loaded["step"] == 1
-
-
-@pytest.mark.parametrize("step", [math.nan, 3.0, -1, 2**60, 10**30, True, "3", None])
+@pytest.mark.parametrize("step", [math.nan, -1, 10**30, True, "3"])
 def test_snapshot_with_an_impossible_step_is_reported_and_the_previous_one_is_used(
     two: Path, step: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -176,9 +155,7 @@ def test_snapshot_with_code_in_its_pickle_is_skipped_and_not_executed(
 ) -> None:
     folder = tmp_path / "executed"
     torch.save({**state(99), "format": full.FORMAT, "more": MakesFolder(folder)}, two / full.NAME)
-    loaded = full.load_local(two)
-    assert loaded is not None
-    assert loaded["step"] == 1
+    assert loaded_step(two) == 1
     assert not folder.exists()
     assert f"skipping snapshot {two / full.NAME}" in capsys.readouterr().err
 
@@ -200,17 +177,9 @@ def test_snapshot_from_a_missing_gpu_is_loaded(two: Path) -> None:
     assert torch.equal(loaded["payload"], state(2)["payload"])
 
 
-def test_crash_between_the_two_renames_leaves_the_previous_snapshot(two: Path) -> None:
-    (two / full.NAME).replace(two / full.PREVIOUS)
-    loaded = full.load_local(two)
-    assert loaded is not None
-    assert loaded["step"] == 2
-
-
-@pytest.mark.parametrize("attempt", range(3))
-def test_writer_killed_during_a_write_leaves_a_valid_snapshot(tmp_path: Path, attempt: int) -> None:
+def test_writer_killed_during_a_write_leaves_a_valid_snapshot(tmp_path: Path) -> None:
     writer = launch.start(WRITER, tmp_path, 0, 4_000_000)
-    stop_during_snapshot(tmp_path, writer.pid)
+    stop_during_snapshot(tmp_path / full.NAME, writer.pid)
     writer.kill_session()
     assert writer.wait() == -signal.SIGKILL
     loaded = full.load_local(tmp_path)
@@ -218,10 +187,14 @@ def test_writer_killed_during_a_write_leaves_a_valid_snapshot(tmp_path: Path, at
     assert bool((loaded["payload"] == loaded["step"]).all())
 
 
-def test_full_disk_is_a_clear_error_and_keeps_the_old_snapshots(two: Path) -> None:
+def test_full_disk_is_a_clear_error_and_keeps_the_old_snapshots(two: Path, tmp_path: Path) -> None:
     before = {path.name: path.read_bytes() for path in two.iterdir()}
     run = launch.run(WRITER, two, 100_000, 1_000_000)
     assert run.code == 1
     assert f"cannot write {two / full.NAME} ([Errno 27] File too large); the one before" in run.stderr
     assert "Traceback" not in run.stderr
     assert {path.name: path.read_bytes() for path in two.iterdir()} == before
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    run = launch.run(WRITER, empty, 100_000, 1_000_000)
+    assert run.stderr.startswith(f"cannot write {empty / full.NAME} ([Errno 27] File too large)\n")

@@ -8,28 +8,11 @@ from pathlib import Path
 import pytest
 from support.training import launch
 
-FLAGS = (
-    "--dataset",
-    "synthetic",
-    "--synthetic-size",
-    96,
-    "--image-size",
-    8,
-    "--batch-size",
-    8,
-    "--epochs",
-    1,
-    "--no-tensorboard",
-    "--workers",
-    0,
-)
+FLAGS = (*launch.TINY, "--synthetic-size", 96, "--epochs", 1)
 SLEEP = 0.3  # seconds
 
 
-@pytest.mark.parametrize("slow", [0, 1])
-@pytest.mark.parametrize(
-    ("where", "flags"), [("before", ()), ("inside", ()), ("inside", ("--accumulate", 2))]
-)
+@pytest.mark.parametrize(("slow", "where", "flags"), [(0, "before", ()), (1, "inside", ("--accumulate", 2))])
 def test_only_the_slow_rank_reports_long_work(
     slow: int, where: str, flags: tuple[object, ...], tmp_path: Path
 ) -> None:
@@ -44,12 +27,9 @@ def test_only_the_slow_rank_reports_long_work(
     assert reports[1 - slow]["work_seconds"] < SLEEP / 1.5
 
 
-@pytest.mark.parametrize("flags", [("--parallel", "fsdp"), ("--parallel", "gpipe", "--microbatches", 2)])
-def test_other_ways_to_parallelize_report_steps_only(flags: tuple[object, ...], tmp_path: Path) -> None:
-    script = launch.CHECKS / "slow_rank.py"
-    launch.run_ranks(
-        2, script, -1, "before", 0, *FLAGS, *flags, "--out", tmp_path / "out", STEP_FOLDER=tmp_path
-    )
+def test_other_ways_to_parallelize_report_steps_only(tmp_path: Path) -> None:
+    words = (launch.CHECKS / "slow_rank.py", -1, "before", 0, *FLAGS, "--parallel", "fsdp")
+    launch.run_ranks(2, *words, "--out", tmp_path / "out", STEP_FOLDER=tmp_path)
     for rank in range(2):
         assert list(json.loads((tmp_path / f"{rank}.json").read_text())) == ["step"]
 

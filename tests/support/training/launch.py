@@ -34,6 +34,11 @@ PRELOADED = (
 )
 TORCHRUN = ("-m", "torch.distributed.run")
 FORKED_TORCHRUN = CHECKS / "forked_torchrun.py"
+# Flags of a run that has five steps per epoch and takes a second.
+TINY = (
+    *("--dataset", "synthetic", "--synthetic-size", 40, "--image-size", 8, "--batch-size", 8),
+    *("--epochs", 2, "--lr", 0.1, "--no-tensorboard"),
+)
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _running: set[Run] = set()
 _reserved: list[socket.socket] = []  # reserve ports until this process ends

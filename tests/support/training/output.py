@@ -77,24 +77,23 @@ def differing_paths(one: Any, other: Any, path: str = "") -> list[str]:
     return [] if equal else [path]
 
 
-def stop_during_snapshot(folder: Path, pid: int) -> None:
+def stop_during_snapshot(newest: Path, pid: int, temporary_files: str = full.TEMPORARY_FILES) -> None:
     """Stop the process with SIGSTOP while its new snapshot is shorter than the newest one."""
-    newest = folder / full.NAME
     deadline = time.monotonic() + launch.HANG
     while time.monotonic() < deadline:
-        if not _is_writing(folder, newest):
+        if not _is_writing(newest, temporary_files):
             continue
         os.kill(pid, signal.SIGSTOP)
         time.sleep(0.001)  # until the signal is delivered
-        if _is_writing(folder, newest):
+        if _is_writing(newest, temporary_files):
             return
         os.kill(pid, signal.SIGCONT)
     raise AssertionError("the process was never seen while it wrote a snapshot")
 
 
-def _is_writing(folder: Path, newest: Path) -> bool:
+def _is_writing(newest: Path, temporary_files: str) -> bool:
     try:
         size = newest.stat().st_size
-        return any(0 < path.stat().st_size < size for path in folder.glob(full.TEMPORARY_FILES))
+        return any(0 < path.stat().st_size < size for path in newest.parent.glob(temporary_files))
     except FileNotFoundError:
         return False  # nothing is saved yet, or a rename came between

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from support.training.check_job import run_checks
-from support.training.small_trainer import BATCH, CLASSES, SAMPLES, images, small_trainer
+from support.training.small_trainer import BATCH, CLASSES, SAMPLES, images, single_process, small_trainer
 from torch import Tensor, nn
 
 from train import models
@@ -54,6 +54,11 @@ def reference_model(name: str, size: int) -> tuple[nn.Module, torch.optim.Optimi
 
 
 SAMPLER = GlobalBatchSampler(samples=SAMPLES, batch_size=BATCH, seed=0)
+
+
+def single(comm: Communicator, folder: Path) -> dict[str, Tensor]:
+    """Trained by each rank alone."""
+    return trained(trainer(single_process(), "small", folder / f"single{comm.rank}"))
 
 
 def accumulated(comm: Communicator, folder: Path) -> dict[int, dict[str, Tensor]]:
@@ -99,10 +104,11 @@ def with_batchnorm(comm: Communicator, folder: Path) -> dict[int, dict[str, Tens
     return {parts: trained(trainer(comm, "mnist", folder, accumulate=parts)) for parts in PARTS}
 
 
-def batchnorm_reference(comm: Communicator, _folder: Path) -> dict[int, dict[str, Tensor]]:
+def batchnorm_reference(comm: Communicator, _folder: Path) -> dict[object, dict[str, Tensor]]:
     """Each part of each share normalized by itself, the gradients added up, and the running statistics of
-    rank 0."""
-    return {parts: train_with_ghost_batchnorm(comm.world_size, parts) for parts in PARTS}
+    rank 0; and the same of whole batches."""
+    shares = {parts: train_with_ghost_batchnorm(comm.world_size, parts) for parts in PARTS}
+    return {**shares, "whole batch": train_with_ghost_batchnorm(1, 1)}
 
 
 def train_with_ghost_batchnorm(world_size: int, parts: int) -> dict[str, Tensor]:
@@ -144,25 +150,17 @@ def reductions(comm: Communicator, folder: Path) -> dict[str, Any]:
     subject = trainer(comm, "small", folder, accumulate=3, bucket_mb=2)
     static = trainer(comm, "small", folder, static_graph=True).strategy.model
     model, reduced = subject.strategy.model, []
-    if comm.info.distributed:
-        subject.strategy.module.register_forward_pre_hook(
-            lambda *_: reduced.append(model.require_backward_grad_sync)
-        )
-        subject.train_epoch()
+    subject.strategy.module.register_forward_pre_hook(
+        lambda *_: reduced.append(model.require_backward_grad_sync)
+    )
+    subject.train_epoch()
     names = ("bucket_bytes_cap", "gradient_as_bucket_view", "static_graph")
-    options = {name: (getattr(model, name, None), getattr(static, name, None)) for name in names}
+    options = {name: (getattr(model, name), getattr(static, name)) for name in names}
     return {"options": options, "reduced": reduced}
 
 
-CHECKS = (
-    accumulated,
-    clipped,
-    clipped_reference,
-    with_batchnorm,
-    batchnorm_reference,
-    validated,
-    reductions,
-)
+CHECKS = (single, accumulated, clipped, clipped_reference, with_batchnorm, batchnorm_reference)
+CHECKS += (validated, reductions)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from support.training.check_job import run_checks
-from support.training.small_trainer import small_trainer
+from support.training.small_trainer import single_process, small_trainer
 from torch import Tensor
 
 from train.checkpoint.best import read_best
@@ -36,16 +36,15 @@ def weights(subject: Trainer) -> dict[str, Tensor]:
 
 def transformer(comm: Communicator, folder: Path) -> dict[str, Any]:
     """An epoch in each mode, clipped, and its evaluation."""
-    modes: dict[str, dict[str, Any]] = {"ddp": {}, "fsdp": {}}
-    if comm.world_size > 1:
-        modes["tensor"] = {"parallel": "tensor", "group_size": 2}
-        modes["hsdp"] = {"parallel": "hsdp", "group_size": 2}
-    results = {}
-    for name, flags in modes.items():
-        subject = trainer(comm, folder / name, clip=0.3, **{"parallel": name, **flags})
+
+    def train(comm: Communicator, folder: Path, **flags: Any) -> dict[str, Any]:
+        subject = trainer(comm, folder, clip=0.3, **flags)
         subject.train_epoch()
-        results[name] = {"weights": weights(subject), "test": subject.evaluate()}
-    return results
+        return {"weights": weights(subject), "test": subject.evaluate()}
+
+    modes: dict[str, dict[str, Any]] = {"fsdp": {}, "hsdp": {"group_size": 2}, "tensor": {"group_size": 2}}
+    results = {name: train(comm, folder / name, parallel=name, **flags) for name, flags in modes.items()}
+    return {**results, "alone": train(single_process(), folder / f"single{comm.rank}")}
 
 
 def recomputed(comm: Communicator, folder: Path) -> dict[str, dict[str, Tensor]]:
@@ -74,7 +73,7 @@ def averaged(comm: Communicator, folder: Path) -> dict[str, Any]:
     """The average of the weights in two modes, in an uninterrupted run, and in one that is resumed, in the
     background."""
     results: dict[str, Any] = {}
-    for parallel, kind in (("ddp", "full"), ("fsdp", "full"), ("fsdp", "sharded")):
+    for parallel, kind in (("ddp", "full"), ("fsdp", "sharded")):
         flags = {
             "ema": 0.9,
             "parallel": parallel,
@@ -102,8 +101,6 @@ def averaged(comm: Communicator, folder: Path) -> dict[str, Any]:
 
 BEST = {
     "ddp": {"snapshot_per_node": True},
-    "fsdp": {"parallel": "fsdp"},
-    "fsdp per node": {"parallel": "fsdp", "snapshot_per_node": True},
     "fsdp sharded": {"parallel": "fsdp", "snapshot": "sharded"},
     "pipeline": {"parallel": "pipeline"},
     "gpipe": {"parallel": "gpipe", "microbatches": 1},
@@ -137,11 +134,7 @@ def best(comm: Communicator, folder: Path) -> dict[str, Any]:
     return results
 
 
-CHECKS = {
-    1: (transformer,),
-    2: (transformer, recomputed, averaged, best),
-    4: (transformer,),
-}
+CHECKS = {2: (recomputed, averaged, best), 4: (transformer,)}
 
 
 if __name__ == "__main__":
