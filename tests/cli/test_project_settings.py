@@ -30,12 +30,6 @@ def test_settings_are_not_read_from_shared_folders(cli: Any, tmp_path: Path) -> 
     assert cli("status").returncode == 1  # no cluster; the bad file was not read
 
 
-def test_hints_repeat_global_options(cli: Any) -> None:
-    cli.write("ok.py", "")
-    done = cli("-c", "nowhere", "--region", "us-east-1", "launch", "ok.py")
-    assert "cloudddp -c nowhere --region us-east-1 up" in done.stderr
-
-
 def test_unknown_profile_and_broken_aws_file_are_usage_errors(cli: Any, tmp_path: Path) -> None:
     unknown = cli("status", "--profile", "nope")
     assert unknown.returncode == 2
