@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 from support import organization
 from support.harness import TIMEOUT, CommandLine, clean_environment, remaining, running_instances
+from support.simlab import client_of
 
 from cloudddp.sim import control
 
@@ -22,22 +22,12 @@ UNKNOWN_KEY = "1234abcd-12ab-34cd-56ef-1234567890ab"
 KMS_ACTIONS = ("kms:CreateGrant", "kms:Decrypt", "kms:DescribeKey", "kms:GenerateDataKeyWithoutPlaintext")
 
 
-def client(simulator: Any, service: str) -> Any:
-    return boto3.client(
-        service,
-        endpoint_url=simulator.endpoint,
-        region_name=simulator.region,
-        aws_access_key_id="x",
-        aws_secret_access_key="x",
-    )
-
-
 # -- KMS keys ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def key(simulator: Any) -> str:
-    return str(client(simulator, "kms").create_key()["KeyMetadata"]["Arn"])
+    return str(client_of(simulator, "kms").create_key()["KeyMetadata"]["Arn"])
 
 
 @pytest.mark.parametrize(
@@ -61,7 +51,7 @@ def test_key_of_another_region_exits_2_before_any_call(
 def test_unusable_key_is_named_with_the_permissions_it_needs(
     cli: Any, simulator: Any, key: str, remains: Any
 ) -> None:
-    client(simulator, "kms").disable_key(KeyId=key.rpartition("/")[2])
+    client_of(simulator, "kms").disable_key(KeyId=key.rpartition("/")[2])
     for name, reason in (
         (UNKNOWN_KEY, "Client.InternalError: Client error on launch"),
         (key, "Client.InvalidKMSKey.InvalidState: The KMS key provided is in an incorrect state"),
@@ -87,7 +77,7 @@ def test_doctor_checks_the_key(cli: Any, simulator: Any, key: str) -> None:
     unknown = check("alias/nobody", 1)
     assert (unknown["status"], "alias/nobody" in unknown["detail"]) == ("fail", True)
     assert all(action in unknown["fix"] for action in KMS_ACTIONS)
-    client(simulator, "kms").disable_key(KeyId=key.rpartition("/")[2])
+    client_of(simulator, "kms").disable_key(KeyId=key.rpartition("/")[2])
     assert "it is Disabled" in check(key, 1)["detail"]
 
 
@@ -164,11 +154,11 @@ def user_of(found: control.Simulator, project: Path) -> Iterator[CommandLine]:
     line = CommandLine(project, "organization", env)
     yield line
     line.end()
-    assert line.remove(client(found, "ec2")) == 0
+    assert line.remove(client_of(found, "ec2")) == 0
 
 
 def nothing_left(limited: control.Simulator) -> bool:
-    return remaining(client(limited, "ec2"), "organization").nothing
+    return remaining(client_of(limited, "ec2"), "organization").nothing
 
 
 def refused(user: CommandLine, *words: str) -> str:
@@ -206,7 +196,7 @@ def test_denied_region_is_left_out_where_another_one_is_given(
     done = user("up", "-n", "1", *flags)
     assert done.returncode == 0, done.stderr
     assert "us-west-2 is left out: AWS denied ec2:DescribeInstances in us-west-2" in done.stderr
-    assert len(running_instances(client(limited, "ec2"), "organization")) == 1
+    assert len(running_instances(client_of(limited, "ec2"), "organization")) == 1
     user.ok("down", "-y")
     refusal = refused(user, "--regions", "us-west-2,eu-west-1", "--price", "1", "--tag", "CostCenter=42")
     assert "AWS denied ec2:DescribeInstances in us-west-2: explicit deny in a service control" in refusal
@@ -237,7 +227,7 @@ def test_profile_that_may_not_be_passed_is_reported_before_anything_is_created(
 
 
 def test_key_that_the_user_may_not_use(limited: control.Simulator, user: CommandLine) -> None:
-    key = client(limited, "kms").create_key()["KeyMetadata"]["Arn"]
+    key = client_of(limited, "kms").create_key()["KeyMetadata"]["Arn"]
     message = refused(user, "--kms-key", key, "--tag", "CostCenter=42")
     assert f"EC2 could not use KMS key {key}" in message
     assert all(action in message for action in KMS_ACTIONS)

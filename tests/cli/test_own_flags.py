@@ -26,7 +26,6 @@ FOR_THE_SCRIPT = (
     "--nodes",
     "--tag",
     "--profile",
-    "--image",
     "--user",
 )
 

@@ -3,37 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from support.harness import CommandLine
-from support.simlab import client_of
-from support.tagged import tagged_instance
+from support.tagged import CLUSTER_ID, tagged_instance
 
-
-@pytest.fixture
-def alice(simulator: Any, ec2: Any, cli: CommandLine, tmp_path: Path) -> Iterator[CommandLine]:
-    """Another IAM user of the account, on another computer, who uses the same cluster name."""
-    iam = client_of(simulator, "iam")
-    name = f"alice-{cli.cluster}"
-    iam.create_user(UserName=name)
-    key = iam.create_access_key(UserName=name)["AccessKey"]
-    own = {
-        "AWS_ACCESS_KEY_ID": key["AccessKeyId"],
-        "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"],
-        "CLOUDDDP_HOME": str(tmp_path / "alice"),
-    }
-    line = CommandLine(cli.cwd, cli.cluster, {**cli.env, **own}, cli.started)
-    yield line
-    line.remove(ec2, AWS_ENDPOINT_URL=simulator.endpoint)
-
-
-def owner(line: CommandLine) -> str:
-    return f"user/alice-{line.cluster}"
-
-
+ALICE = "user/alice"
 COMMANDS = [
     ("down", "-y"),
     ("allow-me",),
@@ -48,29 +24,34 @@ COMMANDS = [
 ]
 
 
-def test_cluster_of_another_owner(cli: CommandLine, alice: CommandLine, ec2: Any, remains: Any) -> None:
+def test_cluster_of_another_owner(cli: CommandLine, ec2: Any, remains: Any) -> None:
     """It is shown, refused, and used with --anyone."""
-    alice.ok("up", "-n", "1")
+    tagged_instance(ec2, cli.cluster, owner=ALICE)
+    tags = {"cloudddp:cluster": cli.cluster, "cloudddp:cluster-id": CLUSTER_ID, "cloudddp:owner": ALICE}
+    pairs = [{"Key": key, "Value": value} for key, value in tags.items()]
+    group = ec2.create_security_group(
+        GroupName=cli.cluster,
+        Description="-",
+        TagSpecifications=[{"ResourceType": "security-group", "Tags": pairs}],
+    )["GroupId"]
     cli.write("ok.py", "")
-    assert owner(alice) in cli.ok("ls")
+    assert ALICE in cli.ok("ls")
     shown = cli.ok("status")
-    assert owner(alice) in shown
+    assert ALICE in shown
     assert "not yours; you are user/moto" in shown
-    assert "not yours" not in alice.ok("status")
 
     before = remains()
-    (group,) = before.groups
     rules = ec2.describe_security_groups(GroupIds=[group])["SecurityGroups"][0]["IpPermissions"]
     for words in COMMANDS:
         done = cli(*words)
         assert done.returncode == 1, (words, done)
         assert "is not yours" in done.stderr
-        assert owner(alice) in done.stderr
+        assert ALICE in done.stderr
         assert "you are user/moto" in done.stderr
         assert "--anyone" in done.stderr
     taken = cli("up", "-n", "1")
     assert taken.returncode == 1
-    assert f"of {owner(alice)}, since 20" in taken.stderr
+    assert f"of {ALICE}, since 20" in taken.stderr
     assert "nothing was created" in taken.stderr
     assert "-c" in taken.stderr
     assert remains() == before

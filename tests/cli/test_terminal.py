@@ -2,49 +2,27 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import pty
 import re
-import struct
-import termios
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.harness import TIMEOUT, interrupt, wait_for
+from support.harness import interrupt, wait_for
 from support.jobs import direct
-from support.processes import zygote
+from support.terminal import Terminal
 
 COLUMNS = 80
 
 
 def at_terminal(cli: Any, *words: str, answer: bytes = b"", **env: str) -> tuple[int, str]:
-    """Run a command on a terminal of 80 columns; return its exit code and everything it printed."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
-    environment = {k: v for k, v in {**cli.env, "TERM": "xterm", **env}.items() if k != "COLUMNS"}
-    process = zygote().start(
-        ("-m", "cloudddp", *words),
-        cli.cwd,
-        environment,
-        session=True,
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-    )
-    os.close(theirs)
-    os.write(ours, answer)
-    seen = b""
-    try:
-        while piece := os.read(ours, 1 << 16):
-            seen += piece
-    except OSError:  # EIO: the other end was closed
-        pass
-    finally:
-        os.close(ours)
-    return process.wait(TIMEOUT), seen.decode()
+    """Run a command on a terminal; return its exit code and everything it printed."""
+    environment = {k: v for k, v in {**cli.env, **env}.items() if k != "COLUMNS"}
+    window = Terminal(replace(cli, env=environment), *words)
+    os.write(window.ours, answer)
+    return window.read_to_the_end()
 
 
 def test_tables_fit_the_terminal(cli: Any) -> None:

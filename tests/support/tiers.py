@@ -59,14 +59,14 @@ SLOW = {
     "cli/test_packaging.py": "30 s: a wheel and its environment",
     "cli/test_paused_client.py": "6 s each; tests/unit/test_follow_liveness.py has the rule",
     "cli/test_pull_nodes.py": "large files; tests/node/test_pull_continues.py has the transfer",
-    "cli/test_remains.py": "2 s each; tests/cli/test_teardown.py has what is removed",
+    "cli/test_remains.py": "2 s each; tests/cli/test_regions_searched.py has addresses that remain",
     "cli/test_results_kept.py": "jobs; tests/node/test_new_files.py has which results are listed",
-    "cli/test_resume_calls.py": "`resume`, killed at each call; tests/cli/test_scarcity.py has lost answers",
+    "cli/test_resume_calls.py": "4 s each; tests/cli/test_rollback.py has the same failures of `up`",
     "cli/test_slow_boots.py": "waits; tests/unit/test_wait_ready.py has the rule",
     "cli/test_stacks.py": "7 s each; tests/node/test_stall.py has the stacks",
     "cli/test_stopped_nodes.py": "7 s each; tests/unit/test_ended_nodes.py has the rule",
     "cli/test_stragglers.py": "tests/node/test_straggler_detection.py has the rule",
-    "cli/test_teardown_files.py": "2 s each; tests/unit/test_state.py has the files",
+    "cli/test_teardown_files.py": "waits; tests/unit/test_state.py has the files",
     # Single tests of the command line, 1 to 12 s each: most create clusters.
     "cli/test_credentials.py::"
     "test_end_of_the_environments_keys_is_shown": "3 s; tests/cli/test_mfa.py shows the end of a session",
@@ -121,36 +121,31 @@ SLOW = {
     "cli/test_mfa.py::"
     "test_session_in_its_last_minutes_is_used_for_a_whole_command": "without a terminal remains",
     "cli/test_organization.py::test_denied_region_where_this_computer_has_a_cluster_is_not_left_out": "2 s",
-    "cli/test_organization.py::test_key_that_may_not_be_described_is_not_checked": "3 s; refused keys remain",
     "cli/test_organization.py::"
     "test_user_who_may_use_only_groups_of_clusters": "a simulator of its own; test_iam_policies.py",
     "cli/test_placing.py::test_address_of_the_computer_is_looked_up_again_while_waiting": "waits",
     "cli/test_placing.py::test_price_that_has_risen_while_waiting_ends_the_wait": "waits",
-    "cli/test_placing.py::"
-    "test_region_that_the_account_has_not_enabled_is_left_out": "test_next_region_is_tried",
-    "cli/test_regions_searched.py::test_explicit_region_without_the_cluster_names_the_right_one": "a message",
     "cli/test_regions_searched.py::"
-    "test_up_and_down_name_the_other_clusters_with_their_price": "5 s, a message",
+    "test_explicit_region_without_the_cluster_names_the_right_one": "test_down.py has it for `down`",
+    "cli/test_regions_searched.py::"
+    "test_up_and_down_name_the_other_clusters_with_their_price": "those of searched regions remain",
     "cli/test_reservations.py::"
-    "test_earlier_deadline_of_the_user_is_kept": "tests/unit/test_plan.py has the deadlines",
-    "cli/test_reservations.py::"
-    "test_reservation_in_a_placement_group_uses_that_group": "3 s; test_golden_requests.py",
+    "test_reservation_in_a_placement_group_uses_that_group": "2 s; a reservation without one remains",
+    "cli/test_reservations.py::test_dry_run_shows_the_reservation": "2 s; tests/golden has the requests",
     "cli/test_reservations.py::test_up_after_down_waits_for_the_clean_up": "waits",
+    "cli/test_reservations.py::test_wait_for_the_clean_up_that_ends_early_leaves_nothing": "waits",
     "cli/test_sim_verbs.py::test_policy_that_allows_nothing_is_named_at_the_start": "a simulator of its own",
+    "cli/test_ssh_routes.py::test_dry_run_needs_no_jump_host": "2 s; test_dry_run.py has plans without AWS",
     "cli/test_sync_and_pull.py::"
-    "test_first_launch_on_new_nodes_names_results_that_are_here": "three clusters, a message",
+    "test_sync_of_results_names_files_of_a_job_that_it_replaces": "3 s; those of a plain sync remain",
     "cli/test_sync_and_pull.py::"
     "test_results_go_back_to_their_places_and_no_sync_deletes_them": "9 s; pulled results remain",
     "cli/test_terminal.py::"
-    "test_ports_are_forwarded_by_options_before_or_after_the_node": "3 s; `ssh` remains",
-    "cli/test_terminal.py::test_setup_lines_are_not_appended_to_the_spinner": "what is shown",
-    "cli/test_terminal.py::test_tables_fit_the_terminal": "5 s, what is shown",
+    "test_setup_lines_are_not_appended_to_the_spinner": "test_steps_of_up has the spinner",
+    "cli/test_terminal.py::test_tables_fit_the_terminal": "4 s; that of `doctor` remains",
     # Found by costs.py, each 3 to 25 s.
     "cli/test_logs_and_jobs.py::"
     "test_logs_can_be_limited_to_a_rank": "test_log_selection.py selects ranks and nodes",
-    "cli/test_region.py::test_region_that_the_simulator_does_not_use_is_reported": "a message",
-    "cli/test_regions_searched.py::"
-    "test_broken_configuration_does_not_block_down": "test_down_does_not_guess_a_name remains",
     "cli/test_sync_and_pull.py::"
     "test_folder_larger_than_the_memory_is_sent": "test_sync_node.py sends in frames",
     "cli/test_what_is_sent.py::test_bytes_that_are_not_utf_8_are_carried": "test_sync_node.py has such names",
