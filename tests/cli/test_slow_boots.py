@@ -36,18 +36,10 @@ def test_up_waits_while_logins_are_refused(cli: Any, boot: Callable[..., None]) 
     assert re.search(rf"{wait}; node 0 \(i-\w+\) at .*refused", done.stderr)
 
 
-@pytest.mark.parametrize(
-    ("condition", "problem"),
-    [
-        ("failed_gpus", "shows 3 of 4 GPUs (nvidia-smi -L)"),
-        ("unusable_gpus", "has 3 of 4 GPUs that PyTorch can use: GPU 3: CUDA error: device is lost"),
-    ],
-)
-def test_defective_gpus_are_refused_unless_allowed(
-    cli: Any, boot: Callable[..., None], remains: Any, condition: str, problem: str
-) -> None:
+def test_defective_gpus_are_refused_unless_allowed(cli: Any, boot: Callable[..., None], remains: Any) -> None:
     pytest.importorskip("torch")
-    boot(**{condition: 1})
+    problem = "has 3 of 4 GPUs that PyTorch can use: GPU 3: CUDA error: device is lost"
+    boot(unusable_gpus=1)
     done = cli("up", "-n", "1", "-t", "g5.12xlarge", CLOUDDDP_TIME_SCALE="0.05")
     assert done.returncode == 1
     assert problem in done.stderr

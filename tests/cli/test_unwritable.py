@@ -49,14 +49,10 @@ def test_init_in_an_unwritable_folder(line: CommandLine, sealed: Callable[[Path]
     folder = sealed(line.cwd / "sealed")
     refused(line("init", "sealed/new"), "sealed/new")
     refused(line("init", "sealed"), "sealed")
-    for example in ("ddp", "trainer"):
-        refused(line("init", "--example", example, "sealed/new"), "sealed/new")
-    assert list(folder.iterdir()) == []
-
-
-def test_init_below_a_file(line: CommandLine) -> None:
+    refused(line("init", "--example", "ddp", "sealed/new"), "sealed/new")
     line.write("file", "x")
     refused(line("init", "file/new"), "file/new")
+    assert list(folder.iterdir()) == []
 
 
 def test_pull_into_an_unwritable_folder(line: CommandLine, sealed: Callable[[Path], Path]) -> None:
@@ -71,9 +67,8 @@ def test_pull_into_an_unwritable_folder(line: CommandLine, sealed: Callable[[Pat
     assert "bug" not in line("pull", "--to", "x" * 300).stderr
 
 
-@pytest.mark.parametrize("name", ["runs/../../x", ""])
-def test_path_outside_the_project_is_refused_before_any_call(line: CommandLine, name: str) -> None:
-    refused(line("pull", "runs", name), "not a path inside the project")
+def test_path_outside_the_project_is_refused_before_any_call(line: CommandLine) -> None:
+    refused(line("pull", "runs", "runs/../../x"), "not a path inside the project")
 
 
 @pytest.mark.parametrize("verb", [("pull",), ("run", "train.py")])

@@ -230,17 +230,8 @@ def test_script_that_would_not_arrive_is_refused_with_the_reason(
 
 def test_files_that_the_nodes_lack_are_named(tmp_path: Path) -> None:
     root = tmp_path / "here"
-    write(
-        root,
-        "a.py",
-        "results/base.json",
-        "venv/x",
-        "runs/old",
-        "data/x",
-        "meta.pkl",
-        "a.egg-info/x",
-        "wide/data/y",
-    )
+    names = "a.py results/base.json venv/x runs/old data/x meta.pkl a.egg-info/x wide/data/y"
+    write(root, *names.split())
     write(tmp_path, "elsewhere/x")
     (root / ".gitignore").write_text("data/\n*.pkl\n*.egg-info\n")
     git(root, "init", "-q")
@@ -267,15 +258,8 @@ def test_files_that_the_nodes_lack_are_named(tmp_path: Path) -> None:
 def test_include_sends_ignored_files_but_no_secrets_except_by_their_path(
     tmp_path: Path, repository: bool
 ) -> None:
-    write(
-        tmp_path,
-        "a.py",
-        "data/train.bin",
-        "data/.env",
-        "data/server.key",
-        "data/__pycache__/x",
-        "data/.git/x",
-    )
+    names = "a.py data/train.bin data/.env data/server.key data/__pycache__/x data/.git/x"
+    write(tmp_path, *names.split())
     (tmp_path / "data" / "link").symlink_to(".")
     (tmp_path / ".gitignore").write_text("data/\n")
     if repository:
