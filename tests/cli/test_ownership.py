@@ -14,12 +14,10 @@ COMMANDS = [
     ("down", "-y"),
     ("allow-me",),
     ("launch", "ok.py"),
-    ("sync",),
     ("pull",),
     ("exec", "true"),
     ("ssh",),
     ("logs",),
-    ("jobs",),
     ("cancel",),
 ]
 

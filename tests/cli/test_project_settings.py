@@ -7,18 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.tagged import tagged_instance
 
 
-def test_project_settings_apply_in_subfolders(cli: Any) -> None:
+def test_project_settings_apply_in_subfolders(cli: Any, ec2: Any) -> None:
+    tagged_instance(ec2, cli.cluster)
     del cli.env["CLOUDDDP_CLUSTER"]
     cli.write("cloudddp.toml", f'[cluster]\nname = "{cli.cluster}"\nnodes = 1\n')
     subprocess.run(["git", "init", "-q", str(cli.cwd)], check=True)
     below = cli.cwd / "a" / "b"
     below.mkdir(parents=True)
     cli.cwd = below
-    assert cli.cluster in cli.ok("up")
     done = cli("status")
     assert done.returncode == 0
+    assert cli.cluster in done.stdout
     assert "using" in done.stderr
     cli.write("train.py", "")
     assert "ranks start there, not in a/b/" in cli("launch", "--dry-run", "train.py").stderr

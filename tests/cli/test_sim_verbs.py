@@ -78,13 +78,12 @@ def test_node_names_faults_and_interruptions(own: CommandLine) -> None:
         ("beta", "0", "-"),
         ("beta", "1", "frozen"),
     ]
-    for verb in (("fault", "freeze"), ("interrupt",)):
-        assert "node 0 of which cluster? clusters: alpha, beta" in refused(own, "sim", *verb, "0")
-        assert f"nodes: 0 ({first})" in refused(own, "sim", *verb, "1", "-c", "alpha")
-        message = refused(own, "sim", *verb, "i-")
-        assert "several nodes match i-: " in message
-        assert f"alpha 0 ({first})" in message
-        assert f"alpha 0 ({first})" in refused(own, "sim", *verb, "unknown")
+    assert "node 0 of which cluster? clusters: alpha, beta" in refused(own, "sim", "interrupt", "0")
+    assert f"nodes: 0 ({first})" in refused(own, "sim", "fault", "freeze", "1", "-c", "alpha")
+    for name, message in (("i-", "several nodes match i-: "), ("unknown", "")):
+        error = refused(own, "sim", "fault", "freeze", name)
+        assert message in error
+        assert f"alpha 0 ({first})" in error
     own.write("cloudddp.toml", "[cluster]\nnodse = 2\n")  # not read, because the node is given by its id
     assert "(freeze)" in own.ok("sim", "fault", "heal", first[:12])
     assert "it had no fault" in own.ok("sim", "fault", "heal", first)

@@ -162,7 +162,8 @@ def test_folder_larger_than_the_memory_is_sent(cli: Any, tmp_path: Any) -> None:
 def test_first_launch_on_new_nodes_names_results_that_are_here(cli: Any) -> None:
     cli.write("results/20260101-000000-abcd/ckpt/1.pt", "x")
     cli.write("a.py", "")
-    direct(cli)
+    cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_NPROC_PER_NODE="1")
+    cli.ok("up", "-n", "1")
     line = "are on this computer and not on the nodes (the newest: "
     assert line in cli("launch", "a.py").stderr
     assert line not in cli("launch", "a.py").stderr

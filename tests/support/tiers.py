@@ -123,6 +123,7 @@ SLOW = {
     "cli/test_organization.py::test_denied_region_where_this_computer_has_a_cluster_is_not_left_out": "2 s",
     "cli/test_organization.py::"
     "test_user_who_may_use_only_groups_of_clusters": "a simulator of its own; test_iam_policies.py",
+    "cli/test_own_flags.py::test_script_arguments_reach_the_script": "tests/cli/test_launch.py has arguments",
     "cli/test_placing.py::test_address_of_the_computer_is_looked_up_again_while_waiting": "waits",
     "cli/test_placing.py::test_price_that_has_risen_while_waiting_ends_the_wait": "waits",
     "cli/test_regions_searched.py::"
@@ -134,8 +135,12 @@ SLOW = {
     "cli/test_reservations.py::test_dry_run_shows_the_reservation": "2 s; tests/golden has the requests",
     "cli/test_reservations.py::test_up_after_down_waits_for_the_clean_up": "waits",
     "cli/test_reservations.py::test_wait_for_the_clean_up_that_ends_early_leaves_nothing": "waits",
+    "cli/test_sim_verbs.py::"
+    "test_running_simulator_with_other_options_is_refused": "2 s; test_policies_of_start has one",
     "cli/test_sim_verbs.py::test_policy_that_allows_nothing_is_named_at_the_start": "a simulator of its own",
     "cli/test_ssh_routes.py::test_dry_run_needs_no_jump_host": "2 s; test_dry_run.py has plans without AWS",
+    "cli/test_sync_and_pull.py::test_first_launch_on_new_nodes_names_results_that_are_here": "2 s, a message",
+    "cli/test_sync_and_pull.py::test_pull_reports_files_that_are_older_than_the_job": "two jobs, a message",
     "cli/test_sync_and_pull.py::"
     "test_sync_of_results_names_files_of_a_job_that_it_replaces": "3 s; those of a plain sync remain",
     "cli/test_sync_and_pull.py::"
