@@ -63,12 +63,6 @@ def test_subnet_without_internet_gateway_is_refused(cli: Any, faults: Any, vpc: 
     assert f"{subnet} ({own.id}, us-east-1a, 251 free addresses, private-a)" in message
     assert "private-a): no default route (0.0.0.0/0)" in message
     assert "docs/connections.md" in message
-
-
-def test_blackhole_route_is_not_a_way_out(cli: Any, faults: Any, ec2: Any, vpc: Any) -> None:
-    """A route whose gateway was deleted has the state `blackhole` (EC2 API reference, "Route")."""
-    own = vpc()
-    subnet = own.subnet("10.90.1.0/24", "us-east-1a")
     own.open()
     faults.rewrite(
         "DescribeRouteTables",
@@ -78,21 +72,18 @@ def test_blackhole_route_is_not_a_way_out(cli: Any, faults: Any, ec2: Any, vpc: 
     assert re.search(r"0\.0\.0\.0/0 goes to igw-[0-9a-f]+ \(blackhole\)", message)
 
 
-@pytest.mark.parametrize("mode", ["block-bidirectional", "block-ingress"])
-def test_subnet_that_the_account_blocks_is_refused(
-    cli: Any, faults: Any, vpc: Any, block: Any, mode: str
-) -> None:
+def test_subnet_that_the_account_blocks_is_refused(cli: Any, faults: Any, vpc: Any, block: Any) -> None:
     """Both modes block connections from outside, whatever the routes are (Amazon VPC User Guide, "VPC BPA
-    basics")."""
+    basics"); test_subnet_that_is_suggested_without_a_default_vpc_is_public has the other one."""
     own = vpc()
     own.open()
     subnet = own.subnet("10.90.1.0/24", "us-east-1a")
-    block(mode)
+    block("block-bidirectional")
     message = refused(cli, faults, "--subnets", subnet)
-    assert (
-        f"VPC Block Public Access is {mode} in us-east-1, so SSH cannot reach public addresses in {subnet} ("
-        in message
+    blocked = (
+        "VPC Block Public Access is block-bidirectional in us-east-1, so SSH cannot reach public addresses"
     )
+    assert f"{blocked} in {subnet} (" in message
     assert "--connect private" in message
     command = (
         f"aws ec2 create-vpc-block-public-access-exclusion --region us-east-1 --subnet-id {subnet} "
@@ -133,14 +124,12 @@ def test_subnet_that_is_excluded_from_the_block_is_chosen(
     assert "us-east-1: us-east-1a" in plan_of(cli, *flags)
 
 
-@pytest.mark.parametrize("code", ["UnauthorizedOperation", "InvalidAction"])
-def test_block_that_cannot_be_asked_about_is_no_obstacle(
-    cli: Any, block: Any, conditions: Any, code: str
-) -> None:
+def test_block_that_cannot_be_asked_about_is_no_obstacle(cli: Any, block: Any, conditions: Any) -> None:
     """The policy may be older than the call, and another partition or endpoint may not have it."""
     block("block-ingress")
-    for action in ("DescribeVpcBlockPublicAccessOptions", "DescribeVpcBlockPublicAccessExclusions"):
-        conditions(clear=True, reject={action: {"code": code, "status": 400, "calls": 9}})
+    for part, code in (("Options", "UnauthorizedOperation"), ("Exclusions", "InvalidAction")):
+        rule = {"code": code, "status": 400, "calls": 9}
+        conditions(clear=True, reject={f"DescribeVpcBlockPublicAccess{part}": rule})
         message = plan_of(cli)
         assert "BlockPublicAccess" not in message
         assert "Block Public Access" not in message
@@ -152,68 +141,41 @@ def test_block_does_not_concern_nodes_without_a_public_route(cli: Any, faults: A
     assert faults.count("DescribeVpcBlockPublicAccessOptions") == 0
 
 
-def test_public_subnet_of_a_custom_vpc_is_chosen(cli: Any, vpc: Any) -> None:
+def test_public_subnets_of_a_custom_vpc_are_chosen_in_the_given_order(cli: Any, vpc: Any) -> None:
     """The subnet's own route table counts, before the main one of the VPC."""
     own = vpc(Name="training")
     own.open()
-    private, public = (own.subnet(f"10.90.{k}.0/24", "us-east-1a") for k in (1, 2))
+    private, public = (own.subnet(f"10.90.{k}.0/24", "us-east-1a", Team="a") for k in (1, 2))
     own.table_without_gateway(private)
     for flags in (("--vpc", own.id), ("--vpc", "tag:Name=training"), ("--subnets", f"{private},{public}")):
         assert "us-east-1: us-east-1a" in plan_of(cli, *flags), flags
+    first = own.subnet("10.90.3.0/24", "us-east-1c", Team="b")
+    own.subnet("10.90.4.0/24", "us-east-1b", Team="a")
+    expected = "us-east-1: us-east-1c, else us-east-1a or us-east-1b"
+    assert expected in plan_of(cli, "--subnets", f"{first},tag:Team=a")
 
 
-def test_subnets_are_tried_in_the_given_order(cli: Any, vpc: Any) -> None:
-    own = vpc()
-    own.open()
-    first = own.subnet("10.90.1.0/24", "us-east-1c", Team="b")
-    own.subnet("10.90.2.0/24", "us-east-1a", Team="a")
-    own.subnet("10.90.3.0/24", "us-east-1b", Team="a")
-    assert "us-east-1: us-east-1c, else us-east-1a or us-east-1b" in plan_of(
-        cli, "--subnets", f"{first},tag:Team=a"
-    )
-
-
-def test_vpc_and_subnets_must_exist(cli: Any, faults: Any) -> None:
-    assert "there is no VPC vpc-0abc in us-east-1" in refused(cli, faults, "--vpc", "vpc-0abc")
-    assert "there is no VPC tag:Name=none" in refused(cli, faults, "--vpc", "tag:Name=none")
-    message = refused(cli, faults, "--subnets", "subnet-0abc")
-    assert "there is no subnet subnet-0abc in us-east-1" in message
-    assert "available: subnet-" in message
-
-
-def test_unknown_vpc_lists_the_vpcs(cli: Any, faults: Any, vpc: Any) -> None:
+def test_vpcs_and_subnets_that_do_not_exist(cli: Any, faults: Any, vpc: Any) -> None:
     own = vpc(Name="corp")
     message = refused(cli, faults, "--vpc", "tag:Name=corpo")
     assert "there is no VPC tag:Name=corpo in us-east-1" in message
     assert f"{own.id} (corp)" in message
     assert re.search(r"vpc-[0-9a-f]+ \(default\)", message)
+    message = refused(cli, faults, "--subnets", "subnet-0abc")
+    assert "there is no subnet subnet-0abc in us-east-1" in message
+    assert "available: subnet-" in message
 
 
-def test_subnets_of_two_vpcs_are_refused(cli: Any, faults: Any, vpc: Any) -> None:
-    one, two = vpc(), vpc()
-    subnets = one.subnet("10.90.1.0/24", "us-east-1a"), two.subnet("10.91.1.0/24", "us-east-1b")
-    message = refused(cli, faults, "--subnets", ",".join(subnets))
-    assert "the subnets are in 2 VPCs" in message
-
-
-def test_ambiguous_vpc_tag_is_refused(cli: Any, faults: Any, vpc: Any) -> None:
-    names = {vpc(Name="both").id, vpc(Name="both").id}
+def test_vpcs_and_subnets_that_do_not_go_together(cli: Any, faults: Any, vpc: Any) -> None:
+    one, two = vpc(Name="both"), vpc(Name="both")
+    first, second = one.subnet("10.90.1.0/24", "us-east-1a"), two.subnet("10.91.1.0/24", "us-east-1b")
     message = refused(cli, faults, "--vpc", "tag:Name=both")
     assert "selects 2 VPCs" in message
-    assert all(name in message for name in names)
-
-
-def test_subnet_outside_the_vpc_is_refused(cli: Any, faults: Any, ec2: Any, vpc: Any) -> None:
-    own = vpc()
-    own.subnet("10.90.1.0/24", "us-east-1a")
-    (default,) = ec2.describe_subnets(
-        Filters=[
-            {"Name": "default-for-az", "Values": ["true"]},
-            {"Name": "availability-zone", "Values": ["us-east-1a"]},
-        ]
-    )["Subnets"]
-    message = refused(cli, faults, "--vpc", own.id, "--subnets", default["SubnetId"])
-    assert f"there is no subnet {default['SubnetId']} in VPC {own.id}" in message
+    assert one.id in message
+    assert two.id in message
+    assert "the subnets are in 2 VPCs" in refused(cli, faults, "--subnets", f"{first},{second}")
+    message = refused(cli, faults, "--vpc", one.id, "--subnets", second)
+    assert f"there is no subnet {second} in VPC {one.id}" in message
 
 
 def test_account_without_subnets_gets_the_command_for_a_default_vpc_in_the_region(

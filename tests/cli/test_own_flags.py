@@ -9,6 +9,7 @@ from typing import Any
 import click
 import pytest
 from support.commands import verb as command_of
+from support.jobs import direct
 
 from cloudddp.cli.main import main
 from cloudddp.cli.misplaced_options import REFUSED
@@ -25,7 +26,6 @@ FOR_THE_SCRIPT = (
     "--nodes",
     "--tag",
     "--profile",
-    "--image",
     "--user",
 )
 
@@ -110,44 +110,24 @@ def test_double_dash_as_a_value_does_not_end_options(value: str) -> None:
     assert "--max-cost comes after" in refusal("run", value, "--", "train.py", "--max-cost", "5").message
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("--", "args.py", "--sim", "-n4", "--detach"),
-        ("args.py", "--", "--sim", "-n4", "--detach"),
-        (
-            "args.py",
-            "-v",
-            "--help",
-            "-lr",
-            "3",
-            "-",
-            "--max-costs",
-            "--config",
-            "c.yaml",
-            "-c",
-            "-n",
-            "4",
-            "-m",
-        ),
-    ],
-)
-def test_script_arguments_reach_the_script(cli: Any, words: tuple[str, ...]) -> None:
-    cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_NPROC_PER_NODE="1", CLOUDDDP_STOP_GRACE="1")
-    cli.ok("up", "-n", "1")
+def test_script_arguments_reach_the_script(cli: Any) -> None:
+    direct(cli)
     cli.write("args.py", "import sys; print(*sys.argv[1:])")
-    own = " ".join(words).partition("args.py ")[2]
-    assert cli.ok("launch", *words).strip().endswith(f"] {own}")
+    for words in (
+        "-- args.py --sim -n4 --detach",
+        "args.py -- --sim -n4 --detach",
+        "args.py -v --help -lr 3 - --max-costs --config c.yaml -c -n 4 -m",
+    ):
+        own = words.partition("args.py ")[2]
+        assert cli.ok("launch", *words.split()).strip().endswith(f"] {own}")
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("launch", "train.py", "--max-cost", "5"), "every word belongs to the script"),
         (("run", "train.py", "--max-cost", "5"), "put it before train.py"),
         (("launch", "--epochs", "3", "train.py"), "go after it: `cloudddp launch train.py --epochs`"),
         (("launch", "--detatch", "train.py"), "did you mean --detach?"),
-        (("run", "--dry-run", "train.py"), "--dry-run is an option of down, launch and up, not of run"),
         (("launch", "-m"), "-m needs the name of a module"),
     ],
 )
@@ -158,9 +138,6 @@ def test_misplaced_option_is_a_usage_error_before_any_call(
     done = cli(*words)
     assert done.returncode == 2
     assert message in done.stderr
+    assert ("did you mean" in done.stderr) == ("did you mean" in message)
     assert "Usage:" not in done.stderr
     assert faults.calls == []
-
-
-def test_unknown_script_option_gets_no_suggestion(cli: Any) -> None:
-    assert "did you mean" not in cli("launch", "--epochs", "3", "train.py").stderr

@@ -53,19 +53,9 @@ def test_installed_wheel_works_outside_the_checkout(wheel: Path, tmp_path: Path)
     """Core first (its size is limited), then with the simulator: init and up from a clean environment."""
     venv = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True, timeout=120)
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        str(venv / "bin" / "python"),
-        "--disable-pip-version-check",
-        "install",
-        "--no-compile",
-        "-q",
-        "-c",
-        str(ROOT / "constraints.txt"),
-    ]
+    python = str(venv / "bin" / "python")
+    pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check", "install"]
+    pip += ["--no-compile", "-q", "-c", str(ROOT / "constraints.txt")]
     (site,) = (venv / "lib").glob("python3*/site-packages")
 
     def install(what: str) -> None:
@@ -98,7 +88,6 @@ def test_installed_wheel_works_outside_the_checkout(wheel: Path, tmp_path: Path)
         )
 
     code = "from cloudddp.agent import commands; print(commands.agent_path())"
-    python = str(venv / "bin" / "python")
     agent = subprocess.run([python, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert agent.stdout.strip() == commands.agent_path()  # as built from the checkout
 

@@ -7,18 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.tagged import tagged_instance
 
 
-def test_project_settings_apply_in_subfolders(cli: Any) -> None:
+def test_project_settings_apply_in_subfolders(cli: Any, ec2: Any) -> None:
+    tagged_instance(ec2, cli.cluster)
     del cli.env["CLOUDDDP_CLUSTER"]
     cli.write("cloudddp.toml", f'[cluster]\nname = "{cli.cluster}"\nnodes = 1\n')
     subprocess.run(["git", "init", "-q", str(cli.cwd)], check=True)
     below = cli.cwd / "a" / "b"
     below.mkdir(parents=True)
     cli.cwd = below
-    assert cli.cluster in cli.ok("up")
     done = cli("status")
     assert done.returncode == 0
+    assert cli.cluster in done.stdout
     assert "using" in done.stderr
     cli.write("train.py", "")
     assert "ranks start there, not in a/b/" in cli("launch", "--dry-run", "train.py").stderr
@@ -28,12 +30,6 @@ def test_settings_are_not_read_from_shared_folders(cli: Any, tmp_path: Path) -> 
     """Outside a repository and the home folder, a file in a parent folder may belong to another user."""
     (tmp_path / "cloudddp.toml").write_text("[cluster]\nnodes = 0\n")
     assert cli("status").returncode == 1  # no cluster; the bad file was not read
-
-
-def test_hints_repeat_global_options(cli: Any) -> None:
-    cli.write("ok.py", "")
-    done = cli("-c", "nowhere", "--region", "us-east-1", "launch", "ok.py")
-    assert "cloudddp -c nowhere --region us-east-1 up" in done.stderr
 
 
 def test_unknown_profile_and_broken_aws_file_are_usage_errors(cli: Any, tmp_path: Path) -> None:

@@ -37,17 +37,7 @@ def test_refused_launch_removes_what_is_not_listed_yet(
     assert listed_everything(ec2, cli.cluster) == []
 
 
-def test_refused_address_removes_what_is_not_listed_yet(
-    cli: Any, ec2: Any, faults: Any, conditions: Conditions
-) -> None:
-    conditions(unlisted=UNLISTED)
-    faults.fail("AllocateAddress", "AddressLimitExceeded")
-    done = cli("up", "-n", "2", "-t", TYPE)
-    assert done.returncode == 1, done.stderr
-    assert listed_everything(ec2, cli.cluster) == []
-
-
-@pytest.mark.parametrize("action", ["CreateSecurityGroup", "CreatePlacementGroup", "AllocateAddress"])
+@pytest.mark.parametrize("action", ["CreatePlacementGroup", "AllocateAddress"])
 def test_interrupt_removes_what_is_not_listed_yet(
     cli: Any, ec2: Any, faults: Any, conditions: Conditions, action: str
 ) -> None:
@@ -75,9 +65,7 @@ def test_address_that_was_allocated_twice_and_is_not_listed_is_released(
     assert listed_everything(ec2, cli.cluster) == []
 
 
-@pytest.mark.parametrize(
-    "action", ["ImportKeyPair", "CreateSecurityGroup", "CreatePlacementGroup", "AllocateAddress"]
-)
+@pytest.mark.parametrize("action", ["AllocateAddress", "ImportKeyPair"])
 def test_call_that_aws_completes_after_the_client_has_given_up(
     cli: Any, ec2: Any, faults: Any, action: str
 ) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,12 +15,7 @@ from support.interrupts import interrupted_at
     [
         ("cli.actions.run:_Ending.take", "", False),
         ("cluster.up:_create", "", False),
-        ("cluster.up:up", "", False),
         ("cli.progress:Progress.stop", "__exit__", False),
-        ("cli.progress:Progress.__exit__", "", False),
-        ("cli.actions.run:bring_up", "", False),
-        ("cli.session:Session.cluster", "", False),
-        ("cluster.connect:connect", "", False),
         ("cluster.wait_ready:connect", "", False),
         ("cli.actions.run:NewJob", "", True),
     ],
@@ -80,31 +73,12 @@ def test_interrupted_run_reports_that_the_cluster_is_removed(cli: Any, remains: 
     assert remains().nothing
 
 
-def test_closing_the_terminal_during_run_removes_the_cluster(cli: Any, terminal: Any, remains: Any) -> None:
-    cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_STOP_GRACE="1")
-    cli.write("wait.py", "import time; print('began', flush=True); time.sleep(600)")
-    window = terminal("run", "-n", "1", "--nproc-per-node", "1", "wait.py")
-    window.read_until(b"began")
-    window.close()
-    assert remains().nothing
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("run", "train.py"), "sync.max_mb"),
-        (("run", "--nproc-per-node", "1,2,3", "train.py"), "lists 3 nodes"),
-    ],
-)
-def test_run_refuses_before_it_creates_nodes(
-    cli: Any, faults: Any, words: tuple[str, ...], message: str
-) -> None:
+def test_run_refuses_before_it_creates_nodes(cli: Any, faults: Any) -> None:
     cli.write("train.py", "")
     cli.write("big.bin", "x" * 3_000_000)
-    cli.env["CLOUDDDP_SYNC_MAX_MB"] = "1" if message == "sync.max_mb" else "100"
-    done = cli(*words)
+    done = cli("run", "train.py", CLOUDDDP_SYNC_MAX_MB="1")
     assert done.returncode == 2, done.stderr
-    assert message in done.stderr
+    assert "sync.max_mb" in done.stderr
     assert faults.calls == []
 
 
@@ -124,7 +98,7 @@ def test_run_does_not_take_over_a_cluster_that_appears_after_its_check(
     assert len(remains().instances) == 1
 
 
-@pytest.mark.parametrize("words", [("up",), ("up", "--dry-run"), ("run", "train.py")])
+@pytest.mark.parametrize("words", [("up",), ("run", "train.py")])
 def test_more_ranks_than_gpus_create_nothing(cli: Any, faults: Any, words: tuple[str, ...]) -> None:
     cli.write("train.py", "")
     cli.write(
@@ -134,33 +108,3 @@ def test_more_ranks_than_gpus_create_nothing(cli: Any, faults: Any, words: tuple
     assert done.returncode == 2, done.stderr
     assert "1 GPU, fewer than the 2 ranks" in done.stderr
     assert not {"ImportKeyPair", "CreateSecurityGroup", "RunInstances"} & set(faults.calls)
-
-
-def test_run_lists_remaining_resources_when_aws_refuses_calls(cli: Any, faults: Any, ec2: Any) -> None:
-    """An SSO session expires during a long job, and AWS refuses the first call of the teardown."""
-    cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_STOP_GRACE="1")
-    cli.write(
-        "wait.py",
-        "import os, time\nprint('began', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.05)",
-    )
-    process = cli.start("run", "-n", "1", "--nproc-per-node", "1", "wait.py")
-    assert process.stdout is not None
-    assert "began" in process.stdout.readline()
-    (cluster,) = json.loads(cli.ok("status", "--json"))
-    for action in ("DescribeInstances", "TerminateInstances"):
-        faults.fail(action, "RequestExpired", times=99)
-    home = ec2.describe_instances(InstanceIds=[cluster["nodes"][0]["instance_id"]])
-    assert home["Reservations"]
-    (node,) = [n for n in _nodes(cli) if n["instance_id"] == cluster["nodes"][0]["instance_id"]]
-    # A folder, because `run` would keep the cluster for a new file.
-    (Path(node["home"]) / "project" / "go").mkdir()
-    _, err = process.communicate(timeout=TIMEOUT)
-    assert process.returncode == 3
-    assert cluster["nodes"][0]["instance_id"] in err
-    assert "an hour" in err
-    faults.clear()
-
-
-def _nodes(cli: Any) -> list[dict[str, Any]]:
-    shown: list[dict[str, Any]] = json.loads(cli.ok("sim", "status", "--json"))["nodes"]
-    return shown

@@ -7,39 +7,10 @@ from typing import Any
 
 import pytest
 from support.harness import TIMEOUT, interrupt, wait_for
-from support.jobs import direct, homes, lines_by_rank, processes, still_running
+from support.jobs import direct, homes, processes, still_running
 
 
-def test_setup_commands_run_once_per_content(cli: Any) -> None:
-    direct(cli)
-    cli.write("cloudddp.toml", '[setup]\nrun = ["date +%s%N >> ../setup"]\ninputs = ["needs.txt"]\n')
-    cli.write("needs.txt", "a")
-    cli.write("count.py", "print(len(open('../setup').readlines()))")
-    assert lines_by_rank(cli.ok("launch", "count.py"))[0] == ["1"]
-    assert lines_by_rank(cli.ok("launch", "count.py"))[0] == ["1"]
-    cli.write("needs.txt", "b")
-    assert lines_by_rank(cli.ok("launch", "count.py"))[0] == ["2"]
-
-
-def test_output_of_a_failed_setup_command_is_shown(cli: Any) -> None:
-    direct(cli)
-    cli.write("cloudddp.toml", '[setup]\nrun = ["echo the $((1 + 1))nd cause; exit 9"]\n')
-    cli.write("ok.py", "print('not reached')")
-    done = cli("launch", "ok.py")
-    assert done.returncode == 1
-    assert "exited with code 9" in done.stderr
-    assert done.stderr.count("the 2nd cause") == 1
-    assert "not reached" not in done.stdout
-
-
-def test_background_process_of_set_up_does_not_block_the_launch(cli: Any) -> None:
-    direct(cli)
-    cli.write("cloudddp.toml", '[setup]\nrun = ["sleep 300 & echo started"]\n')
-    cli.write("ok.py", "print('ran')")
-    assert "ran" in cli.ok("launch", "ok.py")
-
-
-@pytest.mark.parametrize("name", ["ignored.txt", "folder//needs.txt", "needs.txt/"])
+@pytest.mark.parametrize("name", ["ignored.txt", "needs.txt/"])
 def test_input_that_is_not_sent_is_refused(cli: Any, faults: Any, name: str) -> None:
     """A change of it would not run the set-up again."""
     cli.write(".gitignore", "ignored.txt\n")
@@ -55,19 +26,16 @@ def test_input_that_is_not_sent_is_refused(cli: Any, faults: Any, name: str) -> 
 WAITING = '[setup]\nrun = ["touch ../began; trap \\"\\" TERM; while [ ! -e ../go ]; do sleep 0.1; done"]\n'
 
 
-def launch_in_setup(cli: Any) -> Any:
-    """Start a launch, and return its process once setup commands run on both nodes."""
+@pytest.mark.parametrize("how", ["interrupt", "cancel"])
+def test_interrupted_setup_stops_on_every_node(cli: Any, how: str) -> None:
     direct(cli, nodes=2)
     cli.write("cloudddp.toml", WAITING)
     cli.write("ok.py", "print('ran')")
     process = cli.start("launch", "ok.py")
     wait_for(lambda: all((home / "began").exists() for home in homes(cli)), "the setup runs on both nodes")
-    return process
-
-
-@pytest.mark.parametrize("how", ["interrupt", "cancel"])
-def test_interrupted_setup_stops_on_every_node(cli: Any, how: str) -> None:
-    process = launch_in_setup(cli)
+    silent = cli("logs")
+    assert (silent.returncode, silent.stdout) == (0, "")
+    assert "still in its setup" in silent.stderr
     assert len(still_running(cli, "../began")) >= 2
     (job,) = json.loads(cli.ok("jobs", "--json"))
     assert job["state"] == "setup"
@@ -89,29 +57,20 @@ def test_interrupted_setup_stops_on_every_node(cli: Any, how: str) -> None:
     assert cli.ok("launch", "ok.py").count("] ran") == 2
 
 
-def test_launch_is_refused_during_setup(cli: Any) -> None:
-    process = launch_in_setup(cli)
-    busy = cli("launch", "ok.py")
-    assert busy.returncode == 1
-    assert "is still running on node" in busy.stderr
-    silent = cli("logs")
-    assert (silent.returncode, silent.stdout) == (0, "")
-    assert "still in its setup" in silent.stderr
-    cli.ok("exec", "touch ../go")
-    assert process.communicate(timeout=TIMEOUT)[0].count("] ran") == 2
-    assert process.returncode == 0
-
-
 def test_output_of_the_setup_is_shown_while_it_runs_and_kept(cli: Any) -> None:
-    direct(cli, nodes=2)
+    direct(cli)
     wait = "echo downloading; while [ ! -e ../go ]; do sleep 0.1; done; echo installed"
-    cli.write("cloudddp.toml", f'[setup]\nrun = ["{wait}"]\n')
+    cli.write("needs.txt", "a")
+    cli.write("cloudddp.toml", f'[setup]\nrun = ["{wait}"]\ninputs = ["needs.txt"]\n')
     cli.write("ok.py", "print('ran')")
     process = cli.start("launch", "ok.py")
     during = wait_for(
-        lambda: (text := cli("logs").stdout).count("downloading") == 2 and text, "the output is in the logs"
+        lambda: (text := cli("logs").stdout).count("downloading") and text, "the output is in the logs"
     )
-    assert sorted(during.splitlines()) == [f"[setup | node {node}] downloading" for node in (0, 1)]
+    assert during == "[setup | node 0] downloading\n"
+    busy = cli("launch", "ok.py")
+    assert busy.returncode == 1
+    assert "is still running on node" in busy.stderr
     follower = cli.start("logs", "-f")
     assert follower.stdout is not None
     first = follower.stdout.readline()
@@ -119,27 +78,33 @@ def test_output_of_the_setup_is_shown_while_it_runs_and_kept(cli: Any) -> None:
     out, err = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 0
     assert "setup" not in out
-    assert [err.count(f"] {word}\n") for word in ("downloading", "installed")] == [2, 2]
+    assert [err.count(f"] {word}\n") for word in ("downloading", "installed")] == [1, 1]
     followed = first + follower.communicate(timeout=TIMEOUT)[0]
     assert follower.returncode == 0
-    assert [followed.count(f"] {word}\n") for word in ("downloading", "installed", "ran")] == [2, 2, 2]
+    assert [followed.count(f"] {word}\n") for word in ("downloading", "installed", "ran")] == [1, 1, 1]
     after = cli.ok("logs")
-    assert [after.count(f"] {word}\n") for word in ("downloading", "installed", "ran")] == [2, 2, 2]
-    assert "setup" not in cli.ok("logs", "--rank", "1")
+    assert [after.count(f"] {word}\n") for word in ("downloading", "installed", "ran")] == [1, 1, 1]
+    assert "setup" not in cli.ok("logs", "--rank", "0")
     lines = [json.loads(line) for line in cli.ok("logs", "--json").splitlines()]
-    assert {"node": 1, "rank": None, "line": "installed", "setup": True} in lines
+    assert {"node": 0, "rank": None, "line": "installed", "setup": True} in lines
+    assert "] installed" not in cli("launch", "ok.py").stderr
+    cli.write("needs.txt", "b")
+    assert cli("launch", "ok.py").stderr.count("] installed\n") == 1
 
 
 def test_failed_setup_stays_visible(cli: Any) -> None:
     direct(cli)
     cli.write("ok.py", "print('ran')")
     cli.ok("launch", "ok.py")
-    cli.write("cloudddp.toml", '[setup]\nrun = ["echo the cause; exit 9"]\n')
-    assert cli("launch", "ok.py").returncode == 1
+    cli.write("cloudddp.toml", '[setup]\nrun = ["echo the $((1 + 1))nd cause; exit 9"]\n')
+    done = cli("launch", "ok.py")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "exited with code 9" in done.stderr
+    assert done.stderr.count("the 2nd cause") == 1
     ran, failed = json.loads(cli.ok("jobs", "--json"))
     assert (ran["state"], ran["setup"]) == ("succeeded", False)
     assert (failed["state"], failed["exit_code"], failed["setup"]) == ("failed", 9, True)
-    assert cli.ok("logs") == "[setup | node 0] the cause\n"
+    assert cli.ok("logs") == "[setup | node 0] the 2nd cause\n"
     followed = cli("logs", "-f", failed["id"])
     assert (followed.returncode, "node 0: its setup failed with code 9" in followed.stderr) == (9, True)
     assert "it had already ended (failed)" in cli.ok("cancel", failed["id"])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import pytest
 from support.harness import listed_nodes, wait_for
 from support.jobs import direct, written
 
@@ -15,27 +13,16 @@ WRITE = (
 )
 
 
-@pytest.fixture
-def stop(cli: Any, ec2: Any) -> Callable[[int], str]:
-    """Run a job on two nodes, then stop one; return its name in messages."""
-
-    def stopped(node: int) -> str:
-        direct(cli, nodes=2)
-        cli.write("write.py", WRITE)
-        cli.ok("launch", "write.py")
-        cli.shared = None
-        found = listed_nodes(cli)[node]["instance_id"]
-        ec2.stop_instances(InstanceIds=[found])
-        wait_for(lambda: listed_nodes(cli)[node]["state"] == "stopped", "it has stopped")
-        return f"node {node} ({found}) is stopped (Client.UserInitiatedShutdown"
-
-    return stopped
-
-
-def test_verbs_use_the_nodes_that_run_and_name_the_stopped_one(
-    cli: Any, ec2: Any, stop: Callable[[int], str]
-) -> None:
-    sentence = stop(1)
+def test_verbs_use_the_nodes_that_run_and_name_the_stopped_one(cli: Any, ec2: Any) -> None:
+    """Until it is started again."""
+    direct(cli, nodes=2)
+    cli.write("write.py", WRITE)
+    cli.ok("launch", "write.py")
+    cli.shared = None
+    node = listed_nodes(cli)[1]["instance_id"]
+    ec2.stop_instances(InstanceIds=[node])
+    wait_for(lambda: listed_nodes(cli)[1]["state"] == "stopped", "it has stopped")
+    sentence = f"node 1 ({node}) is stopped (Client.UserInitiatedShutdown"
     pulled = cli("pull", "--node", "0")
     assert (pulled.returncode, "node 0: 1 file" in pulled.stdout) == (0, True), pulled
     assert sentence in pulled.stderr
@@ -63,20 +50,21 @@ def test_verbs_use_the_nodes_that_run_and_name_the_stopped_one(
         assert done.returncode == 1, done
         assert sentence in done.stderr
         assert "resume --replace 1" in done.stderr, done
-    down = cli("down", "-y")
-    assert down.returncode == 0
-    assert sentence in down.stderr
-    assert "jobs and results there are unknown" in down.stderr
-    assert "no key" not in down.stderr
-
-
-def test_node_that_was_started_again_is_used_again(cli: Any, ec2: Any, stop: Callable[[int], str]) -> None:
-    stop(0)
-    done = cli("pull", "--node", "1")
-    assert (done.returncode, "node 1: 1 file" in done.stdout) == (0, True), done
-    node = listed_nodes(cli)[0]["instance_id"]
+    for words, code in (
+        (("watch", "--times", "1"), 0),  # of the node that runs
+        (("stacks",), 1),
+        (("cancel",), 1),
+    ):
+        done = cli(*words, CLOUDDDP_TIME_SCALE="0.1")
+        assert done.returncode == code, done
+        assert sentence in done.stderr, (words, done.stderr)
+        assert "Traceback" not in done.stderr
+    done = cli("resume", "--replace", "1", "-d")
+    assert done.returncode == 1, done  # the job has succeeded: nothing is replaced
+    assert "succeeded" in done.stderr
+    assert listed_nodes(cli)[1]["instance_id"] == node
     ec2.start_instances(InstanceIds=[node])
-    wait_for(lambda: listed_nodes(cli)[0]["state"] == "running", "it runs again")
+    wait_for(lambda: listed_nodes(cli)[1]["state"] == "running", "it runs again")
     assert cli.ok("exec", "--", "echo hello").count("hello") == 2
 
 
@@ -90,51 +78,28 @@ def test_only_node_that_is_stopped_is_started_or_removed(cli: Any, ec2: Any) -> 
     assert f"node 0 ({node['instance_id']}) is stopped" in done.stderr
     assert f"start-instances --region us-east-1 --instance-ids {node['instance_id']}" in done.stderr
     assert "--replace" not in done.stderr
+    down = cli("down", "-y")
+    assert down.returncode == 0
+    assert f"node 0 ({node['instance_id']}) is stopped" in down.stderr
+    assert "jobs and results there are unknown" in down.stderr
+    assert "no key" not in down.stderr
 
 
-def test_job_ends_when_a_node_is_stopped(cli: Any, ec2: Any) -> None:
-    direct(cli, nodes=2)
-    cli.shared = None
-    cli.write("wait.py", "import time\nprint('began', flush=True)\ntime.sleep(600)\n")
-    followed = cli.start("launch", "wait.py")
-    written(cli, "began")
-    node = listed_nodes(cli)[1]["instance_id"]
-    ec2.stop_instances(InstanceIds=[node])
-    _, err = followed.communicate(timeout=120)
-    assert followed.returncode == 1, err
-    assert f"node 1: AWS reports that {node} is stop" in err
-    assert f"--instance-ids {node}` starts it again; `cloudddp resume --replace 1`" in err
-
-
-def test_watch_stacks_and_cancel_name_a_stopped_node(cli: Any, ec2: Any, stop: Callable[[int], str]) -> None:
-    sentence = stop(1)
-    for words, code in (
-        (("watch", "--times", "1"), 0),  # of the node that runs
-        (("stacks",), 1),
-        (("cancel",), 1),
-    ):
-        done = cli(*words, CLOUDDDP_TIME_SCALE="0.1")
-        assert done.returncode == code, done
-        assert sentence in done.stderr, (words, done.stderr)
-        assert "Traceback" not in done.stderr
-    old = listed_nodes(cli)[1]["instance_id"]
-    done = cli("resume", "--replace", "1", "-d")
-    assert done.returncode == 1, done  # the job has succeeded: nothing is replaced
-    assert "succeeded" in done.stderr
-    assert listed_nodes(cli)[1]["instance_id"] == old
-
-
-def test_stopped_node_is_replaced(cli: Any, ec2: Any) -> None:
+def test_job_ends_when_a_node_is_stopped_which_can_be_replaced(cli: Any, ec2: Any) -> None:
     direct(cli, nodes=2)
     cli.shared = None
     cli.write(
         "wait.py",
         "import os, time\nprint('began', flush=True)\ntime.sleep(0 if os.path.exists('go') else 600)\n",
     )
-    cli.ok("launch", "-d", "wait.py")
+    followed = cli.start("launch", "wait.py")
     written(cli, "began")
     old = listed_nodes(cli)[1]["instance_id"]
     ec2.stop_instances(InstanceIds=[old])
+    _, err = followed.communicate(timeout=120)
+    assert followed.returncode == 1, err
+    assert f"node 1: AWS reports that {old} is stop" in err
+    assert f"--instance-ids {old}` starts it again; `cloudddp resume --replace 1`" in err
     wait_for(lambda: listed_nodes(cli)[1]["state"] == "stopped", "it has stopped")
     cli.write("go", "")
     done = cli("resume", "--replace", "1", CLOUDDDP_HEARTBEAT="5", CLOUDDDP_YES="1")

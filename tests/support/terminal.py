@@ -1,10 +1,12 @@
-"""A command on a pseudo-terminal that can be closed like a window."""
+"""A command on a pseudo-terminal of 80 columns that can be closed like a window."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import signal
+import termios
 from typing import Any
 
 from support.harness import TIMEOUT
@@ -16,6 +18,7 @@ class Terminal:
 
     def __init__(self, cli: Any, *words: str, term: str = "xterm") -> None:
         self.ours, theirs = pty.openpty()
+        termios.tcsetwinsize(theirs, (24, 80))
         self.process = zygote().start(
             ("-m", "cloudddp", *words),
             cli.cwd,
@@ -31,6 +34,14 @@ class Terminal:
     def read_until(self, word: bytes) -> None:
         while word not in self.seen:
             self.seen += os.read(self.ours, 1000)
+
+    def read_to_the_end(self) -> tuple[int, str]:
+        """Return the exit code and everything that the command has printed."""
+        with contextlib.suppress(OSError):  # EIO: the other end was closed
+            while piece := os.read(self.ours, 1 << 16):
+                self.seen += piece
+        os.close(self.ours)
+        return self.process.wait(TIMEOUT), self.seen.decode()
 
     def close(self) -> int:
         """Close the window. It is not a controlling terminal, so the kernel sends no SIGHUP: send it here."""

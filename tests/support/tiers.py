@@ -60,16 +60,14 @@ SLOW = {
     "cli/test_packaging.py": "30 s: a wheel and its environment",
     "cli/test_paused_client.py": "6 s each; tests/unit/test_follow_liveness.py has the rule",
     "cli/test_pull_nodes.py": "large files; tests/node/test_pull_continues.py has the transfer",
-    "cli/test_remains.py": "2 s each; tests/cli/test_teardown.py has what is removed",
+    "cli/test_remains.py": "2 s each; tests/cli/test_regions_searched.py has addresses that remain",
     "cli/test_results_kept.py": "jobs; tests/node/test_new_files.py has which results are listed",
-    "cli/test_resume_calls.py": "`resume`, killed at each call; tests/cli/test_scarcity.py has lost answers",
+    "cli/test_resume_calls.py": "4 s each; tests/cli/test_rollback.py has the same failures of `up`",
     "cli/test_slow_boots.py": "waits; tests/unit/test_wait_ready.py has the rule",
     "cli/test_stacks.py": "7 s each; tests/node/test_stall.py has the stacks",
-    "cli/test_start_up.py": "what each verb imports, in a new process each",
     "cli/test_stopped_nodes.py": "7 s each; tests/unit/test_ended_nodes.py has the rule",
     "cli/test_stragglers.py": "tests/node/test_straggler_detection.py has the rule",
-    "cli/test_teardown_files.py": "2 s each; tests/unit/test_state.py has the files",
-    "cli/test_two_launches.py": "4 s each; tests/node/test_project_lock.py has the lock",
+    "cli/test_teardown_files.py": "waits; tests/unit/test_state.py has the files",
     # Single tests of the command line, 1 to 12 s each: most create clusters.
     "cli/test_dependencies.py": "`make lowest` runs it, too",
     "cli/test_cost.py::test_status_and_down_include_a_lost_node": "3 s; the rows of the function remain",
@@ -93,91 +91,38 @@ SLOW = {
     "cli/test_mfa.py::"
     "test_run_whose_session_ends_reports_what_still_runs_and_how_to_remove_it": "4 s; test_down.py",
     "cli/test_mfa.py::test_status_and_the_plan_show_when_the_session_ends": "test_credentials.py has it",
-    "cli/test_organization.py::"
-    "test_capacity_is_decided_by_the_launch": "tests/cli/test_placing.py has missing capacity",
     "cli/test_organization.py::test_denied_region_where_this_computer_has_a_cluster_is_not_left_out": "2 s",
     "cli/test_organization.py::"
-    "test_dry_run_is_one_call_whatever_the_number_of_nodes": "3 s; test_up.py counts all calls",
-    "cli/test_organization.py::test_key_that_may_not_be_described_is_not_checked": "3 s; refused keys remain",
-    "cli/test_organization.py::test_key_that_the_user_may_use_through_ec2": "a simulator of its own",
-    "cli/test_organization.py::test_metadata_hop_limit": "tests/unit/test_golden_requests.py",
-    "cli/test_organization.py::test_nodes_have_the_instance_profile": "tests/unit/test_golden_requests.py",
-    "cli/test_organization.py::test_profile_that_may_be_passed_is_used": "tests/unit/test_golden_requests.py",
-    "cli/test_organization.py::test_root_volumes_have_the_key": "tests/unit/test_golden_requests.py",
-    "cli/test_organization.py::"
     "test_user_who_may_use_only_groups_of_clusters": "a simulator of its own; test_iam_policies.py",
-    "cli/test_ownership.py::test_down_names_clusters_of_others": "4 s; the refusals remain",
-    "cli/test_ownership.py::test_generated_session_name_is_not_part_of_the_owner": "2 s; the refusals remain",
-    "cli/test_ownership.py::test_journal_avoids_the_identity_call": "2 s; it is about speed",
+    "cli/test_own_flags.py::test_script_arguments_reach_the_script": "tests/cli/test_launch.py has arguments",
     "cli/test_placing.py::test_address_of_the_computer_is_looked_up_again_while_waiting": "waits",
-    "cli/test_placing.py::test_computer_that_is_offline_goes_on_waiting": "waits; an outage of AWS remains",
-    "cli/test_placing.py::"
-    "test_each_zone_has_its_own_idempotency_token": "tests/unit/test_plan.py has the tokens",
-    "cli/test_placing.py::"
-    "test_expired_credentials_end_the_wait": "waits; test_rollback.py has expired credentials",
     "cli/test_placing.py::test_price_that_has_risen_while_waiting_ends_the_wait": "waits",
-    "cli/test_placing.py::test_quota_of_one_region_leads_to_the_next": "test_next_region_is_tried",
-    "cli/test_placing.py::"
-    "test_region_that_the_account_has_not_enabled_is_left_out": "test_next_region_is_tried",
-    "cli/test_placing.py::test_region_where_the_launch_is_denied_is_skipped": "test_next_region_is_tried",
-    "cli/test_placing.py::test_region_without_the_type_is_skipped": "test_next_region_is_tried",
-    "cli/test_placing.py::test_table_shows_what_was_tried": "what is shown",
-    "cli/test_placing.py::"
-    "test_zones_are_tried_in_the_given_order": "test_next_zone_is_tried_and_all_nodes_are_in_one",
-    "cli/test_regions_searched.py::test_broken_variable_and_down": "a broken file remains",
     "cli/test_regions_searched.py::"
-    "test_down_names_the_other_clusters_in_the_regions_that_are_recorded_here": "5 s, a message",
-    "cli/test_regions_searched.py::test_explicit_region_without_the_cluster_names_the_right_one": "a message",
-    "cli/test_regions_searched.py::test_unreadable_file_and_down": "a broken file remains",
+    "test_explicit_region_without_the_cluster_names_the_right_one": "test_down.py has it for `down`",
     "cli/test_regions_searched.py::"
-    "test_up_and_down_name_the_other_clusters_with_their_price": "5 s, a message",
-    "cli/test_regions_searched.py::"
-    "test_up_finds_the_cluster_that_it_has_created_in_another_region": "`down` finds it, too",
-    "cli/test_regions_searched.py::"
-    "test_up_of_a_cluster_beyond_the_limits_fails": "tests/unit/test_plan.py has the limits",
-    "cli/test_reservations.py::test_clean_up_that_takes_too_long_leaves_nothing": "waits",
+    "test_up_and_down_name_the_other_clusters_with_their_price": "those of searched regions remain",
     "cli/test_reservations.py::"
-    "test_earlier_deadline_of_the_user_is_kept": "tests/unit/test_plan.py has the deadlines",
-    "cli/test_reservations.py::"
-    "test_interrupted_wait_for_the_clean_up_leaves_nothing": "waits; tests/cli/test_placing.py",
-    "cli/test_reservations.py::"
-    "test_reservation_in_a_placement_group_uses_that_group": "3 s; test_golden_requests.py",
+    "test_reservation_in_a_placement_group_uses_that_group": "2 s; a reservation without one remains",
+    "cli/test_reservations.py::test_dry_run_shows_the_reservation": "2 s; tests/golden has the requests",
     "cli/test_reservations.py::test_up_after_down_waits_for_the_clean_up": "waits",
-    "cli/test_run.py::"
-    "test_closing_the_terminal_during_run_removes_the_cluster": "test_interrupts.py closes terminals",
-    "cli/test_run.py::"
-    "test_run_lists_remaining_resources_when_aws_refuses_calls": "tests/cli/test_down.py lists them",
-    "cli/test_sim_verbs.py::test_interruption_time_of_a_spot_node_is_shown": "3 s, what is shown",
+    "cli/test_reservations.py::test_wait_for_the_clean_up_that_ends_early_leaves_nothing": "waits",
+    "cli/test_sim_verbs.py::"
+    "test_running_simulator_with_other_options_is_refused": "2 s; test_policies_of_start has one",
     "cli/test_sim_verbs.py::test_policy_that_allows_nothing_is_named_at_the_start": "a simulator of its own",
-    "cli/test_sim_verbs.py::test_rank_is_unique_per_cluster": "9 nodes",
-    "cli/test_sim_verbs.py::test_unknown_node_name_lists_the_candidates": "6 s, a message",
-    "cli/test_ssh_routes.py::"
-    "test_down_asks_every_node_through_the_jump_host": "6 s; test_proxy_command_is_remembered remains",
+    "cli/test_ssh_routes.py::test_dry_run_needs_no_jump_host": "2 s; test_dry_run.py has plans without AWS",
+    "cli/test_sync_and_pull.py::test_first_launch_on_new_nodes_names_results_that_are_here": "2 s, a message",
+    "cli/test_sync_and_pull.py::test_pull_reports_files_that_are_older_than_the_job": "two jobs, a message",
     "cli/test_sync_and_pull.py::"
-    "test_first_launch_on_new_nodes_names_results_that_are_here": "three clusters, a message",
+    "test_sync_of_results_names_files_of_a_job_that_it_replaces": "3 s; those of a plain sync remain",
     "cli/test_sync_and_pull.py::"
     "test_results_go_back_to_their_places_and_no_sync_deletes_them": "9 s; pulled results remain",
-    "cli/test_sync_and_pull.py::test_sync_starts_one_process_on_a_node": "3 s; it is about speed",
     "cli/test_terminal.py::"
-    "test_ports_are_forwarded_by_options_before_or_after_the_node": "3 s; `ssh` remains",
-    "cli/test_terminal.py::test_setup_lines_are_not_appended_to_the_spinner": "what is shown",
-    "cli/test_terminal.py::test_tables_fit_the_terminal": "5 s, what is shown",
-    "cli/test_timings_of_verbs.py::test_every_verb_shows_its_steps": "12 s; those of `launch` remain",
-    "cli/test_timings_of_verbs.py::"
-    "test_ranks_are_started_one_step_after_the_files_are_there": "it is about speed",
-    "cli/test_up.py::test_max_cost_shortens_the_lifetime": "tests/unit/test_plan.py has the rule",
-    "cli/test_what_is_sent.py::"
-    "test_cluster_has_the_name_of_the_project_folder": "5 s; tests/cli/test_reference.py has the names",
+    "test_setup_lines_are_not_appended_to_the_spinner": "test_steps_of_up has the spinner",
+    "cli/test_terminal.py::test_tables_fit_the_terminal": "4 s; that of `doctor` remains",
     # Found by costs.py, each 3 to 25 s.
     "cli/test_region.py::test_region_that_the_simulator_does_not_use_is_reported": "a message",
     "cli/test_regions_searched.py::"
     "test_broken_configuration_does_not_block_down": "test_down_does_not_guess_a_name remains",
-    "cli/test_regions_searched.py::"
-    "test_down_with_a_broken_configuration_does_not_choose_a_region": "test_down_refuses_to_choose remains",
-    "cli/test_setup_commands.py::"
-    "test_launch_is_refused_during_setup": "tests/node/test_project_lock.py has the lock",
-    "cli/test_sim_verbs.py::"
-    "test_rank_identifies_a_node_of_the_only_cluster_and_heal_lists_faults": "what is shown",
     "cli/test_sync_and_pull.py::"
     "test_folder_larger_than_the_memory_is_sent": "test_sync_node.py sends in frames",
     "cli/test_what_is_sent.py::test_bytes_that_are_not_utf_8_are_carried": "test_sync_node.py has such names",
@@ -189,7 +134,6 @@ SLOW = {
     "cli/test_launch.py::test_modules_of_the_project_do_not_replace_those_of_the_launcher": "torch",
     "cli/test_launch.py::test_shell_script_runs_once_per_rank": "torch",
     "cli/test_logs_and_jobs.py::test_following_does_not_end_a_job_that_restarts": "torch",
-    "cli/test_training_status.py::test_cancelled_training_resumes_from_its_snapshot": "torch",
     # The agent: gangs of real processes.
     "node/test_abandoned_ranks.py": "waits; tests/node/test_kill.py has ranks without an agent",
     "node/test_copies.py": "boto3 in a process of its own, 2 s each",
@@ -245,7 +189,6 @@ FIRST_PARAMETERS = {
     "cli/test_malformed_answers.py",
     "cli/test_mfa.py",
     "cli/test_networks.py",
-    "cli/test_numbers.py",
     "cli/test_organization.py",
     "cli/test_own_flags.py",
     "cli/test_ownership.py",

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cloudddp.aws.caller import caller_block
+from cloudddp.aws.caller import caller_block, owner_of
 from cloudddp.errors import CloudDDPError
 
 
@@ -81,3 +81,16 @@ def test_service_over_ipv6_only_is_refused(service: Service, monkeypatch: pytest
     monkeypatch.setenv("CLOUDDDP_CHECKIP_URL", f"http://[::1]:{service.server_port}/")
     with pytest.raises(CloudDDPError, match="cannot find the address of this computer"):
         caller_block()
+
+
+@pytest.mark.parametrize(
+    ("end", "owner"),
+    [
+        ("assumed-role/Dev/botocore-session-1700000000", "assumed-role/Dev"),
+        ("assumed-role/Dev/alice@example.org", "assumed-role/Dev/alice@example.org"),
+        ("user/alice", "user/alice"),
+        ("root", "root"),
+    ],
+)
+def test_generated_session_name_is_not_part_of_the_owner(end: str, owner: str) -> None:
+    assert owner_of({"Arn": f"arn:aws:sts::123456789012:{end}"}) == owner

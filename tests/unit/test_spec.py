@@ -209,6 +209,14 @@ def test_plain_cluster_name_is_accepted(name: str) -> None:
         ("user", "root; id"),
         ("ssh_from", ["203.0.113.7"]),
         ("ssh_from", ["everyone/0"]),
+        ("kms_key", ""),
+        ("kms_key", "train"),
+        ("kms_key", "alias/"),
+        ("kms_key", "arn:aws:kms:us-east-1:1:key/a"),
+        ("instance_profile", "a b"),
+        ("instance_profile", "arn:aws:iam::123456789012:role/train"),
+        ("instance_profile", "x" * 129),
+        ("reservation", "reserved"),
     ],
 )
 def test_invalid_ids_and_names_are_refused(key: str, value: Any) -> None:
