@@ -1,5 +1,5 @@
 """`launch --down` and its bad input. Nodes that really power off:
-tests/lab/product/test_notices_in_the_lab.py."""
+tests/lab/product/test_planned_end.py."""
 
 from __future__ import annotations
 

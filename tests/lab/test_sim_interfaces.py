@@ -117,33 +117,6 @@ def test_address_in_use_is_rejected(account: Account) -> None:
     assert again["PrivateIpAddress"] == instance["PrivateIpAddress"]
 
 
-def test_interface_can_be_attached_up_to_the_limit(account: Account) -> None:
-    (instance,) = account.running()
-
-    def attach(index: int) -> str:
-        made = account.ec2.create_network_interface(SubnetId=instance["SubnetId"])["NetworkInterface"]
-        name = str(made["NetworkInterfaceId"])
-        account.ec2.attach_network_interface(
-            DeviceIndex=index, InstanceId=instance["InstanceId"], NetworkInterfaceId=name
-        )
-        return name
-
-    def indexes() -> list[int]:
-        shown = account.describe(instance["InstanceId"])["NetworkInterfaces"]
-        return [nic["Attachment"]["DeviceIndex"] for nic in shown]
-
-    made = [attach(index) for index in (1, 2, 3)]
-    with refused("AttachmentLimitExceeded"):
-        attach(4)
-    assert indexes() == [0, 1, 2, 3]
-    second = account.describe(instance["InstanceId"])["NetworkInterfaces"][2]
-    account.ec2.detach_network_interface(AttachmentId=second["Attachment"]["AttachmentId"])
-    assert indexes() == [0, 1, 3]
-    account.end(instance["InstanceId"])
-    left = account.ec2.describe_network_interfaces()["NetworkInterfaces"]
-    assert {nic["NetworkInterfaceId"] for nic in left} > set(made)
-
-
 def test_connection_tracking_timeout_is_stored(account: Account) -> None:
     tracking = {"TcpEstablishedTimeout": 86400}
     request = [{"DeviceIndex": 0, "ConnectionTrackingSpecification": tracking}]

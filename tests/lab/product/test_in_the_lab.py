@@ -5,24 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.harness import CommandLine, cannot, listed_nodes, wait_for
+from support.harness import CommandLine, listed_nodes, wait_for
 from support.jobs import written
-
-from cloudddp.sim import control
-from cloudddp.sim.hosts import lab_namespaces
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[control.Simulator]:
-    if why := lab_namespaces.unavailable_reason():
-        cannot(why)
-    home = tmp_path_factory.mktemp("lab")
-    yield control.start(home, nodes="namespace", interfaces=("ens5", "enp71s0"))
-    control.stop(home)
 
 
 @pytest.fixture
@@ -50,10 +37,10 @@ FAILS = "EC2's instance status check has been failing since 20"
 WAIT = "import time\nprint('began', flush=True)\nwhile True: time.sleep(0.05)\n"
 
 
-def running(cli: CommandLine, script: str = "wait.py") -> Any:
+def running(cli: CommandLine, script: str = "wait.py", **env: str) -> Any:
     """Start a job in the foreground, one rank on each of two nodes; return its process once both ranks
     run."""
-    process = cli.start("launch", script)
+    process = cli.start("launch", script, **env)
     assert process.stdout is not None
     begun: set[str] = set()
     # The ranks print it themselves: a process count would include those that prepare the job.
@@ -131,18 +118,21 @@ def test_failed_machine_ends_the_job(cli: CommandLine) -> None:
 def test_verbs_with_a_frozen_node(cli: CommandLine) -> None:
     direct(cli, shared=False)
     cli.write("wait.py", "open('model.pt', 'w').write('w')\n" + WAIT)
-    # The job is not to end because of it.
+    process = running(cli, CLOUDDDP_TIME_SCALE="0.5")
+    assert process.stderr is not None
+    for act, message in (
+        ("freeze", "node 1 is not responding; retrying"),
+        ("heal", "node 1 is responding again"),
+    ):
+        cli.ok("sim", "fault", act, "1")
+        assert any(message in line for line in process.stderr)
+    cli.ok("cancel")
+    process.communicate(timeout=110)
+    assert process.returncode == 130
+
+    # The job is not to end because of the frozen node.
     job = cli.ok("launch", "-d", "wait.py", CLOUDDDP_HEARTBEAT="600").strip()
     written(cli, "began")
-    following = cli.start("logs", "-f", CLOUDDDP_TIME_SCALE="0.5")
-    assert following.stderr is not None
-    cli.ok("sim", "fault", "freeze", "1")
-    assert any("node 1 is not responding; retrying" in line for line in following.stderr)
-    cli.ok("sim", "fault", "heal", "1")
-    assert any("node 1 is responding again" in line for line in following.stderr)
-    following.kill()
-    following.communicate()
-
     cli.ok("sim", "fault", "freeze", "1")
     impatient(cli)
     for verb, shown in {"jobs": " running ", "logs": "[rank 0 | node 0] began"}.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 from support.harness import CommandLine, listed_nodes, remaining, wait_for
 from support.jobs import written
 
-ROOT = Path(__file__).parents[3]
 TOML = '[job]\nrendezvous = "direct"\nnproc_per_node = 1\nheartbeat = 4\n[job.env]\nOMP_NUM_THREADS = "1"\n'
 # Counts until `enough` exists on the node of rank 0; continues from its file.
 COUNT = """
@@ -159,68 +157,3 @@ def test_watch_resumes_and_exits_with_the_job_s_code(cli: CommandLine) -> None:
         assert all(line.startswith("[rank ") for line in out.splitlines()), out
         assert "next:" not in err, err  # it follows the job by itself
     assert len(jobs(cli)) == 2
-
-
-# Slow enough that a node can be lost in the middle of it.
-TRAIN = """
-import sys, time, torch
-from torch.optim import optimizer
-from train import signals
-from train.main import main
-from train.process_exit import exit_process
-torch.set_default_dtype(torch.float64)
-optimizer.register_optimizer_step_post_hook(lambda *_: time.sleep(0.03))
-signals.exit_silently_on_sigint()
-exit_process(main())
-"""
-FLAGS = (
-    "--dataset",
-    "synthetic",
-    "--image-size",
-    "8",
-    "--synthetic-size",
-    "640",
-    "--batch-size",
-    "16",
-    "--epochs",
-    "4",
-    "--save-every",
-    "5",
-    "--snapshot-per-node",
-    "--device",
-    "cpu",
-    "--no-tensorboard",
-)
-
-
-@pytest.mark.torch
-def test_weights_equal_those_of_an_uninterrupted_run(cli: CommandLine, ec2: Any) -> None:
-    """Node 0 is lost, with the snapshot of rank 0."""
-    torch = pytest.importorskip("torch")
-    shutil.copytree(ROOT / "train", cli.cwd / "train", ignore=shutil.ignore_patterns("__pycache__"))
-    cli.write("script.py", TRAIN)
-    cli.nodes(2)
-    cli.ok("launch", "script.py", *FLAGS, "--out", "runs/whole")
-    cli.ok("pull", "--to", "whole")
-    cli.ok("launch", "-d", "script.py", *FLAGS, "--out", "runs/lost")
-    wait_for(lambda: step(cli) >= 20, "the training is in its middle")
-    kill(cli, 0)
-    done = cli("resume")
-    assert done.returncode == 0, done.stderr
-    assert "resum" in done.stdout, "the training did not continue from a snapshot"
-    cli.ok("pull", "--to", "lost")
-    whole, again = (
-        torch.load(next((cli.cwd / name).rglob("snapshot.pt")), weights_only=True)["model"]
-        for name in ("whole", "lost")
-    )
-    assert whole.keys() == again.keys()
-    assert {value.dtype for value in whole.values() if value.is_floating_point()} == {torch.float64}
-    for name, value in whole.items():
-        assert torch.equal(value, again[name]), name
-    cli.ok("down", "-y")
-    assert remaining(ec2, cli.cluster).nothing
-
-
-def step(cli: CommandLine) -> int:
-    training = jobs(cli)[-1]["training"]
-    return training["step"] or 0 if training else 0
