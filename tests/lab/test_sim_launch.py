@@ -33,7 +33,9 @@ def test_volume_performance(account: Account) -> None:
     wanted = [{"Name": "attachment.instance-id", "Values": [instance["InstanceId"]]}]
     (volume,) = account.ec2.describe_volumes(Filters=wanted)["Volumes"]
     assert (volume["Iops"], volume["Throughput"], volume["VolumeType"]) == (6000, 500, "gp3")
-    account.launch(BlockDeviceMappings=[{"DeviceName": "/dev/sda1", "Ebs": {"VolumeType": "gp3"}}])
+    account.launch(
+        BlockDeviceMappings=[{"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 100, "VolumeType": "gp3"}}]
+    )
     (other,) = (v for v in account.ec2.describe_volumes()["Volumes"] if v["VolumeId"] != volume["VolumeId"])
     assert (other["Iops"], other["Throughput"]) == (3000, 125)
 

@@ -24,9 +24,10 @@ folder = pathlib.Path("runs/a b")
 folder.mkdir(parents=True, exist_ok=True)
 (folder / f"model-{rank}.pt").write_text("weights of " + rank)
 if rank == "0":
-    (folder / "last.pt").symlink_to("model-0.pt")
+    for link, target in (folder / "last.pt", "model-0.pt"), (pathlib.Path("runs/passwd"), "/etc/passwd"):
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
     (folder / "large").write_bytes(bytes(range(256)) * (40 << 12))
-    os.symlink("/etc/passwd", "runs/passwd")
 print("trained", rank, flush=True)
 """
 

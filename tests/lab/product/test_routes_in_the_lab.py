@@ -99,10 +99,10 @@ def test_every_verb_goes_through_the_jump_host(cli: CommandLine, laptop: Laptop,
     assert f"is allowed from {jump.private}/32" in cli.ok("allow-me")
 
     cli.write("wait.py", WAIT)
-    process = cli.start("launch", "wait.py", CLOUDDDP_TIME_SCALE="0.05")
+    process = cli.start("launch", "wait.py", CLOUDDDP_TIME_SCALE="0.1")
     assert process.stdout is not None
-    while "began" not in process.stdout.readline():
-        assert process.poll() is None
+    while "began" not in (line := process.stdout.readline()):
+        assert line, process.communicate()
     control.fault(laptop.sim, "kill", [jump.id])
     _, err = process.communicate(timeout=240)
     assert process.returncode != 0
