@@ -108,21 +108,20 @@ def remote(sim: control.Simulator) -> Iterator[Account]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test of `account` in process, and a second time over HTTP if it has the mark `over_http`."""
+    """Run a test of `account` in process, or over HTTP if it has the mark `over_http`."""
     if "account" in metafunc.fixturenames:
         marked = metafunc.definition.get_closest_marker("over_http")
-        metafunc.parametrize("account", ["rehearsal", "server"] if marked else ["rehearsal"], indirect=True)
+        metafunc.parametrize("account", ["server" if marked else "rehearsal"], indirect=True)
 
 
 @pytest.fixture
 def account(request: pytest.FixtureRequest) -> Iterator[Account]:
     """The account in process, or over HTTP for tests that are marked so.
 
-    Both run the same patched moto, so EC2's rules are the same in both. Over HTTP run about 30 cases, some of
-    each module, for what differs: errors and their status, nested lists, times and unusual characters in
-    requests and responses, JSON beside the query protocol, actions that moto lacks, and tokens, which outlive
-    the tests of a server that is shared. Throttling, lost responses, signatures and concurrent calls have
-    tests of their own, which use `remote`.
+    Both run the same patched moto, so EC2's rules are the same. Over HTTP run some of each module, for
+    what differs: errors and their status, nested lists, times and unusual characters, JSON beside the query
+    protocol, actions that moto lacks, and tokens, which outlive the tests of a server that is shared.
+    Throttling, lost responses, signatures and concurrent calls use `remote`.
     """
     if request.param == "server":
         yield request.getfixturevalue("remote")

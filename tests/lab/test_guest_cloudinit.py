@@ -30,27 +30,16 @@ def our_user_data() -> str:
     return user_data(Identity("c", "k", "p", "q"), now, now + timedelta(hours=2), (texts[0], texts[1]))
 
 
-def validate(path: Path) -> subprocess.CompletedProcess[str]:
+def test_cloud_init_accepts_our_user_data(tmp_path: Path) -> None:
     if shutil.which("cloud-init") is None:
         cannot("cloud-init is not installed (Debian: apt-get install cloud-init)")
-    return subprocess.run(
-        ["cloud-init", "schema", "--config-file", str(path)], capture_output=True, text=True, timeout=60
-    )
-
-
-def test_cloud_init_accepts_our_user_data(tmp_path: Path) -> None:
     path = tmp_path / "user-data"
-    path.write_text(our_user_data())
-    done = validate(path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "Valid" in done.stdout
-
-
-def test_cloud_init_rejects_invalid_user_data(tmp_path: Path) -> None:
-    """So that the test above can fail."""
-    path = tmp_path / "user-data"
-    path.write_text(our_user_data().replace('"runcmd": [', '"write_file": 3, "runcmd": ["x", 3, '))
-    assert validate(path).returncode != 0
+    invalid = our_user_data().replace('"runcmd": [', '"write_file": 3, "runcmd": ["x", 3, ')
+    for text, accepted in ((our_user_data(), True), (invalid, False)):
+        path.write_text(text)
+        command = ["cloud-init", "schema", "--config-file", str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert (done.returncode == 0) is accepted, done.stdout + done.stderr
 
 
 def test_our_user_data_is_fully_supported() -> None:
@@ -67,53 +56,27 @@ def test_unsupported_directives_and_users_are_reported() -> None:
     assert cloud_init.ignored(config) == ["hostname", "packages", "users: eve"]
 
 
-@pytest.mark.parametrize(
-    "encoding", [None, "", "text/plain", "b64", "base64", "gz+b64", "gzip+base64", "gz+base64"]
-)
-def test_write_files_encodings(encoding: str | None) -> None:
+def test_encodings_and_permissions_of_written_files() -> None:
     text = "a\nü\x00"
-    data = text.encode()
-    if encoding and encoding.startswith("gz"):
-        data = gzip.compress(data)
-    content = base64.b64encode(data).decode() if encoding and "64" in encoding else text
-    entry = {"path": "/x", "content": content} | ({} if encoding is None else {"encoding": encoding})
-    assert cloud_init.content(entry) == text.encode()
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [{"encoding": "rot13"}, {"encoding": "b64", "content": "x"}, {"encoding": "gz+b64", "content": "eA=="}],
-)
-def test_undecodable_content_is_an_error(entry: dict[str, str]) -> None:
-    with pytest.raises((ValueError, OSError, EOFError)):
-        cloud_init.content({"path": "/x", **entry})
-
-
-@pytest.mark.parametrize(("given", "mode"), [(None, 0o644), ("0600", 0o600), ("755", 0o755), (0o640, 0o640)])
-def test_permissions_are_octal(given: str | int | None, mode: int) -> None:
-    assert cloud_init.permissions(given) == mode
+    assert cloud_init.content({"path": "/x", "content": text}) == text.encode()
+    for encoding in ("", "text/plain", "b64", "base64", "gz+b64", "gzip+base64", "gz+base64"):
+        data = gzip.compress(text.encode()) if encoding.startswith("gz") else text.encode()
+        content = base64.b64encode(data).decode() if "64" in encoding else text
+        entry = {"path": "/x", "content": content, "encoding": encoding}
+        assert cloud_init.content(entry) == text.encode(), encoding
+    for encoding, content in (("rot13", "x"), ("b64", "x"), ("gz+b64", "eA==")):
+        with pytest.raises((ValueError, OSError, EOFError)):
+            cloud_init.content({"path": "/x", "encoding": encoding, "content": content})
+    for given, mode in ((None, 0o644), ("0600", 0o600), ("755", 0o755), (0o640, 0o640)):
+        assert cloud_init.permissions(given) == mode
 
 
 def test_commands_share_one_shell() -> None:
     script = cloud_init.shellify(["cd /usr; x='it'", ["printf", "%s", "a'b c", 3], 'echo "$x $PWD"', None])
     done = subprocess.run(["sh"], input=script, capture_output=True, text=True, timeout=60, cwd="/")
     assert done.stdout == "a'b c3it /usr\n", script
-
-
-def test_command_must_be_string_or_list() -> None:
     with pytest.raises(TypeError, match="a string or a list"):
         cloud_init.shellify([{"a": "b"}])
-
-
-def test_yaml_types_beyond_json() -> None:
-    zipped = base64.b64encode(gzip.compress(b"hello")).decode()
-    raw = (
-        f"#cloud-config\nwrite_files:\n- path: /x\n  encoding: gzip\n  content: !!binary {zipped}\nwhen: "
-        "2026-11-20\n1: 2\n"
-    )
-    config = parser.parse(raw.encode()).config
-    assert cloud_init.content(config["write_files"][0]) == b"hello"
-    assert (config["when"], config["1"]) == ("2026-11-20", 2)
 
 
 @pytest.mark.parametrize(
@@ -133,27 +96,12 @@ def test_nvidia_smi_queries(
 ) -> None:
     assert devices.answer_nvidia_smi(GPUS, arguments) == 0
     assert capsys.readouterr().out.splitlines() == lines
-
-
-def test_nvidia_smi_lists_simulated_gpus(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert devices.answer_nvidia_smi(GPUS, ["-L"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(" (UUID")[0] for line in lines] == [
-        f"GPU {n}: NVIDIA A10G (simulated)" for n in (0, 1)
-    ]
-    assert len(set(lines)) == 2
-
-
-@pytest.mark.parametrize(
-    "arguments", [["--query-gpu=nonsense", "--format=csv"], ["--query-gpu=name", "--format=xml"], ["-r"]]
-)
-def test_nvidia_smi_rejects_unknown_queries(arguments: list[str]) -> None:
-    assert devices.answer_nvidia_smi(GPUS, arguments) != 0
-
-
-# -- outside a node ------------------------------------------------------------------------------------------
+    for unknown in (
+        ["--query-gpu=nonsense", "--format=csv"],
+        ["--query-gpu=name", "--format=xml"],
+        ["-r"],
+    ):
+        assert devices.answer_nvidia_smi(GPUS, unknown) != 0
 
 
 @pytest.fixture(scope="module")
@@ -167,12 +115,8 @@ def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "command",
     [
-        *(
-            ["systemctl", *words]
-            for words in (["poweroff"], ["daemon-reload"], ["is-system-running"], ["start", "x"])
-        ),
+        ["systemctl", "poweroff"],
         *([name] for name in dispatch.SBIN),
-        ["shutdown", "now"],
         ["sudo", "true"],
         ["cloud-init", "status"],
         ["nvidia-smi", "-L"],

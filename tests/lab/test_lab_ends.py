@@ -73,51 +73,32 @@ def reconnect(laptop: LabLaptop, node: dict[str, Any]) -> paramiko.SSHClient:
 # -- files left by root of a node --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("link", ["/opt", "/tmp", "/etc/ssl", "/srv"])
-def test_links_on_the_disk_are_not_followed_at_reboot(
-    lab_laptop: LabLaptop, tmp_path: Path, link: str
-) -> None:
-    (node,) = lab_laptop.launch()
-    ssh = lab_laptop.login(node)
+def test_reboot_follows_nothing_that_root_has_left(lab_laptop: LabLaptop, tmp_path: Path) -> None:
+    """Links in place of folders, a file in place of one, links and pipes in place of the log, a full state
+    folder."""
+    linked, renamed = lab_laptop.launch(2)
     outside = tmp_path / "of this computer"
     outside.mkdir()
     (outside / "kept").touch()
-    shell(ssh, "sudo touch /run/before")
-    shell(ssh, f"sudo mv {link} {link}.old && sudo ln -s {shlex.quote(str(outside))} {link}")
-    attempt(ssh, "sudo reboot")
-    ssh = reconnect(lab_laptop, node)
-    assert [path.name for path in outside.iterdir()] == ["kept"]
-    assert shell(ssh, "test -w /tmp; test -s /etc/hosts; ls /opt/pytorch/bin/python") != ""
-
-
-def test_link_on_the_path_to_python_is_not_followed(lab_laptop: LabLaptop, tmp_path: Path) -> None:
-    (node,) = lab_laptop.launch()
-    ssh = lab_laptop.login(node)
-    shell(ssh, f"sudo touch /run/before; sudo mkdir -p /opt.new; sudo mv /opt /x; sudo ln -s {tmp_path} /opt")
-    shell(ssh, "sudo mv /etc/ssl /etc/x; sudo touch /etc/ssl")  # also with a file in its place
-    attempt(ssh, "sudo reboot")
-    assert shell(reconnect(lab_laptop, node), "readlink -e /opt /etc/ssl/certs") == "/opt\n/etc/ssl/certs"
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("planted", ["ln -s /etc/hostname", "mkfifo"])
-def test_log_file_is_opened_with_node_privileges(lab_laptop: LabLaptop, planted: str) -> None:
-    (node,) = lab_laptop.launch()
-    ssh = lab_laptop.login(node)
-    shell(ssh, f"sudo touch /run/before; sudo rm /var/log/init.log; sudo {planted} /var/log/init.log")
-    reboot(lab_laptop, node)
-    again = reconnect(lab_laptop, node)
-    assert shell(again, "sudo readlink /proc/2/fd/1") == "/var/log/init.log"
-    assert shell(again, "sudo stat -c %F /var/log/init.log").startswith("regular")
-
-
-def test_reboot_despite_files_in_the_state_folder(lab_laptop: LabLaptop) -> None:
-    (node,) = lab_laptop.launch()
-    ssh = lab_laptop.login(node)
+    ssh = lab_laptop.login(linked)
     shell(ssh, "sudo touch /run/before; sudo mkdir -p /run/cloudddp/a/b; sudo touch /run/cloudddp/a/c")
-    attempt(ssh, "sudo reboot")
-    assert attempt(reconnect(lab_laptop, node), "test -e /run/cloudddp/a").status == 1
-    assert lab_laptop.state(node["InstanceId"]) == "running"
+    for folder in ("/opt", "/etc/ssl", "/srv", "/tmp"):
+        shell(ssh, f"sudo mv {folder} {folder}.old && sudo ln -s {shlex.quote(str(outside))} {folder}")
+    shell(ssh, "sudo rm /var/log/init.log; sudo ln -s /etc/hostname /var/log/init.log")
+    other = lab_laptop.login(renamed)
+    shell(other, "sudo touch /run/before; sudo mv /etc/ssl /etc/x; sudo touch /etc/ssl")
+    shell(other, "sudo rm /var/log/init.log; sudo mkfifo /var/log/init.log")
+    for client in (ssh, other):
+        attempt(client, "sudo reboot")
+    for node in (linked, renamed):
+        again = reconnect(lab_laptop, node)
+        assert shell(again, "readlink -e /opt /etc/ssl/certs") == "/opt\n/etc/ssl/certs"
+        assert shell(again, "test -w /tmp; test -s /etc/hosts; ls /opt/pytorch/bin/python") != ""
+        assert attempt(again, "test -e /run/cloudddp/a").status == 1
+        assert shell(again, "sudo readlink /proc/2/fd/1") == "/var/log/init.log"
+        assert shell(again, "sudo stat -c %F /var/log/init.log").startswith("regular")
+        assert lab_laptop.state(node["InstanceId"]) == "running"
+    assert [path.name for path in outside.iterdir()] == ["kept"]
 
 
 def test_node_cannot_forge_how_it_ended(lab_laptop: LabLaptop) -> None:
@@ -130,21 +111,17 @@ def test_node_cannot_forge_how_it_ended(lab_laptop: LabLaptop) -> None:
     assert shown["StateReason"]["Code"] == "Server.InternalError"
 
 
-def test_init_ignores_signals(lab_laptop: LabLaptop) -> None:
-    (node,) = lab_laptop.launch()
+def test_init_of_a_node(lab_laptop: LabLaptop) -> None:
+    """It ignores signals, reaps orphans, and controls sshd."""
+    (node,), unit = lab_laptop.launch(), "sshd.service"
     ssh = lab_laptop.login(node)
     for name in ("TERM", "INT", "HUP", "KILL", "STOP", "USR1", "PIPE"):
         shell(ssh, f"sudo kill -{name} 1")
     assert shell(ssh, "sudo systemctl is-system-running") == "running"
-
-
-# -- sshd ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("unit", ["ssh", "sshd.service"])
-def test_sshd_can_be_stopped_started_and_reloaded(lab_laptop: LabLaptop, unit: str) -> None:
-    (node,) = lab_laptop.launch()
-    ssh = lab_laptop.login(node)
+    shell(ssh, "for n in $(seq 20); do (sleep 0.2 &); done; sudo sh -c '(sleep 0.2 &) ; (sleep 0.3 &)'")
+    codes = "for n in $(seq 40); do (sleep 0.01 &); sudo sh -c 'exit 7' || echo $?; done"
+    assert shell(ssh, codes).split() == ["7"] * 40
+    until(lambda: attempt(ssh, "ps -e -o stat= | grep -q Z").status == 1)
     before = shell(ssh, "pgrep -f '^sshd: .*listener'")
     shell(ssh, f"sudo systemctl reload {unit}; sudo systemctl start {unit}")
     # Still the same process; it has no title until it has read its configuration again.
@@ -157,22 +134,24 @@ def test_sshd_can_be_stopped_started_and_reloaded(lab_laptop: LabLaptop, unit: s
     assert shell(lab_laptop.login(node), "pgrep -f '^sshd: .*listener'") != before
 
 
-def test_orphans_are_reaped_and_exit_codes_kept(lab_laptop: LabLaptop) -> None:
-    (node,) = lab_laptop.launch()
-    ssh = lab_laptop.login(node)
-    shell(ssh, "for n in $(seq 20); do (sleep 0.2 &); done; sudo sh -c '(sleep 0.2 &) ; (sleep 0.3 &)'")
-    codes = "for n in $(seq 40); do (sleep 0.01 &); sudo sh -c 'exit 7' || echo $?; done"
-    assert shell(ssh, codes).split() == ["7"] * 40
-    until(lambda: attempt(ssh, "ps -e -o stat= | grep -q Z").status == 1)
-
-
-# -- ending --------------------------------------------------------------------------------------------------
-
-
 def test_frozen_nodes_can_be_terminated_and_restarted(lab_laptop: LabLaptop) -> None:
     ending, stopping = lab_laptop.launch(2)
+    away = "sudo env -i setsid sh -c 'sleep 54321 > /dev/null 2>&1 &' > /dev/null 2>&1"
+    shell(lab_laptop.login(ending), f"{away}; until pgrep -x sleep && ! pgrep -x sh; do sleep 0.05; done")
+
+    def states() -> dict[bytes, str]:
+        """The states of the node's processes, by command line."""
+        lines = {Path(f"/proc/{pid}/cmdline").read_bytes(): pid for pid in pids(lab_laptop, ending)}
+        return {
+            line: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2][1]
+            for line, pid in lines.items()
+            if b"cloudddp.sim.hosts.machine.boot" not in line
+        }
+
     for node in (ending, stopping):
         control.fault(lab_laptop.sim, "freeze", [node["InstanceId"]])
+    until(lambda: set(states().values()) == {"T"})
+    assert any(b"54321" in line for line in states())
     lab_laptop.terminate(ending["InstanceId"])
     lab_laptop.ec2.stop_instances(InstanceIds=[stopping["InstanceId"]])
     until(lambda: lab_laptop.state(stopping["InstanceId"]) == "stopped")
@@ -180,27 +159,6 @@ def test_frozen_nodes_can_be_terminated_and_restarted(lab_laptop: LabLaptop) -> 
     until(lambda: lab_laptop.state(stopping["InstanceId"]) == "running")
     (again,) = lab_laptop.describe(stopping["InstanceId"])
     assert shell(lab_laptop.login(again), "echo alive") == "alive"
-
-
-def test_freeze_stops_detached_processes(lab_laptop: LabLaptop) -> None:
-    (node,) = lab_laptop.launch()
-    away = "sudo env -i setsid sh -c 'sleep 54321 > /dev/null 2>&1 &' > /dev/null 2>&1"
-    shell(lab_laptop.login(node), f"{away}; until pgrep -x sleep && ! pgrep -x sh; do sleep 0.05; done")
-
-    def states() -> list[tuple[bytes, str]]:
-        return [
-            (
-                Path(f"/proc/{p.pid}/cmdline").read_bytes(),
-                Path(f"/proc/{p.pid}/stat").read_text().rpartition(")")[2][1],
-            )
-            for p in processes.belonging(lab_laptop.sim.home, node["InstanceId"])
-        ]
-
-    control.fault(lab_laptop.sim, "freeze", [node["InstanceId"]])
-    until(
-        lambda: {state for line, state in states() if b"cloudddp.sim.hosts.machine.boot" not in line} == {"T"}
-    )
-    assert [state for line, state in states() if b"54321" in line] == ["T"]
 
 
 def test_simulator_with_frozen_nodes_stops(home: Path) -> None:
@@ -232,6 +190,8 @@ def test_killed_node_sends_no_packet_to_its_peers(lab_laptop: LabLaptop) -> None
         "nothing",
     ]
     until(lambda: lab_laptop.state(failing["InstanceId"]) == "terminated")
+    assert lab_laptop.describe(failing["InstanceId"])[0]["StateReason"]["Code"] == "Server.InternalError"
+    assert pids(lab_laptop, failing) == []
 
 
 def test_handle_never_signals_a_reused_pid() -> None:
@@ -253,47 +213,14 @@ def test_handle_never_signals_a_reused_pid() -> None:
 # -- faults --------------------------------------------------------------------------------------------------
 
 
-def test_network_fault_outlives_a_reboot(lab_laptop: LabLaptop) -> None:
+def test_network_fault_outlives_a_reboot_but_not_the_node(lab_laptop: LabLaptop) -> None:
     (node,) = lab_laptop.launch()
     lab_laptop.login(node)
     control.fault(lab_laptop.sim, "cut", [node["InstanceId"]])
     reboot(lab_laptop, node)
     lab_laptop.launch()  # replaces the firewall rules
     assert not reachable(lab_laptop.sim, node["PublicIpAddress"], 22)
-    control.fault(lab_laptop.sim, "heal", [node["InstanceId"]])
-    until(lambda: reachable(lab_laptop.sim, node["PublicIpAddress"], 22))
-
-
-def test_reused_address_has_no_fault(lab_laptop: LabLaptop) -> None:
-    (node,) = lab_laptop.launch()
-    control.fault(lab_laptop.sim, "cut", [node["InstanceId"]])
     lab_laptop.terminate(node["InstanceId"])
     (other,) = lab_laptop.launch(PrivateIpAddress=node["PrivateIpAddress"])
     assert other["PrivateIpAddress"] == node["PrivateIpAddress"]
     until(lambda: reachable(lab_laptop.sim, other["PublicIpAddress"], 22))
-
-
-# -- names ---------------------------------------------------------------------------------------------------
-
-READER = """
-import os, signal
-seen, over = set(), []
-signal.signal(signal.SIGTERM, lambda *_: over.append(1))
-print("up", flush=True)
-while not over:
-    handle = os.open("/etc/hosts", os.O_RDONLY)
-    seen.add(os.read(handle, 20))
-    os.close(handle)
-print(seen, flush=True)
-"""
-
-
-def test_hosts_file_is_readable_during_changes(lab_laptop: LabLaptop) -> None:
-    (node,) = lab_laptop.launch()
-    ssh = lab_laptop.login(node)
-    shell(ssh, f"nohup python3 -c {shlex.quote(READER)} > seen 2>&1 & until [ -s seen ]; do sleep 0.05; done")
-    for _ in range(2):
-        lab_laptop.terminate(*(one["InstanceId"] for one in lab_laptop.launch(6)))
-    shell(ssh, "pkill -TERM -f O_RDONLY")
-    shown = until(lambda: len(lines := shell(ssh, "cat seen").splitlines()) == 2 and lines)
-    assert shown == ["up", str({b"127.0.0.1 localhost\n"})]

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import ipaddress
-import json
 import os
 import shutil
-import socket
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +12,17 @@ from support.account import refused
 from support.harness import cannot, until
 from support.labnode import (
     LabLaptop,
-    attempt,
     call,
-    network_namespace,
     reachable,
     serve,
     shell,
     unavailable_reason,
 )
+from support.vpcs import EVERYWHERE, Vpc
 
 from cloudddp.sim import control
 
-ANYONE = [{"CidrIp": "0.0.0.0/0"}]
-EVERYTHING = {"IpProtocol": "-1", "IpRanges": ANYONE}
+EVERYTHING = {"IpProtocol": "-1", "IpRanges": [{"CidrIp": EVERYWHERE}]}
 
 
 def tcp(port: int, *, cidr: str = "0.0.0.0/0") -> dict[str, Any]:
@@ -39,58 +33,15 @@ def allow(laptop: LabLaptop, group: str, rule: dict[str, Any]) -> None:
     laptop.ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=[rule])
 
 
-def call_from_inside(laptop: LabLaptop, node: Any, address: str, port: int = 4000) -> str:
-    """As `call`, for nodes that SSH does not reach. Returns the error if the connection fails."""
-    node_shown = next(one for one in control.nodes(laptop.sim) if one["instance_id"] == node["InstanceId"])
-    with network_namespace(Path(f"/proc/{node_shown['home'].split('/')[2]}/ns/net")):
-        try:
-            with socket.create_connection((address, port), timeout=1.5) as connection:
-                return connection.recv(99).decode()
-        except OSError as error:
-            return str(error)
-
-
-def make_vpc(laptop: LabLaptop, network: str) -> tuple[str, str, str]:
-    """Create a VPC with a public subnet and a group without ingress rules. Returns their ids."""
-    vpc = laptop.ec2.create_vpc(CidrBlock=network)["Vpc"]["VpcId"]
-    block = str(next(ipaddress.ip_network(network).subnets(new_prefix=20)))
-    request = {"VpcId": vpc, "CidrBlock": block, "AvailabilityZone": f"{laptop.sim.region}a"}
-    subnet = laptop.ec2.create_subnet(**request)["Subnet"]["SubnetId"]
-    gateway = laptop.ec2.create_internet_gateway()["InternetGateway"]["InternetGatewayId"]
-    laptop.ec2.attach_internet_gateway(InternetGatewayId=gateway, VpcId=vpc)
-    (main,) = laptop.ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [vpc]}])["RouteTables"]
-    route = {"DestinationCidrBlock": "0.0.0.0/0", "GatewayId": gateway}
-    laptop.ec2.create_route(RouteTableId=main["RouteTableId"], **route)
-    group = laptop.ec2.create_security_group(GroupName="there", Description="d", VpcId=vpc)["GroupId"]
-    return vpc, subnet, group
-
-
-def drop_vpc(laptop: LabLaptop, vpc: str, subnet: str, group: str) -> None:
-    laptop.ec2.delete_security_group(GroupId=group)
-    laptop.ec2.delete_subnet(SubnetId=subnet)
-    attached = [{"Name": "attachment.vpc-id", "Values": [vpc]}]
-    (gateway,) = laptop.ec2.describe_internet_gateways(Filters=attached)["InternetGateways"]
-    laptop.ec2.detach_internet_gateway(InternetGatewayId=gateway["InternetGatewayId"], VpcId=vpc)
-    laptop.ec2.delete_vpc(VpcId=vpc)
-
-
-def on(subnet: str, *groups: str) -> dict[str, Any]:
-    """An interface with a public address."""
-    wanted = {"DeviceIndex": 0, "SubnetId": subnet, "AssociatePublicIpAddress": True}
-    return {**wanted, "Groups": list(groups)} if groups else wanted
-
-
 def test_ingress_needs_a_rule_which_is_effective_at_once(lab_laptop: LabLaptop) -> None:
     shut = lab_laptop.make_group("shut", itself=False, ssh=False)
     (node,) = lab_laptop.launch(1, SecurityGroupIds=[shut])
     address = node["PublicIpAddress"]
     assert not reachable(lab_laptop.sim, address, 22)
-    ssh = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22}
-    elsewhere = {**ssh, "IpRanges": [{"CidrIp": "192.0.2.0/24"}]}
-    lab_laptop.ec2.authorize_security_group_ingress(GroupId=shut, IpPermissions=[elsewhere])
+    allow(lab_laptop, shut, tcp(22, cidr="192.0.2.0/24"))
     assert not reachable(lab_laptop.sim, address, 22)
-    here = {**ssh, "IpRanges": [{"CidrIp": "203.0.113.10/32"}]}
-    lab_laptop.ec2.authorize_security_group_ingress(GroupId=shut, IpPermissions=[here])
+    here = tcp(22, cidr="203.0.113.10/32")
+    allow(lab_laptop, shut, here)
     assert until(lambda: reachable(lab_laptop.sim, address, 22))
     lab_laptop.ec2.revoke_security_group_ingress(GroupId=shut, IpPermissions=[here])
     assert not reachable(lab_laptop.sim, address, 22)
@@ -137,23 +88,6 @@ def test_egress_rules_apply_to_the_original_destination(lab_laptop: LabLaptop) -
     lab_laptop.ec2.revoke_security_group_egress(GroupId=shut, IpPermissions=itself)
 
 
-def test_node_without_public_address_reaches_no_public_address(lab_laptop: LabLaptop) -> None:
-    interface = {"DeviceIndex": 0, "Groups": [lab_laptop.group], "AssociatePublicIpAddress": False}
-    (node,) = lab_laptop.launch(1, NetworkInterfaces=[interface])
-    (peer,) = lab_laptop.launch(1)
-    allow(lab_laptop, lab_laptop.group, tcp(4000))
-    assert "PublicIpAddress" not in node
-    serve(lab_laptop.login(peer))
-    until(lambda: call_from_inside(lab_laptop, node, peer["PrivateIpAddress"]) == node["PrivateIpAddress"])
-    assert call_from_inside(lab_laptop, node, peer["PublicIpAddress"]) == "timed out"
-
-
-def test_unknown_address_does_not_respond(lab_laptop: LabLaptop) -> None:
-    (node,) = lab_laptop.launch(1)
-    for address in ("8.8.8.8", "172.31.255.250", "10.1.2.3", "198.51.100.254", "203.0.113.77"):
-        assert call_from_inside(lab_laptop, node, address) == "timed out"
-
-
 def test_spoofed_source_address_is_dropped(lab_laptop: LabLaptop) -> None:
     group = lab_laptop.make_group("group")
     server, member = lab_laptop.launch(2, SecurityGroupIds=[group])
@@ -183,43 +117,13 @@ def test_spoofed_source_address_is_dropped(lab_laptop: LabLaptop) -> None:
     assert "spoofed" not in shell(receiver, "cat received")
 
 
-def test_icmp_rules_by_type_and_code(lab_laptop: LabLaptop) -> None:
-    group = lab_laptop.make_group("pinged", itself=False)
-    first, second = lab_laptop.launch(2, SecurityGroupIds=[group])
-    echo = (
-        "import socket; s = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP); "
-        "s.settimeout(1); "
-        f"s.sendto(bytes([8, 0, 0xf7, 0xff, 0, 0, 0, 0]), ('{second['PrivateIpAddress']}', 0)); "
-        "print('reply', s.recv(99)[20])"
-    )
-    client = lab_laptop.login(first)
-
-    def answer() -> str:
-        return attempt(client, f'sudo /opt/pytorch/bin/python -c "{echo}"').out.decode().strip()
-
-    assert answer() == ""
-    for kind, code, expected in ((3, -1, ""), (8, 1, ""), (8, 0, "reply 0")):
-        rule = {"IpProtocol": "icmp", "FromPort": kind, "ToPort": code, "IpRanges": ANYONE}
-        allow(lab_laptop, group, rule)
-        assert (until(answer) if expected else answer()) == expected
-
-
-def test_default_group_allows_its_members_only(lab_laptop: LabLaptop) -> None:
-    vpc, subnet, group = make_vpc(lab_laptop, "10.7.0.0/16")
-    nodes = lab_laptop.launch(2, NetworkInterfaces=[on(subnet)])
-    address = nodes[1]["PrivateIpAddress"]
-    until(lambda: call_from_inside(lab_laptop, nodes[0], address, 22).startswith("SSH-2.0"))
-    assert not reachable(lab_laptop.sim, nodes[0]["PublicIpAddress"], 22)
-    lab_laptop.terminate(*(node["InstanceId"] for node in nodes))
-    drop_vpc(lab_laptop, vpc, subnet, group)
-
-
 def test_overlapping_vpcs_are_separate(lab_laptop: LabLaptop) -> None:
-    vpc, subnet, group = make_vpc(lab_laptop, "172.31.0.0/16")
-    allow(lab_laptop, group, EVERYTHING)
+    vpc = Vpc(lab_laptop.ec2, "172.31.0.0/16")
+    there = {"DeviceIndex": 0, "SubnetId": vpc.public, "AssociatePublicIpAddress": True}
+    there["Groups"] = [vpc.group(EVERYWHERE)]
     allow(lab_laptop, lab_laptop.group, tcp(4000))
     (ours,) = lab_laptop.launch(1)
-    (theirs,) = lab_laptop.launch(1, NetworkInterfaces=[on(subnet, group)])
+    (theirs,) = lab_laptop.launch(1, NetworkInterfaces=[there])
     assert ours["PrivateIpAddress"] != theirs["PrivateIpAddress"]
     for node in (ours, theirs):
         serve(lab_laptop.login(node))
@@ -231,31 +135,7 @@ def test_overlapping_vpcs_are_separate(lab_laptop: LabLaptop) -> None:
             )
         )
     with refused("InvalidIPAddress.InUse"):
-        lab_laptop.run(
-            1, NetworkInterfaces=[{**on(subnet, group), "PrivateIpAddress": ours["PrivateIpAddress"]}]
-        )
-    lab_laptop.terminate(theirs["InstanceId"])
-    drop_vpc(lab_laptop, vpc, subnet, group)
-
-
-def test_invalid_rule_does_not_affect_others(
-    lab_laptop: LabLaptop,
-) -> None:
-    # moto does not validate it here.
-    bad = {"IpProtocol": "warp", "FromPort": 1, "ToPort": 2, "CidrIp": "0.0.0.0/0"}
-    group = {
-        "Type": "AWS::EC2::SecurityGroup",
-        "Properties": {"GroupDescription": "d", "SecurityGroupIngress": [bad]},
-    }
-    stacks = lab_laptop.client("cloudformation")
-    stacks.create_stack(StackName="bad", TemplateBody=json.dumps({"Resources": {"Bad": group}}))
-    made = stacks.describe_stack_resources(StackName="bad")["StackResources"][0]["PhysicalResourceId"]
-    (node,) = lab_laptop.launch(1, SecurityGroupIds=[made])
-    assert not reachable(lab_laptop.sim, node["PublicIpAddress"], 22)
-    allow(lab_laptop, made, tcp(22))
-    lab_laptop.login(node)
-    lab_laptop.terminate(node["InstanceId"])
-    stacks.delete_stack(StackName="bad")
+        lab_laptop.run(1, NetworkInterfaces=[{**there, "PrivateIpAddress": ours["PrivateIpAddress"]}])
 
 
 def test_rejected_ruleset_keeps_the_previous_one(
@@ -279,62 +159,3 @@ def test_rejected_ruleset_keeps_the_previous_one(
     (tools / "broken").unlink()
     (after,) = laptop.launch(1)
     laptop.login(after)
-
-
-JOB = (
-    "import os, torch.distributed as dist\n"
-    "dist.init_process_group('gloo')\n"
-    "dist.barrier()\n"
-    "print('all of', dist.get_world_size(), 'are here', flush=True)\n"
-    "os._exit(0)\n"
-)
-
-
-def start_job(lab_laptop: LabLaptop, nodes: list[dict[str, Any]]) -> None:
-    """Start torchrun with one rank per node, its output in the file `log` and its pid in `agent`."""
-    for node in nodes:
-        agent = (
-            "GLOO_SOCKET_IFNAME=ens5 OMP_NUM_THREADS=1 nohup /opt/pytorch/bin/python -m "
-            "torch.distributed.run --nnodes=2"
-            " --nproc-per-node=1 --rdzv-backend=c10d --rdzv-id=j "
-            f"--rdzv-endpoint={nodes[0]['PrivateIpAddress']}:29500"
-            f" --local-addr={node['PrivateIpAddress']} job.py > log 2>&1 & echo $! > agent"
-        )
-        shell(lab_laptop.login(node), f"cat > job.py <<'E'\n{JOB}E\n{agent}")
-
-
-def state(lab_laptop: LabLaptop, node: dict[str, Any]) -> str:
-    """Return `runs` or `ended`, followed by the output of the torchrun agent."""
-    return shell(lab_laptop.login(node), "kill -0 $(cat agent) 2>&- && echo runs || echo ended; cat log")
-
-
-@pytest.mark.torch
-def test_job_without_network_path_fails_on_the_second_node(
-    lab_laptop: LabLaptop,
-) -> None:
-    """PyTorch's own timeout of 60 seconds, as on AWS with a group that has no self-referencing rule."""
-    pytest.importorskip("torch")
-    nodes = lab_laptop.launch(2, SecurityGroupIds=[lab_laptop.make_group("no way", itself=False)])
-    start_job(lab_laptop, nodes)
-    until(lambda: state(lab_laptop, nodes[1]).startswith("ended"), 200)
-    assert "timed out after 60000ms" in state(lab_laptop, nodes[1])
-    assert state(lab_laptop, nodes[0]) == "runs"  # it waits silently for 15 minutes
-
-
-@pytest.mark.torch
-def test_job_with_one_open_port_hangs_until_the_rule_exists(lab_laptop: LabLaptop) -> None:
-    pytest.importorskip("torch")
-    group = lab_laptop.make_group("only 29500", itself=False)
-    peers = [{"GroupId": group}]
-    allow(
-        lab_laptop,
-        group,
-        {"IpProtocol": "tcp", "FromPort": 29500, "ToPort": 29500, "UserIdGroupPairs": peers},
-    )
-    nodes = lab_laptop.launch(2, SecurityGroupIds=[group])
-    start_job(lab_laptop, nodes)
-    time.sleep(12)  # a job that can start ends earlier
-    assert [state(lab_laptop, node) for node in nodes] == ["runs", "runs"]
-    allow(lab_laptop, group, {"IpProtocol": "-1", "UserIdGroupPairs": peers})
-    for node in nodes:
-        until(lambda node=node: "all of 2 are here" in state(lab_laptop, node), 90)

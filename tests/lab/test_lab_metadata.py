@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import socket
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import paramiko
 import pytest
 from support.harness import until
-from support.labnode import LabLaptop, attempt, inside, shell
+from support.labnode import LabLaptop, attempt, shell
 
 from cloudddp.errors import UsageError
 from cloudddp.sim import control
@@ -77,39 +76,24 @@ def metadata(client: paramiko.SSHClient) -> MetadataClient:
     return MetadataClient(client)
 
 
-def test_token_is_required(metadata: MetadataClient) -> None:
+def test_token_is_required(lab_laptop: LabLaptop, metadata: MetadataClient) -> None:
+    def status(token: str) -> int:
+        return metadata.raw("GET", "/latest/meta-data/instance-id", **{TOKEN: token})[0]
+
     assert metadata.raw("GET", "/latest/meta-data/instance-id")[0] == 401
-    assert metadata.raw("GET", "/latest/meta-data/instance-id", **{TOKEN: "nonsense"})[0] == 401
-    forged = metadata.token()[:-5] + "AAAA="
-    assert metadata.raw("GET", "/latest/meta-data/instance-id", **{TOKEN: forged})[0] == 401
-
-
-@pytest.mark.parametrize("seconds", ["0", "21601", "-1", "soon", "1.5"])
-def test_token_ttl_limits(metadata: MetadataClient, seconds: str) -> None:
-    assert metadata.raw("PUT", "/latest/api/token", **{TTL: seconds})[0] == 400
-
-
-def test_token_needs_ttl_header_and_no_proxy(metadata: MetadataClient) -> None:
+    of_another = MetadataClient(lab_laptop.login(lab_laptop.launch()[0])).token()
+    for token in ("nonsense", metadata.token()[:-5] + "AAAA=", of_another):
+        assert status(token) == 401
+    for seconds in ("0", "21601", "-1", "soon", "1.5"):
+        assert metadata.raw("PUT", "/latest/api/token", **{TTL: seconds})[0] == 400
     assert metadata.raw("PUT", "/latest/api/token")[0] == 400
     assert metadata.raw("PUT", "/latest/api/token", **{TTL: "60", "X-Forwarded-For": "1.2.3.4"})[0] == 403
     assert metadata.raw("GET", "/latest/api/token")[0] == 405
-
-
-def test_token_expires(metadata: MetadataClient) -> None:
-    token = metadata.token(1)
-    until(lambda: metadata.raw("GET", "/latest/meta-data/instance-id", **{TOKEN: token})[0] == 401)
-
-
-def test_remaining_ttl_is_returned(metadata: MetadataClient) -> None:
-    token = metadata.token(600)
-    status, _, headers = metadata.raw("GET", "/latest/meta-data/", **{TOKEN: token})
-    assert status == 200
+    found, _, headers = metadata.raw("GET", "/latest/meta-data/", **{TOKEN: metadata.token(600)})
+    assert found == 200
     assert 0 < int(headers[TTL.lower()]) <= 600
-
-
-def test_token_of_another_node_is_invalid(lab_laptop: LabLaptop, metadata: MetadataClient) -> None:
-    other = MetadataClient(lab_laptop.login(lab_laptop.launch()[0]))
-    assert metadata.raw("GET", "/latest/meta-data/instance-id", **{TOKEN: other.token()})[0] == 401
+    short = metadata.token(1)
+    until(lambda: status(short) == 401)
 
 
 def test_metadata_matches_the_api(
@@ -137,6 +121,21 @@ def test_metadata_matches_the_api(
         "Reservations"
     ]
     assert metadata("meta-data/reservation-id") == reservation["ReservationId"]
+    assert metadata("meta-data/tags/instance/Name") == "one"
+    assert metadata("meta-data/tags/instance/").splitlines() == ["Name", "cloudddp:cluster"]
+    assert metadata("user-data") == shared_lab_laptop.user_data()
+    document = json.loads(metadata("dynamic/instance-identity/document"))
+    assert document["instanceId"] == instance["InstanceId"]
+    assert document["privateIp"] == instance["PrivateIpAddress"]
+    assert (document["region"], document["accountId"]) == ("us-east-1", "123456789012")
+    for path in (
+        "dynamic/instance-identity/signature",  # only AWS can create one
+        "meta-data/nothing",
+        "meta-data/instance-id/x",
+        "x",
+        "../latest/user-data",
+    ):
+        assert metadata.get(path)[0] == 404, path
 
 
 def test_interface_by_mac_address(
@@ -172,84 +171,19 @@ visit("")
     assert [line for line in seen if not line.endswith(" True")] == []
 
 
-def test_identity_document(metadata: MetadataClient, instance: dict[str, Any]) -> None:
-    document = json.loads(metadata("dynamic/instance-identity/document"))
-    assert (document["instanceId"], document["privateIp"]) == (
-        instance["InstanceId"],
-        instance["PrivateIpAddress"],
-    )
-    assert (document["region"], document["accountId"]) == ("us-east-1", "123456789012")
-    assert metadata.get("dynamic/instance-identity/signature")[0] == 404  # only AWS can create one
-
-
-def test_user_data_is_unchanged(metadata: MetadataClient, shared_lab_laptop: LabLaptop) -> None:
-    assert metadata("user-data") == shared_lab_laptop.user_data()
-
-
-def test_instance_tags_in_metadata(metadata: MetadataClient) -> None:
-    assert metadata("meta-data/tags/instance/Name") == "one"
-    assert metadata("meta-data/tags/instance/cloudddp:cluster") == "c"
-    assert metadata("meta-data/tags/instance/").splitlines() == ["Name", "cloudddp:cluster"]
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "meta-data/nothing",
-        "meta-data/instance-id/x",
-        "meta-data/spot/instance-action",
-        "x",
-        "../latest/user-data",
-    ],
-)
-def test_unknown_path_is_404(metadata: MetadataClient, path: str) -> None:
-    assert metadata.get(path)[0] == 404
-
-
-def test_boto3_finds_its_region_in_metadata(client: paramiko.SSHClient) -> None:
-    """With botocore's metadata client on the node, which is independent of our code."""
-    code = (
-        "import botocore.utils; "
-        "print(botocore.utils.InstanceMetadataRegionFetcher(timeout=30).retrieve_region())"
-    )
-    environment = "env -u AWS_EC2_METADATA_DISABLED"
-    assert shell(client, f"{environment} /opt/pytorch/bin/python -c {shlex.quote(code)}") == "us-east-1"
-
-
-def test_version_1_without_tags_and_user_data(
-    lab_laptop: LabLaptop,
-) -> None:
+def test_metadata_options_of_an_instance(lab_laptop: LabLaptop) -> None:
     node = lab_laptop.launch(MetadataOptions={"HttpTokens": "optional"}, UserData="")[0]
     metadata = MetadataClient(lab_laptop.login_unverified(node))
     assert metadata.raw("GET", "/latest/meta-data/instance-id")[:2] == (200, node["InstanceId"])
     assert metadata.raw("GET", "/latest/meta-data/instance-id", **{TOKEN: "nonsense"})[0] == 401
     assert metadata.raw("GET", "/latest/meta-data/tags/instance/")[0] == 404
     assert metadata.raw("GET", "/latest/user-data")[0] == 404
-
-
-def test_disabled_endpoint_is_403(lab_laptop: LabLaptop) -> None:
-    metadata = MetadataClient(
-        lab_laptop.login(lab_laptop.launch(MetadataOptions={"HttpEndpoint": "disabled"})[0])
-    )
+    change = lab_laptop.ec2.modify_instance_metadata_options
+    change(InstanceId=node["InstanceId"], HttpTokens="required")
+    assert metadata.raw("GET", "/latest/meta-data/instance-id")[0] == 401
+    change(InstanceId=node["InstanceId"], HttpEndpoint="disabled")
     assert metadata.raw("PUT", "/latest/api/token", **{TTL: "60"})[0] == 403
     assert metadata.raw("GET", "/latest/meta-data/")[0] == 403
-
-
-def test_changed_metadata_options_are_effective(lab_laptop: LabLaptop) -> None:
-    node = lab_laptop.launch(MetadataOptions={"HttpTokens": "optional"})[0]
-    metadata = MetadataClient(lab_laptop.login(node))
-    assert metadata.raw("GET", "/latest/meta-data/instance-id")[0] == 200
-    lab_laptop.ec2.modify_instance_metadata_options(InstanceId=node["InstanceId"], HttpTokens="required")
-    assert metadata.raw("GET", "/latest/meta-data/instance-id")[0] == 401
-
-
-def test_laptop_is_disconnected(lab: control.Simulator) -> None:
-    with inside(lab), socket.create_connection(("169.254.169.254", 80), timeout=30) as line:
-        line.sendall(b"GET /latest/meta-data/ HTTP/1.0\r\n\r\n")
-        try:
-            assert line.recv(100) == b""
-        except ConnectionResetError:
-            pass
 
 
 def test_spot_interruption_notice_and_termination(lab_laptop: LabLaptop) -> None:
@@ -278,25 +212,22 @@ def test_spot_interruption_notice_and_termination(lab_laptop: LabLaptop) -> None
 NOTICES = ("spot/instance-action", "spot/termination-time", "events/recommendations/rebalance")
 
 
-def test_only_a_spot_node_can_be_interrupted_once(lab_laptop: LabLaptop, metadata: MetadataClient) -> None:
+def test_only_a_spot_node_can_be_interrupted_once(lab_laptop: LabLaptop) -> None:
     fixed, spot = lab_laptop.launch()[0], lab_laptop.launch(InstanceMarketOptions=SPOT)[0]
-    with pytest.raises(UsageError, match="is not a spot instance"):
-        control.interrupt(lab_laptop.sim, fixed["InstanceId"], seconds=5)
-    with pytest.raises(UsageError, match="no node"):
-        control.interrupt(lab_laptop.sim, "i-unknown", seconds=5)
-    for seconds in (-1, 1e12):
-        with pytest.raises(UsageError, match="seconds must be"):
-            control.interrupt(lab_laptop.sim, spot["InstanceId"], seconds=seconds)
+    for name, seconds, words in (
+        (fixed["InstanceId"], 5, "is not a spot instance"),
+        ("i-unknown", 5, "no node"),
+        (spot["InstanceId"], -1, "seconds must be"),
+        (spot["InstanceId"], 1e12, "seconds must be"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            control.interrupt(lab_laptop.sim, name, seconds=seconds)
     control.interrupt(lab_laptop.sim, spot["InstanceId"], seconds=3600)
     with pytest.raises(UsageError, match="already has its notice"):
         control.interrupt(lab_laptop.sim, spot["InstanceId"], seconds=3600)
-
-
-def test_reason_of_user_termination_during_notice(lab_laptop: LabLaptop) -> None:
-    node = lab_laptop.launch(InstanceMarketOptions=SPOT)[0]
-    control.interrupt(lab_laptop.sim, node["InstanceId"], seconds=3600)
-    lab_laptop.terminate(node["InstanceId"])
-    assert lab_laptop.describe(node["InstanceId"])[0]["StateReason"]["Code"] == "Client.UserInitiatedShutdown"
+    lab_laptop.terminate(spot["InstanceId"])
+    (shown,) = lab_laptop.describe(spot["InstanceId"])
+    assert shown["StateReason"]["Code"] == "Client.UserInitiatedShutdown"
 
 
 def test_metadata_is_not_subject_to_rules_and_faults(lab_laptop: LabLaptop) -> None:

@@ -41,9 +41,9 @@ class Node:
 
     client: paramiko.SSHClient
 
-    def s3(self, method: str, region: str = "us-east-1", **params: Any) -> str:
+    def s3(self, method: str, region: str = "us-east-1", variables: str = "", **params: Any) -> str:
         words = ["/opt/pytorch/bin/python", "-c", CALL, region, method, json.dumps(params)]
-        return shell(self.client, f"env $(cat /tmp/env 2> /dev/null) {shlex.join(words)}").strip()
+        return shell(self.client, f"env {variables} {shlex.join(words)}").strip()
 
     def metadata(self, path: str) -> str:
         token = (
@@ -78,15 +78,7 @@ def test_metadata_has_the_credentials_of_the_role(node: Node) -> None:
     found = json.loads(node.metadata("iam/security-credentials/writer").rpartition("\n")[0])
     assert found["Code"] == "Success"
     assert found["AccessKeyId"].startswith("ASIA")
-    assert found.keys() == {
-        "Code",
-        "LastUpdated",
-        "Type",
-        "AccessKeyId",
-        "SecretAccessKey",
-        "Token",
-        "Expiration",
-    }
+    assert {"LastUpdated", "Type", "SecretAccessKey", "Token", "Expiration"} < found.keys()
 
 
 def test_node_without_profile_has_no_credentials(lab_laptop: LabLaptop, bucket: str) -> None:
@@ -106,33 +98,22 @@ def test_role_may_not_write_or_read_elsewhere(node: Node) -> None:
     assert denied.startswith("AccessDenied User: arn:aws:sts::123456789012:assumed-role/writer/i-"), denied
     assert f"s3:PutObject on resource: arn:aws:s3:::{BUCKET}/other/a" in denied
     assert node.s3("get_object", Bucket=BUCKET, Key="allowed/a").startswith("AccessDenied")
+    unknown = {"variables": "AWS_ACCESS_KEY_ID=a AWS_SECRET_ACCESS_KEY=b", "Key": "allowed/a", "Body": "x"}
+    assert node.s3("put_object", Bucket=BUCKET, **unknown).startswith("InvalidAccessKeyId")
 
 
-def test_unknown_bucket(node: Node, lab: control.Simulator) -> None:
-    iam = client_of(lab, "iam")
-    iam.put_role_policy(RoleName="writer", PolicyName="more", PolicyDocument=policy("not-there", ""))
-    assert node.s3("put_object", Bucket="not-there", Key="a", Body="x").startswith("NoSuchBucket")
-    iam.delete_role_policy(RoleName="writer", PolicyName="more")
-
-
-def test_bucket_of_another_region_is_named(node: Node, lab: control.Simulator) -> None:
+def test_bucket_of_another_region_is_named_and_an_unknown_one_is_not_found(
+    node: Node, lab: control.Simulator
+) -> None:
     """301 with the region in a header, which clients follow."""
     iam, name = client_of(lab, "iam"), "results-in-oregon"
     iam.put_role_policy(RoleName="writer", PolicyName="more", PolicyDocument=policy(name, ""))
     for _ in make_bucket(client_of(lab, "s3", region_name="us-west-2"), name, "us-west-2"):
         assert node.s3("put_object", region="us-west-2", Bucket=name, Key="a", Body="x") == "ok"
         assert node.s3("put_object", Bucket=name, Key="a", Body="x").startswith(("ok", "PermanentRedirect"))
+    iam.put_role_policy(RoleName="writer", PolicyName="more", PolicyDocument=policy("not-there", ""))
+    assert node.s3("put_object", Bucket="not-there", Key="a", Body="x").startswith("NoSuchBucket")
     iam.delete_role_policy(RoleName="writer", PolicyName="more")
-
-
-def test_other_keys_are_unknown(node: Node) -> None:
-    shell(node.client, "echo AWS_ACCESS_KEY_ID=a AWS_SECRET_ACCESS_KEY=b > /tmp/env")
-    try:
-        assert node.s3("put_object", Bucket=BUCKET, Key="allowed/a", Body="x").startswith(
-            "InvalidAccessKeyId"
-        )
-    finally:
-        shell(node.client, "rm /tmp/env")
 
 
 def test_closed_egress_makes_s3_unreachable(lab_laptop: LabLaptop, profile: str) -> None:

@@ -1,34 +1,21 @@
-"""Packets for a channel after its EOF or close: a loopback node handles them as OpenSSH's sshd does."""
+"""Packets for a channel after its EOF or close: a loopback node handles them as OpenSSH's sshd."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import paramiko
 import pytest
 from support.harness import until
-from support.labnode import LabLaptop
 from support.simlab import Laptop, execute
 
 WINDOW_ADJUST, DATA, EOF = 93, 94, 96
 
 
-@pytest.fixture(scope="module", params=["asyncssh", "sshd"])
-def host(request: pytest.FixtureRequest) -> Iterator[tuple[Laptop, dict[str, Any]]]:
-    """A loopback node (asyncssh) and a namespace node (sshd)."""
-    if request.param == "asyncssh":
-        laptop = Laptop(request.getfixturevalue("sim"), "key of late messages")
-    else:
-        laptop = LabLaptop(request.getfixturevalue("lab"), "key of late messages")
-    yield laptop, laptop.launch()[0]
-    laptop.leave()
-
-
 @pytest.fixture
-def client(host: tuple[Laptop, dict[str, Any]]) -> paramiko.SSHClient:
-    laptop, instance = host
+def client(node: tuple[Laptop, dict[str, Any]]) -> paramiko.SSHClient:
+    laptop, instance = node
     return laptop.connect(instance["PublicIpAddress"])
 
 

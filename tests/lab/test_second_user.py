@@ -1,9 +1,12 @@
-"""Another user of the computer, with a real second uid, can neither reach, read nor stop a simulator."""
+"""Users of the computer without privileges: one can start a simulator with namespace nodes, and another one
+can neither reach, read nor stop it."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -15,7 +18,7 @@ from typing import Any
 
 import pytest
 from support import stranger
-from support.harness import ROOT, cannot
+from support.harness import ROOT, cannot, until
 
 from cloudddp.sim.guest import on_node
 from cloudddp.sim.hosts import lab_namespaces
@@ -56,6 +59,10 @@ class Owner:
     def home(self) -> Path:
         return self.folder / "state"
 
+    @property
+    def project(self) -> Path:
+        return self.folder / "project"
+
     def __call__(self, *words: str) -> str:
         done = self.run(*words)
         assert done.returncode == 0, f"{words}: {done.stdout}\n{done.stderr}"
@@ -72,7 +79,7 @@ class Owner:
         }
         return subprocess.run(
             [self.python, "-m", "cloudddp", *words],
-            cwd=self.folder,
+            cwd=self.project,
             env=env,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -87,6 +94,9 @@ class Owner:
         self("sim", "start", "--nodes", self.nodes)
         self("--sim", "up", "-n", "1", "-t", "g5.xlarge")
         self("--sim", "exec", "--", "nohup sleep 4321 > /dev/null 2>&1 < /dev/null & echo begun")
+
+    def ssh(self, command: str) -> str:
+        return self("--sim", "ssh", "0", "--", command)
 
     def status(self) -> dict[str, Any]:
         return dict(json.loads(self("sim", "status", "--json")))
@@ -158,27 +168,33 @@ def attempt(user: int, wanted: dict[str, Any]) -> list[str]:
     return list(json.loads(done.stdout))
 
 
-@pytest.fixture(
-    scope="module",
-    params=[(0, "process"), (0, "namespace"), (OWNER, "process"), (OWNER, "namespace")],
-    ids=["root-process", "root-namespace", "user-process", "user-namespace"],
-)
-def owner(request: pytest.FixtureRequest) -> Iterator[Owner]:
-    uid, nodes = request.param
+@contextlib.contextmanager
+def owner_of(uid: int, nodes: str, umask: int = 0) -> Iterator[Owner]:
+    """A user with an empty folder, which others may read; the simulator there is stopped afterwards."""
     if os.getuid():
         cannot("needs root to become another user")
     python = python_of(uid, *PYTHONS)
     if nodes == "namespace" and (why := unavailable_reason(uid, python)):
         cannot(f"no namespaces for user {uid}: {why}")
     with tempfile.TemporaryDirectory() as folder:
-        os.chown(folder, uid, uid)
-        Path(folder).chmod(0o755)  # like a home folder that others may read
-        found = Owner(uid, nodes, Path(folder), python)
+        found = Owner(uid, nodes, Path(folder), python, umask)
+        found.project.mkdir()
+        for path in (found.folder, found.project):
+            os.chown(path, uid, uid)
+        found.folder.chmod(0o755)
         try:
-            found.start()
             yield found
         finally:
             found("sim", "stop")
+
+
+@pytest.fixture(
+    scope="module", params=[(0, "process"), (OWNER, "namespace")], ids=["root-process", "user-namespace"]
+)
+def owner(request: pytest.FixtureRequest) -> Iterator[Owner]:
+    with owner_of(*request.param) as found:
+        found.start()
+        yield found
 
 
 def unavailable_reason(uid: int, python: str) -> str:
@@ -234,10 +250,11 @@ def test_owner_has_access(owner: Owner) -> None:
         assert needed in achieved, needed
 
 
-@pytest.mark.parametrize("uid", [100, 1000, 1001, 1500, 65534])
-def test_node_uids_belong_to_no_user(owner: Owner, uid: int) -> None:
+def test_node_uids_belong_to_no_user(owner: Owner) -> None:
     """A user can trace processes with the same uid, also in other namespaces."""
-    assert attempt(uid, {**owner.exposed(os.getpid()), "endpoint": 0, "tcp": [], "paths": []}) == []
+    for uid in (100, 1000, 65534):
+        wanted = {**owner.exposed(os.getpid()), "endpoint": 0, "tcp": [], "paths": []}
+        assert attempt(uid, wanted) == []
     assert on_node.USER_ID >= 1879048192  # systemd.io/UIDS-GIDS: never assigned
 
 
@@ -256,42 +273,58 @@ def test_nodes_are_unreachable_from_outside_the_lab(owner: Owner) -> None:
 
 def test_simulator_of_another_user_is_not_used() -> None:
     """In a folder that both users can write, one could make the other run commands."""
-    if os.getuid():
-        cannot("needs root to become another user")
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o777)
-        other = Owner(OWNER, "process", Path(folder), python_of(OWNER, *PYTHONS))
+    with owner_of(OWNER, "process") as other:
+        other.folder.chmod(0o777)
         other("sim", "start", "--nodes", "process")
         other.home.chmod(0o777)
         try:
-            mine = Owner(0, "process", Path(folder), sys.executable)
+            mine = Owner(0, "process", other.folder, sys.executable)
             for words in (("sim", "status"), ("sim", "start"), ("--sim", "up", "-n", "1", "-t", "g5.xlarge")):
                 done = mine.run(*words)
                 assert done.returncode in (1, 2), words
                 assert "belongs to another user" in done.stderr or "is not running" in done.stderr
         finally:
             other.home.chmod(0o700)
-            other("sim", "stop")
 
 
-@pytest.mark.parametrize("umask", [0o000, 0o077])
-def test_umask_does_not_affect_nodes(umask: int) -> None:
-    if why := lab_namespaces.unavailable_reason():
-        cannot(why)
-    with tempfile.TemporaryDirectory() as folder:
-        owner = Owner(0, "namespace", Path(folder), sys.executable, umask=umask)
-        try:
-            owner.start()
-            seen = owner(
-                "--sim", "exec", "--", "id -un; nvidia-smi -L; stat -c %a /etc/passwd /etc/hosts /tmp"
-            )
-            assert [line.partition("] ")[2] for line in seen.splitlines() if "GPU" not in line] == [
-                "ubuntu",
-                "644",
-                "644",
-                "1777",
-            ]
-            assert "A10G (simulated)" in seen
-            assert {path.stat().st_mode & 0o077 for path in (owner.home, owner.home / "sim")} == {0}
-        finally:
-            owner("sim", "stop")
+def test_umask_does_not_affect_nodes() -> None:
+    with owner_of(0, "namespace", umask=0o077) as owner:
+        owner.start()
+        seen = owner("--sim", "exec", "--", "id -un; nvidia-smi -L; stat -c %a /etc/passwd /etc/hosts /tmp")
+        shown = [line.partition("] ")[2] for line in seen.splitlines() if "GPU" not in line]
+        assert shown == ["ubuntu", "644", "644", "1777"]
+        assert "A10G (simulated)" in seen
+        assert {path.stat().st_mode & 0o077 for path in (owner.home, owner.home / "sim")} == {0}
+
+
+def test_ordinary_user_runs_a_whole_job_by_sessions_and_stops_what_was_killed() -> None:
+    """In a user namespace: the same nodes and commands."""
+    with owner_of(OWNER, "namespace", umask=0o022) as owner:
+        (owner.project / "hi.py").write_text("import socket; print('hi from', socket.gethostname())")
+        (owner.project / "cloudddp.toml").write_text('[job]\nrendezvous = "direct"\nnproc_per_node = 1\n')
+        assert "separate hosts" in owner("sim", "start", "--nodes", "namespace")
+        session = f"{owner.python} -m cloudddp sim session --target %h --port %p"
+        owner("--sim", "up", "-n", "2", "-t", "g5.12xlarge", "--proxy-command", session)
+        assert "hi from ip-172-31-" in owner("--sim", "launch", "hi.py")
+        shown = owner(
+            "--sim", "exec", "--", "id -un; sudo id -u; cat /proc/1/comm; ip -o -4 addr show dev ens5"
+        )
+        assert shown.count("ubuntu") >= 2
+        assert shown.count("init") == 2
+        assert shown.count("/20") == 2
+        for command in ("unshare -U true", "sudo unshare -U true", "sudo unshare -m true"):
+            assert owner.run("--sim", "ssh", "0", "--", command).returncode != 0, command
+        confined = "grep -c '^Seccomp:.2' /proc/1/status; sudo grep -c '^Seccomp:.2' /proc/self/status"
+        assert owner.ssh(confined).split() == ["1", "1"]
+        assert owner.ssh("sudo cat /proc/keys /proc/timer_list") == ""
+        listener = "pgrep -f '^sshd: .*listener'"
+        restarted = f"{listener}; sudo systemctl restart ssh; until {listener}; do sleep 0.05; done"
+        before, after = owner.ssh(restarted).split()
+        assert before != after
+        assert owner.ssh("id -un") == "ubuntu\n"
+        owner("--sim", "down")
+        assert owner.status()["nodes"] == []
+        owner("--sim", "up", "-n", "1", "-t", "g5.12xlarge")
+        os.kill(owner.status()["pid"], signal.SIGKILL)
+        assert "processes ended" in owner("sim", "stop")
+        until(lambda: not owner.pids())

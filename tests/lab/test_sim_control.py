@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import json
 import os
 import shutil
@@ -71,81 +72,51 @@ def test_control_imports_no_heavy_package() -> None:
     assert not {"moto", "asyncssh", "boto3", "botocore", "werkzeug"} & set(output.split())
 
 
-def test_find_and_stop_before_the_first_start(home: Path) -> None:
+def test_concurrent_starts_give_one_server_which_outlives_them(home: Path) -> None:
     assert control.find(home) is None
     assert control.stop(home) == 0
-
-
-def test_second_start_returns_the_same_simulator(home: Path) -> None:
-    first = control.start(home, nodes="process")
-    assert control.start(home, nodes="process") == first
-    assert control.find(home) == first
-    assert control.stop(home) == 1
-    assert control.find(home) is None
-    assert control.stop(home) == 0
-
-
-def test_concurrent_starts_give_one_server(home: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from cloudddp.sim import control; "
         "print(control.start(Path(sys.argv[1]), nodes='process').pid)"
     )
-    starters = [started(code, str(home)) for _ in range(3)]
+    starters = [started(code, str(home), start_new_session=True) for _ in range(3)]
     pids = {starter.communicate(timeout=100)[0].strip() for starter in starters}
-    assert pids == {str(control.find(home).pid)}
-    assert len(processes.belonging(home)) == 1
-
-
-def test_server_outlives_its_starter_and_terminal(home: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path; from cloudddp.sim import control; "
-        "control.start(Path(sys.argv[1]), nodes='process')"
-    )
-    starter = started(code, str(home), start_new_session=True)
-    starter.communicate(timeout=60)
-    assert starter.returncode == 0
     simulator = control.find(home)
-    assert simulator
+    assert simulator is not None
+    assert pids == {str(simulator.pid)}
+    assert len(processes.belonging(home)) == 1
     assert os.getsid(simulator.pid) == simulator.pid
     assert control.nodes(simulator) == []
+    path = home / "sim" / "sim.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({k: v for k, v in record.items() if k not in ("interfaces", "timing")}))
+    assert control.find(home) == simulator, "a version without these keys has started it"
+    assert control.stop(home) == 1
+    assert control.find(home) is None
+    with pytest.raises(CloudDDPError, match="does not respond"):
+        control.nodes(simulator)
 
 
-def test_stop_ends_node_processes_after_the_server_was_killed(home: Path) -> None:
+@pytest.mark.parametrize("then", ["stop", "start"])
+def test_node_processes_end_after_the_server_was_killed(home: Path, then: str) -> None:
     laptop, client, pid = with_daemon(home)
     os.kill(laptop.sim.pid, signal.SIGKILL)
     until(lambda: control.find(home) is None)
     assert processes.read(pid)
-    assert control.stop(home) == 1
+    if then == "stop":
+        assert control.stop(home) == 1
+        assert list((home / "sim" / "nodes").iterdir()) == []
+    else:
+        again = control.start(home, nodes="process")
+        assert again.pid != laptop.sim.pid
+        assert control.nodes(again) == []
     assert processes.read(pid) is None
-    assert list((home / "sim" / "nodes").iterdir()) == []
     client.close()
 
 
-def test_start_after_a_crash_is_clean(home: Path) -> None:
-    laptop, client, pid = with_daemon(home)
-    os.kill(laptop.sim.pid, signal.SIGKILL)
-    until(lambda: control.find(home) is None)
-    again = control.start(home, nodes="process")
-    assert again.pid != laptop.sim.pid
-    assert processes.read(pid) is None
-    assert control.nodes(again) == []
-    client.close()
-
-
-def test_sigterm_ends_the_server_and_its_nodes(home: Path) -> None:
-    laptop = Laptop(control.start(home, nodes="process"), "key")
-    (instance,) = laptop.launch()
-    client = laptop.connect(instance["PublicIpAddress"])
-    client.exec_command("sleep 3600")
-    until(lambda: control.nodes(laptop.sim)[0]["processes"])
-    os.kill(laptop.sim.pid, signal.SIGTERM)
-    until(lambda: processes.belonging(home) == [])
-    assert not (home / "sim" / "sim.json").exists()
-    client.close()
-
-
-def test_sigterm_to_another_thread_ends_the_server(home: Path) -> None:
-    server = control.start(home, nodes="process").pid
+def test_sigterm_to_any_thread_ends_the_server_and_its_nodes(home: Path) -> None:
+    laptop, client, _ = with_daemon(home)
+    server = laptop.sim.pid
     # Sorted by start time (field 22 of stat), since thread ids wrap around. The second thread is permanent.
     began = []
     for thread in Path(f"/proc/{server}/task").iterdir():
@@ -157,23 +128,8 @@ def test_sigterm_to_another_thread_ends_the_server(home: Path) -> None:
     assert main == server
     assert ctypes.CDLL(None).tgkill(server, other, signal.SIGTERM) == 0
     until(lambda: processes.belonging(home) == [])
-
-
-def test_two_simulators_are_independent(home: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    other_home = tmp_path_factory.mktemp("other")
-    first, second = (
-        Laptop(control.start(home, nodes="process"), "key"),
-        Laptop(control.start(other_home, nodes="process"), "key"),
-    )
-    assert first.sim.network != second.sim.network
-    (here,), (there,) = first.launch(), second.launch()
-    assert len({i[a] for i in (here, there) for a in ("PrivateIpAddress", "PublicIpAddress")}) == 4
-    first.connect(here["PublicIpAddress"])
-    client = second.connect(there["PublicIpAddress"])
-    control.stop(home)
-    assert execute(client, "echo alive").out == b"alive\n"
-    second.leave()
-    assert control.stop(other_home) == 1
+    assert not (home / "sim" / "sim.json").exists()
+    client.close()
 
 
 def test_ssh_port_option(home: Path) -> None:
@@ -211,19 +167,11 @@ def test_reused_pid_is_not_mistaken_for_the_server(home: Path) -> None:
     assert simulator.home == home
 
 
-def test_missing_keys_of_the_record_have_defaults(home: Path) -> None:
-    simulator = control.start(home, nodes="process")
-    path = home / "sim" / "sim.json"
-    record = json.loads(path.read_text())
-    path.write_text(json.dumps({k: v for k, v in record.items() if k not in ("interfaces", "timing")}))
-    assert control.find(home) == simulator
-
-
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"pid": "x", "ticks": 1}', '{"pid": 1'])
-def test_damaged_record_is_ignored(home: Path, content: str) -> None:
+def test_damaged_record_is_ignored(home: Path) -> None:
     (home / "sim").mkdir()
-    (home / "sim" / "sim.json").write_text(content)
-    assert control.find(home) is None
+    for content in ("", "[]", "{}", '{"pid": "x", "ticks": 1}', '{"pid": 1'):
+        (home / "sim" / "sim.json").write_text(content)
+        assert control.find(home) is None, content
 
 
 def test_port_in_use_is_reported(home: Path) -> None:
@@ -254,6 +202,9 @@ def test_missing_extra_is_reported(tmp_path: Path) -> None:
 
 def test_environment_is_enough_for_a_client(sim: control.Simulator) -> None:
     environment = {name: value for name, value in os.environ.items() if name not in control.HIDDEN}
+    url = control.environment(sim)["CLOUDDDP_CHECKIP_URL"]
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=30) as answer:
+        assert answer.read() == b"127.0.0.1\n"
     code = (
         "import boto3; print(boto3.client('ec2').describe_vpcs()['Vpcs'][0]['CidrBlock'])\n"
         "try: boto3.Session(profile_name='real')\n"
@@ -267,31 +218,6 @@ def test_environment_is_enough_for_a_client(sim: control.Simulator) -> None:
         timeout=60,
     )
     assert done.stdout.split() == [sim.network, "ProfileNotFound"], done.stderr
-
-
-def test_checkip_returns_the_callers_address(sim: control.Simulator) -> None:
-    url = control.environment(sim)["CLOUDDDP_CHECKIP_URL"]
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=30) as answer:
-        assert answer.read() == b"127.0.0.1\n"
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-@pytest.mark.parametrize("service", ["api", "ssh"])
-def test_other_user_is_refused(laptop: Laptop, service: str) -> None:
-    (instance,) = laptop.launch()
-    if service == "api":
-        address, port = "127.0.0.1", laptop.sim.endpoint.rsplit(":", 1)[1]
-        greeting, expected = r"GET /_cloudddp/health HTTP/1.0\r\n\r\n", {0: b"200 OK", 65534: None}
-    else:
-        address, port = instance["PublicIpAddress"], str(laptop.sim.ssh_port)
-        greeting, expected = r"SSH-2.0-test\r\n", {0: b"curve25519", 65534: None}
-    script = f"exec 3<>/dev/tcp/{address}/{port}; printf '{greeting}' >&3; timeout 10 head -c 1000 <&3"
-    for user, answer in expected.items():
-        done = subprocess.run(["bash", "-c", script], user=user, cwd="/", capture_output=True, timeout=60)
-        if answer:
-            assert answer in done.stdout
-        else:
-            assert done.stdout == b""
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
@@ -348,27 +274,18 @@ def test_connections_of_others_are_closed(sim: control.Simulator) -> None:
     assert done.stdout == "True\n"
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
+def test_web_page_cannot_use_the_api(sim: control.Simulator) -> None:
+    """Any page that the user opens may send forms to loopback addresses."""
+    calls = (("/", b"Action=DescribeInstances"), ("/_cloudddp/nodes", None))
+    headers = (
         {"Origin": "https://example.com"},
         {"Origin": "null"},
         {"Origin": "http://[::1"},
         {"Sec-Fetch-Site": "cross-site"},
         {"Host": "rebound.example.com"},
-    ],
-)
-def test_web_page_cannot_use_the_api(sim: control.Simulator, headers: dict[str, str]) -> None:
-    """Any page that the user opens may send forms to loopback addresses."""
-    for path, body in (("/", b"Action=DescribeInstances"), ("/_cloudddp/nodes", None)):
-        request = urllib.request.Request(sim.endpoint + path, data=body, headers=headers)
+    )
+    for (path, body), sent in itertools.product(calls, headers):
+        request = urllib.request.Request(sim.endpoint + path, data=body, headers=sent)
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(request, timeout=30)
         assert refused.value.code == 403
-
-
-def test_stopped_simulator_is_reported(home: Path) -> None:
-    simulator = control.start(home, nodes="process")
-    control.stop(home)
-    with pytest.raises(CloudDDPError, match="does not respond"):
-        control.nodes(simulator)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.account import Account, refused
+from support.account import Account
 from support.labnode import LabLaptop, attempt, shell
 from support.simlab import Laptop, execute
 from test_sim_interfaces import cards
@@ -52,11 +52,6 @@ def test_node_shows_an_efa_device_for_each_interface(lab_laptop: LabLaptop) -> N
     assert attempt(lab_laptop.connect(without), QUERY).status == 61
 
 
-def test_process_node_shows_efa_devices(laptop: Laptop) -> None:
-    client = laptop.connect(launch(laptop, [{"DeviceIndex": 0, "InterfaceType": "efa"}]))
-    assert len(domains(execute(client, QUERY).out.decode())) == 1
-
-
 def test_process_node_answers_on_its_elastic_ip(laptop: Laptop) -> None:
     (instance,) = laptop.launch(InstanceType="p4d.24xlarge", NetworkInterfaces=cards(4))
     assert not instance.get("PublicIpAddress")
@@ -76,36 +71,11 @@ def test_process_node_answers_on_its_elastic_ip(laptop: Laptop) -> None:
     laptop.connect(instance["PrivateIpAddress"])
 
 
-def test_condition_limits_the_efa_devices_of_new_nodes(remote: Account, laptop: Laptop) -> None:
-    remote.conditions(efa_devices={"p4d.24xlarge": 0})
-    client = laptop.connect(launch(laptop, [{"DeviceIndex": 0, "InterfaceType": "efa"}]))
-    assert execute(client, QUERY).status == 61
-
-
-def test_limit_of_elastic_ips_is_an_account_attribute(account: Account) -> None:
-    """EC2 API reference, DescribeAccountAttributes: `vpc-max-elastic-ips` is the maximum number of Elastic
-    IPs."""
-
-    def limit() -> str:
-        (found,) = account.ec2.describe_account_attributes(AttributeNames=["vpc-max-elastic-ips"])[
-            "AccountAttributes"
-        ]
-        return str(found["AttributeValues"][0]["AttributeValue"])
-
-    assert limit() == "5"
-    account.conditions(quota={"addresses": 2})
-    assert limit() == "2"
-
-
-def test_elastic_ip_in_use_is_not_released(account: Account) -> None:
-    (instance,) = account.running(InstanceType="p4d.24xlarge", NetworkInterfaces=cards(4))
-    address = account.ec2.allocate_address(Domain="vpc")["AllocationId"]
-    account.ec2.associate_address(
-        AllocationId=address, NetworkInterfaceId=instance["NetworkInterfaces"][0]["NetworkInterfaceId"]
-    )
-    with refused("InvalidIPAddress.InUse"):
-        account.ec2.release_address(AllocationId=address)
-    account.end(instance["InstanceId"])
-    account.ec2.release_address(AllocationId=address)
-    with refused("InvalidAllocationID.NotFound"):
-        account.ec2.release_address(AllocationId=address)
+def test_process_node_shows_efa_devices_as_many_as_the_condition_allows(
+    remote: Account, laptop: Laptop
+) -> None:
+    for allowed in (1, 0):
+        client = laptop.connect(launch(laptop, [{"DeviceIndex": 0, "InterfaceType": "efa"}]))
+        done = execute(client, QUERY)
+        assert (done.status, len(domains(done.out.decode()))) == ((0, 1) if allowed else (61, 0))
+        remote.conditions(efa_devices={"p4d.24xlarge": 0})

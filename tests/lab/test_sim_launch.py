@@ -21,13 +21,10 @@ def test_all_instances_have_the_profile(account: Account) -> None:
     found = [account.describe(instance["InstanceId"])["IamInstanceProfile"]["Arn"] for instance in instances]
     assert len(found) == 3
     assert all(arn.endswith("instance-profile/nodes-of-a-test") for arn in found)
-
-
-def test_unknown_profile_is_rejected(account: Account) -> None:
     with refused("InvalidParameterValue") as refusal:
         account.launch(IamInstanceProfile={"Name": "unknown"})
     assert "Invalid IAM Instance Profile name" in refusal.message
-    assert account.instances() == []
+    assert len(account.instances()) == 3
 
 
 def test_volume_performance(account: Account) -> None:
@@ -35,19 +32,12 @@ def test_volume_performance(account: Account) -> None:
     (instance,) = account.launch(BlockDeviceMappings=[{"DeviceName": "/dev/sda1", "Ebs": ebs}])
     wanted = [{"Name": "attachment.instance-id", "Values": [instance["InstanceId"]]}]
     (volume,) = account.ec2.describe_volumes(Filters=wanted)["Volumes"]
-    assert {name: volume[name] for name in ("Iops", "Throughput", "VolumeType")} == {
-        "Iops": 6000,
-        "Throughput": 500,
-        "VolumeType": "gp3",
-    }
-
-
-def test_default_volume_performance(account: Account) -> None:
-    disk = {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 100, "VolumeType": "gp3"}}
-    (instance,) = account.launch(BlockDeviceMappings=[disk])
-    wanted = [{"Name": "attachment.instance-id", "Values": [instance["InstanceId"]]}]
-    (volume,) = account.ec2.describe_volumes(Filters=wanted)["Volumes"]
-    assert (volume["Iops"], volume["Throughput"]) == (3000, 125)
+    assert (volume["Iops"], volume["Throughput"], volume["VolumeType"]) == (6000, 500, "gp3")
+    account.launch(
+        BlockDeviceMappings=[{"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 100, "VolumeType": "gp3"}}]
+    )
+    (other,) = (v for v in account.ec2.describe_volumes()["Volumes"] if v["VolumeId"] != volume["VolumeId"])
+    assert (other["Iops"], other["Throughput"]) == (3000, 125)
 
 
 @pytest.mark.parametrize(
@@ -67,23 +57,10 @@ def test_unavailable_volume_performance(account: Account, performance: dict[str,
     assert account.instances() == []
 
 
-def test_instance_store_mapping(account: Account) -> None:
-    mappings = [
-        {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 100}},
-        {"DeviceName": "/dev/sdb", "VirtualName": "ephemeral0"},
-    ]
-    (instance,) = account.launch(BlockDeviceMappings=mappings)
-    shown = account.describe(instance["InstanceId"])["BlockDeviceMappings"]
-    assert [one["DeviceName"] for one in shown] == ["/dev/sda1"]
-
-
-@pytest.mark.parametrize(("size", "fits"), [(16384, True), (16385, False)])
-def test_user_data_is_limited_to_16_kib(account: Account, size: int, fits: bool) -> None:
-    if fits:
-        account.launch(UserData="x" * size)
-        return
+def test_user_data_is_limited_to_16_kib(account: Account) -> None:
+    account.launch(UserData="x" * 16384)
     with refused("InvalidParameterValue") as refusal:
-        account.launch(UserData="x" * size)
+        account.launch(UserData="x" * 16385)
     assert refusal.message == "User data is limited to 16384 bytes"
 
 
@@ -98,42 +75,30 @@ def test_termination_protection_from_launch(account: Account) -> None:
     account.end(instance["InstanceId"])
 
 
-def test_filters_by_interface(account: Account) -> None:
+def test_filters_of_instances(account: Account) -> None:
     first, second = account.launch(2)
-    nic = account.describe(first["InstanceId"])["NetworkInterfaces"][0]
-    one = {
+    shown = account.describe(first["InstanceId"])
+    nic = shown["NetworkInterfaces"][0]
+    ours = account.ec2.describe_instances(InstanceIds=[first["InstanceId"]])["Reservations"][0]
+    for name, value in {
         "network_interface__network_interface_id": nic["NetworkInterfaceId"],
         "network_interface__addresses__private_ip_address": nic["PrivateIpAddress"],
         "network_interface__mac_address": nic["MacAddress"],
-    }
-    for name, value in one.items():
+    }.items():
         assert [i["InstanceId"] for i in account.instances(**{name: value})] == [first["InstanceId"]], name
-    both = {
+    for name, value in {
         "network_interface__subnet_id": nic["SubnetId"],
         "network_interface__vpc_id": nic["VpcId"],
         "network_interface__group_id": nic["Groups"][0]["GroupId"],
         "network_interface__group_name": "def*",
         "instance_type": "g5.*",
-    }
-    for name, value in both.items():
+        "reservation_id": ours["ReservationId"],
+        "launch_time": shown["LaunchTime"].strftime("%Y-%m-%dT*"),
+    }.items():
         found = {i["InstanceId"] for i in account.instances(**{name: value})}
         assert found == {first["InstanceId"], second["InstanceId"]}, name
     assert account.instances(network_interface__subnet_id="subnet-0") == []
-
-
-def test_filters_by_reservation_and_launch_time(account: Account) -> None:
-    request = {"ImageId": account.image, "InstanceType": "g5.xlarge", "MinCount": 1, "MaxCount": 1}
-    answer = account.ec2.run_instances(**request)
-    account.launch()
-    (found,) = account.instances(reservation_id=answer["ReservationId"])
-    assert found["InstanceId"] == answer["Instances"][0]["InstanceId"]
-    day = found["LaunchTime"].strftime("%Y-%m-%dT*")
-    assert len(account.instances(launch_time=day)) == 2
     assert account.instances(launch_time="1999-*") == []
-
-
-def test_unknown_filter_is_an_error(account: Account) -> None:
-    account.launch()
     with refused("InvalidParameterValue") as refusal:
         account.instances(instance_type="*", colour="blue")  # the error names the unknown one
     assert "'colour'" in refusal.message
@@ -144,12 +109,3 @@ def test_default_group_cannot_be_deleted(account: Account) -> None:
     group = account.ec2.describe_security_groups(Filters=wanted)["SecurityGroups"][0]["GroupId"]
     with refused("CannotDelete"):
         account.ec2.delete_security_group(GroupId=group)
-
-
-def test_deleting_a_group_in_use_by_name(account: Account) -> None:
-    group = account.ec2.create_security_group(GroupName="held by name", Description="d")["GroupId"]
-    (instance,) = account.running(SecurityGroupIds=[group])
-    with refused("InvalidGroup.InUse"):
-        account.ec2.delete_security_group(GroupName="held by name")
-    account.end(instance["InstanceId"])
-    account.ec2.delete_security_group(GroupName="held by name")

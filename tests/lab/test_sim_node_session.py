@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 from support.harness import until
@@ -44,11 +43,6 @@ def test_ssh_server_answers_without_route_and_rule(lab_laptop: LabLaptop) -> Non
         assert session(lab_laptop.sim, node["InstanceId"], b"x\n").stdout.startswith(b"SSH-2.0-OpenSSH")
 
 
-def test_process_node_answers(laptop: Laptop) -> None:
-    (node,) = laptop.launch()
-    assert session(laptop.sim, node["InstanceId"], b"SSH-2.0-test\r\n").stdout.startswith(b"SSH-2.0-")
-
-
 @pytest.mark.parametrize(
     ("number", "code", "message"), [(signal.SIGHUP, 0, b""), (signal.SIGINT, 130, b"interrupted")]
 )
@@ -77,11 +71,10 @@ def test_end_by_ssh_is_no_interrupt(
     assert (err == b"") is (message == b"")
 
 
-@pytest.mark.parametrize("target", ["i-0123456789abcdef0", "anything"])
-def test_unknown_target_is_refused_as_by_aws(sim: control.Simulator, target: str) -> None:
-    done: Any = session(sim, target)
+def test_unknown_target_is_refused_as_by_aws(sim: control.Simulator) -> None:
+    done = session(sim, "i-0123456789abcdef0")
     assert done.returncode == 1
-    assert (
-        f"(TargetNotConnected) when calling the StartSession operation: {target} is not connected"
-        in done.stderr.decode()
+    refusal = (
+        "(TargetNotConnected) when calling the StartSession operation: i-0123456789abcdef0 is not connected"
     )
+    assert refusal in done.stderr.decode()

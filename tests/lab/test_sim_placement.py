@@ -6,29 +6,24 @@ import pytest
 from support.account import Account, refused
 
 
-def test_placement_group_attributes(account: Account) -> None:
-    tags = [{"Key": "cloudddp:cluster", "Value": "a"}]
-    made = account.ec2.create_placement_group(
-        GroupName="near",
-        Strategy="cluster",
-        TagSpecifications=[{"ResourceType": "placement-group", "Tags": tags}],
-    )["PlacementGroup"]
-    (shown,) = account.ec2.describe_placement_groups(GroupNames=["near"])["PlacementGroups"]
-    assert shown == made
-    assert (shown["GroupName"], shown["Strategy"], shown["State"]) == ("near", "cluster", "available")
-    assert shown["GroupId"].startswith("pg-")
-    assert shown["GroupArn"].endswith(":placement-group/near")
-    assert shown["Tags"] == tags
-
-
 @pytest.mark.over_http
-def test_placement_group_filters(account: Account) -> None:
+def test_placement_groups_are_created_and_listed(account: Account) -> None:
     for name, strategy in (("a", "cluster"), ("b", "spread"), ("c", "partition")):
         account.ec2.create_placement_group(
             GroupName=name,
             Strategy=strategy,
             TagSpecifications=[{"ResourceType": "placement-group", "Tags": [{"Key": "of", "Value": name}]}],
         )
+
+    (shown,) = account.ec2.describe_placement_groups(GroupNames=["a"])["PlacementGroups"]
+    assert (shown["GroupName"], shown["Strategy"], shown["State"]) == ("a", "cluster", "available")
+    assert shown["GroupId"].startswith("pg-")
+    assert shown["GroupArn"].endswith(":placement-group/a")
+    assert shown["Tags"] == [{"Key": "of", "Value": "a"}]
+    with refused("InvalidPlacementGroup.Duplicate"):
+        account.ec2.create_placement_group(GroupName="a")
+    with refused("InvalidParameterValue"):
+        account.ec2.create_placement_group(GroupName="d", Strategy="pile")
 
     def found(name: str, value: str) -> list[str]:
         wanted = [{"Name": name, "Values": [value]}]
@@ -40,12 +35,6 @@ def test_placement_group_filters(account: Account) -> None:
     assert found("group-name", "c") == ["c"]
     assert found("tag-key", "of") == ["a", "b", "c"]
     assert found("tag:of", "nothing") == []
-
-
-def test_duplicate_placement_group_is_rejected(account: Account) -> None:
-    account.ec2.create_placement_group(GroupName="near")
-    with refused("InvalidPlacementGroup.Duplicate"):
-        account.ec2.create_placement_group(GroupName="near")
 
 
 def test_unknown_placement_group(account: Account) -> None:
@@ -79,12 +68,16 @@ def test_instance_shows_its_placement_group(account: Account) -> None:
     assert found["Placement"]["GroupId"] == group["GroupId"]
 
 
-def test_cluster_group_rejects_unsupported_type(account: Account) -> None:
+def test_cluster_group_rejects_unsupported_types_and_spot_instances_that_stop(account: Account) -> None:
     account.ec2.create_placement_group(GroupName="near", Strategy="cluster")
     account.ec2.create_placement_group(GroupName="apart", Strategy="spread")
     with refused("InvalidParameterCombination") as refusal:
         account.launch(InstanceType="t3.micro", Placement={"GroupName": "near"})
     assert "'t3.micro'" in refusal.message
+    options = {"SpotInstanceType": "persistent", "InstanceInterruptionBehavior": "stop"}
+    spot = {"MarketType": "spot", "SpotOptions": options}
+    with refused("InvalidParameterCombination"):
+        account.launch(Placement={"GroupName": "near"}, InstanceMarketOptions=spot)
     account.launch(InstanceType="t3.micro", Placement={"GroupName": "apart"})
     assert len(account.instances()) == 1
 
@@ -98,17 +91,6 @@ def test_cluster_group_spans_one_zone(account: Account) -> None:
     account.launch(Placement={"GroupName": "near", "AvailabilityZone": "us-east-1b"})
 
 
-@pytest.mark.parametrize("behaviour", ["stop", "hibernate"])
-def test_cluster_group_rejects_stoppable_spot_instances(account: Account, behaviour: str) -> None:
-    account.ec2.create_placement_group(GroupName="near", Strategy="cluster")
-    options = {"SpotInstanceType": "persistent", "InstanceInterruptionBehavior": behaviour}
-    with refused("InvalidParameterCombination"):
-        account.launch(
-            Placement={"GroupName": "near"},
-            InstanceMarketOptions={"MarketType": "spot", "SpotOptions": options},
-        )
-
-
 @pytest.mark.over_http
 def test_dry_run_has_no_effect(account: Account) -> None:
     with refused("DryRunOperation"):
@@ -118,8 +100,3 @@ def test_dry_run_has_no_effect(account: Account) -> None:
     with refused("DryRunOperation"):
         account.ec2.delete_placement_group(GroupName="near", DryRun=True)
     assert len(account.ec2.describe_placement_groups()["PlacementGroups"]) == 1
-
-
-def test_unknown_strategy_is_rejected(account: Account) -> None:
-    with refused("InvalidParameterValue"):
-        account.ec2.create_placement_group(GroupName="near", Strategy="pile")

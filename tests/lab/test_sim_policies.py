@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -142,91 +142,50 @@ def test_allowed_launch_and_termination(ec2: Any, request_of: dict[str, Any]) ->
     ec2.terminate_instances(InstanceIds=[instance["InstanceId"]])
 
 
-def test_created_resources_need_the_tag(ec2: Any, request_of: dict[str, Any]) -> None:
-    without = {
-        **request_of,
-        "TagSpecifications": [{"ResourceType": one, "Tags": TAGS} for one in KINDS if one != "volume"],
-    }
-    with denied("ec2:RunInstances", f"{OF_ACCOUNT}volume/*", NO_ALLOW.format("ec2:RunInstances")):
-        ec2.run_instances(**without)
-    assert (
-        ec2.describe_instances(Filters=[{"Name": "instance-state-name", "Values": ["running"]}])[
-            "Reservations"
-        ]
-        == []
-    )
+def test_launches_that_are_denied(ec2: Any, request_of: dict[str, Any]) -> None:
+    untagged = [{"ResourceType": one, "Tags": TAGS} for one in KINDS if one != "volume"]
+    plain = [{"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 80}}]
+    for change, kind, why in (
+        ({"TagSpecifications": untagged}, "volume", NO_ALLOW.format("ec2:RunInstances")),
+        ({"InstanceType": "p5.48xlarge"}, "instance", "with an explicit deny in an identity-based policy"),
+        ({"BlockDeviceMappings": plain}, "volume", "with an explicit deny in a service control policy"),
+    ):
+        with denied("ec2:RunInstances", f"{OF_ACCOUNT}{kind}/*", why):
+            ec2.run_instances(**{**request_of, **change})
+    running = [{"Name": "instance-state-name", "Values": ["running"]}]
+    assert ec2.describe_instances(Filters=running)["Reservations"] == []
 
 
-def test_tags_of_a_creating_call_need_create_tags(ec2: Any) -> None:
-    other = [{"ResourceType": "security-group", "Tags": [{"Key": "team", "Value": "speech"}]}]
-    with denied("ec2:CreateTags", f"{OF_ACCOUNT}security-group/*", NO_ALLOW.format("ec2:CreateTags")):
-        ec2.create_security_group(GroupName="g", Description="d", TagSpecifications=other)
-
-
-def test_tags_cannot_be_added_later(limited: control.Simulator, ec2: Any) -> None:
-    """Without a creating call there is no ec2:CreateAction."""
-    group = client_of(limited, "ec2").create_security_group(GroupName="untagged", Description="d")["GroupId"]
-    with denied("ec2:CreateTags", f"{OF_ACCOUNT}security-group/{group}", NO_ALLOW.format("ec2:CreateTags")):
-        ec2.create_tags(Resources=[group], Tags=TAGS)
-
-
-def test_only_tagged_resources_can_be_removed(limited: control.Simulator, ec2: Any) -> None:
-    """An unknown id has no tags, so it is denied as well instead of answered with NotFound."""
+def test_only_tagged_resources_can_be_created_and_removed(limited: control.Simulator, ec2: Any) -> None:
+    """An unknown id has no tags, so it is denied as well and not answered with NotFound. Without a creating
+    call there is no ec2:CreateAction. A key pair is named by its name, also if the call uses the id (Service
+    Authorization Reference: key-pair/${KeyPairName})."""
     administrator = client_of(limited, "ec2")
     other = administrator.create_security_group(GroupName="other", Description="d")["GroupId"]
-    for group in (other, "sg-00000000000000000"):
-        with denied(
-            "ec2:DeleteSecurityGroup",
-            f"{OF_ACCOUNT}security-group/{group}",
-            NO_ALLOW.format("ec2:DeleteSecurityGroup"),
-        ):
-            ec2.delete_security_group(GroupId=group)
+    key = administrator.create_key_pair(KeyName="other")["KeyPairId"]
+    wrong = [{"ResourceType": "security-group", "Tags": [{"Key": "team", "Value": "speech"}]}]
+    unknown = "sg-00000000000000000"
+    group = {"GroupName": "g", "Description": "d"}
+    for action, on, call in (
+        (
+            "CreateTags",
+            "security-group/*",
+            lambda: ec2.create_security_group(**group, TagSpecifications=wrong),
+        ),
+        ("CreateTags", f"security-group/{other}", lambda: ec2.create_tags(Resources=[other], Tags=TAGS)),
+        ("DeleteSecurityGroup", f"security-group/{other}", lambda: ec2.delete_security_group(GroupId=other)),
+        (
+            "DeleteSecurityGroup",
+            f"security-group/{unknown}",
+            lambda: ec2.delete_security_group(GroupId=unknown),
+        ),
+        ("DeleteKeyPair", "key-pair/other", lambda: ec2.delete_key_pair(KeyPairId=key)),
+    ):
+        with denied(f"ec2:{action}", OF_ACCOUNT + on, NO_ALLOW.format(f"ec2:{action}")):
+            call()
     tags = [{"ResourceType": "security-group", "Tags": TAGS}]
-    mine = ec2.create_security_group(GroupName="mine", Description="d", TagSpecifications=tags)["GroupId"]
+    mine = ec2.create_security_group(**group, TagSpecifications=tags)["GroupId"]
     ec2.delete_security_group(GroupId=mine)
-
-
-def test_key_pair_is_named_by_its_name(limited: control.Simulator, ec2: Any) -> None:
-    """Also if the call uses the id (Service Authorization Reference: key-pair/${KeyPairName})."""
-    key = client_of(limited, "ec2").create_key_pair(KeyName="other")["KeyPairId"]
-    with denied("ec2:DeleteKeyPair", f"{OF_ACCOUNT}key-pair/other", NO_ALLOW.format("ec2:DeleteKeyPair")):
-        ec2.delete_key_pair(KeyPairId=key)
-
-
-def test_launch_without_a_group_uses_the_default_one(
-    limited: control.Simulator, tmp_path: Path, request_of: dict[str, Any]
-) -> None:
-    statements = [
-        {**one, "Resource": [arn for arn in one["Resource"] if "security-group" not in arn]}
-        if one["Sid"] == "Use"
-        else one
-        for one in POLICY
-    ]
-    home = tmp_path / "home"
-    policy = write(tmp_path / "policy.json", statements)
-    try:
-        ec2 = client(control.start(home, nodes="process", policies={"policy": policy}), "ec2")
-        subnet = ec2.describe_subnets()["Subnets"][0]["SubnetId"]
-        with refused("UnauthorizedOperation") as refusal:
-            ec2.run_instances(**{**request_of, "SubnetId": subnet})
-    finally:
-        control.stop(home)
-    assert "on resource: arn:aws:ec2:us-east-1:123456789012:security-group/sg-" in refusal.message
-
-
-def test_explicit_deny_of_a_type(ec2: Any, request_of: dict[str, Any]) -> None:
-    with denied(
-        "ec2:RunInstances", f"{OF_ACCOUNT}instance/*", "with an explicit deny in an identity-based policy"
-    ):
-        ec2.run_instances(**{**request_of, "InstanceType": "p5.48xlarge"})
-
-
-def test_service_control_policy_demands_encryption(ec2: Any, request_of: dict[str, Any]) -> None:
-    plain = [{"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 80}}]
-    with denied(
-        "ec2:RunInstances", f"{OF_ACCOUNT}volume/*", "with an explicit deny in a service control policy"
-    ):
-        ec2.run_instances(**{**request_of, "BlockDeviceMappings": plain})
 
 
 def test_service_control_policy_limits_every_key_and_region(limited: control.Simulator) -> None:
@@ -249,57 +208,58 @@ def test_read_without_permission_has_no_encoded_message(limited: control.Simulat
     assert "on resource" not in refusal.message
 
 
-@pytest.mark.parametrize(
-    ("service", "call", "code", "action", "resource"),
-    [
-        (
-            "ssm",
-            ("get_parameter", {"Name": "/own/name"}),
-            "AccessDeniedException",
-            "ssm:GetParameter",
-            " on resource: arn:aws:ssm:us-east-1:123456789012:parameter/own/name",
-        ),
-        (
-            "service-quotas",
-            ("get_service_quota", {"ServiceCode": "ec2", "QuotaCode": "L-DB2E81BA"}),
-            "AccessDeniedException",
-            "servicequotas:GetServiceQuota",
-            " on resource: arn:aws:servicequotas:us-east-1:123456789012:ec2/L-DB2E81BA",
-        ),
-        (
-            "pricing",
-            ("get_products", {"ServiceCode": "AmazonEC2"}),
-            "AccessDeniedException",
-            "pricing:GetProducts",
-            "",
-        ),
-        (
-            "sts",
-            ("assume_role", {"RoleArn": "arn:aws:iam::123456789012:role/r", "RoleSessionName": "session"}),
-            "AccessDenied",
-            "sts:AssumeRole",
-            " on resource: arn:aws:iam::123456789012:role/r",
-        ),
-    ],
-)
+OF_SERVICES = [
+    (
+        "ssm",
+        lambda ssm: ssm.get_parameter(Name="/own/name"),
+        "AccessDeniedException",
+        "ssm:GetParameter",
+        " on resource: arn:aws:ssm:us-east-1:123456789012:parameter/own/name",
+    ),
+    (
+        "service-quotas",
+        lambda quotas: quotas.get_service_quota(ServiceCode="ec2", QuotaCode="L-DB2E81BA"),
+        "AccessDeniedException",
+        "servicequotas:GetServiceQuota",
+        " on resource: arn:aws:servicequotas:us-east-1:123456789012:ec2/L-DB2E81BA",
+    ),
+    (
+        "pricing",
+        lambda pricing: pricing.get_products(ServiceCode="AmazonEC2"),
+        "AccessDeniedException",
+        "pricing:GetProducts",
+        "",
+    ),
+    (
+        "sts",
+        lambda sts: sts.assume_role(RoleArn="arn:aws:iam::123456789012:role/r", RoleSessionName="session"),
+        "AccessDenied",
+        "sts:AssumeRole",
+        " on resource: arn:aws:iam::123456789012:role/r",
+    ),
+]
+
+
+@pytest.mark.parametrize(("service", "call", "code", "action", "resource"), OF_SERVICES)
 def test_other_services_deny_in_their_protocol(
     limited: control.Simulator,
     service: str,
-    call: tuple[str, dict[str, Any]],
+    call: Callable[[Any], Any],
     code: str,
     action: str,
     resource: str,
 ) -> None:
-    method, arguments = call
     with refused(code) as refusal:
-        getattr(client(limited, service), method)(**arguments)
+        call(client(limited, service))
     assert refusal.message == (
         f"User: arn:aws:sts::123456789012:user/moto is not authorized to perform: {action}{resource} "
         f"because no identity-based policy allows the {action} action"
     )
 
 
-def test_dry_run_answers_whether_the_call_is_allowed(ec2: Any, request_of: dict[str, Any]) -> None:
+def test_dry_run_answers_whether_the_call_is_allowed_and_is_recorded(
+    limited: control.Simulator, ec2: Any, request_of: dict[str, Any]
+) -> None:
     with refused("DryRunOperation") as refusal:
         ec2.run_instances(**request_of, DryRun=True)
     assert refusal.status == 412
@@ -307,6 +267,8 @@ def test_dry_run_answers_whether_the_call_is_allowed(ec2: Any, request_of: dict[
         ec2.run_instances(**{**request_of, "InstanceType": "p5.48xlarge"}, DryRun=True)
     with refused("DryRunOperation"):  # before any other check
         ec2.run_instances(**{**request_of, "ImageId": "ami-00000000000000000"}, DryRun=True)
+    recorded = control.permissions(limited)["simulated"]
+    assert {"ec2:RunInstances", "ec2:CreateTags", "ssm:GetParameter"} <= recorded.keys()
 
 
 def test_decode_authorization_message(
@@ -325,21 +287,6 @@ def test_decode_authorization_message(
         sts.decode_authorization_message(EncodedMessage="nonsense")
 
 
-def test_other_keys_are_an_administrators(limited: control.Simulator) -> None:
-    group = client_of(limited, "ec2").create_security_group(GroupName="free", Description="d")["GroupId"]
-    client_of(limited, "ec2").delete_security_group(GroupId=group)
-
-
-def test_permissions_that_calls_need_are_recorded(
-    limited: control.Simulator, ec2: Any, request_of: dict[str, Any]
-) -> None:
-    with refused("DryRunOperation"):
-        ec2.run_instances(**request_of, DryRun=True)
-    client(limited, "sts").get_caller_identity()
-    found = control.permissions(limited)["simulated"]
-    assert {"ec2:RunInstances", "ec2:CreateTags", "sts:GetCallerIdentity", "ssm:GetParameter"} <= set(found)
-
-
 def test_policy_is_an_option_of_start(home: Path) -> None:
     policy = write(home / "policy.json", [{"Action": "*", "Resource": "*"}])
     found = control.start(home, nodes="process", policies={"policy": policy})
@@ -351,28 +298,22 @@ def test_policy_is_an_option_of_start(home: Path) -> None:
             control.start(home, nodes="process", policies={kind: policy})
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (b'{"Statement": {"Effect": "Allow", "Action": "RunInstances", "Resource": "*"}}', "has no service"),
-        (b"\xff", "is not a policy"),
-        (None, "cannot read the policy"),
-    ],
-)
-def test_invalid_policy_is_refused_before_the_start(home: Path, text: bytes | None, words: str) -> None:
+def test_invalid_policy_is_refused_before_the_start(home: Path) -> None:
     policy = home / "policy.json"
-    if text is not None:
-        policy.write_bytes(text)
-    with pytest.raises(UsageError, match=words):
-        control.start(home, nodes="process", policies={"policy": policy})
-    assert control.find(home) is None
-
-
-def test_policy_that_is_not_a_file_is_refused(home: Path) -> None:
     os.mkfifo(home / "pipe")
-    for path in (home / "pipe", home, Path("/dev/zero")):
-        with pytest.raises(UsageError, match="not a regular file"):
-            control.start(home, nodes="process", policies={"scp": path})
+    for path, content, words in (
+        (policy, None, "cannot read the policy"),
+        (policy, b"\xff", "is not a policy"),
+        (policy, b'{"Statement": {"Effect": "Allow", "Action": "x", "Resource": "*"}}', "has no service"),
+        (home / "pipe", None, "not a regular file"),
+        (home, None, "not a regular file"),
+        (Path("/dev/zero"), None, "not a regular file"),
+    ):
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(UsageError, match=words):
+            control.start(home, nodes="process", policies={"policy": path})
+    assert control.find(home) is None
 
 
 def test_every_known_action_is_an_operation_of_ec2() -> None:

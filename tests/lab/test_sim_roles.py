@@ -5,9 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import boto3
 import pytest
 from botocore.config import Config
-from support.account import Account, post_conditions, refused
+from support.account import Account, refused
 
 from cloudddp.sim import control
 
@@ -22,8 +23,6 @@ def assume(account: Account, **more: Any) -> dict[str, Any]:
 
 
 def client_with(sim: control.Simulator, issued: dict[str, Any], service: str) -> Any:
-    import boto3
-
     return boto3.client(
         service,
         endpoint_url=sim.endpoint,
@@ -98,25 +97,3 @@ def test_request_signed_at_another_time_is_refused(remote: Account, ahead: int, 
     assert abs((refusal.date - datetime.now(UTC)).total_seconds() - ahead) < 60
     remote.conditions(clock={"ahead": None})
     remote.ec2.describe_vpcs()
-
-
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        (
-            {"roles": {"trainer": {}}},
-            "unknown role ARN 'trainer'; known: arn:aws:iam::123456789012:role/NAME",
-        ),
-        ({"roles": {ROLE: {"codes": ["12"]}}}, "codes of 6 digits"),
-        ({"roles": {ROLE: {"codes": "123456"}}}, "codes of 6 digits"),
-        ({"roles": {ROLE: {"seconds": -1}}}, "from 0 to 43200"),
-        ({"roles": {ROLE: {"refuse": 1}}}, "true or false"),
-        ({"roles": {ROLE: 1}}, 'expected {"codes"'),
-        ({"clock": {"ahead": 1.5}}, "whole seconds"),
-        ({"clock": {"behind": 1}}, "unknown key 'behind'; known: ahead"),
-    ],
-)
-def test_invalid_condition_is_refused(sim: control.Simulator, body: dict[str, Any], message: str) -> None:
-    status, answer = post_conditions(sim.endpoint, body)
-    assert status == 400
-    assert message in answer["error"]

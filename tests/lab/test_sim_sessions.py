@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,29 +16,39 @@ from support.simlab import Laptop, execute, make_key
 MIB = 1 << 20
 
 
-@pytest.mark.parametrize("which", ["PrivateIpAddress", "PublicIpAddress"])
-def test_injected_host_key_on_both_addresses(node: tuple[Laptop, dict[str, Any]], which: str) -> None:
+def test_keys_and_users_of_a_login(node: tuple[Laptop, dict[str, Any]]) -> None:
     laptop, instance = node
-    client = laptop.connect(instance[which])
-    assert execute(client, "echo here").out == b"here\n"
-
-
-def test_wrong_host_key_is_detected(node: tuple[Laptop, dict[str, Any]]) -> None:
-    laptop, instance = node
+    for address in (instance["PrivateIpAddress"], instance["PublicIpAddress"]):
+        assert execute(laptop.connect(address), "echo here").out == b"here\n"
     with pytest.raises(paramiko.BadHostKeyException):
-        laptop.connect(instance["PublicIpAddress"], host_key=make_key())
+        laptop.connect(address, host_key=make_key())
+    for other in ({"key": make_key()}, {"user": "root"}):
+        with pytest.raises(paramiko.AuthenticationException):
+            laptop.connect(address, **other)
 
 
-def test_unknown_key_is_refused(node: tuple[Laptop, dict[str, Any]]) -> None:
-    laptop, instance = node
-    with pytest.raises(paramiko.AuthenticationException):
-        laptop.connect(instance["PublicIpAddress"], key=make_key())
+def test_streams_and_exit_status(ssh: paramiko.SSHClient) -> None:
+    data = os.urandom(MIB) * 8
+    result = execute(ssh, "cat; echo err >&2; exit 7", data)
+    assert (result.status, result.err) == (7, b"err\n")
+    assert hashlib.sha256(result.out).digest() == hashlib.sha256(data).digest()
+    assert execute(ssh, "kill -KILL $$").status == -1
+    assert execute(ssh, "sh -c 'kill -TERM $$'; exit $?").status == 143
+    result = execute(ssh, "(sleep 0.3; echo late) & echo early")
+    assert (result.status, result.out) == (0, b"early\nlate\n")
 
 
-def test_unknown_user_is_refused(node: tuple[Laptop, dict[str, Any]]) -> None:
-    laptop, instance = node
-    with pytest.raises(paramiko.AuthenticationException):
-        laptop.connect(instance["PublicIpAddress"], user="root")
+def test_commands_of_the_machine(ssh: paramiko.SSHClient) -> None:
+    gpus = execute(ssh, "nvidia-smi -L").out.decode().splitlines()
+    assert gpus == [f"GPU {index}: NVIDIA A10G (simulated)" for index in range(4)]
+    assert execute(ssh, "cloud-init status --wait").out == b"status: done\n"
+    result = execute(ssh, "systemctl is-active cloudddp-deadline.timer")
+    assert (result.status, result.out) == (3, b"inactive\n")
+    for command in ("sudo true", "poweroff", "shutdown now", "reboot", "systemctl daemon-reload"):
+        result = execute(ssh, command)
+        assert result.status == 1
+        assert result.err.startswith(b"simulated node: ")
+        assert result.err.count(b"\n") == 1
 
 
 def test_working_directory_and_environment(ssh: paramiko.SSHClient, node: Any) -> None:
@@ -58,38 +66,6 @@ def test_working_directory_and_environment(ssh: paramiko.SSHClient, node: Any) -
     prefix = execute(ssh, "python3 -c 'import sys, moto; print(sys.prefix)'").out.decode().strip()
     assert prefix == os.path.realpath(f"{variables['HOME']}/../venv")
     del os.environ["LEAKED_FROM_THE_TEST"]
-
-
-def test_exit_status(ssh: paramiko.SSHClient) -> None:
-    assert execute(ssh, "exit 7").status == 7
-    assert execute(ssh, "true").status == 0
-
-
-def test_killed_command_reports_a_signal(ssh: paramiko.SSHClient) -> None:
-    assert execute(ssh, "kill -KILL $$").status == -1
-
-
-def test_killed_child_of_a_shell(ssh: paramiko.SSHClient) -> None:
-    assert execute(ssh, "sh -c 'kill -TERM $$'; exit $?").status == 143
-
-
-def test_stderr_is_separate(ssh: paramiko.SSHClient) -> None:
-    result = execute(ssh, "echo out; echo err >&2")
-    assert (result.out, result.err) == (b"out\n", b"err\n")
-
-
-def test_stdin_of_64_mib(ssh: paramiko.SSHClient) -> None:
-    data = os.urandom(MIB) * 64
-    result = execute(ssh, "cat; echo done >&2", data)
-    assert hashlib.sha256(result.out).digest() == hashlib.sha256(data).digest()
-    assert result.err == b"done\n"
-
-
-def test_stdin_of_a_slow_reader(ssh: paramiko.SSHClient) -> None:
-    channel = ssh.get_transport().open_session()
-    channel.exec_command("read start; wc -c")
-    threading.Thread(target=lambda: (channel.sendall(b"\n" * (32 * MIB)), channel.shutdown_write())).start()
-    assert channel.makefile().read() == f"{32 * MIB - 1}\n".encode()
 
 
 def test_output_precedes_the_exit_status(ssh: paramiko.SSHClient) -> None:
@@ -140,11 +116,6 @@ def test_exit_status_with_a_background_process(ssh: paramiko.SSHClient) -> None:
     channel.close()
 
 
-def test_output_of_a_background_process(ssh: paramiko.SSHClient) -> None:
-    result = execute(ssh, "(sleep 0.3; echo late) & echo early")
-    assert (result.status, result.out) == (0, b"early\nlate\n")
-
-
 def test_disconnect_closes_the_pipes(
     node: tuple[Laptop, dict[str, Any]],
 ) -> None:
@@ -156,13 +127,6 @@ def test_disconnect_closes_the_pipes(
     until((home / "started").exists)
     client.get_transport().sock.close()
     until((home / "outlived").exists)
-
-
-def test_twelve_channels_on_one_connection(ssh: paramiko.SSHClient) -> None:
-    with ThreadPoolExecutor(12) as pool:
-        results = list(pool.map(lambda n: execute(ssh, f"cat; exit {n}", b"x" * MIB), range(12)))
-    assert [result.status for result in results] == list(range(12))
-    assert {result.out for result in results} == {b"x" * MIB}
 
 
 def test_terminal(ssh: paramiko.SSHClient) -> None:
@@ -182,52 +146,3 @@ def test_interactive_shell_and_window_size(ssh: paramiko.SSHClient) -> None:
     assert b"33 99" in output
     assert b"42" in output
     assert channel.recv_exit_status() == 6
-
-
-def test_sftp_starts_in_home(ssh: paramiko.SSHClient) -> None:
-    with ssh.open_sftp() as sftp:
-        with sftp.open("by-sftp", "wb") as file:
-            file.write(b"content")
-        assert sftp.normalize(".") == execute(ssh, "pwd -P").out.decode().strip()
-    assert execute(ssh, "cat by-sftp").out == b"content"
-
-
-def test_sftp_exit_status(ssh: paramiko.SSHClient) -> None:
-    sftp = ssh.open_sftp()
-    channel = sftp.get_channel()
-    channel.shutdown_write()
-    assert channel.recv_exit_status() == 0
-    sftp.close()
-
-
-def test_unix_socket_in_tmpdir(ssh: paramiko.SSHClient) -> None:
-    script = (
-        "import socket,tempfile,os; d=tempfile.mkdtemp(prefix='pymp-');"
-        "socket.socket(socket.AF_UNIX).bind(os.path.join(d,'listener-01234567'))"
-    )
-    result = execute(ssh, f'python3 -c "{script}"')
-    assert result.status == 0, result.err
-
-
-def test_nvidia_smi_lists_gpus_of_the_type(ssh: paramiko.SSHClient) -> None:
-    lines = execute(ssh, "nvidia-smi -L").out.decode().splitlines()
-    assert lines == [f"GPU {index}: NVIDIA A10G (simulated)" for index in range(4)]
-
-
-@pytest.mark.parametrize(
-    "command", ["sudo true", "poweroff", "shutdown now", "reboot", "systemctl daemon-reload"]
-)
-def test_commands_that_change_the_machine_are_refused(ssh: paramiko.SSHClient, command: str) -> None:
-    result = execute(ssh, command)
-    assert result.status == 1
-    assert result.err.startswith(b"simulated node: ")
-    assert result.err.count(b"\n") == 1
-
-
-def test_cloud_init_status(ssh: paramiko.SSHClient) -> None:
-    assert execute(ssh, "cloud-init status --wait").out == b"status: done\n"
-
-
-def test_unknown_unit_is_inactive(ssh: paramiko.SSHClient) -> None:
-    result = execute(ssh, "systemctl is-active cloudddp-deadline.timer")
-    assert (result.status, result.out) == (3, b"inactive\n")

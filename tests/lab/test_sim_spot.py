@@ -27,7 +27,11 @@ def spot(account: Account, count: int = 1) -> list[dict[str, Any]]:
 
 @pytest.mark.over_http
 def test_spot_instances_have_requests(account: Account) -> None:
+    (on_demand,) = account.launch()
+    assert "SpotInstanceRequestId" not in on_demand
+    assert "InstanceLifecycle" not in on_demand
     instances = spot(account, 2)
+    assert len(account.instances(instance_lifecycle="spot")) == 2
     assert {instance["InstanceLifecycle"] for instance in instances} == {"spot"}
     for instance in instances:
         (made,) = requests(account, SpotInstanceRequestIds=[instance["SpotInstanceRequestId"]])
@@ -43,15 +47,6 @@ def test_spot_instances_have_requests(account: Account) -> None:
         {"Name": "instance-id", "Values": [instances[0]["InstanceId"]]},
     ]
     assert [made["SpotInstanceRequestId"] for made in requests(account, Filters=wanted)] == ids[:1]
-
-
-def test_on_demand_instance_has_no_request(account: Account) -> None:
-    (instance,) = account.launch()
-    assert "SpotInstanceRequestId" not in instance
-    assert "InstanceLifecycle" not in instance
-    (spotted,) = spot(account)
-    (found,) = account.instances(instance_lifecycle="spot")
-    assert found["InstanceId"] == spotted["InstanceId"]
 
 
 def test_termination_closes_the_request(account: Account) -> None:
@@ -78,11 +73,3 @@ def test_unknown_requests_are_not_found(account: Account) -> None:
         account.ec2.cancel_spot_instance_requests(**unknown)
     with refused("InvalidSpotInstanceRequestID.NotFound"):
         account.ec2.describe_spot_instance_requests(**unknown)
-
-
-def test_failed_launch_leaves_no_request(account: Account) -> None:
-    before = len(requests(account))
-    account.conditions(quota={"spot-g": 0})
-    with refused("MaxSpotInstanceCountExceeded"):
-        account.launch(InstanceMarketOptions=SPOT)
-    assert len(requests(account)) == before

@@ -12,19 +12,16 @@ def tagged(kind: str, tags: dict[str, str]) -> list[dict[str, Any]]:
     return [{"ResourceType": kind, "Tags": [{"Key": key, "Value": value} for key, value in tags.items()]}]
 
 
-@pytest.mark.parametrize("key", ["aws:team", "AWS:team", "Aws:"])
-def test_keys_of_aws_are_reserved(account: Account, key: str) -> None:
-    with refused("InvalidParameterValue") as refusal:
-        account.launch(TagSpecifications=tagged("instance", {key: "x"}))
-    assert "Tag keys starting with 'aws:' are reserved for internal use" in refusal.message
+def test_keys_of_aws_are_reserved(account: Account) -> None:
+    for key in ("aws:team", "AWS:team", "Aws:"):
+        with refused("InvalidParameterValue") as refusal:
+            account.launch(TagSpecifications=tagged("instance", {key: "x"}))
+        assert "Tag keys starting with 'aws:' are reserved for internal use" in refusal.message
     assert account.instances() == []
     with refused("InvalidParameterValue"):
         account.ec2.create_security_group(
-            GroupName="g", Description="g", TagSpecifications=tagged("security-group", {key: "x"})
+            GroupName="g", Description="g", TagSpecifications=tagged("security-group", {"aws:team": "x"})
         )
-
-
-def test_keys_that_only_begin_with_the_letters_are_allowed(account: Account) -> None:
     (instance,) = account.launch(TagSpecifications=tagged("instance", {"awsome": "aws:", "Team:aws": ""}))
     found = {tag["Key"]: tag["Value"] for tag in account.describe(instance["InstanceId"])["Tags"]}
     assert found == {"awsome": "aws:", "Team:aws": ""}

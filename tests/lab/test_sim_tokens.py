@@ -7,8 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from botocore.config import Config
-from botocore.exceptions import ConnectionClosedError
 from support.account import Account, refused
 
 
@@ -24,20 +22,15 @@ def ids(instances: list[dict[str, Any]]) -> list[str]:
 
 @pytest.mark.over_http
 def test_same_token_returns_the_same_instances(account: Account, token: str) -> None:
-    first = account.launch(2, ClientToken=token)
-    assert ids(account.launch(2, ClientToken=token)) == ids(first)
-    assert sorted(ids(account.instances())) == sorted(ids(first))
-
-
-def test_requests_without_token_are_separate(account: Account) -> None:
-    assert ids(account.launch()) != ids(account.launch())
-
-
-@pytest.mark.over_http
-def test_repeated_request_shows_current_states(account: Account, token: str) -> None:
-    (instance,) = account.running(ClientToken=token)
-    (again,) = account.launch(ClientToken=token)
-    assert (again["InstanceId"], again["State"]["Name"]) == (instance["InstanceId"], "running")
+    with refused("DryRunOperation"):
+        account.launch(ClientToken=token, DryRun=True)
+    first = account.running(2, ClientToken=token)
+    again = account.launch(2, ClientToken=token)
+    assert sorted(ids(again)) == sorted(ids(first)) == sorted(ids(account.instances()))
+    assert {instance["State"]["Name"] for instance in again} == {"running"}
+    assert set(ids(account.launch(2))).isdisjoint(ids(first))
+    with refused("InvalidParameterValue"):
+        account.launch(ClientToken="x" * 65)
 
 
 def test_tokens_are_zonal(account: Account, token: str) -> None:
@@ -58,7 +51,6 @@ def test_zone_by_name_or_subnet_is_the_same(account: Account, token: str) -> Non
         account.launch(ClientToken=token, SubnetId=account.subnet("us-east-1a"))
 
 
-@pytest.mark.over_http
 def test_parameter_mismatch_is_rejected(account: Account, token: str) -> None:
     account.launch(ClientToken=token)
     for change in ({"InstanceType": "g5.2xlarge"}, {"UserData": "other"}, {"MaxCount": 2}):
@@ -84,20 +76,6 @@ def test_failed_launch_does_not_use_the_token(account: Account, token: str) -> N
     assert len(account.instances()) == 1
 
 
-def test_dry_run_does_not_use_the_token(account: Account, token: str) -> None:
-    with refused("DryRunOperation"):
-        account.launch(ClientToken=token, DryRun=True)
-    assert account.instances() == []
-    account.launch(ClientToken=token)
-    assert len(account.instances()) == 1
-
-
-@pytest.mark.over_http
-def test_token_is_limited_to_64_characters(account: Account) -> None:
-    with refused("InvalidParameterValue"):
-        account.launch(ClientToken="x" * 65)
-
-
 def test_concurrent_requests_with_one_token(remote: Account, token: str) -> None:
     clients = [remote.client("ec2") for _ in range(8)]
 
@@ -114,15 +92,7 @@ def test_concurrent_requests_with_one_token(remote: Account, token: str) -> None
 def test_lost_response_with_token(remote: Account, token: str) -> None:
     """botocore retries the call with the same token."""
     remote.conditions(lose={"RunInstances": 2})
-    launched = remote.launch(2)
+    launched = remote.launch(2, ClientToken=token)
     assert sorted(ids(remote.instances())) == sorted(ids(launched))
+    assert len(remote.instances(client_token=token)) == 2
     assert remote.conditions()["lose"] == {}
-
-
-def test_instances_can_be_found_by_token(remote: Account, token: str) -> None:
-    remote.conditions(lose={"RunInstances": 1})
-    impatient = remote.client("ec2", config=Config(retries={"total_max_attempts": 1}))
-    request = {"ImageId": remote.image, "InstanceType": "g5.xlarge", "MinCount": 1, "MaxCount": 1}
-    with pytest.raises(ConnectionClosedError):
-        impatient.run_instances(ClientToken=token, **request)
-    assert len(remote.instances(client_token=token)) == 1

@@ -146,10 +146,21 @@ def test_mode(settings: dict[str, str], expected: str) -> None:
     assert ways.mode(spec) == expected
 
 
-@pytest.mark.parametrize("command", ["x %", "x %C", "x %d %h"])
-def test_unknown_tokens_are_refused(command: str) -> None:
-    with pytest.raises(UsageError, match="unknown token"):
-        ways.check(ClusterSpec(proxy_command=command))
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"proxy_command": "x %"}, "unknown token %"),
+        ({"proxy_command": "x %C"}, "unknown token %C"),
+        ({"proxy_command": "x %d %h"}, "unknown token %d"),
+        ({"connect": "jump"}, "no jump host"),
+        ({"connect": "public", "proxy_jump": "ubuntu@198.51.100.9"}, "proxy_jump is set"),
+        ({"proxy_command": "nc %h %p", "proxy_jump": "b"}, "exclude each other"),
+        ({"proxy_jump": "b:99999"}, "no such port"),
+    ],
+)
+def test_contradictions_and_unknown_tokens_are_refused(settings: dict[str, str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        ways.check(ClusterSpec(**settings))
 
 
 def test_environment_of_this_process_is_unchanged(ssh_site: Site) -> None:

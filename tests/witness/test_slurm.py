@@ -107,15 +107,6 @@ def patient_lab(tmp_path: Path) -> Iterator[SlurmLab]:
         yield found
 
 
-@pytest.fixture(scope="module", autouse=True)
-def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SlurmLab, str]]:
-    """A job with the shortest time limit that leaves its ranks time to start, and the lab in which it runs
-    during the other tests: Slurm counts in minutes."""
-    with new_lab(tmp_path_factory.mktemp("limited")) as lab:
-        words = ("--time", "2", "--save-minutes", "0.2", "--", "--out", "limited.pt", "--hold", "4")
-        yield lab, lab.submit(export(lab, "train.py", *words))
-
-
 @pytest.fixture(scope="module")
 def by_hand(lab: SlurmLab) -> Any:
     """The weights after torchrun was started by hand on both nodes, without Slurm and without cloudddp."""
@@ -229,8 +220,11 @@ def test_requeues_are_limited(lab: SlurmLab) -> None:
     assert "not requeued again: max_requeues is 0" in output
 
 
-def test_job_resumes_after_its_time_limit(limited: tuple[SlurmLab, str], by_hand: Any) -> None:
-    lab, job = limited
+def test_job_resumes_after_its_time_limit(lab: SlurmLab, by_hand: Any) -> None:
+    """With the signal that Slurm sends before the limit, which it counts in minutes."""
+    job = lab.submit(export(lab, "train.py", "--", "--out", "limited.pt", "--hold", "4"))
+    wait_for(lambda: lab.output(job).count("holds") == 4, "4 ranks hold")
+    lab.on(HEAD, "scancel", "--batch", "--signal=USR1", job)
     facts = lab.wait_for_end(job, 180)
     output = lab.output(job)
     assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "1"), output

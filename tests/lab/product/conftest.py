@@ -15,17 +15,18 @@ from cloudddp.sim import control
 from cloudddp.sim.hosts import lab_namespaces
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[control.Simulator]:
-    """One simulator for the tests of a module."""
+    """One simulator per test process. The interfaces of its nodes have different names."""
     if why := lab_namespaces.unavailable_reason():
         cannot(why)
     home = tmp_path_factory.mktemp("lab")
-    yield control.start(home, nodes="namespace", timeout=TIMEOUT)
+    interfaces = ("ens5", "enp71s0")
+    yield control.start(home, nodes="namespace", interfaces=interfaces, timeout=TIMEOUT)
     control.stop(home)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def pool(lab: control.Simulator) -> Pool:
     return Pool(lab)
 

@@ -5,24 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.harness import CommandLine, cannot, listed_nodes, wait_for
+from support.harness import CommandLine, listed_nodes, wait_for
 from support.jobs import written
-
-from cloudddp.sim import control
-from cloudddp.sim.hosts import lab_namespaces
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[control.Simulator]:
-    if why := lab_namespaces.unavailable_reason():
-        cannot(why)
-    home = tmp_path_factory.mktemp("lab")
-    yield control.start(home, nodes="namespace", interfaces=("ens5", "enp71s0"))
-    control.stop(home)
 
 
 @pytest.fixture
@@ -30,13 +17,13 @@ def cli(lab_cli: CommandLine) -> CommandLine:
     return lab_cli
 
 
-def direct(cli: CommandLine, *options: str, shared: bool = True) -> None:
+def direct(cli: CommandLine, *, shared: bool = True) -> None:
     """Have two nodes, not `shared` if the test damages them, and let jobs start ranks without torchrun."""
     cli.write("cloudddp.toml", '[job]\nrendezvous = "direct"\nnproc_per_node = 1\n')
-    if options or not shared:
-        cli.ok("up", "-n", "2", "-t", "g5.12xlarge", *options)
-    else:
+    if shared:
         cli.nodes(2)
+    else:
+        cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
 
 
 def impatient(cli: CommandLine) -> None:
@@ -50,10 +37,10 @@ FAILS = "EC2's instance status check has been failing since 20"
 WAIT = "import time\nprint('began', flush=True)\nwhile True: time.sleep(0.05)\n"
 
 
-def running(cli: CommandLine, script: str = "wait.py") -> Any:
+def running(cli: CommandLine, script: str = "wait.py", **env: str) -> Any:
     """Start a job in the foreground, one rank on each of two nodes; return its process once both ranks
     run."""
-    process = cli.start("launch", script)
+    process = cli.start("launch", script, **env)
     assert process.stdout is not None
     begun: set[str] = set()
     # The ranks print it themselves: a process count would include those that prepare the job.
@@ -104,21 +91,6 @@ def interfaces(cli: CommandLine) -> list[str]:
     return [found[node] for node in sorted(host, key=host.__getitem__)]
 
 
-def test_sync_and_pull(cli: CommandLine) -> None:
-    direct(cli)
-    cli.write(
-        "make.py",
-        "import os, pathlib\n"
-        "pathlib.Path('runs').mkdir(exist_ok=True)\n"
-        "pathlib.Path('runs/' + os.environ['RANK']).write_text(pathlib.Path('data.txt').read_text())\n",
-    )
-    cli.write("data.txt", "seven")
-    cli.ok("launch", "make.py")
-    cli.ok("pull")
-    (brought,) = (cli.cwd / "results").rglob("runs/0")
-    assert brought.read_text() == "seven"
-
-
 def test_failed_machine_ends_the_job(cli: CommandLine) -> None:
     direct(cli)
     cli.write("wait.py", WAIT)
@@ -134,122 +106,39 @@ def test_failed_machine_ends_the_job(cli: CommandLine) -> None:
         lambda: [n["processes"] <= IDLE for n in counted(cli)] == [True],
         "nothing of the job on the other node",
     )
-    refused = cli("launch", "wait.py")
+    refused = cli("launch", "-d", "--down", "wait.py")
     assert refused.returncode == 1
     assert "1 of 2 nodes" in refused.stderr
+    assert "so its --down does not end the nodes: they stay up" in refused.stderr
     (job,) = json.loads(cli.ok("jobs", "--json"))
     # The exit code of the verdict: the remaining rank did not fail.
     assert (job["state"], job["exit_code"]) == ("failed", 1)
 
 
-def test_silent_node_is_reported_before_it_is_lost(cli: CommandLine) -> None:
-    direct(cli)
-    cli.env["CLOUDDDP_TIME_SCALE"] = "0.5"
-    cli.write("wait.py", WAIT)
-    process = running(cli)
+def test_verbs_with_a_frozen_node(cli: CommandLine) -> None:
+    direct(cli, shared=False)
+    cli.write("wait.py", "open('model.pt', 'w').write('w')\n" + WAIT)
+    process = running(cli, CLOUDDDP_TIME_SCALE="0.5")
     assert process.stderr is not None
-    shown = []
     for act, message in (
         ("freeze", "node 1 is not responding; retrying"),
         ("heal", "node 1 is responding again"),
     ):
         cli.ok("sim", "fault", act, "1")
-        shown.append(act)
-        while message not in shown[-1]:
-            shown.append(process.stderr.readline())
-            assert shown[-1], shown
+        assert any(message in line for line in process.stderr)
     cli.ok("cancel")
     process.communicate(timeout=110)
     assert process.returncode == 130
 
-
-def test_lost_node_is_found_after_the_other_has_finished(cli: CommandLine) -> None:
-    direct(cli)
-    impatient(cli)
-    cli.write(
-        "until.py",
-        "import os, time\nprint('began', flush=True)\n"
-        "while not os.path.exists('enough'): time.sleep(0.05)\nraise SystemExit(3)\n",
-    )
-    process = running(cli, "until.py")
-    cli.ok("sim", "fault", "kill", listed_nodes(cli)[1]["instance_id"])
-    cli.ok("exec", "--node", "0", "touch enough")
-    _, err = process.communicate(timeout=110)  # a regression: the loss was once detected only after minutes
-    assert process.returncode == 1
-    assert "node 1 was lost" in err
-    assert "agent" not in err
-
-
-def test_spot_interruption_without_a_notice_ends_the_job(cli: CommandLine) -> None:
-    direct(cli, "--spot")
-    impatient(cli)
-    cli.write("wait.py", WAIT)
-    process = running(cli)
-    cli.ok("sim", "interrupt", listed_nodes(cli)[0]["instance_id"], "--seconds", "0")
-    _, err = process.communicate(timeout=110)
-    assert process.returncode == 1, err
-    assert "node 0: the agent of cloudddp has ended there" in err
-    ended = (
-        r"is (shutting-down|terminated): AWS has interrupted this spot instance "
-        r"\(Server.SpotInstanceTermination"
-    )
-    assert re.search(ended, err)
-    assert "nothing is left" in cli.ok("down")
-
-
-def test_full_disk_is_reported_at_launch(cli: CommandLine) -> None:
-    direct(cli)
-    cli.ok("sim", "fault", "fill-disk", listed_nodes(cli)[0]["instance_id"])
-    (cli.cwd / "data.bin").write_bytes(os.urandom(1 << 20))
-    cli.write("wait.py", WAIT)
-    done = cli("launch", "wait.py")
-    assert done.returncode == 1
-    assert "node 0: " in done.stderr
-    assert "node 0: not enough disk space for the project: 0 MiB free" in done.stderr
-
-
-def test_node_that_does_not_answer_does_not_hold_back_the_results_of_the_others(cli: CommandLine) -> None:
-    direct(cli)
-    impatient(cli)
-    cli.write(
-        "make.py",
-        "import os, pathlib\n"
-        "pathlib.Path('runs').mkdir(exist_ok=True)\n"
-        "pathlib.Path('runs/' + os.environ['RANK']).write_text('made')\n",
-    )
-    cli.ok("launch", "make.py")
-    cli.ok("sim", "fault", "cut", "1")
-    assert cli.ok("exec", "--node", "0", "echo there") == "[node 0] there\n"
-    assert cli("exec", "--node", "1", "echo there").returncode == 1
-    cli.ok("pull", "--node", "0", "--to", "one")
-    cli.ok("pull", "--to", "two")
-    everything = cli("pull", "--all-nodes", "--to", "three")
-    assert everything.returncode == 1
-    assert "node 1 could not be queried" in everything.stderr
-    assert cli("pull", "--node", "1", "--to", "four").returncode == 1
-    for folder in ("one/runs", "two/runs", "three/node0/runs"):
-        assert (cli.cwd / folder / "0").read_text() == "made"
-    cli.ok("sim", "fault", "cut", "0")
-    cli.ok("sim", "fault", "heal", "1")
-    alone = cli("pull", "--to", "five")
-    assert alone.returncode == 1
-    assert "node 0" in alone.stderr
-    cli.ok("sim", "fault", "heal", "0")
-
-
-@pytest.mark.parametrize(("kind", "verbs"), [("freeze", ("jobs", "logs", "cancel")), ("cut", ("jobs",))])
-def test_job_commands_with_a_silent_node(cli: CommandLine, kind: str, verbs: tuple[str, ...]) -> None:
-    direct(cli)
-    cli.write("wait.py", WAIT)
-    cli.ok("launch", "-d", "wait.py", CLOUDDDP_HEARTBEAT="600")  # the job is not to end because of it
+    # The job is not to end because of the frozen node.
+    job = cli.ok("launch", "-d", "wait.py", CLOUDDDP_HEARTBEAT="600").strip()
     written(cli, "began")
-    cli.ok("sim", "fault", kind, "1")
+    cli.ok("sim", "fault", "freeze", "1")
     impatient(cli)
-    shown = {"jobs": " running ", "logs": "[rank 0 | node 0] began", "cancel": "stopped\n"}
-    for verb in verbs:
+    for verb, shown in {"jobs": " running ", "logs": "[rank 0 | node 0] began"}.items():
         done = cli(verb)
         assert done.returncode == 1, (verb, done)
-        assert shown[verb] in done.stdout
+        assert shown in done.stdout
         assert "rank 1" not in done.stdout
         assert f"node 1 ({listed_nodes(cli)[1]['instance_id']}) at " in done.stderr
         assert "node 1 could not be queried" in done.stderr
@@ -260,19 +149,6 @@ def test_job_commands_with_a_silent_node(cli: CommandLine, kind: str, verbs: tup
     assert refused.returncode == 1
     assert "the node itself" in refused.stderr
     assert FAILS in refused.stderr
-    cli.ok("sim", "fault", "heal", "1")
-    done = cli.ok("cancel")
-    # The other node's agent has told the frozen one of the cancel, or this cancel has reached it first.
-    assert "stopped" in done or ("cancel" in verbs and "already ended (cancelled)" in done)
-    wait_for(lambda: all(n["processes"] <= IDLE for n in counted(cli)), "nothing of the job is left")
-
-
-def test_down_reports_unpulled_results_without_a_silent_node(cli: CommandLine) -> None:
-    direct(cli)
-    cli.write("wait.py", "open('model.pt', 'w').write('w')\n" + WAIT)
-    job = cli.ok("launch", "-d", "wait.py").strip()
-    written(cli, "began")
-    cli.ok("sim", "fault", "freeze", "1")
     done = cli.patient(15, "down")
     assert done.returncode == 0, done.stderr
     assert f"job {job} is running on node 0" in done.stderr
@@ -294,16 +170,8 @@ def test_cancel_ends_a_setup_with_sudo(cli: CommandLine) -> None:
     assert "987" not in cli.ok("exec", sleeping)
 
 
-def test_jobs_of_a_node_with_full_disk(cli: CommandLine) -> None:
-    direct(cli)
-    cli.write("quick.py", "print('seen')\n")
-    cli.ok("launch", "quick.py")
-    cli.ok("sim", "fault", "fill-disk", "1")
-    assert " succeeded " in cli.ok("jobs")
-    assert "[rank 1 | node 1] seen" in cli.ok("logs")
-
-
-def test_rank_that_fails_on_a_full_disk_is_named(cli: CommandLine) -> None:
+def test_full_disk(cli: CommandLine) -> None:
+    """A rank that fails because of it is named, its job is listed, and no other one starts."""
     direct(cli)
     cli.write("mark", "")
     cli.write(
@@ -318,9 +186,15 @@ def test_rank_that_fails_on_a_full_disk_is_named(cli: CommandLine) -> None:
     _, err = process.communicate(timeout=110)
     assert process.returncode == 1
     assert "rank 1 on node 1 failed with code 1: no space is left on a disk of node 1" in err
+    assert " failed " in cli.ok("jobs")
+    assert "[rank 1 | node 1] began" in cli.ok("logs")
+    (cli.cwd / "data.bin").write_bytes(os.urandom(1 << 20))
+    done = cli("launch", "fill.py")
+    assert done.returncode == 1
+    assert "node 1: not enough disk space for the project: 0 MiB free" in done.stderr
 
 
-def test_sim_status_shows_faults_until_healed(cli: CommandLine) -> None:
+def test_sim_status_shows_faults_until_healed_or_rebooted(cli: CommandLine, ec2: Any) -> None:
     direct(cli)
     faults = (
         ("cut-between", "0", "1"),
@@ -332,67 +206,17 @@ def test_sim_status_shows_faults_until_healed(cli: CommandLine) -> None:
     for words in faults:
         cli.ok("sim", "fault", *words)
     first, second = counted(cli)
-    assert first["faults"] == ["freeze", "drop-ssh", f"cut-between {second['instance_id']}"]
-    assert second["faults"] == ["fill-disk", "slow-ssh", f"cut-between {first['instance_id']}"]
+    cut = [f"cut-between {node['instance_id']}" for node in (second, first)]
+    assert first["faults"] == ["freeze", "drop-ssh", cut[0]]
+    assert second["faults"] == ["fill-disk", "slow-ssh", cut[1]]
     table = cli.ok("sim", "status")
     assert "frozen, no ssh, cut from node 1\n" in table
     assert "disk full, slow ssh, cut from node 0\n" in table
+    ec2.reboot_instances(InstanceIds=[first["instance_id"]])
+    wait_for(lambda: counted(cli)[0]["faults"] == ["drop-ssh", cut[0]], "the frozen machine is gone")
     for rank in ("0", "1"):
         cli.ok("sim", "fault", "heal", rank)
     assert [node["faults"] for node in counted(cli)] == [[], []]
-
-
-def test_reboot_ends_a_freeze(cli: CommandLine, lab: control.Simulator) -> None:
-    boto3 = pytest.importorskip("boto3")
-    direct(cli)
-    cli.ok("sim", "fault", "freeze", "0")
-    (node, _) = counted(cli)
-    where = {"region_name": lab.region, "aws_access_key_id": "x", "aws_secret_access_key": "x"}
-    boto3.client("ec2", endpoint_url=lab.endpoint, **where).reboot_instances(
-        InstanceIds=[node["instance_id"]]
-    )
-    wait_for(lambda: counted(cli)[0]["faults"] == [], "the frozen machine is gone")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("fault", "explode", "0"), "faults: kill, cut"),
-        (("fault", "cut", "i-nowhere"), "nodes: "),
-        (("interrupt", "i-nowhere"), "nodes: "),
-        (("conditions", "{"), "not JSON"),
-    ],
-)
-def test_unknown_fault_or_node_is_a_usage_error(
-    cli: CommandLine, words: tuple[str, ...], message: str
-) -> None:
-    done = cli("sim", *words)
-    assert done.returncode == 2
-    assert message in done.stderr
-
-
-def test_sim_start_refuses_another_node_kind(cli: CommandLine, tmp_path: Any) -> None:
-    done = cli("sim", "start", "--nodes", "process")
-    assert done.returncode == 1
-    assert "is already running, with namespace nodes" in done.stderr
-
-
-def test_deadline_holds_without_the_supervisor(cli: CommandLine, lab: control.Simulator) -> None:
-    direct(cli, shared=False)
-    cli.write("wait.py", WAIT)
-    cli.ok("launch", "-d", "wait.py")
-    cli.ok(
-        "exec",
-        "--",
-        'pkill -9 -f "[s]upervise --job"; while pgrep -f "[s]upervise --job"; do sleep 0.05; done',
-    )
-    ours = {node["instance_id"] for node in listed_nodes(cli)}
-    moment = "$(date -u -d '+3 seconds' '+%F %T UTC')"
-    timer = "/etc/systemd/system/cloudddp-deadline.timer"
-    arm = f'sudo sed -i "s/^OnCalendar=.*/OnCalendar={moment}/" {timer}'
-    # a node that takes longer shuts down before it has answered
-    cli("exec", "--", f"{arm} && sudo systemctl restart cloudddp-deadline.timer")
-    wait_for(lambda: not ours & {n["instance_id"] for n in control.nodes(lab)}, "the nodes end")
 
 
 NO_MORE_SSH = """
@@ -421,25 +245,13 @@ def test_success_counts_also_on_a_node_that_no_longer_answers(cli: CommandLine) 
 BREAKS = 'case "$BASH_EXECUTION_STRING" in *" jobs "*) kill -9 $PPID;; esac\n'
 
 
-def test_jobs_are_listed_also_if_a_connection_breaks(cli: CommandLine) -> None:
-    direct(cli, shared=False)
-    cli.write("works.py", "")
-    cli.write("breaks", BREAKS)
-    job = cli.ok("launch", "-d", "works.py").strip()
-    cli.ok("exec", "--node", "1", "--", "cat breaks > ~/.bashrc")
-    done = cli("jobs", "--json")
-    assert done.returncode == 1
-    assert [one["id"] for one in json.loads(done.stdout)] == [job]
-    assert "the SSH connection broke (connection closed), in step 'jobs' of the agent" in done.stderr
-    assert "umask" not in done.stderr
-
-
-def test_start_files_that_print_do_not_reach_any_verb(cli: CommandLine) -> None:
+def test_start_files_that_print_or_break_the_connection(cli: CommandLine) -> None:
     direct(cli, shared=False)
     script = "import os\nos.makedirs('out', exist_ok=True)\nopen('out/a', 'w').write('a')\nprint('trained')\n"
     cli.write("works.py", script)
     cli.write("cloudddp.toml", '[job]\nrendezvous = "direct"\nnproc_per_node = 1\noutputs = ["out"]\n')
     cli.write("noise", "echo environment ready\nprintf 'no line break'\nset -x\n")
+    cli.write("breaks", BREAKS)
     cli.ok("sync")
     cli.ok("exec", "--", "cp noise ~/.bashrc && mkdir -p ~/.ssh && echo 'echo from rc' > ~/.ssh/rc")
     done = cli("launch", "works.py")
@@ -450,6 +262,12 @@ def test_start_files_that_print_do_not_reach_any_verb(cli: CommandLine) -> None:
     assert "trained" in cli.ok("logs")
     assert cli.ok("exec", "--node", "1", "--", "printf '\\0x'; echo") == "[node 1] \\x00x\n"
     assert "1 file" in cli.ok("pull", "--node", "0")
+    cli.ok("exec", "--node", "1", "--", "cp breaks ~/.bashrc; rm ~/.ssh/rc")
+    done = cli("jobs", "--json")
+    assert done.returncode == 1
+    assert len(json.loads(done.stdout)) == 1
+    assert "the SSH connection broke (connection closed), in step 'jobs' of the agent" in done.stderr
+    assert "umask" not in done.stderr
 
 
 def test_nodes_that_decide_apart_give_one_answer(cli: CommandLine) -> None:

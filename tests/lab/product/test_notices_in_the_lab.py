@@ -1,16 +1,14 @@
-"""Nodes that are about to end, on real namespace nodes: a spot interruption, the deadline, `launch --down`,
-`down`."""
+"""Nodes that are about to end, with the metadata service of namespace nodes: notices, maintenance, `down`."""
 
 from __future__ import annotations
 
 import json
 import re
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.harness import CommandLine, instances_of, interrupt, remaining, wait_for
+from support.harness import CommandLine, instances_of, wait_for
 from support.jobs import newest, written
 
 SAVE = """
@@ -52,19 +50,6 @@ def pulled(cli: CommandLine) -> set[str]:
     return {path.name for path in Path(cli.cwd, "results").rglob("snapshot-*")}
 
 
-def test_spot_notice_preempts_the_job_and_results_are_pulled(cli: CommandLine) -> None:
-    up(cli, "--spot")
-    process = cli.start("launch", "save.py")
-    began(process)
-    cli.ok("sim", "interrupt", "1", "--seconds", "60")
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 143, err
-    assert re.search(
-        r"preempted: node 1 is about to end: AWS ends it at [0-9:]{8} UTC \(spot notice\)", err
-    ), err
-    assert pulled(cli) == {"snapshot-0", "snapshot-1"}
-
-
 @pytest.mark.torch
 def test_ranks_of_torchrun_have_all_the_time_of_the_notice(cli: CommandLine) -> None:
     """One rank saves longer than the others, and longer than stop_grace."""
@@ -77,52 +62,18 @@ def test_ranks_of_torchrun_have_all_the_time_of_the_notice(cli: CommandLine) -> 
     cli.ok("sim", "interrupt", "0", "--seconds", "60")
     _, err = process.communicate(timeout=90)
     assert process.returncode == 143, err
-    assert "node 0 is about to end" in err
+    assert re.search(
+        r"preempted: node 0 is about to end: AWS ends it at [0-9:]{8} UTC \(spot notice\)", err
+    ), err
     assert pulled(cli) == {"snapshot-0", "snapshot-1", "snapshot-2", "snapshot-3"}
 
 
-def test_spot_notice_without_a_client(cli: CommandLine) -> None:
-    """Another client, later, gets the same answer."""
-    up(cli, "--spot")
-    job = cli.ok("launch", "-d", "save.py").strip()
-    cli.ok("sim", "interrupt", "0", "--seconds", "60")
-    wait_for(lambda: newest(cli)["state"] == "preempted", "the job is preempted")
-    assert newest(cli)["exit_code"] == 143
-    done = cli("logs", "-f", job)
-    assert done.returncode == 143
-    assert "spot notice" in done.stderr
-
-
-def expires_in(cli: CommandLine, ec2: Any, seconds: float) -> None:
-    """Change the deadline in the tags, of which clients know it: `up` refuses one that is near."""
-    moment = f"{datetime.now(UTC) + timedelta(seconds=seconds):%Y-%m-%dT%H:%M:%SZ}"
-    ids = instances_of(ec2, cli.cluster)
-    ec2.create_tags(Resources=ids, Tags=[{"Key": "cloudddp:expires", "Value": moment}])
-
-
-def test_deadline_is_a_notice(cli: CommandLine, ec2: Any) -> None:
-    up(cli)
-    expires_in(cli, ec2, 40)
-    process = cli.start("launch", "save.py", CLOUDDDP_SAVE_MINUTES="1")
-    began(process)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 143, err
-    assert "is about to end: the cluster's deadline is at" in err
-    assert pulled(cli) == {"snapshot-0", "snapshot-1"}
-
-
-def test_scheduled_maintenance_preempts_the_job(cli: CommandLine, ec2: Any) -> None:
-    """As a spot notice does, `save_minutes` before it begins. Nobody has to be connected."""
+def test_scheduled_maintenance_preempts_a_job_and_down_ends_one(cli: CommandLine, ec2: Any) -> None:
+    """With the time limits of users: the end by `down` took minutes, and the outcome was unknown."""
     up(cli)
     process = cli.start("launch", "save.py", CLOUDDDP_SAVE_MINUTES="1")
     began(process)
     cli.ok("sim", "maintenance", "1", "--code", "instance-retirement", "--seconds", "75")
-    listed = [
-        event["Code"]
-        for one in ec2.describe_instance_status()["InstanceStatuses"]
-        for event in one.get("Events", ())
-    ]
-    assert listed == ["instance-retirement"]
     _, err = process.communicate(timeout=100)
     assert process.returncode == 143, err
     assert re.search(
@@ -131,43 +82,7 @@ def test_scheduled_maintenance_preempts_the_job(cli: CommandLine, ec2: Any) -> N
         err,
     ), err
     assert pulled(cli) == {"snapshot-0", "snapshot-1"}
-
-
-def test_cluster_ends_with_a_detached_job(cli: CommandLine, ec2: Any) -> None:
-    """Nobody is connected: the nodes power off by themselves, and `down` removes the rest."""
-    up(cli)
-    cli.write("short.py", "")
-    done = cli("launch", "-d", "--down", "--keep", "0", "short.py")
-    assert done.returncode == 0, done.stderr
-    assert "the nodes end by themselves 0 s after the job" in done.stderr
-    wait_for(lambda: not instances_of(ec2, cli.cluster), "the nodes have terminated")
-    assert remaining(ec2, cli.cluster).groups
     cli.ok("down", "-y")
-    assert remaining(ec2, cli.cluster).nothing
-
-
-def test_nodes_that_will_end_are_listed_and_taken_by_a_new_job(cli: CommandLine) -> None:
-    up(cli)
-    cli.write("short.py", "")
-    cli.ok("launch", "-d", "--down", "--keep", "60", "short.py")
-    wait_for(lambda: newest(cli)["nodes_end"], "the end of the nodes is planned")
-    assert re.search(r"the nodes end in (59|60) min.* launched with --down", cli("jobs").stderr)
-    cli.ok("launch", "short.py")
-    assert [one["nodes_end"] for one in json.loads(cli.ok("jobs", "--json"))] == [None, None]
-
-
-def test_launch_without_down_names_the_price_of_an_idle_cluster(cli: CommandLine) -> None:
-    up(cli)
-    job = cli("launch", "-d", "save.py")
-    assert re.search(
-        r"2 nodes cost \$\d+\.\d\d an hour; until the deadline at .* that is at most \$", job.stderr
-    ), job.stderr
-    assert "the ranks are told to save (job.save_minutes = 3)" in job.stderr
-    cli.ok("cancel")
-
-
-def test_down_from_elsewhere_is_named(cli: CommandLine) -> None:
-    """With the time limits of users: this took minutes, and ended with an unknown outcome."""
     up(cli)
     process = cli.start("launch", "save.py")
     began(process)
@@ -175,36 +90,6 @@ def test_down_from_elsewhere_is_named(cli: CommandLine) -> None:
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "somebody terminated it, with a `down` or another call" in err, err
-
-
-def test_cancel_ends_the_setup_on_every_node(cli: CommandLine) -> None:
-    up(cli)
-    cli.write(
-        "cloudddp.toml", '[job]\nrendezvous = "direct"\nnproc_per_node = 1\n[setup]\nrun = ["sleep 1000"]\n'
-    )
-    process = cli.start("launch", "save.py")
-    wait_for(
-        lambda: cli.ok("exec", "--", "pgrep -cx sleep || true").count("] 1") == 2,
-        "the setup runs on both nodes",
-    )
-    assert "its setup was stopped" in cli.ok("cancel")
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
-    assert cli.ok("exec", "--", "pgrep -cx sleep || true").count("] 0") == 2
-
-
-def test_followed_job_warns_of_the_deadline(cli: CommandLine, ec2: Any) -> None:
-    """Ten minutes before it, which are 60 s at a tenth of all time limits."""
-    up(cli)
-    expires_in(cli, ec2, 70)
-    process = cli.start("launch", "save.py", CLOUDDDP_TIME_SCALE="0.1", CLOUDDDP_SAVE_MINUTES="1")
-    assert process.stderr is not None
-    lines: list[str] = []
-    while not any("the nodes terminate in 1 min 00 s" in line for line in lines):
-        lines.append(process.stderr.readline())
-        assert lines[-1], lines
-    code, _, err = interrupt(process)
-    assert code == 130, err
 
 
 def test_watch_replaces_a_node_that_aws_is_about_to_end(cli: CommandLine, ec2: Any) -> None:
@@ -250,6 +135,9 @@ def test_snapshot_outlives_the_only_node_that_has_written_it(cli: CommandLine, e
     written(cli, "with nothing", job=job)
     ending = json.loads(cli.ok("status", "--json"))[0]["nodes"][0]["instance_id"]
     cli.ok("sim", "interrupt", "0", "--seconds", "40")
+    wait_for(lambda: newest(cli)["state"] == "preempted", "the job is preempted")
+    assert newest(cli)["exit_code"] == 143
+    assert "spot notice" in cli("logs", "-f", job).stderr
     wait_for(lambda: ending not in instances_of(ec2, cli.cluster), "AWS has ended the node")
     again = cli.ok("resume", "-d").strip()
     written(cli, "began", job=again)

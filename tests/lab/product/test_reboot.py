@@ -53,32 +53,6 @@ def test_reboot_ends_a_job_that_is_followed(cli: CommandLine, ec2: Any) -> None:
     assert cli("logs", "-f", resumed).returncode == 0
 
 
-@pytest.mark.parametrize("ending", [1, "both"])
-def test_reboot_of_a_detached_job_is_reported_later(cli: CommandLine, ec2: Any, ending: str | int) -> None:
-    before = instances(cli)
-    job = cli.ok("launch", "-d", "count.py").strip()
-    written(cli, "began", job=job)
-    if ending == "both":
-        ec2.reboot_instances(InstanceIds=before)
-    else:
-        cli("exec", "--node", "1", "--", "sudo reboot")
-    wait_for(lambda: len(instances(cli)) == 2 and cli("exec", "--", "true").returncode == 0, "they run again")
-    listed = cli("jobs")
-    job_entry = newest(cli)
-    # Which process got SIGTERM first.
-    assert (job_entry["state"], job_entry["exit_code"]) in (("failed", 1), ("failed", 143))
-    first = REBOOTED.search(listed.stderr)
-    assert first, listed
-    assert f"resume {job}` starts the job again" in listed.stderr
-    ec2.reboot_instances(InstanceIds=before)
-    wait_for(lambda: cli("exec", "--", "true").returncode == 0, "they run again")
-    followed = cli("logs", "-f", job)
-    assert followed.returncode == job_entry["exit_code"]
-    again = REBOOTED.search(followed.stderr)
-    assert again, followed
-    assert again[1] == first[1], "the time of the first reboot is kept"
-
-
 def test_job_with_retries_is_resumed_after_a_slow_reboot(cli: CommandLine, ec2: Any) -> None:
     cli.env["CLOUDDDP_TIME_SCALE"] = "0.2"
     before = instances(cli)
@@ -94,15 +68,3 @@ def test_job_with_retries_is_resumed_after_a_slow_reboot(cli: CommandLine, ec2: 
     assert process.returncode == 0, err
     assert "node 1 may be rebooting: waiting until it responds, or has ended" in err
     assert instances(cli) == before
-
-
-def test_reboot_during_the_setup(cli: CommandLine, ec2: Any) -> None:
-    cli.write("cloudddp.toml", TOML + '[setup]\nrun = ["sleep 120"]\n')
-    process = cli.start("launch", "count.py")
-    wait_for(
-        lambda: (found := cli("jobs", "--json").stdout) != "[]\n" and json.loads(found), "the setup runs"
-    )
-    ec2.reboot_instances(InstanceIds=[instances(cli)[1]])
-    process.communicate(timeout=110)
-    wait_for(lambda: cli("exec", "--node", "1", "--", "true").returncode == 0, "it runs again")
-    assert "node 1 was rebooted during its setup" in str(newest(cli)["cause"]), newest(cli)

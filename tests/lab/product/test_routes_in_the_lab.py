@@ -19,17 +19,6 @@ from support.vpcs import Vpc
 
 from cloudddp.sim import control
 
-REDUCE = (
-    "import os, pathlib, torch, torch.distributed as dist\n"
-    "dist.init_process_group('gloo')\n"
-    "x = torch.ones(1) * dist.get_rank()\n"
-    "dist.all_reduce(x)\n"
-    "pathlib.Path('runs').mkdir(exist_ok=True)\n"
-    "pathlib.Path('runs/sum').write_text(str(int(x)))\n"
-    "print('sum', int(x), flush=True)\n"
-    "dist.barrier()\n"
-    "os._exit(0)\n"  # gloo's threads sometimes abort the interpreter's shutdown
-)
 WAIT = "import time\nprint('began', flush=True)\nwhile True: time.sleep(0.05)\n"
 SSM = (
     'sh -c "aws ssm start-session --target %h --document-name AWS-StartSSHSession --parameters '
@@ -63,13 +52,6 @@ def cli(lab_cli: CommandLine, user: Path) -> CommandLine:
     return lab_cli
 
 
-_blocks = iter(range(60, 100))
-
-
-def vpc_of(laptop: Laptop) -> Vpc:
-    return Vpc(laptop.ec2, f"10.{next(_blocks)}.0.0/16")
-
-
 def configure(cli: CommandLine, **settings: str) -> None:
     """Write cloudddp.toml with a [cluster] and a job that needs no torchrun."""
     lines = [
@@ -87,203 +69,94 @@ def start(cli: CommandLine, *options: str) -> list[dict[str, Any]]:
     return listed_nodes(cli)
 
 
-def train(cli: CommandLine) -> None:
-    """Run two ranks on each of two nodes, pull the result, and remove the cluster."""
-    pytest.importorskip("torch")
-    cli.write("reduce.py", REDUCE)
-    assert cli.ok("launch", "--nproc-per-node", "2", "--rendezvous", "c10d", "reduce.py").count("sum 6") == 4
-    cli.ok("pull")
-    assert [path.read_text() for path in (cli.cwd / "results").rglob("sum")] == ["6"]
-    assert "nothing is left" in cli.ok("down")
-
-
-@pytest.mark.torch
-def test_public_subnet_of_a_custom_vpc(cli: CommandLine, laptop: Laptop) -> None:
-    vpc = vpc_of(laptop)
-    found = start(cli, "--subnets", vpc.public)
-    assert all(node["public_ip"] for node in found)
-    assert rules(laptop.ec2, cli.cluster) == ["203.0.113.10/32"]
-    train(cli)
-
-
-@pytest.mark.torch
-def test_private_subnet_with_a_jump_host(cli: CommandLine, laptop: Laptop, user: Path) -> None:
-    vpc = vpc_of(laptop)
-    jump = JumpHost(laptop, vpc)
-    jump.write_ssh_files(user)
-    configure(cli, subnets=f'["{vpc.private}"]', proxy_jump=f"ubuntu@{jump.public}")
-    found = start(cli)
-    assert not any(node["public_ip"] for node in found)
-    assert rules(laptop.ec2, cli.cluster) == [f"{jump.private}/32"]
-    train(cli)
-
-
-@pytest.mark.torch
-def test_private_subnet_by_session_manager(cli: CommandLine, laptop: Laptop, user: Path) -> None:
-    """The command is the one that AWS documents, and its program a stand-in."""
-    vpc = vpc_of(laptop)
-    log = ssmcli.install(user / "bin")
-    cli.env["PATH"] = f"{user / 'bin'}:{os.environ['PATH']}"
-    configure(cli, subnets=f'["{vpc.private}"]', proxy_command=SSM)
-    found = start(cli)
-    assert not any(node["public_ip"] for node in found)
-    assert rules(laptop.ec2, cli.cluster) == []
-    assert set(log.read_text().splitlines()) == {f"{node['instance_id']} portNumber=22" for node in found}
-    train(cli)
-
-
-@pytest.mark.torch
-def test_private_subnet_by_vpn(cli: CommandLine, laptop: Laptop) -> None:
-    vpc = vpc_of(laptop)
-    assert post_conditions(laptop.sim.endpoint, {"vpn": {vpc.id: "10.8.0.10"}})[0] == 200
-    configure(cli, subnets=f'["{vpc.private}"]', connect="private", ssh_from='["10.8.0.10/32"]')
-    assert not any(node["public_ip"] for node in start(cli))
-    assert rules(laptop.ec2, cli.cluster) == ["10.8.0.10/32"]
-    train(cli)
-
-
 def test_every_verb_goes_through_the_jump_host(cli: CommandLine, laptop: Laptop, user: Path) -> None:
-    """`up` records the way, so that later commands need no setting; ~/.ssh/config names the jump host."""
-    vpc = vpc_of(laptop)
+    """`up` records the way, so that later commands need no setting; ~/.ssh/config names the jump host. A job
+    goes on without it, and with another one it can be reached."""
+    vpc = Vpc(laptop.ec2, "10.60.0.0/16")
     jump = JumpHost(laptop, vpc)
     jump.write_ssh_files(user)
     (user / ".ssh" / "config").write_text(f"Host bastion\n  HostName {jump.public}\n  User ubuntu\n")
-    configure(cli, subnets=f'["{vpc.private}"]')
-    start(cli, "--proxy-jump", "bastion")
-    assert cli.ok("exec", "--", "echo from $SSH_CLIENT").count(f"from {jump.private} ") == 2
-    cli.write(
-        "make.py", "import pathlib\npathlib.Path('runs').mkdir()\npathlib.Path('runs/a').write_text('a')\n"
-    )
-    cli.ok("launch", "make.py")
-    cli.ok("logs")
-    cli.ok("sync")
-    assert json.loads(cli.ok("jobs", "--json"))[0]["state"] == "succeeded"
-    assert cli.ok("ssh", "1", "echo", "here").strip() == "here"
-    assert f"is allowed from {jump.private}/32" in cli.ok("allow-me")
-    refused = cli("down")
-    assert "results that were not pulled" in refused.stderr or "not pulled" in refused.stderr + refused.stdout
-
-
-def test_other_configuration_than_that_of_up(cli: CommandLine, laptop: Laptop, user: Path) -> None:
-    vpc = vpc_of(laptop)
-    ssmcli.install(user / "bin")
-    cli.env["PATH"] = f"{user / 'bin'}:{os.environ['PATH']}"
-    configure(cli, subnets=f'["{vpc.private}"]')
-    first, _ = start(cli, "--proxy-command", SSM)
-    assert cli.ok("ssh", "0", "echo", "here").strip() == "here"
-    cli.env["CLOUDDDP_CONNECT"] = "public"
-    refused = cli("exec", "--", "true")
-    assert refused.returncode == 1
-    assert f"node 0 ({first['instance_id']}) has no public address" in refused.stderr
-    assert "CLOUDDDP_CONNECT" in refused.stderr
-    del cli.env["CLOUDDDP_CONNECT"]
-    nothing = cli("allow-me")
-    assert nothing.returncode == 2
-    assert "nothing to allow" in nothing.stderr
-
-
-def test_jump_host_with_unknown_key(cli: CommandLine, laptop: Laptop, user: Path) -> None:
-    vpc = vpc_of(laptop)
-    jump = JumpHost(laptop, vpc)
-    jump.write_ssh_files(user, known=False)
-    configure(cli, subnets=f'["{vpc.private}"]', proxy_jump=f"ubuntu@{jump.public}")
-    refused = cli("up", "-n", "2", "-t", "g5.12xlarge")
-    assert refused.returncode == 2
-    assert "its host key is not in ~/.ssh/known_hosts" in refused.stderr
-    assert f"ssh ubuntu@{jump.public}`" in refused.stderr
-    assert (user / ".ssh" / "known_hosts").read_text() == ""
-    assert json.loads(cli("status", "--json").stdout) == []
-
-
-def test_jump_host_that_accepts_no_key(cli: CommandLine, laptop: Laptop, user: Path) -> None:
-    jump = JumpHost(laptop, vpc_of(laptop))
-    jump.write_ssh_files(user)
-    (user / ".ssh" / "id_ed25519").unlink()
-    cli.env["CLOUDDDP_PROXY_JUMP"] = f"ubuntu@{jump.public}"
-    refused = cli("up")
-    assert refused.returncode == 2
-    assert "accepts none of your keys" in refused.stderr
-    assert "ssh-add" in refused.stderr
-
-
-def test_jump_host_that_dies_during_a_launch(cli: CommandLine, laptop: Laptop, user: Path) -> None:
-    """The job goes on, as without a network; with another jump host the results can be pulled."""
-    vpc = vpc_of(laptop)
-    jump, other = JumpHost(laptop, vpc), None
-    jump.write_ssh_files(user)
-    configure(cli, subnets=f'["{vpc.private}"]')
-    start(cli, "--proxy-jump", f"ubuntu@{jump.public}")
-    cli.env["CLOUDDDP_TIME_SCALE"] = "0.05"
-    cli.write("wait.py", WAIT)
-    process = cli.start("launch", "wait.py")
-    assert process.stdout is not None
-    while "began" not in process.stdout.readline():
-        assert process.poll() is None
-    control.fault(laptop.sim, "kill", [jump.id])
-    _, err = process.communicate(timeout=240)
-    assert process.returncode != 0
-    assert "Traceback" not in err
-    assert f"jump host ubuntu@{jump.public}" in err or "lost connection" in err or "not responding" in err
-    del cli.env["CLOUDDDP_TIME_SCALE"]
-    other = JumpHost(laptop, vpc)
-    other.write_ssh_files(user)
-    cli.env["CLOUDDDP_PROXY_JUMP"] = f"ubuntu@{other.public}"
-    assert f"is allowed from {other.private}/32" in cli.ok("allow-me")
-    assert json.loads(cli.ok("jobs", "--json"))[0]["state"] == "running"
-    cli.ok("cancel")
-
-
-def test_private_nodes_without_a_vpn(cli: CommandLine, laptop: Laptop) -> None:
-    vpc = vpc_of(laptop)
-    configure(
-        cli, subnets=f'["{vpc.private}"]', connect="private", ssh_from='["10.8.0.10/32"]', ready_minutes="0.1"
-    )
-    failed = cli("up", "-n", "2", "-t", "g5.12xlarge")
-    assert failed.returncode == 1
-    assert "no answer" in failed.stderr
-    assert "is the VPN up" in failed.stderr
-    assert json.loads(cli("status", "--json").stdout) == []
-
-
-def test_jump_host_that_the_nodes_do_not_admit(cli: CommandLine, laptop: Laptop, user: Path) -> None:
-    vpc = vpc_of(laptop)
-    jump = JumpHost(laptop, vpc)
-    jump.write_ssh_files(user)
-    settings = {"proxy_jump": f"ubuntu@{jump.public}", "ssh_from": '["192.0.2.1/32"]', "ready_minutes": "0.1"}
-    configure(cli, subnets=f'["{vpc.private}"]', **settings)
+    subnets = f'["{vpc.private}"]'
+    configure(cli, subnets=subnets, proxy_jump="bastion", ssh_from='["192.0.2.1/32"]', ready_minutes="0.1")
     failed = cli("up", "-n", "2", "-t", "g5.12xlarge")
     assert failed.returncode == 1
     assert "does the security group of the nodes admit it?" in failed.stderr
     assert json.loads(cli("status", "--json").stdout) == []
 
+    configure(cli, subnets=subnets)
+    found = start(cli, "--proxy-jump", "bastion")
+    assert not any(node["public_ip"] for node in found)
+    assert rules(laptop.ec2, cli.cluster) == [f"{jump.private}/32"]
+    assert cli.ok("exec", "--", "echo from $SSH_CLIENT").count(f"from {jump.private} ") == 2
+    cli.write("make.py", "import os\nos.mkdir('runs')\nopen('runs/a', 'w').write('a')\n")
+    cli.ok("launch", "make.py")
+    cli.ok("logs")
+    synced = cli("sync")
+    assert synced.returncode == 0
+    assert "warning" not in synced.stderr  # one says that nodes cannot copy files from each other
+    assert json.loads(cli.ok("jobs", "--json"))[0]["state"] == "succeeded"
+    assert cli.ok("ssh", "1", "echo", "here").strip() == "here"
+    assert f"is allowed from {jump.private}/32" in cli.ok("allow-me")
 
-def test_proxy_command_that_exits_at_once(cli: CommandLine, laptop: Laptop) -> None:
-    vpc = vpc_of(laptop)
-    configure(cli, subnets=f'["{vpc.private}"]', proxy_command="sh -c 'echo no such tunnel >&2; exit 253'")
+    cli.write("wait.py", WAIT)
+    process = cli.start("launch", "wait.py", CLOUDDDP_TIME_SCALE="0.1")
+    assert process.stdout is not None
+    while "began" not in (line := process.stdout.readline()):
+        assert line, process.communicate()
+    control.fault(laptop.sim, "kill", [jump.id])
+    _, err = process.communicate(timeout=240)
+    assert process.returncode != 0
+    assert "Traceback" not in err
+    assert "jump host" in err or "lost connection" in err or "not responding" in err
+    other = JumpHost(laptop, vpc)
+    other.write_ssh_files(user)
+    cli.env["CLOUDDDP_PROXY_JUMP"] = f"ubuntu@{other.public}"
+    assert f"is allowed from {other.private}/32" in cli.ok("allow-me")
+    assert json.loads(cli.ok("jobs", "--json"))[-1]["state"] == "running"
+    cli.ok("cancel")
+    assert "not pulled" in cli("down").stderr
+
+
+def test_private_subnet_by_session_manager(cli: CommandLine, laptop: Laptop, user: Path) -> None:
+    """The command is the one that AWS documents, its program a stand-in. Later commands need no setting."""
+    vpc = Vpc(laptop.ec2, "10.61.0.0/16")
+    configure(cli, subnets=f'["{vpc.private}"]')
+    missing = cli("up", "--proxy-command", "no-such-program %h")
+    assert missing.returncode == 2
+    assert "no-such-program is not installed" in missing.stderr
+    log = ssmcli.install(user / "bin")
+    cli.env["PATH"] = f"{user / 'bin'}:{os.environ['PATH']}"
+    found = start(cli, "--proxy-command", SSM)
+    assert not any(node["public_ip"] for node in found)
+    assert rules(laptop.ec2, cli.cluster) == []
+    assert set(log.read_text().splitlines()) == {f"{node['instance_id']} portNumber=22" for node in found}
+    assert cli.ok("ssh", "0", "echo", "here").strip() == "here"
+    refused = cli("exec", "--", "true", CLOUDDDP_CONNECT="public")
+    assert refused.returncode == 1
+    assert f"node 0 ({found[0]['instance_id']}) has no public address" in refused.stderr
+    assert "CLOUDDDP_CONNECT" in refused.stderr
+    nothing = cli("allow-me")
+    assert nothing.returncode == 2
+    assert "nothing to allow" in nothing.stderr
+    assert "nothing is left" in cli.ok("down")
+
+
+def test_private_subnet_by_vpn(cli: CommandLine, laptop: Laptop) -> None:
+    vpc = Vpc(laptop.ec2, "10.62.0.0/16")
+    configure(cli, subnets=f'["{vpc.private}"]', connect="private")
+    refused = cli("up")
+    assert refused.returncode == 2
+    assert "ssh_from is not set" in refused.stderr
+    settings = {"subnets": f'["{vpc.private}"]', "connect": "private", "ssh_from": '["10.8.0.10/32"]'}
+    configure(cli, **settings, ready_minutes="0.1")
     failed = cli("up", "-n", "2", "-t", "g5.12xlarge")
     assert failed.returncode == 1
-    assert "the proxy command exited with 253: no such tunnel" in failed.stderr
+    assert "no answer" in failed.stderr
+    assert "is the VPN up" in failed.stderr
     assert json.loads(cli("status", "--json").stdout) == []
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"connect": "jump"}, "no jump host"),
-        ({"connect": "public", "proxy_jump": "ubuntu@198.51.100.9"}, "proxy_jump is set"),
-        ({"proxy_command": "nc %h %p", "proxy_jump": "b"}, "exclude each other"),
-        ({"proxy_command": "nc %z"}, "unknown token %z"),
-        ({"proxy_jump": "-oProxyCommand=x"}, "proxy_jump"),
-        ({"proxy_jump": "b:99999"}, "no such port"),
-        ({"connect": "private"}, "ssh_from is not set"),
-        ({"proxy_command": "no-such-program %h"}, "no-such-program is not installed"),
-    ],
-)
-def test_contradictions_are_refused_before_anything_is_created(
-    cli: CommandLine, settings: dict[str, str], message: str
-) -> None:
+    assert post_conditions(laptop.sim.endpoint, {"vpn": {vpc.id: "10.8.0.10"}})[0] == 200
     configure(cli, **settings)
-    refused = cli("up")
-    (cli.cwd / "cloudddp.toml").unlink()
-    assert refused.returncode == 2, refused.stderr
-    assert message in refused.stderr
+    assert not any(node["public_ip"] for node in start(cli))
+    assert rules(laptop.ec2, cli.cluster) == ["10.8.0.10/32"]
+    assert cli.ok("exec", "--", "echo here").count("here") == 2
+    assert "nothing is left" in cli.ok("down")

@@ -12,10 +12,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.harness import CommandLine, cannot, clean_environment, wait_for
+from support.simlab import client_of
 
 from cloudddp.sim import control
 
@@ -92,7 +92,45 @@ def files(root: Path) -> dict[Path, bytes]:
     return found
 
 
-def test_no_local_credential_or_key_is_on_a_node(cli: CommandLine, lab: control.Simulator) -> None:
+def user_data(lab: control.Simulator, instance: str) -> bytes:
+    answer = client_of(lab, "ec2").describe_instance_attribute(InstanceId=instance, Attribute="userData")
+    return base64.b64decode(answer["UserData"]["Value"])
+
+
+def output_of_an_eager_ssh(cli: CommandLine, lab: control.Simulator, folder: Path) -> str:
+    """Return what `cloudddp ssh` shows of the node's environment, for a user who has an agent and whose
+    configuration of OpenSSH sends everything. OpenSSH does not use $HOME: it is mounted over that of this
+    machine, for this process only."""
+    if not Path("/etc/ssh/ssh_config").is_file():
+        cannot("OpenSSH's configuration /etc/ssh/ssh_config is missing")
+    eager, socket = folder / "ssh_config", folder / "agent"
+    eager.write_text("ForwardAgent yes\nSendEnv LC_*\nLocalForward 127.0.0.1:45871 127.0.0.1:22\n")
+    mount = 'mount --bind "$0" /etc/ssh/ssh_config && exec "$@"'
+    covered = ["unshare", "--mount", "sh", "-c", mount, str(eager)]
+    show = "env; ls -d /tmp/ssh-* 2>/dev/null; true"
+    agent = subprocess.Popen(["ssh-agent", "-D", "-a", socket], stdout=subprocess.DEVNULL)
+    try:
+        wait_for(socket.exists, "the agent listens")
+        done = subprocess.run(
+            [*covered, sys.executable, "-m", "cloudddp", "ssh", "0", "--", show],
+            cwd=cli.cwd,
+            env={**cli.env, "SSH_AUTH_SOCK": str(socket)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            preexec_fn=lambda: control.enter(lab),
+        )
+    finally:
+        agent.terminate()
+        agent.wait()
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_no_local_credential_or_key_is_on_a_node(
+    cli: CommandLine, lab: control.Simulator, tmp_path: Path
+) -> None:
+    """Nor an SSH agent: a node could use a forwarded one to log in as this user elsewhere."""
     cli.write("look.py", LOOK)
     cli.write("cloudddp.toml", '[job]\nrendezvous = "direct"\nnproc_per_node = 1\noutputs = ["runs"]\n')
     cli.ok("up", "-n", "2")
@@ -115,58 +153,6 @@ def test_no_local_credential_or_key_is_on_a_node(cli: CommandLine, lab: control.
         data = user_data(lab, node["instance_id"])
         assert b"ssh-ed25519 " in data
         assert [value for value in forbidden if value in data] == []
-
-
-def user_data(lab: control.Simulator, instance: str) -> bytes:
-    import boto3
-
-    client: Any = boto3.client(
-        "ec2",
-        endpoint_url=lab.endpoint,
-        region_name=lab.region,
-        aws_access_key_id="x",
-        aws_secret_access_key="x",
-    )
-    answer = client.describe_instance_attribute(InstanceId=instance, Attribute="userData")
-    return base64.b64decode(answer["UserData"]["Value"])
-
-
-def test_ssh_forwards_no_agent_and_no_variables(
-    cli: CommandLine, lab: control.Simulator, tmp_path: Path
-) -> None:
-    """A node could use a forwarded agent to log in as this user elsewhere."""
-    cli.ok("up", "-n", "1")
-    eager = tmp_path / "ssh_config"
-    eager.write_text("ForwardAgent yes\nSendEnv LC_*\nLocalForward 127.0.0.1:45871 127.0.0.1:22\n")
-    show = "env; ls -d /tmp/ssh-* 2>/dev/null; true"
-    command = [sys.executable, "-m", "cloudddp", "ssh", "0", "--", show]
-    # OpenSSH does not use $HOME: mount over the machine's own configuration, for this process only.
-    covered = [
-        "unshare",
-        "--mount",
-        "sh",
-        "-c",
-        'mount --bind "$0" /etc/ssh/ssh_config && exec "$@"',
-        str(eager),
-    ]
-    if not Path("/etc/ssh/ssh_config").is_file():
-        cannot("OpenSSH's configuration /etc/ssh/ssh_config is missing")
-    socket = tmp_path / "agent"
-    agent = subprocess.Popen(["ssh-agent", "-D", "-a", socket], stdout=subprocess.DEVNULL)
-    try:
-        wait_for(socket.exists, "the agent listens")
-        done = subprocess.run(
-            [*covered, *command],
-            cwd=cli.cwd,
-            env={**cli.env, "SSH_AUTH_SOCK": str(socket)},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            preexec_fn=lambda: control.enter(lab),
-        )
-    finally:
-        agent.terminate()
-        agent.wait()
-    assert done.returncode == 0, done.stderr
-    assert "SSH_CONNECTION=" in done.stdout
-    assert re.findall("SSH_AUTH_SOCK.*|LC_MINE.*|/tmp/ssh-.*", done.stdout) == []
+    shown = output_of_an_eager_ssh(cli, lab, tmp_path)
+    assert "SSH_CONNECTION=" in shown
+    assert re.findall("SSH_AUTH_SOCK.*|LC_MINE.*|/tmp/ssh-.*", shown) == []

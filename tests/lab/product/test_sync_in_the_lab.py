@@ -1,4 +1,4 @@
-"""`sync` over links and routes that are not ideal, and what a job runs after one that was interrupted."""
+"""`sync` over a link that is lossy or slow, and what a job runs after a transfer that was interrupted."""
 
 from __future__ import annotations
 
@@ -9,12 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.harness import CommandLine, cannot, interrupt, wait_for
+from support.harness import CommandLine, interrupt, wait_for
 from support.jobs import homes
-from support.jumphost import JumpHost
-from support.labnode import unavailable_reason
-from support.simlab import Laptop
-from support.vpcs import Vpc
 
 from cloudddp.sim import control
 
@@ -74,45 +70,15 @@ def test_link_that_loses_packets(cli: CommandLine, lab: control.Simulator) -> No
     assert files_of_ranks(cli.ok("launch", "list.py")) == [files_here(cli)] * 2
 
 
-def test_nodes_behind_a_jump_host(cli: CommandLine, lab: control.Simulator) -> None:
-    if why := unavailable_reason():
-        cannot(why)
-    laptop = Laptop(lab, "key of sync")
-    try:
-        vpc = Vpc(laptop.ec2, "10.59.0.0/16")
-        jump = JumpHost(laptop, vpc)
-        jump.write_ssh_files(Path(cli.env["HOME"]))
-        cli.ok(
-            "up",
-            "-n",
-            "2",
-            "-t",
-            "g5.12xlarge",
-            "--subnets",
-            vpc.private,
-            "--proxy-jump",
-            f"ubuntu@{jump.public}",
-        )
-        put_files(cli)
-        done = cli("sync")
-        assert done.returncode == 0, done.stderr
-        assert "warning" not in done.stderr  # one says that nodes cannot copy files from each other
-        assert files_of_ranks(cli.ok("launch", "list.py")) == [files_here(cli)] * 2
-        cli.ok("down", "-y")
-    finally:
-        laptop.leave()
-
-
-@pytest.mark.parametrize("verb", [("sync",), ("launch", "list.py")])
-def test_launch_after_an_interrupted_transfer_runs_whole_files(
-    cli: CommandLine, lab: control.Simulator, verb: tuple[str, ...]
+def test_transfers_that_were_killed_or_interrupted_are_completed(
+    cli: CommandLine, lab: control.Simulator
 ) -> None:
     cli.nodes(2)
     put_files(cli)
     cli.ok("sync")
     put_files(cli, large=12_000_000)
     control.conditions(lab, {"link": {"mbit": 20}})
-    process = cli.start(*verb, cold=True)
+    process = cli.start("launch", "list.py", cold=True)
     wait_for(lambda: begun_files(cli) == 2, "a part of the file is on both nodes")
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -121,11 +87,6 @@ def test_launch_after_an_interrupted_transfer_runs_whole_files(
     assert files_of_ranks(cli.ok("launch", "list.py")) == [files_here(cli)] * 2
     assert begun_files(cli) == 0
 
-
-def test_interrupted_sync_keeps_the_files_that_have_arrived(cli: CommandLine, lab: control.Simulator) -> None:
-    cli.nodes(2)
-    put_files(cli, large=0)
-    cli.ok("sync")
     put_files(cli, small=0, large=12_000_000)
     control.conditions(lab, {"link": {"mbit": 20}})
     process = cli.start("sync")
@@ -135,9 +96,8 @@ def test_interrupted_sync_keeps_the_files_that_have_arrived(cli: CommandLine, la
     assert "files that have arrived are kept; repeat the command to send the others" in err
     control.conditions(lab, {"link": None})
     again = cli("sync")
-    assert (again.returncode, "sending 1 file, 11.4 MiB, to 2 nodes" in again.stderr) == (0, True), (
-        again.stderr
-    )
+    assert again.returncode == 0, again.stderr
+    assert "sending 1 file, 11.4 MiB, to 2 nodes" in again.stderr
     assert files_of_ranks(cli.ok("launch", "list.py")) == [files_here(cli)] * 2
 
 
@@ -151,20 +111,3 @@ def has_begun(part: Path) -> bool:
         return part.stat().st_size > 100_000
     except FileNotFoundError:  # it is complete by now
         return False
-
-
-def test_pull_names_a_node_that_sends_nothing(cli: CommandLine, lab: control.Simulator) -> None:
-    cli.nodes(2)
-    cli.ok("launch", "list.py")
-    cli.ok("exec", "mkdir -p runs && head -c 12000000 /dev/urandom > runs/weights.bin")
-    control.conditions(lab, {"link": {"mbit": 1}})  # no transfer ends within a minute
-    process = cli.start("pull", "--all-nodes", "runs")
-    wait_for(lambda: len(list(cli.cwd.rglob("*cloudddp-incoming*"))) == 2, "both transfers have begun")
-    cli.ok("sim", "fault", "cut", "1")
-    assert process.stderr is not None
-    said = next(line for line in process.stderr if "not responding" in line)
-    cli.ok("sim", "fault", "heal", "1")
-    control.conditions(lab, {"link": None})
-    _, err = process.communicate(timeout=120)
-    assert said.strip() == "node 1 is not responding; waiting for it"
-    assert process.returncode == 0, err

@@ -1,0 +1,114 @@
+"""The conditions of the simulator: what a body changes, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cloudddp.sim.conditions.model import Conditions
+from cloudddp.sim.conditions.reading import InvalidCondition, Names, merge
+
+ROLE = "arn:aws:iam::123456789012:role/trainer"
+BLOCK = "cr-0123456789abcdef0"
+NAMES = Names(
+    zones=frozenset({"us-east-1a", "us-east-1b"}),
+    types=frozenset({"g5.xlarge", "p4d.24xlarge"}),
+    actions=frozenset({"RunInstances", "DescribeVpcs"}),
+    subnets=frozenset({"subnet-0123456789abcdef0"}),
+    vpcs=frozenset({"vpc-0123456789abcdef0"}),
+)
+
+
+def test_bodies_are_merged_and_entries_removed_one_by_one() -> None:
+    shown = Conditions()
+    for body, expected in (
+        ({"throttle": {"RunInstances": 2}, "quota": {"on-demand-g": 8}}, {}),
+        (
+            {"throttle": {"DescribeVpcs": 1}, "capacity": {"us-east-1a": {"g5.xlarge": 0}}},
+            {
+                "capacity": {"us-east-1a": {"g5.xlarge": 0}},
+                "quota": {"on-demand-g": 8},
+                "throttle": {"RunInstances": 2, "DescribeVpcs": 1},
+            },
+        ),
+        (
+            {"throttle": {"RunInstances": None}, "capacity": {"us-east-1a": None}, "quota": {}},
+            {"capacity": {}, "quota": {"on-demand-g": 8}, "throttle": {"DescribeVpcs": 1}},
+        ),
+        ({"clear": True, "link": {"latency": 0.1, "mbit": 50}}, {"quota": {}, "throttle": {}}),
+        ({"link": {"loss": 1, "mbit": None}}, {"link": {"latency": 0.1, "loss": 1}}),
+        ({"link": None}, {"link": {}}),
+    ):
+        shown = merge(shown, body, NAMES)
+        assert {key: shown.to_json()[key] for key in expected} == expected
+
+
+def block(**more: Any) -> dict[str, Any]:
+    entry = {
+        "zone": "us-east-1a",
+        "type": "g5.xlarge",
+        "count": 1,
+        "start": "2026-01-01",
+        "end": "2027-01-01",
+    }
+    return {"blocks": {BLOCK: {**entry, "end": "2027-01-01", **more}}}
+
+
+LATENCY = "latency: expected seconds of a round trip, from 0 to 10 (0.05 is 50 ms), not"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (None, "conditions must be a JSON object, not null"),
+        ([], "conditions must be a JSON object, not []"),
+        ({"capacities": {}}, "unknown condition 'capacities'; known: capacity"),
+        ({"capacity": {"us-east-1z": {"g5.xlarge": 0}}}, "unknown zone 'us-east-1z'; known: us-east-1"),
+        ({"capacity": {"us-east-1a": {"g5.xlarg": 0}}}, "'g5.xlarg'; known: g5.xlarge"),
+        ({"capacity": {"us-east-1a": {"g5.xlarge": -1}}}, "capacity: g5.xlarge: expected"),
+        ({"capacity": {"us-east-1a": 3}}, "expected an object with a key per instance type, not 3"),
+        ({"capacity": 3}, "expected an object with a key per zone, not 3"),
+        ({"throttle": {"RunInstance": 1}}, "unknown action 'RunInstance'; known: RunInstances"),
+        ({"throttle": {"RunInstances": 0}}, "throttle: RunInstances: expected"),
+        ({"throttle": {"RunInstances": True}}, "throttle: RunInstances: expected"),
+        ({"quota": {"on-demand-q": 1}}, "unknown quota 'on-demand-q'; known: on-demand-"),
+        ({"free_addresses": {"subnet-0": 1}}, "known: subnet-"),
+        ({"latency": {"*": -1}}, "latency: *: expected"),
+        ({"latency": {"*": "long"}}, "latency: *: expected"),
+        ({"boot": {"ssh_second": 1}}, "known: ssh_seconds"),
+        ({"boot": {"ssh_seconds": -1}}, "boot: ssh_seconds: expected"),
+        ({"boot": {"failed_gpus": 0.5}}, "boot: failed_gpus: expected"),
+        ({"boot": {"failed_gpus": 17}}, "boot: failed_gpus: expected"),
+        ({"reject": {"RunInstances": {"message": "no code"}}}, "reject: RunInstances: expected"),
+        ({"reject": {"RunInstances": {"code": "X", "status": 200}}}, "reject: RunInstances: "),
+        ({"reject": {"RunInstances": {"code": "X", "colour": "red"}}}, "reject: RunInstances: "),
+        ({"link": {"latency": -1}}, f"{LATENCY} -1"),
+        ({"link": {"latency": 50}}, f"{LATENCY} 50"),
+        ({"link": {"latency": "50ms"}}, f"{LATENCY} "),
+        ({"link": {"mbit": 0}}, "mbit: expected Mbit/s above 0"),
+        ({"link": {"mbit": True}}, "mbit: expected Mbit/s above 0"),
+        ({"link": {"loss": 101}}, "loss: expected percent from 0 to 100, not 101"),
+        ({"link": {"delay": 0.1}}, "unknown setting of a link 'delay'; known: latency, loss, mbit"),
+        ({"link": []}, "expected an object with a key per setting of a link"),
+        ({"vpn": {"vpc-1": "10.8.0.10"}}, "known: vpc-0123456789abcdef0"),
+        ({"vpn": ["vpc-1"]}, "expected an object with a key per VPC"),
+        ({"blocks": {"cr-zz": {}}}, "'cr-zz' is not the id of a capacity reservation"),
+        ({"blocks": {BLOCK: {"zone": "us-east-1a"}}}, 'expected "zone", "type", "count", "start" and "end"'),
+        (block(zone="nowhere-1a"), "unknown zone 'nowhere-1a'"),
+        (block(start="soon"), "expected a time such as 2026-11-20T11:30:00Z"),
+        ({"roles": {"trainer": {}}}, "'trainer'; known: arn:aws:iam::123456789012:role/NAME"),
+        ({"roles": {ROLE: {"codes": ["12"]}}}, "codes of 6 digits"),
+        ({"roles": {ROLE: {"codes": "123456"}}}, "codes of 6 digits"),
+        ({"roles": {ROLE: {"seconds": -1}}}, "from 0 to 43200"),
+        ({"roles": {ROLE: {"refuse": 1}}}, "true or false"),
+        ({"roles": {ROLE: 1}}, 'expected {"codes"'),
+        ({"clock": {"ahead": 1.5}}, "whole seconds"),
+        ({"clock": {"behind": 1}}, "unknown key 'behind'; known: ahead"),
+    ],
+)
+def test_invalid_body_is_refused(body: Any, message: str) -> None:
+    with pytest.raises(InvalidCondition) as error:
+        merge(Conditions(), body, NAMES)
+    assert message in str(error.value)
+    assert "; for example {" in str(error.value) or "known: " in str(error.value)
