@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cloudddp.agent.decode import decode
 from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.agent.protocol.frames import (
     DROPPED,
@@ -21,6 +20,7 @@ from cloudddp.agent.protocol.frames import (
     parse_log_header,
 )
 from cloudddp.agent.protocol.jobs import MAX_RANKS, JobState
+from cloudddp.agent.replies import decode
 
 
 class FrameDecoder:

@@ -12,9 +12,9 @@ from itertools import chain
 
 from cloudddp.agent.protocol import serve
 from cloudddp.agent.protocol.codec import ProtocolError
-from cloudddp.ssh.activity import Activity
 from cloudddp.ssh.connection import Connection
 from cloudddp.ssh.running import BoundedBuffer, CommandSpec, Input, Result, RunningCommand
+from cloudddp.ssh.time_limits import Activity
 
 _LONGEST_END = 16  # bytes that end the output of a step
 

@@ -10,7 +10,7 @@ from typing import Any
 from botocore import exceptions
 
 from cloudddp.aws import credential_source as kinds
-from cloudddp.aws.botocore_errors import CREDENTIALS_HINT, shown, skewed, unreachable
+from cloudddp.aws.answers import CREDENTIALS_HINT, shown, skewed, unreachable
 from cloudddp.aws.credential_source import Source
 from cloudddp.errors import AWSError, CloudDDPError, CredentialsError, UsageError
 from cloudddp.text import one_line

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from cloudddp.config import timing
 from cloudddp.config.timing import Timing
 from cloudddp.errors import CloudDDPError, Command, ConnectError
-from cloudddp.ssh import early_close, paramiko_fixes
-from cloudddp.ssh.activity import Activity
+from cloudddp.ssh import paramiko_fixes
 from cloudddp.ssh.running import BoundedBuffer, CommandSpec, Input, Result, RunningCommand
-from cloudddp.ssh.target import Stream, Target
+from cloudddp.ssh.target import EARLY_CLOSE_HINT, Stream, Target, early_close_in
+from cloudddp.ssh.time_limits import Activity
 from cloudddp.text import one_line, reason_of
 
 if TYPE_CHECKING:
@@ -225,10 +225,10 @@ def _explain(target: Target, host_key: str, error: BaseException) -> ConnectErro
             patience=inf,
             silent=True,
         )
-    if closed := early_close.reason_in(error):
+    if closed := early_close_in(error):
         return ConnectError(
             f"{where}: {one_line(closed, 300)}",
-            hint=(f"{early_close.PENALTIES}. Or it is booting: ", Command("status"), " shows its state"),
+            hint=(f"{EARLY_CLOSE_HINT}. Or it is booting: ", Command("status"), " shows its state"),
             patience=inf,
         )
     if any(text in str(error) for text in ("protocol banner", "protocol version", "No existing session")):

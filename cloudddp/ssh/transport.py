@@ -8,8 +8,7 @@ import paramiko
 from paramiko.packet import Packetizer
 
 from cloudddp.config import timing
-from cloudddp.ssh import early_close
-from cloudddp.ssh.target import Stream
+from cloudddp.ssh.target import Stream, early_close
 
 LONGEST_LINE = 255  # bytes, with its end (RFC 4253, section 4.2); paramiko limits the number of lines to 100
 LARGEST_PACKET = 256 << 10  # bytes, as in OpenSSH; channels ask for at most 128 KiB of data per packet
@@ -46,7 +45,7 @@ class BoundedPacketizer(Packetizer):  # type: ignore[misc]  # paramiko has no ty
         identification."""
         if self.closed or self._line.startswith("SSH-"):
             return error
-        early: Exception = paramiko.SSHException(early_close.text(self._line))
+        early: Exception = paramiko.SSHException(early_close(self._line))
         return early
 
     def _read_timeout(self, timeout: float) -> bytes:

@@ -27,7 +27,7 @@ from cloudddp.cli.commands import export
 from cloudddp.config.settings import RESERVED_ENVIRONMENT
 from cloudddp.job import ranks, slurm
 from cloudddp.job.job_request import Script
-from cloudddp.job.rank_template import Fact, bind, template
+from cloudddp.job.ranks import Fact, bind, template
 
 TORCHRUN = "torch.distributed.run"
 NASTY = [

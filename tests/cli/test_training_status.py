@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.harness import wait_for
 
-from cloudddp.agent.protocol.training import TrainingState, TrainingStatus
+from cloudddp.agent.protocol.progress import TrainingState, TrainingStatus
 
 REPORT = """
 import json, os, sys, time

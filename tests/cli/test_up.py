@@ -302,12 +302,12 @@ def test_interrupt_while_waiting_for_ssh_leaves_nothing(cli: Any, faults: Any, r
 
 
 def test_unexpected_host_key_is_refused(cli: Any) -> None:
-    from cloudddp.ssh import keys
+    from cloudddp.ssh.target import generate_key
 
     cli.ok("up", "-n", "1")
     (cluster,) = json.loads(cli.ok("status", "--json"))
     folder = Path(cli.env["CLOUDDDP_HOME"]) / "clusters" / cluster["cluster_id"]
-    record = {cluster["nodes"][0]["instance_id"]: {"current": keys.generate().public}}
+    record = {cluster["nodes"][0]["instance_id"]: {"current": generate_key().public}}
     (folder / "host_keys.json").write_text(json.dumps(record))
     done = cli("jobs")
     assert done.returncode == 1

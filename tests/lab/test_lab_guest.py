@@ -16,8 +16,8 @@ from support.harness import until
 from support.labnode import LabLaptop, attempt, shell
 from support.simlab import make_key
 
-from cloudddp import payload
 from cloudddp.cluster.user_data import Identity, user_data
+from cloudddp.files import payload_text
 from cloudddp.sim import control
 
 PYTHON = "/opt/pytorch/bin/python"
@@ -58,7 +58,7 @@ def client(shared_lab_laptop: LabLaptop) -> paramiko.SSHClient:
 
 def ours(laptop: LabLaptop, expires: datetime, *, created: datetime | None = None) -> str:
     """Return cloudddp's user data with that deadline."""
-    texts = [payload.text(f"infra/node/cloudddp-deadline.{kind}") for kind in ("timer", "service")]
+    texts = [payload_text(f"infra/node/cloudddp-deadline.{kind}") for kind in ("timer", "service")]
     identity = Identity("c", "k", laptop.host_key.private, laptop.host_key.public)
     return user_data(identity, created or expires - timedelta(hours=1), expires, (texts[0], texts[1]))
 

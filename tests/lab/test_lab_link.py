@@ -20,7 +20,7 @@ from support.simlab import execute
 from cloudddp.errors import CloudDDPError
 from cloudddp.sim import control
 from cloudddp.sim.linux import processes
-from cloudddp.ssh import node_socket
+from cloudddp.ssh.target import open_socket
 
 COUNTER = (
     "import socket,sys\\ns=socket.socket(type=socket.SOCK_DGRAM);s.bind((\\'0.0.0.0\\',5000));print(1,flush=True)\\n"  # noqa: E501
@@ -82,7 +82,7 @@ def test_connection_knows_its_round_trip(lab: control.Simulator, pair: Any, link
     """How far a node may send ahead follows from it."""
     link({"latency": 0.2})
     with inside(lab):
-        connected = node_socket.connect(pair[1]["PublicIpAddress"], 22, 30.0, 45.0)
+        connected = open_socket(pair[1]["PublicIpAddress"], 22, 30.0, 45.0)
     try:
         assert 0.2 <= (connected.round_trip() or 0.0) < 20  # as microseconds it would be 200,000
     finally:

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from cloudddp.ssh import keys
+from cloudddp.ssh.target import generate_key
 
 
 @pytest.fixture(scope="module")
 def public() -> bytes:
-    return keys.generate().public.encode()
+    return generate_key().public.encode()
 
 
 def names(ec2: Any) -> list[str]:

@@ -12,8 +12,8 @@ import pytest
 from support.agentnode import FOREVER, Node, until
 from support.gangs import Make, Processes
 
+from cloudddp.agent.protocol.jobs import Cause
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.protocol.verdict import Cause
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 

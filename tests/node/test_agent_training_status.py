@@ -9,7 +9,7 @@ import pytest
 from support.agentnode import FOREVER, Node, until
 
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.protocol.training import TrainingState, TrainingStatus
+from cloudddp.agent.protocol.progress import TrainingState, TrainingStatus
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 

@@ -10,8 +10,8 @@ import pytest
 from support.agentnode import FOREVER, WAITING, free_port, until
 from support.gangs import Gangs, Make
 
+from cloudddp.agent.protocol.jobs import Cause, Failure, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
 from cloudddp.job.failure_text import sentence
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")

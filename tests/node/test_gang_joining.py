@@ -14,8 +14,8 @@ import pytest
 from support.agentnode import FOREVER, HANG_GUARD, until
 from support.gangs import Gangs, Make
 
+from cloudddp.agent.protocol.jobs import Cause
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.protocol.verdict import Cause
 
 UNUSED = 9  # the port of "discard": nobody listens there
 

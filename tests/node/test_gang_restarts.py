@@ -8,8 +8,8 @@ import pytest
 from support.agentnode import alive, until
 from support.gangs import Make, kill
 
+from cloudddp.agent.protocol.jobs import Verdict
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.protocol.verdict import Verdict
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 

@@ -9,8 +9,8 @@ import pytest
 from support.agentnode import FOREVER, WAITING, Node, alive, until
 from support.gangs import Make, Processes, freeze, kill, thaw
 
+from cloudddp.agent.protocol.jobs import Cause
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.protocol.verdict import Cause
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 SILENCE = 1.5  # seconds

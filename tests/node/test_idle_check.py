@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from support.harness import cannot
 
-from cloudddp import payload
 from cloudddp.cluster.user_data import IDLE_CHECK, IdleGuard
+from cloudddp.files import payload_text
 
 ALONE = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
 
@@ -33,7 +33,7 @@ def test_process_keeps_its_node(tmp_path: Path, name: str, keeps: bool) -> None:
     program = tmp_path / name
     shutil.copy("/bin/sleep", program)
     guard = IdleGuard(
-        300, 60, ssh_port=1, timer="", service="", check=payload.text("infra/node/cloudddp-idle.sh")
+        300, 60, ssh_port=1, timer="", service="", check=payload_text("infra/node/cloudddp-idle.sh")
     )
     (text,) = [file["content"] for file in guard.files if file["path"] == IDLE_CHECK]
     check, used = tmp_path / "idle.sh", tmp_path / "cloudddp-in-use"

@@ -15,10 +15,9 @@ from pathlib import Path
 import pytest
 from support.agentnode import FOREVER, Node, Refused, alive, processes_of, until
 
-from cloudddp.agent.protocol.kill import KillReply, KillRequest
+from cloudddp.agent.protocol.jobs import Cause, Failure, KillReply, KillRequest, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import Process
-from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 

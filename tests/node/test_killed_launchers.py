@@ -13,8 +13,8 @@ from support.gangs import Processes, kill
 
 from agent.ranks import causes
 from agent.ranks.causes import Kernel
+from cloudddp.agent.protocol.jobs import Cause, Failure
 from cloudddp.agent.protocol.start import Process
-from cloudddp.agent.protocol.verdict import Cause, Failure
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 

@@ -14,7 +14,7 @@ from support.packed import Sent, sent
 
 from agent.files import scan, tree
 from agent.node import store
-from cloudddp.agent.protocol.files import LeftOut, PackRequest
+from cloudddp.agent.protocol.file_steps import LeftOut, PackRequest
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.results import MAX_LEFT, LeftFile, NewFilesRequest, PulledRequest
 

@@ -10,9 +10,8 @@ import pytest
 from support.agentnode import FOREVER, Node, until
 from support.imds import Metadata
 
-from cloudddp.agent.protocol.jobs import JobState
+from cloudddp.agent.protocol.jobs import Cause, JobState, Verdict
 from cloudddp.agent.protocol.start import Deadline
-from cloudddp.agent.protocol.verdict import Cause, Verdict
 
 SAVE = """
 import signal, sys, time

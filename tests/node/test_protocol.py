@@ -17,16 +17,24 @@ from hypothesis import strategies as st
 from support.badanswers import BAD_FRAMES, BAD_JOBS, BAD_PROBES, JOB, PROBE, RANK
 
 from cloudddp import text
-from cloudddp.agent.decode import decode
 from cloudddp.agent.frames import FrameDecoder
 from cloudddp.agent.protocol import codec, transfer
 from cloudddp.agent.protocol.codec import MAX_PATH, MAX_TEXT, ProtocolError, encode, encode_utf8
-from cloudddp.agent.protocol.files import PackRequest
+from cloudddp.agent.protocol.file_steps import PackRequest, ReceiveEvent, ReceiveReply, ReceiveRequest
 from cloudddp.agent.protocol.frames import End, FollowRequest, Frame, Heartbeat, Log, encode_frame
 from cloudddp.agent.protocol.gang import Gang, Kind, Message, Observed, Report, Unreachable
-from cloudddp.agent.protocol.jobs import MAX_LISTING, JobsReply, JobState, RankRecord
-from cloudddp.agent.protocol.kill import KillReply, KillRequest
-from cloudddp.agent.protocol.machine import MAX_FOLDERS, ProbeReply, ProbeRequest, is_interface
+from cloudddp.agent.protocol.jobs import (
+    MAX_LISTING,
+    Cause,
+    Failure,
+    JobsReply,
+    JobState,
+    KillReply,
+    KillRequest,
+    RankRecord,
+    Verdict,
+)
+from cloudddp.agent.protocol.machine import MAX_FOLDERS, PowerOffReply, ProbeReply, ProbeRequest, is_interface
 from cloudddp.agent.protocol.manifest import (
     FILE,
     LINK,
@@ -40,11 +48,10 @@ from cloudddp.agent.protocol.manifest import (
 )
 from cloudddp.agent.protocol.peer import Peer
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.protocol.poweroff import PowerOffReply
-from cloudddp.agent.protocol.receive import ReceiveEvent, ReceiveReply, ReceiveRequest
+from cloudddp.agent.protocol.progress import TrainingState, TrainingStatus
 from cloudddp.agent.protocol.results import JobFiles, NewFiles, NewFilesReply, NewFilesRequest, NewPath
+from cloudddp.agent.protocol.serve import VersionConflict
 from cloudddp.agent.protocol.start import Process, SetupReply, SetupRequest, StartReply, StartRequest
-from cloudddp.agent.protocol.training import TrainingState, TrainingStatus
 from cloudddp.agent.protocol.transfer import (
     BATCH,
     ZLIB,
@@ -58,8 +65,7 @@ from cloudddp.agent.protocol.transfer import (
 )
 from cloudddp.agent.protocol.transfer import Frame as TransferFrame
 from cloudddp.agent.protocol.transfer import frame as transfer_frame
-from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
-from cloudddp.agent.protocol.version import VersionConflict
+from cloudddp.agent.replies import decode
 
 KINDS = [
     ProbeReply,

@@ -36,7 +36,7 @@ from support.streams import (
 )
 
 from cloudddp.agent.client import Runner
-from cloudddp.agent.protocol import files
+from cloudddp.agent.protocol import file_steps
 from cloudddp.cli import session
 from cloudddp.cli.console import Console
 from cloudddp.cli.node_connections import connected
@@ -247,7 +247,7 @@ def test_first_of_two_members_with_one_path_is_kept(node: CompromisedNode, tmp_p
 def test_names_and_notes_are_escaped(node: CompromisedNode, tmp_path: Path) -> None:
     evil = "runs/\x1b]0;owned\x07\u202egpj.\n.exe"
     notes = "import sys\nsys.stderr.write('missing \\x1b]52;c;x\\x07\\n')\n"
-    out_of = files.left_out("\x1b[2Ka\x9b1m\r", "\x07", counts=False)
+    out_of = file_steps.left_out("\x1b[2Ka\x9b1m\r", "\x07", counts=False)
     node.set_stream(
         stream(
             file(evil),
@@ -440,8 +440,8 @@ for number in itertools.count():
     {write}
     time.sleep(0.05)
 """
-WAITS = files.working(files.Work(0, 0))
-COMPARES = files.working(files.Work(0, 1 << 40))
+WAITS = file_steps.working(file_steps.Work(0, 0))
+COMPARES = file_steps.working(file_steps.Work(0, 1 << 40))
 ONE_BYTE = [part(1, at, b"x") for at in range(1000)]
 DRIPS = {
     "waits": f"os.write(1, {WAITS!r})",

@@ -17,8 +17,8 @@ import pytest
 from support.agentnode import FOREVER, Node, free_port, until
 from support.gangs import Gangs
 
-from cloudddp.agent.protocol.pace import Straggler, current
 from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.protocol.progress import Straggler, current
 from cloudddp.agent.protocol.start import Process
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")

@@ -13,8 +13,7 @@ from support.impostor import forged_probe, in_place_of_receive
 from support.localsync import LocalCluster
 
 from cloudddp.agent.protocol.codec import MAX_PATH
-from cloudddp.config.spec import Config
-from cloudddp.config.spec.job import SyncSpec
+from cloudddp.config.spec import Config, SyncSpec
 from cloudddp.errors import NodeError, UsageError
 from cloudddp.job import transfer_state
 

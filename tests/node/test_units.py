@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cloudddp import payload
 from cloudddp.cluster.user_data import SERVICE, TIMER, Identity, user_data
+from cloudddp.files import payload_text
 
 DEADLINE = datetime(2026, 11, 20, 14, 30, 5, tzinfo=UTC)
 CREATED = DEADLINE - timedelta(hours=2)
@@ -30,7 +30,7 @@ needs_systemd = pytest.mark.skipif(
 
 def units() -> dict[str, str]:
     """Return the units as cloud-init writes them on a node, by file name, with the deadline filled in."""
-    texts = tuple(payload.text(f"infra/node/cloudddp-deadline.{kind}") for kind in ("timer", "service"))
+    texts = tuple(payload_text(f"infra/node/cloudddp-deadline.{kind}") for kind in ("timer", "service"))
     config = yaml.safe_load(user_data(Identity("c", "k", "p", "q"), CREATED, DEADLINE, (texts[0], texts[1])))
     written = {}
     for command in config["bootcmd"]:

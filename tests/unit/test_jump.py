@@ -18,12 +18,11 @@ from support.jumpserver import JumpServer
 from support.sshserver import Site, refusal
 
 from cloudddp.errors import ConnectError, NodeError, UsageError, render
-from cloudddp.ssh import keys
 from cloudddp.ssh.connection import Connection
 from cloudddp.ssh.fleet import Fleet
 from cloudddp.ssh.routes.jump import Jump, failure_in
 from cloudddp.ssh.running import CommandSpec
-from cloudddp.ssh.target import Target
+from cloudddp.ssh.target import Target, generate_key
 
 
 @pytest.fixture
@@ -130,7 +129,7 @@ def test_broken_connection_is_opened_again(target: Target, jump: JumpServer) -> 
 
 
 def test_node_with_a_wrong_host_key_is_refused(ssh_site: Site, jump: JumpServer) -> None:
-    expected = keys.generate().public
+    expected = generate_key().public
     target = ssh_site.target(ssh_site.server().port, route=Jump(jump.given), host_keys=(expected,))
     error = refusal(target)
     assert "node 0 (i-0)" in error.message
@@ -148,7 +147,7 @@ def test_unknown_host_key_is_refused_and_not_added(target: Target, jump: JumpSer
 
 
 def test_changed_host_key_is_refused(target: Target, jump: JumpServer) -> None:
-    jump.write_ssh_files(known=f"[127.0.0.1]:{jump.port} {keys.generate().public}\n")
+    jump.write_ssh_files(known=f"[127.0.0.1]:{jump.port} {generate_key().public}\n")
     error = refusal(target)
     assert "its host key is not the one in ~/.ssh/known_hosts" in error.message
     assert f"ssh-keygen -R '[127.0.0.1]:{jump.port}'" in render(error.hint)
@@ -179,7 +178,7 @@ def test_revoked_host_key_is_refused(target: Target, jump: JumpServer) -> None:
 
 
 def test_key_that_is_not_accepted(target: Target, home: Path) -> None:
-    (home / ".ssh" / "id_ed25519").write_text(keys.generate().private)
+    (home / ".ssh" / "id_ed25519").write_text(generate_key().private)
     error = refusal(target)
     assert "accepts none of your keys" in error.message
     assert "ssh-add" in render(error.hint)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from cloudddp.aws.inventory import Instance, Resource
-from cloudddp.cluster.cost import Cost
+from cloudddp.cluster.prices import Cost
 from cloudddp.cluster.teardown import DownReport, leftovers
 from cloudddp.tags import Tags
 

@@ -23,11 +23,12 @@ from support.sshserver import Server, Site, refusal
 
 from cloudddp.config import timing
 from cloudddp.errors import CloudDDPError, ConnectError, NodeError, render
-from cloudddp.ssh import keys, login_shell
-from cloudddp.ssh.activity import Activity
+from cloudddp.ssh import login_shell
 from cloudddp.ssh.connection import Connection
 from cloudddp.ssh.fleet import Fleet
 from cloudddp.ssh.running import CommandSpec, Input
+from cloudddp.ssh.target import generate_key
+from cloudddp.ssh.time_limits import Activity
 
 MIB = 1 << 20
 HANG_GUARD = 60.0  # seconds; only a hang is this long
@@ -54,7 +55,7 @@ def test_login_after_the_host_key_is_verified(connection: Connection, server: Se
 
 
 def test_wrong_host_key_is_refused_before_login(ssh_site: Site, server: Server) -> None:
-    expected = keys.generate().public
+    expected = generate_key().public
     error = refusal(ssh_site.target(server.port, host_keys=(expected,)))
     assert "host key" in error.message
     assert "refused" in error.message
@@ -76,7 +77,7 @@ def test_host_key_of_another_type_is_refused_before_login(ssh_site: Site) -> Non
 
 def test_refused_login_key_allows_a_retry(ssh_site: Site, server: Server, tmp_path: Path) -> None:
     other = tmp_path / "other"
-    other.write_text(keys.generate().private)
+    other.write_text(generate_key().private)
     error = refusal(ssh_site.target(server.port, private_key=other))
     assert "key is refused for user 'ubuntu'" in error.message
     assert error.patience > 0
@@ -161,7 +162,7 @@ def test_user_keys_are_not_offered(ssh_site: Site, server: Server, tmp_path: Pat
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh" / "id_ed25519").write_text(ssh_site.login.private)
     other = tmp_path / "other"
-    other.write_text(keys.generate().private)
+    other.write_text(generate_key().private)
     home = os.environ.get("HOME", "")
     os.environ["HOME"] = str(tmp_path)
     try:

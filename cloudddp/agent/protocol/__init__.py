@@ -10,30 +10,24 @@ secrets). Its reply is the last line on stdout; `pack` and `follow` write frames
 
 Each module holds one topic, so that a step of the agent loads only what it needs:
 
-    codec     JSON <-> dataclass; ProtocolError
-    serve     several steps over one channel
-    machine   probe
-    manifest  the files of a project
-    files     pack
-    transfer  the frames that bring the project's files
-    receive   receive
-    sending   files -> frames
-    peer      Peer
-    phases    JobPhase
-    jobs      JobState; jobs
-    start     setup, start
-    gang      what the agents of one job tell each other
-    verdict   Verdict, Failure; conclude
-    kill      kill
-    training  TrainingStatus
-    pace      StepReport, Straggler
-    stall     LeftStall
-    frames    follow
-    results   new_files, pulled
-    copies    Destination, Copied: results that a node copies to S3
-    stacks    stacks
-    snapshots what the agents of one job tell each other of snapshots
-    version   VersionConflict
+    codec      JSON <-> dataclass; ProtocolError
+    serve      several steps over one channel; VersionConflict
+    machine    probe, poweroff
+    manifest   the files of a project
+    transfer   the frames that bring the project's files
+    file_steps receive, pack
+    sending    files -> frames
+    peer       Peer
+    phases     JobPhase
+    jobs       JobState, Verdict, Failure; jobs, conclude, kill
+    start      setup, start
+    gang       what the agents of one job tell each other
+    progress   TrainingStatus, StepReport, Straggler, LeftStall
+    frames     follow
+    results    new_files, pulled
+    copies     Destination, Copied: results that a node copies to S3
+    stacks     stacks
+    snapshots  what the agents of one job tell each other of snapshots
 """
 
 from __future__ import annotations

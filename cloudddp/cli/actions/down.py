@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from cloudddp import local_state, signals
 from cloudddp.aws import inventory, removal
-from cloudddp.aws.botocore_errors import REGION_REFUSED
+from cloudddp.aws.answers import REGION_REFUSED
 from cloudddp.aws.client import AWS
 from cloudddp.cli import session as sessions
 from cloudddp.cli.actions import rehearsal
@@ -21,8 +21,8 @@ from cloudddp.cli.views import clusters as views
 from cloudddp.cli.views import lifecycle
 from cloudddp.cluster import created_ids, name_lock, region_search, teardown
 from cloudddp.cluster.created_ids import Known
+from cloudddp.cluster.lookup import Ownership
 from cloudddp.cluster.model import Cluster
-from cloudddp.cluster.ownership import Ownership
 from cloudddp.cluster.region_search import Search
 from cloudddp.cluster.teardown import DownReport
 from cloudddp.config.global_options import GlobalOptions

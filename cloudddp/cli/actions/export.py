@@ -17,10 +17,10 @@ from cloudddp.config import env_file
 from cloudddp.config.global_options import Flag, GlobalOptions
 from cloudddp.config.settings import RESERVED_ENVIRONMENT
 from cloudddp.errors import Command, UsageError, command_line
-from cloudddp.job import project_files, scripts
+from cloudddp.files import Folder, resolved
+from cloudddp.job import project_files
 from cloudddp.job import slurm as renderer
-from cloudddp.job.job_request import Script
-from cloudddp.safe_files import Folder, resolved
+from cloudddp.job.job_request import Script, find_script
 from cloudddp.text import one_line
 
 
@@ -92,7 +92,7 @@ def _find(session: Session, script: Script) -> Script:
     """Return the script by its path in the project, in whose folder the job is submitted."""
     config = session.settings
     listed = project_files.of_config(session.root, config).manifest if script.module else ()
-    found, _ = scripts.find(session.root, Path.cwd(), script, listed, config.job.env)
+    found, _ = find_script(session.root, Path.cwd(), script, listed, config.job.env)
     return found
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cloudddp.agent.client import Runner
-from cloudddp.agent.protocol.files import Selection
+from cloudddp.agent.protocol.file_steps import Selection
 from cloudddp.agent.protocol.results import NewFilesReply
 from cloudddp.cli.byte_progress import ByteProgress
 from cloudddp.cli.console import Console

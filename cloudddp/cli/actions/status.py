@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from cloudddp.aws.botocore_errors import REGION_REFUSED
+from cloudddp.aws.answers import REGION_REFUSED
 from cloudddp.aws.client import AWS
 from cloudddp.aws.denials import CODES as DENIED
 from cloudddp.cli import session as sessions

@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cloudddp.errors import CloudDDPError, NodeError
+from cloudddp.files import Folder
 from cloudddp.job.results.unpack import Truncated
 from cloudddp.job.results.write_errors import OTHER_FOLDER_HINT, cannot_write
-from cloudddp.safe_files import Folder
 
 PREFIX = ".cloudddp-incoming-"
 

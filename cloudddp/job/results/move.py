@@ -7,10 +7,9 @@ import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cloudddp import state_folder
 from cloudddp.errors import CloudDDPError
+from cloudddp.files import Folder, state_home
 from cloudddp.job.results.pull_notes import Notes
-from cloudddp.safe_files import Folder
 
 
 def identity(path: Path) -> tuple[int, int] | None:
@@ -32,7 +31,7 @@ class Move:
     size: int = 0
     older: int = 0
     unchanged: int = 0  # links that the target has already
-    _state: tuple[int, int] | None = field(default_factory=lambda: identity(state_folder.home()))
+    _state: tuple[int, int] | None = field(default_factory=lambda: identity(state_home()))
 
     def contents(self, source: Folder, target: Folder) -> None:
         """Move everything in `source`. Raises OSError, and CloudDDPError where a folder and a file

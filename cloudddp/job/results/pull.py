@@ -19,13 +19,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cloudddp import state_folder
-from cloudddp.agent import client, failures
+from cloudddp.agent import client, replies
 from cloudddp.agent.client import Runner
-from cloudddp.agent.protocol.files import PackRequest, Selection
+from cloudddp.agent.protocol.file_steps import PackRequest, Selection
 from cloudddp.agent.protocol.results import EVIDENCE, LeftFile
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.errors import Command, NodeError, UsageError, parts
+from cloudddp.files import Folder, resolved, state_home
 from cloudddp.job.results import incoming, safe_names
 from cloudddp.job.results.incoming import Incoming
 from cloudddp.job.results.move import Move, identity
@@ -35,7 +35,6 @@ from cloudddp.job.results.receive import Progress, Receive
 from cloudddp.job.results.safe_names import Parts
 from cloudddp.job.results.unpack import Refused, Truncated
 from cloudddp.job.results.write_errors import OTHER_FOLDER_HINT, cannot_write
-from cloudddp.safe_files import Folder, resolved
 from cloudddp.text import one_line
 
 PACK_SECONDS = 120.0  # without any data from the node
@@ -110,7 +109,7 @@ def check_target(to: Path, *, hint: str = OTHER_FOLDER_HINT) -> None:
     existing = next(path for path in (real, *real.parents) if _exists(path))
     if _is_state(existing):
         raise UsageError(
-            f"cannot write results to {to}: it is inside CLOUDDDP_HOME ({state_folder.home()}), cloudddp's "
+            f"cannot write results to {to}: it is inside CLOUDDDP_HOME ({state_home()}), cloudddp's "
             "own folder",
             hint=hint,
         )
@@ -133,7 +132,7 @@ def check_names(names: Sequence[str]) -> tuple[Parts, ...]:
 
 def _is_state(folder: Path) -> bool:
     """Return whether a folder is CLOUDDDP_HOME or inside it, by whatever name."""
-    home = identity(state_folder.home())
+    home = identity(state_home())
     return home is not None and any(identity(path) == home for path in (folder, *folder.parents))
 
 
@@ -241,7 +240,7 @@ class _Pull:
                 alone=True,
             )
             if result.exit_code:
-                raise NodeError(f"node {node}: {self._notes.last() or failures.failure_text(result)}")
+                raise NodeError(f"node {node}: {self._notes.last() or replies.failure_text(result)}")
             receive.close()
         return receive
 

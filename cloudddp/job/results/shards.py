@@ -12,7 +12,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from cloudddp.safe_files import Folder
+from cloudddp.files import Folder
 
 _METADATA, _SHARD = ".metadata", ".distcp"
 

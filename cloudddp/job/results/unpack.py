@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 from cloudddp.agent.protocol.manifest import LINK
 from cloudddp.errors import CloudDDPError
+from cloudddp.files import Descent, Folder
 from cloudddp.job.results import safe_names
 from cloudddp.job.results.pull_notes import LONGEST, Notes
 from cloudddp.job.results.safe_names import Parts
 from cloudddp.job.results.write_errors import FREE_SPACE_HINT
-from cloudddp.safe_files import Descent, Folder
 from cloudddp.text import one_line
 
 LARGE = 1 << 20  # bytes; a smaller file is not continued after a broken transfer

@@ -1,15 +1,63 @@
-"""The shell commands that put the agent on a node and start it there."""
+"""Builds the agent, the modules of infra/node/agent/ and the protocol; and the shell commands that put it on
+a node and start it there.
+
+The same sources give the same bytes on every computer: sorted names, fixed times and modes, and no
+compression, because the output of zlib differs between versions.
+"""
 
 from __future__ import annotations
 
 import functools
 import gzip
 import hashlib
+import io
 import re
 import shlex
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
 
-from cloudddp.agent import build
 from cloudddp.agent.protocol import ExitCode
+from cloudddp.files import payload_root
+
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip file can hold
+_MAIN = b"from agent.__main__ import run\n\nrun()\n"  # what Python runs first
+
+
+@functools.cache
+def sources() -> dict[str, bytes]:
+    """Return the agent's modules: path -> text. They are read once, so that a command uses the same agent
+    from start to end."""
+    return read_sources(payload_root() / "infra" / "node" / "agent", Path(__file__).parent / "protocol")
+
+
+def read_sources(program: Path, protocol: Path) -> dict[str, bytes]:
+    """Return the modules of the folders `program` (as `agent`) and `protocol`."""
+    return {
+        "__main__.py": _MAIN,
+        "cloudddp/__init__.py": b"",
+        "cloudddp/agent/__init__.py": b"",
+        **dict(_modules(program, "agent")),
+        **dict(_modules(protocol, "cloudddp/agent/protocol")),
+    }
+
+
+def archive() -> bytes:
+    """Return a zip archive of the agent."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as file:
+        for name, text in sorted(sources().items()):
+            info = zipfile.ZipInfo(name, _EPOCH)
+            info.create_system = 3  # Unix, also where it is built on another system
+            info.external_attr = 0o100644 << 16
+            file.writestr(info, text)
+    return buffer.getvalue()
+
+
+def _modules(folder: Path, package: str) -> Iterator[tuple[str, bytes]]:
+    for path in folder.rglob("*.py"):
+        yield f"{package}/{path.relative_to(folder).as_posix()}", path.read_bytes()
+
 
 # Isolated from the user's variables and folders, and without site-packages, whose .pth files may take long.
 _PYTHON = "python3 -IS -X utf8"
@@ -17,7 +65,7 @@ _PYTHON = "python3 -IS -X utf8"
 
 @functools.cache
 def _agent_hash() -> str:
-    return hashlib.sha256(b"".join(text for _, text in sorted(build.sources().items()))).hexdigest()
+    return hashlib.sha256(b"".join(text for _, text in sorted(sources().items()))).hexdigest()
 
 
 def agent_id() -> str:
@@ -53,7 +101,7 @@ def agent_command(*words: str) -> str:
 def compressed_agent() -> bytes:
     """Return the agent's archive, gzipped. Nothing depends on the bytes, so the version of zlib does not
     matter."""
-    return gzip.compress(build.archive(), 6, mtime=0)
+    return gzip.compress(archive(), 6, mtime=0)
 
 
 def ship(then: str) -> str:
