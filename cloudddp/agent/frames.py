@@ -20,7 +20,7 @@ from cloudddp.agent.protocol.frames import (
     parse_log_header,
 )
 from cloudddp.agent.protocol.jobs import MAX_RANKS, JobState
-from cloudddp.agent.replies import decode
+from cloudddp.agent.steps import decode
 
 
 class FrameDecoder:

@@ -155,6 +155,17 @@ def describe(aws: AWS, spec: ClusterSpec) -> TypeInfo:
     return info
 
 
+def power_minutes(instance_type: str, gpus: int) -> float:
+    """Return the minutes that an instance may take to boot, or to shut down. Pure.
+
+    AWS's metal instances can take over 20 minutes (canonical/pycloudlib, PR 192, which waits for 40).
+    Clusters of large GPU machines exceed 10 minutes (NVIDIA/nephele, PR 16, which proposes 30).
+    """
+    if ".metal" in instance_type:
+        return 40.0
+    return 30.0 if gpus > 1 else 10.0
+
+
 def _type_info(name: str, item: _Type) -> TypeInfo:
     network = item.network_info
     tracking = network.connection_tracking_configuration

@@ -25,7 +25,7 @@ import click
 
 from cloudddp import text, timings
 from cloudddp.cli.formats import wrapped
-from cloudddp.config.global_options import GlobalOptions
+from cloudddp.config.command_line import GlobalOptions
 from cloudddp.errors import CloudDDPError, Text, parts, render
 from cloudddp.text import one_line, visible_in_colour, without_colours
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from cloudddp import timings
 from cloudddp.cli.console import Console
 from cloudddp.config import project, settings, tolerant
-from cloudddp.config.global_options import Flag, GlobalOptions
+from cloudddp.config.command_line import Flag, GlobalOptions
 from cloudddp.config.project import Project
 from cloudddp.config.schema import example_name
 from cloudddp.config.settings import Layer

@@ -20,7 +20,7 @@ from cloudddp.cluster.lookup import Ownership
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.region_search import Search
 from cloudddp.config import project, settings
-from cloudddp.config.global_options import Flag, GlobalOptions
+from cloudddp.config.command_line import Flag, GlobalOptions
 from cloudddp.config.spec import Config
 from cloudddp.errors import CloudDDPError, Command, Part, UsageError
 from cloudddp.files import check_home

@@ -32,7 +32,7 @@ from cloudddp.errors import (
     ignore_progress,
 )
 from cloudddp.local_state import USUAL_USER, ClusterFolder, ClusterRecord
-from cloudddp.ssh import paramiko_fixes
+from cloudddp.ssh.connection import paramiko_loaded_meanwhile
 from cloudddp.ssh.fleet import Fleet, Outcome
 from cloudddp.ssh.routes.command import ProxyCommand
 from cloudddp.ssh.routes.jump import Jump
@@ -196,7 +196,7 @@ def is_direct(spec: ClusterSpec) -> bool:
     return connection_mode(spec) == "public" and spec.proxy_command is None
 
 
-loaded_meanwhile = paramiko_fixes.loaded_meanwhile
+loaded_meanwhile = paramiko_loaded_meanwhile
 PROJECT = "project"  # the folder with the user's files, in a node's home
 _PROBE_SECONDS = 60.0  # for everything but the boot and the GPUs
 

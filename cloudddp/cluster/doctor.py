@@ -16,10 +16,10 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any, Literal, TypeVar
 
 from cloudddp.aws import caller as callers
-from cloudddp.aws import denials, images, instance_types, kms, quotas
+from cloudddp.aws import denials, images, instance_types, quotas
 from cloudddp.aws.answers import action
 from cloudddp.aws.client import AWS
-from cloudddp.aws.images import Image
+from cloudddp.aws.images import Image, key_problem
 from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.aws.networks import Subnet
 from cloudddp.aws.reservations import Reservation
@@ -342,7 +342,7 @@ def _key(aws: AWS, key: str) -> Check:
     """Check that a KMS key can be used for volumes; its policy is checked only by a launch."""
     shown = one_line(key, 300)
     try:
-        problem = kms.problem(aws, key)
+        problem = key_problem(aws, key)
     except AWSError as error:
         if error.code in denials.CODES:  # `up` does not need the call
             return Check("KMS key", "note", f"{shown} is not checked: {error.message}")

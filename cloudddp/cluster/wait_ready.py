@@ -9,7 +9,8 @@ from cloudddp import timings
 from cloudddp.agent.protocol.machine import ProbeReply
 from cloudddp.aws import inventory
 from cloudddp.aws.client import AWS
-from cloudddp.aws.removal import POLL_SECONDS, power_minutes
+from cloudddp.aws.instance_types import power_minutes
+from cloudddp.aws.removal import POLL_SECONDS
 from cloudddp.cluster import name_lock
 from cloudddp.cluster.connect import Dial, Meanwhile, connect, probe
 from cloudddp.cluster.lookup import refresh

@@ -18,7 +18,7 @@ from typing import Any, NoReturn, get_args, get_origin
 
 import msgspec
 
-from cloudddp.config.global_options import Flag
+from cloudddp.config.command_line import Flag
 from cloudddp.config.schema import SECTIONS, allowed, fields, nearest, unwrap
 from cloudddp.config.spec import (
     MAX_WAIT,

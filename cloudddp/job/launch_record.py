@@ -17,8 +17,8 @@ import msgspec
 from msgspec import Meta
 
 from cloudddp.agent.protocol.codec import has_job_id_format
-from cloudddp.config import env_file, settings
-from cloudddp.config.global_options import Flag
+from cloudddp.config import settings
+from cloudddp.config.command_line import Flag, variable_flags
 from cloudddp.config.spec import Config
 from cloudddp.errors import CloudDDPError, Command, UsageError
 from cloudddp.job.job_request import KEEP, NewJob, Script
@@ -165,7 +165,7 @@ def environment(
     if lost := [name for name in record.given if name not in now]:
         raise _unknown(record, lost, "was given on the command line, and values are not recorded")
     again = [name for name in record.passed if name not in now]
-    flags: list[Flag] = env_file.flags([*again, *variables], env_files or record.env_files, environ)
+    flags: list[Flag] = variable_flags([*again, *variables], env_files or record.env_files, environ)
     layers = [settings.from_flags(flags), *(settings.read_toml(Path(one)) for one in record.files)]
     found = settings.resolve(layers).job.env
     if lost := [name for name in record.names if name not in found]:

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from support.agentnode import Node
 
-from cloudddp.agent import install
+from cloudddp.agent import steps
 from cloudddp.files import payload_root
 
 PROGRAM = payload_root() / "infra" / "node" / "agent"
-PROTOCOL = Path(install.__file__).parent / "protocol"
+PROTOCOL = Path(steps.__file__).parent / "protocol"
 
 
 def test_agent_is_the_same_wherever_and_whenever_it_is_built(tmp_path: Path) -> None:
@@ -32,12 +32,12 @@ def test_agent_is_the_same_wherever_and_whenever_it_is_built(tmp_path: Path) -> 
         (copy / "agent" / "__pycache__").mkdir()
         (copy / "agent" / "__pycache__" / "x.pyc").touch()
         (copy / "agent" / "notes.txt").touch()
-        assert install.read_sources(copy / "agent", copy / "protocol") == install.sources()
+        assert steps.read_sources(copy / "agent", copy / "protocol") == steps.sources()
 
 
 @pytest.mark.parametrize("settings", [{"TZ": "Asia/Tokyo", "umask": 0o077}, {"TZ": "UTC", "umask": 0o000}])
 def test_agent_is_the_same_in_another_process(settings: dict[str, str | int]) -> None:
-    code = "import sys; from cloudddp.agent import install; sys.stdout.write(install.agent_path())"
+    code = "import sys; from cloudddp.agent import steps; sys.stdout.write(steps.agent_path())"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "TZ": str(settings["TZ"]), "PYTHONHASHSEED": "7"},
@@ -46,11 +46,11 @@ def test_agent_is_the_same_in_another_process(settings: dict[str, str | int]) ->
         text=True,
         check=True,
     )
-    assert done.stdout == install.agent_path()
+    assert done.stdout == steps.agent_path()
 
 
 def test_agent_holds_its_modules_and_the_protocol_only() -> None:
-    with zipfile.ZipFile(io.BytesIO(install.archive())) as archive:
+    with zipfile.ZipFile(io.BytesIO(steps.archive())) as archive:
         names = archive.namelist()
         assert names == sorted(names)
         assert {info.compress_type for info in archive.infolist()} == {zipfile.ZIP_STORED}

@@ -9,7 +9,7 @@ import sys
 # outer type.
 _PROGRAM = """
 import dataclasses, sys, threading
-from cloudddp.agent.replies import decode
+from cloudddp.agent.steps import decode
 
 sys.setswitchinterval(1e-6)
 for _ in range(100):

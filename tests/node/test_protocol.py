@@ -65,7 +65,7 @@ from cloudddp.agent.protocol.transfer import (
 )
 from cloudddp.agent.protocol.transfer import Frame as TransferFrame
 from cloudddp.agent.protocol.transfer import frame as transfer_frame
-from cloudddp.agent.replies import decode
+from cloudddp.agent.steps import decode
 
 KINDS = [
     ProbeReply,

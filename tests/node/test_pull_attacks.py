@@ -40,9 +40,9 @@ from cloudddp.agent.protocol import file_steps
 from cloudddp.cli import session
 from cloudddp.cli.console import Console
 from cloudddp.cli.node_connections import connected
-from cloudddp.config.global_options import GlobalOptions
+from cloudddp.config.command_line import GlobalOptions
 from cloudddp.errors import NodeError
-from cloudddp.job.results import progress_limit, pull, receive
+from cloudddp.job.results import pull, receive
 from cloudddp.job.results.receive import Transfer
 from cloudddp.job.results.unpack import FOLDER
 
@@ -455,7 +455,7 @@ DRIPS = {
 def test_results_without_progress_end(
     node: CompromisedNode, runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drip: str
 ) -> None:
-    monkeypatch.setattr(progress_limit, "STALLED", 2.0)
+    monkeypatch.setattr(pull, "STALLED", 2.0)
     begun = [file("runs/a"), listed("runs/b", size=1 << 20)]
     node.set_stream(stream(*begun), DRIP.format(write=DRIPS[drip]))
     heard: list[Transfer] = []
@@ -467,7 +467,7 @@ def test_results_without_progress_end(
 def test_notes_after_the_end_of_the_results_do_not_make_it_wait(
     node: CompromisedNode, runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress_limit, "STALLED", 2.0)
+    monkeypatch.setattr(pull, "STALLED", 2.0)
     node.set_stream(stream(file("runs/a"), FINISH), DRIP.format(write=DRIPS["notes"]))
     with pytest.raises(NodeError, match="node 0: it made no progress"):
         pull.pull(runner, ["runs"], node=0, to=tmp_path / "to")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.syncednode import SyncedNode, put, tree
 
-from cloudddp.agent import install
+from cloudddp.agent import steps
 from cloudddp.agent.protocol.file_steps import REPLACED
 from cloudddp.agent.protocol.results import PulledRequest
 from cloudddp.ssh.running import CommandSpec
@@ -93,7 +93,7 @@ def test_what_a_job_wrote_is_kept_and_named(
 def pulled(node: SyncedNode) -> None:
     put(node.project, {"model.pt": "weights"})
     time.sleep(0.05)
-    command = f"python3 -IS {node.node.home}/{install.agent_path()} pulled"
+    command = f"python3 -IS {node.node.home}/{steps.agent_path()} pulled"
     request = _request(PulledRequest("project", ("model.pt",), time.time_ns()))
     done = node.cluster.runner.run(0, CommandSpec(command, request))
     assert done.exit_code == 0, done.stderr

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from cloudddp.agent import install
+from cloudddp.agent import steps
 from cloudddp.agent.protocol import ExitCode
 
-STEP = install.step_command("jobs")
+STEP = steps.step_command("jobs")
 
 
 def start(home: Path, command: str) -> subprocess.Popen[bytes]:
@@ -42,9 +42,9 @@ def files(home: Path) -> list[str]:
 
 def test_several_laptops_ship_at_once(tmp_path: Path) -> None:
     """Each then runs a step, which imports its modules while the others are still at it."""
-    home, agent = tmp_path / "a home", install.compressed_agent()
+    home, agent = tmp_path / "a home", steps.compressed_agent()
     home.mkdir()
-    processes = [start(home, install.ship(install.agent_command("jobs", "{}"))) for _ in range(6)]
+    processes = [start(home, steps.ship(steps.agent_command("jobs", "{}"))) for _ in range(6)]
     for process in processes:  # all of them have found no agent
         assert process.stdin is not None
         process.stdin.write(agent[:1000])
@@ -58,7 +58,7 @@ def test_several_laptops_ship_at_once(tmp_path: Path) -> None:
         err = process.stderr.read().decode()
         assert process.wait() == 0, err
         process.stderr.close()
-    assert files(home) == [Path(install.agent_path()).name]
+    assert files(home) == [Path(steps.agent_path()).name]
 
 
 DAMAGE: dict[str, Callable[[Path], object]] = {
@@ -72,19 +72,19 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_damaged_agent_is_not_run_and_is_shipped_again(tmp_path: Path, damage: str) -> None:
-    agent = tmp_path / install.agent_path()
-    assert run(tmp_path, install.ship("exit 0"), install.compressed_agent()) == (0, "")
+    agent = tmp_path / steps.agent_path()
+    assert run(tmp_path, steps.ship("exit 0"), steps.compressed_agent()) == (0, "")
     assert step(tmp_path) == (0, "")
     DAMAGE[damage](agent)
     assert step(tmp_path)[0] == ExitCode.NO_AGENT.value
-    assert run(tmp_path, install.ship("exit 0"), install.compressed_agent()) == (0, "")
+    assert run(tmp_path, steps.ship("exit 0"), steps.compressed_agent()) == (0, "")
     assert step(tmp_path) == (0, "")
     assert files(tmp_path) == [agent.name]
 
 
 def test_agent_that_arrives_in_part_is_not_put_in_place(tmp_path: Path) -> None:
-    code, _ = run(tmp_path, install.ship("exit 0"), install.compressed_agent()[:-1000])
+    code, _ = run(tmp_path, steps.ship("exit 0"), steps.compressed_agent()[:-1000])
     assert code != 0
     assert list((tmp_path / ".cloudddp").iterdir()) == [], "each attempt would leave more on a disk"
     assert step(tmp_path)[0] == ExitCode.NO_AGENT.value
-    assert run(tmp_path, install.ship("exit 0"), install.compressed_agent()) == (0, "")
+    assert run(tmp_path, steps.ship("exit 0"), steps.compressed_agent()) == (0, "")

@@ -24,7 +24,7 @@ from support.syncednode import UP_TO_DATE, UPDATED, SyncedNode, put, tree
 
 from agent.node import link, store
 from agent.sync.project_writer import ProjectWriter
-from cloudddp.agent import install
+from cloudddp.agent import steps
 from cloudddp.agent.protocol.manifest import MAX_FILES, Entry
 from cloudddp.agent.protocol.transfer import BATCH, DONE, LISTING, MAX_BATCH, Listing, Record, batch, frame
 from cloudddp.errors import CloudDDPError, NodeError, UsageError
@@ -200,7 +200,7 @@ def receive(node: SyncedNode, frames: bytes, project: str = "project") -> subpro
     first = {"node": 0, "address": "127.0.0.1", "port": 1}
     request = {"project": project, "secret": SECRET, "node": 0, "first": first, "nodes": 1}
     return subprocess.run(
-        [sys.executable, "-IS", str(node.node.home / install.agent_path()), "receive"],
+        [sys.executable, "-IS", str(node.node.home / steps.agent_path()), "receive"],
         input=json.dumps(request).encode() + b"\n" + frames,
         env={"HOME": str(node.node.home)},
         capture_output=True,

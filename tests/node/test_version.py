@@ -23,7 +23,7 @@ from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.results import NewFilesRequest, PulledRequest
 from cloudddp.agent.protocol.serve import VersionConflict
 from cloudddp.agent.protocol.start import Process, SetupRequest, StartRequest
-from cloudddp.agent.replies import decode
+from cloudddp.agent.steps import decode
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 

@@ -20,9 +20,8 @@ from cloudddp.agent.protocol.transfer import Frames, Listing
 from cloudddp.errors import CloudDDPError
 from cloudddp.files import Folder
 from cloudddp.job.results.incoming import incoming
-from cloudddp.job.results.pull_notes import Notes
 from cloudddp.job.results.receive import Receive
-from cloudddp.job.results.unpack import Refused
+from cloudddp.job.results.unpack import Notes, Refused
 
 ROOTS = (("runs",),)
 WHOLE = [

@@ -25,7 +25,7 @@ from cloudddp.cluster.lookup import Ownership
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.region_search import Search
 from cloudddp.cluster.teardown import DownReport
-from cloudddp.config.global_options import GlobalOptions
+from cloudddp.config.command_line import GlobalOptions
 from cloudddp.errors import CloudDDPError, Command, CredentialsError, Leftovers, Part, renewal_first
 from cloudddp.local_state import ClusterRecord
 

@@ -13,8 +13,7 @@ import msgspec
 from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
 from cloudddp.cli.session import Session
-from cloudddp.config import env_file
-from cloudddp.config.global_options import Flag, GlobalOptions
+from cloudddp.config.command_line import Flag, GlobalOptions, variable_flags
 from cloudddp.config.settings import RESERVED_ENVIRONMENT
 from cloudddp.errors import Command, UsageError, command_line
 from cloudddp.files import Folder, resolved
@@ -51,7 +50,7 @@ def slurm(
             for key, value in given.items()
             if value is not None
         ),
-        *env_file.flags(assigned, env_files, os.environ),
+        *variable_flags(assigned, env_files, os.environ),
     ]
     session = sessions.start(console, options, flags=flags, dry_run=True)
     chosen = renderer.SlurmOptions(**of_cluster, required=required)
@@ -81,7 +80,7 @@ def _submission(root: Path, script: Path) -> str:
 def _required(variables: Sequence[str]) -> tuple[str, ...]:
     """Return the variables whose values the script takes from where it is submitted. Raises UsageError."""
     names = tuple(dict.fromkeys(one for one in variables if "=" not in one))
-    env_file.flags([f"{name}=" for name in names], (), {})  # checks the names
+    variable_flags([f"{name}=" for name in names], (), {})  # checks the names
     for name in names:
         if name in RESERVED_ENVIRONMENT:
             raise UsageError(f"--env {name}: torchrun sets it for each rank", hint="remove it")

@@ -10,7 +10,7 @@ from pathlib import Path
 from cloudddp import local_state
 from cloudddp.cli.console import Console
 from cloudddp.config import schema as examples
-from cloudddp.config.global_options import GlobalOptions
+from cloudddp.config.command_line import GlobalOptions
 from cloudddp.config.project import CONFIG_NAME
 from cloudddp.errors import Command, UsageError
 from cloudddp.files import EXAMPLES, payload_example, resolved

@@ -31,7 +31,7 @@ from cloudddp.cli.node_connections import connected
 from cloudddp.cli.session import Session
 from cloudddp.cli.views.jobs import stalled
 from cloudddp.cluster.model import Cluster
-from cloudddp.config.global_options import GlobalOptions
+from cloudddp.config.command_line import GlobalOptions
 from cloudddp.config.spec import seconds_of
 from cloudddp.errors import Command, NodeError, UsageError
 from cloudddp.job import status

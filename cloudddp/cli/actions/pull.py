@@ -29,7 +29,7 @@ from cloudddp.cluster import lookup
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import project
-from cloudddp.config.global_options import GlobalOptions
+from cloudddp.config.command_line import GlobalOptions
 from cloudddp.errors import CloudDDPError, Command, NodeError, UsageError
 from cloudddp.files import resolved
 from cloudddp.job import project_files, status

@@ -19,7 +19,7 @@ from cloudddp.cli.console import Console
 from cloudddp.cli.formats import counted
 from cloudddp.cli.load_settings import named_cluster
 from cloudddp.cli.views import simulator as views
-from cloudddp.config.global_options import GlobalOptions
+from cloudddp.config.command_line import GlobalOptions
 from cloudddp.errors import CloudDDPError, Command, UsageError
 from cloudddp.files import state_home
 from cloudddp.sim import control

@@ -20,7 +20,7 @@ from cloudddp.cluster.lookup import Remains
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.node_addresses import in_parallel
 from cloudddp.cluster.region_search import Search
-from cloudddp.config.global_options import GlobalOptions
+from cloudddp.config.command_line import GlobalOptions
 from cloudddp.errors import AWSError, CloudDDPError, Command, Text, parts
 
 

@@ -11,7 +11,7 @@ from cloudddp.cli.console import Console
 from cloudddp.cli.formats import counted, node_list
 from cloudddp.cli.node_connections import connected
 from cloudddp.cli.session import Session
-from cloudddp.config.global_options import GlobalOptions
+from cloudddp.config.command_line import GlobalOptions
 from cloudddp.errors import CloudDDPError, Command, UsageError
 from cloudddp.files import project_id
 from cloudddp.job import project_files, unsent

@@ -19,7 +19,7 @@ from cloudddp.cluster import up as creating
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.up import UpResult
-from cloudddp.config.global_options import Flag, GlobalOptions
+from cloudddp.config.command_line import Flag, GlobalOptions
 from cloudddp.errors import CloudDDPError, Command, Interrupted
 from cloudddp.job import ranks
 

@@ -28,14 +28,13 @@ from cloudddp.agent.protocol.transfer import (
     Record,
     Wants,
 )
-from cloudddp.agent.replies import decode
+from cloudddp.agent.steps import decode
 from cloudddp.files import Folder
 from cloudddp.job.results import local_files as here
 from cloudddp.job.results.incoming import Incoming
 from cloudddp.job.results.local_files import Here, Known
-from cloudddp.job.results.pull_notes import Notes
 from cloudddp.job.results.safe_names import Parts
-from cloudddp.job.results.unpack import FOLDER, Entry, Refused, Truncated, Unpack
+from cloudddp.job.results.unpack import FOLDER, Entry, Notes, Refused, Truncated, Unpack
 
 LOOK_WORK = 1024  # bytes that count for a file that the agent has only looked at
 MAX_TEXT = 256 << 20  # bytes of all listings
