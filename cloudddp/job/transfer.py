@@ -25,7 +25,7 @@ from cloudddp.agent.protocol import transfer
 from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.agent.protocol.file_steps import ReceiveEvent, ReceiveReply, ReceiveRequest
 from cloudddp.agent.protocol.manifest import path_from_wire
-from cloudddp.agent.protocol.peer import Peer
+from cloudddp.agent.protocol.phases import Peer
 from cloudddp.agent.protocol.sending import OnSent, Sender, UnreadableFile, Wanted, ignore
 from cloudddp.agent.protocol.transfer import PLAIN, ZLIB, Listing, Record, Wants
 from cloudddp.agent.steps import decode

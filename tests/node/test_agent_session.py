@@ -18,7 +18,7 @@ from support.agentnode import until
 from support.sshserver import Server, Site, site
 
 from cloudddp.agent import client, steps
-from cloudddp.agent.protocol import ExitCode, serve
+from cloudddp.agent.protocol import ExitCode, codec
 from cloudddp.agent.protocol.codec import encode
 from cloudddp.agent.protocol.frames import FollowRequest
 from cloudddp.agent.protocol.jobs import JobsReply, JobsRequest
@@ -274,10 +274,10 @@ def test_node_that_does_not_answer_does_not_hold_up_another(node: Node, keys_of:
 def test_process_ends_with_a_step_that_fails(node: Node) -> None:
     """The rest of its input could hold a request that the laptop never made."""
     command = f"{sys.executable} -IS {node.home}/{steps.agent_path()} serve"
-    data = serve.ask("follow", encode(NO_SUCH_JOB)) + serve.ask("jobs", b"{}")
+    data = codec.ask("follow", encode(NO_SUCH_JOB)) + codec.ask("jobs", b"{}")
     end = node.fleet.run(0, CommandSpec(command, data))
     assert end.exit_code == ExitCode.NO_JOB
-    assert end.stdout == serve.stdout_end(end.exit_code)
+    assert end.stdout == codec.stdout_end(end.exit_code)
 
 
 def test_program_that_a_step_starts_does_not_get_what_follows_on_stdin(node: Node) -> None:

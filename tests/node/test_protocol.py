@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from support.badanswers import BAD_FRAMES, BAD_JOBS, BAD_PROBES, JOB, PROBE, RANK
 
 from cloudddp import text
-from cloudddp.agent.frames import FrameDecoder
 from cloudddp.agent.protocol import codec, transfer
 from cloudddp.agent.protocol.codec import MAX_PATH, MAX_TEXT, ProtocolError, encode, encode_utf8
 from cloudddp.agent.protocol.file_steps import PackRequest, ReceiveEvent, ReceiveReply, ReceiveRequest
@@ -46,11 +45,9 @@ from cloudddp.agent.protocol.manifest import (
     nested,
     path_from_wire,
 )
-from cloudddp.agent.protocol.peer import Peer
-from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.protocol.phases import JobPhase, Peer, VersionConflict
 from cloudddp.agent.protocol.progress import TrainingState, TrainingStatus
 from cloudddp.agent.protocol.results import JobFiles, NewFiles, NewFilesReply, NewFilesRequest, NewPath
-from cloudddp.agent.protocol.serve import VersionConflict
 from cloudddp.agent.protocol.start import Process, SetupReply, SetupRequest, StartReply, StartRequest
 from cloudddp.agent.protocol.transfer import (
     BATCH,
@@ -65,7 +62,7 @@ from cloudddp.agent.protocol.transfer import (
 )
 from cloudddp.agent.protocol.transfer import Frame as TransferFrame
 from cloudddp.agent.protocol.transfer import frame as transfer_frame
-from cloudddp.agent.steps import decode
+from cloudddp.agent.steps import FrameDecoder, decode
 
 KINDS = [
     ProbeReply,

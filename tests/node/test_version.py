@@ -18,10 +18,8 @@ from cloudddp.agent.protocol import TASK_VARIABLE, VERSION, ExitCode
 from cloudddp.agent.protocol.file_steps import PackRequest, ReceiveRequest
 from cloudddp.agent.protocol.jobs import JobsRequest, KillRequest
 from cloudddp.agent.protocol.machine import ProbeRequest
-from cloudddp.agent.protocol.peer import Peer
-from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.protocol.phases import JobPhase, Peer, VersionConflict
 from cloudddp.agent.protocol.results import NewFilesRequest, PulledRequest
-from cloudddp.agent.protocol.serve import VersionConflict
 from cloudddp.agent.protocol.start import Process, SetupRequest, StartRequest
 from cloudddp.agent.steps import decode
 

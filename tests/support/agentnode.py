@@ -24,16 +24,15 @@ from typing import Any, TypeVar
 
 from cloudddp.agent import steps
 from cloudddp.agent.client import Request, Step
-from cloudddp.agent.frames import FrameDecoder
 from cloudddp.agent.protocol import ExitCode
 from cloudddp.agent.protocol.codec import encode
 from cloudddp.agent.protocol.frames import Dropped, End, FollowRequest, Heartbeat, Log
 from cloudddp.agent.protocol.gang import Gang
 from cloudddp.agent.protocol.jobs import JobsRequest, JobState, KillReply, KillRequest
 from cloudddp.agent.protocol.machine import MAX_FOLDERS, ProbeReply, ProbeRequest
-from cloudddp.agent.protocol.peer import Peer
+from cloudddp.agent.protocol.phases import Peer
 from cloudddp.agent.protocol.start import Process, StartReply, StartRequest
-from cloudddp.agent.steps import decode
+from cloudddp.agent.steps import FrameDecoder, decode
 
 T = TypeVar("T")
 

@@ -4,21 +4,19 @@ once.
 Both sides import these modules: the laptop from the installed package, the agent from a copy beside it. So
 they need Python 3.9 and the standard library only, and import nothing else of cloudddp.
 
-A step is a command, `python3 AGENT STEP [REQUEST]`, or one of several over `serve` (serve.py). Its
+A step is a command, `python3 AGENT STEP [REQUEST]`, or one of several over `serve` (codec.py). Its
 request is JSON: the first line of stdin, or in argv where the agent itself is on stdin (never one that holds
 secrets). Its reply is the last line on stdout; `pack` and `follow` write frames instead.
 
 Each module holds one topic, so that a step of the agent loads only what it needs:
 
-    codec      JSON <-> dataclass; ProtocolError
-    serve      several steps over one channel; VersionConflict
+    codec      JSON <-> dataclass; ProtocolError; several steps over one channel
     machine    probe, poweroff
     manifest   the files of a project
     transfer   the frames that bring the project's files
     file_steps receive, pack
     sending    files -> frames
-    peer       Peer
-    phases     JobPhase
+    phases     JobPhase, Peer, VersionConflict
     jobs       JobState, Verdict, Failure; jobs, conclude, kill
     start      setup, start
     gang       what the agents of one job tell each other

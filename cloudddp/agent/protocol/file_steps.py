@@ -28,8 +28,7 @@ from cloudddp.agent.protocol.codec import (
     encode,
 )
 from cloudddp.agent.protocol.manifest import MAX_FILES, check_folder, path_to_wire
-from cloudddp.agent.protocol.peer import Peer
-from cloudddp.agent.protocol.phases import MAX_NODES, MAX_TOKEN
+from cloudddp.agent.protocol.phases import MAX_NODES, MAX_TOKEN, Peer
 from cloudddp.agent.protocol.transfer import Wants
 
 REPLACED = "replaced-by-sync"  # the folder of the project for what jobs wrote where a sync writes

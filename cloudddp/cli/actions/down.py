@@ -12,7 +12,6 @@ from cloudddp.aws import inventory, removal
 from cloudddp.aws.answers import REGION_REFUSED
 from cloudddp.aws.client import AWS
 from cloudddp.cli import session as sessions
-from cloudddp.cli.actions import rehearsal
 from cloudddp.cli.actions.unsaved_work import unsaved_work
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import region_list
@@ -33,6 +32,9 @@ from cloudddp.local_state import ClusterRecord
 def down(console: Console, options: GlobalOptions, *, anyone: bool, dry_run: bool, yes: bool) -> None:
     session = sessions.start(console, options, anyone=anyone, dry_run=dry_run, tolerant_verb="down")
     if dry_run:
+        # 30 ms, which only --dry-run needs: it imports what jobs need, too.
+        from cloudddp.cli.actions import rehearsal
+
         rehearsal.down(console, session.settings)
         return
     name, aws = session.settings.cluster.name, session.aws(finishing=True)

@@ -1,9 +1,4 @@
-"""`exec`, `ssh` and `allow-me`.
-
-[cloudddp.cli.actions.nodes] `exec` and `ssh`.
-
-[cloudddp.cli.actions.nodes] `allow-me`.
-"""
+"""`exec` and `ssh`."""
 
 from __future__ import annotations
 
@@ -19,7 +14,7 @@ from cloudddp.agent.client import Runner
 from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
 from cloudddp.cli.node_connections import connected
-from cloudddp.cluster import connect, lookup, ssh_ingress
+from cloudddp.cluster import connect
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.config import timing
 from cloudddp.config.command_line import GlobalOptions
@@ -145,14 +140,3 @@ def _ssh_config_value(path: Path) -> str:
     """Return a path as OpenSSH reads it in an option: it splits values at spaces and expands `%`."""
     escaped = str(path).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{escaped}"'
-
-
-def allow_me(console: Console, options: GlobalOptions, *, anyone: bool) -> None:
-    session = sessions.start(console, options, anyone=anyone)
-    aws, spec = session.aws(), session.settings.cluster
-    try:
-        block = ssh_ingress.allow_caller(aws, spec, ownership=session.ownership(aws))
-    except lookup.NoCluster as error:
-        aws = session.relocated(aws, error)
-        block = ssh_ingress.allow_caller(aws, spec, ownership=session.ownership(aws))
-    console.print(f"SSH to cluster {spec.name} is allowed from {block}")

@@ -9,7 +9,6 @@ from cloudddp import signals
 from cloudddp.aws.client import AWS
 from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.cli import session as sessions
-from cloudddp.cli.actions import rehearsal
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import dollars
 from cloudddp.cli.session import Session
@@ -27,6 +26,9 @@ from cloudddp.job import ranks
 def up(console: Console, options: GlobalOptions, *, flags: Sequence[Flag], dry_run: bool, yes: bool) -> None:
     session = sessions.start(console, options, flags=flags, dry_run=dry_run)
     if dry_run:
+        # 30 ms, which only --dry-run needs: it imports what jobs need, too.
+        from cloudddp.cli.actions import rehearsal
+
         rehearsal.up(console, session.settings)
         return
     try:

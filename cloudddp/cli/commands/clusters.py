@@ -83,7 +83,7 @@ ls = Verb(
 
 allow_me = Verb(
     "allow-me",
-    "cloudddp.cli.actions.nodes:allow_me",
+    "cloudddp.cli.actions.allow_me:allow_me",
     params=[ANYONE],
     help="""Allow SSH from this computer's current address.
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from cloudddp.agent import client, steps
 from cloudddp.agent.client import Runner
-from cloudddp.agent.frames import FrameDecoder
 from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.agent.protocol.frames import Dropped, End, FollowRequest, Heartbeat, Log
 from cloudddp.agent.protocol.jobs import JobState
 from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.steps import FrameDecoder
 from cloudddp.config.timing import Timing
 from cloudddp.errors import NodeError
 from cloudddp.job.follow.decide import Liveness

@@ -22,10 +22,10 @@ from cloudddp.aws import s3
 from cloudddp.aws.client import AWS
 from cloudddp.aws.s3 import Object
 from cloudddp.files import Folder
+from cloudddp.job.launch_record import Place
 from cloudddp.job.results import incoming, pull, safe_names
 from cloudddp.job.results.incoming import Move
 from cloudddp.job.results.pull import Pulled
-from cloudddp.job.results.s3_location import Place
 from cloudddp.job.results.safe_names import Parts
 from cloudddp.job.results.unpack import Entry, Notes, Refused, Unpack, cannot_write, local_time
 

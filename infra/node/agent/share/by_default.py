@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from agent.files import share_record
 from agent.files.share_record import Received
-from cloudddp.agent.protocol.peer import Peer
+from cloudddp.agent.protocol.phases import Peer
 from cloudddp.agent.protocol.snapshots import (
     LATEST,
     MAX_SHARED,

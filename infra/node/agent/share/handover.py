@@ -20,7 +20,7 @@ from agent.node.link import ANSWER, REFUSED, Link, LinkError
 from agent.share import snapshot
 from cloudddp.agent.protocol.codec import decode, encode
 from cloudddp.agent.protocol.jobs import MAX_LINE, Cause
-from cloudddp.agent.protocol.peer import Peer
+from cloudddp.agent.protocol.phases import Peer
 from cloudddp.agent.protocol.snapshots import LATEST, Snapshot, SnapshotSearch, refusal
 from cloudddp.agent.protocol.start import StartRequest
 

@@ -15,8 +15,16 @@ from types import ModuleType
 
 from agent.steps import version
 from cloudddp.agent.protocol import ExitCode
-from cloudddp.agent.protocol.codec import MAX_REQUEST, ProtocolError, decode, encode, encode_utf8
-from cloudddp.agent.protocol.serve import HEAD, STDERR_END, stdout_end
+from cloudddp.agent.protocol.codec import (
+    HEAD,
+    MAX_REQUEST,
+    STDERR_END,
+    ProtocolError,
+    decode,
+    encode,
+    encode_utf8,
+    stdout_end,
+)
 
 STEPS = tuple(
     """

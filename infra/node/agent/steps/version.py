@@ -13,7 +13,7 @@ from typing import Optional
 from agent.jobs import phases
 from agent.node import store
 from cloudddp.agent.protocol import SAFE_STEPS, VERSION
-from cloudddp.agent.protocol.serve import VersionConflict
+from cloudddp.agent.protocol.phases import VersionConflict
 
 FILE = "version"
 UNRECORDED = 1
