@@ -41,7 +41,7 @@ def opened() -> Iterator[Opened]:
     from cloudddp.cli import session
     from cloudddp.cli.console import Console
     from cloudddp.cli.node_connections import connected
-    from cloudddp.config.global_options import GlobalOptions
+    from cloudddp.config.command_line import GlobalOptions
 
     started = session.start(Console(), GlobalOptions())
     with connected(started) as (found, runner):

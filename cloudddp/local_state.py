@@ -19,10 +19,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cloudddp import safe_files
 from cloudddp.errors import CloudDDPError, Command
-from cloudddp.safe_files import Folder
-from cloudddp.state_folder import home
+from cloudddp.files import Folder, is_private, state_home
 from cloudddp.tags import parse_cluster_id
 
 _ORPHAN_SECONDS = 86400.0  # of a key without a record, until it is removed
@@ -89,7 +87,7 @@ def forget_orphans() -> None:
 
 
 def _folders() -> list[ClusterFolder]:
-    paths = (home() / "clusters").glob("c-*")
+    paths = (state_home() / "clusters").glob("c-*")
     return [ClusterFolder(path.name) for path in paths if parse_cluster_id(path.name)]
 
 
@@ -113,12 +111,12 @@ class ClusterFolder:
         if parse_cluster_id(cluster_id) is None:
             raise ValueError(f"not a cluster id: {cluster_id!r}")
         self.id = cluster_id
-        self.root = root or home()
+        self.root = root or state_home()
         self.path = self.root / "clusters" / cluster_id
 
     def _open(self, *, make: bool = True) -> Folder:
         """Return the open folder; no part of its path is a symbolic link. Raises UsageError, OSError."""
-        return safe_files.private(self.root, "clusters", self.id, make=make)
+        return is_private(self.root, "clusters", self.id, make=make)
 
     def _read(self, path: Path) -> str:
         """Return the text of one of its files. Raises OSError, also for a symbolic link; ValueError;
@@ -180,7 +178,7 @@ class ClusterFolder:
 
     @property
     def launch(self) -> Path:
-        """How the nodes were launched: see replacement_plan.py."""
+        """How the nodes were launched: see plan.py."""
         return self.path / "launch.json"
 
     def job(self, job_id: str) -> Path:

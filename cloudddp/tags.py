@@ -23,7 +23,7 @@ TAG_OWNER = "cloudddp:owner"
 TAG_CREATED = "cloudddp:created"
 TAG_EXPIRES = "cloudddp:expires"
 TAG_VERSION = "cloudddp:version"
-# Only where EC2's launch index is not the rank: see cluster/node_ranks.py.
+# Only where EC2's launch index is not the rank: see cluster/model.py.
 TAG_NODE_RANK = "cloudddp:node-rank"
 TAG_NODES = "cloudddp:nodes"  # the number of nodes that the cluster was created with
 TAG_GPUS = "cloudddp:gpus"  # of each node, by its instance type

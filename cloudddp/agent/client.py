@@ -3,7 +3,7 @@
 A `Runner` carries commands to nodes: the SSH fleet, or the stand-in of a dry run. Over SSH one process on a
 node does its steps one after another (session.py). The agent's sources are checked by their hash before each
 start, which catches accidents and other versions. It does not protect against a rank, which may replace any
-program of its user: decode.py does.
+program of its user: replies.py does.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from cloudddp import timings
-from cloudddp.agent import commands, failures
-from cloudddp.agent.decode import decode
+from cloudddp.agent import steps
 from cloudddp.agent.protocol import ExitCode
 from cloudddp.agent.protocol.codec import MAX_REPLY, ProtocolError, encode
 from cloudddp.agent.session import AgentSession
+from cloudddp.agent.steps import decode
 from cloudddp.errors import NodeError
 from cloudddp.ssh.connection import Connection
 from cloudddp.ssh.fleet import Outcome
@@ -106,7 +106,7 @@ def run_step(
     are likely to follow. Raises RefusedByAgent, NodeError, ProtocolError.
     """
     spec = CommandSpec(
-        commands.step_command(request.STEP),
+        steps.step_command(request.STEP),
         command_timeout=timeout,
         on_stdout=on_stdout,
         on_stderr=on_stderr,
@@ -124,19 +124,19 @@ def run_step(
             else:
                 result = once()
                 if result.exit_code == ExitCode.NO_AGENT:
-                    again = CommandSpec(commands.ship("exit 0"), commands.compressed_agent())
+                    again = CommandSpec(steps.ship("exit 0"), steps.compressed_agent())
                     shipped = runner.run(node, again)
                     result = shipped if shipped.exit_code else once()
-        failures.raise_refusal(node, result)
+        steps.raise_refusal(node, result)
     except NodeError as error:
-        raise failures.of_step(request.STEP, error) from None
+        raise steps.named_step(request.STEP, error) from None
     return result
 
 
 def _run_shipped(runner: Runner, node: int, request: Step, spec: CommandSpec) -> Result:
     """Run a step with the agent on stdin."""
-    command = commands.ship(commands.agent_command(request.STEP, encode(request).decode()))
-    return runner.run(node, replace(spec, command=command, stdin=commands.compressed_agent()))
+    command = steps.ship(steps.agent_command(request.STEP, encode(request).decode()))
+    return runner.run(node, replace(spec, command=command, stdin=steps.compressed_agent()))
 
 
 def _run_once(
@@ -155,7 +155,7 @@ def _run_once(
     message = encode(request)
     connection = None if alone else runner.connection(node)
     if connection is not None:
-        session = AgentSession.of(connection, node, commands.step_command("serve"))
+        session = AgentSession.of(connection, node, steps.step_command("serve"))
         after = replace(spec, stdin=b"" if body is None else body())
         result = session.run(request.STEP, message, after, is_last=is_last, then=then)
         if result is not None:
@@ -193,12 +193,12 @@ def call(
         if result.exit_code:
             if last is not None:
                 result = replace(result, stderr=bytes(last.data))
-            raise NodeError(f"node {node}: step {request.STEP!r} failed: {failures.failure_text(result)}")
+            raise NodeError(f"node {node}: step {request.STEP!r} failed: {steps.failure_text(result)}")
         kind: Any = request.REPLY
         reply: T = decode(result.stdout, kind, limit=limit)
         return reply
     except ProtocolError as error:
-        raise failures.unreadable(node, request.STEP, error) from None
+        raise steps.unreadable(node, request.STEP, error) from None
 
 
 class _Tail:
@@ -209,7 +209,7 @@ class _Tail:
         self._receive = receive
 
     def receive(self, data: bytes) -> None:
-        self.data[:] = (self.data + data)[-(4 * failures.LONGEST_REASON) :]
+        self.data[:] = (self.data + data)[-(4 * steps.LONGEST_REASON) :]
         self._receive(data)
 
 
@@ -263,9 +263,9 @@ def call_all(
         timeout=timeout,
         limit=limit,
         then=then,
-        fatal=lambda error: silent is None or not failures.is_silence(error),
+        fatal=lambda error: silent is None or not steps.is_silence(error),
     )
-    if silent is not None and done.values and all(map(failures.is_silence, done.errors.values())):
+    if silent is not None and done.values and all(map(steps.is_silence, done.errors.values())):
         silent.update({node: error for node, error in done.errors.items() if isinstance(error, NodeError)})
         done.errors.clear()
     return done.all()

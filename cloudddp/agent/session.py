@@ -10,11 +10,11 @@ import threading
 from collections.abc import Iterable
 from itertools import chain
 
-from cloudddp.agent.protocol import serve
+from cloudddp.agent.protocol import codec
 from cloudddp.agent.protocol.codec import ProtocolError
-from cloudddp.ssh.activity import Activity
 from cloudddp.ssh.connection import Connection
 from cloudddp.ssh.running import BoundedBuffer, CommandSpec, Input, Result, RunningCommand
+from cloudddp.ssh.time_limits import Activity
 
 _LONGEST_END = 16  # bytes that end the output of a step
 
@@ -48,7 +48,7 @@ class _Step:
             raise ProtocolError("its output does not end as that of a step")
 
     def stderr(self, data: bytes) -> None:
-        head, found, more = (data, b"", b"") if self._is_last else data.partition(serve.STDERR_END)
+        head, found, more = (data, b"", b"") if self._is_last else data.partition(codec.STDERR_END)
         if self._has_stderr_end:
             head, more = b"", data
         self._has_stderr_end = self._has_stderr_end or bool(found)
@@ -61,7 +61,7 @@ class _Step:
 
     def exit_code(self) -> int:
         """Return the exit code of a step that has ended. Raises ProtocolError."""
-        return serve.read_stdout_end(self._end or b"")
+        return codec.read_stdout_end(self._end or b"")
 
     def result(self, code: int) -> Result:
         return Result(code, bytes(self._out.data), bytes(self._err.data))
@@ -96,7 +96,7 @@ class AgentSession:
             return None
         try:
             result, can_go_on = self._run(
-                serve.ask(step, request, is_last=is_last, then=then), spec, is_last=is_last
+                codec.ask(step, request, is_last=is_last, then=then), spec, is_last=is_last
             )
             if not can_go_on:
                 self._end()

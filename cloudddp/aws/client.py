@@ -21,7 +21,7 @@ import msgspec
 
 from cloudddp import __version__, timings
 from cloudddp.aws import answers
-from cloudddp.aws.botocore_errors import EXPIRED, action, explain
+from cloudddp.aws.answers import EXPIRED, action, explain
 from cloudddp.config.schema import nearest
 from cloudddp.errors import AWSError, CloudDDPError, Command, CredentialsError, Text, UsageError
 from cloudddp.text import one_line

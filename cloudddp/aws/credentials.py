@@ -21,8 +21,7 @@ import botocore.credentials
 from botocore.exceptions import ClientError, RefreshWithMFAUnsupportedError
 from botocore.utils import JSONFileCache
 
-from cloudddp.aws.credential_errors import explained, unreadable_token
-from cloudddp.aws.credential_source import Source, moment, source
+from cloudddp.aws.credential_source import Source, explained, moment, source, unreadable_token
 from cloudddp.errors import CredentialsError, Text, parts
 from cloudddp.text import one_line, size_of
 

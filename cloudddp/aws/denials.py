@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from cloudddp import payload
 from cloudddp.errors import AWSError
+from cloudddp.files import payload_root
 from cloudddp.text import one_line
 
 CODES = ("UnauthorizedOperation", "AccessDenied", "AccessDeniedException")
@@ -128,7 +128,7 @@ def _hint(denial: Denial) -> str:
             f"{forbidden}, or demands a tag (--tag K=V), a KMS key (--kms-key) or another region (--region): "
             "see docs/organizations.md in cloudddp's repository, or ask its administrators"
         )
-    wanted = payload.root() / "infra" / "iam" / "operator.json"
+    wanted = payload_root() / "infra" / "iam" / "operator.json"
     more = "; kms_key and instance_profile need more: docs/organizations.md in cloudddp's repository"
     also = more if denial.action.partition(":")[0] in ("kms", "iam") else ""
     return (

@@ -1,5 +1,5 @@
-"""Machine images: which one the nodes boot, whether the instance type can run it, and its login user.
-Read-only."""
+"""Machine images: which one the nodes boot, whether the instance type can run it, and its login user; and the
+KMS key of root volumes, as `doctor` checks it before EC2 uses it. Read-only."""
 
 from __future__ import annotations
 
@@ -198,3 +198,24 @@ def _login_user(name: str, root_device: str) -> str:
     if "amazon linux" in words or "amzn" in words or "al2023" in words or root_device == "/dev/xvda":
         return "ec2-user"
     return "ubuntu"
+
+
+class _Metadata(Record, frozen=True):
+    key_state: Id
+    key_spec: Id = "SYMMETRIC_DEFAULT"
+
+
+class _DescribeKey(Record, frozen=True):
+    key_metadata: _Metadata
+
+
+def key_problem(aws: AWS, key: str) -> str:
+    """Return why EC2 cannot encrypt volumes with a key, or ''. One AWS call. Raises AWSError, also if there
+    is no such key.
+
+    EBS needs an enabled symmetric key (Amazon EBS User Guide, "Requirements for Amazon EBS encryption").
+    """
+    found = aws.read("kms", "describe_key", _DescribeKey, KeyId=key).key_metadata
+    if found.key_state != "Enabled":
+        return f"it is {found.key_state}"
+    return "" if found.key_spec == "SYMMETRIC_DEFAULT" else f"it is not symmetric ({found.key_spec})"

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from ipaddress import ip_network
 from typing import Any
 
-from cloudddp.aws import route_tables
+from cloudddp.aws import internet_access
 from cloudddp.aws.answers import Count, Id, Record, Tagged
 from cloudddp.aws.client import AWS
-from cloudddp.aws.public_access import Block, block
-from cloudddp.aws.route_tables import RouteTable
+from cloudddp.aws.internet_access import Block, RouteTable, block
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import CloudDDPError, ToolCommand, UsageError
 from cloudddp.text import one_line
@@ -86,7 +85,7 @@ def candidates(aws: AWS, spec: ClusterSpec, *, reached_from: Sequence[str]) -> t
     chosen = _in_zones(spec, chosen, aws.region)
     chosen = _offered(spec, chosen, _zones_offering(aws, spec.instance_type), aws.region)
     if reached_from:
-        chosen = _reachable(chosen, route_tables.listed(aws, chosen[0].vpc_id), reached_from)
+        chosen = _reachable(chosen, internet_access.route_tables(aws, chosen[0].vpc_id), reached_from)
         chosen = _unblocked(chosen, block(aws), aws.region)
     return _one_per_zone(_large(spec, chosen))
 
@@ -161,7 +160,7 @@ def _no_default_vpc(aws: AWS, found: Sequence[Subnet], reached_from: Sequence[st
                 "; or try another region",
             ),
         )
-    tables = route_tables.listed(aws)
+    tables = internet_access.route_tables(aws)
     blocks = reached_from or ("0.0.0.0/0",)
     routed = _with_gateway(found, tables, blocks)
     public = _open(routed, block(aws) if reached_from and routed else None)
@@ -336,14 +335,14 @@ def _with_gateway(
         one
         for one in found
         if any(
-            route_tables.leaves_by_gateway(route_tables.table_of(one.id, one.vpc_id, tables), a)
+            internet_access.leaves_by_gateway(internet_access.table_of(one.id, one.vpc_id, tables), a)
             for a in addresses
         )
     ]
 
 
 def _default_route(subnet: Subnet, tables: Sequence[RouteTable]) -> str:
-    return route_tables.default_route(route_tables.table_of(subnet.id, subnet.vpc_id, tables))
+    return internet_access.default_route(internet_access.table_of(subnet.id, subnet.vpc_id, tables))
 
 
 def _large(spec: ClusterSpec, found: Sequence[Subnet]) -> list[Subnet]:

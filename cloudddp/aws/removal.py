@@ -8,6 +8,7 @@ from collections.abc import Callable
 from cloudddp import timings
 from cloudddp.aws.answers import Id, Record
 from cloudddp.aws.client import AWS
+from cloudddp.aws.instance_types import power_minutes
 from cloudddp.aws.inventory import Instance, Resource
 from cloudddp.config import timing
 from cloudddp.errors import AWSError, CloudDDPError
@@ -74,17 +75,6 @@ def _terminate_each(aws: AWS, ids: list[str]) -> list[str]:
     if refused is not None:
         raise refused
     return unknown
-
-
-def power_minutes(instance_type: str, gpus: int) -> float:
-    """Return the minutes that an instance may take to boot, or to shut down. Pure.
-
-    AWS's metal instances can take over 20 minutes (canonical/pycloudlib, PR 192, which waits for 40).
-    Clusters of large GPU machines exceed 10 minutes (NVIDIA/nephele, PR 16, which proposes 30).
-    """
-    if ".metal" in instance_type:
-        return 40.0
-    return 30.0 if gpus > 1 else 10.0
 
 
 @timings.spanned("wait: nodes are terminated")

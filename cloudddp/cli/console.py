@@ -3,26 +3,188 @@ stderr.
 
 It writes the commands in messages as this user has to type them. It does not depend on clusters, settings or
 AWS.
+
+stdout and stderr show control characters as text, on a terminal, in a pipe and in a file. Messages contain
+values from nodes, tags and files. If each print had to escape them, one would be forgotten; so every write
+goes through the guarded streams. Colours are kept: they are ours, or text.with_colours has allowed them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
 import sys
-from collections.abc import Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TextIO
 
 import click
 
-from cloudddp import timings
-from cloudddp.cli.progress import Progress
-from cloudddp.cli.terminal_text import wrapped
-from cloudddp.config.global_options import GlobalOptions
+from cloudddp import text, timings
+from cloudddp.cli.formats import wrapped
+from cloudddp.config.command_line import GlobalOptions
 from cloudddp.errors import CloudDDPError, Text, parts, render
-from cloudddp.text import without_colours
+from cloudddp.text import one_line, visible_in_colour, without_colours
+
+_guarded: dict[str, TextIO] = {}  # the streams as they were
+
+
+class _Guarded(io.TextIOWrapper):
+    """Writes text as `text.visible_in_colour` makes it, and `?` for characters that the encoding lacks."""
+
+    def write(self, written: str) -> int:
+        super().write(text.visible_in_colour(written))
+        return len(written)
+
+
+def guard_streams() -> None:
+    """Wrap sys.stdout and sys.stderr. Streams that are not files (in tests, or closed) are left as they
+    are."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper) and not isinstance(stream, _Guarded):
+            stream.flush()
+            _guarded[name] = stream
+            guarded = _Guarded(
+                stream.buffer,
+                encoding=stream.encoding,
+                errors="replace",
+                line_buffering=stream.line_buffering,
+            )
+            setattr(sys, name, guarded)
+
+
+def flush_streams() -> None:
+    """Write what stdout and stderr still hold; what cannot be written is discarded."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            try:
+                stream.flush()
+            except OSError:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def write_raw(line: str) -> None:
+    """Write a line to stdout without the guard: the terminal interprets its escapes, as the user has asked
+    for."""
+    sys.stdout.flush()
+    stream = _guarded.get("stdout", sys.stdout)
+    stream.buffer.write((line + "\n").encode(stream.encoding, "replace"))
+    stream.buffer.flush()
+
+
+def unguarded_stderr() -> TextIO:
+    """Return stderr without the guard, for code that moves the cursor and escapes its text itself."""
+    return _guarded.get("stderr", sys.stderr)
+
+
+_SHOWN_SECONDS = 1.0  # a step that took less has no time
+
+
+class Progress:
+    """Call it with the text of each step. On a terminal the current step has a spinner, and then its time."""
+
+    def __init__(self, log: Callable[[str], None], render: Callable[[Text], str]) -> None:
+        """`log` writes a line that stays; `render` writes the commands in a text as this user has to type
+        them."""
+        self._log = log
+        self._render = render
+        self._live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._console: Any = None
+        if self._live:  # not at the first step, which a signal handler may report
+            # rich takes 50 ms to import, and only a terminal needs it.
+            from rich.console import Console
+
+            self._console = Console(file=unguarded_stderr(), highlight=False, markup=False)
+        self._status: Any = None
+        self._step = ""
+        self._warning = ""
+        self._since = time.monotonic()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def __call__(self, text: Text) -> None:
+        """Report the next step. It never fails, and may be called by a signal handler."""
+        try:
+            self._report(text)
+        except Exception:  # the terminal is closed, or a signal handler interrupted: the work must continue
+            self._live, self._status = False, None
+
+    @property
+    def live(self) -> bool:
+        """Whether the steps are shown on a terminal."""
+        return self._live
+
+    def above(self, text: str) -> bool:
+        """Write lines above the spinner, which would be left in front of them; return whether there is
+        one."""
+        if self._status is None:
+            return False
+        # Imported where a terminal needs it, as above.
+        from rich.text import Text as RichText
+
+        self._console.print(RichText.from_ansi(visible_in_colour(text)), soft_wrap=True)
+        return True
+
+    def update(self, text: str) -> None:
+        """Report how far the current step is: on a terminal in its place, elsewhere on a line. It never
+        fails."""
+        if self._live and self._status is not None:
+            self._step = one_line(text)
+        else:
+            self(text)
+
+    def _report(self, message: Text) -> None:
+        text = one_line(self._render(message))  # rich writes to the terminal directly
+        if text == self._step:
+            return  # a poll that found nothing new
+        if text.startswith("warning"):  # the current step goes on
+            if text != self._warning:
+                self._warning = text
+                self._log(text)
+            return
+        if not self._live:
+            self._step = text
+            self._log(text)
+            return
+        self._finish_step()
+        self._step, self._since = text, time.monotonic()
+        if self._status is None:
+            self._status = self._console.status(self)
+            self._status.start()
+
+    def __rich__(self) -> Any:
+        """Return the current step for the spinner, which asks several times a second."""
+        # Imported where a terminal needs it, as above.
+        from rich.text import Text as RichText
+
+        seconds = int(time.monotonic() - self._since)
+        return RichText(f"{self._step}  ({seconds} s)" if seconds else self._step)
+
+    def _finish_step(self) -> None:
+        """Print the step on a line of its own above the spinner, which would otherwise overwrite it."""
+        if self._step and self._console is not None:
+            seconds = time.monotonic() - self._since
+            took = f"  ({seconds:.1f} s)" if seconds >= _SHOWN_SECONDS else ""
+            self._console.print(f"{self._step}{took}", style="dim")
+
+    def stop(self) -> None:
+        """End the last step; the next output starts on a new line."""
+        try:
+            if self._status is not None:
+                self._status.stop()
+                self._finish_step()
+        except (OSError, ValueError):
+            pass
+        self._status, self._step = None, ""
+
 
 _NOT_UTF8 = re.compile("([\udc80-\udcff]+)")
 

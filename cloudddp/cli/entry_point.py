@@ -12,9 +12,8 @@ from pathlib import Path
 
 import click
 
-from cloudddp import signals, state_folder
-from cloudddp.cli import streams
-from cloudddp.cli.console import Console, colour
+from cloudddp import signals
+from cloudddp.cli.console import Console, colour, flush_streams, guard_streams
 from cloudddp.cli.main import main
 from cloudddp.errors import (
     EXIT_FAILED,
@@ -25,6 +24,7 @@ from cloudddp.errors import (
     Interrupted,
     UsageError,
 )
+from cloudddp.files import state_home, write_atomic
 from cloudddp.ssh import login_shell
 
 # Errors of writing to stdout: no space, a quota, a limit of the file's size.
@@ -45,7 +45,7 @@ _CAUSED_BY_FILES = (
 
 def run(arguments: Sequence[str]) -> int:
     """Run a command line, without the program's name, and return the exit code."""
-    streams.guard()
+    guard_streams()
     console = Console()
     try:
         return _run(console, arguments)
@@ -55,7 +55,7 @@ def run(arguments: Sequence[str]) -> int:
         console.print_timings()
         # Until the process has ended: Python resets its own handlers when the interpreter exits.
         signals.ignore()
-        streams.flush()  # now: a stream that cannot be written when the interpreter exits means exit code 120
+        flush_streams()  # now: a stream that cannot be written when the interpreter exits means exit code 120
 
 
 def _run(console: Console, arguments: Sequence[str]) -> int:
@@ -127,7 +127,7 @@ def _current_folder_is_gone() -> bool:
 
 def _is_in_state_folder(error: OSError) -> bool:
     try:
-        home = state_folder.home()
+        home = state_home()
     except CloudDDPError:  # there is none
         return False
     path = Path(str(error.filename or ""))
@@ -137,10 +137,10 @@ def _is_in_state_folder(error: OSError) -> bool:
 def _bug(console: Console, error: Exception, arguments: Sequence[str]) -> int:
     """Keep the traceback in a file: it is for the developers, not for the user."""
     try:
-        path = state_folder.home() / "debug.log"
+        path = state_home() / "debug.log"
         line = " ".join(["cloudddp", *_without_values(arguments)])
         text = f"{line}\n{''.join(traceback.format_exception(error))}"
-        state_folder.write_atomic(path, text.encode(errors="backslashreplace"))
+        write_atomic(path, text.encode(errors="backslashreplace"))
         details = f"the details are in {path}"
     except (OSError, CloudDDPError):
         details = "".join(traceback.format_exception_only(error)).strip()

@@ -16,8 +16,8 @@ import click
 
 from cloudddp import timings
 from cloudddp.cli.console import Console
+from cloudddp.config.command_line import Flag, GlobalOptions
 from cloudddp.config.descriptions import DESCRIPTIONS
-from cloudddp.config.global_options import Flag, GlobalOptions
 from cloudddp.errors import UsageError
 
 HELP_NAMES = ["-h", "--help"]

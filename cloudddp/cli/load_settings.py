@@ -7,15 +7,16 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from cloudddp import state_folder, timings
+from cloudddp import timings
 from cloudddp.cli.console import Console
 from cloudddp.config import project, settings, tolerant
-from cloudddp.config.example import name_for
-from cloudddp.config.global_options import Flag, GlobalOptions
+from cloudddp.config.command_line import Flag, GlobalOptions
 from cloudddp.config.project import Project
+from cloudddp.config.schema import example_name
 from cloudddp.config.settings import Layer
 from cloudddp.config.spec import Config
 from cloudddp.errors import Command, UsageError
+from cloudddp.files import state_home
 
 
 def tolerated(warn: Callable[[str], None], options: GlobalOptions, where: Project, verb: str) -> Config:
@@ -69,7 +70,7 @@ def layers_of(
     ]
     layers = [settings.from_flags(given), *settings.environment_layers(environ)]
     layers += [settings.read_toml(path) for path in where.files]
-    layers.append(Layer("the project's folder", {"cluster": {"name": name_for(where.root)}}))
+    layers.append(Layer("the project's folder", {"cluster": {"name": example_name(where.root)}}))
     if not options.sim:
         return layers
     region = options.region or (os.environ.get("AWS_REGION") or "us-east-1")
@@ -103,11 +104,11 @@ def enter_simulator(console: Console) -> None:
     # 20 ms, which commands for AWS need not take.
     from cloudddp.sim import control
 
-    found = control.find(state_folder.home())
+    found = control.find(state_home())
     if found is None:
         console.log("starting the simulator (", Command("sim", "stop"), " stops it)")
         with timings.span("start of the simulator"):
-            found = control.start(state_folder.home(), nodes=os.environ.get("CLOUDDDP_SIM_NODES", "auto"))
+            found = control.start(state_home(), nodes=os.environ.get("CLOUDDDP_SIM_NODES", "auto"))
         if found.why:
             console.log(f"its nodes share this computer's network and processes: {found.why}")
     control.enter(found)

@@ -1,4 +1,4 @@
-"""The generated files of the repository: docs/configuration.md from config/spec/, docs/commands.md from the
+"""The generated files of the repository: docs/configuration.md from config/spec.py, docs/commands.md from the
 commands' own help, and the sbatch script of the example, as `cloudddp export slurm train.py` prints it.
 
 `python -m cloudddp.cli.reference` writes them; a test compares them with what is generated.
@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from cloudddp.cli.main import main
-from cloudddp.config import example, schema, settings
+from cloudddp.config import schema, settings
 from cloudddp.job import slurm
 from cloudddp.job.job_request import Script
 
@@ -25,7 +25,7 @@ def configuration_page() -> str:
     out = [
         "# Configuration",
         "",
-        f"Generated from `cloudddp/config/spec/` {GENERATED}",
+        f"Generated from `cloudddp/config/spec.py` {GENERATED}",
         "",
         "`cloudddp init` writes a commented `cloudddp.toml`. A setting is taken from the first of these "
         "sources that has it:",
@@ -38,10 +38,10 @@ def configuration_page() -> str:
         "names the most similar known one, and every value is validated before anything is called.",
     ]
     for section in schema.SECTIONS:
-        out += ["", f"## [{section}]", "", example.INTRODUCTION[section], ""]
+        out += ["", f"## [{section}]", "", schema.INTRODUCTION[section], ""]
         out += ["| key | default | allowed | environment | meaning |", "|---|---|---|---|---|"]
-        for key, default in example.defaults(section).items():
-            shown = "" if default is None else f"`{example.toml_value(default)}`"
+        for key, default in schema.defaults(section).items():
+            shown = "" if default is None else f"`{schema.toml_value(default)}`"
             variable = settings.variable_of(section, key)
             allowed = schema.allowed(schema.fields(section)[key])
             if section == "cluster":  # see settings._listed

@@ -9,20 +9,21 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from cloudddp import local_state, state_folder, timings
+from cloudddp import local_state, timings
 from cloudddp.aws.caller import enabled_regions
 from cloudddp.aws.client import AWS, RegionError, require_region
 from cloudddp.cli import termination
 from cloudddp.cli.console import Console
 from cloudddp.cli.load_settings import enter_simulator, layers_of, report_other_region, tolerated
 from cloudddp.cluster import lookup, region_search
+from cloudddp.cluster.lookup import Ownership
 from cloudddp.cluster.model import Cluster
-from cloudddp.cluster.ownership import Ownership
 from cloudddp.cluster.region_search import Search
 from cloudddp.config import project, settings
-from cloudddp.config.global_options import Flag, GlobalOptions
+from cloudddp.config.command_line import Flag, GlobalOptions
 from cloudddp.config.spec import Config
 from cloudddp.errors import CloudDDPError, Command, Part, UsageError
+from cloudddp.files import check_home
 from cloudddp.tags import iso
 
 
@@ -223,7 +224,7 @@ def start(
             raise
         checked, broken = tolerated(console.warn, options, where, tolerant_verb), True
     if not dry_run:
-        state_folder.check_home()
+        check_home()
         if options.sim:
             if options.region:
                 require_region(options.region)  # before anything is started

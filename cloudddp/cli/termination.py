@@ -16,8 +16,7 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.region_search import Search
 from cloudddp.errors import CloudDDPError, Command
 from cloudddp.job import launch_record
-from cloudddp.job.launch_record import LaunchRecord
-from cloudddp.job.results.s3_location import place_of
+from cloudddp.job.launch_record import LaunchRecord, place_of
 from cloudddp.local_state import ClusterFolder
 
 

@@ -22,8 +22,7 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.offers import Offer
 from cloudddp.cluster.plan import Plan, lifetime
 from cloudddp.config import timing
-from cloudddp.config.spec import ClusterSpec
-from cloudddp.config.spec.limits import seconds_of
+from cloudddp.config.spec import ClusterSpec, seconds_of
 from cloudddp.errors import AWSError, CloudDDPError, Command, Interrupted, ProgressCallback, UsageError
 
 Create = Callable[[Offer, ClusterSpec], tuple[Cluster, Plan]]

@@ -15,12 +15,12 @@ from typing import Any, Protocol
 from cloudddp import signals
 from cloudddp.aws import inventory, reservations
 from cloudddp.aws.client import AWS
-from cloudddp.cluster import created_ids, name_lock, node_addresses, placement_group, replacement_plan
+from cloudddp.cluster import created_ids, name_lock, node_addresses
 from cloudddp.cluster.created_ids import CreatedIds, Known
 from cloudddp.cluster.launch_errors import Attempt, Next, NotLaunched, attempt, next_step
 from cloudddp.cluster.name_lock import NameTaken
-from cloudddp.cluster.plan import Launch
-from cloudddp.cluster.plan_types import Ref, Request
+from cloudddp.cluster.plan import Launch, keep_launch
+from cloudddp.cluster.requests import PLACEMENT_STEP, Ref, Request
 from cloudddp.cluster.teardown import down, leftovers
 from cloudddp.config import timing
 from cloudddp.errors import (
@@ -41,7 +41,7 @@ _NOT_FOUND_YET = (
     "InvalidPlacementGroup.Unknown",
 )
 _RETRY_SECONDS = 0.5
-_SHOWN = {"key-pair": "key pair", "security-group": "security group", placement_group.STEP: "placement group"}
+_SHOWN = {"key-pair": "key pair", "security-group": "security group", PLACEMENT_STEP: "placement group"}
 _CLEAN_UP_POLLS = 60  # in the time that a capacity reservation gets to clean up: every 10 s
 
 
@@ -228,7 +228,7 @@ class CreatedResources:
         with signals.deferred(self._on_signal):
             resolved = _resolved(request.params, answers)
             if not self._replacing:
-                replacement_plan.keep(self._folder, resolved)
+                keep_launch(self._folder, resolved)
             answer = self._call(replace(request, params=resolved))
             self.launched = time.monotonic()
             self._folder.journal_created(self._created.instances)

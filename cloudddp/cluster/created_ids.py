@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cloudddp.aws.inventory import Resource
-from cloudddp.cluster.plan_types import Request
+from cloudddp.cluster.requests import Request
 from cloudddp.config import timing
 from cloudddp.errors import AWSError, CloudDDPError, CredentialsError, UsageError
 from cloudddp.local_state import ClusterFolder

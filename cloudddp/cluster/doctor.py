@@ -16,24 +16,32 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any, Literal, TypeVar
 
 from cloudddp.aws import caller as callers
-from cloudddp.aws import denials, images, instance_types, kms, quotas
-from cloudddp.aws.botocore_errors import action
+from cloudddp.aws import denials, images, instance_types, quotas
+from cloudddp.aws.answers import action
 from cloudddp.aws.client import AWS
-from cloudddp.aws.images import Image
+from cloudddp.aws.images import Image, key_problem
 from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.aws.networks import Subnet
 from cloudddp.aws.reservations import Reservation
-from cloudddp.cluster import capacity_reservation, interfaces, offers, region_search, ssh_routes
+from cloudddp.cluster import offers, region_search
+from cloudddp.cluster.connect import check_route, is_direct, ssh_sources
 from cloudddp.cluster.offers import Offer
-from cloudddp.cluster.permission import dry_run_parameters, hint_of_denial, is_about_default_group, key_hint
 from cloudddp.cluster.plan import Plan
-from cloudddp.cluster.plan_types import Ref, Request
+from cloudddp.cluster.preconditions import (
+    check_reservation_platform,
+    dry_run_parameters,
+    find_reservation,
+    hint_of_denial,
+    is_about_default_group,
+    key_hint,
+    reservation_title,
+)
 from cloudddp.cluster.prices import Price
+from cloudddp.cluster.requests import Ref, Request, choose_interfaces, needs_elastic_ip
 from cloudddp.cluster.user_data import new_identity
-from cloudddp.config import connection
-from cloudddp.config.spec import ClusterSpec
+from cloudddp.config.spec import ClusterSpec, connection_mode
 from cloudddp.errors import AWSError, CloudDDPError, Text
-from cloudddp.state_folder import home
+from cloudddp.files import state_home
 from cloudddp.text import one_line, reason_of
 
 Status = Literal["pass", "note", "warn", "fail"]
@@ -87,7 +95,7 @@ def examine(clouds: list[AWS], spec: ClusterSpec) -> Iterator[Check]:
     yield _clock(identity)
     ssh_from, address = _caller(clouds[0], spec)
     yield address
-    yield _outgoing_ssh() if ssh_routes.is_direct(spec) else _route(spec)
+    yield _outgoing_ssh() if is_direct(spec) else _route(spec)
     for aws in clouds:
         for check in _once(_region(aws, spec, ssh_from, owner)):
             yield replace(check, name=f"{names[aws.region]}{check.name}", region=aws.region)
@@ -116,7 +124,7 @@ def _this_computer() -> Iterator[Check]:
             "there is no `ssh` in PATH, which the verb ssh needs",
             "install an OpenSSH client",
         )
-    folder = home()
+    folder = state_home()
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free
@@ -180,7 +188,7 @@ def _route(spec: ClusterSpec) -> Check:
     """Check the route to nodes that SSH does not reach directly: the jump host, or the proxy command's
     program."""
     try:
-        ssh_routes.check_route(spec)
+        check_route(spec)
     except CloudDDPError as error:
         return _failed("route to the nodes", error)
     return Check(
@@ -192,11 +200,11 @@ def _route(spec: ClusterSpec) -> Check:
 
 def _caller(aws: AWS, spec: ClusterSpec) -> tuple[tuple[str, ...], Check]:
     try:
-        blocks = ssh_routes.ssh_sources(aws, spec)
+        blocks = ssh_sources(aws, spec)
     except CloudDDPError as error:
         return (), _failed("SSH from", error)
     shown = ", ".join(blocks) or "nobody: the proxy command needs no rule"
-    if not spec.ssh_from and ssh_routes.is_direct(spec):
+    if not spec.ssh_from and is_direct(spec):
         shown += ", this computer's address"
     return blocks, Check("SSH from", "pass", shown)
 
@@ -225,7 +233,7 @@ def _region(aws: AWS, spec: ClusterSpec, ssh_from: tuple[str, ...], owner: str) 
         asked.checks[-1] = Check("image", "warn", image.warning)
     reservation = None
     if spec.reservation:
-        reservation = asked("reservation", lambda: _reservation(aws, spec, image), capacity_reservation.title)
+        reservation = asked("reservation", lambda: _reservation(aws, spec, image), reservation_title)
     subnets = asked("network", lambda: offers.subnets(aws, spec, ssh_from, reservation), _network_detail)
     price = asked("price", lambda: offers.price(aws, spec, reservation), _price_detail)
     if price is not None and _age(price) > _PRICE_AGE:
@@ -250,14 +258,14 @@ def _region(aws: AWS, spec: ClusterSpec, ssh_from: tuple[str, ...], owner: str) 
 
 def _type_for(aws: AWS, spec: ClusterSpec) -> TypeInfo:
     info = instance_types.describe(aws, spec)
-    interfaces.choose(spec, info)  # raises if EFA is required and the type has none
+    choose_interfaces(spec, info)  # raises if EFA is required and the type has none
     return info
 
 
 def _reservation(aws: AWS, spec: ClusterSpec, image: Image | None) -> Reservation:
-    found = capacity_reservation.find(aws, spec)
+    found = find_reservation(aws, spec)
     if image is not None:
-        capacity_reservation.check_platform(found, image.platform)
+        check_reservation_platform(found, image.platform)
     if found is None:
         raise CloudDDPError(f"there is no reservation {spec.reservation} in {aws.region}")
     return found
@@ -265,7 +273,7 @@ def _reservation(aws: AWS, spec: ClusterSpec, image: Image | None) -> Reservatio
 
 def _addresses(offer: Offer, spec: ClusterSpec) -> Iterator[Check]:
     """Check the Elastic IPs, if the nodes need any."""
-    if interfaces.needs_elastic_ip(offer.context.interfaces, public=connection.mode(spec) == "public"):
+    if needs_elastic_ip(offer.context.interfaces, public=connection_mode(spec) == "public"):
         asked = _Asked()
         asked(
             "Elastic IPs",
@@ -334,7 +342,7 @@ def _key(aws: AWS, key: str) -> Check:
     """Check that a KMS key can be used for volumes; its policy is checked only by a launch."""
     shown = one_line(key, 300)
     try:
-        problem = kms.problem(aws, key)
+        problem = key_problem(aws, key)
     except AWSError as error:
         if error.code in denials.CODES:  # `up` does not need the call
             return Check("KMS key", "note", f"{shown} is not checked: {error.message}")

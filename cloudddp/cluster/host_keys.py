@@ -23,14 +23,15 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from cloudddp import payload, timings
+from cloudddp import timings
 from cloudddp.agent.client import Runner
-from cloudddp.agent.failures import failure_text
+from cloudddp.agent.steps import failure_text
 from cloudddp.errors import CloudDDPError, Command, ConnectError, NodeError, ProgressCallback
+from cloudddp.files import payload_text
 from cloudddp.local_state import ClusterFolder
-from cloudddp.ssh import keys
 from cloudddp.ssh.fleet import Outcome
 from cloudddp.ssh.running import CommandSpec
+from cloudddp.ssh.target import public_key
 
 _MAX_OUTPUT = 1 << 20  # bytes that a step may write
 _RELOAD_SECONDS = 30.0  # sshd confirms a reload before it has done it, and may refuse connections meanwhile
@@ -48,7 +49,7 @@ class NodeKeys:
     def __post_init__(self) -> None:
         if bool(self.current) == bool(self.pending):
             raise ValueError("a node has one key, current or pending")
-        if keys.public(self.current or self.pending) != (self.current or self.pending):
+        if public_key(self.current or self.pending) != (self.current or self.pending):
             raise ValueError("not in the form that cloudddp writes")
 
 
@@ -84,7 +85,7 @@ def read(folder: ClusterFolder) -> KnownKeys:
     path = folder.host_key  # read first: it is deleted only after the other file has been written
     try:
         text = folder.read(path)
-        shared = "" if text is None else keys.public(text)
+        shared = "" if text is None else public_key(text)
         path = folder.host_keys
         text = folder.read(path)
         nodes = {} if text is None else msgspec.json.decode(text, type=dict[str, NodeKeys])
@@ -227,7 +228,7 @@ def _generate(runner: Runner, node: int, known: KnownKeys, instance: str) -> str
         return recorded.pending
     output = _run(runner, node, "make-host-key", known.shared)
     try:
-        return keys.public(output.decode("ascii"))
+        return public_key(output.decode("ascii"))
     except ValueError as error:
         raise NodeError(f"node {node}: cannot read its new host key: {error}") from None
 
@@ -251,7 +252,7 @@ def _install(runner: Runner, node: int, key: str, shared: str) -> str:
 
 def _run(runner: Runner, node: int, step: str, key: str) -> bytes:
     command = f"sudo -n sh -s -- {shlex.join([step, key])}"
-    script = payload.text("infra/node/host-key.sh").encode()
+    script = payload_text("infra/node/host-key.sh").encode()
     result = runner.run(node, CommandSpec(command, script, limit=_MAX_OUTPUT))
     if result.exit_code:
         raise NodeError(

@@ -25,7 +25,7 @@ from typing import Any
 from cloudddp.aws import inventory
 from cloudddp.aws.client import AWS
 from cloudddp.aws.inventory import Instance, Resource
-from cloudddp.cluster.ownership import Ownership
+from cloudddp.cluster.lookup import Ownership
 from cloudddp.cluster.plan import key_name
 from cloudddp.errors import CloudDDPError, Command, Text
 from cloudddp.local_state import ClusterFolder

@@ -15,7 +15,7 @@ from typing import TypeVar
 from cloudddp.aws import elastic_ips, inventory
 from cloudddp.aws.client import AWS
 from cloudddp.cluster.model import Cluster
-from cloudddp.cluster.plan_types import Request, tagged
+from cloudddp.cluster.requests import Request, tagged
 from cloudddp.config import timing
 from cloudddp.errors import AWSError, CloudDDPError, Command, ProgressCallback, Text
 

@@ -10,29 +10,32 @@ from datetime import UTC, datetime
 import msgspec
 
 from cloudddp.aws import caller as callers
-from cloudddp.aws import images, instance_types, networks, pricing
+from cloudddp.aws import images, instance_types, networks
 from cloudddp.aws.client import AWS
 from cloudddp.aws.images import Image
 from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.aws.networks import Subnet
 from cloudddp.aws.reservations import Reservation
-from cloudddp.cluster import (
-    capacity_reservation,
-    interfaces,
-    name_lock,
-    node_addresses,
-    placement_group,
-    prices,
-)
+from cloudddp.cluster import name_lock, node_addresses, prices
+from cloudddp.cluster.connect import public_sources
 from cloudddp.cluster.launch_errors import Attempt, attempt, exhausted, widening
-from cloudddp.cluster.permission import require_launch
 from cloudddp.cluster.plan import Plan, plan
-from cloudddp.cluster.plan_types import LaunchContext
+from cloudddp.cluster.preconditions import (
+    check_reservation_platform,
+    find_reservation,
+    require_launch,
+    reservation_title,
+)
 from cloudddp.cluster.prices import Price
-from cloudddp.cluster.ssh_routes import public_sources
+from cloudddp.cluster.requests import (
+    LaunchContext,
+    choose_interfaces,
+    needs_elastic_ip,
+    wants_placement_group,
+)
 from cloudddp.cluster.user_data import Identity, idle_guard, new_identity, units
-from cloudddp.config import connection, timing
-from cloudddp.config.spec import ClusterSpec
+from cloudddp.config import timing
+from cloudddp.config.spec import ClusterSpec, connection_mode
 from cloudddp.errors import CloudDDPError, Command, UsageError
 
 _ROUNDING = 0.001  # USD
@@ -138,10 +141,10 @@ class Offers:
 
 def _offer(aws: AWS, spec: ClusterSpec, ssh_from: tuple[str, ...], owner: str) -> Offer:
     info = instance_types.describe(aws, spec)
-    reservation = capacity_reservation.find(aws, spec)
+    reservation = find_reservation(aws, spec)
     usual = price(aws, spec, reservation)
     image = images.find(aws, spec, info)
-    capacity_reservation.check_platform(reservation, image.platform)
+    check_reservation_platform(reservation, image.platform)
     found = subnets(aws, spec, ssh_from, reservation)
     offer = offer_of(aws, spec, info, image, found, usual, ssh_from, owner, reservation)
     check_addresses(offer, spec)
@@ -169,11 +172,11 @@ def offer_of(
         ssh_from,
         owner,
         datetime.now(UTC),
-        interfaces=interfaces.choose(spec, info),
-        own_placement_group=placement_group.wanted(spec, info, reservation),
+        interfaces=choose_interfaces(spec, info),
+        own_placement_group=wants_placement_group(spec, info, reservation),
         reservation=reservation,
     )
-    spot = pricing.spot(aws, spec.instance_type, [one.zone for one in found]) if spec.spot else None
+    spot = instance_types.spot(aws, spec.instance_type, [one.zone for one in found]) if spec.spot else None
     full = replace(usual, disk_gb=max(spec.disk_gb, image.disk_gb), spot=spot)
     return Offer(aws, info, context, full)
 
@@ -181,7 +184,7 @@ def offer_of(
 def check_addresses(offer: Offer, spec: ClusterSpec) -> None:
     """Raise CloudDDPError if the nodes need more Elastic IPs than the account may have. Two AWS calls, or
     none."""
-    if interfaces.needs_elastic_ip(offer.context.interfaces, public=connection.mode(spec) == "public"):
+    if needs_elastic_ip(offer.context.interfaces, public=connection_mode(spec) == "public"):
         node_addresses.check_limit(offer.aws, spec.name, spec.nodes, lambda: _abandoned(offer.aws, spec.name))
 
 
@@ -202,7 +205,7 @@ def subnets(
     try:
         return networks.candidates(aws, there, reached_from=sources)
     except UsageError as error:
-        title = capacity_reservation.title(reservation)
+        title = reservation_title(reservation)
         raise UsageError(f"{title} is in zone {reservation.zone}: {error.message}", hint=error.hint) from None
 
 
@@ -213,7 +216,7 @@ def price(aws: AWS, spec: ClusterSpec, reservation: Reservation | None = None) -
     At most one AWS call, none for a capacity block, which is prepaid. Raises UsageError if no price is known.
     """
     if reservation is not None and reservation.block:
-        return _price(aws, spec, prices.Listed(0.0, f"{capacity_reservation.title(reservation)} is prepaid"))
+        return _price(aws, spec, prices.Listed(0.0, f"{reservation_title(reservation)} is prepaid"))
     found = (
         prices.Listed(spec.price, "as given") if spec.price is not None else _listed(aws, spec.instance_type)
     )
@@ -225,7 +228,7 @@ def price(aws: AWS, spec: ClusterSpec, reservation: Reservation | None = None) -
     if reservation is not None:
         found = replace(
             found,
-            source=f"{found.source}; {capacity_reservation.title(reservation)} is billed also without nodes",
+            source=f"{found.source}; {reservation_title(reservation)} is billed also without nodes",
         )
     return _price(aws, spec, found)
 
@@ -238,12 +241,12 @@ def _price(aws: AWS, spec: ClusterSpec, listed: prices.Listed) -> Price:
         listed.source,
         gp3_month=prices.gp3_month(aws.region),
         throughput=spec.disk_throughput,
-        addresses=int(connection.mode(spec) == "public"),
+        addresses=int(connection_mode(spec) == "public"),
     )
 
 
 def _listed(aws: AWS, instance_type: str) -> prices.Listed | None:
-    now = pricing.on_demand(aws, instance_type)
+    now = instance_types.on_demand(aws, instance_type)
     if now is None:
         return prices.listed(instance_type, aws.region)
     usd, published = now

@@ -1,25 +1,44 @@
-"""ClusterSpec + what AWS answered -> Plan: the exact requests, their order, the deadline and the price. Pure.
+"""ClusterSpec + what AWS answered -> Plan: the exact requests, their order, the deadline and the price; and
+the launch of a node that takes the place of one that a cluster has lost. Pure, but for the record of a
+launch, which `up` keeps on this computer.
 
 `up` sends exactly the planned requests; `--dry-run` sends them to an in-process moto and prints them. A value
 that comes from an earlier answer is a `Ref`.
+
+A replacement is launched as `up` launched the nodes, but for what a single node needs of its own. The record
+holds the parameters of RunInstances, not the user data: that contains the private key with which nodes
+boot.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from cloudddp import __version__
 from cloudddp.aws.images import Image
-from cloudddp.cluster import capacity_reservation, interfaces, node_addresses, placement_group
-from cloudddp.cluster.plan_types import LaunchContext, Ref, Request, tagged
+from cloudddp.cluster import node_addresses
+from cloudddp.cluster.preconditions import latest_reservation_end
 from cloudddp.cluster.prices import Price
-from cloudddp.cluster.run_instances import run_instances
+from cloudddp.cluster.requests import (
+    LaunchContext,
+    Ref,
+    Request,
+    client_token,
+    efa_devices,
+    needs_elastic_ip,
+    placement_group_name,
+    placement_group_request,
+    run_instances,
+    tagged,
+)
 from cloudddp.cluster.user_data import Identity, IdleGuard, user_data
-from cloudddp.config import connection
-from cloudddp.config.spec import ClusterSpec
-from cloudddp.errors import UsageError
+from cloudddp.config.spec import ClusterSpec, connection_mode
+from cloudddp.errors import CloudDDPError, Command, UsageError
+from cloudddp.local_state import ClusterFolder
 from cloudddp.tags import (
     TAG_CLUSTER,
     TAG_CREATED,
@@ -28,6 +47,7 @@ from cloudddp.tags import (
     TAG_GPUS,
     TAG_ID,
     TAG_IDLE,
+    TAG_NODE_RANK,
     TAG_NODES,
     TAG_OWNER,
     TAG_PRICE,
@@ -134,7 +154,7 @@ def plan(
     """Return the requests that create the cluster. `units` are the texts of the deadline's timer and service;
     `idle` ends nodes that are idle."""
     created = context.now.replace(microsecond=0)
-    latest = capacity_reservation.latest_end(context.reservation) if context.reservation is not None else None
+    latest = latest_reservation_end(context.reservation) if context.reservation is not None else None
     expires = created + lifetime(spec, price, created, latest)
     tags = _tags(spec, context, identity, price, created, expires)
     key = key_name(spec.name)
@@ -198,7 +218,7 @@ def _tags(
             TAG_VERSION: __version__,
             TAG_NODES: str(spec.nodes),
             TAG_GPUS: str(context.info.gpus),
-            TAG_EFA: str(interfaces.efa_devices(context.interfaces)),
+            TAG_EFA: str(efa_devices(context.interfaces)),
             TAG_PRICE: f"{price.hour / spec.nodes:.4f}",
             **({TAG_REQUIRE_EFA: "yes"} if spec.require_efa else {}),
             **({TAG_IDLE: f"{spec.idle_minutes:.2f}"} if spec.idle_minutes else {}),
@@ -213,12 +233,12 @@ def _placement_group(
 ) -> tuple[Request, ...]:
     if not context.own_placement_group:
         return ()
-    return (placement_group.request(placement_group.group_name(spec.name, identity.cluster_id), tags),)
+    return (placement_group_request(placement_group_name(spec.name, identity.cluster_id), tags),)
 
 
 def _addresses(spec: ClusterSpec, context: LaunchContext, tags: list[dict[str, str]]) -> tuple[Request, ...]:
     """Before the launch: where the account has too few, nothing has been billed."""
-    if not interfaces.needs_elastic_ip(context.interfaces, public=connection.mode(spec) == "public"):
+    if not needs_elastic_ip(context.interfaces, public=connection_mode(spec) == "public"):
         return ()
     return node_addresses.requests(spec.nodes, tags)
 
@@ -243,3 +263,88 @@ def ssh_rule(block: str, port: int, description: str) -> dict[str, Any]:
         else {"IpRanges": [{"CidrIp": block, "Description": description}]}
     )
     return {"IpProtocol": "tcp", "FromPort": port, "ToPort": port, **ranges}
+
+
+_NOT_KEPT = ("UserData", "ClientToken")
+_MAX_RECORD = 1 << 20  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """The plan that launches one node: see create.LaunchPlan."""
+
+    rank: int
+    cluster_id: str
+    region: str
+    launches: tuple[Launch, ...]
+    requests: tuple[Request, ...] = ()
+
+    @property
+    def token(self) -> str:
+        return str(self.launches[0].request.params["ClientToken"])
+
+
+def keep_launch(folder: ClusterFolder, params: Mapping[str, Any]) -> None:
+    """Record the parameters of a launch, without its secrets."""
+    kept = {key: value for key, value in params.items() if key not in _NOT_KEPT}
+    folder.write(folder.launch, f"{json.dumps(kept, indent=1)}\n")
+
+
+def recorded_launch(folder: ClusterFolder) -> dict[str, Any]:
+    """Return what `keep` recorded. Raises CloudDDPError if it was not recorded here, or is damaged."""
+    try:
+        text = folder.read(folder.launch)
+        found = json.loads(text) if text is not None and len(text) <= _MAX_RECORD else None
+    except (ValueError, RecursionError):
+        found = None
+    kinds = {"ImageId": str, "InstanceType": str, "TagSpecifications": list, "NetworkInterfaces": list}
+    if not isinstance(found, dict) or not all(
+        isinstance(found.get(key), kind) for key, kind in kinds.items()
+    ):
+        raise CloudDDPError(
+            f"this computer has no record of how the nodes of cluster {folder.id} were launched, so it "
+            "cannot replace one",
+            hint=(Command("pull"), " what you need, then ", Command("down"), " and ", Command("up")),
+        )
+    return found
+
+
+def plan_replacement(
+    launch: Mapping[str, Any],
+    identity: Identity,
+    *,
+    rank: int,
+    zone: str,
+    region: str,
+    attempt: int,
+    now: datetime,
+    expires: datetime,
+    units: tuple[str, str],
+    idle: IdleGuard | None = None,
+) -> Replacement:
+    """Return the launch of the node of that rank, in the subnet of the others and with their deadline.
+
+    `launch` is that of `up`; `attempt` distinguishes the launches of one cluster. Raises CloudDDPError if the
+    deadline is too near for a node to boot.
+    """
+    if expires - now < SHORTEST:
+        raise CloudDDPError(
+            f"the deadline of the cluster is at {expires:%Y-%m-%d %H:%M} UTC, too soon to replace a node",
+            hint=(Command("pull"), " what you need; then ", Command("down"), " and ", Command("up")),
+        )
+    params = {
+        **launch,
+        "MinCount": 1,
+        "MaxCount": 1,
+        "TagSpecifications": [_with_rank(one, rank) for one in launch["TagSpecifications"]],
+        "UserData": user_data(identity, now, expires, units, idle),
+    }
+    params["ClientToken"] = client_token(identity.cluster_id, attempt, zone, params)
+    return Replacement(
+        rank, identity.cluster_id, region, (Launch(zone, Request("nodes", "run_instances", params)),)
+    )
+
+
+def _with_rank(specification: Mapping[str, Any], rank: int) -> dict[str, Any]:
+    tags = [tag for tag in specification["Tags"] if tag["Key"] != TAG_NODE_RANK]
+    return {**specification, "Tags": [*tags, {"Key": TAG_NODE_RANK, "Value": str(rank)}]}

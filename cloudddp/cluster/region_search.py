@@ -12,13 +12,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cloudddp.aws import denials, inventory
-from cloudddp.aws.botocore_errors import REGION_REFUSED
+from cloudddp.aws.answers import REGION_REFUSED
 from cloudddp.aws.caller import enabled_regions
 from cloudddp.aws.client import AWS
 from cloudddp.cluster import lookup
+from cloudddp.cluster.lookup import Ownership
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.node_addresses import in_parallel
-from cloudddp.cluster.ownership import Ownership
 from cloudddp.errors import AWSError, CloudDDPError, ProgressCallback, ToolCommand
 from cloudddp.local_state import known_clusters
 

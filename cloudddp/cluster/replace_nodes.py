@@ -19,21 +19,19 @@ from cloudddp import signals
 from cloudddp.aws import inventory, removal
 from cloudddp.aws.client import AWS
 from cloudddp.aws.inventory import Instance
-from cloudddp.cluster import created_ids, host_keys, lookup, node_addresses, replacement_plan
-from cloudddp.cluster.connect import Dial, dial
+from cloudddp.cluster import created_ids, host_keys, lookup, node_addresses
+from cloudddp.cluster.connect import Dial, dial, remembered
 from cloudddp.cluster.create import CreatedResources
 from cloudddp.cluster.launch_errors import Next, NotLaunched, attempt, next_step
 from cloudddp.cluster.model import Cluster
-from cloudddp.cluster.replacement_plan import Replacement
-from cloudddp.cluster.ssh_routes import remembered
+from cloudddp.cluster.plan import Replacement, plan_replacement, recorded_launch
 from cloudddp.cluster.user_data import Identity, idle_guard, units
 from cloudddp.cluster.wait_ready import check_intact, make_ready, wait_running
 from cloudddp.config import timing
-from cloudddp.config.spec import ClusterSpec
-from cloudddp.config.spec.limits import seconds_of
+from cloudddp.config.spec import ClusterSpec, seconds_of
 from cloudddp.errors import AWSError, CloudDDPError, Command, Interrupted, Leftovers, ProgressCallback
 from cloudddp.local_state import ClusterFolder
-from cloudddp.ssh import keys
+from cloudddp.ssh.target import generate_key, public_key_of
 from cloudddp.tags import parse_time
 
 _ROUNDS = 3  # in which further nodes may be lost
@@ -177,7 +175,7 @@ def _launch(
 ) -> None:
     """Launch a node for each missing rank. Raises NotLaunched if there is no capacity within
     spec.wait_capacity."""
-    launch = replacement_plan.recorded(folder)
+    launch = recorded_launch(folder)
     zone = next(iter(cluster.nodes.values())).zone
     record = folder.record()
     expires = (parse_time(record.expires) if record else None) or cluster.expires
@@ -192,7 +190,7 @@ def _launch(
     number = 1 + sum(event.get("method") == created_ids.RUN for event in folder.events())
     while waiting:
         now = datetime.now(UTC).replace(microsecond=0)
-        plan = replacement_plan.plan(
+        plan = plan_replacement(
             launch,
             identity,
             rank=waiting[0],
@@ -241,9 +239,9 @@ def _identity(folder: ClusterFolder) -> Identity:
 
     Every other node has had its own key since it was ready.
     """
-    host = keys.generate()
+    host = generate_key()
     folder.write(folder.host_key, f"{host.public}\n")
-    login = keys.public_of(folder.login_key_text())
+    login = public_key_of(folder.login_key_text())
     return Identity(folder.id, login, host.private, host.public)
 
 

@@ -11,11 +11,10 @@ from cloudddp.aws import inventory
 from cloudddp.aws.caller import caller_block
 from cloudddp.aws.client import AWS
 from cloudddp.cluster import lookup
-from cloudddp.cluster.ownership import Ownership
+from cloudddp.cluster.connect import remembered, ssh_sources
+from cloudddp.cluster.lookup import Ownership
 from cloudddp.cluster.plan import CALLER_RULE, ssh_rule
-from cloudddp.cluster.ssh_routes import remembered, ssh_sources
-from cloudddp.config import connection
-from cloudddp.config.spec import ClusterSpec
+from cloudddp.config.spec import ClusterSpec, connection_mode
 from cloudddp.errors import CloudDDPError, Command, UsageError
 from cloudddp.local_state import ClusterFolder, ClusterRecord
 
@@ -31,7 +30,7 @@ def current_source(aws: AWS, spec: ClusterSpec, caller: Callable[[], str] = call
             "computer's address",
             hint=("Session Manager needs no rule; for another proxy, set ssh_from before ", Command("up")),
         )
-    if connection.mode(spec) == "private":
+    if connection_mode(spec) == "private":
         raise UsageError(
             'allow-me does not apply to connect = "private": the nodes see the address that your VPN gives '
             "you, and not this computer's public one",

@@ -18,9 +18,9 @@ from cloudddp import timings
 from cloudddp.aws import inventory, removal
 from cloudddp.aws.client import AWS
 from cloudddp.aws.inventory import Filters, Instance, Resource
-from cloudddp.cluster import cost, prices
-from cloudddp.cluster.cost import Cost
+from cloudddp.cluster import prices
 from cloudddp.cluster.created_ids import NOTHING, Known, identity
+from cloudddp.cluster.prices import Cost
 from cloudddp.config import timing
 from cloudddp.errors import (
     AWSError,
@@ -297,8 +297,10 @@ def _cost(seen: Iterable[Instance]) -> Cost:
     for instance in seen:
         clusters.setdefault(instance.cluster_id, []).append(instance)
     now = datetime.now(UTC)
-    return cost.total(
-        cost.so_far(members, now) for members in clusters.values() if any(member.live for member in members)
+    return prices.total_cost(
+        prices.cost_so_far(members, now)
+        for members in clusters.values()
+        if any(member.live for member in members)
     )
 
 

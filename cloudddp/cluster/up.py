@@ -13,25 +13,25 @@ from functools import partial
 from cloudddp.aws import instance_types, quotas
 from cloudddp.aws.client import AWS
 from cloudddp.aws.instance_types import TypeInfo
-from cloudddp.cluster import capacity_reservation, interfaces, name_lock, node_addresses, ssh_routes
+from cloudddp.cluster import connect, name_lock, node_addresses
 from cloudddp.cluster.capacity_retry import create_in_any
 from cloudddp.cluster.connect import Dial, dial
 from cloudddp.cluster.create import CreatedResources
 from cloudddp.cluster.launch_errors import Next, NotLaunched, attempt, next_step
-from cloudddp.cluster.lookup import ambiguous
+from cloudddp.cluster.lookup import Ownership, ambiguous
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.name_lock import NameTaken
 from cloudddp.cluster.offers import Offer, Offers
-from cloudddp.cluster.ownership import Ownership
-from cloudddp.cluster.permission import require_key_region
 from cloudddp.cluster.plan import Plan
+from cloudddp.cluster.preconditions import check_reservation_settings, require_key_region
 from cloudddp.cluster.prices import billed_hours
 from cloudddp.cluster.region_search import in_regions
+from cloudddp.cluster.requests import check_efa_settings
 from cloudddp.cluster.rollback import after_loss_of_state, after_removal, roll_back
 from cloudddp.cluster.user_data import new_identity
 from cloudddp.cluster.wait_ready import check_intact, make_ready, wait_running
-from cloudddp.config import connection, timing
-from cloudddp.config.spec import ClusterSpec
+from cloudddp.config import timing
+from cloudddp.config.spec import ClusterSpec, connection_mode
 from cloudddp.errors import AWSError, CloudDDPError, Command, ConnectError, Leftovers, ProgressCallback
 from cloudddp.local_state import ClusterFolder, ClusterRecord
 from cloudddp.tags import iso
@@ -50,10 +50,10 @@ def check_settings(clouds: Sequence[AWS], spec: ClusterSpec) -> None:
 
     `clouds`: the regions.
     """
-    ssh_routes.check_settings(spec)
+    connect.check_route_settings(spec)
     instance_types.require_known_type(clouds[0], spec.instance_type)
-    capacity_reservation.check_settings(spec)
-    interfaces.check_settings(spec)
+    check_reservation_settings(spec)
+    check_efa_settings(spec)
     for aws in clouds:
         require_key_region(spec, aws.region)
 
@@ -68,8 +68,8 @@ def up(
     looked_in: Sequence[AWS] = (),
     on_others: Callable[[Sequence[Cluster]], None] = lambda _: None,
     dial: Dial = dial,
-    check_route: Callable[[ClusterSpec], None] = ssh_routes.check_route,
-    ssh_sources: Callable[[AWS, ClusterSpec], tuple[str, ...]] = ssh_routes.ssh_sources,
+    check_route: Callable[[ClusterSpec], None] = connect.check_route,
+    ssh_sources: Callable[[AWS, ClusterSpec], tuple[str, ...]] = connect.ssh_sources,
 ) -> UpResult:
     """Create the cluster and return when every node is ready to train; check it and return if it already
     exists.
@@ -251,10 +251,10 @@ def _check_existing(
     progress(
         f"cluster {cluster.name} already exists; checking whether all of its nodes ({len(nodes)}) are ready"
     )
-    spec = ssh_routes.remembered(spec, ClusterFolder(cluster.id).record())
+    spec = connect.remembered(spec, ClusterFolder(cluster.id).record())
     if any(node.state != "running" for node in nodes):
         cluster = wait_running(aws, spec, cluster.id, cluster.gpus, progress, addressed=False)
-    if connection.mode(spec) == "public" and node_addresses.missing(aws, cluster):
+    if connection_mode(spec) == "public" and node_addresses.missing(aws, cluster):
         node_addresses.associate(aws, cluster, progress)
         cluster = wait_running(aws, spec, cluster.id, cluster.gpus, progress)
     make_ready(aws, cluster, spec, progress, dial)

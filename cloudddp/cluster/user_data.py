@@ -24,10 +24,10 @@ import secrets
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from cloudddp import payload
 from cloudddp.config import timing
 from cloudddp.errors import UsageError
-from cloudddp.ssh import keys
+from cloudddp.files import payload_text
+from cloudddp.ssh.target import generate_key
 
 TIMER = "/etc/systemd/system/cloudddp-deadline.timer"
 SERVICE = "/etc/systemd/system/cloudddp-deadline.service"
@@ -90,7 +90,7 @@ class IdleGuard:
 
 def new_identity() -> tuple[Identity, str]:
     """Return the id and keys of a new cluster, and the private login key, which stays on this computer."""
-    login, host = keys.generate(), keys.generate()
+    login, host = generate_key(), generate_key()
     cluster_id = "c-" + secrets.token_hex(5)
     identity = Identity(cluster_id, f"{login.public} cloudddp-{cluster_id}", host.private, host.public)
     return identity, login.private
@@ -98,7 +98,7 @@ def new_identity() -> tuple[Identity, str]:
 
 def units() -> tuple[str, str]:
     """Return the texts of the deadline's systemd timer and service."""
-    timer, service = (payload.text(f"infra/node/cloudddp-deadline.{kind}") for kind in ("timer", "service"))
+    timer, service = (payload_text(f"infra/node/cloudddp-deadline.{kind}") for kind in ("timer", "service"))
     return timer, service
 
 
@@ -106,7 +106,7 @@ def idle_guard(minutes: float, ssh_port: int) -> IdleGuard:
     """Return what ends nodes that are idle for so many minutes (0: never), or whose job was launched with
     --down."""
     timer, service, check = (
-        payload.text(f"infra/node/cloudddp-idle.{kind}") for kind in ("timer", "service", "sh")
+        payload_text(f"infra/node/cloudddp-idle.{kind}") for kind in ("timer", "service", "sh")
     )
     minute = timing.current().minute
     return IdleGuard(minute * minutes, minute, ssh_port, timer, service, check)

@@ -9,14 +9,15 @@ from cloudddp import timings
 from cloudddp.agent.protocol.machine import ProbeReply
 from cloudddp.aws import inventory
 from cloudddp.aws.client import AWS
-from cloudddp.aws.removal import POLL_SECONDS, power_minutes
+from cloudddp.aws.instance_types import power_minutes
+from cloudddp.aws.removal import POLL_SECONDS
 from cloudddp.cluster import name_lock
 from cloudddp.cluster.connect import Dial, Meanwhile, connect, probe
 from cloudddp.cluster.lookup import refresh
 from cloudddp.cluster.model import Cluster
-from cloudddp.cluster.permission import hint_of_end
-from cloudddp.config import connection, timing
-from cloudddp.config.spec import ClusterSpec
+from cloudddp.cluster.preconditions import hint_of_end
+from cloudddp.config import timing
+from cloudddp.config.spec import ClusterSpec, connection_mode
 from cloudddp.errors import AWSError, CloudDDPError, Command, NodeError, ProgressCallback, Text
 from cloudddp.ssh.fleet import Fleet
 from cloudddp.text import one_line
@@ -82,7 +83,7 @@ def _running(cluster: Cluster, spec: ClusterSpec, addressed: bool) -> int:
             code=lost[0].reason_code,
             hint=hint_of_end(spec, lost[0].reason_code, lost[0].reason),
         )
-    public = addressed and connection.mode(spec) == "public"
+    public = addressed and connection_mode(spec) == "public"
     nodes = cluster.nodes.values()
     return sum(n.state == "running" and bool(n.private_ip and (n.public_ip or not public)) for n in nodes)
 
@@ -219,7 +220,7 @@ def _while_booting(
     began = checked = time.monotonic()
     named = False
     limits = timing.current()
-    unanswered = limits.unanswered if connection.mode(spec) == "public" else limits.reason
+    unanswered = limits.unanswered if connection_mode(spec) == "public" else limits.reason
     shown = ""
 
     def check(fleet: Fleet) -> None:
@@ -255,7 +256,7 @@ def _who_may_connect(aws: AWS, cluster: Cluster, spec: ClusterSpec, node: int, s
     )
     if spec.proxy_command is not None:
         return f"{admitted}, and it goes through cluster.proxy_command"
-    if connection.mode(spec) == "private":
+    if connection_mode(spec) == "private":
         return f"{admitted}: is the VPN up, and is the address that the nodes see behind it one of these?"
     return (
         f"{admitted}: if this computer connects from another one, stop this command (Ctrl-C) and give it: ",

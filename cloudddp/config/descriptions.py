@@ -1,6 +1,6 @@
 """The help of every setting, by section and key: for `--help`, cloudddp.toml and the reference.
 
-It is apart from spec/, which has their types and limits: `--help` reads it, and must not import msgspec.
+It is apart from spec.py, which has their types and limits: `--help` reads it, and must not import msgspec.
 """
 
 from __future__ import annotations

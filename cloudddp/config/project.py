@@ -9,9 +9,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloudddp import state_folder
 from cloudddp.errors import UsageError
-from cloudddp.safe_files import resolved
+from cloudddp.files import resolved, user_config
 
 CONFIG_NAME = "cloudddp.toml"
 
@@ -49,7 +48,7 @@ def find(config: str | None) -> Project:
         ) from None
     root = found.parent if found else here
     own = root / CONFIG_NAME  # also if it is not a regular file: reading it reports that
-    files = [path for path in (own, state_folder.user_config()) if path is not None and path.exists()]
+    files = [path for path in (own, user_config()) if path is not None and path.exists()]
     return Project(root, tuple(files), own if own in files and root != here else None)
 
 

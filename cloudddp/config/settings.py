@@ -1,4 +1,4 @@
-"""Where settings come from: flags, environment, files; merged in layers, validated by the types of spec/.
+"""Where settings come from: flags, environment, files; merged in layers, validated by the types of spec.py.
 
 The layer with the highest precedence wins (flag > environment > ./cloudddp.toml > user configuration >
 default). Every layer is validated and has an origin, so that an error names the place to fix.
@@ -18,11 +18,18 @@ from typing import Any, NoReturn, get_args, get_origin
 
 import msgspec
 
-from cloudddp.config import connection
-from cloudddp.config.global_options import Flag
+from cloudddp.config.command_line import Flag
 from cloudddp.config.schema import SECTIONS, allowed, fields, nearest, unwrap
-from cloudddp.config.spec import ClusterSpec, Config, JobSpec, SetupSpec, SyncSpec
-from cloudddp.config.spec.limits import MAX_WAIT, seconds_of
+from cloudddp.config.spec import (
+    MAX_WAIT,
+    ClusterSpec,
+    Config,
+    JobSpec,
+    SetupSpec,
+    SyncSpec,
+    check_connection,
+    seconds_of,
+)
 from cloudddp.errors import Command, UsageError
 from cloudddp.tags import extra_tag_problem, too_many_extra_tags
 from cloudddp.text import one_line
@@ -177,7 +184,7 @@ def resolve(layers: Sequence[Layer]) -> Config:
                 if key == "tags":
                     _require(layer.origin_of(section, key), too_many_extra_tags(checked))
                 chosen[section][key] = checked
-    connection.check(cluster := ClusterSpec(**chosen["cluster"]))
+    check_connection(cluster := ClusterSpec(**chosen["cluster"]))
     _check_stall(job := JobSpec(**chosen["job"]))
     _check_results(cluster, job)
     return Config(

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from cloudddp.agent import client
 from cloudddp.agent.client import Runner
-from cloudddp.agent.protocol.kill import KillReply, KillRequest
+from cloudddp.agent.protocol.jobs import KillReply, KillRequest
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.protocol.training import TrainingStatus
+from cloudddp.agent.protocol.progress import TrainingStatus
 from cloudddp.errors import Command, NodeError
 
 REPLY_SECONDS = 60.0  # for an agent to answer, beyond the grace

@@ -6,9 +6,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
-from cloudddp.agent.protocol.jobs import JobState
+from cloudddp.agent.protocol.jobs import Cause, Failure, JobState, Verdict
 from cloudddp.agent.protocol.stacks import named_ranks
-from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
 from cloudddp.job.outcome import ExitedRank, JobStatus, concluded, outcome, rebooted, signal_name
 from cloudddp.text import one_line
 

@@ -22,11 +22,11 @@ from cloudddp.cluster.connect import PROJECT, probe
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.spec import Config
 from cloudddp.errors import CloudDDPError, Command, Interrupted, NodeError, UsageError
-from cloudddp.job import project_files, ranks, scripts, sync, unsent
+from cloudddp.job import project_files, ranks, sync, unsent
 from cloudddp.job import start_ranks as starting
 from cloudddp.job.cancel import abort_launch
 from cloudddp.job.follow.lines import LineSplitter
-from cloudddp.job.job_request import NewJob, Script
+from cloudddp.job.job_request import NewJob, Script, find_script, localhost_line
 from cloudddp.job.poweroff import Hold
 from cloudddp.job.py_spy import Sending
 from cloudddp.job.ranks import Host
@@ -56,14 +56,14 @@ def prepare(
     """
     files = project_files.of_config(root, config, secret_files=secret_files)
     _check_inputs(root, config.setup.inputs, files.manifest)
-    found, file = scripts.find(root, here, script, files.manifest, config.job.env)
+    found, file = find_script(root, here, script, files.manifest, config.job.env)
     unsent.require_sent(files, config, file)
     if fresh:
         sync.check_size(files.manifest, files.manifest, config.sync.max_mb)
         _check_rank_counts(config, config.cluster.nodes)
     for note in unsent.notes(files, config):
         warn(note)
-    if config.cluster.nodes > 1 and not found.program and (line := scripts.localhost_line(root / file)):
+    if config.cluster.nodes > 1 and not found.program and (line := localhost_line(root / file)):
         warn(
             f"{file}, line {line}: sets the rendezvous address to localhost, so each node would train alone. "
             "Remove it: torchrun starts the ranks and sets MASTER_ADDR, RANK and WORLD_SIZE"

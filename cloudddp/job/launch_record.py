@@ -1,4 +1,5 @@
-"""What a job was launched with, recorded on this computer so that `resume` can start it again on other nodes.
+"""What a job was launched with, recorded on this computer so that `resume` can start it again on other nodes;
+and where its results are in Amazon S3, from its settings.
 
 Values of variables may be secret and are never recorded. They come from where they came from at the launch:
 the configuration file, a file of variables, this computer's environment. A value that was given on the
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -17,8 +19,9 @@ import msgspec
 from msgspec import Meta
 
 from cloudddp.agent.protocol.codec import has_job_id_format
-from cloudddp.config import env_file, settings
-from cloudddp.config.global_options import Flag
+from cloudddp.agent.protocol.copies import Destination, url_of
+from cloudddp.config import settings, timing
+from cloudddp.config.command_line import Flag, variable_flags
 from cloudddp.config.spec import Config
 from cloudddp.errors import CloudDDPError, Command, UsageError
 from cloudddp.job.job_request import KEEP, NewJob, Script
@@ -165,7 +168,7 @@ def environment(
     if lost := [name for name in record.given if name not in now]:
         raise _unknown(record, lost, "was given on the command line, and values are not recorded")
     again = [name for name in record.passed if name not in now]
-    flags: list[Flag] = env_file.flags([*again, *variables], env_files or record.env_files, environ)
+    flags: list[Flag] = variable_flags([*again, *variables], env_files or record.env_files, environ)
     layers = [settings.from_flags(flags), *(settings.read_toml(Path(one)) for one in record.files)]
     found = settings.resolve(layers).job.env
     if lost := [name for name in record.names if name not in found]:
@@ -178,4 +181,39 @@ def _unknown(record: LaunchRecord, names: Sequence[str], why: str) -> UsageError
     verb = ("resume", record.job, *(word for name in names for word in ("-e", f"{one_line(name, 80)}=VALUE")))
     return UsageError(
         f"the value of {listed} for job {record.job} {why}", hint=("give it again: ", Command(*verb))
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Objects of a bucket whose keys begin with `prefix` and a slash."""
+
+    bucket: str
+    prefix: str
+
+    @property
+    def url(self) -> str:
+        return url_of(self.bucket, self.prefix)
+
+
+def place_of(config: Config, job_id: str) -> Place | None:
+    """Return where the nodes copy a job's results to, or None."""
+    if config.job.results_s3 is None:
+        return None
+    bucket, _, prefix = config.job.results_s3.removeprefix("s3://").partition("/")
+    return Place(bucket, "/".join(filter(None, (prefix.strip("/"), config.cluster.name, job_id))))
+
+
+def destination(config: Config, job_id: str) -> Destination | None:
+    """Return what the nodes are told, or None."""
+    place, limits = place_of(config, job_id), timing.current()
+    if place is None:
+        return None
+    return Destination(
+        place.bucket,
+        place.prefix,
+        tuple(config.job.outputs),
+        limit=limits.copy,
+        patience=limits.copy_stalled,
+        scratch=tuple(config.job.scratch),
     )

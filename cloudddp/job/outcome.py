@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import inf
 
-from cloudddp.agent.protocol.jobs import JobState, RankRecord
+from cloudddp.agent.protocol.jobs import Cause, Failure, JobState, RankRecord, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.protocol.training import PREEMPTED_EXIT_CODE, TrainingStatus
-from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
+from cloudddp.agent.protocol.progress import PREEMPTED_EXIT_CODE, TrainingStatus
 
 # Linux's numbers on x86-64 and arm64: the nodes' numbers, where the laptop's may be those of macOS.
 _SIGNALS = """

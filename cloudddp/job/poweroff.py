@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 from cloudddp.agent import client
 from cloudddp.agent.client import Runner
-from cloudddp.agent.protocol.machine import ProbeReply
-from cloudddp.agent.protocol.poweroff import Change, PowerOffReply, PowerOffRequest
+from cloudddp.agent.protocol.machine import Change, PowerOffReply, PowerOffRequest, ProbeReply
 from cloudddp.config import timing
 from cloudddp.errors import CloudDDPError
 from cloudddp.job.job_request import NewJob

@@ -21,9 +21,9 @@ from pathlib import Path
 
 from cloudddp.agent import client
 from cloudddp.agent.client import Runner
+from cloudddp.agent.protocol.file_steps import ReceiveReply
 from cloudddp.agent.protocol.manifest import FILE, Entry
-from cloudddp.agent.protocol.peer import Peer
-from cloudddp.agent.protocol.receive import ReceiveReply
+from cloudddp.agent.protocol.phases import Peer
 from cloudddp.agent.protocol.stacks import MAX_STACKS, TOOLS, RankStack, StacksReply, StacksRequest
 from cloudddp.agent.protocol.start import StartReply
 from cloudddp.agent.protocol.transfer import Listing

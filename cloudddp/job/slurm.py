@@ -1,8 +1,8 @@
 """JobSpec + Script + what a Slurm cluster needs to know -> an sbatch script. Pure.
 
-The second renderer of `rank_template.py`: its facts become shell variables, which the script finds on each
-node. The parts that do not depend on the job are in slurm.sh. Every text of the user is quoted, and what gets
-into an #SBATCH line, which Slurm parses by rules of its own, is limited to characters that mean nothing
+The second renderer of the template in `ranks.py`: its facts become shell variables, which the script finds on
+each node. The parts that do not depend on the job are in slurm.sh. Every text of the user is quoted, and what
+gets into an #SBATCH line, which Slurm parses by rules of its own, is limited to characters that mean nothing
 there.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from cloudddp.config.spec import Config
 from cloudddp.errors import Command, UsageError, command_line
 from cloudddp.job.job_request import Script
-from cloudddp.job.rank_template import Fact, Word, template
+from cloudddp.job.ranks import Fact, Word, template
 from cloudddp.text import one_line
 
 MARK = f"# Written by `{command_line(Command('export', 'slurm'))}`."

@@ -13,7 +13,7 @@ from cloudddp.agent import client
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.gang import Gang, Unreachable
 from cloudddp.agent.protocol.machine import ProbeReply
-from cloudddp.agent.protocol.peer import Peer
+from cloudddp.agent.protocol.phases import Peer
 from cloudddp.agent.protocol.snapshots import SnapshotSearch, matches
 from cloudddp.agent.protocol.start import MAX_LEFT, Deadline, OnStall, StartReply, StartRequest
 from cloudddp.cluster.connect import PROJECT
@@ -22,8 +22,8 @@ from cloudddp.config import timing
 from cloudddp.config.spec import Config, JobSpec
 from cloudddp.errors import Command, NodeError
 from cloudddp.job.job_request import NewJob
+from cloudddp.job.launch_record import destination
 from cloudddp.job.ranks import NodePlan
-from cloudddp.job.results.s3_location import destination
 from cloudddp.text import one_line
 
 _LISTED_PAIRS = 4

@@ -10,12 +10,9 @@ from dataclasses import dataclass, replace
 from cloudddp.agent import client
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.copies import Copied
-from cloudddp.agent.protocol.jobs import MAX_LISTING, JobsRequest, JobState
-from cloudddp.agent.protocol.pace import Straggler
+from cloudddp.agent.protocol.jobs import MAX_LISTING, ConcludeRequest, JobsRequest, JobState, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.protocol.stall import LeftStall
-from cloudddp.agent.protocol.training import TrainingStatus
-from cloudddp.agent.protocol.verdict import ConcludeRequest, Verdict
+from cloudddp.agent.protocol.progress import LeftStall, Straggler, TrainingStatus
 from cloudddp.errors import CloudDDPError, Command, NodeError
 from cloudddp.job.failure_text import cause
 from cloudddp.job.job_request import LONGEST_SCRIPT

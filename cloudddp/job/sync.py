@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cloudddp import timings
-from cloudddp.agent import failures
+from cloudddp.agent import steps
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.codec import ProtocolError
+from cloudddp.agent.protocol.file_steps import REPLACED, Kept, ReceiveReply, ReceiveRequest
 from cloudddp.agent.protocol.machine import ProbeReply, ProbeRequest
 from cloudddp.agent.protocol.manifest import MAX_FILES, MAX_LISTED, Manifest, path_from_wire
-from cloudddp.agent.protocol.peer import Peer
-from cloudddp.agent.protocol.receive import REPLACED, Kept, ReceiveReply, ReceiveRequest
+from cloudddp.agent.protocol.phases import Peer
 from cloudddp.agent.protocol.transfer import Listing, Wants
 from cloudddp.cluster.connect import PROJECT as PROJECT
 from cloudddp.cluster.connect import probe
@@ -24,8 +24,7 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.config.schema import number
 from cloudddp.config.spec import Config
 from cloudddp.errors import Command, Text, UsageError
-from cloudddp.job.file_digests import Contents
-from cloudddp.job.project_files import Snapshot
+from cloudddp.job.project_files import Contents, Snapshot
 from cloudddp.job.transfer import Transfer
 from cloudddp.text import one_line, size_of
 
@@ -255,7 +254,7 @@ def _check_folders(theirs: Mapping[int, Mapping[str, str]], ours: Mapping[str, s
     if len(set().union(*others.values())) > MAX_LISTED - MAX_FILES:
         node = max(others, key=lambda one: len(others[one]))
         error = ProtocolError(f"it has {len(others[node]):,} folders that were not sent to it")
-        raise failures.unreadable(node, ProbeRequest.STEP, error)
+        raise steps.unreadable(node, ProbeRequest.STEP, error)
 
 
 def order_of(

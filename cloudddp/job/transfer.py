@@ -3,7 +3,8 @@ on to all others.
 
 Every node runs a `receive` step for as long as the transfer lasts. The first one gets the files on its stdin,
 each other one connects to it; if that fails, it gets them from here. What follows from the nodes' reports is
-in transfer_state.py; here is what is sent to them.
+in transfer_state.py; here is what is sent to them. Any program of a node's login user may write reports, so
+all of a report has limits. Files are compressed (zlib level 1) only where the link is slower than zlib.
 """
 
 from __future__ import annotations
@@ -13,25 +14,112 @@ import queue
 import secrets
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from cloudddp.agent import client, failures
+from cloudddp.agent import client, steps
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol import transfer
 from cloudddp.agent.protocol.codec import ProtocolError
+from cloudddp.agent.protocol.file_steps import ReceiveEvent, ReceiveReply, ReceiveRequest
 from cloudddp.agent.protocol.manifest import path_from_wire
-from cloudddp.agent.protocol.peer import Peer
-from cloudddp.agent.protocol.receive import ReceiveReply, ReceiveRequest
+from cloudddp.agent.protocol.phases import Peer
 from cloudddp.agent.protocol.sending import OnSent, Sender, UnreadableFile, Wanted, ignore
-from cloudddp.agent.protocol.transfer import Listing, Record, Wants
+from cloudddp.agent.protocol.transfer import PLAIN, ZLIB, Listing, Record, Wants
+from cloudddp.agent.steps import decode
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.errors import CloudDDPError, Command, NodeError, Text
-from cloudddp.job.compression import Compression
-from cloudddp.job.transfer_reports import Reports
 from cloudddp.job.transfer_state import Action, Close, GiveUp, NodeState, Note, Offer, Send, TransferState
 from cloudddp.ssh.fleet import Outcome
+
+MEASURED = 1 << 20  # bytes after which the rate of the link is known
+SAMPLE = 1 << 16  # bytes of a frame that are compressed to see how well and how fast that works
+RARELY = 32  # frames of which one is sampled while the link is the faster one
+DECAY = 0.9  # of what was measured before, per frame: a buffer on the way takes the first ones at once
+
+
+def is_worth(link: float, compressor: float, ratio: float) -> bool:
+    """Return whether it takes less time to compress and send than to send. `link` and `compressor` are bytes
+    per second, `ratio` is the compressed size by the size."""
+    return link < compressor * (1 - ratio)
+
+
+class Compression:
+    """What has been measured of the link and of the compressor in one transfer. The threads of several nodes
+    may use it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._total = 0
+        self._bytes = self._seconds = 0.0  # recent ones of the link
+        self._speed = float("inf")  # of the compressor, as it was measured last
+        self._unsampled = 0  # frames since
+
+    def measure(self, size: int, seconds: float) -> None:
+        """Note how long a frame has taken to leave."""
+        with self._lock:
+            self._total += size
+            self._bytes = DECAY * self._bytes + size
+            self._seconds = DECAY * self._seconds + seconds
+
+    def encode(self, data: bytes) -> tuple[int, bytes]:
+        """Return the codec for some data, and the data in that."""
+        if not data or self._total < MEASURED:
+            return PLAIN, data
+        link = self._bytes / max(self._seconds, 1e-9)
+        self._unsampled += 1
+        if link > self._speed and self._unsampled < RARELY:
+            return PLAIN, data
+        self._unsampled = 0
+        sample = data[:SAMPLE]
+        began = time.thread_time()  # not the time in which other programs had the processor
+        ratio = len(zlib.compress(sample, 1)) / len(sample)
+        self._speed = len(sample) / max(time.thread_time() - began, 1e-9)
+        return (ZLIB, zlib.compress(data, 1)) if is_worth(link, self._speed, ratio) else (PLAIN, data)
+
+
+MAX_LINE = 4 << 20  # bytes of a report: the indexes of 100,000 files take 700 kB
+BYTES_PER_SECOND = 64 << 10  # of all reports, besides two long ones
+MAX_REPORTS = 200  # at once, and:
+REPORTS_PER_SECOND = 20  # the agent sends two, and some more at the beginning
+MAX_NOTES = 20
+
+
+class Reports:
+    """The reports of one node. `began`: when the transfer did."""
+
+    def __init__(self, began: float) -> None:
+        self._began = began
+        self._line = bytearray()  # the beginning of a report
+        self._size = 0  # bytes of all reports
+        self._count = self._notes = 0
+
+    def feed(self, data: bytes, now: float) -> Iterator[ReceiveEvent]:
+        """Yield the reports that are complete. Raises ProtocolError for what no agent sends."""
+        self._line += data
+        self._size += len(data)
+        allowed = 2 * MAX_LINE + BYTES_PER_SECOND * (now - self._began)
+        if len(self._line) > MAX_LINE or self._size > allowed:
+            raise ProtocolError("a report is too long")
+        if b"\n" not in data:
+            return
+        *lines, rest = bytes(self._line).split(b"\n")
+        self._line[:] = rest
+        for line in lines:
+            event = decode(line, ReceiveEvent)
+            self._check(event, now)
+            yield event
+
+    def _check(self, event: ReceiveEvent, now: float) -> None:
+        self._count += 1
+        if self._count > MAX_REPORTS + REPORTS_PER_SECOND * (now - self._began):
+            raise ProtocolError("it sends too many reports")
+        self._notes += bool(event.note)
+        if self._notes > MAX_NOTES:
+            raise ProtocolError("it sends too many notes")
+
 
 # Seconds without anything to send, after which a node gets to know that this computer is still there.
 IDLE = 1.0
@@ -122,10 +210,10 @@ class Transfer:
             if node.reply is None and self._error is None:
                 if not result.exit_code:
                     raise ProtocolError("it ends without a reply")
-                raise NodeError(f"node {node.rank}: {failures.failure_text(result)}")
+                raise NodeError(f"node {node.rank}: {steps.failure_text(result)}")
             return node.reply
         except ProtocolError as error:
-            raise failures.unreadable(node.rank, ReceiveRequest.STEP, error) from None
+            raise steps.unreadable(node.rank, ReceiveRequest.STEP, error) from None
         finally:
             with self._lock:
                 self._do(self._state.finish(node.rank, time.monotonic()))

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from cloudddp.agent.protocol.codec import ProtocolError
+from cloudddp.agent.protocol.file_steps import COMPARED, WAITING, WRITING, ReceiveEvent
 from cloudddp.agent.protocol.manifest import MAX_FILES, Entry
-from cloudddp.agent.protocol.receive import COMPARED, WAITING, WRITING, ReceiveEvent
 from cloudddp.agent.protocol.transfer import FILE_WORK, Wants
 from cloudddp.text import one_line
 

@@ -10,16 +10,20 @@ from __future__ import annotations
 import base64
 import contextlib
 import errno
+import logging
+import sys
+import threading
+from collections.abc import Iterator
 from math import inf
 from typing import TYPE_CHECKING
 
+from cloudddp import timings
 from cloudddp.config import timing
 from cloudddp.config.timing import Timing
 from cloudddp.errors import CloudDDPError, Command, ConnectError
-from cloudddp.ssh import early_close, paramiko_fixes
-from cloudddp.ssh.activity import Activity
 from cloudddp.ssh.running import BoundedBuffer, CommandSpec, Input, Result, RunningCommand
-from cloudddp.ssh.target import Stream, Target
+from cloudddp.ssh.target import EARLY_CLOSE_HINT, Stream, Target, early_close_in
+from cloudddp.ssh.time_limits import Activity
 from cloudddp.text import one_line, reason_of
 
 if TYPE_CHECKING:
@@ -31,6 +35,46 @@ DEFAULT_WINDOW, STREAM_WINDOW = 2 << 20, 16 << 20
 # Bytes per second that a stream may reach. A window for more only fills the queues on the way, whose losses
 # slow it down: 16 MiB at 20 ms and 500 Mbit/s give 37 MB/s, 4 MiB 49, 2 MiB 57.
 FASTEST = 160_000_000
+
+_loading = threading.Lock()
+
+
+def load_paramiko() -> None:
+    """Import paramiko, without invoke, which paramiko needs only for `Match exec` in SSHConfig, which is not
+    used here.
+
+    invoke and its copy of PyYAML are almost half of the import.
+    """
+    with _loading:
+        if "paramiko" in sys.modules:
+            return
+        is_loaded = "invoke" in sys.modules
+        if not is_loaded:
+            sys.modules["invoke"] = None  # type: ignore[assignment]  # an import of it raises ImportError
+        try:
+            with timings.span("imports: paramiko"):
+                import paramiko  # noqa: F401
+        finally:
+            if not is_loaded:
+                del sys.modules["invoke"]
+
+
+@contextlib.contextmanager
+def paramiko_loaded_meanwhile() -> Iterator[None]:
+    """Import paramiko while the body waits for something else; return when both have ended."""
+    thread = threading.Thread(target=load_paramiko, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+def silence_log() -> None:
+    """Prevent paramiko's threads from printing tracebacks: the error that we raise contains what they log."""
+    log = logging.getLogger("paramiko")
+    if not log.handlers:
+        log.addHandler(logging.NullHandler())
 
 
 class Connection:
@@ -68,12 +112,12 @@ class Connection:
 
     @classmethod
     def _open(cls, target: Target, host_key: str, connect_timeout: float, window: int) -> Connection:
-        paramiko_fixes.load()  # 0.1 s, which commands without SSH do not need; likewise below
+        load_paramiko()  # 0.1 s, which commands without SSH do not need; likewise below
         import paramiko
 
-        from cloudddp.ssh.transport import make_transport
+        from cloudddp.ssh.transport import fix_channels, make_transport
 
-        paramiko_fixes.silence_log()
+        silence_log()
         limits = timing.current()
         client = paramiko.SSHClient()
         client.set_missing_host_key_policy(paramiko.RejectPolicy())
@@ -109,7 +153,7 @@ class Connection:
         transport = client.get_transport()
         assert transport is not None  # noqa: S101  connect() succeeded
         transport.set_keepalive(limits.keepalive)
-        paramiko_fixes.apply(transport)
+        fix_channels(transport)
         return cls(target, host_key, client, limits, window)
 
     def run(self, spec: CommandSpec) -> Result:
@@ -225,10 +269,10 @@ def _explain(target: Target, host_key: str, error: BaseException) -> ConnectErro
             patience=inf,
             silent=True,
         )
-    if closed := early_close.reason_in(error):
+    if closed := early_close_in(error):
         return ConnectError(
             f"{where}: {one_line(closed, 300)}",
-            hint=(f"{early_close.PENALTIES}. Or it is booting: ", Command("status"), " shows its state"),
+            hint=(f"{EARLY_CLOSE_HINT}. Or it is booting: ", Command("status"), " shows its state"),
             patience=inf,
         )
     if any(text in str(error) for text in ("protocol banner", "protocol version", "No existing session")):

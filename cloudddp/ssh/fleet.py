@@ -19,10 +19,10 @@ from typing import Generic, TypeVar
 from cloudddp import timings
 from cloudddp.config import timing
 from cloudddp.errors import CloudDDPError, ConnectError, NodeError
-from cloudddp.ssh.awake import AwakeClock
 from cloudddp.ssh.connection import DEFAULT_WINDOW, STREAM_WINDOW, Connection
 from cloudddp.ssh.running import CommandSpec, Result
 from cloudddp.ssh.target import Target
+from cloudddp.ssh.time_limits import AwakeClock
 
 # Bytes that nodes may send ahead, all together, unless that is less than paramiko's default.
 MAX_WINDOWS = 128 << 20

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cloudddp.config.timing import Timing
 from cloudddp.errors import Command, NodeError
 from cloudddp.ssh import login_shell
-from cloudddp.ssh.activity import Activity, Overdue
+from cloudddp.ssh.time_limits import Activity, Overdue
 from cloudddp.text import one_line
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from support.harness import wait_for
 from support.instances import inventory_instance
 
 from cloudddp.aws.inventory import Instance
-from cloudddp.cluster.cost import Cost, so_far, total
+from cloudddp.cluster.prices import Cost, cost_so_far, total_cost
 from cloudddp.tags import Tags
 
 START = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -41,38 +41,40 @@ def member(
 
 
 def test_live_nodes_count_until_now() -> None:
-    assert so_far([member(0), member(1)], START + 2 * HOUR) == Cost(4.0)
+    assert cost_so_far([member(0), member(1)], START + 2 * HOUR) == Cost(4.0)
 
 
 def test_ended_node_counts_until_its_end() -> None:
-    found = so_far([member(0), member(1, state="terminated", ended=START + HOUR)], START + 3 * HOUR)
+    found = cost_so_far([member(0), member(1, state="terminated", ended=START + HOUR)], START + 3 * HOUR)
     assert found.usd == pytest.approx(4.0, abs=0.001)
     assert not found.at_most
 
 
 def test_node_with_unknown_end_counts_until_now() -> None:
-    assert so_far([member(0), member(1, state="terminated")], START + 3 * HOUR) == Cost(6.0, at_most=True)
+    assert cost_so_far([member(0), member(1, state="terminated")], START + 3 * HOUR) == Cost(
+        6.0, at_most=True
+    )
 
 
 def test_node_forgotten_by_aws_still_counts() -> None:
-    assert so_far([member(0, nodes=3)], START + 2 * HOUR) == Cost(6.0, at_most=True)
+    assert cost_so_far([member(0, nodes=3)], START + 2 * HOUR) == Cost(6.0, at_most=True)
 
 
 def test_unknown_price_or_start_is_unknown_cost() -> None:
-    assert so_far([member(price=None)], START + HOUR) == Cost(None)
-    assert so_far([member(created=None, launched=None)], START + HOUR) == Cost(None)
-    assert total([Cost(1.0), Cost(None)]) == Cost(None)
-    assert total([Cost(1.0), Cost(2.0, at_most=True)]) == Cost(3.0, at_most=True)
-    assert total([]) == Cost(0)
+    assert cost_so_far([member(price=None)], START + HOUR) == Cost(None)
+    assert cost_so_far([member(created=None, launched=None)], START + HOUR) == Cost(None)
+    assert total_cost([Cost(1.0), Cost(None)]) == Cost(None)
+    assert total_cost([Cost(1.0), Cost(2.0, at_most=True)]) == Cost(3.0, at_most=True)
+    assert total_cost([]) == Cost(0)
 
 
 def test_one_changed_tag_does_not_change_the_cost() -> None:
     three = [member(0, nodes=3), member(1, nodes=3, price=None), member(2, nodes=9999, price=99999.0)]
-    assert so_far([*three, member(3, nodes=3)], START + HOUR) == Cost(4.0)
+    assert cost_so_far([*three, member(3, nodes=3)], START + HOUR) == Cost(4.0)
 
 
 def test_node_without_tag_counts_from_its_launch() -> None:
-    assert so_far([member(created=None, nodes=1)], START + HOUR) == Cost(1.0)
+    assert cost_so_far([member(created=None, nodes=1)], START + HOUR) == Cost(1.0)
 
 
 SECONDS = st.integers(0, 20 * 3600)
@@ -93,8 +95,8 @@ def test_cost_never_falls(lives: list[tuple[int, bool, int]], first: int, second
         return found
 
     early, late = sorted((first, second))
-    before = so_far(shown(early), START + timedelta(seconds=early)).usd
-    after = so_far(shown(late), START + timedelta(seconds=late)).usd
+    before = cost_so_far(shown(early), START + timedelta(seconds=early)).usd
+    after = cost_so_far(shown(late), START + timedelta(seconds=late)).usd
     assert before is not None
     assert after is not None
     assert after >= before - 1e-9

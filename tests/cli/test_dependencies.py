@@ -19,7 +19,7 @@ from botocore.exceptions import DataNotFoundError, UnknownServiceError
 from support.harness import ROOT
 
 from cloudddp.aws import client
-from cloudddp.ssh import paramiko_fixes
+from cloudddp.ssh.connection import load_paramiko
 
 # Our folder -> the packages whose private names it may use.
 OTHERS = {
@@ -100,7 +100,7 @@ def test_imported_names_exist() -> None:
     """In functions, too, where a missing one would show only when it is needed."""
     packages = {package.partition(".")[0] for names in OTHERS.values() for package in names} - {"http"}
     missing = []
-    paramiko_fixes.load()
+    load_paramiko()
     for nodes in parsed(ROOT / "cloudddp"):
         for node in nodes:
             if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] in packages:

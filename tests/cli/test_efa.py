@@ -10,7 +10,7 @@ from support.harness import TIMEOUT, interrupt, running_instances, wait_for
 
 from cloudddp.aws import instance_types
 from cloudddp.aws.client import AWS
-from cloudddp.cluster import interfaces, placement_group
+from cloudddp.cluster.requests import ORDINARY, choose_interfaces, wants_placement_group
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.sim.aws import rehearse
 
@@ -60,8 +60,8 @@ def test_single_node_and_cluster_without_efa_have_neither(cli: Any) -> None:
             ClusterSpec(instance_type=TYPE, nodes=2, efa=False, placement_group=False),
         ):
             info = instance_types.describe(AWS(region="us-east-1"), spec)
-            assert interfaces.choose(spec, info) == interfaces.ORDINARY
-            assert not placement_group.wanted(spec, info, None)
+            assert choose_interfaces(spec, info) == ORDINARY
+            assert not wants_placement_group(spec, info, None)
 
 
 @pytest.mark.parametrize("words", [["-t", "g5.xlarge"], ["-t", TYPE, "--no-efa"]])

@@ -23,7 +23,7 @@ from cloudddp.cli.commands import export
 from cloudddp.config.settings import RESERVED_ENVIRONMENT
 from cloudddp.job import ranks, slurm
 from cloudddp.job.job_request import Script
-from cloudddp.job.rank_template import Fact, bind, template
+from cloudddp.job.ranks import Fact, bind, template
 
 NASTY = [
     *["", " ", "two words", "it's", '"quoted"', "$HOME", "$$", "${local_rank}", "`id`", "$(id)", "a;b", "*"],

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from support.harness import TIMEOUT, CommandLine, cannot
 
-from cloudddp import safe_files, state_folder
 from cloudddp.cluster import host_keys
 from cloudddp.errors import UsageError
+from cloudddp.files import Descent, Folder, state_home, write_atomic
 from cloudddp.local_state import ClusterFolder, ClusterRecord
 
 ID = "c-0123456789"
@@ -40,9 +40,9 @@ def all_writes() -> list[Callable[[], object]]:
     return [
         lambda: folder.create(RECORD, private_key="PRIVATE\n", host_public="ssh-ed25519 AAAA"),
         lambda: folder.journal("first", step="key-pair"),
-        lambda: state_folder.write_atomic(folder.known_hosts, "host key\n"),
+        lambda: write_atomic(folder.known_hosts, "host key\n"),
         folder.forget,
-        lambda: state_folder.write_atomic(state_folder.home() / "debug.log", "traceback\n"),
+        lambda: write_atomic(state_home() / "debug.log", "traceback\n"),
     ]
 
 
@@ -212,7 +212,7 @@ def test_folder_replaced_by_a_link_during_a_write_is_not_followed(home: Path, tm
         for number in range(300):
             with contextlib.suppress(UsageError, OSError):
                 ClusterFolder(ID).journal("again", number=number)
-                state_folder.write_atomic(ClusterFolder(ID).known_hosts, "x")
+                write_atomic(ClusterFolder(ID).known_hosts, "x")
     finally:
         stop.set()
         thread.join()
@@ -306,7 +306,7 @@ def open_files() -> list[Path]:
 
 
 def test_descent_keeps_shared_folders_open(tmp_path: Path) -> None:
-    with safe_files.Folder.at(tmp_path) as root, safe_files.Descent(root) as descent:
+    with Folder.at(tmp_path) as root, Descent(root) as descent:
         for parts in (["a", "b", "c"], ["a", "b", "d"], ["a"], [], ["e", "f"]):
             descent.to(parts, make=0o700)
         with pytest.raises(FileNotFoundError):

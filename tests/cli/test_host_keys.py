@@ -23,13 +23,13 @@ from cloudddp.cluster import host_keys
 from cloudddp.cluster.host_keys import KnownKeys, NodeKeys
 from cloudddp.errors import CloudDDPError, ConnectError, NodeError, render
 from cloudddp.local_state import ClusterFolder, ClusterRecord
-from cloudddp.ssh import keys
 from cloudddp.ssh.connection import Connection
 from cloudddp.ssh.fleet import Fleet
+from cloudddp.ssh.target import KEY_HEADER, public_key
 
 RECORD = ClusterRecord("c-1111111111", "demo", "us-east-1", "", "")
 SHARED, OWN, OTHER = (
-    f"ssh-ed25519 {base64.b64encode(keys.HEADER + 32 * letter).decode()}" for letter in (b"s", b"o", b"x")
+    f"ssh-ed25519 {base64.b64encode(KEY_HEADER + 32 * letter).decode()}" for letter in (b"s", b"o", b"x")
 )
 
 
@@ -46,7 +46,7 @@ def folder(tmp_path: Path) -> ClusterFolder:
 
 @pytest.mark.parametrize("text", [OWN, f"{OWN} root@node", f"{OWN}\n", f"  {OWN} a b c\r\n"])
 def test_public_key_is_normalized(text: str) -> None:
-    assert keys.public(text) == OWN
+    assert public_key(text) == OWN
 
 
 INVALID = [
@@ -59,7 +59,7 @@ INVALID = [
 @pytest.mark.parametrize("text", INVALID, ids=lambda text: repr(text[:99]))
 def test_invalid_public_key_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="ssh-ed25519"):
-        keys.public(text)
+        public_key(text)
 
 
 @pytest.mark.parametrize(

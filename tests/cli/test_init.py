@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from support.harness import ROOT, CommandLine, clean_environment
 
-from cloudddp import payload
 from cloudddp.config import settings
+from cloudddp.files import EXAMPLES, payload_example
 
 
 def files(folder: Path) -> set[str]:
@@ -21,7 +21,7 @@ def files(folder: Path) -> set[str]:
 
 
 def expected(example: str) -> set[str]:
-    return {"cloudddp.toml", ".gitignore", *payload.example(example)}
+    return {"cloudddp.toml", ".gitignore", *payload_example(example)}
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_example_is_copied_into_the_folder(
     assert done.returncode == 0, done.stderr
     made = line.cwd / folder
     assert files(made) == expected(example)
-    for name, source in payload.example(example).items():
+    for name, source in payload_example(example).items():
         assert (made / name).read_bytes() == source.read_bytes()
     launch = {"ddp": "train.py", "trainer": "train/main.py"}[example]
     there = "" if folder == "." else f"cd {folder} && "
@@ -96,9 +96,9 @@ def test_copy_of_an_example_trains_and_passes_its_tests(line: CommandLine, examp
     assert f"{passed} passed" in run_tests(line.cwd / "new")
 
 
-@pytest.mark.parametrize("example", payload.EXAMPLES)
+@pytest.mark.parametrize("example", EXAMPLES)
 def test_links_between_the_pages_of_an_example_resolve_in_a_copy(example: str) -> None:
-    copied = payload.example(example)
+    copied = payload_example(example)
     pages = {name: path for name, path in copied.items() if name.endswith(".md")}
     assert pages
     for name, path in pages.items():

@@ -11,8 +11,7 @@ import pytest
 from support.harness import TIMEOUT, wait_for
 from support.jobs import SLEEPERS, direct, lines_by_rank, processes
 
-from cloudddp.job.job_request import Script
-from cloudddp.job.scripts import find
+from cloudddp.job.job_request import Script, find_script
 
 SHOW = """
 import json, os, sys
@@ -51,7 +50,7 @@ def test_script_may_be_named_by_any_path(project: Path, form: str) -> None:
     (project / "sub").mkdir()
     (project / "sub" / "train.py").write_text("")
     (project / "link").symlink_to("sub")
-    script, file = find(project, project, Script(form.format(root=project)), [])
+    script, file = find_script(project, project, Script(form.format(root=project)), [])
     assert (project / file).samefile(project / "sub" / "train.py")
     assert script.target == file
 

@@ -13,7 +13,7 @@ from support.jobs import direct
 
 from cloudddp.cli.main import main
 from cloudddp.cli.misplaced_options import REFUSED
-from cloudddp.config.global_options import GlobalOptions
+from cloudddp.config.command_line import GlobalOptions
 from cloudddp.errors import Command, UsageError, render
 
 FOR_THE_SCRIPT = (

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from support.harness import ROOT, clean_environment
 
-from cloudddp import payload
-from cloudddp.agent import commands
+from cloudddp.agent import steps
+from cloudddp.files import EXAMPLES, payload_example
 
 pytestmark = pytest.mark.xdist_group("packaging")
 
@@ -33,7 +33,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_wheel_contains_infra_and_the_examples_and_no_generic_names(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
-    copied = [path for name in payload.EXAMPLES for path in payload.example(name).values()]
+    copied = [path for name in EXAMPLES for path in payload_example(name).values()]
     examples = [path.relative_to(ROOT).as_posix() for path in copied]
     assert {"examples/ddp/train.py", "train/main.py"} <= set(examples)
     assert any(name.startswith("train/smddp/smdistributed/") for name in examples)
@@ -87,9 +87,9 @@ def test_installed_wheel_works_outside_the_checkout(wheel: Path, tmp_path: Path)
             check=False,
         )
 
-    code = "from cloudddp.agent import commands; print(commands.agent_path())"
+    code = "from cloudddp.agent import steps; print(steps.agent_path())"
     agent = subprocess.run([python, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert agent.stdout.strip() == commands.agent_path()  # as built from the checkout
+    assert agent.stdout.strip() == steps.agent_path()  # as built from the checkout
 
     missing = cloudddp("--sim", "ls")
     assert missing.returncode == 1
@@ -98,10 +98,10 @@ def test_installed_wheel_works_outside_the_checkout(wheel: Path, tmp_path: Path)
     # pip --no-compile leaves the byte code to the simulator's first start, which has a time limit.
     code = "import cloudddp.sim.api.server, moto.server"
     subprocess.run([python, "-c", code], cwd=tmp_path, env=env, check=True, timeout=300)
-    for example in payload.EXAMPLES:
+    for example in EXAMPLES:
         made = cloudddp("init", "--example", example, example)
         assert made.returncode == 0, made.stderr
-        for name, path in payload.example(example).items():
+        for name, path in payload_example(example).items():
             assert (tmp_path / example / name).read_bytes() == path.read_bytes(), name
     made = cloudddp("init", "project")
     assert made.returncode == 0, made.stderr

@@ -12,7 +12,7 @@ from support.commands import commands, context_of
 
 from cloudddp.cli import reference
 from cloudddp.cli.lazy_commands import LazyGroup, SettingOption, Verb, load
-from cloudddp.config import example, schema, settings, spec
+from cloudddp.config import schema, settings, spec
 from cloudddp.config.descriptions import DESCRIPTIONS
 
 ROOT = Path(__file__).parents[2]
@@ -70,7 +70,7 @@ def test_options_that_are_settings_show_the_default_of_the_setting() -> None:
     options = [one for verb in VERBS for one in verb.params if isinstance(one, SettingOption)]
     assert options
     for option in options:
-        default = example.defaults(option.section)[option.key]
+        default = schema.defaults(option.section)[option.key]
         shown = (
             ""
             if default is None or isinstance(default, (bool, tuple, dict))
@@ -89,7 +89,7 @@ def test_every_setting_has_one_description() -> None:
 
 def test_written_configuration_sets_only_the_name(tmp_path: Path) -> None:
     path = tmp_path / "cloudddp.toml"
-    path.write_text(example.toml("demo"))
+    path.write_text(schema.example_toml("demo"))
     assert settings.read_toml(path).values == {
         "cluster": {"name": "demo"},
         "job": {},
@@ -101,12 +101,12 @@ def test_written_configuration_sets_only_the_name(tmp_path: Path) -> None:
 
 def test_written_configuration_shows_the_defaults(tmp_path: Path) -> None:
     lines = []
-    for line in example.toml("default").splitlines():
+    for line in schema.example_toml("default").splitlines():
         key, is_setting, _ = line.removeprefix("# ").partition(" = ")
         known = is_setting and any(key in schema.fields(section) for section in schema.SECTIONS)
         lines.append(line.removeprefix("# ") if known else line)
     text = "\n".join(lines)
-    defaults = {section: example.defaults(section) for section in schema.SECTIONS}
+    defaults = {section: schema.defaults(section) for section in schema.SECTIONS}
     defaults["cluster"]["name"] = "default"  # otherwise it is the folder's
     shown = {section: set(table) for section, table in tomllib.loads(text).items()}
     assert shown == {name: {k for k, v in table.items() if v is not None} for name, table in defaults.items()}
@@ -116,7 +116,7 @@ def test_written_configuration_shows_the_defaults(tmp_path: Path) -> None:
 
 
 def test_every_setting_is_documented() -> None:
-    written = example.toml("demo")
+    written = schema.example_toml("demo")
     page = (ROOT / "docs" / "configuration.md").read_text()
     for section in schema.SECTIONS:
         for key in schema.fields(section):
@@ -128,5 +128,5 @@ def test_every_setting_is_documented() -> None:
     "folder", ["My Project", "UPPER", "a" * 60, "...", "\u65e5\u672c", "a_b.c", "-x-", "a" * 39 + "-b"]
 )
 def test_name_made_from_a_folder_is_valid(tmp_path: Path, folder: str) -> None:
-    name = example.name_for(tmp_path / folder)
+    name = schema.example_name(tmp_path / folder)
     assert settings.resolve([settings.Layer("here", {"cluster": {"name": name}})]).cluster.name == name

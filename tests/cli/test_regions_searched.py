@@ -218,7 +218,7 @@ def test_interrupted_up_leaves_no_private_key(
 ) -> None:
     """Wherever it ends while it writes its state; `down` removes what a killed one has left."""
     code = (
-        "import os, signal\nfrom cloudddp.safe_files import Folder\n"
+        "import os, signal\nfrom cloudddp.files import Folder\n"
         "def ending(original):\n"
         "    def write(self, name, *more):\n"
         f"        if name == {file!r}:\n            os.kill(os.getpid(), signal.{signal_name})\n"

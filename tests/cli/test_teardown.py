@@ -18,8 +18,8 @@ from support.harness import TIMEOUT, until
 from support.teardown_account import Account, folder_of, ids
 
 from cloudddp.aws.inventory import Resource
-from cloudddp.cluster.cost import Cost
 from cloudddp.cluster.created_ids import Known
+from cloudddp.cluster.prices import Cost
 from cloudddp.cluster.teardown import DownReport
 from cloudddp.errors import AWSError
 

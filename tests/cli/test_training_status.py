@@ -9,7 +9,7 @@ import pytest
 from support.harness import wait_for
 from support.jobs import newest
 
-from cloudddp.agent.protocol.training import TrainingState, TrainingStatus
+from cloudddp.agent.protocol.progress import TrainingState, TrainingStatus
 
 REPORT = """
 import json, os, sys, time

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from support.harness import cannot
 
-from cloudddp import payload
 from cloudddp.cluster.user_data import Identity, user_data
+from cloudddp.files import payload_text
 from cloudddp.sim.guest import cloud_init, devices, dispatch
 from cloudddp.sim.hosts import node_spec as parser
 from cloudddp.sim.hosts.machine import overlay
@@ -25,7 +25,7 @@ GPUS = [{"name": "NVIDIA A10G", "memory_mib": 22888, "seed": 7}] * 2
 
 
 def our_user_data() -> str:
-    texts = [payload.text(f"infra/node/cloudddp-deadline.{kind}") for kind in ("timer", "service")]
+    texts = [payload_text(f"infra/node/cloudddp-deadline.{kind}") for kind in ("timer", "service")]
     now = datetime(2026, 11, 20, 12, tzinfo=UTC)
     return user_data(Identity("c", "k", "p", "q"), now, now + timedelta(hours=2), (texts[0], texts[1]))
 

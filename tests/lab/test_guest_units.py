@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from cloudddp import payload
 from cloudddp.cluster.user_data import Identity, user_data
+from cloudddp.files import payload_text
 from cloudddp.sim.guest import units
 from cloudddp.sim.hosts import node_spec as parser
 
@@ -24,7 +24,7 @@ def timer(*lines: str) -> units.Unit:
 
 def our_units() -> dict[str, units.Unit]:
     """The units in cloudddp's user data, for a deadline at noon, two hours after the start."""
-    texts = [payload.text(f"infra/node/cloudddp-deadline.{kind}") for kind in ("timer", "service")]
+    texts = [payload_text(f"infra/node/cloudddp-deadline.{kind}") for kind in ("timer", "service")]
     ends = datetime.fromtimestamp(NOON, UTC)
     text = user_data(Identity("c", "k", "p", "q"), ends - timedelta(hours=2), ends, (texts[0], texts[1]))
     commands = parser.parse(text.encode()).config["bootcmd"]

@@ -14,8 +14,8 @@ import pytest
 from support.harness import until
 from support.labnode import LabLaptop, attempt, reachable, shell
 
-from cloudddp import payload
 from cloudddp.cluster.user_data import Identity, user_data
+from cloudddp.files import payload_text
 from cloudddp.sim import control
 
 AHEAD = timedelta(seconds=15)  # time to boot a node and to inject the fault
@@ -129,7 +129,7 @@ FAULTS: list[Callable[[Case], Rest | None]] = [
 
 def ours(laptop: LabLaptop, expires: datetime) -> str:
     """Return cloudddp's user data."""
-    texts = [payload.text(f"infra/node/{UNIT}.{kind}") for kind in ("timer", "service")]
+    texts = [payload_text(f"infra/node/{UNIT}.{kind}") for kind in ("timer", "service")]
     identity = Identity("c", "k", laptop.host_key.private, laptop.host_key.public)
     return user_data(identity, expires - timedelta(hours=1), expires, (texts[0], texts[1]))
 

@@ -16,8 +16,8 @@ from support.harness import until
 from support.labnode import LabLaptop, attempt, shell
 from support.simlab import make_key
 
-from cloudddp import payload
 from cloudddp.cluster.user_data import Identity, user_data
+from cloudddp.files import payload_text
 from cloudddp.sim import control
 
 OTHER = make_key()
@@ -137,7 +137,7 @@ def test_failed_command_is_an_error_in_the_status(lab_laptop: LabLaptop) -> None
 
 
 def test_node_booted_after_its_deadline_ends(lab_laptop: LabLaptop) -> None:
-    texts = [payload.text(f"infra/node/cloudddp-deadline.{kind}") for kind in ("timer", "service")]
+    texts = [payload_text(f"infra/node/cloudddp-deadline.{kind}") for kind in ("timer", "service")]
     identity = Identity("c", "k", lab_laptop.host_key.private, lab_laptop.host_key.public)
     expires = datetime.now(UTC).replace(microsecond=0) - timedelta(minutes=1)
     data = user_data(identity, expires - timedelta(hours=1), expires, (texts[0], texts[1]))

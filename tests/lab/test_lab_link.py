@@ -19,7 +19,7 @@ from support.simlab import execute
 from cloudddp.errors import CloudDDPError
 from cloudddp.sim import control
 from cloudddp.sim.linux import processes
-from cloudddp.ssh import node_socket
+from cloudddp.ssh.target import open_socket
 
 COUNTER = (
     "import socket,sys\\ns=socket.socket(type=socket.SOCK_DGRAM);s.bind((\\'0.0.0.0\\',5000));print(1,flush=True)\\n"  # noqa: E501
@@ -77,7 +77,7 @@ def test_round_trip_takes_the_latency(shared_lab_laptop: LabLaptop, pair: Any, l
     assert link({"latency": 0.2}) == {"latency": 0.2}
     assert connect_seconds(lab, pair[0]["PublicIpAddress"]) >= 0.2
     with inside(lab):
-        connected = node_socket.connect(pair[1]["PublicIpAddress"], 22, 30.0, 45.0)
+        connected = open_socket(pair[1]["PublicIpAddress"], 22, 30.0, 45.0)
     try:
         assert 0.2 <= (connected.round_trip() or 0.0) < 20  # as microseconds it would be 200,000
     finally:

@@ -8,12 +8,12 @@ import pytest
 from botocore.exceptions import ClientError
 from support.account import Account, refused
 
-from cloudddp.ssh import keys
+from cloudddp.ssh.target import generate_key
 
 
 @pytest.fixture(scope="module")
 def public() -> bytes:
-    return keys.generate().public.encode()
+    return generate_key().public.encode()
 
 
 def test_concurrent_imports_of_one_name(remote: Account, public: bytes) -> None:

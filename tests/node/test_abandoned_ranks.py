@@ -14,9 +14,9 @@ from support.agentnode import FOREVER, HANG_GUARD, WAITING, Node, alive, process
 from support.gangs import Make, Processes, freeze, kill, thaw
 
 from cloudddp.agent.protocol import SUPERVISOR_VARIABLE
+from cloudddp.agent.protocol.jobs import Cause
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import Process
-from cloudddp.agent.protocol.verdict import Cause
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 

@@ -11,7 +11,7 @@ from support.agentnode import FOREVER, Node, until
 
 from agent.jobs import rank_records
 from agent.node import store
-from cloudddp.agent.protocol.training import TrainingState, TrainingStatus
+from cloudddp.agent.protocol.progress import TrainingState, TrainingStatus
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 

@@ -16,8 +16,8 @@ from support.agentnode import FOREVER, Node, processes_of, until
 from cloudddp.agent.protocol import VERSION
 from cloudddp.agent.protocol.copies import CopyPhase
 from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.protocol.progress import TrainingState
 from cloudddp.agent.protocol.results import NewFilesRequest
-from cloudddp.agent.protocol.training import TrainingState
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 

@@ -14,9 +14,8 @@ from support.agentnode import Node
 
 from agent.ranks import causes
 from agent.ranks.causes import Kernel
-from cloudddp.agent.protocol.jobs import RankRecord
+from cloudddp.agent.protocol.jobs import Cause, RankRecord, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.protocol.verdict import Cause, Verdict
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 

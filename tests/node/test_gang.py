@@ -13,9 +13,9 @@ import pytest
 from support.agentnode import FOREVER, WAITING, alive, until
 from support.gangs import Make, freeze, kill, thaw
 
+from cloudddp.agent.protocol.jobs import MAX_LINES, Cause, ConcludeRequest, Failure, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import Process
-from cloudddp.agent.protocol.verdict import MAX_LINES, Cause, ConcludeRequest, Failure, Verdict
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 

@@ -9,7 +9,7 @@ import pytest
 from support.agentnode import free_port
 from support.gangs import Make
 
-from cloudddp.agent.protocol.verdict import Cause
+from cloudddp.agent.protocol.jobs import Cause
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 

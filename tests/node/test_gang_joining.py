@@ -11,8 +11,8 @@ import pytest
 from support.agentnode import FOREVER, HANG_GUARD
 from support.gangs import Gangs, Make
 
+from cloudddp.agent.protocol.jobs import Cause
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.protocol.verdict import Cause
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 

@@ -21,9 +21,8 @@ from support.gangs import Gangs, Make
 from agent.gang.mesh import Mesh
 from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.agent.protocol.gang import Gang, Kind, Message, Observed, Report
-from cloudddp.agent.protocol.peer import Peer
-from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
+from cloudddp.agent.protocol.jobs import Cause, Failure, Verdict
+from cloudddp.agent.protocol.phases import JobPhase, Peer
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 

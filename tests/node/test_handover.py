@@ -20,10 +20,10 @@ from support.imds import Metadata
 
 from agent.node import link
 from agent.share import handover
-from cloudddp.agent.protocol.peer import Peer
+from cloudddp.agent.protocol.jobs import Cause
+from cloudddp.agent.protocol.phases import Peer
 from cloudddp.agent.protocol.snapshots import SnapshotSearch
 from cloudddp.agent.protocol.start import Deadline
-from cloudddp.agent.protocol.verdict import Cause
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 

@@ -13,7 +13,7 @@ from support.agentnode import Node, until
 from support.gangs import parent_of
 
 from cloudddp.agent.protocol.codec import encode
-from cloudddp.agent.protocol.verdict import MAX_LINE, MAX_LINES
+from cloudddp.agent.protocol.jobs import MAX_LINE, MAX_LINES
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 

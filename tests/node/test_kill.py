@@ -14,10 +14,9 @@ import pytest
 from support.agentnode import FOREVER, Node, Refused, alive, processes_of, until
 from support.gangs import Processes, kill, parent_of
 
-from cloudddp.agent.protocol.kill import KillReply
+from cloudddp.agent.protocol.jobs import Cause, KillReply, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import Process
-from cloudddp.agent.protocol.verdict import Cause, Verdict
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 

@@ -16,7 +16,7 @@ from agent.files import scan, tree
 from agent.files.selection import NewFile, choose
 from agent.files.tree import Found
 from agent.node import store
-from cloudddp.agent.protocol.files import LeftOut, PackRequest
+from cloudddp.agent.protocol.file_steps import LeftOut, PackRequest
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.results import MAX_LEFT, LeftFile, NewFilesRequest, PulledRequest
 

@@ -12,9 +12,8 @@ from support.agentnode import FOREVER, Node, until
 from support.imds import Metadata
 
 from agent.watch import notices
-from cloudddp.agent.protocol.jobs import JobState
+from cloudddp.agent.protocol.jobs import Cause, JobState, Verdict
 from cloudddp.agent.protocol.start import Deadline
-from cloudddp.agent.protocol.verdict import Cause, Verdict
 
 SAVE = """
 import signal, sys, time

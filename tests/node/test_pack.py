@@ -16,9 +16,9 @@ from support.packed import sent
 
 from agent.files.tree import Found, leads_to
 from agent.steps.pack import Item, Output, Packer, listings
-from cloudddp.agent.protocol import files
+from cloudddp.agent.protocol import file_steps
 from cloudddp.agent.protocol.codec import encode
-from cloudddp.agent.protocol.files import PackRequest
+from cloudddp.agent.protocol.file_steps import PackRequest
 from cloudddp.agent.protocol.manifest import LINK, Entry
 from cloudddp.job.results import safe_names
 
@@ -162,7 +162,7 @@ def test_long_targets_of_links_are_spread_over_listings() -> None:
         for number in range(10_000)
     ]
     found = list(listings(items))
-    assert all(len(encode(one)) < files.MAX_TEXT for one in found)
+    assert all(len(encode(one)) < file_steps.MAX_LEFT_OUT_TEXT for one in found)
     assert [path for one in found for path, _ in one.entries()] == [item.found.name for item in items]
 
 

@@ -15,9 +15,9 @@ from support.gangs import Gangs, Make
 
 from agent.gang import preflight
 from agent.ranks import causes
+from cloudddp.agent.protocol.jobs import Cause
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import Process
-from cloudddp.agent.protocol.verdict import Cause
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 

@@ -18,7 +18,7 @@ from agent.jobs import phases
 from agent.node import processes, store
 from cloudddp.agent import client
 from cloudddp.agent.protocol.codec import encode
-from cloudddp.agent.protocol.kill import KillRequest
+from cloudddp.agent.protocol.jobs import KillRequest
 from cloudddp.agent.protocol.start import Process, StartRequest
 from cloudddp.cluster.connect import PROJECT, probe
 from cloudddp.config.spec import Config

@@ -16,34 +16,37 @@ from hypothesis import strategies as st
 from support.badanswers import BAD_FRAMES, BAD_JOBS, BAD_PROBES, JOB, PROBE, RANK
 
 from cloudddp import text
-from cloudddp.agent.decode import decode
-from cloudddp.agent.frames import FrameDecoder
 from cloudddp.agent.protocol import codec
 from cloudddp.agent.protocol.codec import MAX_PATH, MAX_TEXT, ProtocolError, encode, encode_utf8
-from cloudddp.agent.protocol.files import PackRequest
+from cloudddp.agent.protocol.file_steps import PackRequest, ReceiveEvent, ReceiveReply, ReceiveRequest
 from cloudddp.agent.protocol.frames import FollowRequest
 from cloudddp.agent.protocol.gang import Gang, Kind, Message, Observed, Report, Unreachable
-from cloudddp.agent.protocol.jobs import MAX_LISTING, JobsReply, JobState, RankRecord
-from cloudddp.agent.protocol.kill import KillReply, KillRequest
-from cloudddp.agent.protocol.machine import ProbeReply, ProbeRequest
+from cloudddp.agent.protocol.jobs import (
+    MAX_LISTING,
+    Cause,
+    Failure,
+    JobsReply,
+    JobState,
+    KillReply,
+    KillRequest,
+    RankRecord,
+    Verdict,
+)
+from cloudddp.agent.protocol.machine import PowerOffReply, ProbeReply, ProbeRequest
 from cloudddp.agent.protocol.manifest import (
     FILE,
     LINK,
     Entry,
 )
-from cloudddp.agent.protocol.peer import Peer
-from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.protocol.poweroff import PowerOffReply
-from cloudddp.agent.protocol.receive import ReceiveEvent, ReceiveReply, ReceiveRequest
+from cloudddp.agent.protocol.phases import JobPhase, Peer, VersionConflict
+from cloudddp.agent.protocol.progress import TrainingState, TrainingStatus
 from cloudddp.agent.protocol.results import JobFiles, NewFiles, NewFilesReply, NewFilesRequest, NewPath
 from cloudddp.agent.protocol.start import Process, SetupReply, SetupRequest, StartReply, StartRequest
-from cloudddp.agent.protocol.training import TrainingState, TrainingStatus
 from cloudddp.agent.protocol.transfer import (
     Listing,
     Wants,
 )
-from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
-from cloudddp.agent.protocol.version import VersionConflict
+from cloudddp.agent.steps import FrameDecoder, decode
 
 KINDS = [
     ProbeReply,
@@ -303,7 +306,7 @@ def test_text_that_never_ends_is_refused_at_once(text: str) -> None:
 # outer type.
 _PROGRAM = """
 import dataclasses, sys, threading
-from cloudddp.agent.decode import decode
+from cloudddp.agent.steps import decode
 
 sys.setswitchinterval(1e-6)
 for _ in range(100):

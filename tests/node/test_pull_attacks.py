@@ -13,7 +13,7 @@ from support import streams
 from support.streams import FINISH, TRUNCATED, Corpus, file, listed, stream, tree
 from support.victim import Victim
 
-from cloudddp.agent.protocol import files
+from cloudddp.agent.protocol import file_steps
 
 pytestmark = pytest.mark.xdist_group("victim")
 
@@ -54,7 +54,7 @@ def test_node_that_chooses_the_names_replaces_no_files_of_the_project_or_the_hom
 def test_names_and_notes_are_escaped(victim: Victim, tmp_path: Path) -> None:
     evil = "runs/\x1b]0;owned\x07\u202egpj.\n.exe"
     notes = r"printf 'missing \033]52;c;x\007\n' >&2"
-    out_of = files.left_out("\x1b[2Ka\x9b1m\r", "\x07", counts=False)
+    out_of = file_steps.left_out("\x1b[2Ka\x9b1m\r", "\x07", counts=False)
     victim.answers(
         "pack",
         stream(

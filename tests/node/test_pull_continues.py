@@ -23,12 +23,12 @@ from cloudddp.cli.byte_progress import ByteProgress
 from cloudddp.cli.console import Console
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.errors import CloudDDPError, NodeError
+from cloudddp.files import Folder
 from cloudddp.job.results import pull as pulling
 from cloudddp.job.results.local_files import Here
 from cloudddp.job.results.pull import Pulled
 from cloudddp.job.results.receive import Transfer
 from cloudddp.job.results.unpack import Entry
-from cloudddp.safe_files import Folder
 from cloudddp.ssh.fleet import Fleet
 
 LARGE = 12 << 20  # bytes

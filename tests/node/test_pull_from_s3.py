@@ -11,9 +11,9 @@ from support.s3_server import S3
 
 from cloudddp.aws.client import AWS
 from cloudddp.errors import AWSError, CloudDDPError
+from cloudddp.job.launch_record import Place
 from cloudddp.job.results import s3_pull
 from cloudddp.job.results.pull import Pulled
-from cloudddp.job.results.s3_location import Place
 
 BUCKET, PREFIX = "results", "team/c/job"
 PLACE = Place(BUCKET, PREFIX)

@@ -14,9 +14,9 @@ from support import streams
 from support.localsync import LocalRunner
 from support.streams import FINISH, NOON_NS, TRUNCATED, Corpus, end, file, listed, missing, part, stream, tree
 
-from cloudddp.agent.protocol import files
+from cloudddp.agent.protocol import file_steps
 from cloudddp.errors import CloudDDPError, NodeError, UsageError
-from cloudddp.job.results import progress_limit, pull, receive
+from cloudddp.job.results import pull, receive
 from cloudddp.job.results.pull import Pulled
 from cloudddp.job.results.receive import Transfer
 from cloudddp.job.results.unpack import FOLDER
@@ -192,15 +192,15 @@ def drip(*pieces: bytes) -> Iterator[bytes]:
 
 BEGUN = [*stream(file("runs/a"), listed("runs/b", size=1 << 20))]
 DRIPS = {
-    "waits": [files.working(files.Work(0, 0))],
-    "waits that claim to compare": [files.working(files.Work(0, 1 << 40))],
+    "waits": [file_steps.working(file_steps.Work(0, 0))],
+    "waits that claim to compare": [file_steps.working(file_steps.Work(0, 1 << 40))],
     "contents byte by byte": [part(1, at, b"x") for at in range(1000)],
 }
 
 
 @pytest.mark.parametrize("name", [*DRIPS, "notes", "notes after the end"])
 def test_results_without_progress_end(laptop: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(progress_limit, "STALLED", 0.5)
+    monkeypatch.setattr(pull, "STALLED", 0.5)
     whole, notes = [*stream(file("runs/a"), FINISH)], drip(b"missing x\n")
     runner = StreamRunner(BEGUN if name == "notes" else whole, notes)
     if name in DRIPS:

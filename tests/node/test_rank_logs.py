@@ -16,12 +16,12 @@ import pytest
 from support.agentnode import FOREVER, HANG_GUARD, Followed, Node, Refused, alive, until
 from support.gangs import parent_of
 
-from cloudddp.agent.frames import FrameDecoder
 from cloudddp.agent.protocol import LAUNCHER_RANK, ExitCode
 from cloudddp.agent.protocol.frames import Dropped, Frame, Log
 from cloudddp.agent.protocol.jobs import JobState
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import Process
+from cloudddp.agent.steps import FrameDecoder
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 

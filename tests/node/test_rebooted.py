@@ -13,8 +13,8 @@ from agent.jobs import phases
 from agent.jobs.phases import SetupFile, StateFile
 from agent.node import kernel, store
 from agent.steps import jobs
+from cloudddp.agent.protocol.jobs import Cause, Failure, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
 
 JOB = "20260101-000000-abcd"
 NODE, BOOTED = 1, 100_000.0

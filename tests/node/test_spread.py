@@ -13,9 +13,9 @@ import pytest
 from support.agentnode import until
 from support.gangs import Gangs, Make, kill
 
+from cloudddp.agent.protocol.jobs import Cause
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.snapshots import Snapshot, SnapshotSearch, refusal
-from cloudddp.agent.protocol.verdict import Cause
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 

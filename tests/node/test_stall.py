@@ -15,10 +15,10 @@ import pytest
 from support.agentnode import Node, Refused, alive, free_port, until
 from support.gangs import Gangs
 
+from cloudddp.agent.protocol.jobs import Cause
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.stacks import TOOLS, StacksRequest, summary
 from cloudddp.agent.protocol.start import OnStall, Process
-from cloudddp.agent.protocol.verdict import Cause
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc"),

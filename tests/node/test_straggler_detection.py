@@ -18,8 +18,8 @@ from agent.node import store
 from agent.watch import pace
 from agent.watch.pace import Reports, step_report
 from agent.watch.stragglers import Detector
-from cloudddp.agent.protocol.pace import Pace, StepReport, current
 from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.protocol.progress import Pace, StepReport, current
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 

@@ -21,13 +21,12 @@ from support.syncednode import SyncedNode, put, tree
 
 from agent.node import link, store
 from agent.sync.project_writer import ProjectWriter
-from cloudddp.agent import commands
+from cloudddp.agent import steps
 from cloudddp.agent.protocol.codec import ProtocolError, encode
+from cloudddp.agent.protocol.file_steps import ReceiveEvent
 from cloudddp.agent.protocol.manifest import Entry
-from cloudddp.agent.protocol.receive import ReceiveEvent
 from cloudddp.agent.protocol.transfer import DONE, LISTING, Listing, Record, Wants, batch, frame
-from cloudddp.config.spec import Config
-from cloudddp.config.spec.job import SyncSpec
+from cloudddp.config.spec import Config, SyncSpec
 from cloudddp.errors import NodeError, UsageError
 from cloudddp.job import transfer_state
 
@@ -184,7 +183,7 @@ def receive(node: SyncedNode, frames: bytes, project: str = "project") -> subpro
     first = {"node": 0, "address": "127.0.0.1", "port": 1}
     request = {"project": project, "secret": SECRET, "node": 0, "first": first, "nodes": 1}
     return subprocess.run(
-        [sys.executable, "-IS", str(node.node.home / commands.agent_path()), "receive"],
+        [sys.executable, "-IS", str(node.node.home / steps.agent_path()), "receive"],
         input=json.dumps(request).encode() + b"\n" + frames,
         env={"HOME": str(node.node.home)},
         capture_output=True,

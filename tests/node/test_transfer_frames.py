@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.badanswers import PROBE
 
-from cloudddp.agent.decode import decode
 from cloudddp.agent.protocol import codec, transfer
 from cloudddp.agent.protocol.codec import MAX_PATH, ProtocolError, encode
+from cloudddp.agent.protocol.file_steps import ReceiveEvent
 from cloudddp.agent.protocol.machine import MAX_FOLDERS, ProbeReply
 from cloudddp.agent.protocol.manifest import (
     FILE,
@@ -28,7 +28,6 @@ from cloudddp.agent.protocol.manifest import (
     nested,
     path_from_wire,
 )
-from cloudddp.agent.protocol.receive import ReceiveEvent
 from cloudddp.agent.protocol.transfer import (
     BATCH,
     ZLIB,
@@ -42,6 +41,7 @@ from cloudddp.agent.protocol.transfer import (
 )
 from cloudddp.agent.protocol.transfer import Frame as TransferFrame
 from cloudddp.agent.protocol.transfer import frame as transfer_frame
+from cloudddp.agent.steps import decode
 
 
 @given(

@@ -17,8 +17,8 @@ import pytest
 import yaml
 from support.harness import cannot
 
-from cloudddp import payload
 from cloudddp.cluster.user_data import IDLE_CHECK, SERVICE, TIMER, Identity, IdleGuard, user_data
+from cloudddp.files import payload_text
 
 DEADLINE = datetime(2026, 11, 20, 14, 30, 5, tzinfo=UTC)
 CREATED = DEADLINE - timedelta(hours=2)
@@ -31,7 +31,7 @@ needs_systemd = pytest.mark.skipif(
 
 def units() -> dict[str, str]:
     """Return the units as cloud-init writes them on a node, by file name, with the deadline filled in."""
-    texts = tuple(payload.text(f"infra/node/cloudddp-deadline.{kind}") for kind in ("timer", "service"))
+    texts = tuple(payload_text(f"infra/node/cloudddp-deadline.{kind}") for kind in ("timer", "service"))
     config = yaml.safe_load(user_data(Identity("c", "k", "p", "q"), CREATED, DEADLINE, (texts[0], texts[1])))
     written = {}
     for command in config["bootcmd"]:
@@ -155,7 +155,7 @@ def test_process_keeps_its_node(tmp_path: Path, name: str, keeps: bool) -> None:
     program = tmp_path / name
     shutil.copy("/bin/sleep", program)
     guard = IdleGuard(
-        300, 60, ssh_port=1, timer="", service="", check=payload.text("infra/node/cloudddp-idle.sh")
+        300, 60, ssh_port=1, timer="", service="", check=payload_text("infra/node/cloudddp-idle.sh")
     )
     (text,) = [file["content"] for file in guard.files if file["path"] == IDLE_CHECK]
     check, used = tmp_path / "idle.sh", tmp_path / "cloudddp-in-use"

@@ -14,18 +14,14 @@ import pytest
 from support.agentnode import FOREVER, Node, Refused, gang_of
 
 from agent.node.processes import born
-from cloudddp.agent.decode import decode
 from cloudddp.agent.protocol import TASK_VARIABLE, VERSION, ExitCode
-from cloudddp.agent.protocol.files import PackRequest
-from cloudddp.agent.protocol.jobs import JobsRequest
-from cloudddp.agent.protocol.kill import KillRequest
+from cloudddp.agent.protocol.file_steps import PackRequest, ReceiveRequest
+from cloudddp.agent.protocol.jobs import JobsRequest, KillRequest
 from cloudddp.agent.protocol.machine import ProbeRequest
-from cloudddp.agent.protocol.peer import Peer
-from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.protocol.receive import ReceiveRequest
+from cloudddp.agent.protocol.phases import JobPhase, Peer, VersionConflict
 from cloudddp.agent.protocol.results import NewFilesRequest, PulledRequest
 from cloudddp.agent.protocol.start import Process, SetupRequest, StartRequest
-from cloudddp.agent.protocol.version import VersionConflict
+from cloudddp.agent.steps import decode
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 

@@ -22,19 +22,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cloudddp.agent import build
+from cloudddp.agent import steps
 from cloudddp.agent.client import Request, Step
-from cloudddp.agent.decode import decode
-from cloudddp.agent.frames import FrameDecoder
 from cloudddp.agent.protocol import ExitCode
 from cloudddp.agent.protocol.codec import encode
 from cloudddp.agent.protocol.frames import Dropped, End, FollowRequest, Heartbeat, Log
 from cloudddp.agent.protocol.gang import Gang
-from cloudddp.agent.protocol.jobs import JobsRequest, JobState
-from cloudddp.agent.protocol.kill import KillReply, KillRequest
+from cloudddp.agent.protocol.jobs import JobsRequest, JobState, KillReply, KillRequest
 from cloudddp.agent.protocol.machine import MAX_FOLDERS, ProbeReply, ProbeRequest
-from cloudddp.agent.protocol.peer import Peer
+from cloudddp.agent.protocol.phases import Peer
 from cloudddp.agent.protocol.start import Process, StartReply, StartRequest
+from cloudddp.agent.steps import FrameDecoder, decode
 
 T = TypeVar("T")
 
@@ -50,7 +48,7 @@ def agent_file() -> Path:
     folder = tempfile.mkdtemp(prefix="cloudddp-agent-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = Path(folder) / "agent"
-    with zipfile.ZipFile(io.BytesIO(build.archive())) as archive:
+    with zipfile.ZipFile(io.BytesIO(steps.archive())) as archive:
         archive.extractall(path)
     return path
 

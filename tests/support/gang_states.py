@@ -29,8 +29,8 @@ from agent.gang.step import (
     step,
 )
 from cloudddp.agent.protocol.gang import Facts, Kind, Message, Observed, Report, Unreachable
+from cloudddp.agent.protocol.jobs import Cause, Failure, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
 
 POLICY = Policy(silence=15.0, stop_grace=10.0, join_by=20.0, kill_seconds=5.0)
 SUCCESS = Report(True)

@@ -14,9 +14,8 @@ from typing import Any
 from support.agentnode import HANG_GUARD, Node, alive, gang_of, new_mark, processes_of, start_together, until
 
 from cloudddp.agent.protocol.gang import Gang
-from cloudddp.agent.protocol.jobs import JobState
+from cloudddp.agent.protocol.jobs import JobState, Verdict
 from cloudddp.agent.protocol.start import StartReply, StartRequest
-from cloudddp.agent.protocol.verdict import Verdict
 
 
 class Gangs:

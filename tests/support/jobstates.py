@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from cloudddp.agent.protocol.jobs import JobState, RankRecord
+from cloudddp.agent.protocol.jobs import Failure, JobState, RankRecord, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.protocol.verdict import Failure, Verdict
 from cloudddp.job.follow.events import Event, JobUpdate, NodeLost
 from cloudddp.job.follow.state import FollowState
 

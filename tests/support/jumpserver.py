@@ -9,7 +9,7 @@ from typing import Any
 
 import asyncssh
 
-from cloudddp.ssh import keys
+from cloudddp.ssh.target import generate_key
 
 
 class JumpServer:
@@ -20,7 +20,7 @@ class JumpServer:
         self.user, self.allow = user, allow
         self.logins: list[str] = []
         self.streams: list[tuple[str, int]] = []
-        self._host, self._login = keys.generate(), keys.generate()
+        self._host, self._login = generate_key(), generate_key()
         self._open: set[Any] = set()
         self._home = home
         self._loop = asyncio.new_event_loop()

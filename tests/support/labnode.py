@@ -20,7 +20,7 @@ from support.simlab import Laptop, Result, execute
 from cloudddp.sim import control
 from cloudddp.sim.hosts import lab_namespaces
 from cloudddp.sim.linux import kernel
-from cloudddp.ssh import paramiko_fixes
+from cloudddp.ssh.transport import fix_channels
 
 ECHO = (
     "import socket,sys;s=socket.create_server(('0.0.0.0',int(sys.argv[1])));"
@@ -116,7 +116,7 @@ class LabLaptop(Laptop):
                     )
             except (OSError, paramiko.SSHException, EOFError):
                 return None
-            paramiko_fixes.apply(client.get_transport())
+            fix_channels(client.get_transport())
             return client
 
         return until(attempt)

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from support.harness import until
 
 from cloudddp.sim import control
-from cloudddp.ssh import paramiko_fixes
+from cloudddp.ssh.transport import fix_channels
 
 IMAGE_PARAMETER = (
     "/aws/service/deeplearning/ami/x86_64/oss-nvidia-driver-gpu-pytorch-2.12-ubuntu-24.04/latest/ami-id"
@@ -164,8 +164,8 @@ class Laptop:
             auth_timeout=30,
         )
         # Tests share connections, and without this paramiko occasionally loses one: see
-        # cloudddp/ssh/paramiko_fixes.py.
-        paramiko_fixes.apply(client.get_transport())
+        # cloudddp/ssh/transport.py.
+        fix_channels(client.get_transport())
         return client
 
     def leave(self) -> None:

@@ -17,9 +17,8 @@ import asyncssh
 import pytest
 
 from cloudddp.errors import ConnectError
-from cloudddp.ssh import keys
 from cloudddp.ssh.connection import Connection
-from cloudddp.ssh.target import Target
+from cloudddp.ssh.target import Target, generate_key
 
 USER = "ubuntu"
 
@@ -170,7 +169,7 @@ class Site:
     """The keys of a cluster, and the servers that a test has started."""
 
     def __init__(self, folder: Path) -> None:
-        self.login, self.host = keys.generate(), keys.generate()
+        self.login, self.host = generate_key(), generate_key()
         self.private_key = folder / "id_ed25519"
         self.private_key.write_text(self.login.private)
         self._servers: list[Server] = []

@@ -17,7 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from cloudddp.agent.protocol import files, transfer
+from cloudddp.agent.protocol import file_steps, transfer
 from cloudddp.agent.protocol.manifest import FILE, LINK, path_to_wire
 from cloudddp.agent.protocol.transfer import DIGEST, UNSEALED, Record
 from cloudddp.job.results.unpack import FOLDER
@@ -141,7 +141,7 @@ class Corpus:
             "dot-dot-inside": [file("runs/a/../b"), FINISH],
             "dot": [file("runs/./b"), FINISH],
             "empty-name": [file(""), FINISH],
-            "left-out-without-end": [*[files.left_out("a", "b")] * 1100, FINISH],
+            "left-out-without-end": [*[file_steps.left_out("a", "b")] * 1100, FINISH],
             "left-out-cut": [frame(transfer.LEFT_OUT, b'{"name": "a"'), FINISH],
             "left-out-that-is-no-path": [
                 frame(transfer.LEFT_OUT, b'{"name": "\\u2020", "reason": "x"}'),
@@ -268,7 +268,7 @@ def _many() -> bytes:
 
 @functools.cache
 def _bomb() -> bytes:
-    body = zlib.compress(b'{"folders": {}' + b" " * (2 * files.MAX_TEXT) + b"}", 1)
+    body = zlib.compress(b'{"folders": {}' + b" " * (2 * file_steps.MAX_LEFT_OUT_TEXT) + b"}", 1)
     return frame(transfer.LISTING, sha256(body).digest(), body)
 
 

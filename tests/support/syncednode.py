@@ -9,8 +9,7 @@ from typing import Any
 
 from support.localsync import LocalCluster
 
-from cloudddp.config.spec import Config
-from cloudddp.config.spec.job import JobSpec
+from cloudddp.config.spec import Config, JobSpec
 
 UP_TO_DATE = "files are up to date"
 UPDATED = "updating names, modes and links on 1 node; nothing is sent from this computer"

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from cloudddp.agent.protocol.transfer import PLAIN, ZLIB
-from cloudddp.job.compression import MEASURED, Compression, is_worth
+from cloudddp.job.transfer import MEASURED, Compression, is_worth
 
 TEXT = b"for step in range(1000): optimizer.step()\n" * 20_000
 

@@ -8,7 +8,7 @@ import pytest
 
 from cloudddp.aws.inventory import Resource
 from cloudddp.cluster.created_ids import CreatedIds
-from cloudddp.cluster.plan_types import Request
+from cloudddp.cluster.requests import Request
 from cloudddp.errors import AWSError, CredentialsError, UsageError
 from cloudddp.tags import Tags
 

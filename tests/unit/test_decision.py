@@ -9,8 +9,8 @@ import pytest
 
 from agent.gang.decision import Arrived, Seen, verdict
 from cloudddp.agent.protocol.gang import Observed, Report
+from cloudddp.agent.protocol.jobs import Cause, Exited, Failure, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.protocol.verdict import Cause, Exited, Failure, Verdict
 
 RANK_1 = Failure(1, Cause.RANK, 1, 7)
 RANK_2 = Failure(2, Cause.RANK, 2, 3)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudddp.config import env_file
+from cloudddp.config.command_line import MAX_ENV_FILE, parse_env_file, read_env_file, variable_flags
 from cloudddp.errors import UsageError
 
 
@@ -40,7 +40,7 @@ from cloudddp.errors import UsageError
     ],
 )
 def test_syntax(text: str, found: dict[str, str]) -> None:
-    assert env_file.parse(text, "x") == found
+    assert parse_env_file(text, "x") == found
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_syntax(text: str, found: dict[str, str]) -> None:
 )
 def test_errors_name_the_line_and_show_none_of_it(text: str, reason: str) -> None:
     with pytest.raises(UsageError) as error:
-        env_file.parse(text, "--env-file f")
+        parse_env_file(text, "--env-file f")
     assert reason in error.value.message
     assert error.value.message.startswith("--env-file f, line ")
     assert "hunter2" not in f"{error.value.message} {error.value.hint}"
@@ -67,7 +67,7 @@ def test_errors_name_the_line_and_show_none_of_it(text: str, reason: str) -> Non
 @given(st.text(max_size=60))
 def test_any_text_is_read_or_refused(text: str) -> None:
     try:
-        found = env_file.parse(text, "x")
+        found = parse_env_file(text, "x")
     except UsageError:
         return
     assert all(name.isidentifier() for name in found)
@@ -78,13 +78,13 @@ def test_double_quotes_can_hold_every_value(values: dict[str, str]) -> None:
     values = {name: value.replace("\0", "").replace("\r", "") for name, value in values.items()}
     escaped = {n: v.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") for n, v in values.items()}
     text = "".join(f'{name}="{value}"\n' for name, value in escaped.items())
-    assert env_file.parse(text, "x") == values
+    assert parse_env_file(text, "x") == values
 
 
 def test_options_override_files_and_the_last_one_wins(tmp_path: Path) -> None:
     file = tmp_path / "f"
     file.write_bytes("\ufeffA=file\nB=file\nC=file".encode())
-    found = env_file.flags(["A=flag", "B", "B"], [str(file)], {"B": "here\nline 2"})
+    found = variable_flags(["A=flag", "B", "B"], [str(file)], {"B": "here\nline 2"})
     merged: dict[str, str] = {}
     for flag in found:
         merged |= flag.value
@@ -96,7 +96,7 @@ def test_pipe_is_read_to_its_end(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     writer = threading.Thread(target=pipe.write_text, args=("A=from a command\n",))
     writer.start()
-    assert env_file.read(str(pipe)) == {"A": "from a command"}
+    assert read_env_file(str(pipe)) == {"A": "from a command"}
     writer.join()
 
 
@@ -105,7 +105,7 @@ def test_pipe_is_read_to_its_end(tmp_path: Path) -> None:
     [
         (None, "No such file"),
         (b"A=1\nB=\xff\n", "line 2: not UTF-8"),
-        (b"#" * (env_file.MAX_SIZE + 1), "larger than 1 MiB"),
+        (b"#" * (MAX_ENV_FILE + 1), "larger than 1 MiB"),
     ],
 )
 def test_unreadable_file_is_named(tmp_path: Path, data: bytes | None, reason: str) -> None:
@@ -113,8 +113,8 @@ def test_unreadable_file_is_named(tmp_path: Path, data: bytes | None, reason: st
     if data is not None:
         file.write_bytes(data)
     with pytest.raises(UsageError) as error:
-        env_file.read(str(file))
+        read_env_file(str(file))
     assert str(file) in error.value.message
     assert reason in error.value.message
     with pytest.raises(UsageError, match="Is a directory"):
-        env_file.read(str(tmp_path))
+        read_env_file(str(tmp_path))

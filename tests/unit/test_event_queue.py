@@ -7,8 +7,7 @@ import time
 
 from support.harness import wait_for
 
-from cloudddp.job.follow.event_queue import EventQueue
-from cloudddp.job.follow.events import NodeQuiet
+from cloudddp.job.follow.events import EventQueue, NodeQuiet
 
 
 def test_event_is_returned_until_the_next_one_is_requested() -> None:

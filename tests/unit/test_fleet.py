@@ -18,9 +18,9 @@ from support.sshserver import Site
 from cloudddp.config import timing
 from cloudddp.errors import ConnectError, NodeError
 from cloudddp.ssh import fleet as fleets
-from cloudddp.ssh import keys
 from cloudddp.ssh.fleet import Fleet, Outcome
 from cloudddp.ssh.running import CommandSpec
+from cloudddp.ssh.target import generate_key
 
 HANG_GUARD = 60.0  # seconds; only a hang is this long
 
@@ -153,7 +153,7 @@ def test_command_runs_on_the_given_node(ssh_site: Site) -> None:
 
 def test_connect_names_the_node_that_fails(ssh_site: Site) -> None:
     good = ssh_site.target(ssh_site.server().port)
-    bad = ssh_site.target(ssh_site.server().port, host_keys=(keys.generate().public,), label="node 1 (i-bad)")
+    bad = ssh_site.target(ssh_site.server().port, host_keys=(generate_key().public,), label="node 1 (i-bad)")
     with Fleet({0: good, 1: bad}) as fleet, pytest.raises(ConnectError, match="i-bad"):
         fleet.connect(within=HANG_GUARD)
 

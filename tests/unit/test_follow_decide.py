@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.jobstates import agreed, followed, lost, rank, update
 
-from cloudddp.agent.protocol.verdict import Cause, Failure
+from cloudddp.agent.protocol.jobs import Cause, Failure
 from cloudddp.config.timing import Timing
 from cloudddp.errors import NodeError
 from cloudddp.job.follow.decide import (

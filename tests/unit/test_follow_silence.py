@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from support.jobstates import followed, job, lost, rank
 
-from cloudddp.agent.protocol.training import TrainingStatus
+from cloudddp.agent.protocol.progress import TrainingStatus
 from cloudddp.config.timing import Timing
-from cloudddp.job.follow import silence
+from cloudddp.job.follow.decide import silence_due
 from cloudddp.job.follow.events import BarsDue, Event, JobUpdate, LogData, LogDropped, NodeQuiet, Silence
 from cloudddp.job.follow.state import FollowState, Line
 
@@ -17,7 +17,7 @@ TIMING = replace(Timing(), bars=5.0, no_output=60.0)
 
 
 def due(state: FollowState, now: float) -> list[Event]:
-    return list(silence.due(state, TIMING, now))
+    return list(silence_due(state, TIMING, now))
 
 
 def test_last_state_of_a_progress_bar_is_shown_once() -> None:

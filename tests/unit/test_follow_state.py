@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from support.jobstates import agreed, followed, lost, rank, update
 
-from cloudddp.agent.protocol.verdict import Cause, Failure
+from cloudddp.agent.protocol.jobs import Cause, Failure
 from cloudddp.job.follow.events import (
     AwsAsked,
     AwsReport,

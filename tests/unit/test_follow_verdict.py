@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.jobstates import SIGTERM, agreed, followed, job, killed, lost, rank, update
 
-from cloudddp.agent.protocol.training import TrainingState, TrainingStatus
-from cloudddp.agent.protocol.verdict import Cause, Failure
+from cloudddp.agent.protocol.jobs import Cause, Failure
+from cloudddp.agent.protocol.progress import TrainingState, TrainingStatus
 from cloudddp.errors import NodeError
 from cloudddp.job.follow.events import (
     Event,

@@ -17,15 +17,14 @@ import pytest
 from support.jobstates import agreed, job, rank
 
 from cloudddp import signals
-from cloudddp.agent.commands import step_of
-from cloudddp.agent.decode import decode
 from cloudddp.agent.protocol.frames import Dropped, End, FollowRequest, Heartbeat, Log, encode_frame
-from cloudddp.agent.protocol.verdict import Cause, Failure
+from cloudddp.agent.protocol.jobs import Cause, Failure
+from cloudddp.agent.steps import decode, step_of
 from cloudddp.config.timing import Timing
 from cloudddp.errors import NodeError
 from cloudddp.job.follow.decide import Policy
 from cloudddp.job.follow.follower import JobFollower
-from cloudddp.job.follow.selection import Selection
+from cloudddp.job.follow.stream import Selection
 from cloudddp.ssh.fleet import Outcome, each
 from cloudddp.ssh.running import CommandSpec, Result
 

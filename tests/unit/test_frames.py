@@ -8,11 +8,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cloudddp.agent.frames import FrameDecoder
 from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.agent.protocol.frames import Dropped, End, Frame, Heartbeat, Log, encode_frame
 from cloudddp.agent.protocol.jobs import MAX_RANKS, JobState
 from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.steps import FrameDecoder
 
 BODIES = [b"plain\n", b"two\nlines\n", b"end\nlog 1 2 3\nstate {}\n", b"", b"\x00\xff\n\n\r", b"no newline"]
 

@@ -34,8 +34,8 @@ from agent.gang.step import (
     STUCK,
 )
 from cloudddp.agent.protocol.gang import Facts, Kind, Message, Observed, Report, Unreachable
+from cloudddp.agent.protocol.jobs import Cause, Failure, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
 
 # -- the beginning -------------------------------------------------------------------------------------------
 

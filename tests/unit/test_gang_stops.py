@@ -32,8 +32,8 @@ from agent.gang.step import (
     MAX_EARLY,
 )
 from cloudddp.agent.protocol.gang import Kind, Message, Observed, Report
+from cloudddp.agent.protocol.jobs import Cause, Failure, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
 
 # -- a cancel, a notice, a stall -----------------------------------------------------------------------------
 

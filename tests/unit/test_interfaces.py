@@ -9,8 +9,14 @@ import pytest
 
 from cloudddp.aws import answers, instance_types
 from cloudddp.aws.client import AWS
-from cloudddp.cluster import interfaces
-from cloudddp.cluster.interfaces import ORDINARY, Interface
+from cloudddp.cluster.requests import (
+    ORDINARY,
+    Interface,
+    choose_interfaces,
+    efa_devices,
+    interface_parameters,
+    needs_elastic_ip,
+)
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import UsageError
 from cloudddp.sim.aws import rehearse
@@ -21,7 +27,7 @@ P4D = (Interface(), Interface(0, 1, "efa-only"), *(Interface(card, 0, "efa-only"
 def chosen(instance_type: str, **settings: Any) -> tuple[Interface, ...]:
     spec = ClusterSpec(**{"instance_type": instance_type, "allow_cpu": True, **settings})
     with rehearse():
-        return interfaces.choose(spec, instance_types.describe(AWS(region="us-east-1"), spec))
+        return choose_interfaces(spec, instance_types.describe(AWS(region="us-east-1"), spec))
 
 
 def test_several_cards_have_one_efa_only_interface_each() -> None:
@@ -37,7 +43,7 @@ def test_several_cards_have_one_efa_only_interface_each() -> None:
 )
 def test_number_of_interfaces(instance_type: str, total: int, efa: int) -> None:
     found = chosen(instance_type)
-    assert (len(found), interfaces.efa_devices(found)) == (total, efa)
+    assert (len(found), efa_devices(found)) == (total, efa)
     assert found[0] == Interface(0, 0, "interface")
     assert len({(one.card, one.device) for one in found}) == total
     assert Counter(one.card for one in found)[0] == 2
@@ -47,7 +53,7 @@ def test_card_without_efa_has_the_primary_interface_only() -> None:
     """Card 0 of p6-b300 takes interfaces of type `interface` only (DescribeInstanceTypes, InterfaceTypes)."""
     found = chosen("p6-b300.48xlarge")
     assert [one.card for one in found] == list(range(17))
-    assert interfaces.efa_devices(found) == 16
+    assert efa_devices(found) == 16
     assert {one.device for one in found} == {0}
 
 
@@ -92,13 +98,13 @@ def test_without_interface_types_the_maximum_determines_the_efa_cards() -> None:
 def test_public_address_is_requested_with_one_interface_only(public: bool) -> None:
     """API reference, AssociatePublicIpAddress: "You cannot specify more than one network interface in the
     request"."""
-    (single,) = interfaces.specification(ORDINARY, subnet_id="subnet-1", group="sg-1", public=public)
+    (single,) = interface_parameters(ORDINARY, subnet_id="subnet-1", group="sg-1", public=public)
     assert single["AssociatePublicIpAddress"] is public
     assert "InterfaceType" not in single
-    several = interfaces.specification(P4D, subnet_id="subnet-1", group="sg-1", public=public)
+    several = interface_parameters(P4D, subnet_id="subnet-1", group="sg-1", public=public)
     assert not any("AssociatePublicIpAddress" in one for one in several)
     assert {(one["SubnetId"], *one["Groups"], one["DeleteOnTermination"]) for one in several} == {
         ("subnet-1", "sg-1", True)
     }
-    assert interfaces.needs_elastic_ip(P4D, public=public) is public
-    assert not interfaces.needs_elastic_ip(ORDINARY, public=public)
+    assert needs_elastic_ip(P4D, public=public) is public
+    assert not needs_elastic_ip(ORDINARY, public=public)

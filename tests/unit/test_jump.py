@@ -18,12 +18,11 @@ from support.jumpserver import JumpServer
 from support.sshserver import Site, refusal
 
 from cloudddp.errors import ConnectError, NodeError, UsageError, render
-from cloudddp.ssh import keys
 from cloudddp.ssh.connection import Connection
 from cloudddp.ssh.fleet import Fleet
 from cloudddp.ssh.routes.jump import Jump, failure_in
 from cloudddp.ssh.running import CommandSpec
-from cloudddp.ssh.target import Target
+from cloudddp.ssh.target import Target, generate_key
 
 
 @pytest.fixture
@@ -130,7 +129,7 @@ def test_broken_connection_is_opened_again(target: Target, jump: JumpServer) -> 
 
 
 def test_node_with_a_wrong_host_key_is_refused(ssh_site: Site, jump: JumpServer) -> None:
-    expected = keys.generate().public
+    expected = generate_key().public
     target = ssh_site.target(ssh_site.server().port, route=Jump(jump.given), host_keys=(expected,))
     error = refusal(target)
     assert "node 0 (i-0)" in error.message
@@ -148,7 +147,7 @@ def test_hashed_known_hosts_are_understood(target: Target, jump: JumpServer) -> 
     [
         ("", "its host key is not in ~/.ssh/known_hosts", "`ssh -p {port} jumper@127.0.0.1`"),
         (
-            f"[127.0.0.1]:{{port}} {keys.generate().public}",
+            f"[127.0.0.1]:{{port}} {generate_key().public}",
             "its host key is not the one in ~/.ssh/known_hosts",
             "ssh-keygen -R '[127.0.0.1]:{port}'",
         ),
@@ -178,7 +177,7 @@ def test_damaged_known_hosts_is_no_traceback(target: Target, jump: JumpServer, l
 
 
 def test_key_that_is_not_accepted(target: Target, home: Path) -> None:
-    (home / ".ssh" / "id_ed25519").write_text(keys.generate().private)
+    (home / ".ssh" / "id_ed25519").write_text(generate_key().private)
     error = refusal(target)
     assert "accepts none of your keys" in error.message
     assert "ssh-add" in render(error.hint)

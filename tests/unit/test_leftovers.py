@@ -8,7 +8,7 @@ import pytest
 from support.instances import inventory_instance
 
 from cloudddp.aws.inventory import Instance, Resource
-from cloudddp.cluster.cost import Cost
+from cloudddp.cluster.prices import Cost
 from cloudddp.cluster.teardown import DownReport, leftovers
 from cloudddp.tags import Tags
 

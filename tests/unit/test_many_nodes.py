@@ -17,8 +17,8 @@ from support.sshserver import Site
 
 from cloudddp.errors import NodeError
 from cloudddp.ssh.fleet import Fleet, Outcome
-from cloudddp.ssh.node_socket import NodeSocket
 from cloudddp.ssh.running import CommandSpec, Result
+from cloudddp.ssh.target import NodeSocket
 
 NODES = 64
 HANG_GUARD = 60.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cloudddp.config.global_options import GlobalOptions
+from cloudddp.config.command_line import GlobalOptions
 from cloudddp.errors import Command, ToolCommand, render
 
 GIVEN = GlobalOptions(

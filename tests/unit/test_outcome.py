@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from support.jobstates import SIGKILL, SIGTERM, agreed, job, killed, rank
 
-from cloudddp.agent.protocol.jobs import JobState
-from cloudddp.agent.protocol.training import TrainingState, TrainingStatus
-from cloudddp.agent.protocol.verdict import Cause, Exited, Failure
+from cloudddp.agent.protocol.jobs import Cause, Exited, Failure, JobState
+from cloudddp.agent.protocol.progress import TrainingState, TrainingStatus
 from cloudddp.job import failure_text, outcome
 
 SAVED = TrainingStatus(reported=1.0, state=TrainingState.PREEMPTED, step=7)

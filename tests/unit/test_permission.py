@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cloudddp.cluster.permission import dry_run_parameters, hint_of_end, require_key_region
-from cloudddp.cluster.plan_types import Ref
+from cloudddp.cluster.preconditions import dry_run_parameters, hint_of_end, require_key_region
+from cloudddp.cluster.requests import Ref
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import UsageError, render
 

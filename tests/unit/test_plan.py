@@ -13,25 +13,24 @@ from typing import Any, Literal
 import pytest
 import yaml
 
-from cloudddp import __version__, payload
+from cloudddp import __version__
 from cloudddp.aws.images import Image
 from cloudddp.aws.instance_types import MAX_TCP_TIMEOUT, TypeInfo
 from cloudddp.aws.networks import Subnet
-from cloudddp.cluster.interfaces import Interface
 from cloudddp.cluster.plan import Plan, plan
-from cloudddp.cluster.plan_types import LaunchContext, Ref, Request
 from cloudddp.cluster.prices import Price
-from cloudddp.cluster.run_instances import client_token
+from cloudddp.cluster.requests import Interface, LaunchContext, Ref, Request, client_token
 from cloudddp.cluster.user_data import APT_SETTINGS, BOOT_CHECK, SERVICE, TIMER, USER_DATA_LIMIT, Identity
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import UsageError
+from cloudddp.files import payload_text
 from cloudddp.sim.guest.cloud_init import shellify
-from cloudddp.ssh import keys
+from cloudddp.ssh.target import generate_key
 
 NOW = datetime(2026, 11, 20, 12, 0, 0, 654321, tzinfo=UTC)
 UNITS = (
-    payload.text("infra/node/cloudddp-deadline.timer"),
-    payload.text("infra/node/cloudddp-deadline.service"),
+    payload_text("infra/node/cloudddp-deadline.timer"),
+    payload_text("infra/node/cloudddp-deadline.service"),
 )
 
 
@@ -48,7 +47,7 @@ CONTEXT = LaunchContext(
     owner="me",
     now=NOW,
 )
-HOST_KEY = keys.generate()
+HOST_KEY = generate_key()
 IDENTITY = Identity("c-1234", "ssh-ed25519 AAAAlogin", HOST_KEY.private, HOST_KEY.public)
 DOLLAR = Price(node_hour=1.0, nodes=2, disk_gb=0, source="given")
 GROUP = Ref("security-group", "GroupId")

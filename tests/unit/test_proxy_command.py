@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from support.sshserver import Site, refusal
 
-from cloudddp.config import connection as ways
-from cloudddp.config.spec import ClusterSpec
+from cloudddp.config.spec import ClusterSpec, check_connection, connection_mode, expand_proxy_command
 from cloudddp.errors import ConnectError, UsageError, render
 from cloudddp.ssh.connection import Connection
 from cloudddp.ssh.routes.command import ProxyCommand
@@ -123,11 +122,11 @@ def test_tokens_are_those_of_ssh() -> None:
         'sh -c "aws ssm start-session --target %h --document-name AWS-StartSSHSession --parameters '
         "'portNumber=%p'\""
     )
-    assert ways.expand(aws, values).count("--target i-0abc ") == 1
-    assert ways.expand("nc %a %p # %r 100%%", values) == "nc 10.0.0.4 22 # ubuntu 100%"
+    assert expand_proxy_command(aws, values).count("--target i-0abc ") == 1
+    assert expand_proxy_command("nc %a %p # %r 100%%", values) == "nc 10.0.0.4 22 # ubuntu 100%"
     for value in ("i-0;reboot", "$(x)", "a b", "'", "é"):
         with pytest.raises(ValueError, match="cannot be part of a command"):
-            ways.expand("x %h", {**values, "%h": value})
+            expand_proxy_command("x %h", {**values, "%h": value})
 
 
 @pytest.mark.parametrize(
@@ -142,8 +141,8 @@ def test_tokens_are_those_of_ssh() -> None:
 )
 def test_mode(settings: dict[str, str], expected: str) -> None:
     spec = ClusterSpec(**settings)
-    ways.check(spec)
-    assert ways.mode(spec) == expected
+    check_connection(spec)
+    assert connection_mode(spec) == expected
 
 
 @pytest.mark.parametrize(
@@ -160,7 +159,7 @@ def test_mode(settings: dict[str, str], expected: str) -> None:
 )
 def test_contradictions_and_unknown_tokens_are_refused(settings: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        ways.check(ClusterSpec(**settings))
+        check_connection(ClusterSpec(**settings))
 
 
 def test_environment_of_this_process_is_unchanged(ssh_site: Site) -> None:

@@ -26,14 +26,13 @@ from support.streams import (
     stream,
 )
 
-from cloudddp.agent.protocol import files, transfer
-from cloudddp.agent.protocol.files import Work
+from cloudddp.agent.protocol import file_steps, transfer
+from cloudddp.agent.protocol.file_steps import Work
 from cloudddp.agent.protocol.transfer import UNSEALED, Frames, Wants
+from cloudddp.files import Folder
 from cloudddp.job.results.incoming import Incoming
-from cloudddp.job.results.pull_notes import Notes
 from cloudddp.job.results.receive import LOOK_WORK, Receive, Transfer
-from cloudddp.job.results.unpack import Refused, Truncated
-from cloudddp.safe_files import Folder
+from cloudddp.job.results.unpack import Notes, Refused, Truncated
 
 SECOND = 10**9
 WHOLE = NOON_NS // SECOND * SECOND  # a time that does not identify the contents
@@ -282,8 +281,8 @@ def test_contents_that_do_not_fit_what_is_here_are_refused(laptop: Laptop, case:
 
 @pytest.mark.parametrize("more", [0, 1])
 def test_number_of_files_that_are_left_out_has_a_limit(laptop: Laptop, more: int) -> None:
-    one = files.left_out("runs/a", "it cannot be read")
-    pieces = [one] * (files.MAX_LEFT_OUT + 1 + more)
+    one = file_steps.left_out("runs/a", "it cannot be read")
+    pieces = [one] * (file_steps.MAX_LEFT_OUT + 1 + more)
     if more:
         with pytest.raises(Refused, match="are left out"):
             laptop.feed(pieces)
@@ -297,14 +296,14 @@ def test_number_of_files_that_are_left_out_has_a_limit(laptop: Laptop, more: int
 def test_work_of_the_node_counts_as_progress_up_to_what_it_can_be(laptop: Laptop) -> None:
     """A node that says for ever that it works is given up at some time (progress_limit.py)."""
     laptop.put("target/runs/a", b"12345")
-    work = [files.working(Work(count, size)) for count, size in ((0, 0), (2, 0), (2, 3), (2, 1 << 40))]
+    work = [file_steps.working(Work(count, size)) for count, size in ((0, 0), (2, 0), (2, 3), (2, 1 << 40))]
     with pytest.raises(Truncated):
         laptop.receive(listed("runs/a", size=5), *work)
     *_, first, second, third, fourth = laptop.amounts
     sent = sum(map(len, stream(listed("runs/a", size=5))))
     assert (first, second - first, third - second, fourth - third) == (sent, 2 * LOOK_WORK, 3, 2)
     laptop.amounts.clear()
-    laptop.feed([files.working(Work(1 << 60, 1 << 60)), FINISH])
+    laptop.feed([file_steps.working(Work(1 << 60, 1 << 60)), FINISH])
     assert laptop.amounts[0] == transfer.MAX_ENTRIES * LOOK_WORK
 
 

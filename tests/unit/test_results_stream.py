@@ -17,11 +17,10 @@ from cloudddp.agent.protocol import transfer
 from cloudddp.agent.protocol.manifest import FILE, MAX_FILES, Entry
 from cloudddp.agent.protocol.transfer import Frames, Listing, Wants
 from cloudddp.errors import CloudDDPError
+from cloudddp.files import Folder
 from cloudddp.job.results.incoming import incoming
-from cloudddp.job.results.pull_notes import Notes
 from cloudddp.job.results.receive import Receive
-from cloudddp.job.results.unpack import Refused
-from cloudddp.safe_files import Folder
+from cloudddp.job.results.unpack import Notes, Refused
 
 ROOTS = (("runs",),)
 WHOLE = [

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from cloudddp.errors import UsageError, render
-from cloudddp.job import scripts
+from cloudddp.job.job_request import find_script, localhost_line
 from cloudddp.job.ranks import Script
 
 
 def resolve(root: Path, target: str, *, here: str = "", **env: str) -> Script:
     sent = [p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file()]
-    return scripts.find(root, root / here, Script(target, ("x",), module=True), sent, env)[0]
+    return find_script(root, root / here, Script(target, ("x",), module=True), sent, env)[0]
 
 
 def write_files(root: Path, *names: str) -> Path:
@@ -127,7 +127,7 @@ def test_unknown_module_is_refused_before_any_aws_call(cli: Any, faults: Any, wo
 
 def by_path(root: Path, target: str, *args: str) -> Script:
     sent = [p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file()]
-    return scripts.find(root, root, Script(target, args), sent)[0]
+    return find_script(root, root, Script(target, args), sent)[0]
 
 
 @pytest.mark.parametrize(
@@ -203,4 +203,4 @@ def test_what_cannot_be_started_is_refused_with_the_command_that_works(
 def test_script_that_sets_the_rendezvous_address_to_localhost(tmp_path: Path, line: str, found: bool) -> None:
     script = tmp_path / "train.py"
     script.write_text(f"import os\n{line}\n")
-    assert scripts.localhost_line(script) == (2 if found else 0)
+    assert localhost_line(script) == (2 if found else 0)

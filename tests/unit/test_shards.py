@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cloudddp.job.results.shards import merge
+from cloudddp.job.results.incoming import merge_shards
 
 
 def put(root: Path, *names: str) -> Path:
@@ -24,7 +24,7 @@ def test_shards_of_all_nodes_are_in_one_folder(tmp_path: Path) -> None:
         1: put(tmp_path / "node1", "runs/dcp/__1_0.distcp", "log"),
     }
     for _ in range(2):
-        assert merge(tmp_path, nodes) == ["runs/dcp"]
+        assert merge_shards(tmp_path, nodes) == ["runs/dcp"]
         put(nodes[1], "runs/dcp/__1_0.distcp")  # the next pull has replaced it
     merged = {"runs/dcp/.metadata", "runs/dcp/__0_0.distcp", "runs/dcp/__1_0.distcp"}
     assert {name for name in files(tmp_path) if not name.startswith("node")} == merged
@@ -33,7 +33,7 @@ def test_shards_of_all_nodes_are_in_one_folder(tmp_path: Path) -> None:
 
 def test_shards_join_those_of_rank_zero_as_run_pulls_them(tmp_path: Path) -> None:
     base = put(tmp_path / "job", "dcp/.metadata", "dcp/__0_0.distcp")
-    merge(base, {0: base, 1: put(base / "node1", "dcp/__1_0.distcp")})
+    merge_shards(base, {0: base, 1: put(base / "node1", "dcp/__1_0.distcp")})
     assert {name for name in files(base) if name.startswith("dcp/")} == {
         "dcp/.metadata",
         "dcp/__0_0.distcp",
@@ -43,5 +43,5 @@ def test_shards_join_those_of_rank_zero_as_run_pulls_them(tmp_path: Path) -> Non
 
 def test_checkpoints_of_nodes_that_trained_alone_stay_apart(tmp_path: Path) -> None:
     nodes = {k: put(tmp_path / f"node{k}", "dcp/.metadata", "dcp/__0_0.distcp") for k in range(2)}
-    assert merge(tmp_path, nodes) == []
+    assert merge_shards(tmp_path, nodes) == []
     assert not (tmp_path / "dcp").exists()

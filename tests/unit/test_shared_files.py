@@ -13,7 +13,7 @@ from cloudddp.agent.protocol.snapshots import (
     differing,
     matches,
 )
-from cloudddp.config.spec.job import JobSpec
+from cloudddp.config.spec import JobSpec
 from cloudddp.job.start_ranks import looking_for
 
 A1, A2, B1 = Snapshot("a", 1, 5), Snapshot("a", 2, 5), Snapshot("b", 1, 5)

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 IMPORT_ALL = """
 import importlib, pkgutil, sys
 
-ALLOWED = ("cloudddp", "cloudddp.errors", "cloudddp.payload", "cloudddp.sim")
+ALLOWED = ("cloudddp", "cloudddp.errors", "cloudddp.files", "cloudddp.sim")
 
 class Blocker:
     def find_spec(self, name, path=None, target=None):

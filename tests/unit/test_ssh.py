@@ -22,9 +22,10 @@ from support.sshserver import Server, Site, refusal
 
 from cloudddp.config import timing
 from cloudddp.errors import CloudDDPError, ConnectError, NodeError, render
-from cloudddp.ssh import keys, login_shell
+from cloudddp.ssh import login_shell
 from cloudddp.ssh.connection import Connection
 from cloudddp.ssh.running import CommandSpec
+from cloudddp.ssh.target import generate_key
 
 MIB = 1 << 20
 HANG_GUARD = 60.0  # seconds; only a hang is this long
@@ -34,7 +35,7 @@ HANG_GUARD = 60.0  # seconds; only a hang is this long
 
 
 def test_wrong_host_key_is_refused_before_login(ssh_site: Site, server: Server) -> None:
-    expected = keys.generate().public
+    expected = generate_key().public
     error = refusal(ssh_site.target(server.port, host_keys=(expected,)))
     assert "host key" in error.message
     assert "refused" in error.message
@@ -62,7 +63,7 @@ def test_refused_login_key_allows_a_retry_and_the_users_keys_are_not_offered(
     (tmp_path / ".ssh" / "id_ed25519").write_text(ssh_site.login.private)
     monkeypatch.setenv("HOME", str(tmp_path))
     other = tmp_path / "other"
-    other.write_text(keys.generate().private)
+    other.write_text(generate_key().private)
     error = refusal(ssh_site.target(server.port, private_key=other))
     assert "key is refused for user 'ubuntu'" in error.message
     assert error.patience > 0

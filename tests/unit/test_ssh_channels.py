@@ -13,10 +13,10 @@ import paramiko
 import pytest
 from support.sshserver import Server, Site
 
-from cloudddp.ssh.activity import Activity
 from cloudddp.ssh.connection import Connection
 from cloudddp.ssh.fleet import Fleet
 from cloudddp.ssh.running import CommandSpec, Input
+from cloudddp.ssh.time_limits import Activity
 
 MIB = 1 << 20
 HANG_GUARD = 60.0  # seconds; only a hang is this long

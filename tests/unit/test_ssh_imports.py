@@ -16,11 +16,11 @@ def modules_after(code: str) -> set[str]:
 
 
 def test_paramiko_is_imported_without_invoke() -> None:
-    found = modules_after("from cloudddp.ssh import paramiko_fixes\nparamiko_fixes.load()")
+    found = modules_after("from cloudddp.ssh import connection\nconnection.load_paramiko()")
     assert "paramiko" in found
     assert not {name for name in found if name.partition(".")[0] in ("invoke", "asyncio", "yaml")}
 
 
 def test_invoke_can_be_imported_afterwards() -> None:
-    found = modules_after("from cloudddp.ssh import paramiko_fixes\nparamiko_fixes.load()\nimport invoke")
+    found = modules_after("from cloudddp.ssh import connection\nconnection.load_paramiko()\nimport invoke")
     assert {"paramiko", "invoke.tasks"} <= found

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from cloudddp import state_folder
 from cloudddp.errors import CloudDDPError, render
+from cloudddp.files import state_home, write_atomic
 from cloudddp.local_state import ClusterFolder, ClusterRecord
 
 ID = "c-0123456789"
@@ -34,10 +34,10 @@ def test_state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for given in (str(tmp_path / "here"), "here"):
         monkeypatch.setenv("CLOUDDDP_HOME", given)
-        assert state_folder.home() == tmp_path / "here"
+        assert state_home() == tmp_path / "here"
     assert ClusterFolder(ID).path.is_relative_to(tmp_path / "here")
     monkeypatch.setenv("CLOUDDDP_HOME", "")
-    assert (state_folder.home().is_absolute(), state_folder.home().name) == (True, "cloudddp")
+    assert (state_home().is_absolute(), state_home().name) == (True, "cloudddp")
 
 
 def test_created_record_is_read_back(tmp_path: Path) -> None:
@@ -123,8 +123,8 @@ def test_forget_removes_keys_and_keeps_history(tmp_path: Path) -> None:
 
 def test_write_atomic_leaves_no_temporary_file(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "file"
-    state_folder.write_atomic(path, "old")
-    state_folder.write_atomic(path, b"\xffnew")
+    write_atomic(path, "old")
+    write_atomic(path, b"\xffnew")
     assert path.read_bytes() == b"\xffnew"
     assert mode(path) == 0o600
     assert [entry.name for entry in path.parent.iterdir()] == ["file"]
@@ -134,17 +134,17 @@ def test_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     target = tmp_path / "file"
     target.mkdir()  # a file cannot replace a folder
     with pytest.raises(IsADirectoryError):
-        state_folder.write_atomic(target, "new")
+        write_atomic(target, "new")
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
 
 def test_reader_never_sees_a_partial_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     texts = ["a" * 200_000, "b" * 200_000]
-    state_folder.write_atomic(path, texts[0])
+    write_atomic(path, texts[0])
     code = (
-        "import sys; from pathlib import Path; from cloudddp import state_folder\n"
-        "for n in range(60): state_folder.write_atomic(Path(sys.argv[1]), 'ab'[n % 2] * 200_000)"
+        "import sys; from pathlib import Path; from cloudddp import files\n"
+        "for n in range(60): files.write_atomic(Path(sys.argv[1]), 'ab'[n % 2] * 200_000)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(path)]) as writer:
         reads = 0

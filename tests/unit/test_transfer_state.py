@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 
 from cloudddp.agent.protocol.codec import ProtocolError
+from cloudddp.agent.protocol.file_steps import COMPARED, LISTED, WAITING, WRITING, ReceiveEvent, ReceiveReply
 from cloudddp.agent.protocol.manifest import Entry
-from cloudddp.agent.protocol.receive import COMPARED, LISTED, WAITING, WRITING, ReceiveEvent, ReceiveReply
 from cloudddp.agent.protocol.transfer import FILE_WORK, Wants
-from cloudddp.job.transfer_reports import MAX_LINE, MAX_NOTES, MAX_REPORTS, Reports
+from cloudddp.job.transfer import MAX_LINE, MAX_NOTES, MAX_REPORTS, Reports
 from cloudddp.job.transfer_state import (
     BYPASS,
     CLOSING,

@@ -4,36 +4,28 @@ once.
 Both sides import these modules: the laptop from the installed package, the agent from a copy beside it. So
 they need Python 3.9 and the standard library only, and import nothing else of cloudddp.
 
-A step is a command, `python3 AGENT STEP [REQUEST]`, or one of several over `serve` (serve.py). Its
+A step is a command, `python3 AGENT STEP [REQUEST]`, or one of several over `serve` (codec.py). Its
 request is JSON: the first line of stdin, or in argv where the agent itself is on stdin (never one that holds
 secrets). Its reply is the last line on stdout; `pack` and `follow` write frames instead.
 
 Each module holds one topic, so that a step of the agent loads only what it needs:
 
-    codec     JSON <-> dataclass; ProtocolError
-    serve     several steps over one channel
-    machine   probe
-    manifest  the files of a project
-    files     pack
-    transfer  the frames that bring the project's files
-    receive   receive
-    sending   files -> frames
-    peer      Peer
-    phases    JobPhase
-    jobs      JobState; jobs
-    start     setup, start
-    gang      what the agents of one job tell each other
-    verdict   Verdict, Failure; conclude
-    kill      kill
-    training  TrainingStatus
-    pace      StepReport, Straggler
-    stall     LeftStall
-    frames    follow
-    results   new_files, pulled
-    copies    Destination, Copied: results that a node copies to S3
-    stacks    stacks
-    snapshots what the agents of one job tell each other of snapshots
-    version   VersionConflict
+    codec      JSON <-> dataclass; ProtocolError; several steps over one channel
+    machine    probe, poweroff
+    manifest   the files of a project
+    transfer   the frames that bring the project's files
+    file_steps receive, pack
+    sending    files -> frames
+    phases     JobPhase, Peer, VersionConflict
+    jobs       JobState, Verdict, Failure; jobs, conclude, kill
+    start      setup, start
+    gang       what the agents of one job tell each other
+    progress   TrainingStatus, StepReport, Straggler, LeftStall
+    frames     follow
+    results    new_files, pulled
+    copies     Destination, Copied: results that a node copies to S3
+    stacks     stacks
+    snapshots  what the agents of one job tell each other of snapshots
 """
 
 from __future__ import annotations

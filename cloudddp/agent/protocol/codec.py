@@ -1,14 +1,17 @@
-"""JSON <-> frozen dataclasses, driven by their type hints. Standard library only.
+"""JSON <-> frozen dataclasses, driven by their type hints; and several steps over one channel: what goes
+before each request, and what follows its output. Standard library only.
 
 The agent uses `decode` for requests and for its own files. The laptop does not use it for replies:
 `json.loads` builds every list and dict that a hostile node sends before anything is checked, which for 16 MB
-of `[[],[],...]` takes 400 MB. cloudddp/agent/decode.py decodes the same dataclasses without that.
+of `[[],[],...]` takes 400 MB. cloudddp/agent/steps.py decodes the same dataclasses without that.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import struct
+from collections.abc import Iterable
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -257,3 +260,28 @@ def _record(kind: Any) -> Converter:
         return kind(**known)
 
     return convert
+
+
+# Bytes of the steps' names and of the request, bytes of the names alone, whether it is the last step.
+HEAD = struct.Struct(">II?")
+STDERR_END = b"\0"  # no step writes this byte to stderr, nor to stdout, but for the last one
+_STDOUT_END = re.compile(rb"\0(\d{1,3})\n")
+
+
+def ask(step: str, request: bytes, *, is_last: bool = False, then: Iterable[str] = ()) -> bytes:
+    """Return what asks for a step. Its body, if any, follows. `then`: steps that are likely to follow, whose
+    modules are imported meanwhile."""
+    names = " ".join((step, *then)).encode()
+    return HEAD.pack(len(names) + len(request), len(names), is_last) + names + request
+
+
+def stdout_end(code: int) -> bytes:
+    return b"\0%d\n" % code
+
+
+def read_stdout_end(data: bytes) -> int:
+    """Return the exit code of a step. Raises ProtocolError."""
+    found = _STDOUT_END.fullmatch(data)
+    if found is None:
+        raise ProtocolError("its output does not end as that of a step")
+    return int(found[1])

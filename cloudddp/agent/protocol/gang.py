@@ -12,14 +12,11 @@ from enum import Enum
 from typing import Optional
 
 from cloudddp.agent.protocol.codec import MAX_COUNT, ProtocolError, check_length, check_range
-from cloudddp.agent.protocol.jobs import MAX_RANKS
-from cloudddp.agent.protocol.pace import MAX_STRAGGLERS, Pace, Straggler
-from cloudddp.agent.protocol.peer import Peer
-from cloudddp.agent.protocol.phases import MAX_NODES, MAX_TOKEN
+from cloudddp.agent.protocol.jobs import MAX_AGO, MAX_LINE, MAX_RANKS, Exited, Failure, Verdict, check_lines
+from cloudddp.agent.protocol.phases import MAX_NODES, MAX_TOKEN, Peer
+from cloudddp.agent.protocol.progress import MAX_STRAGGLERS, LeftStall, Pace, Straggler
 from cloudddp.agent.protocol.snapshots import Offer
 from cloudddp.agent.protocol.stacks import Position
-from cloudddp.agent.protocol.stall import LeftStall
-from cloudddp.agent.protocol.verdict import MAX_AGO, MAX_LINE, Exited, Failure, Verdict, check_lines
 
 MAX_FACT = 300  # characters
 MAX_FAILURES = 300  # in one report: each rank has at most one

@@ -1,8 +1,10 @@
-"""`probe`: what a node reports about itself before a job starts."""
+"""`probe`: what a node reports about itself before a job starts; and `poweroff`: when it powers off by
+itself, once no job runs on it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Optional
 
 from cloudddp.agent.protocol.codec import (
@@ -20,7 +22,51 @@ from cloudddp.agent.protocol.codec import (
 )
 from cloudddp.agent.protocol.manifest import FOLDER_DIGEST, MAX_FILES, check_folder
 from cloudddp.agent.protocol.phases import MAX_RUNNING
-from cloudddp.agent.protocol.poweroff import PowerOffReply
+
+MAX_POWEROFF_WAIT = 1e8  # seconds
+
+
+class Change(Enum):
+    """What is to be done with the plan of a node."""
+
+    PLAN = "plan"  # for a job that is being launched; it replaces the plan of any other one
+    EXTEND = "extend"  # the plan of any job: the node powers off that late, or later
+    CHANGE = "change"  # the plan of that job, and of no other
+
+
+@dataclass(frozen=True)
+class PowerOffReply:
+    """The node powers off after `job`, in `left` seconds if no job runs on it; None: it does not. `before`:
+    what `left` was before it was changed."""
+
+    job: str = ""
+    left: Optional[float] = None
+    before: Optional[float] = None
+
+    def __post_init__(self) -> None:
+        if self.job:
+            check_job_id("job", self.job)
+        check_range("left", self.left, 0, MAX_POWEROFF_WAIT)
+        check_range("before", self.before, 0, MAX_POWEROFF_WAIT)
+
+
+@dataclass(frozen=True)
+class PowerOffRequest:
+    """Let the node power off in `seconds`. `job`: see Change; '' for EXTEND. Nothing is changed where another
+    job runs."""
+
+    change: Change
+    seconds: float
+    job: str = ""
+
+    STEP = "poweroff"
+    REPLY = PowerOffReply
+
+    def __post_init__(self) -> None:
+        check_range("seconds", self.seconds, 0, MAX_POWEROFF_WAIT)
+        if self.job or self.change is not Change.EXTEND:
+            check_job_id("job", self.job)
+
 
 MAX_INTERFACE = 15  # characters (Linux: IFNAMSIZ - 1)
 MAX_FOLDERS = 8 << 20  # bytes of a reply that holds the digests of a project's folders

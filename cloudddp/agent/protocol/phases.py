@@ -1,8 +1,13 @@
-"""The phases of a job."""
+"""The phases of a job, the limits of what is said of it, and where the agent of a node listens for those of
+other nodes: the least that a sync has to import; and the refusal of a step while jobs of another version
+run."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
+
+from cloudddp.agent.protocol.codec import check_job_id, check_length, check_range
 
 MAX_NODES = 1 << 10
 MAX_RANK = 1 << 16
@@ -26,3 +31,40 @@ class JobPhase(Enum):
     @property
     def ended(self) -> bool:
         return self not in (JobPhase.SETUP, JobPhase.STARTING, JobPhase.RUNNING)
+
+
+MAX_ID = 64
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A node of a job or of a sync, and where its agent listens. `id` is that of its instance, '' where it is
+    not needed."""
+
+    node: int
+    address: str
+    port: int
+    id: str = ""
+
+    def __post_init__(self) -> None:
+        check_range("node", self.node, 0, MAX_NODES)
+        check_length("address", self.address, 64)
+        check_range("port", self.port, 1, (1 << 16) - 1)
+        check_length("id", self.id, MAX_ID)
+
+
+@dataclass(frozen=True)
+class VersionConflict:
+    """A step was refused: `jobs` run under the agent version `store`, and the step's agent has version
+    `agent`."""
+
+    store: int
+    agent: int
+    jobs: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        check_range("store", self.store, 0, 1 << 31)
+        check_range("agent", self.agent, 0, 1 << 31)
+        check_length("jobs", self.jobs, MAX_RUNNING)
+        for job in self.jobs:
+            check_job_id("jobs", job)

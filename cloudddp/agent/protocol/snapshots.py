@@ -14,7 +14,7 @@ from cloudddp.agent.protocol.codec import (
     check_project,
     check_range,
 )
-from cloudddp.agent.protocol.peer import MAX_ID
+from cloudddp.agent.protocol.phases import MAX_ID
 
 MAX_PATTERNS = 200
 MAX_SHARED = 2000  # files of a node

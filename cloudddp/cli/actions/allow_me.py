@@ -5,7 +5,7 @@ from __future__ import annotations
 from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
 from cloudddp.cluster import lookup, ssh_ingress
-from cloudddp.config.global_options import GlobalOptions
+from cloudddp.config.command_line import GlobalOptions
 
 
 def allow_me(console: Console, options: GlobalOptions, *, anyone: bool) -> None:

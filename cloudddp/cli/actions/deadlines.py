@@ -16,7 +16,7 @@ from cloudddp.config import timing
 from cloudddp.config.spec import Config
 from cloudddp.errors import Command
 from cloudddp.job.job_request import NewJob
-from cloudddp.job.results.s3_location import place_of
+from cloudddp.job.launch_record import place_of
 
 NEAR = 1800.0  # seconds before the deadline from which a launch warns of it
 WARNINGS = (30.0, 10.0, 3.0)  # minutes before the deadline

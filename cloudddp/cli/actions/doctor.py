@@ -9,7 +9,7 @@ from cloudddp.cli.console import Console
 from cloudddp.cli.formats import counted
 from cloudddp.cluster.doctor import Check, examine
 from cloudddp.cluster.up import check_settings
-from cloudddp.config.global_options import Flag, GlobalOptions
+from cloudddp.config.command_line import Flag, GlobalOptions
 from cloudddp.errors import CloudDDPError
 
 _LONGEST = "ec2:CreatePlacementGroup"  # name of a check: each line is printed before the next check is known

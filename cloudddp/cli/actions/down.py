@@ -9,10 +9,9 @@ from datetime import UTC, datetime
 
 from cloudddp import local_state, signals
 from cloudddp.aws import inventory, removal
-from cloudddp.aws.botocore_errors import REGION_REFUSED
+from cloudddp.aws.answers import REGION_REFUSED
 from cloudddp.aws.client import AWS
 from cloudddp.cli import session as sessions
-from cloudddp.cli.actions import rehearsal
 from cloudddp.cli.actions.unsaved_work import unsaved_work
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import region_list
@@ -21,11 +20,11 @@ from cloudddp.cli.views import clusters as views
 from cloudddp.cli.views import lifecycle
 from cloudddp.cluster import created_ids, name_lock, region_search, teardown
 from cloudddp.cluster.created_ids import Known
+from cloudddp.cluster.lookup import Ownership
 from cloudddp.cluster.model import Cluster
-from cloudddp.cluster.ownership import Ownership
 from cloudddp.cluster.region_search import Search
 from cloudddp.cluster.teardown import DownReport
-from cloudddp.config.global_options import GlobalOptions
+from cloudddp.config.command_line import GlobalOptions
 from cloudddp.errors import CloudDDPError, Command, CredentialsError, Leftovers, Part, renewal_first
 from cloudddp.local_state import ClusterRecord
 
@@ -33,6 +32,9 @@ from cloudddp.local_state import ClusterRecord
 def down(console: Console, options: GlobalOptions, *, anyone: bool, dry_run: bool, yes: bool) -> None:
     session = sessions.start(console, options, anyone=anyone, dry_run=dry_run, tolerant_verb="down")
     if dry_run:
+        # 30 ms, which only --dry-run needs: it imports what jobs need, too.
+        from cloudddp.cli.actions import rehearsal
+
         rehearsal.down(console, session.settings)
         return
     name, aws = session.settings.cluster.name, session.aws(finishing=True)

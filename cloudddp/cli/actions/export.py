@@ -13,14 +13,13 @@ import msgspec
 from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
 from cloudddp.cli.session import Session
-from cloudddp.config import env_file
-from cloudddp.config.global_options import Flag, GlobalOptions
+from cloudddp.config.command_line import Flag, GlobalOptions, variable_flags
 from cloudddp.config.settings import RESERVED_ENVIRONMENT
 from cloudddp.errors import Command, UsageError, command_line
-from cloudddp.job import project_files, scripts
+from cloudddp.files import Folder, resolved
+from cloudddp.job import project_files
 from cloudddp.job import slurm as renderer
-from cloudddp.job.job_request import Script
-from cloudddp.safe_files import Folder, resolved
+from cloudddp.job.job_request import Script, find_script
 from cloudddp.text import one_line
 
 
@@ -51,7 +50,7 @@ def slurm(
             for key, value in given.items()
             if value is not None
         ),
-        *env_file.flags(assigned, env_files, os.environ),
+        *variable_flags(assigned, env_files, os.environ),
     ]
     session = sessions.start(console, options, flags=flags, dry_run=True)
     chosen = renderer.SlurmOptions(**of_cluster, required=required)
@@ -81,7 +80,7 @@ def _submission(root: Path, script: Path) -> str:
 def _required(variables: Sequence[str]) -> tuple[str, ...]:
     """Return the variables whose values the script takes from where it is submitted. Raises UsageError."""
     names = tuple(dict.fromkeys(one for one in variables if "=" not in one))
-    env_file.flags([f"{name}=" for name in names], (), {})  # checks the names
+    variable_flags([f"{name}=" for name in names], (), {})  # checks the names
     for name in names:
         if name in RESERVED_ENVIRONMENT:
             raise UsageError(f"--env {name}: torchrun sets it for each rank", hint="remove it")
@@ -92,7 +91,7 @@ def _find(session: Session, script: Script) -> Script:
     """Return the script by its path in the project, in whose folder the job is submitted."""
     config = session.settings
     listed = project_files.of_config(session.root, config).manifest if script.module else ()
-    found, _ = scripts.find(session.root, Path.cwd(), script, listed, config.job.env)
+    found, _ = find_script(session.root, Path.cwd(), script, listed, config.job.env)
     return found
 
 

@@ -14,12 +14,11 @@ import click
 from cloudddp import signals, timings
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol import LAUNCHER_RANK, NOTE, RESTART_NOTE, SETUP_RANK
-from cloudddp.agent.protocol.training import TrainingStatus
+from cloudddp.agent.protocol.progress import TrainingStatus
 from cloudddp.aws.client import AWS
 from cloudddp.cli.actions import deadlines
-from cloudddp.cli.console import Console
+from cloudddp.cli.console import Console, Progress
 from cloudddp.cli.formats import counted, duration, node_list
-from cloudddp.cli.progress import Progress
 from cloudddp.cli.session import Session
 from cloudddp.cli.views.jobs import after_reboot
 from cloudddp.cluster import lookup

@@ -7,13 +7,13 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from cloudddp import local_state, payload
+from cloudddp import local_state
 from cloudddp.cli.console import Console
-from cloudddp.config import example as examples
-from cloudddp.config.global_options import GlobalOptions
+from cloudddp.config import schema as examples
+from cloudddp.config.command_line import GlobalOptions
 from cloudddp.config.project import CONFIG_NAME
 from cloudddp.errors import Command, UsageError
-from cloudddp.safe_files import resolved
+from cloudddp.files import EXAMPLES, payload_example, resolved
 from cloudddp.text import one_line
 
 _DEFAULT = "ddp"
@@ -27,7 +27,7 @@ _MODULES = {"ddp": "sklearn, torch", "trainer": "sklearn, tensorboard, torch, to
 
 def init(console: Console, _: GlobalOptions, *, folder: Path | None, example: str | None) -> None:
     example, folder = _example_and_folder(example, folder)
-    files = payload.example(example) if example else {}
+    files = payload_example(example) if example else {}
     written: list[str] = []
     failed: UsageError | None = None
     try:
@@ -47,7 +47,7 @@ def init(console: Console, _: GlobalOptions, *, folder: Path | None, example: st
         console.print(f"wrote {path}")
     if failed:
         raise failed
-    name = examples.name_for(folder)
+    name = examples.example_name(folder)
     for other in sorted({record.name for record in local_state.live_clusters()} - {name})[:_SHOWN]:
         console.log(
             f"cluster {other!r}, created on this computer, may be up (-c {other}); here it is {name!r}"
@@ -70,14 +70,14 @@ def _example_and_folder(example: str | None, folder: Path | None) -> tuple[str |
     """Return the name of an example, or None, and the folder. In `--example my-project` the value, which the
     option may lack, is the folder. Raises UsageError."""
     name = _SYNONYMS.get(example, example) if example else None
-    if name is None or name in payload.EXAMPLES:
+    if name is None or name in EXAMPLES:
         return name, folder or Path()
-    if folder is None and not difflib.get_close_matches(name, payload.EXAMPLES):
+    if folder is None and not difflib.get_close_matches(name, EXAMPLES):
         return _DEFAULT, Path(name)
     raise UsageError(
         f"--example: no example {name!r}",
         hint=(
-            f"available: {', '.join(payload.EXAMPLES)}; for a folder of that name: ",
+            f"available: {', '.join(EXAMPLES)}; for a folder of that name: ",
             Command("init", f"--example={_DEFAULT}", "FOLDER"),
         ),
     )
@@ -96,7 +96,7 @@ def _write_project(folder: Path, example: str | None, files: Mapping[str, Path],
     """Write the files, and append each to `written`; of an example's folder only its name."""
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / CONFIG_NAME
-    config.write_text(examples.toml(examples.name_for(folder), _setup(example)))
+    config.write_text(examples.example_toml(examples.example_name(folder), _setup(example)))
     written.append(str(config))
     ignored = folder / ".gitignore"
     if not ignored.exists():

@@ -9,7 +9,7 @@ from cloudddp.cli.console import Console
 from cloudddp.cli.node_connections import connected
 from cloudddp.cli.views import jobs as views
 from cloudddp.cluster.connect import PROJECT
-from cloudddp.config.global_options import GlobalOptions
+from cloudddp.config.command_line import GlobalOptions
 from cloudddp.errors import NodeError
 from cloudddp.job import cancel as cancelling
 from cloudddp.job import status

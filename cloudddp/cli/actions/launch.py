@@ -14,8 +14,7 @@ from cloudddp.cli.console import Console
 from cloudddp.cli.node_connections import connected
 from cloudddp.cli.session import Session
 from cloudddp.cluster.model import Cluster
-from cloudddp.config import env_file
-from cloudddp.config.global_options import Flag, GlobalOptions
+from cloudddp.config.command_line import Flag, GlobalOptions, variable_flags
 from cloudddp.errors import EXIT_LEFTOVERS, Command, Interrupted, Text, UsageError
 from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.job_request import KEEP, NewJob, Script
@@ -43,7 +42,7 @@ def launch(
         raise UsageError(
             "--down needs -d", hint=(Command("run"), " removes its cluster, too, and pulls results first")
         )
-    flags = [*flags, *env_file.flags(variables, env_files, os.environ)]
+    flags = [*flags, *variable_flags(variables, env_files, os.environ)]
     session = sessions.start(
         console,
         options,

@@ -16,7 +16,6 @@ from cloudddp.agent.protocol import LAUNCHER_RANK, SETUP_RANK
 from cloudddp.agent.protocol.jobs import MAX_RANKS
 from cloudddp.agent.protocol.phases import MAX_RANK
 from cloudddp.cli import session as sessions
-from cloudddp.cli import streams
 from cloudddp.cli.actions import deadlines
 from cloudddp.cli.actions.follow import (
     ended_nodes_query,
@@ -26,19 +25,19 @@ from cloudddp.cli.actions.follow import (
     report_end,
     silence_reporter,
 )
-from cloudddp.cli.console import Console
+from cloudddp.cli.console import Console, write_raw
 from cloudddp.cli.formats import node_list
 from cloudddp.cli.node_connections import connected
 from cloudddp.cli.session import Session
 from cloudddp.cli.views.jobs import stalled
 from cloudddp.cluster.model import Cluster
-from cloudddp.config.global_options import GlobalOptions
-from cloudddp.config.spec.limits import seconds_of
+from cloudddp.config.command_line import GlobalOptions
+from cloudddp.config.spec import seconds_of
 from cloudddp.errors import Command, NodeError, UsageError
 from cloudddp.job import status
 from cloudddp.job.follow.decide import Policy
 from cloudddp.job.follow.follower import JobFollower
-from cloudddp.job.follow.selection import Selection
+from cloudddp.job.follow.stream import Selection
 from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.status import JobRecord
 
@@ -198,7 +197,7 @@ class _LastLines:
 
 def _printer(console: Console, *, as_json: bool, raw: bool, launcher: bool) -> Printer:
     if raw:
-        return line_printer(console, launcher=launcher, shown=lambda line: line, write=streams.write_raw)
+        return line_printer(console, launcher=launcher, shown=lambda line: line, write=write_raw)
     if not as_json:
         return line_printer(console, launcher=launcher)
 

@@ -17,12 +17,12 @@ from cloudddp.cli.node_connections import connected
 from cloudddp.cluster import connect
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.config import timing
-from cloudddp.config.global_options import GlobalOptions
+from cloudddp.config.command_line import GlobalOptions
 from cloudddp.errors import CloudDDPError, Command, UsageError
+from cloudddp.files import write_atomic
 from cloudddp.job.follow.lines import LineSplitter
 from cloudddp.local_state import ClusterFolder
 from cloudddp.ssh.running import CommandSpec
-from cloudddp.state_folder import write_atomic
 from cloudddp.text import without_colours
 
 _WITH_VALUE = "BbcDEeFIiJLlmOoPpQRSWw"  # options of OpenSSH's `ssh`

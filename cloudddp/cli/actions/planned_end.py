@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 
-from cloudddp import signals, state_folder
+from cloudddp import signals
 from cloudddp.agent.client import Runner
 from cloudddp.cli.formats import duration
 from cloudddp.cli.session import Session
@@ -15,9 +15,9 @@ from cloudddp.cluster import connect, lookup
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.wait_ready import ready_minutes
 from cloudddp.config import timing
-from cloudddp.config.spec import ClusterSpec
-from cloudddp.config.spec.limits import seconds_of
+from cloudddp.config.spec import ClusterSpec, seconds_of
 from cloudddp.errors import CloudDDPError
+from cloudddp.files import state_home
 from cloudddp.job import poweroff
 from cloudddp.job.poweroff import PutOff
 from cloudddp.sim import control
@@ -27,7 +27,7 @@ Least = dict[str, float]  # seconds, by job
 
 def nodes_power_off() -> bool:
     """Return whether nodes can power off by themselves: all but the simulator's process nodes."""
-    found = control.find(state_folder.home())
+    found = control.find(state_home())
     return not (
         found is not None
         and found.nodes == "process"

@@ -29,14 +29,14 @@ from cloudddp.cluster import lookup
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import project
-from cloudddp.config.global_options import GlobalOptions
+from cloudddp.config.command_line import GlobalOptions
 from cloudddp.errors import CloudDDPError, Command, NodeError, UsageError
+from cloudddp.files import resolved
 from cloudddp.job import project_files, status
 from cloudddp.job.results import new_files
 from cloudddp.job.results import pull as pulling
 from cloudddp.job.results.pull import Pulled
 from cloudddp.job.status import JobRecord
-from cloudddp.safe_files import resolved
 from cloudddp.text import size_of
 
 

@@ -10,10 +10,9 @@ from cloudddp.cli.console import Console
 from cloudddp.cli.formats import counted
 from cloudddp.cli.session import Session
 from cloudddp.errors import CloudDDPError
-from cloudddp.job.launch_record import LaunchRecord
+from cloudddp.job.launch_record import LaunchRecord, place_of
 from cloudddp.job.results import s3_pull
 from cloudddp.job.results.pull import LOGS, Pulled
-from cloudddp.job.results.s3_location import place_of
 from cloudddp.job.results.s3_pull import NodeObjects
 from cloudddp.text import one_line, size_of
 

@@ -18,10 +18,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cloudddp.agent import commands
+from cloudddp.agent import steps
 from cloudddp.agent.protocol.codec import decode, encode
+from cloudddp.agent.protocol.file_steps import ReceiveEvent, ReceiveReply, ReceiveRequest
 from cloudddp.agent.protocol.machine import ProbeReply
-from cloudddp.agent.protocol.receive import ReceiveEvent, ReceiveReply, ReceiveRequest
 from cloudddp.agent.protocol.start import Process, SetupReply, SetupRequest, StartReply, StartRequest
 from cloudddp.agent.protocol.transfer import DONE, Wants
 from cloudddp.aws import instance_types, inventory
@@ -29,9 +29,9 @@ from cloudddp.aws.client import AWS
 from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.cli.console import Console
 from cloudddp.cli.views import lifecycle
-from cloudddp.cluster import lookup, ssh_routes, teardown
+from cloudddp.cluster import lookup, teardown
 from cloudddp.cluster import up as creating
-from cloudddp.cluster.connect import Meanwhile
+from cloudddp.cluster.connect import Meanwhile, ssh_sources
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.up import UpResult
@@ -41,9 +41,9 @@ from cloudddp.job import launch as starting
 from cloudddp.job import ranks
 from cloudddp.job.job_request import NewJob, Script
 from cloudddp.job.poweroff import Hold
-from cloudddp.ssh import keys
 from cloudddp.ssh.fleet import Outcome
 from cloudddp.ssh.running import CommandSpec, Result
+from cloudddp.ssh.target import generate_key
 
 T = TypeVar("T")
 Print = Callable[[str], None]
@@ -84,7 +84,7 @@ class Nodes:
 
     def run(self, node: int, spec: CommandSpec) -> Result:
         command, stdin = spec.command, spec.stdin
-        step = commands.step_of(command)
+        step = steps.step_of(command)
         if step == ReceiveRequest.STEP and spec.on_stdout is not None:
             pieces = iter(()) if isinstance(stdin, bytes) else iter(stdin)
             return self._receive(node, command, pieces, spec.on_stdout)
@@ -93,7 +93,7 @@ class Nodes:
             for line in self._shown(node, step, command, data):
                 self._print(line)
         if "make-host-key" in command:
-            return Result(0, keys.generate().public.encode(), b"")
+            return Result(0, generate_key().public.encode(), b"")
         return Result(0, self._answer(step), b"")
 
     def _receive(
@@ -128,7 +128,7 @@ class Nodes:
                 yield from _process(start.env, process, self._hidden)
         elif step == SetupRequest.STEP:
             yield from (f"  < {line}" for line in decode(message, SetupRequest).commands)
-        elif data and data != commands.compressed_agent() and step:
+        elif data and data != steps.compressed_agent() and step:
             yield f"  < {message.decode()}"
         elif data:
             yield f"  < {len(data)} bytes: {'the agent' if step else 'infra/node/host-key.sh'}"
@@ -379,6 +379,6 @@ def _bring_up(console: Console, aws: AWS, settings: Config, *, show: bool) -> tu
         confirm=agree,
         dial=dial,
         check_route=lambda _: None,
-        ssh_sources=lambda aws, spec: ssh_routes.ssh_sources(aws, spec, lambda: CALLER, lambda *_: JUMP_HOST),
+        ssh_sources=lambda aws, spec: ssh_sources(aws, spec, lambda: CALLER, lambda *_: JUMP_HOST),
     )
     return created, shown[0]

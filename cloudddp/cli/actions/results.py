@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cloudddp.agent.client import Runner
-from cloudddp.agent.protocol.files import Selection
+from cloudddp.agent.protocol.file_steps import Selection
 from cloudddp.agent.protocol.results import NewFilesReply
 from cloudddp.cli.byte_progress import ByteProgress
 from cloudddp.cli.console import Console
@@ -28,7 +28,7 @@ from cloudddp.config.spec import Config, JobSpec
 from cloudddp.errors import CloudDDPError, Command, NodeError
 from cloudddp.job import project_files
 from cloudddp.job.follow.verdict import JobResult
-from cloudddp.job.results import new_files, safe_names, shards
+from cloudddp.job.results import incoming, new_files, safe_names
 from cloudddp.job.results import pull as pulling
 from cloudddp.job.results.new_files import NodeFiles, names_of
 from cloudddp.job.results.pull import Pulled
@@ -194,7 +194,7 @@ def raise_failures(console: Console, outcome: Outcome[Pulled]) -> None:
 def merge_shards(console: Console, base: Path, folders: Mapping[int, Path]) -> None:
     """Make each checkpoint of which several nodes hold shards one folder below `base`. Never fails."""
     try:
-        merged = shards.merge(base, folders) if len(folders) > 1 else []
+        merged = incoming.merge_shards(base, folders) if len(folders) > 1 else []
     except OSError as error:
         console.warn(f"{base}: the shards of the nodes' checkpoints were not put together: {error}")
         return

@@ -27,7 +27,7 @@ from cloudddp.cluster import replace_nodes as replacing
 from cloudddp.cluster.launch_errors import NotLaunched
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import timing
-from cloudddp.config.global_options import Flag, GlobalOptions
+from cloudddp.config.command_line import Flag, GlobalOptions
 from cloudddp.config.spec import Config, JobSpec
 from cloudddp.errors import (
     EXIT_LEFTOVERS,

@@ -30,8 +30,8 @@ from cloudddp.cli.views import lifecycle
 from cloudddp.cluster import connect, region_search, teardown
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import Plan
-from cloudddp.config import env_file, timing
-from cloudddp.config.global_options import Flag, GlobalOptions
+from cloudddp.config import timing
+from cloudddp.config.command_line import Flag, GlobalOptions, variable_flags
 from cloudddp.config.spec import ClusterSpec, Config
 from cloudddp.errors import (
     CloudDDPError,
@@ -103,7 +103,7 @@ def run(
     script: str,
     args: Sequence[str],
 ) -> int:
-    flags = [*flags, *env_file.flags(variables, env_files, os.environ)]
+    flags = [*flags, *variable_flags(variables, env_files, os.environ)]
     session = sessions.start(console, options, flags=flags, variables=variables, env_files=env_files)
     wanted = checked_script(session, Script(script, tuple(args), module), fresh=True)
     pull.check_target(

@@ -14,13 +14,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cloudddp import signals, state_folder
+from cloudddp import signals
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import counted
 from cloudddp.cli.load_settings import named_cluster
 from cloudddp.cli.views import simulator as views
-from cloudddp.config.global_options import GlobalOptions
+from cloudddp.config.command_line import GlobalOptions
 from cloudddp.errors import CloudDDPError, Command, UsageError
+from cloudddp.files import state_home
 from cloudddp.sim import control
 from cloudddp.sim.control import Simulator
 
@@ -42,7 +43,7 @@ def start(
     scp: str | None,
     **seconds: float | None,
 ) -> None:
-    before = control.find(state_folder.home())
+    before = control.find(state_home())
     timing = {
         name.removesuffix("_seconds").replace("_", "-"): value
         for name, value in seconds.items()
@@ -50,7 +51,7 @@ def start(
     }
     policies = {kind: Path(file) for kind, file in (("policy", policy), ("scp", scp)) if file}
     found = control.start(
-        state_folder.home(), port=port, nodes=nodes, interfaces=interfaces, timing=timing, policies=policies
+        state_home(), port=port, nodes=nodes, interfaces=interfaces, timing=timing, policies=policies
     )
     state = "is already running" if before else "started"
     console.print(f"simulator {state}: {found.endpoint}, {views.kind(found)}")
@@ -67,7 +68,7 @@ def start(
 
 
 def stop(console: Console, _: GlobalOptions) -> None:
-    ended = control.stop(state_folder.home())
+    ended = control.stop(state_home())
     console.print(
         f"simulator stopped, {counted(ended, 'process')} ended" if ended else "the simulator is not running"
     )
@@ -143,7 +144,7 @@ def _cluster(options: GlobalOptions, nodes: tuple[str, ...]) -> str | None:
 
 
 def _running() -> Simulator:
-    found = control.find(state_folder.home())
+    found = control.find(state_home())
     if found is None:
         raise CloudDDPError("the simulator is not running", hint=("start it: ", Command("sim", "start")))
     return found

@@ -9,7 +9,7 @@ from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
 from cloudddp.cli.node_connections import connected
 from cloudddp.cli.views.jobs import iso
-from cloudddp.config.global_options import GlobalOptions
+from cloudddp.config.command_line import GlobalOptions
 from cloudddp.errors import CloudDDPError, Command
 from cloudddp.job import status
 from cloudddp.job.failure_text import exited_text

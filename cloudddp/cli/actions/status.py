@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from cloudddp.aws.botocore_errors import REGION_REFUSED
+from cloudddp.aws.answers import REGION_REFUSED
 from cloudddp.aws.client import AWS
 from cloudddp.aws.denials import CODES as DENIED
 from cloudddp.cli import session as sessions
@@ -20,7 +20,7 @@ from cloudddp.cluster.lookup import Remains
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.node_addresses import in_parallel
 from cloudddp.cluster.region_search import Search
-from cloudddp.config.global_options import GlobalOptions
+from cloudddp.config.command_line import GlobalOptions
 from cloudddp.errors import AWSError, CloudDDPError, Command, Text, parts
 
 

@@ -6,14 +6,14 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from cloudddp import state_folder
 from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import counted, node_list
 from cloudddp.cli.node_connections import connected
 from cloudddp.cli.session import Session
-from cloudddp.config.global_options import GlobalOptions
+from cloudddp.config.command_line import GlobalOptions
 from cloudddp.errors import CloudDDPError, Command, UsageError
+from cloudddp.files import project_id
 from cloudddp.job import project_files, unsent
 from cloudddp.job import sync as syncing
 from cloudddp.job.results.restore import restore, results_here
@@ -81,7 +81,7 @@ def origin_of(session: Session, *, yes: bool = False, before: Callable[[], None]
         if not session.console.confirm(f"{held}. Replace them?"):
             raise CloudDDPError("not confirmed; nothing was changed")
 
-    return Origin(state_folder.project_id(session.root), agree)
+    return Origin(project_id(session.root), agree)
 
 
 def _results_of(session: Session, job_id: str | None) -> Path:

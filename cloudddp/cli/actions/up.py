@@ -9,7 +9,6 @@ from cloudddp import signals
 from cloudddp.aws.client import AWS
 from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.cli import session as sessions
-from cloudddp.cli.actions import rehearsal
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import dollars
 from cloudddp.cli.session import Session
@@ -19,7 +18,7 @@ from cloudddp.cluster import up as creating
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.up import UpResult
-from cloudddp.config.global_options import Flag, GlobalOptions
+from cloudddp.config.command_line import Flag, GlobalOptions
 from cloudddp.errors import CloudDDPError, Command, Interrupted
 from cloudddp.job import ranks
 
@@ -27,6 +26,9 @@ from cloudddp.job import ranks
 def up(console: Console, options: GlobalOptions, *, flags: Sequence[Flag], dry_run: bool, yes: bool) -> None:
     session = sessions.start(console, options, flags=flags, dry_run=dry_run)
     if dry_run:
+        # 30 ms, which only --dry-run needs: it imports what jobs need, too.
+        from cloudddp.cli.actions import rehearsal
+
         rehearsal.up(console, session.settings)
         return
     try:

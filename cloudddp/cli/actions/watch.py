@@ -24,7 +24,7 @@ from cloudddp.cli.session import Session
 from cloudddp.cluster import connect, lookup
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import timing
-from cloudddp.config.global_options import Flag, GlobalOptions
+from cloudddp.config.command_line import Flag, GlobalOptions
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import AWSError, NodeError
 from cloudddp.job import launch_record, status

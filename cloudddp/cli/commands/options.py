@@ -34,7 +34,7 @@ DRY_RUN = click.Option(
     help="Print every AWS call and every command on the nodes; call nothing. Needs no account.",
 )
 
-# `standard` is the default in config/spec/, which `--help` does not import: a test compares them.
+# `standard` is the default in config/spec.py, which `--help` does not import: a test compares them.
 CLUSTER_SETTINGS = (
     SettingOption("cluster", "nodes", "-n", "--nodes", metavar="N", standard="2"),
     SettingOption("cluster", "instance_type", "-t", "--instance-type", metavar="TYPE", standard="g5.xlarge"),

@@ -5,13 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from cloudddp.cli.formats import counted, dollars, duration
-from cloudddp.cli.terminal_text import table
+from cloudddp.cli.formats import counted, dollars, duration, table
 from cloudddp.cli.termination import PlannedEnd
-from cloudddp.cluster.cost import Cost
-from cloudddp.cluster.lookup import Remains
+from cloudddp.cluster.lookup import Ownership, Remains
 from cloudddp.cluster.model import Cluster
-from cloudddp.cluster.ownership import Ownership
+from cloudddp.cluster.prices import Cost
 from cloudddp.errors import Command, Text
 
 UNKNOWN_OWNER = "an unknown owner"

@@ -9,11 +9,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cloudddp.agent.protocol.copies import Copied, CopyPhase
-from cloudddp.agent.protocol.pace import Straggler, current
-from cloudddp.agent.protocol.stall import LeftStall
-from cloudddp.agent.protocol.training import TrainingStatus
-from cloudddp.cli.formats import counted, duration, moment, node_list
-from cloudddp.cli.terminal_text import table, width_of
+from cloudddp.agent.protocol.progress import LeftStall, Straggler, TrainingStatus, current
+from cloudddp.cli.formats import counted, duration, moment, node_list, table, width_of
 from cloudddp.errors import Command
 from cloudddp.job.status import JobRecord
 from cloudddp.text import one_line, size_of

@@ -10,14 +10,14 @@ from cloudddp.aws.reservations import Reservation
 from cloudddp.cli import formats
 from cloudddp.cli.formats import counted, dollars, duration, moment
 from cloudddp.cli.views.clusters import UNKNOWN_OWNER, amount, at, nodes_table, time_left
-from cloudddp.cluster import capacity_reservation, interfaces
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import Plan
+from cloudddp.cluster.preconditions import reservation_title
 from cloudddp.cluster.prices import Price
+from cloudddp.cluster.requests import efa_devices
 from cloudddp.cluster.teardown import DownReport
 from cloudddp.cluster.up import UpResult
-from cloudddp.config import connection
-from cloudddp.config.spec import ClusterSpec
+from cloudddp.config.spec import ClusterSpec, connection_mode
 from cloudddp.errors import Command, Text
 
 
@@ -91,9 +91,9 @@ def _parts(price: Price) -> tuple[str, str, str]:
 
 def _capacity(found: Reservation) -> str:
     if not found.block:
-        return f"{capacity_reservation.title(found)} in {found.zone}"
+        return f"{reservation_title(found)} in {found.zone}"
     ends = f", until {moment(found.end)}; EC2 terminates its nodes 30 minutes before" if found.end else ""
-    return f"{capacity_reservation.title(found)} in {found.zone}{ends}"
+    return f"{reservation_title(found)} in {found.zone}{ends}"
 
 
 def _network(the_plan: Plan, info: TypeInfo, spec: ClusterSpec) -> list[str]:
@@ -101,7 +101,7 @@ def _network(the_plan: Plan, info: TypeInfo, spec: ClusterSpec) -> list[str]:
     case."""
     context = the_plan.context
     found = []
-    if devices := interfaces.efa_devices(context.interfaces):
+    if devices := efa_devices(context.interfaces):
         found.append(f"EFA with {counted(devices, 'device')} per node")
     elif info.cards > 1 and spec.nodes > 1:
         found.append(f"one of the type's {info.cards} network cards, without EFA: slow between nodes")
@@ -115,7 +115,7 @@ def _network(the_plan: Plan, info: TypeInfo, spec: ClusterSpec) -> list[str]:
 
 def _access(spec: ClusterSpec) -> str | None:
     """Return how SSH reaches the nodes, in words; None for the default."""
-    if connection.mode(spec) == "public":
+    if connection_mode(spec) == "public":
         return (
             None
             if spec.proxy_command is None

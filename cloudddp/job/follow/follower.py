@@ -15,29 +15,29 @@ from dataclasses import dataclass, field
 
 from cloudddp import signals
 from cloudddp.agent.client import Runner
-from cloudddp.job.follow import liveness, silence
 from cloudddp.job.follow.decide import (
     AskAws,
     Continue,
     Done,
+    Liveness,
     Policy,
+    changes,
     decide,
+    silence_due,
 )
-from cloudddp.job.follow.event_queue import EventQueue
 from cloudddp.job.follow.events import (
     AwsAsked,
     AwsReport,
     BarsDue,
     Event,
+    EventQueue,
     NodeLost,
     NodeQuiet,
     NodeResponding,
     Silence,
 )
-from cloudddp.job.follow.liveness import Liveness
-from cloudddp.job.follow.selection import EVERYTHING, Selection
 from cloudddp.job.follow.state import FollowState, Line
-from cloudddp.job.follow.stream import Connections, NodeStream
+from cloudddp.job.follow.stream import EVERYTHING, Connections, NodeStream, Selection
 from cloudddp.job.follow.verdict import JobResult, verdict
 
 POLL = 0.2  # seconds between two looks at the clock while nothing happens
@@ -178,13 +178,13 @@ class JobFollower:
             return None  # this side is slow: heartbeats wait behind the logs
         now, wall = self._liveness.clock(), time.time()
         last_seen, timing = self._liveness.last_seen, self._policy.timing
-        return next(liveness.changes(self._state, last_seen, now=now, wall=wall, timing=timing), None)
+        return next(changes(self._state, last_seen, now=now, wall=wall, timing=timing), None)
 
     def _due(self) -> BarsDue | Silence | None:
         if not self._policy.wait:
             return None
         kinds = (BarsDue,) * self._bars + (Silence,) * (self._on_silence is not None)
-        found = silence.due(self._state, self._policy.timing, self._liveness.clock())
+        found = silence_due(self._state, self._policy.timing, self._liveness.clock())
         return next((event for event in found if isinstance(event, kinds)), None)
 
     def _ask_aws(self) -> None:

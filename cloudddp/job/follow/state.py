@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from cloudddp.agent.protocol.jobs import JobState
-from cloudddp.agent.protocol.verdict import Cause, Verdict
+from cloudddp.agent.protocol.jobs import Cause, JobState, Verdict
 from cloudddp.errors import NodeError
 from cloudddp.job import outcome
 from cloudddp.job.follow import lines

@@ -1,5 +1,5 @@
 """The event stream of one node: the agent's frames over SSH, read in a thread of its own, across broken
-connections."""
+connections; and which part of a job's logs it reads."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
-from cloudddp.agent import client, failures
+from cloudddp.agent import client, steps
 from cloudddp.agent.client import Runner
-from cloudddp.agent.frames import FrameDecoder
 from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.agent.protocol.frames import Dropped, End, FollowRequest, Heartbeat, Log
 from cloudddp.agent.protocol.jobs import JobState
 from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.steps import FrameDecoder
 from cloudddp.config.timing import Timing
 from cloudddp.errors import NodeError
+from cloudddp.job.follow.decide import Liveness
 from cloudddp.job.follow.events import (
     Event,
     JobUpdate,
@@ -28,9 +30,22 @@ from cloudddp.job.follow.events import (
     NodeReconnected,
     NodeUnreachable,
 )
-from cloudddp.job.follow.liveness import Liveness
-from cloudddp.job.follow.selection import EVERYTHING, Selection
 from cloudddp.ssh.running import CommandSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Read the logs of these ranks (all if empty), from what was written in the last `since` seconds, and
+    from the last `tail` lines of each. `setup`: with the output of the setup commands, unless `ranks` are
+    named."""
+
+    ranks: tuple[int, ...] = ()
+    since: float | None = None
+    tail: int | None = None
+    setup: bool = False
+
+
+EVERYTHING = Selection()
 
 
 class Connections:
@@ -123,7 +138,7 @@ class NodeStream:
             try:
                 self._read()
             except ProtocolError as error:
-                unreadable = failures.unreadable(self._node, FollowRequest.STEP, error)
+                unreadable = steps.unreadable(self._node, FollowRequest.STEP, error)
                 self._emit(NodeLost(self._node, str(unreadable), time.time(), unreadable))
                 return
             except Exception as error:
@@ -169,7 +184,7 @@ class NodeStream:
             is_last=True,
         )
         if not self._ended:
-            raise NodeError(f"node {self._node}: {failures.failure_text(result)}")
+            raise NodeError(f"node {self._node}: {steps.failure_text(result)}")
 
     def _lose(self, error: Exception) -> None:
         # Not since the connection broke: when a machine fails silently, ranks on other nodes fail because of
@@ -204,7 +219,7 @@ class NodeStream:
         now = self._liveness.clock()
         self._broken_since = self._broken_since or now
         self._liveness.broken(self._node)
-        refused = isinstance(error, failures.RefusedByAgent)
+        refused = isinstance(error, steps.RefusedByAgent)
         return self._wait and not refused and now - self._broken_since <= self._timing.offline
 
     def _reconnect(self, broken: Exception) -> bool:

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from math import inf
 
 from cloudddp.agent.protocol import LAUNCHER_RANK, SETUP_RANK
-from cloudddp.agent.protocol.jobs import JobState
+from cloudddp.agent.protocol.jobs import Cause, JobState
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.protocol.training import PREEMPTED_EXIT_CODE, TrainingStatus
-from cloudddp.agent.protocol.verdict import Cause
+from cloudddp.agent.protocol.progress import PREEMPTED_EXIT_CODE, TrainingStatus
 from cloudddp.job import failure_text, outcome
 from cloudddp.job.follow.state import TAIL_LINE_LENGTH, FollowState
 from cloudddp.job.outcome import JobOutcome, JobStatus, RankFailure

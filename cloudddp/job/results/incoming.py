@@ -1,9 +1,12 @@
-"""The folder beside the results in which a transfer arrives. After a broken transfer it stays, and the next
-one continues.
+"""The folder beside the results in which a transfer arrives, and how complete results get into their place:
+moved, replacing files; shards of a checkpoint of torch.distributed.checkpoint, of which each node has some,
+as one folder. After a broken transfer the folder stays, and the next one continues.
 
 Its name is that of the transfer: the same node and job find it again, another node does not. It belongs to
 this user alone, and one pull at a time uses it. In it are `files`, what the node has sent or confirmed in
 this transfer, and `before`, what had arrived in those that broke.
+
+Shards are hard links to what was pulled from each node, so that the next pull still finds it there.
 """
 
 from __future__ import annotations
@@ -15,13 +18,13 @@ import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from cloudddp.errors import CloudDDPError, NodeError
-from cloudddp.job.results.unpack import Truncated
-from cloudddp.job.results.write_errors import OTHER_FOLDER_HINT, cannot_write
-from cloudddp.safe_files import Folder
+from cloudddp.files import Folder, state_home
+from cloudddp.job.results.unpack import OTHER_FOLDER_HINT, Notes, Truncated, cannot_write
 
 PREFIX = ".cloudddp-incoming-"
 
@@ -132,3 +135,109 @@ def _is_empty(folder: Folder) -> bool:
     with contextlib.suppress(OSError), folder.enter("files") as files, folder.enter("before") as before:
         return not files.names() and not before.names()
     return False
+
+
+def identity_of(path: Path) -> tuple[int, int] | None:
+    """Return the device and inode of a file or folder; None if it cannot be reached."""
+    try:
+        info = path.stat()
+    except OSError:
+        return None
+    return info.st_dev, info.st_ino
+
+
+@dataclass
+class Move:
+    """Moves the contents of a folder into another one and counts the files. `since`: when the job began."""
+
+    notes: Notes
+    since: int
+    files: int = 0
+    size: int = 0
+    older: int = 0
+    unchanged: int = 0  # links that the target has already
+    _state: tuple[int, int] | None = field(default_factory=lambda: identity_of(state_home()))
+
+    def contents(self, source: Folder, target: Folder) -> None:
+        """Move everything in `source`. Raises OSError, and CloudDDPError where a folder and a file
+        conflict."""
+        for name in source.names():
+            info = os.stat(name, dir_fd=source.descriptor, follow_symlinks=False)
+            if stat.S_ISDIR(info.st_mode):
+                self._folder(source, target, name, stat.S_IMODE(info.st_mode))
+                continue
+            if stat.S_ISLNK(info.st_mode) and _same_link(source, target, name):
+                self.unchanged += 1
+                continue
+            try:
+                os.rename(name, name, src_dir_fd=source.descriptor, dst_dir_fd=target.descriptor)
+            except IsADirectoryError:
+                raise _conflict(target.path / name, "is a folder here and a file in the results") from None
+            self.files += 1
+            self.size += info.st_size
+            self.older += info.st_mtime < self.since
+
+    def _folder(self, source: Folder, target: Folder, name: str, mode: int) -> None:
+        try:
+            inner = target.enter(name, make=mode)
+        except NotADirectoryError:
+            raise _conflict(
+                target.path / name, "is a link or a file here and a folder in the results"
+            ) from None
+        with inner:
+            if inner.identity == self._state:
+                self.notes.left_out(
+                    "", f"{inner.path}: it is CLOUDDDP_HOME, which holds cloudddp's own files"
+                )
+                return
+            with source.enter(name) as within:
+                self.contents(within, inner)
+
+
+def _same_link(source: Folder, target: Folder, name: str) -> bool:
+    if target.kind(name) != stat.S_IFLNK:
+        return False
+    return os.readlink(name, dir_fd=source.descriptor) == os.readlink(name, dir_fd=target.descriptor)
+
+
+def _conflict(path: Path, why: str) -> CloudDDPError:
+    return CloudDDPError(
+        f"{path} {why}: it was not replaced", hint="remove it, or choose another folder with --to"
+    )
+
+
+_METADATA, _SHARD = ".metadata", ".distcp"
+
+
+def merge_shards(base: Path, folders: Mapping[int, Path]) -> list[str]:
+    """Link the shards of each checkpoint that lies in several of the `folders` (by node) into one folder
+    below `base`; return the paths of these checkpoints. One of which two nodes have the same file is left as
+    it is. Raises OSError."""
+    found: dict[str, dict[int, list[str]]] = {}
+    for node, folder in folders.items():
+        for where, inner, names in os.walk(folder):
+            inner[:] = [name for name in inner if Path(where, name) not in folders.values()]
+            shards = [name for name in names if name == _METADATA or name.endswith(_SHARD)]
+            if shards:
+                found.setdefault(Path(where).relative_to(folder).as_posix(), {})[node] = shards
+    merged = []
+    for path, parts in sorted(found.items()):
+        every = [name for names in parts.values() for name in names]
+        if len(parts) > 1 and _METADATA in every and len(set(every)) == len(every):
+            for node, names in parts.items():
+                if folders[node] != base:
+                    _link(folders[node] / path, names, base, path)
+            merged.append(path)
+    return merged
+
+
+def _link(source: Path, names: list[str], base: Path, path: str) -> None:
+    with contextlib.ExitStack() as opened:
+        target = opened.enter_context(Folder.at(base))
+        for part in Path(path).parts:
+            target = opened.enter_context(target.enter(part, make=0o755))
+        for name in names:
+            if stat.S_ISREG((source / name).lstat().st_mode):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=target.descriptor)
+                os.link(source / name, name, dst_dir_fd=target.descriptor, follow_symlinks=False)

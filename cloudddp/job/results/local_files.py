@@ -14,9 +14,9 @@ import stat
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from cloudddp.files import Descent, Folder
 from cloudddp.job.results.safe_names import Parts
 from cloudddp.job.results.unpack import Entry, is_unfinished
-from cloudddp.safe_files import Descent, Folder
 
 BLOCK = 1 << 20  # bytes that are read at once
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

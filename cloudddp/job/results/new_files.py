@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from cloudddp.agent import client
 from cloudddp.agent.client import Runner
-from cloudddp.agent.protocol.files import Selection
+from cloudddp.agent.protocol.file_steps import Selection
 from cloudddp.agent.protocol.results import (
     LeftFile,
     NewFiles,

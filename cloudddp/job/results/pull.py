@@ -8,6 +8,11 @@ A node is not trusted: any program that runs there as the login user decides wha
 requested is accepted, by names that mean the same on every file system (safe_names.py), through open folders
 and never through a link (unpack.py). A stream that no agent sends is refused as a whole; a single file that
 cannot be written is left out and reported.
+
+A node that sends results without progress (frames that say that it works, pieces of a few bytes, or only
+notes) is given up. Progress is LEAST_PROGRESS bytes of results within STALLED seconds. Files that the node
+looks at count, up to the most that a pull may have, and so do bytes that it compares with files here, up to
+their size.
 """
 
 from __future__ import annotations
@@ -15,28 +20,66 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cloudddp import state_folder
-from cloudddp.agent import client, failures
+from cloudddp.agent import client, steps
 from cloudddp.agent.client import Runner
-from cloudddp.agent.protocol.files import PackRequest, Selection
+from cloudddp.agent.protocol.file_steps import PackRequest, Selection
 from cloudddp.agent.protocol.results import EVIDENCE, LeftFile
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.errors import Command, NodeError, UsageError, parts
+from cloudddp.files import Folder, resolved, state_home
 from cloudddp.job.results import incoming, safe_names
-from cloudddp.job.results.incoming import Incoming
-from cloudddp.job.results.move import Move, identity
-from cloudddp.job.results.progress_limit import ProgressLimit
-from cloudddp.job.results.pull_notes import CHANGED, LONGEST, MISSING, Notes
+from cloudddp.job.results.incoming import Incoming, Move, identity_of
 from cloudddp.job.results.receive import Progress, Receive
 from cloudddp.job.results.safe_names import Parts
-from cloudddp.job.results.unpack import Refused, Truncated
-from cloudddp.job.results.write_errors import OTHER_FOLDER_HINT, cannot_write
-from cloudddp.safe_files import Folder, resolved
+from cloudddp.job.results.unpack import (
+    CHANGED,
+    LONGEST,
+    MISSING,
+    OTHER_FOLDER_HINT,
+    Notes,
+    Refused,
+    Truncated,
+    cannot_write,
+)
 from cloudddp.text import one_line
+
+STALLED = 120.0  # seconds without progress
+# Seconds until the results begin: before, the node reads what this computer has (up to 64 MiB of
+# descriptions).
+FIRST_BYTE = 1800.0
+LEAST_PROGRESS = 256 << 10  # bytes
+
+
+class ProgressLimit:
+    """Watches `amount`, the bytes that have come so far, from a node."""
+
+    def __init__(self, node: int, amount: Callable[[], int]) -> None:
+        self._node, self._amount = node, amount
+        self._counted, self._at = 0, time.monotonic()
+
+    def take(self, feed: Callable[[bytes], object], data: bytes) -> None:
+        """Pass on what the node has sent. Raises NodeError after a time without progress; that of `feed` does
+        not count."""
+        began = time.monotonic()
+        feed(data)
+        now = time.monotonic()
+        self._at += now - began
+        amount = self._amount()
+        if amount >= self._counted + LEAST_PROGRESS or (amount and not self._counted):
+            self._counted, self._at = amount, now
+        elif now - self._at >= (STALLED if self._counted else FIRST_BYTE):
+            reason = f"node {self._node}: it made no progress while it sent results"
+            raise NodeError(
+                reason,
+                hint=("is the node overloaded, or its disk? Look with ", Command("ssh", str(self._node))),
+                reason=reason,
+            )
+
 
 PACK_SECONDS = 120.0  # without any data from the node
 
@@ -110,7 +153,7 @@ def check_target(to: Path, *, hint: str = OTHER_FOLDER_HINT) -> None:
     existing = next(path for path in (real, *real.parents) if _exists(path))
     if _is_state(existing):
         raise UsageError(
-            f"cannot write results to {to}: it is inside CLOUDDDP_HOME ({state_folder.home()}), cloudddp's "
+            f"cannot write results to {to}: it is inside CLOUDDDP_HOME ({state_home()}), cloudddp's "
             "own folder",
             hint=hint,
         )
@@ -133,13 +176,13 @@ def check_names(names: Sequence[str]) -> tuple[Parts, ...]:
 
 def _is_state(folder: Path) -> bool:
     """Return whether a folder is CLOUDDDP_HOME or inside it, by whatever name."""
-    home = identity(state_folder.home())
-    return home is not None and any(identity(path) == home for path in (folder, *folder.parents))
+    home = identity_of(state_home())
+    return home is not None and any(identity_of(path) == home for path in (folder, *folder.parents))
 
 
 def _exists(path: Path) -> bool:
     """Return whether a path leads to something that this user can reach."""
-    return identity(path) is not None
+    return identity_of(path) is not None
 
 
 # -- the target --------------------------------------------------------------------------------------------
@@ -241,7 +284,7 @@ class _Pull:
                 alone=True,
             )
             if result.exit_code:
-                raise NodeError(f"node {node}: {self._notes.last() or failures.failure_text(result)}")
+                raise NodeError(f"node {node}: {self._notes.last() or steps.failure_text(result)}")
             receive.close()
         return receive
 

@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cloudddp.agent.decode import decode
-from cloudddp.agent.protocol import files, transfer
+from cloudddp.agent.protocol import file_steps, transfer
 from cloudddp.agent.protocol.codec import ProtocolError
-from cloudddp.agent.protocol.files import LeftOut, Work
+from cloudddp.agent.protocol.file_steps import LeftOut, Work
 from cloudddp.agent.protocol.manifest import LINK, path_from_wire
 from cloudddp.agent.protocol.transfer import (
     DIGEST,
@@ -29,13 +28,13 @@ from cloudddp.agent.protocol.transfer import (
     Record,
     Wants,
 )
+from cloudddp.agent.steps import decode
+from cloudddp.files import Folder
 from cloudddp.job.results import local_files as here
 from cloudddp.job.results.incoming import Incoming
 from cloudddp.job.results.local_files import Here, Known
-from cloudddp.job.results.pull_notes import Notes
 from cloudddp.job.results.safe_names import Parts
-from cloudddp.job.results.unpack import FOLDER, Entry, Refused, Truncated, Unpack
-from cloudddp.safe_files import Folder
+from cloudddp.job.results.unpack import FOLDER, Entry, Notes, Refused, Truncated, Unpack
 
 LOOK_WORK = 1024  # bytes that count for a file that the agent has only looked at
 MAX_TEXT = 256 << 20  # bytes of all listings
@@ -140,7 +139,7 @@ class Receive:
         if self._is_finished:
             raise Refused("the stream continues after its end")
         if kind == transfer.ALIVE:
-            self._work = files.read_work(frame)
+            self._work = file_steps.read_work(frame)
             return
         self._sent += len(frame.raw)
         if kind == transfer.LEFT_OUT:
@@ -162,8 +161,8 @@ class Receive:
 
     def _leave_out(self, one: LeftOut) -> None:
         self._left_out += 1
-        if self._left_out > files.MAX_LEFT_OUT + 1:
-            raise Refused(f"more than {files.MAX_LEFT_OUT:,} files are left out")
+        if self._left_out > file_steps.MAX_LEFT_OUT + 1:
+            raise Refused(f"more than {file_steps.MAX_LEFT_OUT:,} files are left out")
         try:
             name, reason = path_from_wire(one.name), path_from_wire(one.reason)
         except ValueError:
@@ -173,9 +172,9 @@ class Receive:
     # -- what the node has -----------------------------------------------------------------------------------
 
     def _list(self, frame: Frame) -> None:
-        text = transfer.read_listing_text(frame, files.MAX_TEXT)
+        text = transfer.read_listing_text(frame, file_steps.MAX_LEFT_OUT_TEXT)
         self._text += len(text)
-        listing = decode(text, Listing, limit=files.MAX_TEXT)
+        listing = decode(text, Listing, limit=file_steps.MAX_LEFT_OUT_TEXT)
         entries = listing.entries()
         first, self._listed = self._listed, self._listed + len(entries) + len(listing.modes)
         if self._listed > MAX_ENTRIES or self._text > MAX_TEXT:

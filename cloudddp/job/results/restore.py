@@ -13,7 +13,7 @@ from pathlib import Path
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.codec import is_job_id
 from cloudddp.agent.protocol.manifest import MAX_FILES, Entry, Manifest, entry_of, manifest_to_wire, nested
-from cloudddp.agent.protocol.peer import Peer
+from cloudddp.agent.protocol.phases import Peer
 from cloudddp.agent.protocol.transfer import Listing
 from cloudddp.cluster.connect import PROJECT, probe
 from cloudddp.cluster.model import Cluster

@@ -13,23 +13,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from cloudddp.agent.decode import decode
 from cloudddp.agent.protocol.codec import MAX_TIME, ProtocolError
 from cloudddp.agent.protocol.copies import LINK, LOGS, MTIME, OUTPUTS, REPORT, Copied
 from cloudddp.agent.protocol.manifest import FILE
 from cloudddp.agent.protocol.manifest import LINK as LINK_ENTRY
+from cloudddp.agent.steps import decode
 from cloudddp.aws import s3
 from cloudddp.aws.client import AWS
 from cloudddp.aws.s3 import Object
+from cloudddp.files import Folder
+from cloudddp.job.launch_record import Place
 from cloudddp.job.results import incoming, pull, safe_names
-from cloudddp.job.results.move import Move
+from cloudddp.job.results.incoming import Move
 from cloudddp.job.results.pull import Pulled
-from cloudddp.job.results.pull_notes import Notes
-from cloudddp.job.results.s3_location import Place
 from cloudddp.job.results.safe_names import Parts
-from cloudddp.job.results.unpack import Entry, Refused, Unpack, local_time
-from cloudddp.job.results.write_errors import cannot_write
-from cloudddp.safe_files import Folder
+from cloudddp.job.results.unpack import Entry, Notes, Refused, Unpack, cannot_write, local_time
 
 MAX_REPORT = 1 << 18  # bytes of a node's report
 _NAME = re.compile(

@@ -1,4 +1,5 @@
-"""Writes results into an empty folder, through open folders and never through a link.
+"""Writes results into an empty folder, through open folders and never through a link; notes on files that
+were not transferred, and errors of the local file system, for a user.
 
 What no agent sends is refused: a name that was not requested, or that leads out of the folder. What an agent
 may send but this computer cannot hold, or should not get, is left out with a note.
@@ -10,16 +11,104 @@ import errno
 import os
 import stat
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
+from cloudddp.agent.protocol.codec import MAX_REASON
 from cloudddp.agent.protocol.manifest import LINK
-from cloudddp.errors import CloudDDPError
+from cloudddp.agent.protocol.results import MAX_LEFT, LeftFile
+from cloudddp.errors import CloudDDPError, Command, Text
+from cloudddp.files import Descent, Folder
 from cloudddp.job.results import safe_names
-from cloudddp.job.results.pull_notes import LONGEST, Notes
 from cloudddp.job.results.safe_names import Parts
-from cloudddp.job.results.write_errors import FREE_SPACE_HINT
-from cloudddp.safe_files import Descent, Folder
 from cloudddp.text import one_line
+
+MAX_NOTES = 50  # that are shown; the others are counted
+LONGEST = 500  # characters of a note
+_STDERR = 1 << 16  # bytes of the agent's notes that are kept
+MISSING = "missing "
+CHANGED = "changed while it was copied: "
+
+
+class Notes:
+    """Collects our own notes and the agent's, which are lines on stderr."""
+
+    def __init__(self) -> None:
+        self._ours: list[str] = []
+        self._more = 0
+        self._stderr = bytearray()
+        self._cut = False
+        self._left: dict[str, str] = {}
+        self._left_more = False
+
+    def left_out(self, name: str, why: str, *, counts: bool = True) -> None:
+        """Note that a file was not copied. `counts`: a result may be missing because of it. No name: nor were
+        more files."""
+        self._add(f"left out {name or why}" + (f": {why}" if name else ""))
+        if counts and name and len(self._left) < MAX_LEFT:
+            self._left.setdefault(name, one_line(why, MAX_REASON))
+        elif counts and name not in self._left:
+            self._left_more = True
+
+    @property
+    def left(self) -> tuple[LeftFile, ...] | None:
+        """Results that were not copied; None where there are more than a node remembers."""
+        return None if self._left_more else tuple(LeftFile(*one) for one in self._left.items())
+
+    def changed(self, name: str) -> None:
+        """Note that a file may be a mix of two versions."""
+        self._add(f"{CHANGED}{name}; pull it again when nothing writes to it")
+
+    def _add(self, note: str) -> None:
+        if len(self._ours) < MAX_NOTES:
+            self._ours.append(one_line(note, LONGEST))
+        else:
+            self._more += 1
+
+    def feed(self, data: bytes) -> None:
+        """Take a piece of the agent's stderr."""
+        free = _STDERR - len(self._stderr)
+        self._stderr += data[:free]
+        self._cut = self._cut or len(data) > free
+
+    def last(self) -> str:
+        """Return the last line of the agent's stderr, such as an error message."""
+        lines = self._stderr_lines()
+        return one_line(lines[-1], LONGEST) if lines else ""
+
+    def lines(self) -> tuple[str, ...]:
+        """Return the notes, and a line that counts those not shown."""
+        agents = [one_line(line, LONGEST) for line in self._stderr_lines() if line.startswith(MISSING)]
+        more = self._more + max(len(agents) - MAX_NOTES, 0)
+        if self._cut:
+            rest = [f"and more than {more} more" if more else "and more, which are not shown"]
+        else:
+            rest = [f"and {more} more"] if more else []
+        return (*agents[:MAX_NOTES], *self._ours, *rest)
+
+    def _stderr_lines(self) -> list[str]:
+        return [line for line in self._stderr.decode(errors="replace").split("\n") if line.strip()]
+
+
+FREE_SPACE_HINT: Text = (
+    "free some, pull less (",
+    Command("pull", "PATH"),
+    "), or choose another folder with --to",
+)
+OTHER_FOLDER_HINT = "choose another folder with --to"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def cannot_write(to: Path, error: OSError) -> CloudDDPError:
+    """Return the error for results that could not be written to the folder `to`."""
+    if error.errno in _FULL:
+        return CloudDDPError(
+            f"{to}: no space left on this computer's disk for the results; nothing was kept",
+            hint=FREE_SPACE_HINT,
+        )
+    where = f" ({error.filename})" if error.filename and str(to) != str(error.filename) else ""
+    return CloudDDPError(f"cannot write results to {to}{where}: {error.strerror}", hint=OTHER_FOLDER_HINT)
+
 
 LARGE = 1 << 20  # bytes; a smaller file is not continued after a broken transfer
 # Errors that concern one name: the file system ignores case, forbids the name or has it already.

@@ -23,9 +23,8 @@ from pathlib import Path
 from cloudddp.config import timing
 from cloudddp.config.timing import Timing
 from cloudddp.errors import Command, ConnectError, Text, ToolCommand, UsageError
-from cloudddp.ssh import early_close
 from cloudddp.ssh.routes.command import ProcessStream
-from cloudddp.ssh.target import Stream, Target, known_hosts_name
+from cloudddp.ssh.target import EARLY_CLOSE_HINT, Stream, Target, early_close, known_hosts_name
 from cloudddp.text import one_line
 
 _GIVEN = re.compile(
@@ -206,8 +205,8 @@ class Jump:
                     hint="AllowTcpForwarding and PermitOpen in its sshd_config must allow the nodes",
                 )
             case "early close":
-                text = f"{host.where}: {early_close.text('')}"
-                return ConnectError(text, hint=early_close.PENALTIES, patience=inf)
+                text = f"{host.where}: {early_close('')}"
+                return ConnectError(text, hint=EARLY_CLOSE_HINT, patience=inf)
             case "refused":
                 why = "connection refused"
             case "silent":

@@ -18,7 +18,7 @@ from support.labnode import network_namespace
 from cloudddp.cluster import host_keys
 from cloudddp.local_state import ClusterFolder
 from cloudddp.sim import control
-from cloudddp.ssh import keys
+from cloudddp.ssh.target import public_key
 
 USER_DATA = (
     "import http.client; c = http.client.HTTPConnection('169.254.169.254')\n"
@@ -96,7 +96,7 @@ def public_half(private: str, folder: Path) -> str:
     path = folder / "key"
     path.write_text(private)
     path.chmod(0o600)
-    return keys.public(
+    return public_key(
         subprocess.run(["ssh-keygen", "-y", "-f", path], capture_output=True, text=True, check=True).stdout
     )
 

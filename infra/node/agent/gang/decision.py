@@ -11,9 +11,9 @@ from typing import Optional
 from agent.ranks import causes
 from agent.ranks.causes import Seen
 from cloudddp.agent.protocol.gang import Report
+from cloudddp.agent.protocol.jobs import MAX_AGO, Cause, Exited, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.protocol.training import PREEMPTED_EXIT_CODE
-from cloudddp.agent.protocol.verdict import MAX_AGO, Cause, Exited, Verdict
+from cloudddp.agent.protocol.progress import PREEMPTED_EXIT_CODE
 
 CANCELLED = 130
 HOUR = 3600.0

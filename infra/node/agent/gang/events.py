@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Optional, Union
 
 from cloudddp.agent.protocol.gang import Facts, Message, Observed, Report, Unreachable
-from cloudddp.agent.protocol.verdict import Failure, Verdict
+from cloudddp.agent.protocol.jobs import Failure, Verdict
 
 NONE_MISSING = Unreachable({}, ())
 

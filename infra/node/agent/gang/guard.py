@@ -21,9 +21,9 @@ from agent.gang import step, supervisor
 from agent.jobs import job_record, phases, poweroff
 from agent.node import kernel, processes, store
 from agent.node.shared_memory import SharedText, SupervisorHeartbeat
+from cloudddp.agent.protocol.jobs import Cause, Failure, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import OnStall, StartRequest
-from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
 
 ENDED_BY = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 LOOK = 1.0  # seconds between two looks at a supervisor that runs

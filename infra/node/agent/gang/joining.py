@@ -8,7 +8,7 @@ from agent.gang import preflight
 from agent.gang.state import GangState
 from cloudddp.agent.protocol.codec import MAX_TEXT
 from cloudddp.agent.protocol.gang import MAX_PROBLEMS, Unreachable
-from cloudddp.agent.protocol.verdict import MAX_LINE, Cause, Failure
+from cloudddp.agent.protocol.jobs import MAX_LINE, Cause, Failure
 
 PATIENCE = 5.0  # seconds after the time to join, for the nodes that know what is missing to say so
 

@@ -10,7 +10,7 @@ from agent.gang.decision import Arrived, Budget
 from agent.gang.events import NONE_MISSING, MessageReceived
 from agent.ranks.causes import Seen
 from cloudddp.agent.protocol.gang import Facts, Unreachable
-from cloudddp.agent.protocol.verdict import Verdict
+from cloudddp.agent.protocol.jobs import Verdict
 
 NEVER = float("inf")
 

@@ -19,8 +19,8 @@ from agent.gang.decision import Arrived
 from agent.gang.state import NEVER, GangState
 from agent.ranks.causes import Seen
 from cloudddp.agent.protocol.gang import Kind, Message, Observed
+from cloudddp.agent.protocol.jobs import Cause, Failure, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
 
 FIRST_DECIDES = 5.0  # seconds for the first node to say why the ranks do not start, as it knows it, too
 # Seconds between SIGTERM and SIGKILL at most, once a rank has failed: the others cannot go on.

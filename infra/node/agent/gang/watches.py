@@ -13,8 +13,7 @@ from agent.watch.isolation import IsolationWatch
 from agent.watch.stall import Stall
 from agent.watch.stragglers import StragglerWatch
 from cloudddp.agent.protocol.gang import Kind, Message, Observed
-from cloudddp.agent.protocol.pace import Pace, Straggler
-from cloudddp.agent.protocol.stall import LeftStall
+from cloudddp.agent.protocol.progress import LeftStall, Pace, Straggler
 from cloudddp.agent.protocol.start import StartRequest
 
 

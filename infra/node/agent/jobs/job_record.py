@@ -15,11 +15,10 @@ from agent.node import kernel, processes, store
 from cloudddp.agent.protocol import NOTE
 from cloudddp.agent.protocol.codec import MAX_TEXT
 from cloudddp.agent.protocol.gang import Unreachable
-from cloudddp.agent.protocol.pace import MAX_STRAGGLERS, Straggler
+from cloudddp.agent.protocol.jobs import Cause, Failure, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.protocol.stall import LeftStall
+from cloudddp.agent.protocol.progress import MAX_STRAGGLERS, LeftStall, Straggler
 from cloudddp.agent.protocol.start import StartRequest
-from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
 
 STRAGGLERS_FILE = "stragglers.json"
 STALL_FILE = "stall.json"

@@ -21,7 +21,7 @@ from typing import Optional
 from agent.node import kernel, processes, store
 from agent.node.processes import Task
 from cloudddp.agent.protocol.codec import MAX_TIME, check_range, has_job_id_format
-from cloudddp.agent.protocol.jobs import MAX_RANKS
+from cloudddp.agent.protocol.jobs import MAX_RANKS, Cause, Failure, Verdict
 from cloudddp.agent.protocol.phases import (
     LOG_MB,
     MAX_LOG_MB,
@@ -33,7 +33,6 @@ from cloudddp.agent.protocol.phases import (
     MIN_LOG_MB,
     JobPhase,
 )
-from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
 
 JOB_FILE = "job.json"
 STATE_FILE = "state.json"

@@ -21,7 +21,7 @@ from agent.jobs import phases
 from agent.node import kernel, store
 from agent.node.commands import succeeds
 from cloudddp.agent.protocol.codec import MAX_TIME, check_job_id, check_range
-from cloudddp.agent.protocol.poweroff import MAX_WAIT, PowerOffReply
+from cloudddp.agent.protocol.machine import MAX_POWEROFF_WAIT, PowerOffReply
 
 PLAN = store.ROOT / "poweroff.json"  # cloudddp-idle.sh reads `seconds` of it
 PAUSE = 0.5  # seconds between two looks at the plan
@@ -49,7 +49,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         check_job_id("job", self.job)
-        check_range("seconds", self.seconds, 0, MAX_WAIT)
+        check_range("seconds", self.seconds, 0, MAX_POWEROFF_WAIT)
         check_range("since", self.since, 0, MAX_TIME)
 
     @property

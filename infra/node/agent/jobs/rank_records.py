@@ -14,7 +14,7 @@ from agent.jobs import phases
 from agent.node import processes, store
 from cloudddp.agent.protocol.codec import MAX_COUNT
 from cloudddp.agent.protocol.jobs import RankRecord
-from cloudddp.agent.protocol.training import TrainingState, TrainingStatus
+from cloudddp.agent.protocol.progress import TrainingState, TrainingStatus
 
 STATUS_LIMIT = 1 << 14  # bytes of a training status
 

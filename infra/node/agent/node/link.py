@@ -16,7 +16,7 @@ import time
 from io import BufferedReader
 from typing import Any, BinaryIO, Callable
 
-from cloudddp.agent.protocol.peer import Peer
+from cloudddp.agent.protocol.phases import Peer
 
 ANSWER = 5.0  # seconds for the other side to prove who it is
 STALLED = 15.0  # seconds without which nothing more of the file is taken or comes

@@ -10,7 +10,7 @@ import time
 import traceback
 from typing import Optional
 
-from cloudddp.agent.protocol.verdict import MAX_LINE
+from cloudddp.agent.protocol.jobs import MAX_LINE
 
 _TEXT = 4 * MAX_LINE  # bytes of that many characters
 _TIME = struct.Struct("d")

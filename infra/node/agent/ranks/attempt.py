@@ -18,9 +18,8 @@ from agent.ranks.causes import Seen
 from cloudddp.agent.protocol import NOT_STARTED
 from cloudddp.agent.protocol.codec import MAX_TEXT
 from cloudddp.agent.protocol.gang import Observed, Report
-from cloudddp.agent.protocol.jobs import RankRecord
+from cloudddp.agent.protocol.jobs import Cause, Failure, RankRecord
 from cloudddp.agent.protocol.start import StartRequest
-from cloudddp.agent.protocol.verdict import Cause, Failure
 
 # Seconds for the record of a rank's end to be seen, which its wrapper wrote before it ended itself.
 WRAPPER_SECONDS = 0.2

@@ -18,8 +18,7 @@ from agent.node.commands import run_quietly
 from cloudddp.agent.protocol import NOTE, RESTART_NOTE
 from cloudddp.agent.protocol.codec import MAX_TEXT
 from cloudddp.agent.protocol.gang import Observed
-from cloudddp.agent.protocol.jobs import RankRecord
-from cloudddp.agent.protocol.verdict import MAX_AGO, MAX_LINE, MAX_LINES, Cause, Exited, Failure
+from cloudddp.agent.protocol.jobs import MAX_AGO, MAX_LINE, MAX_LINES, Cause, Exited, Failure, RankRecord
 
 TAIL_BYTES = 1 << 16
 # Seconds for the rank that was lost to end, too: it closes its connections first, and takes a while to end

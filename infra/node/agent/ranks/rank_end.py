@@ -22,8 +22,7 @@ from agent.jobs import phases
 from agent.node import kernel, processes, store
 from agent.ranks import causes, rank_log
 from cloudddp.agent.protocol import NOT_STARTED
-from cloudddp.agent.protocol.jobs import RankRecord
-from cloudddp.agent.protocol.verdict import Cause, Failure
+from cloudddp.agent.protocol.jobs import Cause, Failure, RankRecord
 
 HANDLED = (*kernel.ASK_TO_END, signal.SIGALRM)  # which no other thread than the main one may get
 INTERVAL = 1.0  # seconds between two looks

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from agent.files import records
 from agent.files.records import Received
-from cloudddp.agent.protocol.peer import Peer
+from cloudddp.agent.protocol.phases import Peer
 from cloudddp.agent.protocol.snapshots import (
     LATEST,
     MAX_SHARED,

@@ -19,10 +19,10 @@ from agent.node import store
 from agent.node.link import ANSWER, REFUSED, Link, LinkError
 from agent.share import snapshot
 from cloudddp.agent.protocol.codec import decode, encode
-from cloudddp.agent.protocol.peer import Peer
+from cloudddp.agent.protocol.jobs import MAX_LINE, Cause
+from cloudddp.agent.protocol.phases import Peer
 from cloudddp.agent.protocol.snapshots import LATEST, Snapshot, SnapshotSearch, refusal
 from cloudddp.agent.protocol.start import StartRequest
-from cloudddp.agent.protocol.verdict import MAX_LINE, Cause
 
 CONNECT = 15.0  # seconds for the other node to listen, or to connect
 PREPARE = 120.0  # seconds for it to find, verify and hash its newest snapshot: a spot notice is two minutes

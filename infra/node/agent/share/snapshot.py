@@ -22,7 +22,7 @@ from agent.node.link import Link
 from agent.sync.writer import FileWriter
 from cloudddp.agent.protocol import transfer
 from cloudddp.agent.protocol.codec import MAX_PATH
-from cloudddp.agent.protocol.receive import REPLACED
+from cloudddp.agent.protocol.file_steps import REPLACED
 from cloudddp.agent.protocol.sending import Sender, Wanted, as_missing
 from cloudddp.agent.protocol.snapshots import (
     MAX_BEYOND,

@@ -20,9 +20,17 @@ from typing import Optional
 from agent.jobs import phases
 from agent.node import store
 from cloudddp.agent.protocol import SAFE_STEPS, VERSION, ExitCode
-from cloudddp.agent.protocol.codec import MAX_REQUEST, ProtocolError, decode, encode, encode_utf8
-from cloudddp.agent.protocol.serve import HEAD, STDERR_END, stdout_end
-from cloudddp.agent.protocol.version import VersionConflict
+from cloudddp.agent.protocol.codec import (
+    HEAD,
+    MAX_REQUEST,
+    STDERR_END,
+    ProtocolError,
+    decode,
+    encode,
+    encode_utf8,
+    stdout_end,
+)
+from cloudddp.agent.protocol.phases import VersionConflict
 
 STEPS = tuple(
     """

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agent.jobs import phases, rank_records
 from agent.node import processes, store
-from cloudddp.agent.protocol.kill import KillReply, KillRequest
+from cloudddp.agent.protocol.jobs import KillReply, KillRequest
 from cloudddp.agent.protocol.phases import JobPhase
 
 REQUEST = KillRequest

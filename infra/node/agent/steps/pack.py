@@ -1,5 +1,5 @@
 """`pack`: send files and folders of the project, or of a job's own folder, to the laptop, as far as it lacks
-them (cloudddp/agent/protocol/files.py).
+them (cloudddp/agent/protocol/file_steps.py).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from agent.files.selection import choose
 from agent.files.tree import Found, Tree
 from agent.jobs import phases
 from agent.node import store
-from cloudddp.agent.protocol import files, transfer
+from cloudddp.agent.protocol import file_steps, transfer
 from cloudddp.agent.protocol.codec import MAX_REASON
-from cloudddp.agent.protocol.files import PackRequest, Selection
+from cloudddp.agent.protocol.file_steps import PackRequest, Selection
 from cloudddp.agent.protocol.manifest import FILE, LINK, Entry, path_to_wire
 from cloudddp.agent.protocol.sending import HASHED, Contents, Sender, Wanted, time_of, whole
 from cloudddp.agent.protocol.transfer import MAX_ENTRIES, UNSEALED, Listing, Wants
@@ -75,15 +75,15 @@ class Output:
         self._looked += looked
         self._hashed += hashed
         if time.monotonic() - self._last > QUIET_SECONDS:
-            self.send(files.working(files.Work(self._looked, self._hashed)))
+            self.send(file_steps.working(file_steps.Work(self._looked, self._hashed)))
 
     def left_out(self, name: str, reason: str, *, counts: bool = True) -> None:
         """Name what is left out: the first MAX_LEFT_OUT, then that there is more."""
         self._left_out += 1
-        if self._left_out <= files.MAX_LEFT_OUT:
-            self.send(files.left_out(name, reason[:MAX_REASON], counts=counts))
-        elif self._left_out == files.MAX_LEFT_OUT + 1:
-            self.send(files.left_out("", "more files"))
+        if self._left_out <= file_steps.MAX_LEFT_OUT:
+            self.send(file_steps.left_out(name, reason[:MAX_REASON], counts=counts))
+        elif self._left_out == file_steps.MAX_LEFT_OUT + 1:
+            self.send(file_steps.left_out("", "more files"))
 
 
 class Item(NamedTuple):
@@ -106,7 +106,7 @@ def listings(items: list[Item]) -> Iterator[Listing]:
             folder, _, name = path.rpartition("/")
             folders.setdefault(folder, {})[name] = entry
         count, names = count + 1, names + len(path) + len(entry.target)
-        if count >= files.MAX_LISTED or names > files.MAX_NAMES:
+        if count >= file_steps.MAX_LISTED or names > file_steps.MAX_NAMES:
             yield Listing(folders, modes=modes)
             folders, modes, count, names = {}, {}, 0, 0
     if items:

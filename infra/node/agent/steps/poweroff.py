@@ -7,7 +7,7 @@ from typing import Optional
 
 from agent.jobs import phases, poweroff
 from agent.node import store
-from cloudddp.agent.protocol.poweroff import Change, PowerOffReply, PowerOffRequest
+from cloudddp.agent.protocol.machine import Change, PowerOffReply, PowerOffRequest
 
 REQUEST = PowerOffRequest
 

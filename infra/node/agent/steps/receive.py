@@ -24,8 +24,8 @@ from agent.sync.sources import FirstNode, Laptop, SourceLost, report
 from agent.sync.update import ProjectUpdate
 from cloudddp.agent.protocol import transfer
 from cloudddp.agent.protocol.codec import MAX_TEXT, ProtocolError
+from cloudddp.agent.protocol.file_steps import COMPARED, LISTED, ReceiveEvent, ReceiveRequest
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.protocol.receive import COMPARED, LISTED, ReceiveEvent, ReceiveRequest
 
 REQUEST = ReceiveRequest
 CONNECT = 3.0  # seconds to connect to the first node

@@ -19,8 +19,7 @@ from agent.jobs import phases
 from agent.node import kernel, machine, processes, store
 from agent.node.commands import activated
 from cloudddp.agent.protocol import TASK_VARIABLE
-from cloudddp.agent.protocol.codec import MAX_TEXT
-from cloudddp.agent.protocol.serve import STDERR_END
+from cloudddp.agent.protocol.codec import MAX_TEXT, STDERR_END
 from cloudddp.agent.protocol.start import SetupReply, SetupRequest
 
 REQUEST = SetupRequest

@@ -19,8 +19,8 @@ from typing import Callable, Optional
 from agent.files import records
 from agent.files.scan import CACHES
 from agent.jobs import phases
+from cloudddp.agent.protocol.file_steps import MAX_KEPT, REPLACED, Kept
 from cloudddp.agent.protocol.manifest import path_to_wire
-from cloudddp.agent.protocol.receive import MAX_KEPT, REPLACED, Kept
 from cloudddp.agent.protocol.transfer import DIGEST
 from cloudddp.agent.protocol.transfer import Record as FileRecord
 

@@ -12,7 +12,7 @@ from typing import Optional, cast
 from agent.node.link import Link
 from cloudddp.agent.protocol import transfer
 from cloudddp.agent.protocol.codec import encode_utf8
-from cloudddp.agent.protocol.receive import ReceiveEvent
+from cloudddp.agent.protocol.file_steps import ReceiveEvent
 from cloudddp.agent.protocol.transfer import Frame, Wants
 
 _writing = threading.Lock()

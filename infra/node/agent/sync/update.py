@@ -19,7 +19,7 @@ from agent.sync.project_writer import Partials, ProjectWriter
 from agent.sync.relay import Large, Relay
 from agent.sync.sources import SourceLost, report
 from cloudddp.agent.protocol import transfer
-from cloudddp.agent.protocol.receive import WRITING, ReceiveEvent, ReceiveReply
+from cloudddp.agent.protocol.file_steps import WRITING, ReceiveEvent, ReceiveReply
 from cloudddp.agent.protocol.transfer import Frame, Record, Wants
 
 DISK_RESERVE = 64 << 20  # bytes that stay free

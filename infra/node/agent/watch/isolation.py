@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Callable
 
 from agent.node import processes
-from cloudddp.agent.protocol.peer import Peer
+from cloudddp.agent.protocol.phases import Peer
 
 INTERVAL = 5.0  # seconds between two looks
 _ESTABLISHED = "01"

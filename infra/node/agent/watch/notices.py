@@ -19,9 +19,9 @@ from email.utils import parsedate_to_datetime
 from typing import Optional
 
 from agent.node import imds
+from cloudddp.agent.protocol.jobs import Cause, Failure
+from cloudddp.agent.protocol.progress import PREEMPTED_EXIT_CODE
 from cloudddp.agent.protocol.start import Deadline
-from cloudddp.agent.protocol.training import PREEMPTED_EXIT_CODE
-from cloudddp.agent.protocol.verdict import Cause, Failure
 
 INTERVAL = 5.0  # seconds between two looks
 FIRST = 0.5  # seconds until the first one

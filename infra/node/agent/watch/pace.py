@@ -13,7 +13,7 @@ from typing import NamedTuple, Optional
 from agent.jobs import phases
 from agent.node import store
 from cloudddp.agent.protocol.codec import ProtocolError
-from cloudddp.agent.protocol.pace import MAX_STEP_SECONDS, Pace, StepReport
+from cloudddp.agent.protocol.progress import MAX_STEP_SECONDS, Pace, StepReport
 
 REPORT_LIMIT = 1 << 14  # bytes
 LEAST = 3  # reports that a pace is the median of

@@ -19,9 +19,9 @@ from agent.watch import stacks
 from agent.watch.activity import Activity
 from cloudddp.agent.protocol.codec import MAX_TEXT
 from cloudddp.agent.protocol.gang import Observed
+from cloudddp.agent.protocol.jobs import MAX_AGO, Cause, Failure
+from cloudddp.agent.protocol.progress import LeftStall
 from cloudddp.agent.protocol.stacks import Position, elsewhere, summary
-from cloudddp.agent.protocol.stall import LeftStall
-from cloudddp.agent.protocol.verdict import MAX_AGO, Cause, Failure
 
 GATHER_SECONDS = 120.0  # for all nodes to report their stacks
 

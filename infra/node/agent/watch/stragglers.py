@@ -16,7 +16,7 @@ from typing import Optional
 
 from agent.jobs import job_record
 from agent.watch.pace import Reports, median
-from cloudddp.agent.protocol.pace import MAX_STRAGGLERS, RECOVERED, SLOW, Pace, Straggler
+from cloudddp.agent.protocol.progress import MAX_STRAGGLERS, RECOVERED, SLOW, Pace, Straggler
 
 STEPS = 5  # in which a rank has to stay slow
 

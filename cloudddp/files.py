@@ -1,21 +1,29 @@
-"""Files and folders opened by descriptor, one path component at a time, so that no symbolic link redirects a
-write.
+"""Files of this computer: opened so that no symbolic link redirects a write, the folder with cloudddp's
+state, and the files that cloudddp ships but does not import (`infra/` for nodes, and the examples for users).
 
 Every system call that takes a path resolves it again, and follows links that another user may have created in
-the meantime. Here a folder is opened once, without following links, and its entries are named relative to it
-(openat). Independent of clusters and nodes.
+the meantime. Here a folder is opened once, by descriptor and one path component at a time, without following
+links, and its entries are named relative to it (openat). Independent of clusters and nodes.
+
+In a wheel the shipped files are below `cloudddp/_payload/`, in a checkout beside the package. Examples are
+found by patterns: nothing here depends on the names of their modules.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
+import re
 import secrets
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from types import TracebackType
+
+import platformdirs
 
 from cloudddp.errors import UsageError
 
@@ -174,7 +182,7 @@ class Folder:
             return file.read()
 
 
-def private(root: Path, *names: str, make: bool = True) -> Folder:
+def is_private(root: Path, *names: str, make: bool = True) -> Folder:
     """Return a folder below `root`, private to this user from `root` on. With `make`, missing folders are
     created.
 
@@ -185,7 +193,7 @@ def private(root: Path, *names: str, make: bool = True) -> Folder:
         root.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             root.mkdir(_PRIVATE)
-    check(root)
+    check_private(root)
     folder = Folder.at(root)
     try:
         _tighten(folder)
@@ -203,7 +211,7 @@ def private(root: Path, *names: str, make: bool = True) -> Folder:
     return folder
 
 
-def check(root: Path) -> None:
+def check_private(root: Path) -> None:
     """Raise UsageError if a private folder exists and other users could have written to it. Changes
     nothing."""
     try:
@@ -266,3 +274,92 @@ class Descent:
     def _up_to(self, count: int) -> None:
         while len(self._open) > count:
             self._open.pop()[1].close()
+
+
+def state_home() -> Path:
+    """Return the state folder: CLOUDDDP_HOME if set, else the platform's state folder of the user."""
+    if chosen := os.environ.get("CLOUDDDP_HOME"):
+        return Path(chosen).absolute()
+    # Without a home folder (no HOME, no account with that uid) platformdirs raises, or returns a relative
+    # path.
+    with contextlib.suppress(RuntimeError):
+        if (found := Path(platformdirs.user_state_dir("cloudddp"))).is_absolute():
+            return found
+    raise UsageError("there is no home folder for cloudddp's state", hint="set HOME, or CLOUDDDP_HOME")
+
+
+def user_config() -> Path | None:
+    """Return the path of the user's configuration file, which may not exist; None without a home folder."""
+    with contextlib.suppress(RuntimeError):
+        if (found := Path(platformdirs.user_config_dir("cloudddp"))).is_absolute():
+            return found / "config.toml"
+    return None
+
+
+def check_home() -> None:
+    """Raise UsageError if the state folder exists and other users can write to it. Changes nothing."""
+    check_private(state_home())
+
+
+def write_atomic(path: Path, data: bytes | str, mode: int = 0o600) -> None:
+    """Replace `path` so that a reader, or a crash, sees the old file or the new one, never a part.
+
+    Its folder becomes private, and no symbolic link inside the state folder is followed. Raises UsageError,
+    OSError.
+    """
+    content = data.encode() if isinstance(data, str) else data
+    with _private_home(path.parent) as folder:
+        folder.replace(path.name, content, mode)
+
+
+def _private_home(path: Path) -> Folder:
+    root = state_home() if path.is_relative_to(state_home()) else path
+    return is_private(root, *path.relative_to(root).parts)
+
+
+def project_id(root: Path) -> str:
+    """Return the random id of a project folder on this computer; nodes remember whose files they have."""
+    name = hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:32]
+    path = state_home() / "projects" / name
+    with contextlib.suppress(OSError, ValueError):
+        if re.fullmatch("[0-9a-f]{32}", found := path.read_text("ascii")):
+            return found
+    write_atomic(path, new := secrets.token_hex(16))
+    return new
+
+
+# Per example: the folders whose content becomes the project, and the files below them, by pattern.
+_EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
+    "ddp": [("examples/ddp", "**/*")],
+    "trainer": [
+        ("examples/trainer", "**/*"),
+        ("", "train/**/*"),
+        *(("", f"docs/{name}.md") for name in ("training", "trainer", "pipelines", "smddp")),
+    ],
+}
+EXAMPLES = tuple(_EXAMPLES)
+# What running an example leaves in a checkout.
+_NOT_COPIED = ("__pycache__", "runs", "results", ".*")
+
+
+def payload_root() -> Path:
+    """Return the folder that contains `infra/`, `train/` and `examples/`."""
+    packaged = Path(__file__).parent / "_payload"
+    return packaged if packaged.is_dir() else Path(__file__).parent.parent
+
+
+def payload_text(name: str) -> str:
+    """Return the text of one shipped file, named as in the repository: `infra/node/host-key.sh`."""
+    return (payload_root() / name).read_text()
+
+
+def payload_example(name: str) -> dict[str, Path]:
+    """Return the files of an example, by their paths in the project that is made from it."""
+    found: dict[str, Path] = {}
+    for folder, pattern in _EXAMPLES[name]:
+        base = payload_root() / folder
+        for path in sorted(base.glob(pattern)):
+            parts = path.relative_to(base).parts
+            if path.is_file() and not any(fnmatch(part, one) for part in parts for one in _NOT_COPIED):
+                found["/".join(parts)] = path
+    return found

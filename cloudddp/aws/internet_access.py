@@ -1,12 +1,17 @@
-"""Route tables: where packets from the nodes of a subnet go. Read-only."""
+"""What decides whether the nodes of a subnet reach the internet: its route table, and VPC Block Public
+Access, a setting of an account and region that keeps the internet from subnets whatever their routes are.
+Read-only."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_network
 
+from cloudddp.aws import denials
 from cloudddp.aws.answers import Record
 from cloudddp.aws.client import AWS
+from cloudddp.errors import AWSError
 from cloudddp.text import one_line
 
 
@@ -43,7 +48,7 @@ class RouteTable(Record, frozen=True):
     routes: tuple[_Route, ...] = ()
 
 
-def listed(aws: AWS, vpc_id: str = "") -> list[RouteTable]:
+def route_tables(aws: AWS, vpc_id: str = "") -> list[RouteTable]:
     """Return the route tables of a VPC, or of all VPCs."""
     filters = [{"Name": "vpc-id", "Values": [vpc_id]}] if vpc_id else []
     return aws.listed("ec2", "describe_route_tables", "RouteTables", RouteTable, Filters=filters)
@@ -89,3 +94,68 @@ def default_route(table: RouteTable) -> str:
         gone = " (blackhole)" if route.state == "blackhole" else ""
         return one_line(f"0.0.0.0/0 goes to {target}{gone}", 100)
     return "no default route (0.0.0.0/0)"
+
+
+# Both block connections from outside; block-ingress leaves NAT gateways a way out.
+_BLOCKING = ("block-bidirectional", "block-ingress")
+_UNKNOWN_CALL = ("InvalidAction", "UnsupportedOperation")  # of a partition or an endpoint without the feature
+# The other exclusion, allow-egress, is for connections from inside.
+_OPEN = "allow-bidirectional"
+_NOT_IN_FORCE = ("create-in-progress", "create-failed", "delete-complete", "disable-complete")
+
+
+class _Options(Record, frozen=True):
+    internet_gateway_block_mode: str = "off"
+    exclusions_allowed: str = "allowed"
+
+
+class _Answer(Record, frozen=True):
+    vpc_block_public_access_options: _Options
+
+
+class _Exclusion(Record, frozen=True):
+    resource_arn: str = ""
+    internet_gateway_exclusion_mode: str = ""
+    state: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What blocks SSH from public addresses in a region. `excluded`: the ids of the VPCs and subnets that it
+    leaves open."""
+
+    mode: str
+    exclusions_allowed: bool  # the organization may forbid them
+    excluded: frozenset[str]
+
+
+def block(aws: AWS) -> Block | None:
+    """Return what the account blocks; None if it blocks nothing, or does not let the caller know. One AWS
+    call, or two.
+
+    Raises AWSError.
+    """
+    try:
+        answer = aws.read("ec2", "describe_vpc_block_public_access_options", _Answer)
+        options = answer.vpc_block_public_access_options
+        if options.internet_gateway_block_mode not in _BLOCKING:
+            return None
+        exclusions = aws.listed(
+            "ec2",
+            "describe_vpc_block_public_access_exclusions",
+            "VpcBlockPublicAccessExclusions",
+            _Exclusion,
+        )
+    except AWSError as error:
+        if error.code in (*denials.CODES, *_UNKNOWN_CALL):
+            return None
+        raise
+    return Block(
+        options.internet_gateway_block_mode,
+        options.exclusions_allowed != "not-allowed",
+        frozenset(
+            one.resource_arn.rpartition("/")[2]
+            for one in exclusions
+            if one.internet_gateway_exclusion_mode == _OPEN and one.state not in _NOT_IN_FORCE
+        ),
+    )

@@ -1,6 +1,11 @@
-"""The pace of ranks: how long a step takes on each, and the stragglers, which hold the others up.
+"""How far the ranks of a job are: the status of the training, as its script reports it, the pace of each
+rank, with the stragglers, which hold the others up, and a stall that is left alone.
 
-What is compared is the time of a rank's own work: loading its batch, forward and backward. In synchronous
+Rank 0 writes the status (step, best accuracy, how it stopped) as JSON to the file that CLOUDDDP_STATUS_FILE
+names; the agent forwards the known keys. It is only the script's report: whether a job failed is decided by
+exit codes.
+
+The pace is the time of a rank's own work: loading its batch, forward and backward. In synchronous
 data parallelism the time from one step to the next says nothing: every rank waits in the all-reduce for the
 slowest, so that it is the same on all of them. Others measure the same: MegaScale (NSDI '24, section 5) times
 the critical code segments of each rank with CUDA events, NVIDIA's resiliency extension
@@ -19,10 +24,69 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Optional
 
-from cloudddp.agent.protocol.codec import MAX_COUNT, MAX_TIME, check_range
+from cloudddp.agent.protocol.codec import MAX_COUNT, MAX_TEXT, MAX_TIME, check_length, check_range
 from cloudddp.agent.protocol.phases import MAX_NODES, MAX_RANK
+
+PREEMPTED_EXIT_CODE = 143  # of a rank that received SIGTERM and has saved a snapshot
+
+
+class TrainingState(Enum):
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    PREEMPTED = "preempted"  # stopped by SIGTERM, after a snapshot
+
+
+@dataclass(frozen=True)
+class TrainingStatus:
+    """The last report of rank 0. `reported` is when, in seconds since the epoch by its node's clock. A field
+    is None where the script did not report it."""
+
+    reported: float
+    state: Optional[TrainingState] = None
+    step: Optional[int] = None
+    steps: Optional[int] = None
+    best_accuracy: Optional[float] = None
+
+    def __post_init__(self) -> None:
+        check_range("step", self.step, -MAX_COUNT, MAX_COUNT)
+        check_range("steps", self.steps, -MAX_COUNT, MAX_COUNT)
+        check_range("best_accuracy", self.best_accuracy, -MAX_COUNT, MAX_COUNT)
+        check_range("reported", self.reported, 0, MAX_TIME)
+
+    @staticmethod
+    def from_replies(replies: Iterable[Optional[TrainingStatus]]) -> Optional[TrainingStatus]:
+        """Return the status that one of the nodes reports. At most one does: the node that runs rank 0."""
+        return next((reply for reply in replies if reply is not None), None)
+
+    @property
+    def preempted(self) -> bool:
+        return self.state is TrainingState.PREEMPTED
+
+    @property
+    def progress(self) -> str:
+        """`step 120 of 3000`, or '' where no step was reported."""
+        if self.step is None:
+            return ""
+        return f"step {self.step}" + (f" of {self.steps}" if self.steps is not None else "")
+
+    @property
+    def text(self) -> str:
+        """`step 120 of 3000, best accuracy 0.9861`, as far as it was reported."""
+        best = "" if self.best_accuracy is None else f"best accuracy {self.best_accuracy:.4f}"
+        return ", ".join(part for part in (self.progress, best) if part)
+
+    @property
+    def stopped(self) -> str:
+        """How the training of a stopped job ended, or '': `stopped after step 120 of 3000, with a
+        snapshot`."""
+        if self.preempted:
+            return f"stopped{f' after {self.progress}' if self.progress else ''}, with a snapshot"
+        return f"last reported {self.text}" if self.text else ""
+
 
 SLOW = 1.5  # times the median: a straggler
 RECOVERED = 1.25  # times the median: no longer one
@@ -101,3 +165,18 @@ class Straggler:
 def current(known: Iterable[Straggler]) -> tuple[Straggler, ...]:
     """Return those that have not caught up, by rank."""
     return tuple(sorted((one for one in known if one.until is None), key=lambda one: one.rank))
+
+
+@dataclass(frozen=True)
+class LeftStall:
+    """`detail` says for how long no rank did anything, and where each one was. `since` is when that was
+    noticed, in seconds since the epoch; `until`: when a rank did something again, None while none has."""
+
+    since: float
+    detail: str
+    until: Optional[float] = None
+
+    def __post_init__(self) -> None:
+        check_range("since", self.since, 0, MAX_TIME)
+        check_range("until", self.until, 0, MAX_TIME)
+        check_length("detail", self.detail, MAX_TEXT)

@@ -1,20 +1,89 @@
-"""Variables of the ranks from the command line, this computer's environment and files of NAME=VALUE lines.
+"""What was given on the command line, as plain data: the options of every command (`GlobalOptions`), options
+that stand for a setting (`Flag`), and variables of the ranks, which may come from this computer's environment
+and from files of NAME=VALUE lines. Standard library only: `--help` imports it.
 
-Values may be secret: no message contains one, and of a line that is not understood nothing is shown.
+Values of variables may be secret: no message contains one, and of a line that is not understood nothing is
+shown.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from cloudddp.config.global_options import Flag
-from cloudddp.errors import UsageError
+from cloudddp.errors import Command, ToolCommand, UsageError
 from cloudddp.text import one_line
 
-MAX_SIZE = 1 << 20  # bytes of one file
+# They need no cluster, so the options that choose one would only make a suggested command longer.
+WITHOUT_OPTIONS = ("init", "sim")
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalOptions:
+    """The global options as given, before the verb or after it; None and False: not given."""
+
+    cluster: str | None = None
+    config: str | None = None
+    region: str | None = None
+    profile: str | None = None
+    sim: bool = False
+    verbose: bool = False
+    timings: bool = False
+
+    def command_line(self, command: Command) -> str:
+        """Return a command as this user has to type it: with the options that choose the cluster.
+
+        An option that the command itself names is not repeated. A command of another program gets the
+        profile, or with --sim the simulator's environment; its region, if it needs one, is in the command.
+        """
+        if isinstance(command, ToolCommand):
+            return self._of_tool(command)
+        chosen = {
+            "-c": self.cluster,
+            "--config": self.config,
+            "--region": self.region,
+            "--profile": self.profile,
+        }
+        named = self._named(command, chosen)
+        words = ["--sim"] if self.sim else []
+        for option, value in chosen.items():
+            words += [option, value] if value and option not in named else []
+        if command.words[0] in WITHOUT_OPTIONS or command.words[0].startswith("-"):
+            words = []
+        return shlex.join(["cloudddp", *words, *command.words])
+
+    @staticmethod
+    def _named(command: Command, options: Container[str]) -> list[str]:
+        """Return those of the options that the command itself names, right after the verb: not those of a
+        script."""
+        at = 1
+        while at < len(command.words) and command.words[at] in options:
+            at += 2
+        return list(command.words[1:at:2])
+
+    def _of_tool(self, command: ToolCommand) -> str:
+        if self.sim:
+            return shlex.join(["cloudddp", "sim", "exec", "--", *command.words])
+        is_aws = command.words[0] == "aws" and "--profile" not in command.words
+        return shlex.join([*command.words, *(["--profile", self.profile] if is_aws and self.profile else [])])
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A setting given as an option: `Flag("--nodes", "cluster", "nodes", "4")`. The value is not validated
+    yet."""
+
+    option: str
+    section: str
+    key: str
+    value: Any
+
+
+MAX_ENV_FILE = 1 << 20  # bytes of one file
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NAME_HINT = "allowed: letters, digits and '_', not starting with a digit"
 _DOUBLE_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*+)"', re.DOTALL)
@@ -22,14 +91,14 @@ _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\", "$": "$"}
 _REST = re.compile(r"[ \t]*(?:#[^\n]*)?(?:\n|\Z)")  # what may follow a quoted value
 
 
-def flags(variables: Sequence[str], files: Sequence[str], environ: Mapping[str, str]) -> list[Flag]:
+def variable_flags(variables: Sequence[str], files: Sequence[str], environ: Mapping[str, str]) -> list[Flag]:
     """Return `-e NAME=VALUE`, `-e NAME` (from `environ`) and `--env-file FILE` as settings; `-e` overrides
     files.
 
     Raises UsageError for a name that is not one or is not set, and for a file that is not as `parse`
     describes.
     """
-    found = [Flag("--env-file", "job", "env", read(name)) for name in files]
+    found = [Flag("--env-file", "job", "env", read_env_file(name)) for name in files]
     for variable in variables:
         name, equals, value = variable.partition("=")
         if not _NAME.fullmatch(name):
@@ -59,13 +128,13 @@ def _check_text(name: str, value: str) -> None:
         ) from None
 
 
-def read(name: str) -> dict[str, str]:
+def read_env_file(name: str) -> dict[str, str]:
     """Return the variables of a file; a pipe, as the shell makes it for `<(command)`, is read to its end.
     Raises UsageError."""
     path = Path(name)
     try:
         with path.open("rb") as file:
-            data = _read_all(file, name)
+            data = _read_env_files(file, name)
     except OSError as error:
         raise UsageError(f"--env-file {name}: {error.strerror}", hint="give the path of a file") from None
     except ValueError:  # a NUL in the path
@@ -75,19 +144,20 @@ def read(name: str) -> dict[str, str]:
     except UnicodeDecodeError as error:
         number = data.count(b"\n", 0, error.start) + 1
         raise UsageError(f"--env-file {name}, line {number}: not UTF-8", hint="save it as UTF-8") from None
-    return parse(text, f"--env-file {name}")
+    return parse_env_file(text, f"--env-file {name}")
 
 
-def _read_all(file: BinaryIO, name: str) -> bytes:
-    data = file.read(MAX_SIZE + 1)
-    if len(data) > MAX_SIZE:
+def _read_env_files(file: BinaryIO, name: str) -> bytes:
+    data = file.read(MAX_ENV_FILE + 1)
+    if len(data) > MAX_ENV_FILE:
         raise UsageError(
-            f"--env-file {name} is larger than {MAX_SIZE >> 20} MiB", hint="give a file of NAME=VALUE lines"
+            f"--env-file {name} is larger than {MAX_ENV_FILE >> 20} MiB",
+            hint="give a file of NAME=VALUE lines",
         )
     return data
 
 
-def parse(text: str, origin: str) -> dict[str, str]:
+def parse_env_file(text: str, origin: str) -> dict[str, str]:
     r"""Return the variables of a file in the syntax of dotenv. Raises UsageError with the number of the line.
 
     `export ` before a name, empty lines and lines that begin with `#` are ignored. 'single quotes' keep

@@ -1,7 +1,9 @@
-"""The time limits of a command: how long it may be silent, and how long it may take. Independent of SSH."""
+"""Time limits of what runs on other machines: how long a command may be silent and how long it may take,
+and a clock that stands still while this process does not run. Independent of SSH."""
 
 from __future__ import annotations
 
+import threading
 import time
 
 
@@ -47,3 +49,24 @@ class Activity:
         if self._over:
             return f"its answer did not end within {self._total:g} s"
         return f"no answer for {self.silence if silence is None else silence:g} s"
+
+
+GAP = 2.0  # seconds between two looks from which on this process was stopped, or its computer asleep
+
+
+class AwakeClock:
+    """time.monotonic() without the time in which this process was stopped or its computer slept: it could not
+    receive anything then. It has to be read several times a second. Any thread may read it."""
+
+    def __init__(self) -> None:
+        self.slept = 0.0
+        self._lock = threading.Lock()
+        self._last = time.monotonic()
+
+    def __call__(self) -> float:
+        with self._lock:
+            now = time.monotonic()
+            if now - self._last > GAP:
+                self.slept += now - self._last
+            self._last = now
+            return now - self.slept

@@ -1,0 +1,306 @@
+"""The parts of a plan: what is known before planning, one AWS call, a value that an earlier call returns; and
+the requests for the placement group and the nodes, with their network interfaces. Pure.
+
+With EFA the layout of the interfaces follows EC2's description of the type (DescribeInstanceTypes,
+NetworkInfo), not a table. Source: EC2 User Guide, "Maximize network bandwidth on Amazon EC2 instances with
+multiple network cards". Its section on P5 has two layouts; this is the one that saves addresses: an
+`efa-only` interface has none, so a p5.48xlarge takes one address of the subnet and not 32.
+
+A placement group of strategy `cluster` places nodes close together in one zone: lower latency, and a single
+TCP flow gets 10 Gbps instead of 5 (EC2 User Guide, "Placement groups"). Its name contains the cluster's id:
+names are unique in an account and region, and CreatePlacementGroup has no idempotency token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any
+
+from cloudddp.aws.images import Image
+from cloudddp.aws.instance_types import MAX_TCP_TIMEOUT, NetworkCard, TypeInfo
+from cloudddp.aws.networks import Subnet
+from cloudddp.aws.reservations import Reservation
+from cloudddp.cluster.prices import iops_of
+from cloudddp.config.spec import ClusterSpec, connection_mode
+from cloudddp.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """One interface: its network card, its device index on that card, and EC2's interface type."""
+
+    card: int = 0
+    device: int = 0
+    kind: str = "interface"  # or efa (with an IP address), efa-only (without)
+
+    @property
+    def efa(self) -> bool:
+        return self.kind != "interface"
+
+
+ORDINARY = (Interface(),)
+
+
+def check_efa_settings(spec: ClusterSpec) -> None:
+    """Raise UsageError for settings that exclude each other. Calls nothing."""
+    if spec.require_efa and not spec.efa:
+        raise UsageError(
+            "EFA is required and switched off",
+            hint="omit --no-efa (efa = false in cloudddp.toml), or --require-efa",
+        )
+
+
+def choose_interfaces(spec: ClusterSpec, info: TypeInfo) -> tuple[Interface, ...]:
+    """Return the interfaces of each node, the primary one first.
+
+    EFA is for traffic between nodes, so a single node gets it only if it is required. Raises UsageError if
+    EFA is required and the type has none.
+    """
+    if spec.require_efa and not info.max_efa:
+        raise UsageError(
+            f"{spec.instance_type} has no EFA",
+            hint="choose a type with EFA, such as g5.8xlarge, p4d.24xlarge or p5.48xlarge, or omit "
+            "--require-efa",
+        )
+    if not spec.efa or not info.max_efa or (spec.nodes == 1 and not spec.require_efa):
+        return ORDINARY
+    return _with_efa(info)
+
+
+def _with_efa(info: TypeInfo) -> tuple[Interface, ...]:
+    cards = sorted(info.network_cards, key=lambda card: card.index)
+    if info.max_efa == 1 and "efa" in cards[0].kinds:
+        return (Interface(kind="efa"),)  # one interface, so that EC2 can assign a public address
+    extra = [Interface(device=1, kind="efa-only")] if _takes_second(cards[0]) else []
+    extra += [Interface(card.index, 0, "efa-only") for card in cards[1:] if "efa-only" in card.kinds]
+    # The primary interface has no EFA here. EC2 refuses more EFA interfaces than the type's maximum.
+    return (Interface(), *extra[: info.max_efa])
+
+
+def _takes_second(card: NetworkCard) -> bool:
+    """Return whether card 0 takes an `efa-only` interface beside the primary one: not on p6-b300."""
+    return "efa-only" in card.kinds and card.interfaces > 1
+
+
+def efa_devices(interfaces: Sequence[Interface]) -> int:
+    """Return how many EFA devices a node has."""
+    return sum(one.efa for one in interfaces)
+
+
+def needs_elastic_ip(interfaces: Sequence[Interface], *, public: bool) -> bool:
+    """Return whether a node that needs a public address has to get an Elastic IP.
+
+    EC2 assigns a public address at launch to an instance with a single interface only (API reference,
+    InstanceNetworkInterfaceSpecification.AssociatePublicIpAddress).
+    """
+    return public and len(interfaces) > 1
+
+
+def interface_parameters(
+    interfaces: Sequence[Interface],
+    *,
+    subnet_id: str,
+    group: object,
+    public: bool,
+    ip_settings: Mapping[str, Any] = MappingProxyType({}),
+) -> list[dict[str, Any]]:
+    """Return the parameter NetworkInterfaces of RunInstances.
+
+    `group`: the security group, or a Ref to it. `ip_settings`: more parameters of interfaces that have an IP
+    address.
+    """
+    entries: list[dict[str, Any]] = []
+    for one in interfaces:
+        entry: dict[str, Any] = {
+            "DeviceIndex": one.device,
+            "SubnetId": subnet_id,
+            "Groups": [group],
+            "DeleteOnTermination": True,
+        }
+        if one.efa or len(interfaces) > 1:
+            entry["InterfaceType"] = one.kind
+        if len(interfaces) > 1:
+            entry["NetworkCardIndex"] = one.card
+        else:
+            entry["AssociatePublicIpAddress"] = public
+        entries.append({**entry, **(ip_settings if one.kind != "efa-only" else {})})
+    return entries
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """The answer of an earlier step, by its key: `Ref("security-group", "GroupId")`."""
+
+    step: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One AWS call: the name of the step, the botocore method, its parameters (which may contain Refs)."""
+
+    step: str
+    method: str
+    params: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchContext:
+    """What AWS answered before planning, and the time. `subnets` are one per zone, in the order in which to
+    try them."""
+
+    region: str
+    info: TypeInfo
+    image: Image
+    subnets: tuple[Subnet, ...]
+    ssh_from: tuple[str, ...]
+    owner: str
+    now: datetime
+    interfaces: tuple[Interface, ...] = ORDINARY  # of each node
+    own_placement_group: bool = False  # whether the cluster gets a placement group
+    reservation: Reservation | None = None
+
+    @property
+    def vpc_id(self) -> str:
+        return self.subnets[0].vpc_id
+
+
+def tagged(tags: list[dict[str, str]], *kinds: str) -> list[dict[str, Any]]:
+    return [{"ResourceType": kind, "Tags": tags} for kind in kinds]
+
+
+PLACEMENT_STEP = "placement-group"
+
+
+def wants_placement_group(spec: ClusterSpec, info: TypeInfo, reservation: Reservation | None) -> bool:
+    """Return whether the cluster gets a placement group of its own.
+
+    Not for a capacity block, whose instances are placed together and which supports no group, nor for a
+    reservation that was created in a group: its instances have to be launched into that one.
+    """
+    if reservation is not None and (reservation.block or reservation.placement_group):
+        return False
+    return spec.placement_group and spec.nodes > 1 and info.cluster_placement
+
+
+def placement_group_name(cluster: str, cluster_id: str) -> str:
+    """Return the name of a cluster's own placement group."""
+    return f"cloudddp-{cluster}-{cluster_id}"
+
+
+def placement_group_for(context: LaunchContext, cluster: str, cluster_id: str) -> str:
+    """Return the name of the group that the nodes are launched into, or ''."""
+    if context.own_placement_group:
+        return placement_group_name(cluster, cluster_id)
+    return context.reservation.placement_group if context.reservation is not None else ""
+
+
+def placement_group_request(name: str, tags: list[dict[str, str]]) -> Request:
+    """Return the request that creates the group."""
+    params = {
+        "GroupName": name,
+        "Strategy": "cluster",
+        "TagSpecifications": tagged(tags, "placement-group"),
+    }
+    return Request(PLACEMENT_STEP, "create_placement_group", params)
+
+
+def run_instances(
+    spec: ClusterSpec,
+    context: LaunchContext,
+    subnet: Subnet,
+    tags: list[dict[str, str]],
+    key: str,
+    data: str,
+    cluster_id: str,
+) -> Request:
+    """Return the launch of all nodes in one subnet."""
+    kinds = ["instance", "volume", "network-interface"] + (["spot-instances-request"] if spec.spot else [])
+    params: dict[str, Any] = {
+        "ImageId": context.image.id,
+        "InstanceType": spec.instance_type,
+        # All or none: with one node missing the job cannot start, and the other nodes are billed
+        # nevertheless.
+        "MinCount": spec.nodes,
+        "MaxCount": spec.nodes,
+        "KeyName": key,
+        "NetworkInterfaces": interface_parameters(
+            context.interfaces,
+            subnet_id=subnet.id,
+            group=Ref("security-group", "GroupId"),
+            public=connection_mode(spec) == "public",
+            ip_settings=_connection_tracking(context.info.tcp_timeout),
+        ),
+        "BlockDeviceMappings": [_root_volume(spec, context.image)],
+        "MetadataOptions": {
+            "HttpTokens": "required",
+            "HttpEndpoint": "enabled",
+            "HttpPutResponseHopLimit": spec.imds_hop_limit,
+        },
+        "InstanceInitiatedShutdownBehavior": "terminate",
+        "TagSpecifications": tagged(tags, *kinds),
+        "UserData": data,
+    }
+    if spec.instance_profile:
+        by = "Arn" if spec.instance_profile.startswith("arn:") else "Name"
+        params["IamInstanceProfile"] = {by: spec.instance_profile}
+    if spec.spot:
+        # A one-time request never launches a second instance.
+        params["InstanceMarketOptions"] = {
+            "MarketType": "spot",
+            "SpotOptions": {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"},
+        }
+    if group := placement_group_for(context, spec.name, cluster_id):
+        params["Placement"] = {"GroupName": group}
+    if context.reservation is not None:
+        params |= _into(context.reservation)
+    params["ClientToken"] = client_token(cluster_id, 1, subnet.zone, params)
+    return Request("nodes", "run_instances", params)
+
+
+def _root_volume(spec: ClusterSpec, image: Image) -> dict[str, Any]:
+    return {
+        "DeviceName": image.root_device,
+        "Ebs": {
+            "VolumeSize": max(spec.disk_gb, image.disk_gb),
+            "VolumeType": "gp3",
+            "Throughput": spec.disk_throughput,
+            "Iops": iops_of(spec.disk_throughput),
+            "Encrypted": True,
+            **({"KmsKeyId": spec.kms_key} if spec.kms_key else {}),
+            "DeleteOnTermination": True,
+        },
+    }
+
+
+def _into(reservation: Reservation) -> dict[str, Any]:
+    target = {"CapacityReservationTarget": {"CapacityReservationId": reservation.id}}
+    market = {"InstanceMarketOptions": {"MarketType": "capacity-block"}} if reservation.block else {}
+    return {"CapacityReservationSpecification": target, **market}
+
+
+def _connection_tracking(default: int) -> dict[str, Any]:
+    """Return the setting that keeps idle connections alive on types that drop them after minutes (Nitro v6:
+    350 s).
+
+    The connections between ranks, to the rendezvous and of torchrun may be idle for longer: while a rank
+    loads data, or compiles. Security groups track them, because no rule allows all addresses.
+    """
+    if default >= MAX_TCP_TIMEOUT:
+        return {}
+    return {"ConnectionTrackingSpecification": {"TcpEstablishedTimeout": MAX_TCP_TIMEOUT}}
+
+
+def client_token(cluster_id: str, attempt: int, zone: str, params: Mapping[str, Any]) -> str:
+    """Return the idempotency token of one launch, at most 64 ASCII characters (EC2).
+
+    It contains the zone, because EC2 remembers tokens per zone, and begins with the cluster's id, which
+    distinguishes the launch of `up` from others (model.py).
+    """
+    text = json.dumps([attempt, zone, params], sort_keys=True, default=repr)
+    return f"{cluster_id}-{hashlib.sha256(text.encode()).hexdigest()[:40]}"

@@ -1,0 +1,327 @@
+"""What the user asked for, as frozen records: ClusterSpec, JobSpec, SyncSpec and SetupSpec; and how SSH
+reaches the nodes, as the settings `connect`, `proxy_jump` and `proxy_command` say together. Pure.
+
+Each field has its type and its limits; its help is in descriptions.py. settings.py merges the sources and
+validates the values.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from cloudddp.errors import UsageError
+
+MAX_WAIT = 14 * 86400  # seconds
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def limited(*, allowed: str = "", **limits: Any) -> Meta:
+    """Return limits of a value, as msgspec checks them. `allowed`: a pattern in words, for messages and the
+    reference."""
+    return Meta(extra={"allowed": allowed} if allowed else None, **limits)
+
+
+Relative = Annotated[
+    str,
+    limited(
+        allowed="a relative path inside the project, without '..'",
+        pattern=r"^(?!/)(?!~)(?!(.*/)?\.\.(/|$)).+\Z",
+    ),
+]
+
+
+def seconds_of(text: str) -> float:
+    """Return the seconds of a valid time: 0, 45s, 30m, 2h, 1d. 0.0 for anything else."""
+    found = re.fullmatch(r"([0-9]+)([smhd])", text)
+    return float(int(found[1]) * _UNITS[found[2]]) if found else 0.0
+
+
+MAX_NODES = 256  # in one RunInstances call, which starts all or none; AWS recommends several calls above 100
+
+Name = Annotated[
+    str,
+    limited(
+        allowed="1 to 40 of a-z, 0-9 and '-', starting with a letter or digit",
+        pattern=r"^[a-z0-9][a-z0-9-]{0,39}\Z",
+    ),
+]
+Region = Annotated[
+    str, limited(allowed="an AWS region such as us-east-1", pattern=r"^[a-z]{2,5}(-[a-z]+)+-\d\Z")
+]
+Zone = Annotated[
+    str,
+    limited(allowed="an availability zone such as us-east-1a", pattern=r"^[a-z]{2,5}(-[a-z]+)+-\d[a-z]\Z"),
+]
+Subnet = Annotated[
+    str,
+    limited(
+        allowed="an id such as subnet-0abc, or a tag such as tag:Name=private",
+        pattern=r"^(subnet-[0-9a-f]+|tag:[^=\0]{1,128}=[^\0]{0,256})\Z",
+    ),
+]
+
+
+class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """[cluster]: the nodes, where they run, and when they terminate."""
+
+    name: Name = "default"
+    nodes: Annotated[int, limited(ge=1, le=MAX_NODES)] = 2
+    instance_type: Annotated[
+        str,
+        limited(allowed="an EC2 instance type such as g5.xlarge", pattern=r"^[a-z][a-z0-9-]*\.[a-z0-9-]+\Z"),
+    ] = "g5.xlarge"
+    max_hours: Annotated[float, limited(gt=0, le=336)] = 8.0
+    idle_minutes: Annotated[
+        float,
+        limited(allowed="0, or a number from 5 to 20160", ge=0, le=20160),
+    ] = 0.0
+    max_cost: Annotated[float, limited(gt=0, le=1e7)] | None = None
+    price: Annotated[float, limited(gt=0, le=1e4)] | None = None
+    spot: bool = False
+    reservation: (
+        Annotated[str, limited(allowed="an id such as cr-0123456789abcdef0", pattern=r"^cr-[0-9a-f]{8,17}\Z")]
+        | None
+    ) = None
+    placement_group: bool = True
+    efa: bool = True
+    require_efa: bool = False
+    allow_cpu: bool = False
+    region: Region | None = None
+    regions: Annotated[tuple[Region, ...], limited(max_length=20)] = ()
+    zones: Annotated[tuple[Zone, ...], limited(max_length=50)] = ()
+    wait_capacity: Annotated[
+        str,
+        limited(
+            allowed="0, or a time such as 45s, 30m, 2h or 1d (at most 14d)",
+            pattern=r"^(0|[1-9]\d{0,5}[smhd])\Z",
+        ),
+    ] = "0"
+    vpc: (
+        Annotated[
+            str,
+            limited(
+                allowed="an id such as vpc-0abc, or a tag such as tag:Name=training",
+                pattern=r"^(vpc-[0-9a-f]+|tag:[^=\0]{1,128}=[^\0]{0,256})\Z",
+            ),
+        ]
+        | None
+    ) = None
+    subnets: Annotated[tuple[Subnet, ...], limited(max_length=50)] = ()
+    image: Annotated[
+        str,
+        limited(
+            allowed="an image id (ami-...) or the name of an SSM parameter (/...)",
+            pattern=r"^(ami-[0-9a-f]+|/[A-Za-z0-9_.{}/-]+)\Z",
+        ),
+    ] = "/aws/service/deeplearning/ami/{arch}/oss-nvidia-driver-gpu-pytorch-2.12-ubuntu-24.04/latest/ami-id"
+    user: Annotated[str, limited(allowed="a Unix user name", pattern=r"^[a-z_][a-z0-9_-]{0,31}\Z")] | None = (
+        None
+    )
+    ssh_port: Annotated[int, limited(ge=1, le=65535)] = 22
+    ssh_from: tuple[
+        Annotated[
+            str, limited(allowed="a CIDR block such as 203.0.113.7/32", pattern=r"^[0-9a-fA-F:.]+/\d{1,3}\Z")
+        ],
+        ...,
+    ] = ()
+    connect: Literal["public", "private", "jump"] | None = None
+    proxy_jump: (
+        Annotated[
+            str,
+            limited(
+                allowed="[user@]host[:port]",
+                pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.-]{0,63}@)?"
+                r"([A-Za-z0-9][A-Za-z0-9._-]{0,252}|\[[0-9a-fA-F:.]+\])(:\d{1,5})?\Z",
+            ),
+        ]
+        | None
+    ) = None
+    proxy_command: (
+        Annotated[
+            str,
+            limited(
+                allowed="a command line of at most 2000 characters", pattern=r"^[^\x00-\x1f\x7f]{1,2000}\Z"
+            ),
+        ]
+        | None
+    ) = None
+    disk_gb: Annotated[int, limited(ge=8, le=16384)] = 150
+    disk_throughput: Annotated[int, limited(ge=125, le=2000)] = 500
+    kms_key: (
+        Annotated[
+            str,
+            limited(
+                allowed="a key id, alias/NAME, or the ARN of one of them",
+                pattern=r"^(arn:aws[a-z-]*:kms:[a-z0-9-]{1,30}:\d{12}:"
+                r"(key/(mrk-)?[0-9a-f-]{32,36}|alias/[A-Za-z0-9/_-]{1,250})"
+                r"|alias/[A-Za-z0-9/_-]{1,250}|(mrk-)?[0-9a-f-]{32,36})\Z",
+            ),
+        ]
+        | None
+    ) = None
+    instance_profile: (
+        Annotated[
+            str,
+            limited(
+                allowed="the name or ARN of an instance profile",
+                pattern=r"^(arn:aws[a-z-]*:iam::\d{12}:instance-profile/([\x21-\x7e]{1,510}/)?)?"
+                r"[A-Za-z0-9_+=,.@-]{1,128}\Z",
+            ),
+        ]
+        | None
+    ) = None
+    imds_hop_limit: Literal[1, 2] = 1
+    tags: Annotated[dict[str, str], limited(allowed="a table of KEY = 'value'")] = {}
+    ready_minutes: Annotated[float, limited(gt=0, le=120)] | None = None
+
+
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """[job]: how ranks are started."""
+
+    nproc_per_node: Annotated[
+        Literal["gpu"] | Annotated[int, Meta(ge=1, le=256)] | tuple[Annotated[int, Meta(ge=1, le=256)], ...],
+        limited(allowed="a whole number from 1 to 256, a list of such numbers (one per node), or 'gpu'"),
+    ] = "gpu"
+    rendezvous: Literal["c10d", "static", "direct"] = "c10d"
+    positional_ranks: bool = False
+    master_port: Annotated[int, limited(ge=0, le=65535)] = 0
+    max_restarts: Annotated[int, limited(ge=0, le=100)] = 0
+    torchrun_args: tuple[str, ...] = ()
+    python: str = ""
+    stop_grace: Annotated[float, limited(ge=0, le=600)] = 10.0
+    save_minutes: Annotated[float, limited(ge=0, le=15)] = 3.0
+    retries: Annotated[int, limited(ge=0, le=100)] = 0
+    nodes_min: Annotated[int, limited(ge=1, le=1024)] | None = None
+    preflight: bool = True
+    heartbeat: Annotated[float, limited(ge=2, le=600)] = 15.0
+    stall_minutes: Annotated[float, limited(ge=0, le=10_000)] = 10.0
+    on_stall: Literal["kill", "restart", "leave", "down"] = "kill"
+    log_mb: Annotated[int, limited(ge=1, le=1 << 20)] = 1024
+    outputs: tuple[Relative, ...] = ()
+    pull_mb: Annotated[float, limited(gt=0, le=1e7)] = 2048.0
+    snapshots: tuple[Relative, ...] = ()
+    share: tuple[Relative, ...] = ()
+    share_mb: Annotated[float, limited(ge=0, le=1e7)] = 2048.0
+    scratch: tuple[Relative, ...] = ()
+    results_s3: (
+        Annotated[
+            str,
+            limited(
+                allowed="s3://BUCKET or s3://BUCKET/PREFIX, of at most 512 letters, digits and !-_.*'()=+@/",
+                pattern=r"^s3://(?!xn--)(?!\d+\.\d+\.\d+\.\d+(/|\Z))(?!.{0,63}\.\.)"
+                r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/(?!/)(?!(.*/)?\.{1,2}(/|\Z))(?!.*//)[A-Za-z0-9!_.*'()=+@/-]{0,440})?\Z",
+            ),
+        ]
+        | None
+    ) = None
+    env: dict[str, str] = {}
+
+    @property
+    def not_sent(self) -> tuple[str, ...]:
+        """Paths of the project that belong to the nodes: a sync leaves them alone."""
+        return self.outputs or ("runs",)
+
+
+class SyncSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """[sync]: which files are sent to the nodes."""
+
+    exclude: tuple[str, ...] = ()
+    include: tuple[str, ...] = ()
+    max_mb: Annotated[float, limited(gt=0, le=1e7)] = 512.0
+
+
+class SetupSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """[setup]: commands run on every node in the project's folder, once per content."""
+
+    run: tuple[str, ...] = ()
+    inputs: tuple[Relative, ...] = ()
+
+
+__all__ = ["ClusterSpec", "Config", "JobSpec", "SetupSpec", "SyncSpec"]
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """All settings."""
+
+    cluster: ClusterSpec = ClusterSpec()
+    job: JobSpec = JobSpec()
+    sync: SyncSpec = SyncSpec()
+    setup: SetupSpec = SetupSpec()
+
+
+Mode = Literal["public", "private", "jump"]
+
+TOKENS: Mapping[str, str] = {
+    "%h": "instance id",
+    "%n": "instance id",
+    "%a": "address",
+    "%p": "port",
+    "%r": "login user",
+    "%%": "a percent sign",
+}
+"""What is replaced in proxy_command. ssh's own tokens but %a; with ssh, %h is the name that was given to it,
+and AWS documents instance ids as names (`host i-* mi-*`)."""
+_TOKEN = re.compile("%.?")
+_SAFE = re.compile(r"[A-Za-z0-9_.:-]*")  # means the same inside quotes and outside
+
+
+def connection_mode(spec: ClusterSpec) -> Mode:
+    """Return which address of a node is used. Only `public` nodes have a public address.
+
+    A proxy command alone needs none: AWS's Session Manager and EC2 Instance Connect Endpoints reach private
+    nodes.
+    """
+    if spec.connect is not None:
+        return spec.connect
+    if spec.proxy_jump is not None:
+        return "jump"
+    return "private" if spec.proxy_command is not None else "public"
+
+
+def check_connection(spec: ClusterSpec) -> None:
+    """Raise UsageError for settings that contradict each other, and for an unknown token."""
+    if spec.proxy_jump is not None and spec.proxy_command is not None:
+        raise UsageError(
+            "cluster.proxy_jump and cluster.proxy_command exclude each other",
+            hint="leave out one of them; a command can use a jump host itself: ssh -W %a:%p HOST",
+        )
+    if spec.connect == "jump" and spec.proxy_jump is None:
+        raise UsageError(
+            'cluster.connect is "jump", but there is no jump host', hint='give proxy_jump = "user@host"'
+        )
+    if spec.connect not in (None, "jump") and spec.proxy_jump is not None:
+        raise UsageError(
+            f'cluster.connect is "{spec.connect}", but cluster.proxy_jump is set',
+            hint='leave out one of them; proxy_jump means connect = "jump"',
+        )
+    if (
+        spec.proxy_jump is not None
+        and not 0 < int(spec.proxy_jump.rpartition(":")[2] or 0 if _has_port(spec.proxy_jump) else 22) < 65536
+    ):
+        raise UsageError(f"cluster.proxy_jump: no such port: {spec.proxy_jump}", hint="allowed: 1 to 65535")
+    for token in _TOKEN.findall(spec.proxy_command or ""):
+        if token not in TOKENS:
+            known = ", ".join(f"{name} ({meaning})" for name, meaning in TOKENS.items())
+            raise UsageError(f"cluster.proxy_command: unknown token {token}", hint=f"known: {known}")
+
+
+def _has_port(jump: str) -> bool:
+    return re.search(r":\d+\Z", jump) is not None and not jump.endswith("]")
+
+
+def expand_proxy_command(command: str, values: Mapping[str, str]) -> str:
+    """Return a proxy command with its tokens replaced. Raises ValueError for a value that a shell could
+    misread.
+
+    Values are not quoted: AWS's documented command has %h inside quotes.
+    """
+    for value in values.values():
+        if not _SAFE.fullmatch(value):
+            raise ValueError(f"cannot be part of a command: {value!r}")
+    known = {**values, "%%": "%"}
+    return _TOKEN.sub(lambda found: known[found.group()], command)
