@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,13 +33,14 @@ def key(home: Path) -> Path:
 
 
 def folder(home: Path) -> Path:
-    shutil.rmtree(home)
+    """Remove the folder at once, also where `up` is writing to it."""
+    home.rename(home.with_name("removed"))
     return home
 
 
 def file_system(home: Path) -> Path:
     """Remove the folder, so that it cannot be created again."""
-    shutil.rmtree(home.parent)
+    home.parent.rename(home.parent.with_name("unmounted"))
     home.parent.write_text("")
     return home
 
