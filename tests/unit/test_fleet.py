@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from support.harness import until
 from support.sshserver import Site
 
 from cloudddp.config import timing
@@ -255,24 +256,29 @@ def test_connect_timeout_reports_its_duration(ssh_site: Site) -> None:
 
 def test_attempt_during_which_this_process_was_stopped_is_repeated(ssh_site: Site) -> None:
     """A laptop that slept must not take its own silence for that of the node."""
-    stop = f"kill -STOP {os.getpid()}; sleep 3; kill -CONT {os.getpid()}"
-    attempts, stops = [], []
-    with socket.create_server(("127.0.0.1", 0)) as mute:
+    stop = f"read _; kill -STOP {os.getpid()}; sleep 4; kill -CONT {os.getpid()}"
+    attempts: list[socket.socket] = []
+    with (
+        socket.create_server(("127.0.0.1", 0)) as mute,
+        subprocess.Popen(["/bin/sh", "-c", stop], stdin=subprocess.PIPE) as stopper,
+    ):
 
         def accept() -> None:
+            assert stopper.stdin is not None
             with contextlib.suppress(OSError):
                 while True:
                     attempts.append(mute.accept()[0])
-                    if not stops:
-                        stops.append(subprocess.Popen(["/bin/sh", "-c", stop]))
+                    if len(attempts) == 1:
+                        stopper.stdin.write(b"\n")
+                        stopper.stdin.flush()
 
         threading.Thread(target=accept, daemon=True).start()
         fleet = Fleet({0: ssh_site.target(mute.getsockname()[1])})
         with pytest.raises(ConnectError):
-            fleet.connect(connect_timeout=1.0)
+            fleet.connect(connect_timeout=2.0)
+        assert stopper.wait() == 0
+        until(lambda: len(attempts) == 2)
         mute.shutdown(socket.SHUT_RDWR)
-    assert stops[0].wait() == 0
-    assert len(attempts) == 2
 
 
 def test_fatal_error_closes_connections_and_ends_stuck_commands(ssh_site: Site) -> None:
