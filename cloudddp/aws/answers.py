@@ -34,7 +34,7 @@ Address = Annotated[str, msgspec.Meta(pattern=r"^(((25[0-5]|2[0-4]\d|1?\d?\d)(\.
 Count = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
 
 _SHOWN = 200  # characters of the decoder's message, which can quote a value
-# msgspec is not safe while it first reads the fields of a record: see agent/steps.py.
+# msgspec is not safe while it first reads the fields of a record: see agent/replies.py.
 _lock = threading.Lock()
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cloudddp import timings
-from cloudddp.agent import steps
+from cloudddp.agent import replies
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.agent.protocol.file_steps import REPLACED, Kept, ReceiveReply, ReceiveRequest
@@ -254,7 +254,7 @@ def _check_folders(theirs: Mapping[int, Mapping[str, str]], ours: Mapping[str, s
     if len(set().union(*others.values())) > MAX_LISTED - MAX_FILES:
         node = max(others, key=lambda one: len(others[one]))
         error = ProtocolError(f"it has {len(others[node]):,} folders that were not sent to it")
-        raise steps.unreadable(node, ProbeRequest.STEP, error)
+        raise replies.unreadable(node, ProbeRequest.STEP, error)
 
 
 def order_of(

@@ -21,7 +21,7 @@ from support.syncednode import SyncedNode, put, tree
 
 from agent.node import link, store
 from agent.sync.project_writer import ProjectWriter
-from cloudddp.agent import steps
+from cloudddp.agent import program
 from cloudddp.agent.protocol.codec import ProtocolError, encode
 from cloudddp.agent.protocol.file_steps import ReceiveEvent
 from cloudddp.agent.protocol.manifest import Entry
@@ -183,7 +183,7 @@ def receive(node: SyncedNode, frames: bytes, project: str = "project") -> subpro
     first = {"node": 0, "address": "127.0.0.1", "port": 1}
     request = {"project": project, "secret": SECRET, "node": 0, "first": first, "nodes": 1}
     return subprocess.run(
-        [sys.executable, "-IS", str(node.node.home / steps.agent_path()), "receive"],
+        [sys.executable, "-IS", str(node.node.home / program.agent_path()), "receive"],
         input=json.dumps(request).encode() + b"\n" + frames,
         env={"HOME": str(node.node.home)},
         capture_output=True,

@@ -17,9 +17,10 @@ import pytest
 from support.jobstates import agreed, job, rank
 
 from cloudddp import signals
+from cloudddp.agent.program import step_of
 from cloudddp.agent.protocol.frames import Dropped, End, FollowRequest, Heartbeat, Log, encode_frame
 from cloudddp.agent.protocol.jobs import Cause, Failure
-from cloudddp.agent.steps import decode, step_of
+from cloudddp.agent.replies import decode
 from cloudddp.config.timing import Timing
 from cloudddp.errors import NodeError
 from cloudddp.job.follow.decide import Policy

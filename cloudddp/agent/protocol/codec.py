@@ -3,7 +3,7 @@ before each request, and what follows its output. Standard library only.
 
 The agent uses `decode` for requests and for its own files. The laptop does not use it for replies:
 `json.loads` builds every list and dict that a hostile node sends before anything is checked, which for 16 MB
-of `[[],[],...]` takes 400 MB. cloudddp/agent/steps.py decodes the same dataclasses without that.
+of `[[],[],...]` takes 400 MB. cloudddp/agent/replies.py decodes the same dataclasses without that.
 """
 
 from __future__ import annotations

@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from cloudddp.agent import client, steps
+from cloudddp.agent import client, replies
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.agent.protocol.frames import Dropped, End, FollowRequest, Heartbeat, Log
 from cloudddp.agent.protocol.jobs import JobState
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.steps import FrameDecoder
+from cloudddp.agent.replies import FrameDecoder
 from cloudddp.config.timing import Timing
 from cloudddp.errors import NodeError
 from cloudddp.job.follow.decide import Liveness
@@ -138,7 +138,7 @@ class NodeStream:
             try:
                 self._read()
             except ProtocolError as error:
-                unreadable = steps.unreadable(self._node, FollowRequest.STEP, error)
+                unreadable = replies.unreadable(self._node, FollowRequest.STEP, error)
                 self._emit(NodeLost(self._node, str(unreadable), time.time(), unreadable))
                 return
             except Exception as error:
@@ -184,7 +184,7 @@ class NodeStream:
             is_last=True,
         )
         if not self._ended:
-            raise NodeError(f"node {self._node}: {steps.failure_text(result)}")
+            raise NodeError(f"node {self._node}: {replies.failure_text(result)}")
 
     def _lose(self, error: Exception) -> None:
         # Not since the connection broke: when a machine fails silently, ranks on other nodes fail because of
@@ -219,7 +219,7 @@ class NodeStream:
         now = self._liveness.clock()
         self._broken_since = self._broken_since or now
         self._liveness.broken(self._node)
-        refused = isinstance(error, steps.RefusedByAgent)
+        refused = isinstance(error, replies.RefusedByAgent)
         return self._wait and not refused and now - self._broken_since <= self._timing.offline
 
     def _reconnect(self, broken: Exception) -> bool:

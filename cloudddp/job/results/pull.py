@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cloudddp.agent import client, steps
+from cloudddp.agent import client, replies
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.file_steps import PackRequest, Selection
 from cloudddp.agent.protocol.results import EVIDENCE, LeftFile
@@ -284,7 +284,7 @@ class _Pull:
                 alone=True,
             )
             if result.exit_code:
-                raise NodeError(f"node {node}: {self._notes.last() or steps.failure_text(result)}")
+                raise NodeError(f"node {node}: {self._notes.last() or replies.failure_text(result)}")
             receive.close()
         return receive
 

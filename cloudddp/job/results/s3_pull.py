@@ -17,7 +17,7 @@ from cloudddp.agent.protocol.codec import MAX_TIME, ProtocolError
 from cloudddp.agent.protocol.copies import LINK, LOGS, MTIME, OUTPUTS, REPORT, Copied
 from cloudddp.agent.protocol.manifest import FILE
 from cloudddp.agent.protocol.manifest import LINK as LINK_ENTRY
-from cloudddp.agent.steps import decode
+from cloudddp.agent.replies import decode
 from cloudddp.aws import s3
 from cloudddp.aws.client import AWS
 from cloudddp.aws.s3 import Object
