@@ -1,5 +1,5 @@
-"""Decodes AWS's answers: the only way from an answer to values that the rest of cloudddp uses, and from
-botocore's errors to what was refused and what to type next. Codes are AWS's own.
+"""Decodes what AWS answers, the only way to values and errors that the rest of cloudddp uses. An error says
+what was refused and what to type next; its code is AWS's own.
 
 An answer comes from AWS, or from whatever AWS_ENDPOINT_URL names, through any proxy in between. botocore
 checks neither that a field exists nor how long it is, so each call has a record of the fields that it needs.

@@ -1,5 +1,5 @@
-"""What AWS has: clusters found by tag, whose they are, the caller's cluster of a name, and the state of lost
-nodes. Only AWS is queried for what exists; local state is not used.
+"""Finds clusters by tag: whose they are, the caller's cluster of a name, what is left of others, and what AWS
+reports of lost nodes. Only AWS is queried for what exists; local state is not used.
 
 A cluster is the caller's if it is in this computer's journal, or if its owner tag is the caller's STS
 identity. The journal is checked first, so that a cluster created here costs no further AWS call. The tag is

@@ -1,5 +1,5 @@
-"""The parts of a plan: what is known before planning, one AWS call, a value that an earlier call returns; and
-the requests for the placement group and the nodes, with their network interfaces. Pure.
+"""The AWS calls of a plan, as data: what they are made from, a value that an earlier call returns, and the
+requests for the nodes, their network interfaces and their placement group. Pure.
 
 With EFA the layout of the interfaces follows EC2's description of the type (DescribeInstanceTypes,
 NetworkInfo), not a table. Source: EC2 User Guide, "Maximize network bandwidth on Amazon EC2 instances with

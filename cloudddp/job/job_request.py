@@ -1,6 +1,6 @@
-"""A job that is to be started: what `launch`, `run` and `resume` ask for, and which file of the project that
-starts: a path as the user typed it (a Python script, or another program), or a module as `python -m` finds
-it.
+"""A job that is to be started, as `launch`, `run` and `resume` ask for it: its id, and its script as a file
+of the project. The user types a path (of a Python script, or another program), or a module as `python -m`
+finds it.
 
 The file is resolved on the laptop, so that a misspelt script is refused before any node is created. The
 records of launches need this module, too, which `status` reads: so it imports nothing that takes long.

@@ -1,5 +1,5 @@
-"""What a job was launched with, recorded on this computer so that `resume` can start it again on other nodes;
-and where its results are in Amazon S3, from its settings.
+"""What a job was launched with, recorded on this computer: `resume` starts it again on other nodes from that,
+and `pull` finds its results in Amazon S3 when the nodes are gone.
 
 Values of variables may be secret and are never recorded. They come from where they came from at the launch:
 the configuration file, a file of variables, this computer's environment. A value that was given on the

@@ -10,8 +10,9 @@ import pytest
 from support.jobstates import followed
 
 from cloudddp.config.timing import Timing
-from cloudddp.job.follow.decide import Liveness, changes
+from cloudddp.job.follow.decide import changes
 from cloudddp.job.follow.events import Event, NodeFinished, NodeLost, NodeQuiet, NodeResponding
+from cloudddp.job.follow.stream import Liveness
 
 T = Timing()
 WALL = 5000.0

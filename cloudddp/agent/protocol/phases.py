@@ -1,6 +1,5 @@
-"""The phases of a job, the limits of what is said of it, and where the agent of a node listens for those of
-other nodes: the least that a sync has to import; and the refusal of a step while jobs of another version
-run."""
+"""What every module of the protocol may use of a job: its phases, its limits, where the agents of its nodes
+listen, and that jobs of another version run. A sync imports no more of jobs than this."""
 
 from __future__ import annotations
 

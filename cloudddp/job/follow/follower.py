@@ -19,7 +19,6 @@ from cloudddp.job.follow.decide import (
     AskAws,
     Continue,
     Done,
-    Liveness,
     Policy,
     changes,
     decide,
@@ -37,7 +36,7 @@ from cloudddp.job.follow.events import (
     Silence,
 )
 from cloudddp.job.follow.state import FollowState, Line
-from cloudddp.job.follow.stream import EVERYTHING, Connections, NodeStream, Selection
+from cloudddp.job.follow.stream import EVERYTHING, Connections, Liveness, NodeStream, Selection
 from cloudddp.job.follow.verdict import JobResult, verdict
 
 POLL = 0.2  # seconds between two looks at the clock while nothing happens

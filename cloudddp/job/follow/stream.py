@@ -1,5 +1,9 @@
 """The event stream of one node: the agent's frames over SSH, read in a thread of its own, across broken
-connections; and which part of a job's logs it reads."""
+connections.
+
+The streams of a job share its connections, and the record of when each node last responded: whether a node or
+this computer has lost the network shows in those of the others.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,6 @@ from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.replies import FrameDecoder
 from cloudddp.config.timing import Timing
 from cloudddp.errors import NodeError
-from cloudddp.job.follow.decide import Liveness
 from cloudddp.job.follow.events import (
     Event,
     JobUpdate,
@@ -31,6 +34,7 @@ from cloudddp.job.follow.events import (
     NodeUnreachable,
 )
 from cloudddp.ssh.running import CommandSpec
+from cloudddp.ssh.time_limits import AwakeClock
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,66 @@ class Connections:
         connections, and need not wait, which with an instance that has ended takes as long as the attempt may
         last."""
         self.closed = True
+
+
+class Liveness:
+    """When each node last responded, and since when its connection has worked. Any thread may use it."""
+
+    def __init__(self, nodes: Iterable[int], timing: Timing) -> None:
+        self._timing = timing
+        self.clock: Callable[[], float] = AwakeClock()
+        now = self.clock()
+        self._last_seen = dict.fromkeys(nodes, now)
+        self._steady_since: dict[int, float] = {}
+        self._finished: set[int] = set()
+
+    @property
+    def last_seen(self) -> dict[int, float]:
+        """When each node last responded."""
+        return self._last_seen.copy()
+
+    def silence(self, node: int) -> float:
+        """Seconds since a node last responded."""
+        return self.clock() - self._last_seen[node]
+
+    def received(self, node: int) -> None:
+        """Record that a node has sent data."""
+        self._last_seen[node] = self.clock()
+        self._steady_since.setdefault(node, self._last_seen[node])
+
+    def answered(self, node: int) -> None:
+        """Record that a node responds, although its stream has ended or is being opened again."""
+        self._last_seen[node] = self.clock()
+
+    def broken(self, node: int) -> None:
+        """Record that a node's connection has broken."""
+        self._steady_since.pop(node, None)
+
+    def finished(self, node: int) -> None:
+        """Record that a node's stream has ended: it sends no more heartbeats."""
+        self._finished.add(node)
+
+    @property
+    def finished_nodes(self) -> frozenset[int]:
+        return frozenset(self._finished.copy())
+
+    def should_give_up(self, node: int, broken_since: float) -> bool:
+        """Whether reconnecting to a node has failed for long enough to give up.
+
+        While other nodes respond, the node is at fault, and the limit is short. It is counted from when they
+        began to respond, since after an outage of this computer's own network nodes come back one by one.
+        While no node responds, this computer is probably offline, and the limit is long.
+        """
+        now = self.clock()
+        steady = self._steady_since.copy()
+        others = [
+            at
+            for other, at in steady.items()
+            if other != node and now - self._last_seen[other] < 2 * self._timing.heartbeat
+        ]
+        if others:
+            return now - max(broken_since, min(others)) > self._timing.lost
+        return now - broken_since > self._timing.offline
 
 
 class NodeStream:

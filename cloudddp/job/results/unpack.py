@@ -1,5 +1,5 @@
-"""Writes results into an empty folder, through open folders and never through a link; notes on files that
-were not transferred, and errors of the local file system, for a user.
+"""Writes results into an empty folder, through open folders and never through a link, and notes for the user
+what was not written, and why.
 
 What no agent sends is refused: a name that was not requested, or that leads out of the folder. What an agent
 may send but this computer cannot hold, or should not get, is left out with a note.
