@@ -18,7 +18,6 @@ from cloudddp.agent.protocol.machine import ProbeReply, ProbeRequest
 from cloudddp.agent.protocol.manifest import MAX_FILES, MAX_LISTED, Manifest, path_from_wire
 from cloudddp.agent.protocol.phases import Peer
 from cloudddp.agent.protocol.transfer import Listing, Wants
-from cloudddp.cluster.connect import PROJECT as PROJECT
 from cloudddp.cluster.connect import probe
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.schema import number

@@ -76,7 +76,7 @@ def test_reports_without_progress_end_the_step_of_that_node(
 def test_nodes_get_the_files_from_this_computer_if_the_first_one_is_only_alive(
     here: Path, tmp_path: Path, attack: str
 ) -> None:
-    """Their steps end with the sync: otherwise they would hold the lock of the project for ever."""
+    """Their steps end with the sync: otherwise they would hold the lock of the project forever."""
     cluster = attacked(tmp_path, attack, 0)
     with pytest.raises(NodeError, match="node 0: "):
         cluster.sync(here)

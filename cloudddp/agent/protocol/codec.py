@@ -1,5 +1,5 @@
-"""JSON <-> frozen dataclasses, driven by their type hints; and several steps over one channel: what goes
-before each request, and what follows its output. Standard library only.
+"""A message on the wire: JSON <-> frozen dataclasses, driven by their type hints, and what goes before each
+request and after each output where one channel carries several steps. Standard library only.
 
 The agent uses `decode` for requests and for its own files. The laptop does not use it for replies:
 `json.loads` builds every list and dict that a hostile node sends before anything is checked, which for 16 MB

@@ -108,7 +108,7 @@ class Offer:
 
 def refusal(snapshot: Snapshot, search: SnapshotSearch, latest_ns: float) -> str:
     """Return why a snapshot that another node offers is not written here, or ''. A program on that node must
-    not choose which file is replaced, nor make it the newest for ever. Pure."""
+    not choose which file is replaced, nor make it the newest forever. Pure."""
     if not snapshot.path:
         return ""
     name = repr(snapshot.path[:200])
