@@ -69,7 +69,7 @@ def connected(
 
 def _warn_of_problems(session: Session, found: Cluster, nodes: Collection[int]) -> None:
     """Warn of failed status checks and scheduled events of these nodes."""
-    for node, text in (lookup.problems(session.aws(), found, nodes) if nodes else {}).items():
+    for node, text in (lookup.status_problems(session.aws(), found, nodes) if nodes else {}).items():
         session.console.warn(f"node {node} ({found.nodes[node].id}): {text}")
 
 

@@ -185,7 +185,7 @@ def ended_node(cluster: Cluster, rank: int, now: Mapping[str, Instance]) -> Ende
     )
 
 
-def problems(aws: AWS, cluster: Cluster, ranks: Iterable[int]) -> dict[int, str]:
+def status_problems(aws: AWS, cluster: Cluster, ranks: Iterable[int]) -> dict[int, str]:
     """Return the failed status checks and the scheduled events of nodes that run and do not answer, in words,
     by node rank. One AWS call; none without nodes."""
     ids = {cluster.nodes[rank].id: rank for rank in ranks if rank in cluster.nodes}

@@ -27,7 +27,7 @@ from cloudddp.cluster.requests import (
     placement_group_name,
     placement_group_request,
     run_instances,
-    tagged,
+    tag_specifications,
 )
 from cloudddp.cluster.user_data import Identity, IdleGuard, user_data
 from cloudddp.config.spec import ClusterSpec, connection_mode
@@ -162,7 +162,7 @@ def plan(
             {
                 "KeyName": key,
                 "PublicKeyMaterial": identity.public_key.encode(),
-                "TagSpecifications": tagged(tags, "key-pair"),
+                "TagSpecifications": tag_specifications(tags, "key-pair"),
             },
         ),
         Request(
@@ -172,7 +172,7 @@ def plan(
                 "GroupName": f"{key}-{identity.cluster_id}",
                 "Description": f"cloudddp cluster {spec.name}: all traffic within, SSH from the caller",
                 "VpcId": context.vpc_id,
-                "TagSpecifications": tagged(tags, "security-group"),
+                "TagSpecifications": tag_specifications(tags, "security-group"),
             },
         ),
         _rules(

@@ -25,7 +25,7 @@ from cloudddp.errors import Command, UsageError
 from cloudddp.text import one_line
 
 LONGEST_SCRIPT = 1000  # characters of a script and its arguments in a list of jobs
-KEEP = 30.0  # minutes that nodes stay for a pull, unless --keep is given
+KEEP_MINUTES = 30.0  # minutes that nodes stay for a pull, unless --keep is given
 _DIGITS = string.digits + string.ascii_lowercase  # in ASCII order
 
 
@@ -78,7 +78,7 @@ class NewJob:
     script: Script
     poweroff: float | None = None
     resumed_from: str = ""
-    keep: float = KEEP
+    keep: float = KEEP_MINUTES
     id: str = field(default_factory=_new_id)
 
 

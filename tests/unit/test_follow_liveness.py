@@ -10,7 +10,7 @@ import pytest
 from support.jobstates import followed
 
 from cloudddp.config.timing import Timing
-from cloudddp.job.follow.decide import changes
+from cloudddp.job.follow.decide import liveness_changes
 from cloudddp.job.follow.events import Event, NodeFinished, NodeLost, NodeQuiet, NodeResponding
 from cloudddp.job.follow.stream import Liveness
 
@@ -49,7 +49,7 @@ def test_silent_node_is_quiet_then_lost(
 ) -> None:
     now = 1000.0
     last_seen = {node: now - seconds for node, seconds in silence.items()}
-    assert list(changes(followed(before), last_seen, now=now, wall=WALL, timing=T)) == found
+    assert list(liveness_changes(followed(before), last_seen, now=now, wall=WALL, timing=T)) == found
 
 
 @pytest.mark.parametrize(

@@ -263,7 +263,7 @@ def _record(kind: Any) -> Converter:
 
 
 # Bytes of the steps' names and of the request, bytes of the names alone, whether it is the last step.
-HEAD = struct.Struct(">II?")
+STEP_HEAD = struct.Struct(">II?")
 STDERR_END = b"\0"  # no step writes this byte to stderr, nor to stdout, but for the last one
 _STDOUT_END = re.compile(rb"\0(\d{1,3})\n")
 
@@ -272,7 +272,7 @@ def ask(step: str, request: bytes, *, is_last: bool = False, then: Iterable[str]
     """Return what asks for a step. Its body, if any, follows. `then`: steps that are likely to follow, whose
     modules are imported meanwhile."""
     names = " ".join((step, *then)).encode()
-    return HEAD.pack(len(names) + len(request), len(names), is_last) + names + request
+    return STEP_HEAD.pack(len(names) + len(request), len(names), is_last) + names + request
 
 
 def stdout_end(code: int) -> bytes:

@@ -32,7 +32,7 @@ class JobPhase(Enum):
         return self not in (JobPhase.SETUP, JobPhase.STARTING, JobPhase.RUNNING)
 
 
-MAX_ID = 64
+MAX_INSTANCE_ID = 64
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Peer:
         check_range("node", self.node, 0, MAX_NODES)
         check_length("address", self.address, 64)
         check_range("port", self.port, 1, (1 << 16) - 1)
-        check_length("id", self.id, MAX_ID)
+        check_length("id", self.id, MAX_INSTANCE_ID)
 
 
 @dataclass(frozen=True)

@@ -162,7 +162,7 @@ class Straggler:
         )
 
 
-def current(known: Iterable[Straggler]) -> tuple[Straggler, ...]:
+def current_stragglers(known: Iterable[Straggler]) -> tuple[Straggler, ...]:
     """Return those that have not caught up, by rank."""
     return tuple(sorted((one for one in known if one.until is None), key=lambda one: one.rank))
 

@@ -17,7 +17,7 @@ from cloudddp.job.follow.events import BarsDue, NodeLost, NodeQuiet, NodeRespond
 from cloudddp.job.follow.state import FollowState
 
 
-def changes(
+def liveness_changes(
     state: FollowState, last_seen: Mapping[int, float], *, now: float, wall: float, timing: Timing
 ) -> Iterator[NodeQuiet | NodeResponding | NodeLost]:
     """Yield the nodes that became quiet, respond again, or are lost, from when each one last responded. Pure.

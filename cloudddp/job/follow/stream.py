@@ -38,7 +38,7 @@ from cloudddp.ssh.time_limits import AwakeClock
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class LogSelection:
     """Read the logs of these ranks (all if empty), from what was written in the last `since` seconds, and
     from the last `tail` lines of each. `setup`: with the output of the setup commands, unless `ranks` are
     named."""
@@ -49,7 +49,7 @@ class Selection:
     setup: bool = False
 
 
-EVERYTHING = Selection()
+EVERYTHING = LogSelection()
 
 
 class Connections:
@@ -169,7 +169,7 @@ class NodeStream:
         liveness: Liveness,
         emit: Callable[[Event], None],
         timing: Timing,
-        selection: Selection = EVERYTHING,
+        selection: LogSelection = EVERYTHING,
     ) -> None:
         self._node = node
         self._job = job

@@ -201,9 +201,7 @@ def _same_link(source: Folder, target: Folder, name: str) -> bool:
 
 
 def _conflict(path: Path, why: str) -> CloudDDPError:
-    return CloudDDPError(
-        f"{path} {why}: it was not replaced", hint="remove it, or choose another folder with --to"
-    )
+    return CloudDDPError(f"{path} {why}: it was not replaced", hint=f"remove it, or {OTHER_FOLDER_HINT}")
 
 
 _METADATA, _SHARD = ".metadata", ".distcp"
