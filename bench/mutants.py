@@ -41,7 +41,9 @@ class Target:
 # These modules use `is` for None and for members of enumerations only, and both are equal only to themselves:
 # with `==` the program stays the same.
 EQUIVALENT = frozenset(("core/ReplaceComparisonOperator_Is_Eq", "core/ReplaceComparisonOperator_IsNot_NotEq"))
-_FOLLOW = tuple(f"tests/unit/test_follow_{part}.py" for part in ("decide", "state", "verdict"))
+_FOLLOW = tuple(
+    f"tests/unit/test_follow_{part}.py" for part in ("decide", "liveness", "silence", "state", "verdict")
+)
 TARGETS = (
     Target("cloudddp/cluster/plan.py", ("tests/unit/test_plan.py",)),
     Target("cloudddp/job/follow/decide.py", _FOLLOW),

@@ -1,9 +1,9 @@
-"""Files of this computer: opened so that no symbolic link redirects a write, the folder with cloudddp's
-state, and the files that cloudddp ships but does not import (`infra/` for nodes, and the examples for users).
+"""Files of this computer: cloudddp's state folder, private to its user, and the files that cloudddp ships but
+does not import (`infra/` for nodes, and the examples for users). Independent of clusters and nodes.
 
 Every system call that takes a path resolves it again, and follows links that another user may have created in
 the meantime. Here a folder is opened once, by descriptor and one path component at a time, without following
-links, and its entries are named relative to it (openat). Independent of clusters and nodes.
+links, and its entries are named relative to it (openat). So no link redirects a write.
 
 In a wheel the shipped files are below `cloudddp/_payload/`, in a checkout beside the package. Examples are
 found by patterns: nothing here depends on the names of their modules.
@@ -182,8 +182,8 @@ class Folder:
             return file.read()
 
 
-def is_private(root: Path, *names: str, make: bool = True) -> Folder:
-    """Return a folder below `root`, private to this user from `root` on. With `make`, missing folders are
+def open_private(root: Path, *names: str, make: bool = True) -> Folder:
+    """Open a folder below `root`, private to this user from `root` on. With `make`, missing folders are
     created.
 
     Modes become 0700 whatever the umask was. Raises UsageError if one of them is a symbolic link or belongs
@@ -314,7 +314,7 @@ def write_atomic(path: Path, data: bytes | str, mode: int = 0o600) -> None:
 
 def _private_home(path: Path) -> Folder:
     root = state_home() if path.is_relative_to(state_home()) else path
-    return is_private(root, *path.relative_to(root).parts)
+    return open_private(root, *path.relative_to(root).parts)
 
 
 def project_id(root: Path) -> str:

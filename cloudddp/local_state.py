@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudddp.errors import CloudDDPError, Command
-from cloudddp.files import Folder, is_private, state_home
+from cloudddp.files import Folder, open_private, state_home
 from cloudddp.tags import parse_cluster_id
 
 _ORPHAN_SECONDS = 86400.0  # of a key without a record, until it is removed
@@ -116,7 +116,7 @@ class ClusterFolder:
 
     def _open(self, *, make: bool = True) -> Folder:
         """Return the open folder; no part of its path is a symbolic link. Raises UsageError, OSError."""
-        return is_private(self.root, "clusters", self.id, make=make)
+        return open_private(self.root, "clusters", self.id, make=make)
 
     def _read(self, path: Path) -> str:
         """Return the text of one of its files. Raises OSError, also for a symbolic link; ValueError;

@@ -1,12 +1,13 @@
 """The one policy for Ctrl-C (SIGINT), Ctrl-\\ (SIGQUIT), SIGTERM and SIGHUP.
 
-| phase                                                  | first signal                    | further signals |
-|--------------------------------------------------------|---------------------------------|-----------------|
-| `arm()`: normal work | raises | dropped, until the next `arm()` | | `interruptible()`: work that is followed
-by a teardown | raises | dropped, also after the block | | `whole()`: one line of output | raises after it, or
-after 1 s | dropped | | `deferred()`: a call to AWS that creates something | a notice; raises after the call |
-dropped | | `protected()`: a teardown, the cancelling of a job | a notice; dropped | dropped | | `ignore()`:
-the work is done, nothing can be undone | dropped | dropped |
+| phase | first signal | further signals |
+|---|---|---|
+| `arm()`: normal work | raises | dropped, until the next `arm()` |
+| `interruptible()`: work that is followed by a teardown | raises | dropped, also after the block |
+| `whole()`: one line of output | raises after it, or after 1 s | dropped |
+| `deferred()`: a call to AWS that creates something | a notice; raises after the call | dropped |
+| `protected()`: a teardown, the cancelling of a job | a notice; dropped | dropped |
+| `ignore()`: the work is done, nothing can be undone | dropped | dropped |
 
 Signals often come in pairs (Ctrl-C, then the window is closed). If the second one raised as well, it would
 raise in the first lines of the teardown that the first one began. A signal that was ignored when the process

@@ -1,4 +1,5 @@
-"""Text written by someone else (a rank, a node, a tag, AWS), made safe to print; and sizes in words. Pure.
+"""Text for people: what someone else wrote (a rank, a node, a tag, AWS), made safe to print, and sizes in
+words. Pure.
 
 Characters that a terminal interprets instead of printing are escaped: ESC and the other control characters,
 C1 controls, bidirectional overrides, invisible characters, line separators. Everything else stays as it is.

@@ -1,2 +1,1 @@
-"""The laptop's side of the node agent: building and calling it, decoding its replies; and the protocol of
-both sides."""
+"""The laptop's side of the node agent: ships it, calls it, decodes its replies. Both sides use protocol/."""

@@ -15,11 +15,11 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from cloudddp import timings
-from cloudddp.agent import steps
+from cloudddp.agent import program, replies
 from cloudddp.agent.protocol import ExitCode
 from cloudddp.agent.protocol.codec import MAX_REPLY, ProtocolError, encode
+from cloudddp.agent.replies import decode
 from cloudddp.agent.session import AgentSession
-from cloudddp.agent.steps import decode
 from cloudddp.errors import NodeError
 from cloudddp.ssh.connection import Connection
 from cloudddp.ssh.fleet import Outcome
@@ -106,7 +106,7 @@ def run_step(
     are likely to follow. Raises RefusedByAgent, NodeError, ProtocolError.
     """
     spec = CommandSpec(
-        steps.step_command(request.STEP),
+        program.step_command(request.STEP),
         command_timeout=timeout,
         on_stdout=on_stdout,
         on_stderr=on_stderr,
@@ -124,19 +124,19 @@ def run_step(
             else:
                 result = once()
                 if result.exit_code == ExitCode.NO_AGENT:
-                    again = CommandSpec(steps.ship("exit 0"), steps.compressed_agent())
+                    again = CommandSpec(program.ship("exit 0"), program.compressed_agent())
                     shipped = runner.run(node, again)
                     result = shipped if shipped.exit_code else once()
-        steps.raise_refusal(node, result)
+        replies.raise_refusal(node, result)
     except NodeError as error:
-        raise steps.named_step(request.STEP, error) from None
+        raise replies.named_step(request.STEP, error) from None
     return result
 
 
 def _run_shipped(runner: Runner, node: int, request: Step, spec: CommandSpec) -> Result:
     """Run a step with the agent on stdin."""
-    command = steps.ship(steps.agent_command(request.STEP, encode(request).decode()))
-    return runner.run(node, replace(spec, command=command, stdin=steps.compressed_agent()))
+    command = program.ship(program.agent_command(request.STEP, encode(request).decode()))
+    return runner.run(node, replace(spec, command=command, stdin=program.compressed_agent()))
 
 
 def _run_once(
@@ -155,7 +155,7 @@ def _run_once(
     message = encode(request)
     connection = None if alone else runner.connection(node)
     if connection is not None:
-        session = AgentSession.of(connection, node, steps.step_command("serve"))
+        session = AgentSession.of(connection, node, program.step_command("serve"))
         after = replace(spec, stdin=b"" if body is None else body())
         result = session.run(request.STEP, message, after, is_last=is_last, then=then)
         if result is not None:
@@ -193,12 +193,12 @@ def call(
         if result.exit_code:
             if last is not None:
                 result = replace(result, stderr=bytes(last.data))
-            raise NodeError(f"node {node}: step {request.STEP!r} failed: {steps.failure_text(result)}")
+            raise NodeError(f"node {node}: step {request.STEP!r} failed: {replies.failure_text(result)}")
         kind: Any = request.REPLY
         reply: T = decode(result.stdout, kind, limit=limit)
         return reply
     except ProtocolError as error:
-        raise steps.unreadable(node, request.STEP, error) from None
+        raise replies.unreadable(node, request.STEP, error) from None
 
 
 class _Tail:
@@ -209,7 +209,7 @@ class _Tail:
         self._receive = receive
 
     def receive(self, data: bytes) -> None:
-        self.data[:] = (self.data + data)[-(4 * steps.LONGEST_REASON) :]
+        self.data[:] = (self.data + data)[-(4 * replies.LONGEST_REASON) :]
         self._receive(data)
 
 
@@ -263,9 +263,9 @@ def call_all(
         timeout=timeout,
         limit=limit,
         then=then,
-        fatal=lambda error: silent is None or not steps.is_silence(error),
+        fatal=lambda error: silent is None or not replies.is_silence(error),
     )
-    if silent is not None and done.values and all(map(steps.is_silence, done.errors.values())):
+    if silent is not None and done.values and all(map(replies.is_silence, done.errors.values())):
         silent.update({node: error for node, error in done.errors.items() if isinstance(error, NodeError)})
         done.errors.clear()
     return done.all()

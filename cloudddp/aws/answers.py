@@ -1,5 +1,5 @@
-"""Decodes AWS's answers: the only way from an answer to values that the rest of cloudddp uses, and from
-botocore's errors to what was refused and what to type next. Codes are AWS's own.
+"""Decodes what AWS answers, the only way to values and errors that the rest of cloudddp uses. An error says
+what was refused and what to type next; its code is AWS's own.
 
 An answer comes from AWS, or from whatever AWS_ENDPOINT_URL names, through any proxy in between. botocore
 checks neither that a field exists nor how long it is, so each call has a record of the fields that it needs.
@@ -34,7 +34,7 @@ Address = Annotated[str, msgspec.Meta(pattern=r"^(((25[0-5]|2[0-4]\d|1?\d?\d)(\.
 Count = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
 
 _SHOWN = 200  # characters of the decoder's message, which can quote a value
-# msgspec is not safe while it first reads the fields of a record: see agent/steps.py.
+# msgspec is not safe while it first reads the fields of a record: see agent/replies.py.
 _lock = threading.Lock()
 
 

@@ -1,5 +1,6 @@
-"""The caller: the owner of what is created, the regions of the account, the addresses from which SSH comes
-(the caller's own, or that of a jump host that is an EC2 instance of the account). Read-only."""
+"""The caller: its identity, the regions that its account has enabled, and the address from which its SSH
+connections come: its own, or that of a jump host in the account. Read-only.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +12,6 @@ import re
 import socket
 import urllib.request
 from collections.abc import Mapping
-from ipaddress import ip_address
 from typing import Any
 
 from cloudddp.aws.answers import Address, Id, Record
@@ -61,7 +61,7 @@ def caller_block() -> str:
         if not url.startswith(("http://", "https://")):
             raise ValueError("not an http or https URL")
         with _opener().open(url, timeout=10) as answer:
-            address = ip_address(answer.read(100).decode().strip())
+            address = ipaddress.ip_address(answer.read(100).decode().strip())
         if address.version != 4:
             raise ValueError(
                 f"it answers with an IPv6 address ({address}), and nodes have IPv4 addresses only"
@@ -128,7 +128,7 @@ class _Reservation(Record, frozen=True):
     instances: list[_Instance]
 
 
-def private_address(aws: AWS, host: str) -> str | None:
+def jump_host_address(aws: AWS, host: str) -> str | None:
     """Return the address under which nodes of the VPC see a jump host, or None if no instance has its
     address.
 

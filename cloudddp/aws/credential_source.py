@@ -1,5 +1,5 @@
-"""Where the AWS credentials of a session come from, when they end, and what goes wrong while they are loaded:
-which profile, what happened, and how the user renews them.
+"""Where the AWS credentials of a session come from: from which profile, until when, how the user renews them,
+and what an error while they are loaded means.
 
 Read from the configuration and the environment, in the order of botocore's providers: no call, and no
 credentials.

@@ -1,5 +1,5 @@
-"""Machine images: which one the nodes boot, whether the instance type can run it, and its login user; and the
-KMS key of root volumes, as `doctor` checks it before EC2 uses it. Read-only."""
+"""What the nodes boot from: the machine image, whether the instance type can run it, its login user; and the
+KMS key that encrypts its root volume, checked before EC2 uses it. Read-only."""
 
 from __future__ import annotations
 

@@ -221,7 +221,7 @@ def _other_accelerator(item: _Type, gpus: list[_Device]) -> str:
     return _named(found[0]) if found else ""
 
 
-_HIGHEST = 1e4  # USD an hour: no instance costs more, so that a higher price is an error
+_HIGHEST_PRICE = 1e4  # USD an hour: no instance costs more, so that a higher price is an error
 
 
 class _Dimension(msgspec.Struct, rename={"per_unit": "pricePerUnit"}):
@@ -244,7 +244,7 @@ class _Entry(msgspec.Struct, rename={"published": "publicationDate"}):
     published: str = ""
 
 
-def on_demand(aws: AWS, instance_type: str) -> tuple[float, str] | None:
+def on_demand_price(aws: AWS, instance_type: str) -> tuple[float, str] | None:
     """Return (USD per hour for Linux, date of the price list), or None if AWS does not tell one price. One
     call."""
     if aws.partition != "aws":  # other partitions have lists, and currencies, of their own
@@ -275,10 +275,10 @@ def _day(published: str) -> str:
 def _prices(entry: _Entry) -> list[float]:
     dimensions = [one for term in entry.terms.on_demand.values() for one in term.dimensions.values()]
     prices = [float(one.per_unit.get("USD", "0")) for one in dimensions if one.unit == "Hrs"]
-    return [price for price in prices if 0 < price <= _HIGHEST]
+    return [price for price in prices if 0 < price <= _HIGHEST_PRICE]
 
 
-def spot(aws: AWS, instance_type: str, zones: Sequence[str]) -> tuple[float, float] | None:
+def spot_prices(aws: AWS, instance_type: str, zones: Sequence[str]) -> tuple[float, float] | None:
     """Return the lowest and the highest current spot price of these zones, USD per hour. One call."""
     try:
         answer = aws.call(
@@ -292,5 +292,5 @@ def spot(aws: AWS, instance_type: str, zones: Sequence[str]) -> tuple[float, flo
         prices = [float(one["SpotPrice"]) for one in listed if one.get("AvailabilityZone") in zones]
     except (CloudDDPError, ValueError, KeyError, TypeError):
         return None
-    prices = [price for price in prices if 0 < price <= _HIGHEST]
+    prices = [price for price in prices if 0 < price <= _HIGHEST_PRICE]
     return (min(prices), max(prices)) if prices else None

@@ -1,6 +1,6 @@
-"""What decides whether the nodes of a subnet reach the internet: its route table, and VPC Block Public
-Access, a setting of an account and region that keeps the internet from subnets whatever their routes are.
-Read-only."""
+"""Whether the nodes of a subnet reach the internet, and are reached from it: its route table decides, and VPC
+Block Public Access, a setting of an account and region that keeps the internet from subnets whatever their
+routes are. Read-only."""
 
 from __future__ import annotations
 
@@ -104,13 +104,13 @@ _OPEN = "allow-bidirectional"
 _NOT_IN_FORCE = ("create-in-progress", "create-failed", "delete-complete", "disable-complete")
 
 
-class _Options(Record, frozen=True):
+class _BlockOptions(Record, frozen=True):
     internet_gateway_block_mode: str = "off"
     exclusions_allowed: str = "allowed"
 
 
-class _Answer(Record, frozen=True):
-    vpc_block_public_access_options: _Options
+class _BlockAnswer(Record, frozen=True):
+    vpc_block_public_access_options: _BlockOptions
 
 
 class _Exclusion(Record, frozen=True):
@@ -120,7 +120,7 @@ class _Exclusion(Record, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class PublicAccessBlock:
     """What blocks SSH from public addresses in a region. `excluded`: the ids of the VPCs and subnets that it
     leaves open."""
 
@@ -129,14 +129,14 @@ class Block:
     excluded: frozenset[str]
 
 
-def block(aws: AWS) -> Block | None:
+def public_access_block(aws: AWS) -> PublicAccessBlock | None:
     """Return what the account blocks; None if it blocks nothing, or does not let the caller know. One AWS
     call, or two.
 
     Raises AWSError.
     """
     try:
-        answer = aws.read("ec2", "describe_vpc_block_public_access_options", _Answer)
+        answer = aws.read("ec2", "describe_vpc_block_public_access_options", _BlockAnswer)
         options = answer.vpc_block_public_access_options
         if options.internet_gateway_block_mode not in _BLOCKING:
             return None
@@ -150,7 +150,7 @@ def block(aws: AWS) -> Block | None:
         if error.code in (*denials.CODES, *_UNKNOWN_CALL):
             return None
         raise
-    return Block(
+    return PublicAccessBlock(
         options.internet_gateway_block_mode,
         options.exclusions_allowed != "not-allowed",
         frozenset(

@@ -1,5 +1,5 @@
-"""What exists of a cluster, found by tag and decoded into typed records; and what EC2's status checks and
-scheduled events say about instances that do not answer. Read-only.
+"""What exists of a cluster: its instances and other resources, found by tag and decoded into typed records,
+and EC2's own report on instances that do not answer. Read-only.
 
 The instance status check fails where the instance's kernel or network does not answer ARP requests, the
 system status check where its host is at fault (EC2 User Guide, "Status checks for Amazon EC2 instances").

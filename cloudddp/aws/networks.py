@@ -11,7 +11,7 @@ from typing import Any
 from cloudddp.aws import internet_access
 from cloudddp.aws.answers import Count, Id, Record, Tagged
 from cloudddp.aws.client import AWS
-from cloudddp.aws.internet_access import Block, RouteTable, block
+from cloudddp.aws.internet_access import PublicAccessBlock, RouteTable, public_access_block
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import CloudDDPError, ToolCommand, UsageError
 from cloudddp.text import one_line
@@ -86,7 +86,7 @@ def candidates(aws: AWS, spec: ClusterSpec, *, reached_from: Sequence[str]) -> t
     chosen = _offered(spec, chosen, _zones_offering(aws, spec.instance_type), aws.region)
     if reached_from:
         chosen = _reachable(chosen, internet_access.route_tables(aws, chosen[0].vpc_id), reached_from)
-        chosen = _unblocked(chosen, block(aws), aws.region)
+        chosen = _unblocked(chosen, public_access_block(aws), aws.region)
     return _one_per_zone(_large(spec, chosen))
 
 
@@ -163,7 +163,7 @@ def _no_default_vpc(aws: AWS, found: Sequence[Subnet], reached_from: Sequence[st
     tables = internet_access.route_tables(aws)
     blocks = reached_from or ("0.0.0.0/0",)
     routed = _with_gateway(found, tables, blocks)
-    public = _open(routed, block(aws) if reached_from and routed else None)
+    public = _open(routed, public_access_block(aws) if reached_from and routed else None)
     listed = [
         f"{one.described}: "
         + (
@@ -293,7 +293,7 @@ def _reachable(found: Sequence[Subnet], tables: Sequence[RouteTable], blocks: Se
     )
 
 
-def _unblocked(found: Sequence[Subnet], blocked: Block | None, region: str) -> list[Subnet]:
+def _unblocked(found: Sequence[Subnet], blocked: PublicAccessBlock | None, region: str) -> list[Subnet]:
     """Return the subnets that the account leaves open to connections from outside."""
     if blocked is None or (chosen := _open(found, blocked)):
         return list(found) if blocked is None else chosen
@@ -322,7 +322,7 @@ def _unblocked(found: Sequence[Subnet], blocked: Block | None, region: str) -> l
     )
 
 
-def _open(found: Sequence[Subnet], blocked: Block | None) -> list[Subnet]:
+def _open(found: Sequence[Subnet], blocked: PublicAccessBlock | None) -> list[Subnet]:
     return [one for one in found if blocked is None or not blocked.excluded.isdisjoint((one.id, one.vpc_id))]
 
 

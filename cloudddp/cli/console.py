@@ -23,7 +23,7 @@ from typing import Any, TextIO
 
 import click
 
-from cloudddp import text, timings
+from cloudddp import timings
 from cloudddp.cli.formats import wrapped
 from cloudddp.config.command_line import GlobalOptions
 from cloudddp.errors import CloudDDPError, Text, parts, render
@@ -36,7 +36,7 @@ class _Guarded(io.TextIOWrapper):
     """Writes text as `text.visible_in_colour` makes it, and `?` for characters that the encoding lacks."""
 
     def write(self, written: str) -> int:
-        super().write(text.visible_in_colour(written))
+        super().write(visible_in_colour(written))
         return len(written)
 
 

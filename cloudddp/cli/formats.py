@@ -1,5 +1,5 @@
 """How text is written: numbers, times and lists in messages; lines and tables that fit the terminal. In a
-pipe or a file every line stays whole. Pure."""
+pipe or a file every line stays whole. Nothing is printed here."""
 
 from __future__ import annotations
 

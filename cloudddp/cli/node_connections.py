@@ -13,6 +13,7 @@ from cloudddp.cli.session import Session
 from cloudddp.cluster import connect, lookup
 from cloudddp.cluster.model import Cluster
 from cloudddp.errors import CloudDDPError, Command, ConnectError, NodeError
+from cloudddp.ssh.connection import paramiko_loaded_meanwhile
 
 _BOOT_SECONDS = 600.0  # in which a replacement may boot
 
@@ -35,7 +36,7 @@ def connected(
     """
     # paramiko is imported after the request to AWS: two threads that import compete for the interpreter, and
     # the request would be sent later.
-    found = session.cluster(meanwhile=connect.loaded_meanwhile)
+    found = session.cluster(meanwhile=paramiko_loaded_meanwhile)
     if found.missing:
         _report_missing(session.console, found, refuse=whole)
     silent: dict[int, Exception] = {}
@@ -68,7 +69,7 @@ def connected(
 
 def _warn_of_problems(session: Session, found: Cluster, nodes: Collection[int]) -> None:
     """Warn of failed status checks and scheduled events of these nodes."""
-    for node, text in (lookup.problems(session.aws(), found, nodes) if nodes else {}).items():
+    for node, text in (lookup.status_problems(session.aws(), found, nodes) if nodes else {}).items():
         session.console.warn(f"node {node} ({found.nodes[node].id}): {text}")
 
 

@@ -16,7 +16,7 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.region_search import Search
 from cloudddp.errors import CloudDDPError, Command
 from cloudddp.job import launch_record
-from cloudddp.job.launch_record import LaunchRecord, place_of
+from cloudddp.job.launch_record import LaunchRecord, s3_place_of
 from cloudddp.local_state import ClusterFolder
 
 
@@ -47,7 +47,7 @@ def no_cluster(error: NoCluster, name: str, asked: AWS, others: Search) -> NoClu
         older = "this computer has created a cluster 'default', which may be up: see it with -c default"
     message = "; ".join(part for part in (error.message, *_nor_elsewhere(others), text, older) if part)
     record = copied_job(name, asked.endpoint)
-    place = place_of(record.config, record.job) if record is not None else None
+    place = s3_place_of(record.config, record.job) if record is not None else None
     if record is None or place is None:
         return NoCluster(message, hint=error.hint, last=error.last)
     hint = (

@@ -1,5 +1,5 @@
-"""How this computer reaches the nodes of a cluster: the route of their SSH connections, whom their security
-group admits, the connections, and the agent's probe of each node."""
+"""Connects this computer to the nodes of a cluster: by which route, from which addresses (the security group
+admits no others), and what the agent of each node reports first."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cloudddp.agent import client
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.codec import MAX_REPLY
 from cloudddp.agent.protocol.machine import MAX_FOLDERS, ProbeReply, ProbeRequest
-from cloudddp.aws.caller import caller_block, private_address
+from cloudddp.aws.caller import caller_block, jump_host_address
 from cloudddp.aws.client import AWS
 from cloudddp.aws.inventory import Instance
 from cloudddp.cluster import host_keys
@@ -32,12 +32,13 @@ from cloudddp.errors import (
     ignore_progress,
 )
 from cloudddp.local_state import USUAL_USER, ClusterFolder, ClusterRecord
-from cloudddp.ssh.connection import paramiko_loaded_meanwhile
 from cloudddp.ssh.fleet import Fleet, Outcome
 from cloudddp.ssh.routes.command import ProxyCommand
 from cloudddp.ssh.routes.jump import Jump
 from cloudddp.ssh.target import Direct, Route, Target
 
+PROJECT = "project"  # the folder with the user's files, in a node's home
+_PROBE_SECONDS = 60.0  # for everything but the boot and the GPUs
 _SHELLS = ("sh", "bash", "dash", "zsh")
 _PLAIN = re.compile(r"[A-Za-z0-9_./~+-]+")
 _VPN_HINT = (
@@ -157,7 +158,7 @@ def ssh_sources(
     aws: AWS,
     spec: ClusterSpec,
     caller: Callable[[], str] = caller_block,
-    jump_address: Callable[[AWS, str], str | None] = private_address,
+    jump_address: Callable[[AWS, str], str | None] = jump_host_address,
 ) -> tuple[str, ...]:
     """Return the address blocks that the security group admits to SSH: `ssh_from`, or as few as the route
     needs.
@@ -194,11 +195,6 @@ def public_sources(spec: ClusterSpec, ssh_from: tuple[str, ...]) -> tuple[str, .
 def is_direct(spec: ClusterSpec) -> bool:
     """Return whether SSH goes from this computer to the nodes' public addresses."""
     return connection_mode(spec) == "public" and spec.proxy_command is None
-
-
-loaded_meanwhile = paramiko_loaded_meanwhile
-PROJECT = "project"  # the folder with the user's files, in a node's home
-_PROBE_SECONDS = 60.0  # for everything but the boot and the GPUs
 
 
 def targets(cluster: Cluster, spec: ClusterSpec) -> tuple[dict[int, Target], dict[int, Exception]]:

@@ -7,6 +7,7 @@ found by tag, since new resources may not be found by tag for a while.
 from __future__ import annotations
 
 import functools
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +20,7 @@ from cloudddp.cluster import created_ids, name_lock, node_addresses
 from cloudddp.cluster.created_ids import CreatedIds, Known
 from cloudddp.cluster.launch_errors import Attempt, Next, NotLaunched, attempt, next_step
 from cloudddp.cluster.name_lock import NameTaken
-from cloudddp.cluster.plan import Launch, keep_launch
+from cloudddp.cluster.plan import Launch
 from cloudddp.cluster.requests import PLACEMENT_STEP, Ref, Request
 from cloudddp.cluster.teardown import down, leftovers
 from cloudddp.config import timing
@@ -42,6 +43,7 @@ _NOT_FOUND_YET = (
 )
 _RETRY_SECONDS = 0.5
 _SHOWN = {"key-pair": "key pair", "security-group": "security group", PLACEMENT_STEP: "placement group"}
+_NOT_RECORDED = ("UserData", "ClientToken")
 _CLEAN_UP_POLLS = 60  # in the time that a capacity reservation gets to clean up: every 10 s
 
 
@@ -228,7 +230,7 @@ class CreatedResources:
         with signals.deferred(self._on_signal):
             resolved = _resolved(request.params, answers)
             if not self._replacing:
-                keep_launch(self._folder, resolved)
+                _record_launch(self._folder, resolved)
             answer = self._call(replace(request, params=resolved))
             self.launched = time.monotonic()
             self._folder.journal_created(self._created.instances)
@@ -291,6 +293,13 @@ class CreatedResources:
                 id=resource.id,
                 detail=resource.detail,
             )
+
+
+def _record_launch(folder: ClusterFolder, params: Mapping[str, Any]) -> None:
+    """Record the parameters of a launch, for a node that has to be replaced: not the user data, which contain
+    the private key with which nodes boot."""
+    kept = {key: value for key, value in params.items() if key not in _NOT_RECORDED}
+    folder.write(folder.launch, f"{json.dumps(kept, indent=1)}\n")
 
 
 def _resolved(value: Any, answers: Mapping[str, Any]) -> Any:

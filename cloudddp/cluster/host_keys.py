@@ -25,7 +25,7 @@ import msgspec
 
 from cloudddp import timings
 from cloudddp.agent.client import Runner
-from cloudddp.agent.steps import failure_text
+from cloudddp.agent.replies import failure_text
 from cloudddp.errors import CloudDDPError, Command, ConnectError, NodeError, ProgressCallback
 from cloudddp.files import payload_text
 from cloudddp.local_state import ClusterFolder

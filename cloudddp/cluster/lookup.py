@@ -1,5 +1,5 @@
-"""What AWS has: clusters found by tag, whose they are, the caller's cluster of a name, and the state of lost
-nodes. Only AWS is queried for what exists; local state is not used.
+"""Finds clusters by tag: whose they are, the caller's cluster of a name, what is left of others, and what AWS
+reports of lost nodes. Only AWS is queried for what exists; local state is not used.
 
 A cluster is the caller's if it is in this computer's journal, or if its owner tag is the caller's STS
 identity. The journal is checked first, so that a cluster created here costs no further AWS call. The tag is
@@ -185,7 +185,7 @@ def ended_node(cluster: Cluster, rank: int, now: Mapping[str, Instance]) -> Ende
     )
 
 
-def problems(aws: AWS, cluster: Cluster, ranks: Iterable[int]) -> dict[int, str]:
+def status_problems(aws: AWS, cluster: Cluster, ranks: Iterable[int]) -> dict[int, str]:
     """Return the failed status checks and the scheduled events of nodes that run and do not answer, in words,
     by node rank. One AWS call; none without nodes."""
     ids = {cluster.nodes[rank].id: rank for rank in ranks if rank in cluster.nodes}

@@ -15,7 +15,7 @@ from typing import TypeVar
 from cloudddp.aws import elastic_ips, inventory
 from cloudddp.aws.client import AWS
 from cloudddp.cluster.model import Cluster
-from cloudddp.cluster.requests import Request, tagged
+from cloudddp.cluster.requests import Request, tag_specifications
 from cloudddp.config import timing
 from cloudddp.errors import AWSError, CloudDDPError, Command, ProgressCallback, Text
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 def requests(count: int, tags: list[dict[str, str]]) -> tuple[Request, ...]:
     """Return the requests that allocate the addresses."""
-    params = {"Domain": "vpc", "TagSpecifications": tagged(tags, "elastic-ip")}
+    params = {"Domain": "vpc", "TagSpecifications": tag_specifications(tags, "elastic-ip")}
     return tuple(Request(f"{STEP}-{index}", "allocate_address", params) for index in range(count))
 
 

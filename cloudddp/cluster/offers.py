@@ -176,7 +176,11 @@ def offer_of(
         own_placement_group=wants_placement_group(spec, info, reservation),
         reservation=reservation,
     )
-    spot = instance_types.spot(aws, spec.instance_type, [one.zone for one in found]) if spec.spot else None
+    spot = (
+        instance_types.spot_prices(aws, spec.instance_type, [one.zone for one in found])
+        if spec.spot
+        else None
+    )
     full = replace(usual, disk_gb=max(spec.disk_gb, image.disk_gb), spot=spot)
     return Offer(aws, info, context, full)
 
@@ -246,7 +250,7 @@ def _price(aws: AWS, spec: ClusterSpec, listed: prices.Listed) -> Price:
 
 
 def _listed(aws: AWS, instance_type: str) -> prices.Listed | None:
-    now = instance_types.on_demand(aws, instance_type)
+    now = instance_types.on_demand_price(aws, instance_type)
     if now is None:
         return prices.listed(instance_type, aws.region)
     usd, published = now

@@ -1,18 +1,12 @@
-"""ClusterSpec + what AWS answered -> Plan: the exact requests, their order, the deadline and the price; and
-the launch of a node that takes the place of one that a cluster has lost. Pure, but for the record of a
-launch, which `up` keeps on this computer.
+"""ClusterSpec + what AWS answered -> Plan: the exact requests, their order, the deadline and the price. Pure.
 
 `up` sends exactly the planned requests; `--dry-run` sends them to an in-process moto and prints them. A value
-that comes from an earlier answer is a `Ref`.
-
-A replacement is launched as `up` launched the nodes, but for what a single node needs of its own. The record
-holds the parameters of RunInstances, not the user data: that contains the private key with which nodes
-boot.
+that comes from an earlier answer is a `Ref`. A node that replaces a lost one is launched as `up` launched the
+nodes, but for what a single node needs of its own.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -33,12 +27,11 @@ from cloudddp.cluster.requests import (
     placement_group_name,
     placement_group_request,
     run_instances,
-    tagged,
+    tag_specifications,
 )
 from cloudddp.cluster.user_data import Identity, IdleGuard, user_data
 from cloudddp.config.spec import ClusterSpec, connection_mode
 from cloudddp.errors import CloudDDPError, Command, UsageError
-from cloudddp.local_state import ClusterFolder
 from cloudddp.tags import (
     TAG_CLUSTER,
     TAG_CREATED,
@@ -169,7 +162,7 @@ def plan(
             {
                 "KeyName": key,
                 "PublicKeyMaterial": identity.public_key.encode(),
-                "TagSpecifications": tagged(tags, "key-pair"),
+                "TagSpecifications": tag_specifications(tags, "key-pair"),
             },
         ),
         Request(
@@ -179,7 +172,7 @@ def plan(
                 "GroupName": f"{key}-{identity.cluster_id}",
                 "Description": f"cloudddp cluster {spec.name}: all traffic within, SSH from the caller",
                 "VpcId": context.vpc_id,
-                "TagSpecifications": tagged(tags, "security-group"),
+                "TagSpecifications": tag_specifications(tags, "security-group"),
             },
         ),
         _rules(
@@ -265,10 +258,6 @@ def ssh_rule(block: str, port: int, description: str) -> dict[str, Any]:
     return {"IpProtocol": "tcp", "FromPort": port, "ToPort": port, **ranges}
 
 
-_NOT_KEPT = ("UserData", "ClientToken")
-_MAX_RECORD = 1 << 20  # bytes
-
-
 @dataclass(frozen=True, slots=True)
 class Replacement:
     """The plan that launches one node: see create.LaunchPlan."""
@@ -282,31 +271,6 @@ class Replacement:
     @property
     def token(self) -> str:
         return str(self.launches[0].request.params["ClientToken"])
-
-
-def keep_launch(folder: ClusterFolder, params: Mapping[str, Any]) -> None:
-    """Record the parameters of a launch, without its secrets."""
-    kept = {key: value for key, value in params.items() if key not in _NOT_KEPT}
-    folder.write(folder.launch, f"{json.dumps(kept, indent=1)}\n")
-
-
-def recorded_launch(folder: ClusterFolder) -> dict[str, Any]:
-    """Return what `keep` recorded. Raises CloudDDPError if it was not recorded here, or is damaged."""
-    try:
-        text = folder.read(folder.launch)
-        found = json.loads(text) if text is not None and len(text) <= _MAX_RECORD else None
-    except (ValueError, RecursionError):
-        found = None
-    kinds = {"ImageId": str, "InstanceType": str, "TagSpecifications": list, "NetworkInterfaces": list}
-    if not isinstance(found, dict) or not all(
-        isinstance(found.get(key), kind) for key, kind in kinds.items()
-    ):
-        raise CloudDDPError(
-            f"this computer has no record of how the nodes of cluster {folder.id} were launched, so it "
-            "cannot replace one",
-            hint=(Command("pull"), " what you need, then ", Command("down"), " and ", Command("up")),
-        )
-    return found
 
 
 def plan_replacement(

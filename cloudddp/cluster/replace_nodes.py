@@ -8,10 +8,12 @@ are removed again; if it is killed, the next call makes what it finds ready.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 
@@ -24,7 +26,7 @@ from cloudddp.cluster.connect import Dial, dial, remembered
 from cloudddp.cluster.create import CreatedResources
 from cloudddp.cluster.launch_errors import Next, NotLaunched, attempt, next_step
 from cloudddp.cluster.model import Cluster
-from cloudddp.cluster.plan import Replacement, plan_replacement, recorded_launch
+from cloudddp.cluster.plan import Replacement, plan_replacement
 from cloudddp.cluster.user_data import Identity, idle_guard, units
 from cloudddp.cluster.wait_ready import check_intact, make_ready, wait_running
 from cloudddp.config import timing
@@ -35,6 +37,7 @@ from cloudddp.ssh.target import generate_key, public_key_of
 from cloudddp.tags import parse_time
 
 _ROUNDS = 3  # in which further nodes may be lost
+_MAX_RECORD = 1 << 20  # bytes of the record of a launch
 _STILL_REMOVING = "still removing the new nodes; this takes a moment"
 
 
@@ -175,7 +178,7 @@ def _launch(
 ) -> None:
     """Launch a node for each missing rank. Raises NotLaunched if there is no capacity within
     spec.wait_capacity."""
-    launch = recorded_launch(folder)
+    launch = _recorded_launch(folder)
     zone = next(iter(cluster.nodes.values())).zone
     record = folder.record()
     expires = (parse_time(record.expires) if record else None) or cluster.expires
@@ -217,6 +220,26 @@ def _launch(
             time.sleep(min(pause, left))
             pause = min(pause * 1.5, timing.current().capacity_longest)
         number += 1
+
+
+def _recorded_launch(folder: ClusterFolder) -> dict[str, Any]:
+    """Return the parameters with which `up` launched the nodes, as create.py recorded them. Raises
+    CloudDDPError without a record on this computer, or for one that is damaged."""
+    try:
+        text = folder.read(folder.launch)
+        found = json.loads(text) if text is not None and len(text) <= _MAX_RECORD else None
+    except (ValueError, RecursionError):
+        found = None
+    kinds = {"ImageId": str, "InstanceType": str, "TagSpecifications": list, "NetworkInterfaces": list}
+    if not isinstance(found, dict) or not all(
+        isinstance(found.get(key), kind) for key, kind in kinds.items()
+    ):
+        raise CloudDDPError(
+            f"this computer has no record of how the nodes of cluster {folder.id} were launched, so it "
+            "cannot replace one",
+            hint=(Command("pull"), " what you need, then ", Command("down"), " and ", Command("up")),
+        )
+    return found
 
 
 def _launch_one(

@@ -1,5 +1,5 @@
-"""The parts of a plan: what is known before planning, one AWS call, a value that an earlier call returns; and
-the requests for the placement group and the nodes, with their network interfaces. Pure.
+"""The AWS calls of a plan, as data: what they are made from, a value that an earlier call returns, and the
+requests for the nodes, their network interfaces and their placement group. Pure.
 
 With EFA the layout of the interfaces follows EC2's description of the type (DescribeInstanceTypes,
 NetworkInfo), not a table. Source: EC2 User Guide, "Maximize network bandwidth on Amazon EC2 instances with
@@ -170,7 +170,7 @@ class LaunchContext:
         return self.subnets[0].vpc_id
 
 
-def tagged(tags: list[dict[str, str]], *kinds: str) -> list[dict[str, Any]]:
+def tag_specifications(tags: list[dict[str, str]], *kinds: str) -> list[dict[str, Any]]:
     return [{"ResourceType": kind, "Tags": tags} for kind in kinds]
 
 
@@ -205,7 +205,7 @@ def placement_group_request(name: str, tags: list[dict[str, str]]) -> Request:
     params = {
         "GroupName": name,
         "Strategy": "cluster",
-        "TagSpecifications": tagged(tags, "placement-group"),
+        "TagSpecifications": tag_specifications(tags, "placement-group"),
     }
     return Request(PLACEMENT_STEP, "create_placement_group", params)
 
@@ -243,7 +243,7 @@ def run_instances(
             "HttpPutResponseHopLimit": spec.imds_hop_limit,
         },
         "InstanceInitiatedShutdownBehavior": "terminate",
-        "TagSpecifications": tagged(tags, *kinds),
+        "TagSpecifications": tag_specifications(tags, *kinds),
         "UserData": data,
     }
     if spec.instance_profile:

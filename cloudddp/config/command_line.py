@@ -95,8 +95,8 @@ def variable_flags(variables: Sequence[str], files: Sequence[str], environ: Mapp
     """Return `-e NAME=VALUE`, `-e NAME` (from `environ`) and `--env-file FILE` as settings; `-e` overrides
     files.
 
-    Raises UsageError for a name that is not one or is not set, and for a file that is not as `parse`
-    describes.
+    Raises UsageError for a name that is not one or is not set, and for a file that is not as
+    `parse_env_file` describes.
     """
     found = [Flag("--env-file", "job", "env", read_env_file(name)) for name in files]
     for variable in variables:
@@ -134,7 +134,7 @@ def read_env_file(name: str) -> dict[str, str]:
     path = Path(name)
     try:
         with path.open("rb") as file:
-            data = _read_env_files(file, name)
+            data = _contents(file, name)
     except OSError as error:
         raise UsageError(f"--env-file {name}: {error.strerror}", hint="give the path of a file") from None
     except ValueError:  # a NUL in the path
@@ -147,7 +147,7 @@ def read_env_file(name: str) -> dict[str, str]:
     return parse_env_file(text, f"--env-file {name}")
 
 
-def _read_env_files(file: BinaryIO, name: str) -> bytes:
+def _contents(file: BinaryIO, name: str) -> bytes:
     data = file.read(MAX_ENV_FILE + 1)
     if len(data) > MAX_ENV_FILE:
         raise UsageError(

@@ -1,5 +1,5 @@
-"""What is known of the settings: their types, their limits in words, and their help; and the cloudddp.toml
-that `init` writes. Pure.
+"""The table of all settings: their types, their limits in words and their help, and the cloudddp.toml that
+`init` writes from it. Pure.
 
 One table of fields serves the file, the environment, the flags, the error messages and the generated
 reference.

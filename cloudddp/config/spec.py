@@ -1,5 +1,5 @@
-"""What the user asked for, as frozen records: ClusterSpec, JobSpec, SyncSpec and SetupSpec; and how SSH
-reaches the nodes, as the settings `connect`, `proxy_jump` and `proxy_command` say together. Pure.
+"""What the user asked for, as frozen records: ClusterSpec, JobSpec, SyncSpec and SetupSpec, and what their
+settings mean together. Pure.
 
 Each field has its type and its limits; its help is in descriptions.py. settings.py merges the sources and
 validates the values.
@@ -240,9 +240,6 @@ class SetupSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     run: tuple[str, ...] = ()
     inputs: tuple[Relative, ...] = ()
-
-
-__all__ = ["ClusterSpec", "Config", "JobSpec", "SetupSpec", "SyncSpec"]
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):

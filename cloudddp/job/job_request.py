@@ -1,6 +1,6 @@
-"""A job that is to be started: what `launch`, `run` and `resume` ask for, and which file of the project that
-starts: a path as the user typed it (a Python script, or another program), or a module as `python -m` finds
-it.
+"""A job that is to be started, as `launch`, `run` and `resume` ask for it: its id, and its script as a file
+of the project. The user types a path (of a Python script, or another program), or a module as `python -m`
+finds it.
 
 The file is resolved on the laptop, so that a misspelt script is refused before any node is created. The
 records of launches need this module, too, which `status` reads: so it imports nothing that takes long.
@@ -25,7 +25,7 @@ from cloudddp.errors import Command, UsageError
 from cloudddp.text import one_line
 
 LONGEST_SCRIPT = 1000  # characters of a script and its arguments in a list of jobs
-KEEP = 30.0  # minutes that nodes stay for a pull, unless --keep is given
+KEEP_MINUTES = 30.0  # minutes that nodes stay for a pull, unless --keep is given
 _DIGITS = string.digits + string.ascii_lowercase  # in ASCII order
 
 
@@ -78,7 +78,7 @@ class NewJob:
     script: Script
     poweroff: float | None = None
     resumed_from: str = ""
-    keep: float = KEEP
+    keep: float = KEEP_MINUTES
     id: str = field(default_factory=_new_id)
 
 

@@ -1,5 +1,5 @@
-"""What a job was launched with, recorded on this computer so that `resume` can start it again on other nodes;
-and where its results are in Amazon S3, from its settings.
+"""What a job was launched with, recorded on this computer: `resume` starts it again on other nodes from that,
+and `pull` finds its results in Amazon S3 when the nodes are gone.
 
 Values of variables may be secret and are never recorded. They come from where they came from at the launch:
 the configuration file, a file of variables, this computer's environment. A value that was given on the
@@ -24,7 +24,7 @@ from cloudddp.config import settings, timing
 from cloudddp.config.command_line import Flag, variable_flags
 from cloudddp.config.spec import Config
 from cloudddp.errors import CloudDDPError, Command, UsageError
-from cloudddp.job.job_request import KEEP, NewJob, Script
+from cloudddp.job.job_request import KEEP_MINUTES, NewJob, Script
 from cloudddp.local_state import ClusterFolder
 from cloudddp.text import one_line
 
@@ -52,7 +52,7 @@ class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
     env_files: _Texts = ()
     nodes: _Texts = ()  # ids of the instances
     poweroff: Annotated[float, Meta(ge=0, le=1e6)] | None = None  # minutes after the end: `launch --down`
-    keep: Annotated[float, Meta(ge=0, le=1e6)] = KEEP  # minutes after a stall: on_stall = "down"
+    keep: Annotated[float, Meta(ge=0, le=1e6)] = KEEP_MINUTES  # minutes after a stall: on_stall = "down"
     resumed_from: _Text = ""
 
     @property
@@ -185,7 +185,7 @@ def _unknown(record: LaunchRecord, names: Sequence[str], why: str) -> UsageError
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class S3Place:
     """Objects of a bucket whose keys begin with `prefix` and a slash."""
 
     bucket: str
@@ -196,17 +196,17 @@ class Place:
         return url_of(self.bucket, self.prefix)
 
 
-def place_of(config: Config, job_id: str) -> Place | None:
+def s3_place_of(config: Config, job_id: str) -> S3Place | None:
     """Return where the nodes copy a job's results to, or None."""
     if config.job.results_s3 is None:
         return None
     bucket, _, prefix = config.job.results_s3.removeprefix("s3://").partition("/")
-    return Place(bucket, "/".join(filter(None, (prefix.strip("/"), config.cluster.name, job_id))))
+    return S3Place(bucket, "/".join(filter(None, (prefix.strip("/"), config.cluster.name, job_id))))
 
 
-def destination(config: Config, job_id: str) -> Destination | None:
+def s3_destination_of(config: Config, job_id: str) -> Destination | None:
     """Return what the nodes are told, or None."""
-    place, limits = place_of(config, job_id), timing.current()
+    place, limits = s3_place_of(config, job_id), timing.current()
     if place is None:
         return None
     return Destination(

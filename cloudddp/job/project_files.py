@@ -1,7 +1,10 @@
-"""Which files of the project go to the nodes, and what is known about their contents: their SHA-256 by inode,
-size and time, from the last sync.
+"""The files of a project that go to the nodes, at one moment: which they are, and what is known about their
+contents from the last sync.
 
-Files that a job writes on a node are in no manifest, so they are never touched.
+Files that a job writes on a node are in no manifest, so they are never touched. Files that hold secrets by
+their names (private keys, credentials, tokens, shell histories) are withheld at any depth, unless git tracks
+them or sync.include has their exact path: nodes are machines in a cloud, and a .gitignore does not always
+name such files.
 
 A file that has only another time (after `git checkout`, or in a new clone) or another name is not sent again:
 the nodes compare its SHA-256 with those of what they have. Only a file with another time is read for that.
@@ -44,7 +47,6 @@ from cloudddp.config.spec import Config
 from cloudddp.errors import UsageError
 from cloudddp.files import state_home, write_atomic
 from cloudddp.job import file_listing
-from cloudddp.job.file_listing import PATTERNS, is_certificate
 
 _MAX_BYTES = 32 << 20
 
@@ -132,6 +134,44 @@ def _decoded(found: object) -> Iterable[tuple[str, _Known]]:
 MAX_LINKS = 40  # on the way to a file, as in Linux
 
 RESULTS = "results"  # where `pull` puts results; never sent to the nodes
+
+# In the syntax of .gitignore, for names in lower case. docs/security.md explains them to users.
+_SECRETS = tuple(
+    word
+    for line in """
+    # variables
+    .env .env.* *.env .envrc
+    # private keys and key stores
+    id_rsa id_dsa id_ecdsa id_ed25519 id_rsa_* id_dsa_* id_ecdsa_* id_ed25519_* .ssh/ .gnupg/ *.pem
+    *.key *.ppk *.p12 *.pfx *.jks *.keystore *.kdbx
+    # clouds and clusters
+    .aws/ .azure/ .oci/ .kube/ **/.config/gcloud/ .boto .s3cfg .databrickscfg .vault-token
+    application_default_credentials.json service-account*.json service_account*.json client_secret*.json
+    *.tfstate *.tfstate.* rclone.conf
+    # registries, git hosts and other services
+    **/.docker/config.json .dockercfg .netrc _netrc .git-credentials **/.config/gh/ .pypirc .npmrc
+    **/.cargo/credentials **/.cargo/credentials.toml .pgpass .my.cnf .htpasswd
+    **/.streamlit/secrets.toml .modal.toml
+    # model and data hubs
+    **/huggingface/token **/huggingface/stored_tokens **/.huggingface/token kaggle.json
+    # histories of shells and interpreters
+    .*_history .rhistory fish_history
+    """.splitlines()
+    for word in line.partition("# ")[0].split()
+)
+
+_HEAD = 1 << 20  # bytes in which a private key is looked for
+
+
+def _is_certificate(path: Path) -> bool:
+    """Return whether a .pem file has no private key: certificates are public."""
+    if path.suffix.lower() != ".pem":
+        return False
+    try:
+        with path.open("rb") as file:
+            return b"PRIVATE KEY" not in file.read(_HEAD)
+    except OSError:
+        return False
 
 
 @dataclass(frozen=True)
@@ -282,7 +322,7 @@ def _secrets(
 ) -> dict[str, str]:
     """Return the files to withhold: `known` ones, and those that hold secrets by their names, unless git
     tracks them. The value is the file, or the folder that has such a name."""
-    matches = file_listing.matcher(PATTERNS)
+    matches = file_listing.matcher(_SECRETS)
     found = {}
 
     def is_secret(name: str) -> bool:
@@ -291,7 +331,7 @@ def _secrets(
     for name in names:
         if not (name in known or is_secret(name)) or listed.files[name]:
             continue
-        if name not in known and is_certificate(root / name):
+        if name not in known and _is_certificate(root / name):
             continue
         parents = (name[: slash.start() + 1] for slash in re.finditer("/", name))
         found[name] = next((parent.rstrip("/") for parent in parents if is_secret(parent)), name)

@@ -1,4 +1,5 @@
-"""The stacks of ranks; and py-spy for the nodes, with which the agents read them, also without a laptop.
+"""The stacks of ranks, which the agents read with py-spy, also without a laptop; so the nodes get py-spy from
+here.
 
 It is one static program in the wheel of py-spy. `launch` sends this computer's to the nodes that lack it,
 while the ranks run. Where this computer has none, or is of another kind than the nodes, an agent that needs

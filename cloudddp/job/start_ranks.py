@@ -22,7 +22,7 @@ from cloudddp.config import timing
 from cloudddp.config.spec import Config, JobSpec
 from cloudddp.errors import Command, NodeError
 from cloudddp.job.job_request import NewJob
-from cloudddp.job.launch_record import destination
+from cloudddp.job.launch_record import s3_destination_of
 from cloudddp.job.ranks import NodePlan
 from cloudddp.text import one_line
 
@@ -50,7 +50,7 @@ def start(
     `versions` what each node has of them. Raises NodeError; then ranks may run on some nodes."""
     gang, deadline = _gang(cluster, probes, config), _deadline(cluster)
     save = config.job.save_minutes * timing.current().minute
-    results = destination(config, job.id)
+    results = s3_destination_of(config, job.id)
     wrote = any(reply.wrote for reply in probes.values())
     looked_for = looking_for(config.job, files, nodes=len(plans), wrote=wrote)
     requests = {

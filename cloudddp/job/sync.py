@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cloudddp import timings
-from cloudddp.agent import steps
+from cloudddp.agent import replies
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.agent.protocol.file_steps import REPLACED, Kept, ReceiveReply, ReceiveRequest
@@ -18,7 +18,6 @@ from cloudddp.agent.protocol.machine import ProbeReply, ProbeRequest
 from cloudddp.agent.protocol.manifest import MAX_FILES, MAX_LISTED, Manifest, path_from_wire
 from cloudddp.agent.protocol.phases import Peer
 from cloudddp.agent.protocol.transfer import Listing, Wants
-from cloudddp.cluster.connect import PROJECT as PROJECT
 from cloudddp.cluster.connect import probe
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.schema import number
@@ -254,7 +253,7 @@ def _check_folders(theirs: Mapping[int, Mapping[str, str]], ours: Mapping[str, s
     if len(set().union(*others.values())) > MAX_LISTED - MAX_FILES:
         node = max(others, key=lambda one: len(others[one]))
         error = ProtocolError(f"it has {len(others[node]):,} folders that were not sent to it")
-        raise steps.unreadable(node, ProbeRequest.STEP, error)
+        raise replies.unreadable(node, ProbeRequest.STEP, error)
 
 
 def order_of(

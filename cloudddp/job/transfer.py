@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from cloudddp.agent import client, steps
+from cloudddp.agent import client, replies
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol import transfer
 from cloudddp.agent.protocol.codec import ProtocolError
@@ -28,7 +28,7 @@ from cloudddp.agent.protocol.manifest import path_from_wire
 from cloudddp.agent.protocol.phases import Peer
 from cloudddp.agent.protocol.sending import OnSent, Sender, UnreadableFile, Wanted, ignore
 from cloudddp.agent.protocol.transfer import PLAIN, ZLIB, Listing, Record, Wants
-from cloudddp.agent.steps import decode
+from cloudddp.agent.replies import decode
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.errors import CloudDDPError, Command, NodeError, Text
 from cloudddp.job.transfer_state import Action, Close, GiveUp, NodeState, Note, Offer, Send, TransferState
@@ -210,10 +210,10 @@ class Transfer:
             if node.reply is None and self._error is None:
                 if not result.exit_code:
                     raise ProtocolError("it ends without a reply")
-                raise NodeError(f"node {node.rank}: {steps.failure_text(result)}")
+                raise NodeError(f"node {node.rank}: {replies.failure_text(result)}")
             return node.reply
         except ProtocolError as error:
-            raise steps.unreadable(node.rank, ReceiveRequest.STEP, error) from None
+            raise replies.unreadable(node.rank, ReceiveRequest.STEP, error) from None
         finally:
             with self._lock:
                 self._do(self._state.finish(node.rank, time.monotonic()))

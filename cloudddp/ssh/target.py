@@ -1,5 +1,5 @@
-"""Where a node answers, which host keys it may present, and the route to it: directly, or by another
-program. Independent of SSH itself: paramiko gets a stream from here.
+"""Where a node answers, which host keys it may present, and the stream to its SSH server: over TCP, or by
+another program (routes/). Independent of paramiko, which gets the stream from here.
 
 Keys are ed25519, in OpenSSH's formats. `cryptography` is a dependency of paramiko; a pair takes 0.2 ms.
 """

@@ -1,5 +1,6 @@
-"""paramiko's transport, with sizes that are limited and the ciphers and key exchanges that are fast; and
-fixes of two defects that end a connection which other commands share. Independent of commands and nodes.
+"""paramiko's transport as cloudddp uses it: sizes are limited, slow ciphers and key exchanges come last or
+are left out, and two defects are fixed that end a connection which other commands share. Independent of
+commands and nodes.
 
 1. Data or EOF after CLOSE (https://github.com/paramiko/paramiko/issues/1584 and /1705, open; the fix offered
    in https://github.com/paramiko/paramiko/pull/1131 was not merged). paramiko decides to send (data, EOF, a

@@ -92,7 +92,7 @@ def test_similar_verbs_are_suggested(line: CommandLine, words: list[str], messag
     assert (done.returncode, done.stderr.splitlines()[-1]) == (2, f"Error: {message}")
 
 
-def test_verbs_about_one_cluster(cli: Any, faults: Any, ec2: Any) -> None:
+def test_up_status_and_allow_me_act_on_the_named_cluster(cli: Any, faults: Any, ec2: Any) -> None:
     """Progress goes to stderr, and data to stdout; global options stand before or after the verb."""
     del cli.env["CLOUDDDP_CLUSTER"]
     done = cli("-c", cli.cluster, "up", "-n", "2")

@@ -17,7 +17,7 @@ def set_deadline(ec2: Any, remains: Any, **left: float) -> None:
     ec2.create_tags(Resources=remains().instances, Tags=[{"Key": "cloudddp:expires", "Value": moment}])
 
 
-def test_warnings_of_a_near_deadline(cli: Any, ec2: Any, remains: Any) -> None:
+def test_near_deadline_is_warned_of_and_unpulled_results_are_named(cli: Any, ec2: Any, remains: Any) -> None:
     cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_NPROC_PER_NODE="1", CLOUDDDP_STOP_GRACE="1")
     cli.ok("up", "-n", "1")
     cli.write("ok.py", "")

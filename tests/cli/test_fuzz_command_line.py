@@ -157,7 +157,7 @@ STREAMS: list[dict[str, Stream]] = [
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_closed_and_full_streams(place: Place, verb: str) -> None:
+def test_verb_survives_closed_and_full_streams(place: Place, verb: str) -> None:
     with open("/dev/full", "wb") as full:  # noqa: PTH123
         code, shown = place(*verb.split(), stdout=full)
         place(*verb.split(), stderr=full)
@@ -171,7 +171,7 @@ def test_closed_and_full_streams(place: Place, verb: str) -> None:
 
 
 @pytest.mark.parametrize("redirect", ["<&- >&- 2>&-", "2> /dev/full"])
-def test_closed_and_full_streams_of_a_shell(place: Place, redirect: str) -> None:
+def test_verb_survives_streams_closed_by_a_shell(place: Place, redirect: str) -> None:
     place.in_shell("ls", redirect=redirect)
 
 

@@ -155,7 +155,9 @@ def test_public_subnets_of_a_custom_vpc_are_chosen_in_the_given_order(cli: Any, 
     assert expected in plan_of(cli, "--subnets", f"{first},tag:Team=a")
 
 
-def test_vpcs_and_subnets_that_do_not_exist(cli: Any, faults: Any, vpc: Any) -> None:
+def test_unknown_vpcs_and_subnets_are_refused_with_the_available_ones(
+    cli: Any, faults: Any, vpc: Any
+) -> None:
     own = vpc(Name="corp")
     message = refused(cli, faults, "--vpc", "tag:Name=corpo")
     assert "there is no VPC tag:Name=corpo in us-east-1" in message
@@ -166,7 +168,7 @@ def test_vpcs_and_subnets_that_do_not_exist(cli: Any, faults: Any, vpc: Any) -> 
     assert "available: subnet-" in message
 
 
-def test_vpcs_and_subnets_that_do_not_go_together(cli: Any, faults: Any, vpc: Any) -> None:
+def test_ambiguous_or_mixed_vpcs_and_subnets_are_refused(cli: Any, faults: Any, vpc: Any) -> None:
     one, two = vpc(Name="both"), vpc(Name="both")
     first, second = one.subnet("10.90.1.0/24", "us-east-1a"), two.subnet("10.91.1.0/24", "us-east-1b")
     message = refused(cli, faults, "--vpc", "tag:Name=both")

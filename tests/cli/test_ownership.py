@@ -22,7 +22,7 @@ COMMANDS = [
 ]
 
 
-def test_cluster_of_another_owner(cli: CommandLine, ec2: Any, remains: Any) -> None:
+def test_cluster_of_another_owner_is_refused_without_anyone(cli: CommandLine, ec2: Any, remains: Any) -> None:
     """It is shown, refused, and used with --anyone."""
     tagged_instance(ec2, cli.cluster, owner=ALICE)
     tags = {"cloudddp:cluster": cli.cluster, "cloudddp:cluster-id": CLUSTER_ID, "cloudddp:owner": ALICE}
@@ -78,7 +78,7 @@ def test_unknown_identity_removes_only_own_clusters(
     assert remains().nothing
 
 
-def test_resources_of_others_with_the_tags_of_a_cluster(cli: CommandLine, ec2: Any, remains: Any) -> None:
+def test_resources_of_others_with_copied_tags_are_kept(cli: CommandLine, ec2: Any, remains: Any) -> None:
     """A copied tag deletes no login key, and `down` names an instance of the same cluster name and keeps
     it."""
     cli.ok("up", "-n", "1")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.harness import ROOT, clean_environment
 
-from cloudddp.agent import steps
+from cloudddp.agent import program
 from cloudddp.files import EXAMPLES, payload_example
 
 pytestmark = pytest.mark.xdist_group("packaging")
@@ -87,9 +87,9 @@ def test_installed_wheel_works_outside_the_checkout(wheel: Path, tmp_path: Path)
             check=False,
         )
 
-    code = "from cloudddp.agent import steps; print(steps.agent_path())"
+    code = "from cloudddp.agent import program; print(program.agent_path())"
     agent = subprocess.run([python, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert agent.stdout.strip() == steps.agent_path()  # as built from the checkout
+    assert agent.stdout.strip() == program.agent_path()  # as built from the checkout
 
     missing = cloudddp("--sim", "ls")
     assert missing.returncode == 1

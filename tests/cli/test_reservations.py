@@ -100,7 +100,7 @@ def test_subnet_in_another_zone_than_the_reservation(cli: Any, ec2: Any, faults:
     assert faults.count("ImportKeyPair") == 0
 
 
-def test_unknown_reservation(cli: Any, faults: Any) -> None:
+def test_unknown_reservation_is_refused(cli: Any, faults: Any) -> None:
     done = cli("up", "-t", "g5.12xlarge", "--reservation", "cr-00000000")
     assert done.returncode == 2
     assert "there is no capacity reservation cr-00000000 in us-east-1" in done.stderr

@@ -61,7 +61,7 @@ def refused(cli: CommandLine, *words: str) -> str:
 # -- nodes ---------------------------------------------------------------------------------------------------
 
 
-def test_node_names_faults_and_interruptions(own: CommandLine) -> None:
+def test_fault_and_interrupt_take_a_rank_or_an_id(own: CommandLine) -> None:
     own.ok("up", "-n", "1", "-c", "alpha", "--spot")
     first = ids(own, "alpha")[0]
     own.ok("sim", "fault", "freeze", "0")  # of the only cluster
@@ -211,7 +211,7 @@ def test_example_in_the_error_is_valid(cli: CommandLine) -> None:
 # -- policies ------------------------------------------------------------------------------------------------
 
 
-def test_policies_of_start(own: CommandLine) -> None:
+def test_policies_of_start_are_shown_and_cannot_change_while_it_runs(own: CommandLine) -> None:
     everything = {"Version": "2012-10-17", "Statement": {"Effect": "Allow", "Action": "*", "Resource": "*"}}
     policy = own.write("policy.json", json.dumps(everything))
     started = own("sim", "start", "--nodes", "process", "--policy", "policy.json")

@@ -90,7 +90,7 @@ def test_ctrl_c_during_imports_shows_no_traceback(cli: Any, tmp_path: Path) -> N
     assert interrupt(process) == (130, "", "cloudddp: interrupted\n")
 
 
-def test_steps_of_up(cli: Any, conditions: Any) -> None:
+def test_step_of_up_shows_its_time_and_a_warning_is_printed_once(cli: Any, conditions: Any) -> None:
     """A step that lasts shows its time; a warning is printed once and does not become the step."""
     conditions(boot={"failed_gpus": 1, "ssh_seconds": 3})
     try:

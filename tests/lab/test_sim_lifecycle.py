@@ -238,7 +238,7 @@ def test_node_without_a_host_key_in_its_user_data_generates_one(laptop: Laptop) 
         transport.close()
 
 
-def test_node_that_cannot_start_fails_the_launch_and_says_why(laptop: Laptop) -> None:
+def test_node_that_cannot_start_fails_the_launch_with_the_reason(laptop: Laptop) -> None:
     vpc = laptop.ec2.create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"]
     elsewhere = create_subnet(laptop.ec2, vpc, "10.9.1.0/24", "us-east-1a")
     for request, reason in (

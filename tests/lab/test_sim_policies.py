@@ -142,7 +142,7 @@ def test_allowed_launch_and_termination(ec2: Any, request_of: dict[str, Any]) ->
     ec2.terminate_instances(InstanceIds=[instance["InstanceId"]])
 
 
-def test_launches_that_are_denied(ec2: Any, request_of: dict[str, Any]) -> None:
+def test_denied_launch_names_the_resource_and_the_policy(ec2: Any, request_of: dict[str, Any]) -> None:
     untagged = [{"ResourceType": one, "Tags": TAGS} for one in KINDS if one != "volume"]
     plain = [{"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 80}}]
     for change, kind, why in (

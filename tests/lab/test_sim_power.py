@@ -113,7 +113,7 @@ def test_stopped_spot_instance_can_be_interrupted(laptop: Laptop) -> None:
     assert shown["StateTransitionReason"] == ""
 
 
-def test_start_of_instances_that_are_not_all_stopped_and_of_another_type(account: Account) -> None:
+def test_start_needs_stopped_instances_and_uses_a_changed_type(account: Account) -> None:
     instance_id, ended = (instance["InstanceId"] for instance in account.running(2))
     change = account.ec2.modify_instance_attribute
     with refused("IncorrectInstanceState"):

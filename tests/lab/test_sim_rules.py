@@ -131,7 +131,9 @@ def test_group_of_another_vpc_is_rejected(account: Account) -> None:
     account.ec2.delete_vpc(VpcId=vpc)
 
 
-def test_rules_that_refer_to_unknown_groups_or_are_modified(account: Account, group: str) -> None:
+def test_rules_with_unknown_groups_are_rejected_and_modified_ones_are_checked(
+    account: Account, group: str
+) -> None:
     other = account.ec2.create_security_group(GroupName="odd; name", Description="d")["GroupId"]
     authorize = account.ec2.authorize_security_group_ingress
     pair = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": other}]}

@@ -16,7 +16,7 @@ from support.simlab import Laptop, execute, make_key
 MIB = 1 << 20
 
 
-def test_keys_and_users_of_a_login(node: tuple[Laptop, dict[str, Any]]) -> None:
+def test_login_checks_host_key_login_key_and_user(node: tuple[Laptop, dict[str, Any]]) -> None:
     laptop, instance = node
     for address in (instance["PrivateIpAddress"], instance["PublicIpAddress"]):
         assert execute(laptop.connect(address), "echo here").out == b"here\n"
@@ -27,7 +27,7 @@ def test_keys_and_users_of_a_login(node: tuple[Laptop, dict[str, Any]]) -> None:
             laptop.connect(address, **other)
 
 
-def test_streams_and_exit_status(ssh: paramiko.SSHClient) -> None:
+def test_command_has_its_own_streams_and_exit_status(ssh: paramiko.SSHClient) -> None:
     data = os.urandom(MIB) * 8
     result = execute(ssh, "cat; echo err >&2; exit 7", data)
     assert (result.status, result.err) == (7, b"err\n")
@@ -38,7 +38,7 @@ def test_streams_and_exit_status(ssh: paramiko.SSHClient) -> None:
     assert (result.status, result.out) == (0, b"early\nlate\n")
 
 
-def test_commands_of_the_machine(ssh: paramiko.SSHClient) -> None:
+def test_commands_of_the_machine_are_answered_or_refused(ssh: paramiko.SSHClient) -> None:
     gpus = execute(ssh, "nvidia-smi -L").out.decode().splitlines()
     assert gpus == [f"GPU {index}: NVIDIA A10G (simulated)" for index in range(4)]
     assert execute(ssh, "cloud-init status --wait").out == b"status: done\n"

@@ -17,13 +17,13 @@ import pytest
 from support.agentnode import until
 from support.sshserver import Server, Site, site
 
-from cloudddp.agent import client, steps
+from cloudddp.agent import client, program
 from cloudddp.agent.protocol import ExitCode, codec
 from cloudddp.agent.protocol.codec import encode
 from cloudddp.agent.protocol.frames import FollowRequest
 from cloudddp.agent.protocol.jobs import JobsReply, JobsRequest
 from cloudddp.agent.protocol.machine import ProbeRequest
-from cloudddp.agent.steps import NoSuchJob
+from cloudddp.agent.replies import NoSuchJob
 from cloudddp.errors import NodeError
 from cloudddp.ssh.fleet import Fleet
 from cloudddp.ssh.running import CommandSpec
@@ -120,7 +120,7 @@ def test_steps_at_the_same_time_are_all_done(node: Node) -> None:
 
 
 def test_agent_that_is_missing_is_sent_and_the_step_done(node: Node) -> None:
-    shutil.rmtree(node.home / steps.agent_path())
+    shutil.rmtree(node.home / program.agent_path())
     before = node.commands
     assert node.jobs() == JobsReply(())
     assert node.commands == before + 3
@@ -167,7 +167,7 @@ def test_output_while_no_step_runs_is_not_taken_for_an_answer(node: Node) -> Non
 
 
 def test_invalid_request_ends_the_process(node: Node) -> None:
-    command = f"{sys.executable} -IS {node.home}/{steps.agent_path()} serve"
+    command = f"{sys.executable} -IS {node.home}/{program.agent_path()} serve"
     for data in (b"\xff" * 9, b"\0" * 9, b"\0\0\0\1\0\0\0\1\0j"):
         end = node.fleet.run(0, CommandSpec(command, data))
         assert end.exit_code == 1
@@ -241,7 +241,7 @@ def test_node_that_does_not_answer_does_not_hold_up_another(node: Node, keys_of:
 
 def test_process_ends_with_a_step_that_fails(node: Node) -> None:
     """The rest of its input could hold a request that the laptop never made."""
-    command = f"{sys.executable} -IS {node.home}/{steps.agent_path()} serve"
+    command = f"{sys.executable} -IS {node.home}/{program.agent_path()} serve"
     data = codec.ask("follow", encode(NO_SUCH_JOB)) + codec.ask("jobs", b"{}")
     end = node.fleet.run(0, CommandSpec(command, data))
     assert end.exit_code == ExitCode.NO_JOB

@@ -99,7 +99,7 @@ def huge(path: Path) -> None:
 
 
 def test_records_that_are_no_files_do_not_stop_a_step(node: Node) -> None:
-    """It would wait for a pipe, and read for ever from others."""
+    """It would wait for a pipe, and read forever from others."""
     folder = ended(node)
     names = ("job.json", "setup.json", "status.json", "ranks/0.json", "state.json")
     for put, replaced, phase in (

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 from support.agentnode import Node
 
-from cloudddp.agent import steps
+from cloudddp.agent import program
 from cloudddp.agent.protocol import ExitCode
 from cloudddp.files import payload_root
 
 PROGRAM = payload_root() / "infra" / "node" / "agent"
-PROTOCOL = Path(steps.__file__).parent / "protocol"
+PROTOCOL = Path(program.__file__).parent / "protocol"
 
 
 def test_agent_is_the_same_wherever_and_whenever_it_is_built(tmp_path: Path) -> None:
@@ -34,11 +34,11 @@ def test_agent_is_the_same_wherever_and_whenever_it_is_built(tmp_path: Path) -> 
         (copy / "agent" / "__pycache__").mkdir()
         (copy / "agent" / "__pycache__" / "x.pyc").touch()
         (copy / "agent" / "notes.txt").touch()
-        assert steps.read_sources(copy / "agent", copy / "protocol") == steps.sources()
+        assert program.read_sources(copy / "agent", copy / "protocol") == program.sources()
 
 
 def test_agent_is_the_same_in_another_process() -> None:
-    code = "import sys; from cloudddp.agent import steps; sys.stdout.write(steps.agent_path())"
+    code = "import sys; from cloudddp.agent import program; sys.stdout.write(program.agent_path())"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "TZ": "Asia/Tokyo", "PYTHONHASHSEED": "7"},
@@ -47,11 +47,11 @@ def test_agent_is_the_same_in_another_process() -> None:
         text=True,
         check=True,
     )
-    assert done.stdout == steps.agent_path()
+    assert done.stdout == program.agent_path()
 
 
 def test_agent_holds_its_modules_and_the_protocol_only() -> None:
-    with zipfile.ZipFile(io.BytesIO(steps.archive())) as archive:
+    with zipfile.ZipFile(io.BytesIO(program.archive())) as archive:
         names = archive.namelist()
         assert names == sorted(names)
         assert {info.compress_type for info in archive.infolist()} == {zipfile.ZIP_STORED}
@@ -100,7 +100,7 @@ def test_request_that_does_not_fit_is_refused(node: Node, data: bytes) -> None:
 # -- shipping: several at once, an agent that is damaged, a full disk ----------------------------------------
 
 
-STEP = steps.step_command("jobs")
+STEP = program.step_command("jobs")
 
 
 def start(home: Path, command: str) -> subprocess.Popen[bytes]:
@@ -129,9 +129,9 @@ def files(home: Path) -> list[str]:
 
 def test_several_laptops_ship_at_once(tmp_path: Path) -> None:
     """Each then runs a step, which imports its modules while the others are still at it."""
-    home, agent = tmp_path / "a home", steps.compressed_agent()
+    home, agent = tmp_path / "a home", program.compressed_agent()
     home.mkdir()
-    processes = [start(home, steps.ship(steps.agent_command("jobs", "{}"))) for _ in range(6)]
+    processes = [start(home, program.ship(program.agent_command("jobs", "{}"))) for _ in range(6)]
     for process in processes:  # all of them have found no agent
         assert process.stdin is not None
         process.stdin.write(agent[:1000])
@@ -145,7 +145,7 @@ def test_several_laptops_ship_at_once(tmp_path: Path) -> None:
         err = process.stderr.read().decode()
         assert process.wait() == 0, err
         process.stderr.close()
-    assert files(home) == [Path(steps.agent_path()).name]
+    assert files(home) == [Path(program.agent_path()).name]
 
 
 DAMAGE: dict[str, Callable[[Path], object]] = {
@@ -157,20 +157,20 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 
 
 def test_damaged_agent_is_not_run_and_is_shipped_again(tmp_path: Path) -> None:
-    agent = tmp_path / steps.agent_path()
+    agent = tmp_path / program.agent_path()
     for damage in DAMAGE.values():
-        assert run(tmp_path, steps.ship("exit 0"), steps.compressed_agent()) == (0, "")
+        assert run(tmp_path, program.ship("exit 0"), program.compressed_agent()) == (0, "")
         assert step(tmp_path) == (0, "")
         damage(agent)
         assert step(tmp_path)[0] == ExitCode.NO_AGENT.value
-    assert run(tmp_path, steps.ship("exit 0"), steps.compressed_agent()) == (0, "")
+    assert run(tmp_path, program.ship("exit 0"), program.compressed_agent()) == (0, "")
     assert step(tmp_path) == (0, "")
     assert files(tmp_path) == [agent.name]
 
 
 def test_agent_that_arrives_in_part_is_not_put_in_place(tmp_path: Path) -> None:
-    code, _ = run(tmp_path, steps.ship("exit 0"), steps.compressed_agent()[:-1000])
+    code, _ = run(tmp_path, program.ship("exit 0"), program.compressed_agent()[:-1000])
     assert code != 0
     assert list((tmp_path / ".cloudddp").iterdir()) == [], "each attempt would leave more on a disk"
     assert step(tmp_path)[0] == ExitCode.NO_AGENT.value
-    assert run(tmp_path, steps.ship("exit 0"), steps.compressed_agent()) == (0, "")
+    assert run(tmp_path, program.ship("exit 0"), program.compressed_agent()) == (0, "")

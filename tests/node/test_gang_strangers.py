@@ -63,7 +63,7 @@ def visit(peer: Peer, data: bytes, *, stay: bool) -> socket.socket:
     return connection
 
 
-def test_strangers_do_no_harm(gangs: Make) -> None:
+def test_connections_of_strangers_do_not_disturb_the_job(gangs: Make) -> None:
     """Neither those that close their connections, nor those that stay."""
     job = gangs(2, silence=5.0)
     job.start(WAITING, WAITING)

@@ -53,7 +53,7 @@ def assert_followed(node: Node, **selection: Any) -> None:
     assert 0 < max(taken) < MEMORY
 
 
-def test_no_process_of_the_agent_takes_memory_for_it(node: Node) -> None:
+def test_huge_lines_take_no_memory_of_the_agent(node: Node) -> None:
     """64 MiB are kept, and the verdict has the last lines."""
     node.start(WRITE, log_mb=64)
     until((node.project / "written").exists)

@@ -125,7 +125,7 @@ def attempted(folder: Path, tmp_path: Path) -> Attempt:
 
 @pytest.mark.parametrize("polls", range(4))
 def test_launcher_that_fails_during_a_look_has_failed(attempted: Attempt, polls: int) -> None:
-    """If it had just ended, the ranks of the other nodes would run for ever."""
+    """If it had just ended, the ranks of the other nodes would run forever."""
     with EndsWhenAsked([sys.executable, "-c", "raise SystemExit(1)"]) as child:
         child.polls = polls
         attempted._children.append(child)

@@ -46,7 +46,7 @@ from cloudddp.agent.protocol.transfer import (
     Listing,
     Wants,
 )
-from cloudddp.agent.steps import FrameDecoder, decode
+from cloudddp.agent.replies import FrameDecoder, decode
 
 KINDS = [
     ProbeReply,
@@ -306,7 +306,7 @@ def test_text_that_never_ends_is_refused_at_once(text: str) -> None:
 # outer type.
 _PROGRAM = """
 import dataclasses, sys, threading
-from cloudddp.agent.steps import decode
+from cloudddp.agent.replies import decode
 
 sys.setswitchinterval(1e-6)
 for _ in range(100):

@@ -266,12 +266,12 @@ def test_node_that_sends_nothing_for_a_while_is_named_once(
     monkeypatch.setenv("CLOUDDDP_TIME_SCALE", "0.02")  # 0.3 s instead of 15
     said: list[str] = []
 
-    def is_said(text: str) -> bool:
+    def is_reported(text: str) -> bool:
         said.extend(capsys.readouterr().err.splitlines())
         return text in said
 
     def until(text: str) -> None:
-        wait_for(lambda: is_said(text), text)
+        wait_for(lambda: is_reported(text), text)
 
     with ByteProgress(Console(), line_seconds=3600.0) as shown:
         with shown.of(0) as zero, shown.of(1) as one:

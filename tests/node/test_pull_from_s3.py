@@ -11,12 +11,12 @@ from support.s3_server import S3
 
 from cloudddp.aws.client import AWS
 from cloudddp.errors import AWSError, CloudDDPError
-from cloudddp.job.launch_record import Place
+from cloudddp.job.launch_record import S3Place
 from cloudddp.job.results import s3_pull
 from cloudddp.job.results.pull import Pulled
 
 BUCKET, PREFIX = "results", "team/c/job"
-PLACE = Place(BUCKET, PREFIX)
+PLACE = S3Place(BUCKET, PREFIX)
 MTIME = 1_700_000_000_000_000_001  # ns
 LIST = (
     '<ListBucketResult><Contents><Key>{key}</Key><Size>{size}</Size><ETag>"x"</ETag></Contents>'

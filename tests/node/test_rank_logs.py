@@ -21,7 +21,7 @@ from cloudddp.agent.protocol.frames import Dropped, Frame, Log
 from cloudddp.agent.protocol.jobs import JobState
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import Process
-from cloudddp.agent.steps import FrameDecoder
+from cloudddp.agent.replies import FrameDecoder
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 

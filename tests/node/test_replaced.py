@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.syncednode import SyncedNode, put, tree
 
-from cloudddp.agent import steps
+from cloudddp.agent import program
 from cloudddp.agent.protocol.codec import encode
 from cloudddp.agent.protocol.file_steps import REPLACED
 from cloudddp.agent.protocol.results import PulledRequest
@@ -91,7 +91,7 @@ def test_what_a_job_wrote_is_kept_and_named(here: Path, node: SyncedNode) -> Non
 def pulled(node: SyncedNode) -> None:
     put(node.project, {"model.pt": "weights"})
     time.sleep(0.05)
-    command = f"python3 -IS {node.node.home}/{steps.agent_path()} pulled"
+    command = f"python3 -IS {node.node.home}/{program.agent_path()} pulled"
     request = encode(PulledRequest("project", ("model.pt",), time.time_ns())) + b"\n"
     done = node.cluster.runner.run(0, CommandSpec(command, request))
     assert done.exit_code == 0, done.stderr

@@ -15,7 +15,7 @@ from support.agentnode import HANG_GUARD, Node, alive, processes_of, until
 
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import Process, SetupReply, SetupRequest
-from cloudddp.agent.steps import decode
+from cloudddp.agent.replies import decode
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 

@@ -111,7 +111,7 @@ def test_names_that_exceed_a_message_are_left_out(pair: Gangs) -> None:
     assert 100 < len(list(pair[1].project.iterdir())) < 2000, notes(pair, 1, "job-2")
 
 
-def test_what_is_not_copied(pair: Gangs, tmp_path: Path) -> None:
+def test_large_damaged_and_future_files_are_not_copied(pair: Gangs, tmp_path: Path) -> None:
     """More than the limit, damaged and future files, files in the way, and anything but the outputs where
     these are set."""
     files = {"kept__a": "one", "small": "s", "a__model": "m" * (1 << 20), "late": "x", "snapshot": "one"}

@@ -195,7 +195,7 @@ def test_file_that_is_no_snapshot_is_refused(gangs: Make) -> None:
         ("", 5, ""),
     ],
 )
-def test_refusal_of_a_snapshot(path: str, mtime_ns: int, expected: str) -> None:
+def test_reason_to_refuse_a_snapshot(path: str, mtime_ns: int, expected: str) -> None:
     assert refusal(Snapshot(path, mtime_ns), SNAPSHOTS, latest_ns=6) == expected
 
 

@@ -19,7 +19,7 @@ from agent.watch import pace
 from agent.watch.pace import Reports, step_report
 from agent.watch.stragglers import Detector
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.protocol.progress import Pace, StepReport, current
+from cloudddp.agent.protocol.progress import Pace, StepReport, current_stragglers
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 
@@ -56,7 +56,7 @@ def test_straggler_is_named_on_all_nodes_and_noted_once_in_its_log_until_it_catc
     until(lambda: note in job.log(1, 3))
     slow.unlink()
     for node in job.nodes:
-        until(lambda node=node: not current(node.state().stragglers))  # type: ignore[misc]
+        until(lambda node=node: not current_stragglers(node.state().stragglers))  # type: ignore[misc]
     until(lambda: b"rank 3 has caught up" in job.log(1, 3))
     assert job.log(1, 3).count(b"straggler") == 2
     assert [job.log(rank // 2, rank) for rank in range(3)] == [b""] * 3
@@ -83,7 +83,7 @@ def stragglers_of(*paces: Callable[[int], list[Pace]], turns: int = 40) -> list[
     detector = Detector(WINDOW)
     for turn in range(turns):
         detector.look({0: [one for make in paces for one in make(turn)]}, turn / 10, 1e9 + turn / 10)
-    return [straggler.rank for straggler in current(detector.all())]
+    return [straggler.rank for straggler in current_stragglers(detector.all())]
 
 
 def steady(rank: int, seconds: float, *, own: bool = True, steps: int = 1) -> Callable[[int], list[Pace]]:
@@ -121,7 +121,7 @@ def test_straggler_is_one_until_it_has_stayed_below_a_lower_limit() -> None:
             turn += 1
             paces = [one(rank, turn, 0.02) for rank in range(3)]
             detector.look({0: [*paces, one(3, turn, seconds)]}, turn / 10, 1e9)
-        assert [straggler.rank for straggler in current(detector.all())] == expected
+        assert [straggler.rank for straggler in current_stragglers(detector.all())] == expected
 
 
 @pytest.mark.parametrize(

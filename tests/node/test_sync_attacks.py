@@ -21,7 +21,7 @@ from support.syncednode import SyncedNode, put, tree
 
 from agent.node import link, store
 from agent.sync.project_writer import ProjectWriter
-from cloudddp.agent import steps
+from cloudddp.agent import program
 from cloudddp.agent.protocol.codec import ProtocolError, encode
 from cloudddp.agent.protocol.file_steps import ReceiveEvent
 from cloudddp.agent.protocol.manifest import Entry
@@ -76,7 +76,7 @@ def test_reports_without_progress_end_the_step_of_that_node(
 def test_nodes_get_the_files_from_this_computer_if_the_first_one_is_only_alive(
     here: Path, tmp_path: Path, attack: str
 ) -> None:
-    """Their steps end with the sync: otherwise they would hold the lock of the project for ever."""
+    """Their steps end with the sync: otherwise they would hold the lock of the project forever."""
     cluster = attacked(tmp_path, attack, 0)
     with pytest.raises(NodeError, match="node 0: "):
         cluster.sync(here)
@@ -183,7 +183,7 @@ def receive(node: SyncedNode, frames: bytes, project: str = "project") -> subpro
     first = {"node": 0, "address": "127.0.0.1", "port": 1}
     request = {"project": project, "secret": SECRET, "node": 0, "first": first, "nodes": 1}
     return subprocess.run(
-        [sys.executable, "-IS", str(node.node.home / steps.agent_path()), "receive"],
+        [sys.executable, "-IS", str(node.node.home / program.agent_path()), "receive"],
         input=json.dumps(request).encode() + b"\n" + frames,
         env={"HOME": str(node.node.home)},
         capture_output=True,

@@ -41,7 +41,7 @@ from cloudddp.agent.protocol.transfer import (
 )
 from cloudddp.agent.protocol.transfer import Frame as TransferFrame
 from cloudddp.agent.protocol.transfer import frame as transfer_frame
-from cloudddp.agent.steps import decode
+from cloudddp.agent.replies import decode
 
 
 @given(

@@ -21,7 +21,7 @@ from cloudddp.agent.protocol.machine import ProbeRequest
 from cloudddp.agent.protocol.phases import JobPhase, Peer, VersionConflict
 from cloudddp.agent.protocol.results import NewFilesRequest, PulledRequest
 from cloudddp.agent.protocol.start import Process, SetupRequest, StartRequest
-from cloudddp.agent.steps import decode
+from cloudddp.agent.replies import decode
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cloudddp.agent import steps
+from cloudddp.agent import program
 from cloudddp.agent.client import Request, Step
 from cloudddp.agent.protocol import ExitCode
 from cloudddp.agent.protocol.codec import encode
@@ -32,7 +32,7 @@ from cloudddp.agent.protocol.jobs import JobsRequest, JobState, KillReply, KillR
 from cloudddp.agent.protocol.machine import MAX_FOLDERS, ProbeReply, ProbeRequest
 from cloudddp.agent.protocol.phases import Peer
 from cloudddp.agent.protocol.start import Process, StartReply, StartRequest
-from cloudddp.agent.steps import FrameDecoder, decode
+from cloudddp.agent.replies import FrameDecoder, decode
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ def agent_file() -> Path:
     folder = tempfile.mkdtemp(prefix="cloudddp-agent-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = Path(folder) / "agent"
-    with zipfile.ZipFile(io.BytesIO(steps.archive())) as archive:
+    with zipfile.ZipFile(io.BytesIO(program.archive())) as archive:
         archive.extractall(path)
     return path
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from support.agentnode import HANG_GUARD, agent_file
 from support.instances import inventory_instance
 
-from cloudddp.agent import steps
+from cloudddp.agent import program
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.spec import Config
@@ -41,7 +41,7 @@ class LocalNode:
         self.sent = 0  # bytes that the laptop has sent to `receive`
         self.processes: list[subprocess.Popen[bytes]] = []
         (home / ".cloudddp").mkdir(parents=True, mode=0o700)
-        shutil.copytree(agent_file(), home / steps.agent_path())
+        shutil.copytree(agent_file(), home / program.agent_path())
 
 
 class LocalRunner:
@@ -85,7 +85,7 @@ class LocalRunner:
         ]
         for reader in readers:
             reader.start()
-        is_transfer = steps.step_of(command) == "receive"
+        is_transfer = program.step_of(command) == "receive"
         if is_transfer:
             self.on_probed()
         self._feed(node, process, [stdin] if isinstance(stdin, bytes) else stdin, is_transfer=is_transfer)

@@ -11,7 +11,7 @@ from cloudddp.agent.protocol import transfer
 from cloudddp.agent.protocol.file_steps import LeftOut, PackRequest
 from cloudddp.agent.protocol.manifest import LINK
 from cloudddp.agent.protocol.transfer import UNSEALED, Frames, Record, Wants
-from cloudddp.agent.steps import decode
+from cloudddp.agent.replies import decode
 
 
 @dataclass

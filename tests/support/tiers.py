@@ -55,14 +55,14 @@ SLOW = {
     "cli/test_remains.py": "2 s each; tests/cli/test_regions_searched.py has addresses that remain",
     "cli/test_results_kept.py": "jobs; tests/node/test_new_files.py has which results are listed",
     "cli/test_resume_calls.py": "4 s each; tests/cli/test_rollback.py has the same failures of `up`",
-    "cli/test_slow_boots.py": "waits; tests/unit/test_wait_ready.py has the rule",
+    "cli/test_slow_boots.py": "waits; tests/unit/test_wait_ready.py has limits and defective GPUs",
     "cli/test_stacks.py": "7 s each; tests/node/test_stall.py has the stacks",
     "cli/test_stopped_nodes.py": "7 s each; tests/unit/test_ended_nodes.py has the rule",
     "cli/test_stragglers.py": "tests/node/test_straggler_detection.py has the rule",
     "cli/test_teardown_files.py": "waits; tests/unit/test_state.py has the files",
     # Single tests of the command line, 1 to 12 s each: most create clusters.
     "cli/test_dependencies.py": "`make lowest` runs it, too",
-    "cli/test_cost.py::test_status_and_down_include_a_lost_node": "3 s; the rows of the function remain",
+    "cli/test_cost.py::test_status_and_down_include_a_lost_node": "3 s; the tests of the sum remain",
     "cli/test_efa.py::"
     "test_missing_devices_are_a_warning_unless_they_are_required": "test_missing_devices_fail_if_required",
     "cli/test_efa.py::test_up_after_a_killed_up_associates_the_addresses": "`down` after a kill remains",
@@ -74,12 +74,12 @@ SLOW = {
     "cli/test_iam_policies.py::test_users_can_be_limited_to_their_own_clusters": "a simulator of its own",
     "cli/test_interrupts.py::test_detaching_from_run_keeps_the_cluster": "detaching from `launch` remains",
     "cli/test_launch.py::"
-    "test_concurrent_launches_with_the_same_id_start_one_job": "test_project_lock.py has the lock",
+    "test_concurrent_launches_with_the_same_id_start_one_job": "tests/unit/test_state.py has the refusal",
     "cli/test_log_selection.py::"
     "test_silence_is_reported_with_the_last_output": "tests/unit/test_follow_silence.py has the rule",
     "cli/test_logs_and_jobs.py::"
     "test_detached_job_that_fails_on_one_node_ends_on_all": "tests/node/test_gang.py has the verdict",
-    "cli/test_mfa.py::test_damaged_cache_counts_as_empty": "2 s; an empty cache is refused in the same words",
+    "cli/test_mfa.py::test_damaged_cache_counts_as_empty": "2 s; the error is that without a cache",
     "cli/test_mfa.py::"
     "test_run_whose_session_ends_reports_what_still_runs_and_how_to_remove_it": "4 s; test_down.py",
     "cli/test_mfa.py::test_status_and_the_plan_show_when_the_session_ends": "test_credentials.py has it",
@@ -99,7 +99,7 @@ SLOW = {
     "cli/test_reservations.py::test_up_after_down_waits_for_the_clean_up": "waits",
     "cli/test_reservations.py::test_wait_for_the_clean_up_that_ends_early_leaves_nothing": "waits",
     "cli/test_sim_verbs.py::"
-    "test_running_simulator_with_other_options_is_refused": "2 s; test_policies_of_start has one",
+    "test_running_simulator_with_other_options_is_refused": "2 s; another --policy remains",
     "cli/test_sim_verbs.py::test_policy_that_allows_nothing_is_named_at_the_start": "a simulator of its own",
     "cli/test_ssh_routes.py::test_dry_run_needs_no_jump_host": "2 s; test_dry_run.py has plans without AWS",
     "cli/test_sync_and_pull.py::test_first_launch_on_new_nodes_names_results_that_are_here": "2 s, a message",
@@ -108,8 +108,7 @@ SLOW = {
     "test_sync_of_results_names_files_of_a_job_that_it_replaces": "3 s; those of a plain sync remain",
     "cli/test_sync_and_pull.py::"
     "test_results_go_back_to_their_places_and_no_sync_deletes_them": "9 s; pulled results remain",
-    "cli/test_terminal.py::"
-    "test_setup_lines_are_not_appended_to_the_spinner": "test_steps_of_up has the spinner",
+    "cli/test_terminal.py::test_setup_lines_are_not_appended_to_the_spinner": "the spinner of `up` remains",
     "cli/test_terminal.py::test_tables_fit_the_terminal": "4 s; that of `doctor` remains",
     # Found by costs.py, each 3 to 25 s.
     "cli/test_region.py::test_region_that_the_simulator_does_not_use_is_reported": "a message",

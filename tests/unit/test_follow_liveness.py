@@ -10,8 +10,9 @@ import pytest
 from support.jobstates import followed
 
 from cloudddp.config.timing import Timing
-from cloudddp.job.follow.decide import Liveness, changes
+from cloudddp.job.follow.decide import liveness_changes
 from cloudddp.job.follow.events import Event, NodeFinished, NodeLost, NodeQuiet, NodeResponding
+from cloudddp.job.follow.stream import Liveness
 
 T = Timing()
 WALL = 5000.0
@@ -43,10 +44,12 @@ def case(name: str, before: list[Event], silence: Mapping[int, float], *found: E
         case("one that has finished does not answer", [NodeQuiet(1), NodeFinished(0)], {0: 11.0, 1: 121.0}),
     ],
 )
-def test_changes(before: list[Event], silence: Mapping[int, float], found: list[Event]) -> None:
+def test_silent_node_is_quiet_then_lost(
+    before: list[Event], silence: Mapping[int, float], found: list[Event]
+) -> None:
     now = 1000.0
     last_seen = {node: now - seconds for node, seconds in silence.items()}
-    assert list(changes(followed(before), last_seen, now=now, wall=WALL, timing=T)) == found
+    assert list(liveness_changes(followed(before), last_seen, now=now, wall=WALL, timing=T)) == found
 
 
 @pytest.mark.parametrize(

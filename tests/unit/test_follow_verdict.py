@@ -363,7 +363,7 @@ def test_agent_that_ended_without_a_verdict_is_the_cause() -> None:
 
 
 @pytest.mark.parametrize(("code", "expected"), [(None, 1), (9, 9)])
-def test_exit_code_of_setup_commands(code: int | None, expected: int) -> None:
+def test_exit_code_is_that_of_the_setup_commands(code: int | None, expected: int) -> None:
     ended = update(0, "failed", setup=True, exit_code=code)
     assert result([ended, *FINISHED]).exit_code == expected
 
@@ -381,7 +381,7 @@ def test_ranks_of_a_success_are_all_or_unknown(states: tuple[int, ...], ranks: i
     assert result([*events, *FINISHED]).ranks == ranks
 
 
-def test_nodes_whose_instances_may_have_ended() -> None:
+def test_silent_and_lost_nodes_may_have_ended() -> None:
     end = agreed("failed", Failure(1, Cause.SILENT, peer=0))
     named = result([update(0, "failed", verdict=end), NodeFinished(0)])
     assert (named.suspect, named.doubtful) == (1, {1})

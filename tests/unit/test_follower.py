@@ -17,14 +17,15 @@ import pytest
 from support.jobstates import agreed, job, rank
 
 from cloudddp import signals
+from cloudddp.agent.program import step_of
 from cloudddp.agent.protocol.frames import Dropped, End, FollowRequest, Heartbeat, Log, encode_frame
 from cloudddp.agent.protocol.jobs import Cause, Failure
-from cloudddp.agent.steps import decode, step_of
+from cloudddp.agent.replies import decode
 from cloudddp.config.timing import Timing
 from cloudddp.errors import NodeError
 from cloudddp.job.follow.decide import Policy
 from cloudddp.job.follow.follower import JobFollower
-from cloudddp.job.follow.stream import Selection
+from cloudddp.job.follow.stream import LogSelection
 from cloudddp.ssh.fleet import Outcome, each
 from cloudddp.ssh.running import CommandSpec, Result
 
@@ -182,7 +183,7 @@ def test_broken_connection_does_not_select_the_last_lines_again() -> None:
             raise OSError("connection lost")
         write(ended(node, 0))
 
-    selection = Selection(ranks=(7,), since=60.0, tail=5)
+    selection = LogSelection(ranks=(7,), since=60.0, tail=5)
     with_tail = JobFollower(
         Nodes(follow, count=1), "j", [0], Policy(timing=FAST), on_line=lambda *_: None, selection=selection
     )

@@ -12,7 +12,7 @@ from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.agent.protocol.frames import Dropped, End, Frame, Heartbeat, Log, encode_frame
 from cloudddp.agent.protocol.jobs import MAX_RANKS, JobState
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.steps import FrameDecoder
+from cloudddp.agent.replies import FrameDecoder
 
 BODIES = [b"plain\n", b"two\nlines\n", b"end\nlog 1 2 3\nstate {}\n", b"", b"\x00\xff\n\n\r", b"no newline"]
 

@@ -40,7 +40,7 @@ from cloudddp.agent.protocol.phases import JobPhase
 # -- the beginning -------------------------------------------------------------------------------------------
 
 
-def test_no_rank_starts_before_every_node_is_connected_to_all_and_says_what_it_is_like() -> None:
+def test_no_rank_starts_before_every_node_is_connected_to_all_and_has_sent_its_facts() -> None:
     job = Job(3)
     for node in range(3):
         job.event(node, job.tick())
@@ -71,7 +71,7 @@ def test_node_that_misses_another_one_is_named_on_all() -> None:
 
 
 @pytest.mark.parametrize("silent", [0, 1])
-def test_node_that_is_connected_and_says_nothing_is_named(silent: int) -> None:
+def test_node_that_is_connected_and_sends_nothing_is_named(silent: int) -> None:
     job = Job(3)
     for node in range(3):
         if node != silent:

@@ -294,7 +294,7 @@ def test_number_of_files_that_are_left_out_has_a_limit(laptop: Laptop, more: int
 
 
 def test_work_of_the_node_counts_as_progress_up_to_what_it_can_be(laptop: Laptop) -> None:
-    """A node that says for ever that it works is given up at some time (progress_limit.py)."""
+    """A node that says forever that it works is given up at some time (pull.py)."""
     laptop.put("target/runs/a", b"12345")
     work = [file_steps.working(Work(count, size)) for count, size in ((0, 0), (2, 0), (2, 3), (2, 1 << 40))]
     with pytest.raises(Truncated):

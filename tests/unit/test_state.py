@@ -12,8 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from cloudddp.config.spec import Config
 from cloudddp.errors import CloudDDPError, render
 from cloudddp.files import state_home, write_atomic
+from cloudddp.job import launch_record
+from cloudddp.job.job_request import NewJob, Script
 from cloudddp.local_state import ClusterFolder, ClusterRecord
 
 ID = "c-0123456789"
@@ -30,7 +33,9 @@ def create(root: Path) -> ClusterFolder:
     return folder
 
 
-def test_state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_folder_is_cloudddp_home_or_that_of_the_platform(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for given in (str(tmp_path / "here"), "here"):
         monkeypatch.setenv("CLOUDDDP_HOME", given)
@@ -46,6 +51,20 @@ def test_created_record_is_read_back(tmp_path: Path) -> None:
     assert again.record() == RECORD
     assert again.login_key().read_text() == "PRIVATE\n"
     assert again.host_key.read_text() == "ssh-ed25519 AAAA\n"
+
+
+def test_launch_with_the_id_of_another_job_is_refused(tmp_path: Path) -> None:
+    folder = create(tmp_path)
+
+    def keep(script: str) -> None:
+        job = NewJob(Script(script), id="20261120-140000-abcd")
+        nothing: dict[str, tuple[()]] = {"files": (), "variables": (), "env_files": (), "nodes": ()}
+        launch_record.keep(folder, launch_record.of_launch(job, Config(), root=tmp_path, **nothing))
+
+    keep("first.py")
+    with pytest.raises(CloudDDPError, match="has the id 20261120-140000-abcd; nothing was started"):
+        keep("second.py")
+    assert launch_record.find(folder, None).target == "first.py"
 
 
 def test_private_key_permissions(tmp_path: Path) -> None:

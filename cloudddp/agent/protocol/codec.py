@@ -1,9 +1,9 @@
-"""JSON <-> frozen dataclasses, driven by their type hints; and several steps over one channel: what goes
-before each request, and what follows its output. Standard library only.
+"""A message on the wire: JSON <-> frozen dataclasses, driven by their type hints, and what goes before each
+request and after each output where one channel carries several steps. Standard library only.
 
 The agent uses `decode` for requests and for its own files. The laptop does not use it for replies:
 `json.loads` builds every list and dict that a hostile node sends before anything is checked, which for 16 MB
-of `[[],[],...]` takes 400 MB. cloudddp/agent/steps.py decodes the same dataclasses without that.
+of `[[],[],...]` takes 400 MB. cloudddp/agent/replies.py decodes the same dataclasses without that.
 """
 
 from __future__ import annotations
@@ -263,7 +263,7 @@ def _record(kind: Any) -> Converter:
 
 
 # Bytes of the steps' names and of the request, bytes of the names alone, whether it is the last step.
-HEAD = struct.Struct(">II?")
+STEP_HEAD = struct.Struct(">II?")
 STDERR_END = b"\0"  # no step writes this byte to stderr, nor to stdout, but for the last one
 _STDOUT_END = re.compile(rb"\0(\d{1,3})\n")
 
@@ -272,7 +272,7 @@ def ask(step: str, request: bytes, *, is_last: bool = False, then: Iterable[str]
     """Return what asks for a step. Its body, if any, follows. `then`: steps that are likely to follow, whose
     modules are imported meanwhile."""
     names = " ".join((step, *then)).encode()
-    return HEAD.pack(len(names) + len(request), len(names), is_last) + names + request
+    return STEP_HEAD.pack(len(names) + len(request), len(names), is_last) + names + request
 
 
 def stdout_end(code: int) -> bytes:

@@ -1,5 +1,5 @@
-"""The steps that exchange files: `receive`, one node's part of a transfer of project files, and what it
-reports meanwhile; `pack`, files of a node that go to the laptop. Both use the frames of transfer.py.
+"""The steps that exchange files, in the frames of transfer.py: `receive`, one node's part of a transfer of
+project files, and `pack`, which sends files of a node to the laptop.
 
 In `pack` the node sends one listing or several, and DONE. The laptop answers with WANTS, or with CLOSE where
 it lacks nothing. Then the files come, what is left out and why, and DONE. While the node reads and has

@@ -1,5 +1,5 @@
-"""`probe`: what a node reports about itself before a job starts; and `poweroff`: when it powers off by
-itself, once no job runs on it."""
+"""A node itself, apart from its jobs: what it reports of itself before one starts (`probe`), and when it
+powers off once none runs (`poweroff`)."""
 
 from __future__ import annotations
 

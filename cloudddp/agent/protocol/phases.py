@@ -1,6 +1,5 @@
-"""The phases of a job, the limits of what is said of it, and where the agent of a node listens for those of
-other nodes: the least that a sync has to import; and the refusal of a step while jobs of another version
-run."""
+"""What every module of the protocol may use of a job: its phases, its limits, where the agents of its nodes
+listen, and that jobs of another version run. A sync imports no more of jobs than this."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ class JobPhase(Enum):
         return self not in (JobPhase.SETUP, JobPhase.STARTING, JobPhase.RUNNING)
 
 
-MAX_ID = 64
+MAX_INSTANCE_ID = 64
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class Peer:
         check_range("node", self.node, 0, MAX_NODES)
         check_length("address", self.address, 64)
         check_range("port", self.port, 1, (1 << 16) - 1)
-        check_length("id", self.id, MAX_ID)
+        check_length("id", self.id, MAX_INSTANCE_ID)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""How far the ranks of a job are: the status of the training, as its script reports it, the pace of each
-rank, with the stragglers, which hold the others up, and a stall that is left alone.
+"""How far the ranks of a job are, as they report it themselves: the status of the training, the pace of each
+rank, the stragglers, which hold the others up, and a stall.
 
 Rank 0 writes the status (step, best accuracy, how it stopped) as JSON to the file that CLOUDDDP_STATUS_FILE
 names; the agent forwards the known keys. It is only the script's report: whether a job failed is decided by
@@ -162,7 +162,7 @@ class Straggler:
         )
 
 
-def current(known: Iterable[Straggler]) -> tuple[Straggler, ...]:
+def current_stragglers(known: Iterable[Straggler]) -> tuple[Straggler, ...]:
     """Return those that have not caught up, by rank."""
     return tuple(sorted((one for one in known if one.until is None), key=lambda one: one.rank))
 

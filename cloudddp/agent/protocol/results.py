@@ -114,8 +114,8 @@ class NewFilesReply:
 class NewFilesRequest:
     """Search for files that were not pulled yet, of one job or ('') of all. `outputs` and `scratch` are paths
     in the project: files below `outputs` are counted apart, files below `scratch` not at all. Without
-    `outputs` those count as outputs that files.Selection takes, with `limit`. A copy that the node got before
-    ranks started does not count if `present`, instances that answer, has the one that wrote it."""
+    `outputs` those count as outputs that file_steps.Selection takes, with `limit`. A copy that the node got
+    before ranks started does not count if `present`, instances that answer, has the one that wrote it."""
 
     project: str
     outputs: tuple[str, ...]

@@ -14,7 +14,7 @@ from cloudddp.agent.protocol.codec import (
     check_project,
     check_range,
 )
-from cloudddp.agent.protocol.phases import MAX_ID
+from cloudddp.agent.protocol.phases import MAX_INSTANCE_ID
 
 MAX_PATTERNS = 200
 MAX_SHARED = 2000  # files of a node
@@ -54,7 +54,7 @@ class Snapshot:
         check_range("mtime_ns", self.mtime_ns, 0, MAX_NS)
         check_range("size", self.size, 0, MAX_SNAPSHOT)
         check_length("digest", self.digest, 64)
-        check_length("origin", self.origin, MAX_ID)
+        check_length("origin", self.origin, MAX_INSTANCE_ID)
         check_range("mode", self.mode, 0, 0o777)
         check_length("skipped", self.skipped, MAX_PATTERNS)
         for one in self.skipped:
@@ -108,7 +108,7 @@ class Offer:
 
 def refusal(snapshot: Snapshot, search: SnapshotSearch, latest_ns: float) -> str:
     """Return why a snapshot that another node offers is not written here, or ''. A program on that node must
-    not choose which file is replaced, nor make it the newest for ever. Pure."""
+    not choose which file is replaced, nor make it the newest forever. Pure."""
     if not snapshot.path:
         return ""
     name = repr(snapshot.path[:200])

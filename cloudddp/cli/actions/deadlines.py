@@ -16,7 +16,7 @@ from cloudddp.config import timing
 from cloudddp.config.spec import Config
 from cloudddp.errors import Command
 from cloudddp.job.job_request import NewJob
-from cloudddp.job.launch_record import place_of
+from cloudddp.job.launch_record import s3_place_of
 
 NEAR = 1800.0  # seconds before the deadline from which a launch warns of it
 WARNINGS = (30.0, 10.0, 3.0)  # minutes before the deadline
@@ -67,7 +67,7 @@ def _timers(console: Console, cluster: Cluster, settings: Config) -> list[thread
 
 def report_leaving(console: Console, cluster: Cluster, settings: Config, job: NewJob) -> None:
     """Report what happens to the nodes of a job that nobody follows, and what they cost."""
-    poweroff, place = job.poweroff, place_of(settings, job.id)
+    poweroff, place = job.poweroff, s3_place_of(settings, job.id)
     if place is not None:
         console.log(
             f"when the job has ended, each node copies its outputs and logs to {place.url}, also before "
@@ -129,7 +129,7 @@ def report_not_started(console: Console, cluster: Cluster | None, job: NewJob, l
 
 def report_copies(console: Console, settings: Config, job_id: str) -> None:
     """Report where the nodes copy the results of a job that has ended, if they do."""
-    place = place_of(settings, job_id)
+    place = s3_place_of(settings, job_id)
     if place is not None:
         console.log(
             f"the nodes copy outputs and logs to {place.url}; ", Command("jobs"), " shows how far they are"
@@ -149,7 +149,7 @@ def report_if_passed(
     """Report that the deadline ended a job, if it did, and which results are lost."""
     if not ended or not cluster.past_deadline or cluster.expires is None:
         return
-    place = place_of(settings, job_id)
+    place = s3_place_of(settings, job_id)
     console.log(
         f"the deadline of cluster {cluster.name}, {moment(cluster.expires)}, ended job {job_id}; results "
         "that were not pulled are lost"

@@ -318,6 +318,6 @@ def _report_ended(
     for node, one in found.items():
         next_step = ("; ", *cluster.stopped_hint(node)) if one.stopped else ()
         console.log(f"node {node}: AWS reports {one.report}", *next_step)
-    for node, text in lookup.problems(aws, cluster, set(lost) - found.keys()).items():
+    for node, text in lookup.status_problems(aws, cluster, set(lost) - found.keys()).items():
         console.log(f"node {node}: {text}")
     return frozenset(found)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from cloudddp import local_state
 from cloudddp.cli.console import Console
-from cloudddp.config import schema as examples
 from cloudddp.config.command_line import GlobalOptions
 from cloudddp.config.project import CONFIG_NAME
+from cloudddp.config.schema import example_name, example_toml
 from cloudddp.errors import Command, UsageError
 from cloudddp.files import EXAMPLES, payload_example, resolved
 from cloudddp.text import one_line
@@ -47,7 +47,7 @@ def init(console: Console, _: GlobalOptions, *, folder: Path | None, example: st
         console.print(f"wrote {path}")
     if failed:
         raise failed
-    name = examples.example_name(folder)
+    name = example_name(folder)
     for other in sorted({record.name for record in local_state.live_clusters()} - {name})[:_SHOWN]:
         console.log(
             f"cluster {other!r}, created on this computer, may be up (-c {other}); here it is {name!r}"
@@ -96,7 +96,7 @@ def _write_project(folder: Path, example: str | None, files: Mapping[str, Path],
     """Write the files, and append each to `written`; of an example's folder only its name."""
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / CONFIG_NAME
-    config.write_text(examples.example_toml(examples.example_name(folder), _setup(example)))
+    config.write_text(example_toml(example_name(folder), _setup(example)))
     written.append(str(config))
     ignored = folder / ".gitignore"
     if not ignored.exists():

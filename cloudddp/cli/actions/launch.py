@@ -17,7 +17,7 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.config.command_line import Flag, GlobalOptions, variable_flags
 from cloudddp.errors import EXIT_LEFTOVERS, Command, Interrupted, Text, UsageError
 from cloudddp.job.follow.verdict import JobResult
-from cloudddp.job.job_request import KEEP, NewJob, Script
+from cloudddp.job.job_request import KEEP_MINUTES, NewJob, Script
 from cloudddp.job.results.restore import results_here
 from cloudddp.local_state import ClusterFolder
 
@@ -57,7 +57,7 @@ def launch(
             '--keep needs --down, or job.on_stall = "down"',
             hint="it is the time in which results can be pulled before the nodes end",
         )
-    keep = KEEP if keep is None else keep
+    keep = KEEP_MINUTES if keep is None else keep
     wanted = checked_script(session, Script(script, tuple(args), module))
     if dry_run:
         rehearsal.launch(console, session.settings, wanted, session.root)

@@ -37,7 +37,7 @@ from cloudddp.errors import Command, NodeError, UsageError
 from cloudddp.job import status
 from cloudddp.job.follow.decide import Policy
 from cloudddp.job.follow.follower import JobFollower
-from cloudddp.job.follow.stream import Selection
+from cloudddp.job.follow.stream import LogSelection
 from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.status import JobRecord
 
@@ -63,7 +63,7 @@ class Wanted:
             not self.nodes or node in self.nodes
         )
 
-    def selection(self, *, follow: bool, launcher: bool) -> Selection:
+    def selection(self, *, follow: bool, launcher: bool) -> LogSelection:
         """Return what to read. With `follow`, all ranks: the last lines of the one that fails are
         reported."""
         few = 0 < len(self.ranks) < MAX_RANKS  # a request cannot name more; the others are read and not shown
@@ -71,7 +71,7 @@ class Wanted:
             self.ranks | ({LAUNCHER_RANK} if launcher else set()) if few and not follow else frozenset[int]()
         )
         tail = self.tail if self.pattern is None else None
-        return Selection(tuple(sorted(ranks)), self.since, tail, setup=not self.ranks)
+        return LogSelection(tuple(sorted(ranks)), self.since, tail, setup=not self.ranks)
 
 
 def logs(
@@ -256,7 +256,12 @@ def _after_setup(
         fresh = _skipping(show, shown, passed)
         last = _LastLines(wanted, _setup_only(fresh), follow=True)
         follower = JobFollower(
-            runner, job.id, job.nodes, Policy(wait=False), on_line=last.add, selection=Selection(setup=True)
+            runner,
+            job.id,
+            job.nodes,
+            Policy(wait=False),
+            on_line=last.add,
+            selection=LogSelection(setup=True),
         )
         with closing(follower):
             follower.run()

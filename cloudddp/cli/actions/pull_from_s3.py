@@ -10,7 +10,7 @@ from cloudddp.cli.console import Console
 from cloudddp.cli.formats import counted
 from cloudddp.cli.session import Session
 from cloudddp.errors import CloudDDPError
-from cloudddp.job.launch_record import LaunchRecord, place_of
+from cloudddp.job.launch_record import LaunchRecord, s3_place_of
 from cloudddp.job.results import s3_pull
 from cloudddp.job.results.pull import LOGS, Pulled
 from cloudddp.job.results.s3_pull import NodeObjects
@@ -25,7 +25,7 @@ def pull_from_s3(
 ) -> None:
     """Copy the outputs of a job, and if no paths are wanted its logs. Raises CloudDDPError if there is
     nothing."""
-    place = place_of(record.config, record.job)
+    place = s3_place_of(record.config, record.job)
     if place is None:
         raise CloudDDPError(f"the nodes of job {record.job} were not told to copy its results to S3")
     console.log(f"the nodes of job {record.job} have gone: reading {place.url}")

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cloudddp.agent import steps
+from cloudddp.agent import program
 from cloudddp.agent.protocol.codec import decode, encode
 from cloudddp.agent.protocol.file_steps import ReceiveEvent, ReceiveReply, ReceiveRequest
 from cloudddp.agent.protocol.machine import ProbeReply
@@ -84,7 +84,7 @@ class Nodes:
 
     def run(self, node: int, spec: CommandSpec) -> Result:
         command, stdin = spec.command, spec.stdin
-        step = steps.step_of(command)
+        step = program.step_of(command)
         if step == ReceiveRequest.STEP and spec.on_stdout is not None:
             pieces = iter(()) if isinstance(stdin, bytes) else iter(stdin)
             return self._receive(node, command, pieces, spec.on_stdout)
@@ -128,7 +128,7 @@ class Nodes:
                 yield from _process(start.env, process, self._hidden)
         elif step == SetupRequest.STEP:
             yield from (f"  < {line}" for line in decode(message, SetupRequest).commands)
-        elif data and data != steps.compressed_agent() and step:
+        elif data and data != program.compressed_agent() and step:
             yield f"  < {message.decode()}"
         elif data:
             yield f"  < {len(data)} bytes: {'the agent' if step else 'infra/node/host-key.sh'}"

@@ -242,7 +242,7 @@ def _check_job(
         ended = awaited_ends(session, cluster, silent) if silent else frozenset[int]()
         silent = {node: error for node, error in silent.items() if node not in ended}
         if silent:
-            found = lookup.problems(session.aws(), cluster, silent)
+            found = lookup.status_problems(session.aws(), cluster, silent)
             more = "".join(f"; node {node}: {text}" for node, text in found.items())
             raise NodeError(
                 f"EC2 says that {node_list(silent)} runs, and it does not answer: "

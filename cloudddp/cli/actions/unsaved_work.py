@@ -39,7 +39,7 @@ def unsaved_work(
     unknown = [(f"{error}: jobs and results there are unknown",) for error in lost.values()]
     known = dict(replies)
     silent = [node for node in sorted(targets) if node not in known]
-    problems = lookup.problems(aws, found, silent) if aws is not None else {}
+    problems = lookup.status_problems(aws, found, silent) if aws is not None else {}
     names = [f"node {node} did not answer ({text})" for node, text in sorted(problems.items())]
     if others := [node for node in silent if node not in problems]:
         names.append(f"{node_list(others)} did not answer")

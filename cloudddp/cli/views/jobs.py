@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cloudddp.agent.protocol.copies import Copied, CopyPhase
-from cloudddp.agent.protocol.progress import LeftStall, Straggler, TrainingStatus, current
+from cloudddp.agent.protocol.progress import LeftStall, Straggler, TrainingStatus, current_stragglers
 from cloudddp.cli.formats import counted, duration, moment, node_list, table, width_of
 from cloudddp.errors import Command
 from cloudddp.job.status import JobRecord
@@ -80,7 +80,7 @@ def troubles(known: Sequence[JobRecord]) -> list[Sentence]:
         if record.stalled is not None:
             found.append(stalled(record.id, record.stalled))
         if not record.status.ended:
-            for one in current(record.stragglers):
+            for one in current_stragglers(record.stragglers):
                 length = duration(time.time() - one.since)
                 found.append((f"job {record.id}: {one.text} on node {one.node}, for {length}",))
     if known and known[-1].cause:
@@ -143,7 +143,7 @@ def jobs_json(known: Sequence[JobRecord]) -> list[dict[str, Any]]:
 def _training(record: JobRecord, *, narrow: bool) -> str:
     """Return the progress of the training, and the ranks that are slow; for a running job also the age of an
     old report: the job may hang."""
-    slow = [f"rank {one.rank} ({one.ratio:.1f} x)" for one in current(record.stragglers)]
+    slow = [f"rank {one.rank} ({one.ratio:.1f} x)" for one in current_stragglers(record.stragglers)]
     behind = f"straggler{'s' * (len(slow) > 1)}: {', '.join(slow)}" if slow else ""
     return "; ".join(part for part in (_progress(record, narrow=narrow), behind) if part) or "-"
 

@@ -19,10 +19,9 @@ from cloudddp.job.follow.decide import (
     AskAws,
     Continue,
     Done,
-    Liveness,
     Policy,
-    changes,
     decide,
+    liveness_changes,
     silence_due,
 )
 from cloudddp.job.follow.events import (
@@ -37,7 +36,7 @@ from cloudddp.job.follow.events import (
     Silence,
 )
 from cloudddp.job.follow.state import FollowState, Line
-from cloudddp.job.follow.stream import EVERYTHING, Connections, NodeStream, Selection
+from cloudddp.job.follow.stream import EVERYTHING, Connections, Liveness, LogSelection, NodeStream
 from cloudddp.job.follow.verdict import JobResult, verdict
 
 POLL = 0.2  # seconds between two looks at the clock while nothing happens
@@ -72,7 +71,7 @@ class JobFollower:
         on_quiet: OnQuiet = lambda _node, _quiet: None,
         on_silence: OnSilence | None = None,
         bars: bool = False,
-        selection: Selection = EVERYTHING,
+        selection: LogSelection = EVERYTHING,
         ended_instances: EndedInstances = dict,
     ) -> None:
         """`ended_instances` is called in a thread while nodes are quiet, so that terminated ones are lost at
@@ -178,7 +177,7 @@ class JobFollower:
             return None  # this side is slow: heartbeats wait behind the logs
         now, wall = self._liveness.clock(), time.time()
         last_seen, timing = self._liveness.last_seen, self._policy.timing
-        return next(changes(self._state, last_seen, now=now, wall=wall, timing=timing), None)
+        return next(liveness_changes(self._state, last_seen, now=now, wall=wall, timing=timing), None)
 
     def _due(self) -> BarsDue | Silence | None:
         if not self._policy.wait:

@@ -1,5 +1,9 @@
 """The event stream of one node: the agent's frames over SSH, read in a thread of its own, across broken
-connections; and which part of a job's logs it reads."""
+connections.
+
+The streams of a job share its connections, and the record of when each node last responded: whether a node or
+this computer has lost the network shows in those of the others.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +13,15 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from cloudddp.agent import client, steps
+from cloudddp.agent import client, replies
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.agent.protocol.frames import Dropped, End, FollowRequest, Heartbeat, Log
 from cloudddp.agent.protocol.jobs import JobState
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.steps import FrameDecoder
+from cloudddp.agent.replies import FrameDecoder
 from cloudddp.config.timing import Timing
 from cloudddp.errors import NodeError
-from cloudddp.job.follow.decide import Liveness
 from cloudddp.job.follow.events import (
     Event,
     JobUpdate,
@@ -31,10 +34,11 @@ from cloudddp.job.follow.events import (
     NodeUnreachable,
 )
 from cloudddp.ssh.running import CommandSpec
+from cloudddp.ssh.time_limits import AwakeClock
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class LogSelection:
     """Read the logs of these ranks (all if empty), from what was written in the last `since` seconds, and
     from the last `tail` lines of each. `setup`: with the output of the setup commands, unless `ranks` are
     named."""
@@ -45,7 +49,7 @@ class Selection:
     setup: bool = False
 
 
-EVERYTHING = Selection()
+EVERYTHING = LogSelection()
 
 
 class Connections:
@@ -88,6 +92,66 @@ class Connections:
         self.closed = True
 
 
+class Liveness:
+    """When each node last responded, and since when its connection has worked. Any thread may use it."""
+
+    def __init__(self, nodes: Iterable[int], timing: Timing) -> None:
+        self._timing = timing
+        self.clock: Callable[[], float] = AwakeClock()
+        now = self.clock()
+        self._last_seen = dict.fromkeys(nodes, now)
+        self._steady_since: dict[int, float] = {}
+        self._finished: set[int] = set()
+
+    @property
+    def last_seen(self) -> dict[int, float]:
+        """When each node last responded."""
+        return self._last_seen.copy()
+
+    def silence(self, node: int) -> float:
+        """Seconds since a node last responded."""
+        return self.clock() - self._last_seen[node]
+
+    def received(self, node: int) -> None:
+        """Record that a node has sent data."""
+        self._last_seen[node] = self.clock()
+        self._steady_since.setdefault(node, self._last_seen[node])
+
+    def answered(self, node: int) -> None:
+        """Record that a node responds, although its stream has ended or is being opened again."""
+        self._last_seen[node] = self.clock()
+
+    def broken(self, node: int) -> None:
+        """Record that a node's connection has broken."""
+        self._steady_since.pop(node, None)
+
+    def finished(self, node: int) -> None:
+        """Record that a node's stream has ended: it sends no more heartbeats."""
+        self._finished.add(node)
+
+    @property
+    def finished_nodes(self) -> frozenset[int]:
+        return frozenset(self._finished.copy())
+
+    def should_give_up(self, node: int, broken_since: float) -> bool:
+        """Whether reconnecting to a node has failed for long enough to give up.
+
+        While other nodes respond, the node is at fault, and the limit is short. It is counted from when they
+        began to respond, since after an outage of this computer's own network nodes come back one by one.
+        While no node responds, this computer is probably offline, and the limit is long.
+        """
+        now = self.clock()
+        steady = self._steady_since.copy()
+        others = [
+            at
+            for other, at in steady.items()
+            if other != node and now - self._last_seen[other] < 2 * self._timing.heartbeat
+        ]
+        if others:
+            return now - max(broken_since, min(others)) > self._timing.lost
+        return now - broken_since > self._timing.offline
+
+
 class NodeStream:
     """Emits the events of one node until the job has ended there or the node is lost.
 
@@ -105,7 +169,7 @@ class NodeStream:
         liveness: Liveness,
         emit: Callable[[Event], None],
         timing: Timing,
-        selection: Selection = EVERYTHING,
+        selection: LogSelection = EVERYTHING,
     ) -> None:
         self._node = node
         self._job = job
@@ -138,7 +202,7 @@ class NodeStream:
             try:
                 self._read()
             except ProtocolError as error:
-                unreadable = steps.unreadable(self._node, FollowRequest.STEP, error)
+                unreadable = replies.unreadable(self._node, FollowRequest.STEP, error)
                 self._emit(NodeLost(self._node, str(unreadable), time.time(), unreadable))
                 return
             except Exception as error:
@@ -184,7 +248,7 @@ class NodeStream:
             is_last=True,
         )
         if not self._ended:
-            raise NodeError(f"node {self._node}: {steps.failure_text(result)}")
+            raise NodeError(f"node {self._node}: {replies.failure_text(result)}")
 
     def _lose(self, error: Exception) -> None:
         # Not since the connection broke: when a machine fails silently, ranks on other nodes fail because of
@@ -219,7 +283,7 @@ class NodeStream:
         now = self._liveness.clock()
         self._broken_since = self._broken_since or now
         self._liveness.broken(self._node)
-        refused = isinstance(error, steps.RefusedByAgent)
+        refused = isinstance(error, replies.RefusedByAgent)
         return self._wait and not refused and now - self._broken_since <= self._timing.offline
 
     def _reconnect(self, broken: Exception) -> bool:

@@ -1,12 +1,12 @@
-"""The folder beside the results in which a transfer arrives, and how complete results get into their place:
-moved, replacing files; shards of a checkpoint of torch.distributed.checkpoint, of which each node has some,
-as one folder. After a broken transfer the folder stays, and the next one continues.
+"""The folder beside the results in which a transfer arrives, and from which complete results are moved to
+their place. After a broken transfer it stays, and the next one continues.
 
 Its name is that of the transfer: the same node and job find it again, another node does not. It belongs to
 this user alone, and one pull at a time uses it. In it are `files`, what the node has sent or confirmed in
 this transfer, and `before`, what had arrived in those that broke.
 
-Shards are hard links to what was pulled from each node, so that the next pull still finds it there.
+Each node has some of the shards of a checkpoint of torch.distributed.checkpoint. They become one folder, of
+hard links to what was pulled from each node, so that the next pull still finds it there.
 """
 
 from __future__ import annotations
@@ -201,9 +201,7 @@ def _same_link(source: Folder, target: Folder, name: str) -> bool:
 
 
 def _conflict(path: Path, why: str) -> CloudDDPError:
-    return CloudDDPError(
-        f"{path} {why}: it was not replaced", hint="remove it, or choose another folder with --to"
-    )
+    return CloudDDPError(f"{path} {why}: it was not replaced", hint=f"remove it, or {OTHER_FOLDER_HINT}")
 
 
 _METADATA, _SHARD = ".metadata", ".distcp"

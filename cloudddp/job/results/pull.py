@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cloudddp.agent import client, steps
+from cloudddp.agent import client, replies
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.file_steps import PackRequest, Selection
 from cloudddp.agent.protocol.results import EVIDENCE, LeftFile
@@ -37,9 +37,9 @@ from cloudddp.job.results.incoming import Incoming, Move, identity_of
 from cloudddp.job.results.receive import Progress, Receive
 from cloudddp.job.results.safe_names import Parts
 from cloudddp.job.results.unpack import (
-    CHANGED,
-    LONGEST,
-    MISSING,
+    CHANGED_NOTE,
+    LONGEST_NOTE,
+    MISSING_NOTE,
     OTHER_FOLDER_HINT,
     Notes,
     Refused,
@@ -140,7 +140,9 @@ def pull_logs(
     """Copy a job's logs, verdict and dumps from one node into `to`/logs/nodeN. What does not exist is no
     note, and that a log grows is none. Raises as `pull`."""
     pulled = _Pull(runner, node, to / LOGS / f"node{node}", EVIDENCE, job=job_id, progress=progress).run(0)
-    return replace(pulled, notes=tuple(one for one in pulled.notes if not one.startswith((MISSING, CHANGED))))
+    return replace(
+        pulled, notes=tuple(one for one in pulled.notes if not one.startswith((MISSING_NOTE, CHANGED_NOTE)))
+    )
 
 
 def check_target(to: Path, *, hint: str = OTHER_FOLDER_HINT) -> None:
@@ -284,12 +286,12 @@ class _Pull:
                 alone=True,
             )
             if result.exit_code:
-                raise NodeError(f"node {node}: {self._notes.last() or steps.failure_text(result)}")
+                raise NodeError(f"node {node}: {self._notes.last() or replies.failure_text(result)}")
             receive.close()
         return receive
 
     def _refused(self, error: Refused, *, kept: bool) -> NodeError:
-        why = one_line(str(error), LONGEST)
+        why = one_line(str(error), LONGEST_NOTE)
         if isinstance(error, Truncated):
             after = "what had arrived is kept" if kept else "nothing was kept"
             return NodeError(

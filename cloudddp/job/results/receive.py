@@ -28,7 +28,7 @@ from cloudddp.agent.protocol.transfer import (
     Record,
     Wants,
 )
-from cloudddp.agent.steps import decode
+from cloudddp.agent.replies import decode
 from cloudddp.files import Folder
 from cloudddp.job.results import local_files as here
 from cloudddp.job.results.incoming import Incoming

@@ -17,12 +17,12 @@ from cloudddp.agent.protocol.codec import MAX_TIME, ProtocolError
 from cloudddp.agent.protocol.copies import LINK, LOGS, MTIME, OUTPUTS, REPORT, Copied
 from cloudddp.agent.protocol.manifest import FILE
 from cloudddp.agent.protocol.manifest import LINK as LINK_ENTRY
-from cloudddp.agent.steps import decode
+from cloudddp.agent.replies import decode
 from cloudddp.aws import s3
 from cloudddp.aws.client import AWS
 from cloudddp.aws.s3 import Object
 from cloudddp.files import Folder
-from cloudddp.job.launch_record import Place
+from cloudddp.job.launch_record import S3Place
 from cloudddp.job.results import incoming, pull, safe_names
 from cloudddp.job.results.incoming import Move
 from cloudddp.job.results.pull import Pulled
@@ -49,7 +49,7 @@ class NodeObjects:
         return sum(one.size for one in (*self.outputs.values(), *self.logs.values()))
 
 
-def find(aws: AWS, place: Place) -> dict[int, NodeObjects]:
+def find(aws: AWS, place: S3Place) -> dict[int, NodeObjects]:
     """Return what is in S3, by node. Raises AWSError, CloudDDPError."""
     found: dict[int, NodeObjects] = {}
     for one in s3.listed(aws, place.bucket, f"{place.prefix}/"):
@@ -66,7 +66,7 @@ def find(aws: AWS, place: Place) -> dict[int, NodeObjects]:
     return dict(sorted(found.items()))
 
 
-def _report(aws: AWS, place: Place, key: str) -> Copied | None:
+def _report(aws: AWS, place: S3Place, key: str) -> Copied | None:
     data = s3.read(aws, place.bucket, key, MAX_REPORT)
     try:
         return decode(data, Copied, limit=MAX_REPORT)
@@ -75,7 +75,7 @@ def _report(aws: AWS, place: Place, key: str) -> Copied | None:
 
 
 def fetch(
-    aws: AWS, place: Place, found: Mapping[str, Object], names: Sequence[str], *, node: int, to: Path
+    aws: AWS, place: S3Place, found: Mapping[str, Object], names: Sequence[str], *, node: int, to: Path
 ) -> Pulled:
     """Copy those objects (by path) that lie below `names` into the folder `to`. Raises as pull.pull does, and
     AWSError, with nothing moved."""

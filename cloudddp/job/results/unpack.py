@@ -1,5 +1,5 @@
-"""Writes results into an empty folder, through open folders and never through a link; notes on files that
-were not transferred, and errors of the local file system, for a user.
+"""Writes results into an empty folder, through open folders and never through a link, and notes for the user
+what was not written, and why.
 
 What no agent sends is refused: a name that was not requested, or that leads out of the folder. What an agent
 may send but this computer cannot hold, or should not get, is left out with a note.
@@ -24,10 +24,10 @@ from cloudddp.job.results.safe_names import Parts
 from cloudddp.text import one_line
 
 MAX_NOTES = 50  # that are shown; the others are counted
-LONGEST = 500  # characters of a note
+LONGEST_NOTE = 500  # characters of a note
 _STDERR = 1 << 16  # bytes of the agent's notes that are kept
-MISSING = "missing "
-CHANGED = "changed while it was copied: "
+MISSING_NOTE = "missing "
+CHANGED_NOTE = "changed while it was copied: "
 
 
 class Notes:
@@ -57,11 +57,11 @@ class Notes:
 
     def changed(self, name: str) -> None:
         """Note that a file may be a mix of two versions."""
-        self._add(f"{CHANGED}{name}; pull it again when nothing writes to it")
+        self._add(f"{CHANGED_NOTE}{name}; pull it again when nothing writes to it")
 
     def _add(self, note: str) -> None:
         if len(self._ours) < MAX_NOTES:
-            self._ours.append(one_line(note, LONGEST))
+            self._ours.append(one_line(note, LONGEST_NOTE))
         else:
             self._more += 1
 
@@ -74,11 +74,13 @@ class Notes:
     def last(self) -> str:
         """Return the last line of the agent's stderr, such as an error message."""
         lines = self._stderr_lines()
-        return one_line(lines[-1], LONGEST) if lines else ""
+        return one_line(lines[-1], LONGEST_NOTE) if lines else ""
 
     def lines(self) -> tuple[str, ...]:
         """Return the notes, and a line that counts those not shown."""
-        agents = [one_line(line, LONGEST) for line in self._stderr_lines() if line.startswith(MISSING)]
+        agents = [
+            one_line(line, LONGEST_NOTE) for line in self._stderr_lines() if line.startswith(MISSING_NOTE)
+        ]
         more = self._more + max(len(agents) - MAX_NOTES, 0)
         if self._cut:
             rest = [f"and more than {more} more" if more else "and more, which are not shown"]
@@ -252,9 +254,8 @@ class Unpack:
         free = disk.f_bavail * disk.f_frsize
         if size > free:
             raise CloudDDPError(
-                f"node {self._node}: {one_line(name, LONGEST)} is {size >> 20} MiB, and {free >> 20} MiB are "
-                "free on this "
-                "computer's disk; nothing was kept",
+                f"node {self._node}: {one_line(name, LONGEST_NOTE)} is {size >> 20} MiB, and {free >> 20} "
+                "MiB are free on this computer's disk; nothing was kept",
                 hint=FREE_SPACE_HINT,
             )
 

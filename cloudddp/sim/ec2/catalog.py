@@ -1,5 +1,5 @@
-"""Instance types and where they are offered, from moto's snapshot of DescribeInstanceTypes; and the
-conditions of this process, with the names that they may refer to."""
+"""What this region of EC2 offers: instance types and their zones, from moto's snapshot of
+DescribeInstanceTypes, and the conditions of this process, which may refer to them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What holds for every call of EC2: one at a time, tags within the limits, no characters that XML cannot
-represent; and a direct look-up of the tags of one resource.
+"""What holds for every call of EC2: one at a time, tags within the limits and looked up directly, no
+characters that XML cannot represent.
 
 moto is served by many threads and has no locks of its own: two concurrent calls may both find a name unused,
 and a Describe call may find an instance whose state is set and whose reason is not. For each resource, moto

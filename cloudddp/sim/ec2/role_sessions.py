@@ -1,5 +1,5 @@
-"""Roles: STS's rules that moto leaves out (MFA, who may assume a role, the end of a session), and the role of
-an instance: its temporary credentials, and what its policies are.
+"""Sessions of roles: STS's rules that moto leaves out (MFA, who may assume a role, the end of a session), and
+the credentials and policies that an instance gets with its role.
 
 An assumed role needs a code of the caller's MFA device where its trust policy says so; each code is valid
 once (docs.aws.amazon.com/IAM/latest/UserGuide/id_credentials_mfa_configure-api-require.html). Which roles do

@@ -1,8 +1,8 @@
 """cloudddp's program on a node: inspects the machine, receives files, starts ranks, keeps their logs.
 
 Standard library only, Python 3.9 or newer; only s3/upload.py, a process of its own, needs a Python that has
-boto3. The laptop builds these modules and the protocol into one archive (cloudddp/agent/steps.py), copies it
-over SSH and runs it: one process (`serve`) does the steps of a laptop's command. Afterwards only one
+boto3. The laptop builds these modules and the protocol into one archive (cloudddp/agent/program.py), copies
+it over SSH and runs it: one process (`serve`) does the steps of a laptop's command. Afterwards only one
 supervisor per job runs, so the laptop may disconnect and reconnect: the state of a job is in JSON files that
 are replaced atomically, below ~/.cloudddp/jobs/JOB/. The agent does not depend on torch.
 

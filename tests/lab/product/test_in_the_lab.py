@@ -170,7 +170,7 @@ def test_cancel_ends_a_setup_with_sudo(cli: CommandLine) -> None:
     assert "987" not in cli.ok("exec", sleeping)
 
 
-def test_full_disk(cli: CommandLine) -> None:
+def test_full_disk_is_named_and_no_job_starts_on_it(cli: CommandLine) -> None:
     """A rank that fails because of it is named, its job is listed, and no other one starts."""
     direct(cli)
     cli.write("mark", "")

@@ -126,7 +126,7 @@ def test_nodes_end_whatever_ends_the_setup(cli: CommandLine, ec2: Any) -> None:
     ended(cli, ec2)
 
 
-def test_nodes_stay_after_a_stall_as_long_as_keep_says(cli: CommandLine, ec2: Any) -> None:
+def test_nodes_stay_after_a_stall_for_the_minutes_of_keep(cli: CommandLine, ec2: Any) -> None:
     cli.write("hang.py", "import time; print('began', flush=True); time.sleep(1000)")
     cli.write("cloudddp.toml", TOML + 'stall_minutes = 0.1\non_stall = "down"\n')
     cli.ok("launch", "-d", "--keep", "3", "hang.py")

@@ -1,6 +1,6 @@
-"""What is recorded of the project's files besides what syncs wrote: what was pulled from this node and what a
-pull has left out, for every laptop with the key; and which files are copies that this node got from another
-one before ranks started (share/spread.py).
+"""Which of the project's files are no new results of this node: what was pulled from it or left out by a
+pull, for every laptop with the key, and the copies that it got from another node before ranks started
+(share/spread.py).
 
 A copy is no result of this node, as long as it is unchanged and the node that wrote it is there.
 """

@@ -1,5 +1,5 @@
-"""What one attempt of a job is watched by on a node, besides its exit codes: stalls, stragglers and isolated
-ranks; and what copies files between the nodes before its ranks start."""
+"""What accompanies the ranks of one attempt on a node, besides their exit codes: before they start it copies
+files between the nodes, then it watches for stalls, stragglers and isolated ranks."""
 
 from __future__ import annotations
 

@@ -21,9 +21,9 @@ from agent.jobs import phases
 from agent.node import store
 from cloudddp.agent.protocol import SAFE_STEPS, VERSION, ExitCode
 from cloudddp.agent.protocol.codec import (
-    HEAD,
     MAX_REQUEST,
     STDERR_END,
+    STEP_HEAD,
     ProtocolError,
     decode,
     encode,
@@ -87,10 +87,10 @@ def run(step: str, *given: bytes) -> int:
 def serve() -> int:
     """Do what is asked for on stdin until it ends; return the exit code."""
     while True:
-        head = _read(HEAD.size)
-        if len(head) < HEAD.size:
+        head = _read(STEP_HEAD.size)
+        if len(head) < STEP_HEAD.size:
             return 0
-        size, names_size, is_last = HEAD.unpack(head)
+        size, names_size, is_last = STEP_HEAD.unpack(head)
         if not 0 < names_size < size <= MAX_REQUEST:
             raise SystemExit("not a step of this agent")
         asked = _read(size)
