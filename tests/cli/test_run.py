@@ -15,7 +15,7 @@ from support.interrupts import interrupted_at
     [
         ("cli.actions.run:_Ending.take", "", False),
         ("cluster.up:_create", "", False),
-        ("cli.progress:Progress.stop", "__exit__", False),
+        ("cli.console:Progress.stop", "__exit__", False),
         ("cluster.wait_ready:connect", "", False),
         ("cli.actions.run:NewJob", "", True),
     ],

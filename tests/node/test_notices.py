@@ -11,6 +11,7 @@ import pytest
 from support.agentnode import FOREVER, Node, until
 from support.imds import Metadata
 
+from agent.node import imds
 from agent.watch import notices
 from cloudddp.agent.protocol.jobs import Cause, JobState, Verdict
 from cloudddp.agent.protocol.start import Deadline
@@ -101,7 +102,7 @@ def test_maintenance_is_announced_days_before() -> None:
         event("active", "instance-stop", after(900)),
     ]
     server.found["events/maintenance/scheduled"] = json.dumps(listed)
-    notice = notices._Notices(server.address).maintenance(300.0)
+    notice = notices._maintenance(imds.Metadata(server.address), 300.0)
     server.close()
     assert notice is not None
     assert (

@@ -51,7 +51,7 @@ def start_interrupted(
     """Start a command that gets Ctrl-C (or the signal `number`) as a function returns, or with `on_call` as
     it is called.
 
-    `moment` is the function, for example `cli.progress:Progress.stop`; with `caller` only calls by this
+    `moment` is the function, for example `cli.console:Progress.stop`; with `caller` only calls by this
     function count. Every module is imported before: where a module has `from ... import f`, name `f` in that
     module.
     """

@@ -118,7 +118,6 @@ SLOW = {
     "test_folder_larger_than_the_memory_is_sent": "test_sync_node.py sends in frames",
     "cli/test_what_is_sent.py::test_bytes_that_are_not_utf_8_are_carried": "test_sync_node.py has such names",
     "lab/test_sim_addresses.py::test_public_addresses_are_unique_until_the_pool_is_empty": "256 nodes",
-    "node/test_notices.py::test_maintenance_is_announced_days_before": "waits; other notices remain",
     "train/test_train_pipeline.py::test_sweep_times_every_mode_and_claims_no_speed_on_a_cpu": "a benchmark",
     # Jobs of torch; test_torchrun_across_nodes_trains_and_names_the_failing_rank remains.
     "cli/test_export_slurm.py::test_arguments_and_variables_reach_the_ranks_through_torchrun": "torch",
