@@ -45,7 +45,10 @@ _FOLLOW = tuple(
     f"tests/unit/test_follow_{part}.py" for part in ("decide", "liveness", "silence", "state", "verdict")
 )
 TARGETS = (
-    Target("cloudddp/cluster/plan.py", ("tests/unit/test_plan.py",)),
+    Target(
+        "cloudddp/cluster/plan.py",
+        tuple(f"tests/unit/test_{name}.py" for name in ("plan", "lifetime_and_price", "golden_requests")),
+    ),
     Target("cloudddp/job/follow/decide.py", _FOLLOW),
     Target("cloudddp/job/follow/verdict.py", _FOLLOW),
     Target("cloudddp/job/outcome.py", ("tests/unit/test_outcome.py", *_FOLLOW)),
@@ -58,7 +61,9 @@ TARGETS = (
         "infra/node/agent/node/processes.py",
         ("tests/node/test_agent_processes.py", "tests/node/test_kill.py"),
     ),
-    Target("infra/node/agent/gang/step.py", ("tests/unit/test_gang_step.py",)),
+    Target(
+        "infra/node/agent/gang/step.py", ("tests/unit/test_gang_step.py", "tests/unit/test_gang_stops.py")
+    ),
     Target("cloudddp/job/results/receive.py", ("tests/unit/test_receive.py",)),
 )
 

@@ -52,6 +52,14 @@ def test_cancel_cancels_the_job_on_all_nodes(nodes: tuple[int, ...]) -> None:
     assert job.verdict() == Verdict(JobPhase.CANCELLED, 130, 0)
 
 
+def test_failure_is_no_cancel() -> None:
+    job = Job(2).joined()
+    job.event(0, ConnectionClosed(1))
+    assert not any(one.cancelled for one in job.did(0, EndRanks))
+    assert [one.cancelled for one in job.did(0, AnnounceStop)] == [False]
+    assert job.did(0, EndRanks)
+
+
 def test_cancel_on_a_node_whose_ranks_have_finished() -> None:
     job = Job(2).joined()
     job.event(0, RanksChecked(succeeded=True, ended=True))

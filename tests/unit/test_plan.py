@@ -17,15 +17,16 @@ from cloudddp import __version__
 from cloudddp.aws.images import Image
 from cloudddp.aws.instance_types import MAX_TCP_TIMEOUT, TypeInfo
 from cloudddp.aws.networks import Subnet
-from cloudddp.cluster.plan import Plan, plan
+from cloudddp.cluster.plan import Plan, plan, plan_replacement
 from cloudddp.cluster.prices import Price
 from cloudddp.cluster.requests import Interface, LaunchContext, Ref, Request, client_token
 from cloudddp.cluster.user_data import APT_SETTINGS, BOOT_CHECK, SERVICE, TIMER, USER_DATA_LIMIT, Identity
 from cloudddp.config.spec import ClusterSpec
-from cloudddp.errors import UsageError
+from cloudddp.errors import CloudDDPError, UsageError
 from cloudddp.files import payload_text
 from cloudddp.sim.guest.cloud_init import shellify
 from cloudddp.ssh.target import generate_key
+from cloudddp.tags import TAG_NODE_RANK
 
 NOW = datetime(2026, 11, 20, 12, 0, 0, 654321, tzinfo=UTC)
 UNITS = (
@@ -339,3 +340,37 @@ def test_nodes_with_several_network_cards_need_elastic_ips_where_they_are_public
     several = replace(CONTEXT, interfaces=(Interface(), Interface(1, 1)))
     methods = [one.method for one in sent(planned(spec, context=several))]
     assert methods.count("allocate_address") == count
+
+
+# -- a replacement -------------------------------------------------------------------------------------------
+
+
+def replaced(expires: datetime) -> Any:
+    """What is sent for the node of rank 1 of a cluster of two, with another node's rank in its tags."""
+    launch = params(planned(ClusterSpec(nodes=2)), "nodes")
+    launch["TagSpecifications"][0]["Tags"].append({"Key": TAG_NODE_RANK, "Value": "0"})
+    found = plan_replacement(
+        launch,
+        IDENTITY,
+        rank=1,
+        zone="us-east-1a",
+        region="us-east-1",
+        attempt=2,
+        now=NOW,
+        expires=expires,
+        units=UNITS,
+    )
+    return found.launches[0].request.params
+
+
+def test_replacement_is_one_node_with_the_rank_that_it_takes() -> None:
+    sent_now = replaced(NOW + timedelta(minutes=10))
+    assert (sent_now["MinCount"], sent_now["MaxCount"]) == (1, 1)
+    for one in sent_now["TagSpecifications"]:
+        ranks = [tag["Value"] for tag in one["Tags"] if tag["Key"] == TAG_NODE_RANK]
+        assert ranks == ["1"]
+
+
+def test_replacement_that_could_not_boot_before_the_deadline_is_refused() -> None:
+    with pytest.raises(CloudDDPError, match="is at 2026-11-20 12:09 UTC, too soon to replace a node"):
+        replaced(NOW + timedelta(minutes=9))
