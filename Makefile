@@ -5,8 +5,8 @@ WITNESS := .venv-witness
 MUTANTS := .venv-mutants
 LOWEST := .venv-lowest
 PROCESSORS := $(shell nproc 2>/dev/null || echo 2)
-# One more than there are processors: tests wait for nodes, but each worker imports what all the tests need.
-WORKERS ?= $(shell echo $$(( $(PROCESSORS) + 1 )))
+# Two more than there are processors: tests wait for nodes, but each worker imports what all the tests need.
+WORKERS ?= $(shell echo $$(( $(PROCESSORS) + 2 )))
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # Byte code is compiled at the first import: most of the installed modules are never imported.
