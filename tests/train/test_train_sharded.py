@@ -125,7 +125,7 @@ def truncate(path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "damage"),
     [
-        *((PART, damage) for damage in (damage_middle, truncate, Path.unlink)),
+        *((PART, damage) for damage in (damage_middle, damage_last_byte, truncate, Path.unlink)),
         *((".metadata", damage) for damage in (damage_middle, Path.unlink)),
         *((sharded.MANIFEST, damage) for damage in (truncate, Path.unlink)),
     ],
