@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 from support.jobs import direct, lines_by_rank, written
@@ -12,18 +13,24 @@ from support.jobs import direct, lines_by_rank, written
 SCALE = 0.05  # of the time limits: a connection counts as broken after 1.5 s
 ASLEEP = 60 * SCALE
 TICKS = """
-import os, sys, time
+import os, pathlib, sys, time
+ended = pathlib.Path(sys.argv[1])  # of rank 1, which may start later and is killed when rank 0 fails
 for tick in range(24):
     print("tick", tick, flush=True)
     time.sleep(0.1)
-sys.exit(int(sys.argv[1]) if os.environ["RANK"] == "0" else 0)
+if os.environ["RANK"] == "1":
+    ended.touch()
+    sys.exit()
+while not ended.exists():
+    time.sleep(0.05)
+sys.exit(3)
 """
 
 
-def test_job_that_ended_meanwhile_is_read_to_its_end(cli: Any) -> None:
+def test_job_that_ended_meanwhile_is_read_to_its_end(cli: Any, tmp_path: Path) -> None:
     direct(cli, nodes=2)
     cli.write("ticks.py", TICKS)
-    process = cli.start("launch", "ticks.py", "3", CLOUDDDP_TIME_SCALE=str(SCALE))
+    process = cli.start("launch", "ticks.py", str(tmp_path / "ended"), CLOUDDDP_TIME_SCALE=str(SCALE))
     written(cli, "tick 3", 1)
     process.send_signal(signal.SIGSTOP)
     time.sleep(ASLEEP)
