@@ -27,13 +27,13 @@ def test_near_deadline_is_warned_of_and_unpulled_results_are_named(cli: Any, ec2
     near = cli("launch", "ok.py").stderr
     assert re.search(r"warning: the nodes terminate in 1\d min", near), near
     assert "results that are not pulled by then are lost" in near
-    set_deadline(ec2, remains, seconds=40)
+    set_deadline(ec2, remains, seconds=80)
     cli.write("wait.py", f"open('model.pt', 'w').write('x')\n{WAIT}")
-    process = cli.start("launch", "wait.py", CLOUDDDP_TIME_SCALE="0.1")  # 3 minutes are 18 s
+    process = cli.start("launch", "wait.py", CLOUDDDP_TIME_SCALE="0.3")  # 3 minutes are 54 s
     seen = ""
     while "to keep them, first: `cloudddp pull`" not in seen and (line := process.stderr.readline()):
         seen += line
-    assert "warning: the nodes terminate in 18 s" in seen
+    assert "warning: the nodes terminate in 54 s" in seen
     assert "not pulled from node 0: model.pt (1 byte) of job " in seen
     assert "is running" not in seen
     interrupt(process)
