@@ -3,16 +3,19 @@ cloudddp, end them."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from support.agentnode import FOREVER, HANG_GUARD, WAITING, Node, alive, processes_of, until
+from support.agentnode import FOREVER, HANG_GUARD, WAITING, Node, alive, gone, processes_of, until
 from support.gangs import Make, Processes, freeze, kill, thaw
 
+from agent.node import kernel
 from cloudddp.agent.protocol import SUPERVISOR_VARIABLE
 from cloudddp.agent.protocol.jobs import Cause
 from cloudddp.agent.protocol.phases import JobPhase
@@ -58,11 +61,26 @@ def test_ranks_may_save_within_the_grace_and_end_with_their_children(node: Node)
     wait_for_ranks(node, 0, 1, 2, 3)
     found = Processes(node)
     kill(found.guard, found.supervisor)
-    until(lambda: not processes_of(node.home))
+    gone(node.home)
     state = node.state()
     assert state.phase is JobPhase.LOST
     assert (state.ranks[0].signal, state.ranks[1].exit_code) == (signal.SIGKILL, 143)
     assert (node.project / "saved").exists()
+
+
+def test_agent_that_is_about_to_end_does_not_keep_what_a_rank_leaves_behind(node: Node) -> None:
+    """A process that was killed is still listed until it runs again, and the rank may have ended before.
+    Here, another process stands for such a guard."""
+    node.start(processes=[Process((), ("sh", "-c", f"{sys.executable} {node.script(STUBBORN)}; exit 0"), {})])
+    wait_for_ranks(node, 0)
+    found = Processes(node)
+    freeze(found.guard, found.supervisor)
+    with subprocess.Popen(["sleep", "0.7"]) as guard:
+        path = node.folder() / "state.json"
+        state = {**json.loads(path.read_bytes()), "guard": guard.pid, "guard_born": kernel.born(guard.pid)}
+        path.write_text(json.dumps(state))
+        kill(found.guard, found.supervisor)
+        gone(node.home)
 
 
 def test_rank_ends_although_its_launcher_does_not(node: Node) -> None:
@@ -85,7 +103,7 @@ def test_rank_whose_launcher_ended_while_its_wrapper_started_is_not_run(node: No
     born = Path(f"/proc/{found.supervisor}/stat").read_text().rsplit(")", 1)[1].split()[19]
     node.variables[SUPERVISOR_VARIABLE] = f"{found.supervisor}:{born}"
     kill(found.guard, found.supervisor, *found.wrappers)
-    until(lambda: not processes_of(node.home))
+    gone(node.home)
     wrapper = node.popen("rank", node.id(), sys.executable, "-c", "open('ran', 'w')", cwd=node.project)
     wrapper.communicate(timeout=HANG_GUARD)
     assert wrapper.returncode != 0

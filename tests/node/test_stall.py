@@ -94,12 +94,14 @@ def test_stalled_job_ends_on_all_nodes_and_names_the_rank_that_is_elsewhere(pair
 
 
 def test_stall_that_is_left_alone_is_kept_on_all_nodes_until_a_rank_does_something(pair: Pair) -> None:
-    # At every moment the ranks are in line 3, and in no function of Python's library. They use almost no
-    # processor time.
+    # At every moment the ranks are in line 3, and in no function of Python's library. They use no processor
+    # time: a single tick in one of the 0.15 s between two looks would be activity.
     code = (
-        "import os, time\n\nwhile not os.access('go', os.F_OK): time.sleep(1)\n"
+        "import os, time\n\nopen('go').close()\n"
         "while not os.access('done', os.F_OK): print('x', flush=True); time.sleep(0.2)\n"
     )
+    for node in pair.nodes:
+        os.mkfifo(node.project / "go")
     pair.run(code, on_stall=OnStall.LEAVE)
     for node in pair.nodes:
         stall = until(lambda node=node: node.state().stall)  # type: ignore[misc]
@@ -107,7 +109,7 @@ def test_stall_that_is_left_alone_is_kept_on_all_nodes_until_a_rank_does_somethi
         assert stall.until is None
         assert "ranks 0-3 are in <module> (script.py:3)" in stall.detail
     for node in pair.nodes:
-        (node.project / "go").touch()
+        (node.project / "go").write_text("")
     for node in pair.nodes:
         until(lambda node=node: node.state().stall.until)  # type: ignore[misc]
         (node.project / "done").touch()

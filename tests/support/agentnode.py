@@ -88,6 +88,26 @@ def processes_of(home: Path) -> list[int]:
     return found
 
 
+def gone(home: Path) -> None:
+    """Wait until no process with that home folder is left; fail with what the kernel says of the others."""
+    deadline = time.monotonic() + HANG_GUARD
+    while left := processes_of(home):
+        assert time.monotonic() < deadline, "\n".join(map(described, left))
+        time.sleep(0.05)
+
+
+def described(pid: int) -> str:
+    """Return the command line of a process, its parent, and which signals it blocks, ignores and handles."""
+    folder = Path(f"/proc/{pid}")
+    try:
+        words = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        lines = (folder / "status").read_text().splitlines()
+    except OSError:
+        return f"{pid} is gone"
+    wanted = ("State", "PPid", "Threads", "SigPnd", "ShdPnd", "SigBlk", "SigIgn", "SigCgt")
+    return f"{pid} {words[-300:]}: {'; '.join(line for line in lines if line.startswith(wanted))}"
+
+
 def free_port() -> int:
     """Return a port of 127.0.0.1 on which nobody listens, and which no connection gets as its own."""
     while True:

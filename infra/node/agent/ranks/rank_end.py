@@ -27,6 +27,7 @@ from cloudddp.agent.protocol.jobs import Cause, Failure, RankRecord
 HANDLED = (*kernel.ASK_TO_END, signal.SIGALRM)  # which no other thread than the main one may get
 INTERVAL = 1.0  # seconds between two looks
 PAUSE = 0.05  # seconds between two looks at what a rank has left behind
+DYING_SECONDS = 1.0  # that an agent may take to end after SIGKILL, on a busy machine
 # Seconds between two looks whether the launcher has ended a rank that has lost another one.
 SETTLE_PAUSE = 0.02
 LONGEST_GRACE = 910.0  # seconds: longer than any setting of stop_grace or save_minutes
@@ -70,10 +71,17 @@ class RankEnd:
             self._send(signal.SIGKILL)
 
     def finish(self) -> None:
-        """The rank has ended. Where the agent is gone, end what it has left behind: nobody else would."""
+        """The rank has ended. Where the agent is gone, end what it has left behind: nobody else would.
+
+        After a signal, which may be the news of the agent's death, look for a while: a process that was
+        killed still counts as running until it is scheduled again.
+        """
         signal.setitimer(signal.ITIMER_REAL, 0.0)
-        if phases.agent_runs(self._folder):
-            return
+        patience = time.monotonic() + (DYING_SECONDS if self.forwarded else 0.0)
+        while phases.agent_runs(self._folder):
+            if time.monotonic() >= patience or not self._runs():
+                return
+            time.sleep(PAUSE)
         deadline = (self._gone_at or time.monotonic()) + self._grace
         self._send(signal.SIGTERM)
         while self._runs() and time.monotonic() < deadline:
