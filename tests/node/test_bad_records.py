@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.agentnode import FOREVER, Node, processes_of, until
+from support.agentnode import FOREVER, Node, gone
 
 from cloudddp.agent.protocol import VERSION
 from cloudddp.agent.protocol.copies import CopyPhase
@@ -210,7 +210,7 @@ def test_verdict_with_the_exit_code_of_another_is_none(node: Node) -> None:
 def test_copy_to_s3_whose_agent_was_killed_is_incomplete(node: Node) -> None:
     folder = ended(node)
     (folder / "copied.json").write_text(json.dumps({"url": "s3://b/p/", "phase": "copying", "files": 3}))
-    until(lambda: not processes_of(node.home))
+    gone(node.home)
     found = node.state().copied
     assert found is not None
     assert (found.phase, found.files) == (CopyPhase.INCOMPLETE, 3)

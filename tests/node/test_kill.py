@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.agentnode import FOREVER, Node, Refused, alive, processes_of, until
+from support.agentnode import FOREVER, Node, Refused, alive, gone, until
 from support.gangs import Processes, kill, parent_of
 
 from cloudddp.agent.protocol.jobs import Cause, KillReply, Verdict
@@ -110,7 +110,7 @@ def test_ranks_end_without_guard_and_supervisor_and_the_job_is_lost(node: Node) 
     os.kill(guard, signal.SIGSTOP)  # it must not end the ranks in between
     os.kill(supervisor, signal.SIGKILL)
     os.kill(guard, signal.SIGKILL)
-    until(lambda: not processes_of(node.home))
+    gone(node.home)
     assert not alive(pid)
     assert node.state().phase is JobPhase.LOST
     assert node.follow().ended
@@ -179,7 +179,7 @@ def test_cancel_right_after_start_leaves_no_process(node: Node, late: float) -> 
     time.sleep(late)
     answer = node.cancel(grace=0.0)
     assert (answer.left, answer.phase) == (0, JobPhase.CANCELLED)
-    until(lambda: not processes_of(node.home))
+    gone(node.home)
 
 
 # -- daemons that lost their environment and parents: they end with the job, whoever ends it -----------------

@@ -11,7 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from support.agentnode import HANG_GUARD, Node, alive, gang_of, new_mark, processes_of, start_together, until
+from support.agentnode import (
+    HANG_GUARD,
+    Node,
+    alive,
+    gang_of,
+    gone,
+    new_mark,
+    processes_of,
+    start_together,
+    until,
+)
 
 from cloudddp.agent.protocol.gang import Gang
 from cloudddp.agent.protocol.jobs import JobState, Verdict
@@ -72,7 +82,7 @@ class Gangs:
     def gone(self, *nodes: int) -> None:
         """Wait until no process of these nodes (all by default) is left."""
         for number in nodes or range(len(self.nodes)):
-            until(lambda number=number: not processes_of(self.nodes[number].home))  # type: ignore[misc]
+            gone(self.nodes[number].home)
 
     def log(self, node: int, rank: int) -> bytes:
         path = self.nodes[node].folder() / "ranks" / f"{rank}.log"
