@@ -108,7 +108,9 @@ def enter_simulator(console: Console) -> None:
     if found is None:
         console.log("starting the simulator (", Command("sim", "stop"), " stops it)")
         with timings.span("start of the simulator"):
-            found = control.start(state_home(), nodes=os.environ.get("CLOUDDDP_SIM_NODES", "auto"))
+            found = control.start(
+                state_home(), nodes=os.environ.get("CLOUDDDP_SIM_NODES", "auto"), report=console.log
+            )
         if found.why:
             console.log(f"its nodes share this computer's network and processes: {found.why}")
     control.enter(found)

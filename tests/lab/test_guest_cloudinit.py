@@ -19,7 +19,7 @@ from cloudddp.cluster.user_data import Identity, user_data
 from cloudddp.files import payload_text
 from cloudddp.sim.guest import cloud_init, devices, dispatch
 from cloudddp.sim.hosts import node_spec as parser
-from cloudddp.sim.hosts.machine import overlay
+from cloudddp.sim.hosts.namespaces import overlay
 
 GPUS = [{"name": "NVIDIA A10G", "memory_mib": 22888, "seed": 7}] * 2
 

@@ -145,7 +145,7 @@ def test_frozen_nodes_can_be_terminated_and_restarted(lab_laptop: LabLaptop) -> 
         return {
             line: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2][1]
             for line, pid in lines.items()
-            if b"cloudddp.sim.hosts.machine.boot" not in line
+            if b"cloudddp.sim.hosts.namespaces.boot" not in line
         }
 
     for node in (ending, stopping):

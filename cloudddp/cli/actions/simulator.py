@@ -51,7 +51,13 @@ def start(
     }
     policies = {kind: Path(file) for kind, file in (("policy", policy), ("scp", scp)) if file}
     found = control.start(
-        state_home(), port=port, nodes=nodes, interfaces=interfaces, timing=timing, policies=policies
+        state_home(),
+        port=port,
+        nodes=nodes,
+        interfaces=interfaces,
+        timing=timing,
+        policies=policies,
+        report=console.log,
     )
     state = "is already running" if before else "started"
     console.print(f"simulator {state}: {found.endpoint}, {views.kind(found)}")

@@ -62,10 +62,10 @@ start = Verb(
         ),
         click.Option(
             ["--nodes"],
-            type=click.Choice(["auto", "namespace", "process"]),
+            type=click.Choice(["auto", "namespace", "machine", "process"]),
             default="auto",
-            help="Nodes as separate hosts (namespace), or as processes of this computer; auto: the first if "
-            "possible.",
+            help="Nodes as separate hosts (namespace), as such hosts with systemd and cloud-init (machine; "
+            "root only), or as processes of this computer; auto: namespace if possible.",
         ),
         click.Option(
             ["--interface", "interfaces"],

@@ -34,6 +34,8 @@ def policies(found: Simulator) -> list[str]:
 def kind(found: Simulator) -> str:
     if found.nodes == "namespace":
         return "nodes are separate hosts (namespaces)"
+    if found.nodes == "machine":
+        return "nodes are machines (Debian 13 in systemd-nspawn)"
     return f"nodes are processes of this computer ({found.why})"
 
 

@@ -264,6 +264,9 @@ def _launch_failure(name: str, value: Any) -> LaunchFailure:
 
 
 def _boot_setting(name: str, value: Any) -> float:
+    if name == "ssh_socket":
+        _expect(name, "0 or 1", value, is_met=_is_integer(value, 0, 1))
+        return int(value)
     if not name.endswith("_gpus"):
         return _seconds(name, value)
     _expect(name, f"at most {_MAX_GPUS}", value, is_met=_count(name, value) <= _MAX_GPUS)

@@ -54,7 +54,7 @@ def enter(sim: Simulator) -> None:
 
     No effect for process nodes. Call it while there is a single thread. Raises CloudDDPError.
     """
-    if sim.nodes != "namespace":
+    if not sim.has_lab:
         return
     namespaces = Path(f"/proc/{sim.pid}/ns")
     try:

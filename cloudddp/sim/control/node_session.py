@@ -45,7 +45,7 @@ def relay(sim: Simulator, target: str, port: int) -> None:
 
 
 def _connect(sim: Simulator, node: dict[str, Any], port: int) -> socket.socket:
-    if sim.nodes == "namespace":
+    if sim.has_lab:
         enter(sim)
         pid = Path(node["home"]).parts[2]  # /proc/PID/root/...
         kernel.setns(Path(f"/proc/{pid}/ns/net"), kernel.CLONE_NEWNET)

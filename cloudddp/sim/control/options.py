@@ -13,7 +13,7 @@ from cloudddp.errors import UsageError
 from cloudddp.sim.control.record import Simulator
 from cloudddp.sim.iam import documents
 
-KINDS = ("auto", "namespace", "process")
+KINDS = ("auto", "namespace", "machine", "process")
 
 _INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,14}")  # valid for Linux, and not misread by `ip`
 _MAX_POLICY = 1 << 20  # bytes; IAM's limit is far lower

@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from cloudddp.errors import CloudDDPError
@@ -18,6 +18,7 @@ from cloudddp.sim.control.admin_client import is_healthy
 from cloudddp.sim.control.options import Options, read_policy
 from cloudddp.sim.control.record import Simulator, find, record_path
 from cloudddp.sim.hosts import node_folder
+from cloudddp.sim.hosts.machines import root_image
 from cloudddp.sim.linux import private_files, processes
 
 SERVER_MODULE = "cloudddp.sim.api.server"
@@ -39,11 +40,13 @@ def start(
     timing: Mapping[str, float] = {},
     policies: Mapping[str, Path] = {},
     timeout: float = 30.0,
+    report: Callable[[str], None] = lambda _: None,
 ) -> Simulator:
     """Return the running simulator of `home`, started if there is none; it outlives the caller.
 
-    The options are those of options.Options; `nodes` is auto, namespace or process. `policies` are the files
-    of `policy` and `scp`. `timeout` is in seconds. Raises CloudDDPError if it cannot start, or if one is
+    The options are those of options.Options; `nodes` is auto, namespace, machine or process. `policies` are
+    the files of `policy` and `scp`. `timeout` is in seconds, not counting the operating system of machine
+    nodes, which is made once; `report` gets a line about that. Raises CloudDDPError if it cannot start, or if one is
     running with other options; UsageError for invalid options.
     """
     files = {kind: read_policy(path) for kind, path in policies.items()}
@@ -62,6 +65,8 @@ def start(
             return running
         _check_requirements()
         _clean_up(home)
+        if nodes == "machine" and not root_image.unavailable_reason():  # else the server says it
+            root_image.ensure(home, report)
         return _await_server(_spawn(home, options), home, timeout)
 
 
@@ -168,8 +173,8 @@ def _start_error(what: str, home: Path) -> CloudDDPError:
     hint = f"the log: {log}"
     if reason.startswith("port "):
         hint = "another simulator? `cloudddp sim stop` with its CLOUDDDP_HOME; or use another --port, or none"
-    elif "namespace nodes are not available" in reason:
-        hint = "--nodes process does not need namespaces, and is less faithful (docs/simulator.md)"
+    elif "nodes are not available" in reason:
+        hint = "--nodes process needs none of this, and is less faithful (docs/simulator.md)"
     return CloudDDPError(f"the simulator cannot start: {reason}", hint=hint)
 
 

@@ -28,12 +28,17 @@ class Simulator:
     ssh_port: int
     started: str  # ISO 8601, UTC
     home: Path
-    nodes: str  # namespace (separate hosts) or process (sharing this computer)
+    nodes: str  # namespace or machine (separate hosts), or process (sharing this computer)
     why: str  # why not namespace, or ''
     interfaces: tuple[str, ...] = (INTERFACE,)
     timing: Mapping[str, float] = field(default_factory=lambda: dict(TIMING))
     # Policy, scp -> see options.PolicyFile.description.
     policies: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def has_lab(self) -> bool:
+        """Whether the nodes are hosts on a network of their own, the lab."""
+        return self.nodes != "process"
 
 
 def find(home: Path) -> Simulator | None:

@@ -1,4 +1,5 @@
-"""Chooses the kind of hosts: namespaces if this computer supports them, loopback addresses otherwise.
+"""Chooses the kind of hosts: namespaces if this computer supports them, loopback addresses otherwise;
+machines only on request.
 
 `select` prepares this process for them. Call it while there is a single thread, because a process with
 several cannot change its user namespace.
@@ -14,7 +15,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cloudddp.sim.hosts import lab_namespaces
-from cloudddp.sim.hosts.namespace import NamespaceHosts
+from cloudddp.sim.hosts.lab_hosts import HostKind, LabHosts
+from cloudddp.sim.hosts.machines import root_image
+from cloudddp.sim.hosts.machines.kind import Machines
+from cloudddp.sim.hosts.namespaces.kind import Namespaces
 from cloudddp.sim.hosts.node_spec import NodeSpec
 from cloudddp.sim.net import addresses
 from cloudddp.sim.net.policy import LAPTOP, PUBLIC
@@ -67,7 +71,7 @@ class Hosts(Protocol):
 class HostBackend:
     """The hosts of this process and their network."""
 
-    kind: str  # namespace or process
+    kind: str  # namespace, machine or process
     why: str  # why not namespaces, or ''
     network: str
     ssh_port: int
@@ -79,31 +83,37 @@ class HostBackend:
 
 
 def select(home: Path, kind: str, *, port: int, ssh_port: int, interfaces: tuple[str, ...]) -> HostBackend:
-    """Prepare this process for hosts of a kind (auto, namespace or process). Raises Unavailable, OSError."""
+    """Prepare this process for hosts of a kind (auto, namespace, machine or process).
+
+    Raises Unavailable, OSError.
+    """
     if kind == "process":
         return _loopback(home, ssh_port, why="as requested")
-    reason = lab_namespaces.unavailable_reason()
+    reason = (root_image.unavailable_reason() if kind == "machine" else "") or (
+        lab_namespaces.unavailable_reason()
+    )
     if not reason:
-        return _namespaces(home, port, interfaces)
-    if kind == "namespace":
-        raise Unavailable(f"namespace nodes are not available here: {reason}")
+        return _lab(home, kind, port, interfaces)
+    if kind in ("namespace", "machine"):
+        raise Unavailable(f"{kind} nodes are not available here: {reason}")
     return _loopback(home, ssh_port, why=reason)
 
 
-def _namespaces(home: Path, port: int, interfaces: tuple[str, ...]) -> HostBackend:
+def _lab(home: Path, kind: str, port: int, interfaces: tuple[str, ...]) -> HostBackend:
     as_root = os.getuid() == 0
     lab_namespaces.enter()
     router = Router()
     router.set_up()
     addresses.use_network(_VPC, public=PUBLIC)
     listener = socket.create_server(("127.0.0.1", port), backlog=256)
+    hosts: HostKind = Machines(home) if kind == "machine" else Namespaces(home, as_root=as_root)
     return HostBackend(
-        kind="namespace",
+        kind="machine" if kind == "machine" else "namespace",
         why="",
         network=_VPC,
         ssh_port=22,
         caller=LAPTOP,
-        hosts=NamespaceHosts(home, router, interfaces=interfaces, as_root=as_root),
+        hosts=LabHosts(home, router, hosts, interfaces=interfaces),
         router=router,
         listeners=(listener,),
     )

@@ -41,6 +41,7 @@ class NodeSpec:
     """One instance as the API describes it. Addresses are IPv4; keys are OpenSSH lines."""
 
     instance_id: str
+    image_name: str  # '' if the account does not have the image any more
     private_ip: str
     prefix_length: int
     mac: str
@@ -81,6 +82,7 @@ def spec_of(instance: Any) -> NodeSpec:
         parsed = UserData()
     return NodeSpec(
         instance_id=instance.id,
+        image_name=getattr(instance.ec2_backend.amis.get(instance.image_id), "name", "") or "",
         private_ip=instance.private_ip,
         prefix_length=int(subnet.cidr_block.partition("/")[2]),
         mac=instance.nics[0].mac_address,

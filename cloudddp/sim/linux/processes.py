@@ -74,11 +74,14 @@ class Handle:
             self.close()
             raise ProcessLookupError(f"process {pid} is gone")
 
-    def kill(self) -> None:
-        """Send SIGKILL. No error if the process is gone or the handle is closed."""
+    def send(self, number: int) -> None:
+        """Send a signal. No error if the process is gone or the handle is closed."""
         with self._lock, contextlib.suppress(ProcessLookupError):
             if self._descriptor >= 0:
-                signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
+                signal.pidfd_send_signal(self._descriptor, number)
+
+    def kill(self) -> None:
+        self.send(signal.SIGKILL)
 
     def close(self) -> None:
         with self._lock:

@@ -1,7 +1,7 @@
-"""Namespace nodes: each instance is a separate host with OpenSSH, on the lab's network.
+"""Hosts on the lab's network, of one kind: each instance is a separate host with OpenSSH.
 
-Requires Linux, `sshd`, `ip` and `nft`, and namespaces of root or of an ordinary user. machine/ is the node
-itself; this module boots it, attaches it to the network, injects faults, and ends it.
+A kind (namespaces/, machines/) says how a node is built; this module boots it, attaches it to the network,
+injects faults, and ends it.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ import contextlib
 import ipaddress
 import os
 import shutil
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from cloudddp.sim.guest import log, on_node
-from cloudddp.sim.hosts.machine import overlay, process, rootfs
+from cloudddp.sim.hosts import lab_disk, machine_process
 from cloudddp.sim.hosts.node_folder import nodes_folder
 from cloudddp.sim.hosts.node_spec import NodeSpec
 from cloudddp.sim.linux import kernel, processes
@@ -29,28 +28,54 @@ _ENDINGS = {status: ending for ending, status in on_node.EXIT_STATUS.items()}
 _SHRINKS = 50  # attempts, while a program writes to the disk
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a node is built, and its network: `disk` and `state` are folders in memory, of which `state` is
+    new at each boot; `network_commands` are for `ip -batch`, in the node."""
+
+    host_name: str
+    disk: Path
+    state: Path
+    hosts_file: Path
+    network_commands: str
+    environment: dict[str, str]
+
+
+class HostKind(Protocol):
+    """How the nodes of one kind are built and booted."""
+
+    boot_module: str  # what machine_process.boot runs
+    shutdown_seconds: float  # in which a node has to power off when EC2 asks it to; 0: it is killed
+
+    def describe(self, spec: NodeSpec, place: Place) -> str:
+        """Return what `boot_module` reads from stdin, as one line."""
+
+    def home(self, spec: NodeSpec) -> str:
+        """Return the login user's home folder on the node."""
+
+
 @dataclass(slots=True)
 class _Host:
     """A node that is up."""
 
     spec: NodeSpec
-    machine: process.MachineProcess
+    machine: machine_process.MachineProcess
     interface: str
     stopping: bool = False  # set before it is ended on request, so that its end is not reported
 
 
-class NamespaceHosts:
+class LabHosts:
     """Implements host_backend.Hosts. Create it inside the lab's namespaces."""
 
     runs_timers = True
 
-    def __init__(self, home: Path, router: Router, *, interfaces: tuple[str, ...], as_root: bool) -> None:
+    def __init__(self, home: Path, router: Router, kind: HostKind, *, interfaces: tuple[str, ...]) -> None:
         self.on_end: Callable[[str, str], None] = lambda _id, _ending: None
         self._folder = nodes_folder(home)
         self._home = home
         self._router = router
         self._interfaces = interfaces
-        self._as_root = as_root
+        self._kind = kind
         self._hosts: dict[str, _Host] = {}
         self._lock = threading.Lock()
         self._count = 0
@@ -58,9 +83,7 @@ class NamespaceHosts:
         self._interface_names: dict[str, str] = {}
         self._addresses: dict[str, str] = {}
         self._disk_sizes: dict[str, int] = {}
-        self._overlay = home / "sim" / "overlay"
         self._hosts_file = home / "sim" / "hosts"
-        overlay.create(self._overlay)
         self._hosts_file.write_text("127.0.0.1 localhost\n")
 
     def boot(self, spec: NodeSpec) -> None:
@@ -83,13 +106,16 @@ class NamespaceHosts:
         ).start()
 
     def halt(self, instance_id: str) -> None:
-        """End every process of the node and keep its disk. Raises TimeoutError."""
+        """Power the node off, if its kind does that, end every process, and keep its disk. Raises
+        TimeoutError."""
         with self._lock:
             host = self._hosts.pop(instance_id, None)
         if host is None:
             return
         host.stopping = True
         try:
+            if not host.machine.power_off(self._kind.shutdown_seconds):
+                log.write(f"{instance_id} did not power off in {self._kind.shutdown_seconds:g} s: killed")
             host.machine.kill()
         except TimeoutError as error:
             raise TimeoutError(f"{instance_id}: {error}") from None
@@ -125,7 +151,9 @@ class NamespaceHosts:
             found.append(
                 {
                     "ssh_port": 22,
-                    "home": f"/proc/{host.machine.init.pid}/root/home/{rootfs.USER}" if host else "",
+                    "home": (
+                        f"/proc/{host.machine.init.pid}/root{self._kind.home(host.spec)}" if host else ""
+                    ),
                     "interface": self._interface_names.get(instance_id, ""),
                     "processes": pids.get(instance_id, []) if host else [],
                 }
@@ -184,8 +212,8 @@ class NamespaceHosts:
         for name in ("disk", "state"):
             (folder / name).mkdir(mode=0o755, parents=True, exist_ok=True)
         if not os.path.ismount(folder / "disk"):
-            size = self._disk_sizes[spec.instance_id] = rootfs.disk_size(spec.disk_gib << 30)
-            options = rootfs.tmpfs_options(size, "755")
+            size = self._disk_sizes[spec.instance_id] = lab_disk.size(spec.disk_gib << 30)
+            options = lab_disk.tmpfs_options(size, "755")
             kernel.mount("tmpfs", folder / "disk", "tmpfs", kernel.MS_NODEV, options)
         # Not on this computer's disk: root of the node writes here, and could leave a setuid program. New at
         # each boot, which must not depend on what the node has left there.
@@ -200,8 +228,9 @@ class NamespaceHosts:
             self._router.attach(pid, interface=interface, private=spec.private_ip, mac=spec.mac)
 
         try:
-            machine = process.boot(
-                self._machine(folder, spec, interface),
+            machine = machine_process.boot(
+                self._kind.boot_module,
+                self._kind.describe(spec, self._place(folder, spec, interface)),
                 home=self._home,
                 instance_id=spec.instance_id,
                 log=folder / "boot.log",
@@ -212,7 +241,7 @@ class NamespaceHosts:
             raise
         return _Host(spec, machine, interface)
 
-    def _machine(self, folder: Path, spec: NodeSpec, interface: str) -> rootfs.Machine:
+    def _place(self, folder: Path, spec: NodeSpec, interface: str) -> Place:
         network = ipaddress.ip_interface(f"{spec.private_ip}/{spec.prefix_length}").network
         commands = node_commands(
             interface=interface,
@@ -220,22 +249,13 @@ class NamespaceHosts:
             prefix_length=spec.prefix_length,
             gateway=str(network.network_address + 1),
         )
-        return rootfs.Machine(
-            name=_hostname(spec.private_ip),
+        return Place(
+            host_name=_hostname(spec.private_ip),
             disk=folder / "disk",
-            overlay=self._overlay,
-            state_folder=folder / "state",
+            state=folder / "state",
             hosts_file=self._hosts_file,
-            prefix=Path(sys.prefix),
-            base_prefix=Path(sys.base_prefix),
-            shared_memory=rootfs.shared_memory_size(),
             network_commands="\n".join(commands),
-            environment={
-                "PATH": on_node.SYSTEM_PATH,
-                "PYTHONPATH": f"/{rootfs.PYTHON_STARTUP}",
-                "AWS_ENDPOINT_URL_S3": f"http://{S3}:{S3_PORT}",
-            },
-            as_root=self._as_root,
+            environment={"AWS_ENDPOINT_URL_S3": f"http://{S3}:{S3_PORT}"},
         )
 
     def _await_end(self, host: _Host) -> None:
@@ -245,7 +265,7 @@ class NamespaceHosts:
         instance_id = host.spec.instance_id
         ending = _ENDINGS.get(status, "crash")
         if ending == "crash":
-            log.write(f"{instance_id}: {process.last_line(self._folder / instance_id / 'boot.log')}")
+            log.write(f"{instance_id}: {machine_process.last_line(self._folder / instance_id / 'boot.log')}")
         self.on_end(instance_id, ending)
 
     def _update_hosts_file(self) -> None:

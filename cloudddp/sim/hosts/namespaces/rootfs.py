@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cloudddp.sim.guest import cloud_init, on_node
-from cloudddp.sim.hosts import python_environment
+from cloudddp.sim.hosts import lab_disk, python_environment
 from cloudddp.sim.linux import kernel
 
 USER, USER_ID = cloud_init.USER, on_node.USER_ID
@@ -50,14 +50,6 @@ _FOLDERS = (
     *("var/lib/cloud", "var/log", "var/tmp"),
 )
 _SMALL = 256 << 20  # bytes; for /run, /dev and /root
-# A node's disks are memory. The API shows EC2's sizes; the actual ones are bounded, so that a node that fills
-# its disk leaves this computer most of its memory.
-_DISK_SHARE = 4  # a disk gets at most a quarter of the memory that is available when the node boots
-_SHARED_MEMORY_SHARE = 8
-_MINIMUM = 64 << 20
-_BYTES_PER_INODE = 16384  # as ext4; a file uses about 1 KiB of memory that tmpfs does not count
-_MINIMUM_INODES = 4096
-
 # Not namespaced; container runtimes protect these, too. Writing to the first affects the computer, the others
 # reveal data about it.
 _PROC_READ_ONLY = ("bus", "fs", "irq", "sys", "sysrq-trigger")
@@ -134,7 +126,7 @@ def build(machine: Machine) -> None:
     # 711: the computer's Python may be below its /root.
     for name, mode in (("run", "755"), ("root", "711")):
         flags = kernel.MS_NOSUID | kernel.MS_NODEV
-        kernel.mount("tmpfs", _folder(root, name), "tmpfs", flags, tmpfs_options(_SMALL, mode))
+        kernel.mount("tmpfs", _folder(root, name), "tmpfs", flags, lab_disk.tmpfs_options(_SMALL, mode))
     _mount_usr(machine, root)
     _mount_python(machine, root)
     _create_devices(machine, _folder(root, "dev"))
@@ -293,7 +285,7 @@ def _mount_proc_and_sys(root: Path) -> None:
 
 
 def _create_devices(machine: Machine, dev: Path) -> None:
-    options = tmpfs_options(_SMALL, "755")
+    options = lab_disk.tmpfs_options(_SMALL, "755")
     kernel.mount("tmpfs", dev, "tmpfs", kernel.MS_NOSUID | kernel.MS_NOEXEC, options)
     for name in _DEVICES:  # bound: an ordinary user may not create device files
         (dev / name).touch()
@@ -303,30 +295,7 @@ def _create_devices(machine: Machine, dev: Path) -> None:
         (dev / name).mkdir()
     options = "newinstance,ptmxmode=0666,mode=620" + (",gid=5" if machine.as_root else "")
     kernel.mount("devpts", dev / "pts", "devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC, options)
-    options = tmpfs_options(machine.shared_memory, "1777")
+    options = lab_disk.tmpfs_options(machine.shared_memory, "1777")
     kernel.mount("tmpfs", dev / "shm", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options)
     for name, target in _DEVICE_LINKS:
         (dev / name).symlink_to(target)
-
-
-def disk_size(requested: int) -> int:
-    """Return the size in bytes for a disk that should have `requested` bytes."""
-    return min(requested, max(_available() // _DISK_SHARE, _MINIMUM))
-
-
-def shared_memory_size() -> int:
-    """Return the size of /dev/shm in bytes."""
-    return max(_available() // _SHARED_MEMORY_SHARE, _MINIMUM)
-
-
-def tmpfs_options(size: int, mode: str) -> str:
-    """Return the mount options for a tmpfs of `size` bytes."""
-    return f"mode={mode},size={size},nr_inodes={max(size // _BYTES_PER_INODE, _MINIMUM_INODES)}"
-
-
-def _available() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        name, _, amount = line.partition(":")
-        if name == "MemAvailable":
-            return int(amount.split()[0]) << 10
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

@@ -1,4 +1,4 @@
-"""Boots one node in namespaces of its own: `python -m cloudddp.sim.hosts.machine.boot`, with a Machine on
+"""Boots one node in namespaces of its own: `python -m cloudddp.sim.hosts.namespaces.boot`, with a Machine on
 stdin.
 
 It creates the namespaces, prints `namespaces ready`, waits for `network ready` (the simulator attaches the
@@ -23,8 +23,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from cloudddp.sim.guest import init, log, sshd
-from cloudddp.sim.hosts.machine import rootfs
-from cloudddp.sim.hosts.machine.rootfs import USER_ID, Machine
+from cloudddp.sim.hosts.namespaces import rootfs
+from cloudddp.sim.hosts.namespaces.rootfs import USER_ID, Machine
 from cloudddp.sim.linux import kernel, seccomp
 
 _OOM_SCORE = "500"  # of 1000, so that the kernel kills nodes before the user's own programs
@@ -54,7 +54,7 @@ def main() -> int:
         os.close(errors)
         _run_init(machine, report)
     os.close(report)
-    print(f"pid {first}", flush=True)
+    print(f"pid {first} {os.getpid()}", flush=True)
     _drop_privileges(())
     seccomp.install_filter()
     if error := os.read(errors, _MAX_MESSAGE).decode(errors="replace"):

@@ -1,27 +1,26 @@
-"""Starts boot.py for a node and exchanges lines with it while it boots."""
+"""Starts a node's boot module, exchanges lines with it while the node boots, and ends the node."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import select
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from cloudddp.sim.hosts.machine.rootfs import Machine
 from cloudddp.sim.linux import processes
 
-BOOT_MODULE = "cloudddp.sim.hosts.machine.boot"
 _BOOT_SECONDS = 20.0  # for one step of the boot; only a computer that swaps takes so long
+_POWER_OFF = signal.SIGRTMIN + 4  # to systemd as pid 1 (systemd(1)): start poweroff.target
 _HALT_SECONDS = 10.0  # for a killed node to be gone, before another way is tried
-_PACKAGE_PARENT = Path(__file__).parents[4]  # the folder that has the package `cloudddp`
+_PACKAGE_PARENT = Path(__file__).parents[3]  # the folder that has the package `cloudddp`
 
 
 class MachineProcess:
-    """A node that has booted: the process of boot.py, which holds the namespaces, and its child, the node's
-    pid 1."""
+    """A node that has booted: the process of the boot module, and the node's pid 1."""
 
     def __init__(self, process: subprocess.Popen[bytes], init: processes.Handle) -> None:
         self.process = process
@@ -36,6 +35,18 @@ class MachineProcess:
         status = self.process.wait()
         self.init.close()
         return status
+
+    def power_off(self, seconds: float) -> bool:
+        """Ask systemd as pid 1 to power off, unless `seconds` is 0. Return whether the node has ended within
+        them, or was not asked."""
+        if not seconds:
+            return True
+        self.init.send(_POWER_OFF)
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
     def kill(self) -> None:
         """Kill pid 1, with which the kernel ends the node; if that takes too long, its parent. Raises
@@ -52,17 +63,28 @@ class MachineProcess:
 
 
 def boot(
-    machine: Machine, *, home: Path, instance_id: str, log: Path, attach: Callable[[int], None]
+    module: str,
+    description: str,
+    *,
+    home: Path,
+    instance_id: str,
+    log: Path,
+    attach: Callable[[int], None],
 ) -> MachineProcess:
-    """Boot a node. `attach` connects the network namespace of a pid. Raises OSError with the last line of
-    `log`."""
-    process = _start(home, instance_id, log)
+    """Boot a node by a module that gets its description. `attach` connects the network namespace of a pid.
+
+    The module answers `namespaces ready` and, after `network ready`, `pid PID PARENT` of the node's pid 1.
+    Its exit status says how the node has ended (on_node.EXIT_STATUS). Raises OSError with the last line of
+    `log`.
+    """
+    process = _start(module, home, instance_id, log)
     try:
-        _send(process, machine.to_json())
+        _send(process, description)
         _expect(process, "namespaces ready")
         attach(process.pid)
         _send(process, "network ready")
-        init = processes.Handle(int(_expect(process, "pid ")), parent=process.pid)
+        pid, parent = map(int, _expect(process, "pid ").split())
+        init = processes.Handle(pid, parent=parent)
     except BaseException as error:
         if isinstance(error, ProcessLookupError):  # pid 1 has failed, and its error is being logged
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -83,10 +105,10 @@ def last_line(log: Path) -> str:
     return lines[-1] if lines else "no reason was logged"
 
 
-def _start(home: Path, instance_id: str, log: Path) -> subprocess.Popen[bytes]:
+def _start(module: str, home: Path, instance_id: str, log: Path) -> subprocess.Popen[bytes]:
     with log.open("ab") as stderr:
         return subprocess.Popen(
-            [sys.executable, "-S", "-P", "-m", BOOT_MODULE],
+            [sys.executable, "-S", "-P", "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,

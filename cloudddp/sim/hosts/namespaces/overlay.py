@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cloudddp.sim import guest
 from cloudddp.sim.guest import dispatch
-from cloudddp.sim.hosts.machine import rootfs
+from cloudddp.sim.hosts.namespaces import rootfs
 
 _COMMAND = """#!{python} -IS
 import sys

@@ -1,0 +1,155 @@
+"""Boots one machine node: `python -m cloudddp.sim.hosts.machines.boot`, with a Machine on stdin.
+
+As machine_process.boot expects it, it prints `namespaces ready`, waits for `network ready`, and runs
+systemd-nspawn in a network and mount namespace of its own. Its exit status says how the machine has ended
+(on_node.EXIT_STATUS). Standard library only.
+
+The node's disk is the upper layer of an overlay over the root image. It is in memory (lab_hosts), and it
+outlives a stop.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from cloudddp.sim.guest import on_node
+from cloudddp.sim.hosts import python_environment
+from cloudddp.sim.hosts.machines import cgroups, layout
+from cloudddp.sim.hosts.machines.layout import Layout
+from cloudddp.sim.linux import kernel
+
+_OOM_SCORE = "500"  # of 1000, so that the kernel kills nodes before the user's own programs
+_START_SECONDS = 15.0  # until systemd-nspawn has started pid 1
+_NSPAWN_STATUS = {0: "poweroff", 133: "reboot"}  # of systemd-nspawn --boot
+_CONSOLE_LINES = 3  # in the reason of a failed start
+_TORCH = "opt/pytorch"  # where the Deep Learning AMI has it
+
+
+class Machine(NamedTuple):
+    """What to boot: see lab_hosts.Place. `image` is the root file system, read-only."""
+
+    name: str
+    instance_id: str
+    image: Path
+    disk: Path
+    state: Path
+    hosts_file: Path
+    prefix: Path  # sys.prefix of the simulator
+    base_prefix: Path  # sys.base_prefix
+    network_commands: str  # for `ip -batch`
+    environment: dict[str, str]
+    layout: Layout
+
+    @classmethod
+    def from_json(cls, text: str) -> Machine:
+        raw = json.loads(text)
+        names = ("image", "disk", "state", "hosts_file", "prefix", "base_prefix")
+        paths = {name: Path(raw[name]) for name in names}
+        return cls(**{**raw, **paths, "layout": Layout(*raw["layout"])})
+
+    def to_json(self) -> str:
+        return json.dumps(self._asdict(), default=str)
+
+
+def main() -> int:
+    machine = Machine.from_json(sys.stdin.readline())
+    Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
+    kernel.unshare(kernel.CLONE_NEWNET | kernel.CLONE_NEWNS)
+    kernel.mount("none", Path("/"), flags=kernel.MS_REC | kernel.MS_PRIVATE)
+    print("namespaces ready", flush=True)
+    if sys.stdin.readline().strip() != "network ready":
+        return 1
+    subprocess.run(["ip", "-batch", "-"], input=machine.network_commands, text=True, check=True)
+    root = _build(machine)
+    group = cgroups.enter(machine.instance_id)
+    console = machine.state / "console"  # of a limited size, since root of the node writes it
+    try:
+        with console.open("wb") as output:
+            process = subprocess.Popen(
+                _command(machine, root),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1"},
+                preexec_fn=lambda: kernel.die_with_parent(signal.SIGKILL),
+            )
+        pid = _init_of(process)
+        if pid is None:
+            lines = console.read_text(errors="replace").strip().splitlines()[-_CONSOLE_LINES:]
+            text = " / ".join(lines) or "systemd-nspawn does not start"
+            print("".join(c if c.isprintable() else "?" for c in text), file=sys.stderr, flush=True)
+            process.kill()
+            return 1
+        print(f"pid {pid} {process.pid}", flush=True)
+        ending = _NSPAWN_STATUS.get(process.wait())
+        return on_node.EXIT_STATUS[ending] if ending else 1
+    finally:
+        cgroups.leave(group)
+
+
+def _build(machine: Machine) -> Path:
+    """Mount the node's file system, and return its root. Raises OSError."""
+    upper, work, root = (machine.disk / name for name in ("upper", "work", "root"))
+    is_new = not upper.exists()
+    for folder in (upper, work, root):
+        folder.mkdir(mode=0o755, exist_ok=True)
+    options = f"lowerdir={machine.image},upperdir={upper},workdir={work}"
+    kernel.mount("overlay", root, "overlay", options=options)
+    if is_new:  # later, root of the node may have put links there that lead out of it
+        layout.write(root, machine.layout, environment=machine.environment, host_name=machine.name)
+        python_environment.create(
+            root / _TORCH,
+            Path("/", _TORCH),
+            prefix=machine.prefix,
+            base_prefix=machine.base_prefix,
+            chown_to_user=_chown_to_user,
+        )
+    return root
+
+
+def _chown_to_user(*paths: Path) -> None:
+    for path in paths:
+        os.chown(path, on_node.USER_ID, on_node.USER_ID, follow_symlinks=False)
+
+
+def _command(machine: Machine, root: Path) -> list[str]:
+    pythons = dict.fromkeys((machine.base_prefix, machine.prefix))
+    return [
+        *("systemd-nspawn", "--quiet", "--boot", "--register=no", "--keep-unit", "--console=read-only"),
+        *(f"--directory={root}", f"--machine={machine.instance_id}", f"--hostname={machine.name}"),
+        "--network-namespace-path=/proc/self/ns/net",  # with it, root of the node may configure the network
+        *("--resolv-conf=off", "--timezone=off", "--link-journal=no"),
+        f"--bind-ro={machine.hosts_file}:/etc/hosts",
+        *(f"--bind-ro={path}" for path in pythons if not path.is_relative_to("/usr")),
+        "systemd.unified_cgroup_hierarchy=1",
+    ]
+
+
+def _init_of(process: subprocess.Popen[bytes]) -> int | None:
+    """Return the machine's pid 1, a child of systemd-nspawn in a pid namespace of its own.
+
+    None if nspawn ends or does not start it.
+    """
+    deadline = time.monotonic() + _START_SECONDS
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while process.poll() is None and time.monotonic() < deadline:
+        for pid in children.read_text().split():
+            try:
+                status = Path(f"/proc/{pid}/status").read_text()
+            except OSError:
+                continue
+            if any(line.startswith("NSpid:") and line.split()[-1] == "1" for line in status.splitlines()):
+                return int(pid)
+        time.sleep(0.02)
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
