@@ -45,9 +45,9 @@ def start(
     """Return the running simulator of `home`, started if there is none; it outlives the caller.
 
     The options are those of options.Options; `nodes` is auto, namespace, machine or process. `policies` are
-    the files of `policy` and `scp`. `timeout` is in seconds, not counting the operating system of machine
-    nodes, which is made once; `report` gets a line about that. Raises CloudDDPError if it cannot start, or if one is
-    running with other options; UsageError for invalid options.
+    the files of `policy` and `scp`. `timeout` is in seconds, without the operating system of machine nodes,
+    which is made once; `report` gets a line about that. Raises CloudDDPError if it cannot start, or if one
+    is running with other options; UsageError for invalid options.
     """
     files = {kind: read_policy(path) for kind, path in policies.items()}
     options = Options(port, ssh_port, nodes, tuple(interfaces), timing, files)

@@ -111,6 +111,7 @@ def _build(machine: Machine) -> Path:
             base_prefix=machine.base_prefix,
             chown_to_user=_chown_to_user,
         )
+        (root / "root").chmod(0o711)  # the computer's Python may be below its /root
     return root
 
 

@@ -1,5 +1,5 @@
-"""What a machine node has beyond Debian 13: the login user of its image (for Amazon Linux its groups and Python,
-too), the sign by which cloud-init recognizes EC2, and the conditions of its boot.
+"""What a machine node has beyond Debian 13: the login user of its image (for Amazon Linux its groups and
+Python, too), the sign by which cloud-init recognizes EC2, and the conditions of its boot.
 
 It is written to a new disk once, before the first boot. Standard library only.
 """
@@ -29,9 +29,9 @@ system_info:
     groups: [{groups}]
 """
 
-# On Nitro, cloud-init recognizes EC2 by DMI data, which it does not read in a container. Xen instances show an
-# identifier in /sys/hypervisor, which it does read (DataSourceEc2.py, identify_aws); only for EC2 does it use
-# version 2 of the metadata service. Nothing can be added to /sys itself, so a copy of its mounts is put over it.
+# On Nitro, cloud-init recognizes EC2 by DMI data, which it does not read in a container. Xen instances show
+# an identifier in /sys/hypervisor, which it does read (DataSourceEc2.py, identify_aws); only for EC2 does it
+# use version 2 of the metadata service. Nothing can be added to /sys itself, so a copy is mounted over it.
 _PLATFORM = """\
 [Unit]
 Description=What EC2's hypervisor shows
@@ -41,8 +41,9 @@ Before=cloud-init-main.service cloud-init-local.service
 [Service]
 Type=oneshot
 ExecStart=/bin/sh -ec 'mkdir /run/sys; mount -t tmpfs -o mode=755,size=64k tmpfs /run/sys; cd /sys; \
-    for name in *; do mkdir /run/sys/$$name; mount --rbind $$name /run/sys/$$name; done; mkdir /run/sys/hypervisor; \
-    echo ec2e1916-9099-7caf-fd21-012345abcdef > /run/sys/hypervisor/uuid; mount --rbind /run/sys /sys'
+    for name in *; do mkdir /run/sys/$$name; mount --rbind $$name /run/sys/$$name; done; \
+    mkdir /run/sys/hypervisor; echo ec2e1916-9099-7caf-fd21-012345abcdef > /run/sys/hypervisor/uuid; \
+    mount --rbind /run/sys /sys'
 """
 
 _NOLOGIN = (
