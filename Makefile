@@ -69,8 +69,8 @@ $(WITNESS)/%/.installed: tests/witness/requirements-%.txt $(VENV)/.installed
 	@$(PIP) --python $(@D)/bin/python install --no-compile -r $<
 	@touch $@
 
-witness: $(VENV)/.installed $(WITNESS)/aws/.installed $(WITNESS)/ray/.installed  ## the AWS CLI and `ray up` at the simulator, and Slurm
-	@$(BIN)/python -m pytest tests/witness
+witness: $(VENV)/.installed $(WITNESS)/aws/.installed $(WITNESS)/ray/.installed  ## the AWS CLI and `ray up` at the simulator, Slurm, real operating systems
+	@$(BIN)/python -m pytest tests/witness -n 2 --dist loadgroup
 
 environment: $(VENV)/.installed
 

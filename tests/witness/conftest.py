@@ -1,4 +1,4 @@
-"""A separate lab for each test."""
+"""A separate lab for each test of other programs; one simulator of machine nodes for all that need it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.harness import cannot, clean_environment
+from support.harness import ROOT, cannot, clean_environment
 from support.witnesslab import MARK, Lab, end_marked
 
 from cloudddp.sim import control
 from cloudddp.sim.hosts import lab_namespaces
+from cloudddp.sim.hosts.machines import root_image
 from cloudddp.sim.linux import processes
+
+ROOTS = ROOT / ".venv-witness" / "roots"  # made once: a minute
 
 
 @pytest.fixture
@@ -33,4 +36,17 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
     finally:
         control.stop(home)
         end_marked(mark)
+    assert processes.belonging(home) == []
+
+
+@pytest.fixture(scope="session")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[control.Simulator]:
+    """One simulator with machine nodes; afterwards all of its processes have ended."""
+    if reason := root_image.unavailable_reason() or lab_namespaces.unavailable_reason():
+        cannot(reason)
+    home = tmp_path_factory.mktemp("machines")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(root_image.VARIABLE, str(ROOTS))
+        yield control.start(home, nodes="machine")
+        control.stop(home)
     assert processes.belonging(home) == []

@@ -113,7 +113,7 @@ class Services:
             "LoadState": "loaded" if unit else "bad-setting" if bad else "not-found",
             "ActiveState": active,
             "SubState": sub,
-            "UnitFileState": "" if not unit else "enabled" if self._wanted(name) else "disabled",
+            "UnitFileState": self._file_state(unit),
             "FragmentPath": str(unit.path) if unit else "",
             "Result": "exit-code" if state == "failed" else "success",
             "NextElapseUSecRealtime": systemd_time(realtime) if realtime else "",
@@ -165,6 +165,13 @@ class Services:
             "FragmentPath": "",
             "Result": "success",
         }
+
+    def _file_state(self, unit: units.Unit | None) -> str:
+        if unit is None:
+            return ""
+        if not unit.get("Install.WantedBy"):
+            return "static"
+        return "enabled" if self._wanted(unit.name) else "disabled"
 
     def _wanted(self, name: str) -> list[Path]:
         return list(units.FOLDERS[0].glob(f"*.wants/{name}"))

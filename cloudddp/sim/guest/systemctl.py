@@ -120,7 +120,7 @@ def _is_active(unit: dict[str, str]) -> int:
 
 def _is_enabled(unit: dict[str, str]) -> int:
     print(unit["UnitFileState"] or "not-found")
-    return {"enabled": 0, "disabled": 1}.get(unit["UnitFileState"], 4)
+    return {"enabled": 0, "static": 0, "disabled": 1}.get(unit["UnitFileState"], 4)
 
 
 def _is_failed(unit: dict[str, str]) -> int:

@@ -79,12 +79,16 @@ def unavailable_reason() -> str:
     """Return why machine nodes cannot run on this computer, in a sentence; '' if they can."""
     if os.getuid():
         return "they need root: systemd-nspawn boots an operating system (run it as root, or with sudo -E)"
-    search = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    search = _search_path()
     missing = [package for name, package in PACKAGES.items() if shutil.which(name, path=search) is None]
     missing += [] if _KEYRING.exists() else ["debian-archive-keyring"]
     if missing:
         return f"{' and '.join(missing)} not installed (apt-get install {' '.join(missing)})"
     return ""
+
+
+def _search_path() -> str:
+    return f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def ensure(home: Path, report: Callable[[str], None]) -> Path:
@@ -130,7 +134,7 @@ def _make(wanted: Path, report: Callable[[str], None]) -> None:
 def _run(log: Path, *command: str) -> None:
     """Run a step, with its output in `log`. Raises CloudDDPError with the last lines of it."""
     environment = {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
-    environment["PATH"] = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    environment["PATH"] = _search_path()
     with log.open("wb") as output:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, check=False

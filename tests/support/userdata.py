@@ -1,0 +1,30 @@
+"""What `up` sends to a node as user data, for tests that launch instances by themselves."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from support.simlab import Laptop
+
+from cloudddp.cluster.user_data import Identity, idle_guard, units, user_data
+
+
+def product_user_data(
+    laptop: Laptop,
+    *,
+    expires: datetime,
+    created: datetime | None = None,
+    idle_minutes: float = 0.0,
+    more: dict[str, list[Any]] | None = None,
+) -> str:
+    """Return the user data of `up`, with the keys of `laptop`; `more` is appended to its lists."""
+    identity = Identity("c-0123456789", laptop.key.public, laptop.host_key.private, laptop.host_key.public)
+    created = created or min(datetime.now(UTC), expires - timedelta(seconds=1))
+    text = user_data(identity, created, expires, units(), idle_guard(idle_minutes, 22))
+    head, _, body = text.partition("\n")
+    config = json.loads(body)
+    for key, entries in (more or {}).items():
+        config[key] = [*config[key], *entries]
+    return f"{head}\n{json.dumps(config)}"
