@@ -30,12 +30,13 @@ _spans: list[Span] | None = None
 @dataclass(frozen=True, slots=True)
 class Span:
     """What happened from `began` to `ended`, by the monotonic clock; `node` where it happened on several at
-    once."""
+    once. `error`: the code of the exception that ended it, or its type; '' if none did."""
 
     name: str
     began: float
     ended: float
     node: int | None = None
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +82,20 @@ def spanned(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 @contextlib.contextmanager
 def _recorded(name: str, node: int | None) -> Iterator[None]:
-    began = time.monotonic()
+    began, error = time.monotonic(), ""
     try:
         yield
+    except BaseException as raised:
+        error = str(getattr(raised, "code", "")) or type(raised).__name__
+        raise
     finally:
-        add(name, began, time.monotonic(), node)
+        add(name, began, time.monotonic(), node, error)
 
 
-def add(name: str, began: float, ended: float, node: int | None = None) -> None:
+def add(name: str, began: float, ended: float, node: int | None = None, error: str = "") -> None:
     """Record a span that was measured elsewhere, by the monotonic clock of this computer."""
     if _spans is not None and len(_spans) < _MOST:
-        _spans.append(Span(name, began, ended, node))
+        _spans.append(Span(name, began, ended, node, error))
 
 
 def mark(name: str) -> None:
@@ -99,6 +103,11 @@ def mark(name: str) -> None:
     if _spans is not None and all(one.name != name for one in _spans):
         now = time.monotonic()
         add(name, now, now)
+
+
+def recorded() -> list[Span]:
+    """Return what has been recorded, in the order in which the spans ended."""
+    return list(_spans or [])
 
 
 def finish() -> str:

@@ -167,8 +167,8 @@ class AWS:
 
     def _call(self, service: str, method: str, params: Mapping[str, Any]) -> Any:
         with (
+            timings.span(f"AWS {service} {method}"),  # outside: it records the code of the translated error
             explain(action(service, method), self.region, self.renewal, self._decode),
-            timings.span(f"AWS {service} {method}"),
         ):
             return getattr(self.client(service), method)(**params)
 

@@ -7,16 +7,39 @@ from collections.abc import Sequence
 from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import counted
+from cloudddp.cli.session import Session
 from cloudddp.cluster.doctor import Check, examine
 from cloudddp.cluster.up import check_settings
 from cloudddp.config.command_line import Flag, GlobalOptions
-from cloudddp.errors import CloudDDPError
+from cloudddp.errors import CloudDDPError, Command, UsageError
 
 _LONGEST = "ec2:CreatePlacementGroup"  # name of a check: each line is printed before the next check is known
 
 
-def doctor(console: Console, options: GlobalOptions, *, flags: Sequence[Flag], as_json: bool) -> None:
-    session = sessions.start(console, options, flags=flags)
+def doctor(
+    console: Console,
+    options: GlobalOptions,
+    *,
+    flags: Sequence[Flag],
+    trial: bool,
+    as_json: bool,
+    yes: bool,
+) -> None:
+    if not trial:
+        if yes:
+            raise UsageError("-y answers the question of --trial", hint=Command("doctor", "--trial", "-y"))
+        _check(sessions.start(console, options, flags=flags), as_json=as_json)
+        return
+    from cloudddp.cli.actions.trial import Trial  # 30 ms: it imports what up, exec and down need
+
+    if as_json:
+        raise UsageError("--trial writes a report of its own", hint="leave out --json")
+    Trial(console, options, flags).run(lambda session: _check(session, as_json=False), yes=yes)
+
+
+def _check(session: Session, *, as_json: bool) -> None:
+    """Print the checks. Raises CloudDDPError if one fails, unless `up` would work in another region."""
+    console = session.console
     spec, clouds = session.settings.cluster, session.clouds()
     check_settings(clouds, spec)
     checks: list[Check] = []

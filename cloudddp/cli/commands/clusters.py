@@ -39,15 +39,29 @@ down = Verb(
 doctor = Verb(
     "doctor",
     "cloudddp.cli.actions.doctor:doctor",
-    params=[*CLUSTER_SETTINGS, JSON],
+    params=[
+        *CLUSTER_SETTINGS,
+        click.Option(
+            ["--trial"],
+            is_flag=True,
+            help="Then create one node for some minutes (g4dn.xlarge, at most $1), and write a report.",
+        ),
+        JSON,
+        YES,
+    ],
     help="""Check whether `up` would work, without creating anything.
 
     Checks this computer, credentials, clock, instance type, image, network, price, quota and permissions with
     the settings that `up` would use. The exit code is 1 if a check fails.
 
+    With --trial, one cheap node is then created, checked as by `up`, used for a command and removed, after a
+    question. Its deadline is 20 minutes. The report has versions, times and AWS's error codes, and neither
+    ids nor addresses: it can be attached to an issue.
+
     \b
-    Example:
+    Examples:
       cloudddp doctor -n 4 -t p5.48xlarge --regions us-east-1,us-west-2
+      cloudddp doctor --trial
     """,
 )
 
