@@ -29,6 +29,7 @@ from bench.harness import Options
 from bench.lab import bench_lab
 from bench.launch import bench_launch
 from bench.link import bench_link
+from bench.machines import bench_machines
 from bench.pull import bench_pull
 from bench.recovery import bench_recovery
 from bench.scale import bench_scale
@@ -44,6 +45,7 @@ BENCHES: dict[str, Callable[[Options], None]] = {
     "launch": bench_launch,
     "scale": bench_scale,
     "link": bench_link,
+    "machines": bench_machines,
     "faults": bench_faults,
     "recovery": bench_recovery,
 }

@@ -80,6 +80,12 @@ print(json.dumps({
     "status": run("cloud-init", "status").split()[-1],
 }))
 """
+METADATA = (
+    "base=http://169.254.169.254/latest; "
+    "token=$(curl -sX PUT -H 'X-aws-ec2-metadata-token-ttl-seconds: 60' $base/api/token) && "
+    'curl -sH "X-aws-ec2-metadata-token: $token" $base/meta-data/{path}'
+)
+HUNG = "[Service]\nExecStart=/bin/sleep infinity\nExecStop=/bin/sleep infinity\nTimeoutStopSec=infinity"
 EXAMINED = (
     *("/etc/systemd/system/cloudddp-deadline.timer", "/etc/systemd/system/cloudddp-deadline.service"),
     *("/etc/systemd/system/cloudddp-idle.timer", "/etc/systemd/system/cloudddp-idle.service"),
@@ -215,6 +221,35 @@ def test_open_session_of_session_manager_keeps_an_idle_node(machines: control.Si
         assert laptop.state(nodes[0]["InstanceId"]) == "running"
     finally:
         laptop.leave()
+
+
+def test_ec2_reboots_a_machine_and_ends_one_that_does_not_power_off(machines: control.Simulator) -> None:
+    laptop = LabLaptop(machines, "ended")
+    tags = [{"ResourceType": "instance", "Tags": [{"Key": "name", "Value": "shown"}]}]
+    try:
+        (node,) = laptop.launch(
+            UserData=product_user_data(laptop, expires=datetime.now(UTC) + timedelta(hours=1)),
+            InstanceType="c5.large",
+            TagSpecifications=tags,
+            MetadataOptions={"HttpTokens": "required", "InstanceMetadataTags": "enabled"},
+        )
+        client = laptop.login(node)
+        assert shell(client, METADATA.format(path="tags/instance/name")) == "shown"
+        assert shell(client, METADATA.format(path="instance-id")) == node["InstanceId"]
+        boot = shell(client, "cat /proc/sys/kernel/random/boot_id; cloud-init status --wait > /dev/null")
+        laptop.ec2.reboot_instances(InstanceIds=[node["InstanceId"]])
+        until(lambda: client.get_transport() is None or not client.get_transport().is_active())
+        client = laptop.login(node)  # with the host key that it had
+        assert shell(client, "cat /proc/sys/kernel/random/boot_id") != boot
+        shell(
+            client, f"echo '{HUNG}' | sudo tee /etc/systemd/system/hung.service && sudo systemctl start hung"
+        )
+        client.close()
+        laptop.terminate(node["InstanceId"])
+    finally:
+        laptop.leave()
+    log = (machines.home / "sim" / "server.log").read_text()
+    assert f"{node['InstanceId']} did not power off in 30 s: killed" in log
 
 
 def test_amazon_linux_layout(cli: CommandLine, machines: control.Simulator) -> None:

@@ -11,7 +11,7 @@ from cloudddp.cli.session import Session
 from cloudddp.cluster.doctor import Check, examine
 from cloudddp.cluster.up import check_settings
 from cloudddp.config.command_line import Flag, GlobalOptions
-from cloudddp.errors import CloudDDPError, Command, UsageError
+from cloudddp.errors import CloudDDPError, UsageError
 
 _LONGEST = "ec2:CreatePlacementGroup"  # name of a check: each line is printed before the next check is known
 
@@ -26,8 +26,6 @@ def doctor(
     yes: bool,
 ) -> None:
     if not trial:
-        if yes:
-            raise UsageError("-y answers the question of --trial", hint=Command("doctor", "--trial", "-y"))
         _check(sessions.start(console, options, flags=flags), as_json=as_json)
         return
     from cloudddp.cli.actions.trial import Trial  # 30 ms: it imports what up, exec and down need

@@ -9,6 +9,7 @@ import contextlib
 import json
 import platform
 import re
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,14 +29,13 @@ from cloudddp.cli.views import lifecycle
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.command_line import Flag, GlobalOptions
 from cloudddp.config.spec import connection_mode
-from cloudddp.errors import CloudDDPError, Command, Leftovers, NodeError, UsageError
+from cloudddp.errors import Leftovers, NodeError, UsageError
 from cloudddp.files import write_atomic
 from cloudddp.ssh.running import CommandSpec
 
-NAME = "cloudddp-trial"
 _CHEAP = (
     Flag("--instance-type", "cluster", "instance_type", "g4dn.xlarge"),
-    Flag("--max-hours", "cluster", "max_hours", "0.334"),  # 20 minutes
+    Flag("--max-hours", "cluster", "max_hours", "0.3333"),  # 20 minutes
     Flag("--max-cost", "cluster", "max_cost", "1"),
 )
 _ONE = Flag("--nodes", "cluster", "nodes", "1")
@@ -73,7 +73,9 @@ class Trial:
             raise UsageError("a trial has one node", hint="leave out --nodes")
         given = {flag.key for flag in self.flags}
         flags = [*(flag for flag in _CHEAP if flag.key not in given), *self.flags, _ONE]
-        session = sessions.start(self.console, replace(self.options, cluster=NAME), flags=flags)
+        session = sessions.start(
+            self.console, replace(self.options, cluster=f"trial-{secrets.token_hex(3)}"), flags=flags
+        )
         self.console.options = session.options  # the commands in messages name the trial's cluster
         if not self.options.timings:
             timings.enable()
@@ -90,11 +92,7 @@ class Trial:
     def _use_node(self, session: Session, *, yes: bool) -> None:
         try:
             with self._phase("up"), signals.interruptible():
-                created = bring_up(session, yes=yes, on_ready=self._take)
-            if created.plan is None:
-                raise CloudDDPError(
-                    f"cluster {NAME!r} exists, of an earlier trial", hint=("remove it: ", Command("down"))
-                )
+                bring_up(session, yes=yes, on_ready=self._take)
             with self._phase("exec"), signals.interruptible(), connected(session) as (_, runner):
                 result = runner.run(0, CommandSpec(_VERSIONS, limit=10_000, total_timeout=60.0))
                 self.node = versions(result.stdout)
@@ -104,7 +102,7 @@ class Trial:
             if self.cluster is not None:
                 with self._phase("down"):
                     report = take_down(replace(session, region=self.cluster.region), self.cluster.id)
-                self.console.log(lifecycle.down(report, NAME, simulated=self.options.sim))
+                self.console.log(lifecycle.down(report, self.cluster.name, simulated=self.options.sim))
 
     def _take(self, cluster: Cluster) -> None:
         self.cluster = cluster

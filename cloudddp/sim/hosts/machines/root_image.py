@@ -10,12 +10,14 @@ import fcntl
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from cloudddp.errors import CloudDDPError
+from cloudddp.sim.linux import kernel
 
 VARIABLE = "CLOUDDDP_SIM_ROOTS"
 PACKAGES = {
@@ -30,7 +32,7 @@ PACKAGES = {
 _SUITE = "trixie"
 _INCLUDED = (
     "systemd,systemd-sysv,dbus,libpam-systemd,udev,cloud-init,openssh-server,python3,procps,iproute2,sudo,"
-    "netplan.io,unattended-upgrades,ca-certificates,rsync"
+    "netplan.io,unattended-upgrades,ca-certificates,curl,rsync"
 )
 # Amazon Linux 2023 has Python 3.9, which was last in Debian 11. Its packages are unpacked beside Debian 13's
 # own Python, without being installed: they would replace libraries.
@@ -88,7 +90,7 @@ def unavailable_reason() -> str:
 
 
 def _search_path() -> str:
-    return f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin:/sbin:/bin"
+    return f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 
 def ensure(home: Path, report: Callable[[str], None]) -> Path:
@@ -132,12 +134,22 @@ def _make(wanted: Path, report: Callable[[str], None]) -> None:
 
 
 def _run(log: Path, *command: str) -> None:
-    """Run a step, with its output in `log`. Raises CloudDDPError with the last lines of it."""
+    """Run a step, with its output in `log`. Raises CloudDDPError with the last lines of it.
+
+    It has mount and pid namespaces of its own: whatever ends this process ends the step, with its processes
+    and its mounts. What is removed next could otherwise be the computer's /dev, which debootstrap may mount.
+    """
     environment = {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
     environment["PATH"] = _search_path()
     with log.open("wb") as output:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, check=False
+            ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", *command),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environment,
+            check=False,
+            preexec_fn=lambda: kernel.die_with_parent(signal.SIGKILL),
         )
     if done.returncode:
         lines = log.read_text(errors="replace").strip().splitlines()[-3:]

@@ -1,0 +1,92 @@
+"""`doctor --trial`: one node from `up` to `down`, and a report that can be shown to anybody."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.harness import TIMEOUT, instances_of
+
+CHECKED = ("--trial", "--price", "1")  # a list of prices gets old
+ID = re.compile(
+    r"\b(?:i|sg|key|ami|vpc|subnet|pg|eni|vol|c|trial)-[0-9a-f]{6,}|\d+\.\d+\.\d+\.\d+|\b\d{12}\b|moto"
+)
+
+
+def report_in(folder: Path) -> dict[str, Any]:
+    (path,) = folder.glob("cloudddp-trial-*.json")
+    text = path.read_text()
+    assert not ID.findall(text)
+    assert str(Path.home()) not in text
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def trial_nodes(ec2: Any, err: str) -> list[str]:
+    """Return the nodes that are left of the trial."""
+    (name,) = set(re.findall(r"cluster (trial-[0-9a-f]{6})", err))
+    return instances_of(ec2, name)
+
+
+def test_trial_creates_uses_and_removes_a_node_and_reports_each_phase(cli: Any, ec2: Any) -> None:
+    done = cli("doctor", *CHECKED)
+    assert done.returncode == 0, done.stderr
+    assert trial_nodes(ec2, done.stderr) == []
+    assert "nothing is left" in done.stderr
+    report = report_in(cli.cwd)
+    assert (report["result"], report["left"], report["aws_errors"]) == ("passed", False, [])
+    assert [phase["name"] for phase in report["phases"]] == ["doctor", "up", "exec", "down"]
+    assert report["node"]["python"].startswith("Python 3.")
+    assert report["cluster"]["type"] == "g4dn.xlarge"
+    names = {step["name"] for step in report["steps"]}
+    assert {"AWS ec2 run_instances", "SSH connect", "wait: nodes are terminated"} <= names
+    assert not [line for line in done.stderr.splitlines() if "(seconds)" in line]  # no waterfall
+
+
+def test_failed_launch_is_in_the_report_by_its_code(cli: Any, ec2: Any, conditions: Any) -> None:
+    refused = {"code": "InsufficientInstanceCapacity", "message": "no i-0123456789 for 10.0.0.1"}
+    conditions(reject={"RunInstances": {**refused, "status": 500, "calls": 100}})
+    done = cli("doctor", *CHECKED)
+    assert done.returncode == 1, done.stderr
+    assert trial_nodes(ec2, done.stderr) == []
+    report = report_in(cli.cwd)
+    assert (report["result"], report["failed_in"], report["left"]) == ("failed", "up", False)
+    assert {"call": "ec2 run_instances", "code": refused["code"]} in report["aws_errors"]
+
+
+def test_interrupted_trial_removes_its_node(cli: Any, ec2: Any, conditions: Any) -> None:
+    conditions(boot={"ssh_seconds": 600})
+    process = cli.start("doctor", *CHECKED)
+    shown = ""
+    while "waiting for SSH" not in shown:
+        line = process.stderr.readline()
+        assert line, shown
+        shown += line
+    process.send_signal(signal.SIGINT)
+    _, rest = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 130, shown + rest
+    assert trial_nodes(ec2, shown + rest) == []
+    assert report_in(cli.cwd)["failed_in"] == "up"
+
+
+def test_failed_check_creates_nothing_and_writes_no_report(cli: Any, conditions: Any, faults: Any) -> None:
+    conditions(quota={"on-demand-g": 0})
+    assert "1 check failed: quota" in cli.fails(1, "doctor", *CHECKED)
+    assert "RunInstances" not in faults.calls
+    assert not list(cli.cwd.glob("*.json"))
+
+
+@pytest.mark.parametrize(
+    ("words", "why"), [(("-n", "2"), "a trial has one node"), (("--json",), "leave out --json")]
+)
+def test_options_that_a_trial_does_not_have(line: Any, words: tuple[str, ...], why: str) -> None:
+    assert why in line.fails(2, "doctor", "--trial", *words)
+
+
+def test_without_a_terminal_a_trial_needs_y(cli: Any, faults: Any) -> None:
+    assert "add -y" in cli.fails(2, "doctor", *CHECKED, CLOUDDDP_YES="")
+    assert "RunInstances" not in faults.calls
