@@ -44,13 +44,17 @@ install-host-key)
     public $used > $used.pub
     chmod 644 $used.pub
     sync $used .
-    # A reload (SIGHUP), not a restart: open connections stay whatever the unit's KillMode is. Ubuntu calls the unit ssh
-    # (sshd is an alias that is missing under socket activation), Amazon Linux sshd. Where neither is active, each
-    # connection starts its own sshd, which reads the new key. A failure is no error: Debian's socket-activated sshd cannot
-    # bind its address again, and ends; the next connection starts one with the new key. The laptop connects again and
-    # checks that key.
+    # Ubuntu calls the unit ssh (sshd is an alias that is missing under socket activation), Amazon Linux sshd.
     for unit in ssh sshd; do
-        if systemctl is-active --quiet $unit; then
+        if systemctl is-active --quiet $unit.socket; then
+            # The next connection starts a sshd with the new key. A reload would not: Debian's sshd cannot bind its
+            # address again then, and ends, and the reload may wait for it for 90 s, in which no sshd starts. Open
+            # connections stay (KillMode=process).
+            systemctl stop $unit.service || :
+            break
+        elif systemctl is-active --quiet $unit; then
+            # A reload (SIGHUP), not a restart: open connections stay whatever the unit's KillMode is. A failure is no
+            # error: the laptop connects again and checks the key.
             systemctl reload $unit || :
             break
         fi
