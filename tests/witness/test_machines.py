@@ -183,7 +183,7 @@ def test_only_host_keys_of_the_cluster_are_ever_presented(
         cli.ok("up", "-n", "1", *TYPE)
         sockets = cli.ok("exec", "--", "systemctl is-active ssh.socket || :")
         assert ("inactive" not in sockets) == (by == "ssh.socket")
-        # What a reload makes of a sshd that a socket has started: it ends, and systemd may wait for it for 90 s.
+        # What a reload makes of a sshd that a socket started: it ends, and systemd may wait 90 s for it.
         assert "Cannot bind" not in cli.ok("exec", "--", "sudo journalctl -u ssh --no-pager")
         own = public_key(cli.ok("exec", "--", "cat /etc/ssh/ssh_host_*.pub"))
         until(lambda: own in presented)
