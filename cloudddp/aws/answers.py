@@ -20,7 +20,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from cloudddp.aws import denials
-from cloudddp.errors import AWSError, Command, CredentialsError, Text, ToolCommand, UsageError
+from cloudddp.errors import AWSError, Command, CredentialsError, Part, Text, ToolCommand, UsageError
 from cloudddp.text import one_line
 
 T = TypeVar("T")
@@ -93,7 +93,7 @@ def check_creating(answer: object, method: str, call: str, region: str) -> None:
         decode(answer, kind, call, region)
 
 
-CREDENTIALS_HINT: Text = (
+CREDENTIALS_HINT: tuple[Part, ...] = (
     "run `aws configure`, or set AWS_PROFILE; to try cloudddp without an account: ",
     Command("--sim", "up"),
 )
@@ -102,7 +102,10 @@ AGAIN = (Command("down"), ", then ", Command("up"), " again")
 
 # error code -> what to do next
 HINTS: dict[str, Text] = {
-    "AuthFailure": CREDENTIALS_HINT,
+    "AuthFailure": (
+        "if only this region refuses them, enable it for the account or choose another; else ",
+        *CREDENTIALS_HINT,
+    ),
     "InvalidClientTokenId": CREDENTIALS_HINT,
     "UnrecognizedClientException": CREDENTIALS_HINT,
     "SignatureDoesNotMatch": CREDENTIALS_HINT,

@@ -167,8 +167,24 @@ def rest(asked: AWS, regions_asked: Collection[str]) -> Search:
     try:
         enabled = enabled_regions(asked)
     except CloudDDPError as error:
+        if _code(error) in REGION_REFUSED and asked.region != asked.home_region:
+            return rest(asked.at(asked.home_region), regions_asked)
         return Search(failed={_NOT_LISTED: error})
     return ask([asked.at(region) for region in enabled if region not in regions_asked])
+
+
+def without_closed(found: Search, name: str) -> Search:
+    """Return the search without refusals of regions that the account has not enabled: no cluster is there,
+    unless this computer has created one of that name. One AWS call, only after a refusal."""
+    if not found.answers or not any(_code(error) in REGION_REFUSED for error in found.failed.values()):
+        return found
+    aws = next(iter(found.answers))
+    try:
+        open_ = (*enabled_regions(aws), *recorded(aws.endpoint, name), _NOT_LISTED)
+    except CloudDDPError:
+        return found
+    failed = {r: e for r, e in found.failed.items() if r in open_ or _code(e) not in REGION_REFUSED}
+    return Search(found.answers, failed, found.denied)
 
 
 def not_enabled(found: Search, asked: AWS) -> dict[str, AWSError]:

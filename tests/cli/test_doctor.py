@@ -162,6 +162,18 @@ def test_region_that_the_account_has_not_enabled_is_named(cli: Any, faults: Any,
     assert set(alone) == {"OpenSSH", "disk", "region", "not checked"}
 
 
+def test_up_uses_the_regions_that_the_account_has_enabled(cli: Any, conditions: Any, remains: Any) -> None:
+    conditions(regions={"af-south-1": "not-opted-in"})
+    found = checks(cli, "--regions", "af-south-1,us-east-1")["af-south-1: region"]
+    assert "af-south-1 refuses the credentials that us-east-1 accepts" in found["detail"]
+    done = cli("up", "-n", "1", "--regions", "af-south-1,us-east-1")
+    assert done.returncode == 0, done.stderr
+    assert len(remains().instances) == 1
+    assert "us-east-1" in cli.ok("ls", "--all-regions")
+    cli.ok("down", "-y")
+    assert remains().nothing
+
+
 def test_wrong_credentials_are_no_region_that_is_not_enabled(cli: Any, faults: Any) -> None:
     faults.fail("DescribeInstances", "AuthFailure", times=99, **REFUSED)
     faults.fail("GetCallerIdentity", "InvalidClientTokenId", times=99, status=403)

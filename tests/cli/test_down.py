@@ -57,3 +57,14 @@ def test_down_without_local_state(cli: Any, remains: Any) -> None:
     assert "no key for cluster" in lost
     cli.ok("down", "-y")
     assert remains().nothing
+
+
+def test_down_waits_for_interfaces_that_outlive_their_nodes(cli: Any, conditions: Any, remains: Any) -> None:
+    """The interfaces of ended nodes keep the security group in use (EC2 API reference,
+    "DeleteSecurityGroup")."""
+    cli.ok("up", "-n", "2")
+    conditions(lingering={"interfaces": 4})
+    done = cli("down", "-y")
+    assert done.returncode == 0, done.stderr
+    assert "waiting until they are no longer in use" in done.stderr
+    assert remains().nothing

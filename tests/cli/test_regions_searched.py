@@ -104,6 +104,22 @@ def test_down_goes_on_if_the_first_region_refuses_to_answer(
     assert remaining(other_region, elsewhere.cluster).nothing
 
 
+def test_down_looks_further_than_a_first_region_that_is_not_enabled(
+    elsewhere: CommandLine, other_region: Any, conditions: Any
+) -> None:
+    """It refuses DescribeRegions, too, and cannot have a cluster."""
+    elsewhere.write("cloudddp.toml", '[cluster]\nregions = ["af-south-1", "us-east-1"]\n')
+    conditions(regions={"af-south-1": "not-opted-in"})
+    done = elsewhere("down", "-y")
+    assert done.returncode == 0, done.stderr
+    assert remaining(other_region, elsewhere.cluster).nothing
+    done = elsewhere("down", "-y")
+    assert done.returncode == 0, done.stderr
+    assert "nothing to do" in done.stdout
+    shown = elsewhere("status", "--region", "af-south-1")
+    assert "if only this region refuses them, enable it for the account" in " ".join(shown.stderr.split())
+
+
 def test_down_names_the_regions_without_the_cluster(alone: CommandLine) -> None:
     done = alone("down", "-y")
     assert done.returncode == 0, done.stderr

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.harness import interrupt
+from support.harness import interrupt, until
 
 TYPE = "p4d.24xlarge"
-UNLISTED = {"elastic-ip": 1.0, "security-group": 1.0, "placement-group": 1.0, "key-pair": 1.0}
+UNLISTED = dict.fromkeys(("elastic-ip", "instance", "security-group", "placement-group", "key-pair"), 1.0)
 # AWS has 3 s to list a new resource, and the late calls are made after 1 s.
 SCALED = {"CLOUDDDP_TIME_SCALE": "0.2"}
 Conditions = Callable[..., dict[str, Any]]
@@ -96,6 +96,25 @@ def test_down_after_a_killed_up_removes_what_is_not_listed_yet(
     go.set()
     assert len(listed_everything(ec2, cli.cluster)) == 3
     cli.ok("down", "-y")
+    assert listed_everything(ec2, cli.cluster) == []
+
+
+def test_down_after_a_killed_up_terminates_nodes_that_are_not_listed_yet(
+    cli: Any, ec2: Any, conditions: Conditions
+) -> None:
+    conditions(unlisted={"instance": 6.0}, boot={"ssh_seconds": 60})
+
+    def states() -> list[str]:
+        every = [one for part in ec2.describe_instances()["Reservations"] for one in part["Instances"]]
+        own = {"Key": "cloudddp:cluster", "Value": cli.cluster}
+        return [one["State"]["Name"] for one in every if own in one.get("Tags", [])]
+
+    process = cli.start("up", "-n", "2")
+    until(lambda: "running" in states())
+    process.kill()
+    process.communicate(timeout=60)
+    cli.ok("down", "-y")
+    assert states() == ["terminated"] * 2
     assert listed_everything(ec2, cli.cluster) == []
 
 

@@ -36,3 +36,17 @@ def test_launch_without_any_answer_leaves_nothing(cli: Any, conditions: Conditio
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr
     assert remains().nothing
+
+
+def test_launch_above_the_request_rate_is_made_once(
+    cli: Any, faults: Any, conditions: Conditions, remains: Any
+) -> None:
+    """EC2 Developer Guide, "Request throttling for the Amazon EC2 API". The dry run takes the only token."""
+    slow = {"bucket": 1, "refill": 0.5}
+    conditions(request_rate={"RunInstances": slow, "DescribeInstances": slow, "TerminateInstances": slow})
+    assert "is ready" in cli.ok("up", "-n", "3")
+    assert faults.count("RunInstances") > 1
+    conditions(request_rate={"DescribeInstances": None})
+    assert len(remains().instances) == 3
+    cli.ok("down", "-y")
+    assert remains().nothing

@@ -97,6 +97,52 @@ def test_nat_gateway_is_a_way_out_and_no_way_in(lab_laptop: LabLaptop) -> None:
     assert seen_by(lab_laptop, private, public["PublicIpAddress"]) == ""
 
 
+def test_public_access_that_is_blocked(lab_laptop: LabLaptop) -> None:
+    """Amazon VPC User Guide, "Block public access to VPCs and subnets"."""
+    ec2, vpc = lab_laptop.ec2, Vpc(lab_laptop.ec2, "10.46.0.0/16", nat=True)
+    group = vpc.group(EVERYWHERE)
+    (public,) = lab_laptop.launch(1, **on(vpc.public, group, public=True))
+    (private,) = lab_laptop.launch(1, **on(vpc.private, group, public=False))
+    outside = Vpc(ec2, "10.47.0.0/16")
+    (server,) = lab_laptop.launch(1, **on(outside.public, outside.group(EVERYWHERE), public=True))
+    serve(lab_laptop.login(server))
+    until(lambda: reachable(lab_laptop.sim, public["PublicIpAddress"], 22))
+
+    def excluded(mode: str, **of: str) -> str:
+        answer = ec2.create_vpc_block_public_access_exclusion(InternetGatewayExclusionMode=mode, **of)
+        return str(answer["VpcBlockPublicAccessExclusion"]["ExclusionId"])
+
+    def open_ways() -> str:
+        found = {
+            "in": reachable(lab_laptop.sim, public["PublicIpAddress"], 22),
+            "out": seen_by(lab_laptop, public, server["PublicIpAddress"]) == public["PublicIpAddress"],
+            "nat": seen_by(lab_laptop, private, server["PublicIpAddress"]) == vpc.address,
+        }
+        return " ".join(way for way, is_open in found.items() if is_open)
+
+    subnet, whole = {"SubnetId": vpc.public}, {"VpcId": vpc.id}
+    excluded("allow-bidirectional", VpcId=outside.id)
+    assert open_ways() == "in out nat"
+    try:
+        for mode, exclusion, of, expected in (
+            ("block-bidirectional", "", {}, ""),
+            ("block-bidirectional", "allow-bidirectional", subnet, "in out nat"),
+            ("block-bidirectional", "allow-bidirectional", whole, "in out nat"),
+            ("block-bidirectional", "allow-egress", subnet, "out nat"),
+            ("block-ingress", "", {}, "nat"),
+            ("block-ingress", "allow-egress", whole, "nat"),
+            ("block-ingress", "allow-bidirectional", subnet, "in out nat"),
+        ):
+            ec2.modify_vpc_block_public_access_options(InternetGatewayBlockMode=mode)
+            name = excluded(exclusion, **of) if exclusion else ""
+            assert open_ways() == expected, (mode, exclusion, of)
+            if name:
+                ec2.delete_vpc_block_public_access_exclusion(ExclusionId=name)
+    finally:
+        ec2.modify_vpc_block_public_access_options(InternetGatewayBlockMode="off")
+    assert open_ways() == "in out nat"
+
+
 def seen_by(laptop: LabLaptop, node: Any, address: str) -> str:
     """Connect from a node that SSH does not reach. Returns its address as the server of `serve` sees it, or
     ''."""

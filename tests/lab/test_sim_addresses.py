@@ -109,8 +109,9 @@ def test_quota_of_elastic_ips_is_an_account_attribute(account: Account) -> None:
     account.conditions(quota={"addresses": 1})
     assert limit() == "1"
     account.ec2.allocate_address()
-    with refused("AddressLimitExceeded"):
+    with refused("AddressLimitExceeded") as refusal:
         account.ec2.allocate_address()
+    assert refusal.message == "The maximum number of addresses has been reached."
 
 
 @pytest.mark.over_http

@@ -11,6 +11,7 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ConnectionClosedError, ReadTimeoutError
 from support.account import Account, post_conditions, refused
+from support.harness import until
 
 from cloudddp.sim import control
 
@@ -32,6 +33,60 @@ def test_throttle_affects_the_next_calls_of_an_action(remote: Account, ec2: Any)
         assert refusal.status == 503
     assert ec2.describe_vpcs()["Vpcs"]
     assert remote.conditions()["throttle"] == {}
+
+
+def test_calls_above_the_request_rate_are_throttled(remote: Account, ec2: Any) -> None:
+    """EC2 Developer Guide, "Request throttling for the Amazon EC2 API": each action and region has its own
+    bucket."""
+    remote.conditions(request_rate={"DescribeVpcs": {"bucket": 2, "refill": 0.001}})
+    for _ in range(2):
+        ec2.describe_vpcs()
+    with refused("RequestLimitExceeded") as refusal:
+        ec2.describe_vpcs()
+    assert (refusal.status, refusal.message) == (503, "Request limit exceeded.")
+    ec2.describe_subnets()
+    remote.client("ec2", config=ONCE, region_name="us-west-2").describe_vpcs()
+    remote.conditions(request_rate={"DescribeVpcs": {"bucket": 1, "refill": 2}})
+    ec2.describe_vpcs()
+    with refused("RequestLimitExceeded"):
+        ec2.describe_vpcs()
+    time.sleep(0.5)
+    ec2.describe_vpcs()
+
+
+def test_region_that_is_not_enabled_refuses_every_call(remote: Account, ec2: Any) -> None:
+    there = remote.client("ec2", config=ONCE, region_name="af-south-1")
+    identity = remote.client("sts", config=ONCE, region_name="af-south-1")
+
+    def statuses(**of: Any) -> dict[str, str]:
+        listed = ec2.describe_regions(**of)["Regions"]
+        return {one["RegionName"]: one["OptInStatus"] for one in listed}
+
+    assert statuses()["af-south-1"] != "not-opted-in"
+    remote.conditions(regions={"af-south-1": "not-opted-in"})
+    for call in (there.describe_vpcs, there.describe_regions):
+        with refused("AuthFailure") as refusal:
+            call()
+        assert refusal.status == 401
+        assert refusal.message == "AWS was not able to validate the provided access credentials"
+    with refused("InvalidClientTokenId"):
+        identity.get_caller_identity()
+    assert "not-opted-in" not in statuses().values()
+    assert statuses(AllRegions=True)["af-south-1"] == "not-opted-in"
+    assert statuses(RegionNames=["af-south-1"]) == {"af-south-1": "not-opted-in"}
+    remote.conditions(regions={"af-south-1": None})
+    assert there.describe_vpcs()["Vpcs"]
+    assert "af-south-1" in statuses()
+
+
+def test_capacity_that_is_missing_after_the_launch_was_accepted(remote: Account) -> None:
+    """EC2 API reference, "StateReason"."""
+    code = "Server.InsufficientInstanceCapacity"
+    remote.conditions(fail_launch={"us-east-1a": {"code": code, "instances": 1}})
+    (instance,) = remote.launch(Placement={"AvailabilityZone": "us-east-1a"})
+    shown = until(lambda: [i for i in [remote.describe(instance["InstanceId"])] if i["State"]["Code"] == 48])
+    text = "There was insufficient capacity available to satisfy the launch request."
+    assert shown[0]["StateReason"] == {"Code": code, "Message": f"{code}: {text}"}
 
 
 def test_reject_condition(remote: Account, ec2: Any) -> None:
@@ -133,7 +188,9 @@ def test_dry_run_is_refused_only_for_a_missing_permission(remote: Account, ec2: 
 def test_new_resources_are_not_listed_by_tag_yet(remote: Account) -> None:
     """EC2 API reference, "Eventual consistency": a new resource may not be visible to the next commands."""
     remote.conditions(
-        unlisted=dict.fromkeys(("elastic-ip", "security-group", "placement-group", "key-pair"), 3600)
+        unlisted=dict.fromkeys(
+            ("elastic-ip", "security-group", "placement-group", "key-pair", "instance"), 3600
+        )
     )
     tagged = [{"Key": "late", "Value": "yes"}]
 
@@ -149,6 +206,7 @@ def test_new_resources_are_not_listed_by_tag_yet(remote: Account) -> None:
         GroupName="late", Strategy="cluster", TagSpecifications=tags("placement-group")
     )
     ec2.create_key_pair(KeyName="late", TagSpecifications=tags("key-pair"))
+    (instance,) = remote.launch(TagSpecifications=tags("instance"))
 
     def listed() -> list[int]:
         return [
@@ -156,15 +214,17 @@ def test_new_resources_are_not_listed_by_tag_yet(remote: Account) -> None:
             len(ec2.describe_security_groups(Filters=where)["SecurityGroups"]),
             len(ec2.describe_placement_groups(Filters=where)["PlacementGroups"]),
             len(ec2.describe_key_pairs(Filters=where)["KeyPairs"]),
+            len(ec2.describe_instances(Filters=where)["Reservations"]),
         ]
 
-    assert listed() == [0, 0, 0, 0]
+    assert listed() == [0, 0, 0, 0, 0]
+    assert remote.describe(instance["InstanceId"])["Tags"] == tagged
     assert ec2.describe_addresses(AllocationIds=[address])["Addresses"]
     assert ec2.describe_security_groups(GroupIds=[group])["SecurityGroups"]
     assert ec2.describe_placement_groups(GroupNames=["late"])["PlacementGroups"]
     remote.conditions(unlisted={"elastic-ip": None})
-    assert listed() == [1, 0, 0, 0]
+    assert listed() == [1, 0, 0, 0, 0]
     remote.conditions(clear=True)
-    assert listed() == [1, 1, 1, 1]
+    assert listed() == [1, 1, 1, 1, 1]
     ec2.delete_security_group(GroupId=group)
     ec2.delete_key_pair(KeyName="late")

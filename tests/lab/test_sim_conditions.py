@@ -17,6 +17,7 @@ NAMES = Names(
     actions=frozenset({"RunInstances", "DescribeVpcs"}),
     subnets=frozenset({"subnet-0123456789abcdef0"}),
     vpcs=frozenset({"vpc-0123456789abcdef0"}),
+    regions=frozenset({"us-east-1", "af-south-1"}),
 )
 
 
@@ -39,6 +40,20 @@ def test_bodies_are_merged_and_entries_removed_one_by_one() -> None:
         ({"clear": True, "link": {"latency": 0.1, "mbit": 50}}, {"quota": {}, "throttle": {}}),
         ({"link": {"loss": 1, "mbit": None}}, {"link": {"latency": 0.1, "loss": 1}}),
         ({"link": None}, {"link": {}}),
+        (
+            {
+                "request_rate": {"RunInstances": {"bucket": 2, "refill": 1}},
+                "regions": {"af-south-1": "not-opted-in"},
+            },
+            {
+                "request_rate": {"RunInstances": {"bucket": 2, "refill": 1.0}},
+                "regions": {"af-south-1": "not-opted-in"},
+            },
+        ),
+        (
+            {"regions": {"af-south-1": None}, "lingering": {"interfaces": 60}},
+            {"regions": {}, "lingering": {"interfaces": 60}},
+        ),
     ):
         shown = merge(shown, body, NAMES)
         assert {key: shown.to_json()[key] for key in expected} == expected
@@ -97,6 +112,12 @@ LATENCY = "latency: expected seconds of a round trip, from 0 to 10 (0.05 is 50 m
         ({"blocks": {BLOCK: {"zone": "us-east-1a"}}}, 'expected "zone", "type", "count", "start" and "end"'),
         (block(zone="nowhere-1a"), "unknown zone 'nowhere-1a'"),
         (block(start="soon"), "expected a time such as 2026-11-20T11:30:00Z"),
+        ({"regions": {"af-south-1": "opted-in"}}, 'regions: af-south-1: expected "not-opted-in"'),
+        ({"regions": {"af-south-2": "not-opted-in"}}, "unknown region 'af-south-2'; known: af-south-1"),
+        ({"request_rate": {"RunInstances": 2}}, 'expected {"bucket": TOKENS, "refill": TOKENS PER SECOND}'),
+        ({"request_rate": {"RunInstances": {"bucket": 0, "refill": 1}}}, "bucket: expected at least 1"),
+        ({"request_rate": {"RunInstances": {"bucket": 1, "refill": 0}}}, "tokens per second above 0"),
+        ({"lingering": {"volumes": 1}}, "unknown kind 'volumes'; known: interfaces"),
         ({"roles": {"trainer": {}}}, "'trainer'; known: arn:aws:iam::123456789012:role/NAME"),
         ({"roles": {ROLE: {"codes": ["12"]}}}, "codes of 6 digits"),
         ({"roles": {ROLE: {"codes": "123456"}}}, "codes of 6 digits"),

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from support.account import Account, refused
+from support.harness import until
 
 
 def cards(count: int, kind: str = "efa-only") -> list[dict[str, Any]]:
@@ -35,6 +36,31 @@ def test_interfaces_have_cards_and_end_with_the_instance(account: Account) -> No
     account.end(instance["InstanceId"])
     assert account.ec2.describe_network_interfaces()["NetworkInterfaces"] == []
     assert account.describe(instance["InstanceId"]).get("NetworkInterfaces", []) == []
+
+
+@pytest.mark.over_http
+def test_interface_that_outlives_its_instance_keeps_the_group_in_use(account: Account) -> None:
+    """EC2 API reference, "DeleteSecurityGroup": a group of a network interface is in use."""
+    account.conditions(lingering={"interfaces": 3600})
+    group = account.ec2.create_security_group(GroupName="lingering", Description="d")["GroupId"]
+    (instance,) = account.running(SecurityGroupIds=[group])
+    account.end(instance["InstanceId"])
+
+    def listed() -> list[Any]:
+        of_group = [{"Name": "group-id", "Values": [group]}]
+        return list(account.ec2.describe_network_interfaces(Filters=of_group)["NetworkInterfaces"])
+
+    (interface,) = listed()
+    assert interface["Status"] == "in-use"
+    assert interface["Attachment"]["InstanceId"] == instance["InstanceId"]
+    with refused("DependencyViolation") as refusal:
+        account.ec2.delete_security_group(GroupId=group)
+    assert refusal.message == f"resource {group} has a dependent object"
+    with refused("InvalidParameterValue"):
+        account.ec2.delete_network_interface(NetworkInterfaceId=interface["NetworkInterfaceId"])
+    account.conditions(lingering={"interfaces": 0.1})
+    until(lambda: listed() == [])
+    account.ec2.delete_security_group(GroupId=group)
 
 
 def test_efa_only_interfaces_have_no_address(account: Account) -> None:

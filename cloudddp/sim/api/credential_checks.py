@@ -1,4 +1,5 @@
-"""Rejects calls whose credentials have ended, or whose time of signing is not AWS's time.
+"""Rejects calls whose credentials have ended or are for a region that the account has not enabled, or whose
+time of signing is not AWS's time.
 
 A signature is valid for 5 minutes
 (docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv-troubleshooting.html). EC2 has codes of its own for
@@ -28,6 +29,7 @@ def with_credential_checks(application: Application, store: Store) -> Applicatio
     def serve(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         call, now = read_call(environ), datetime.now(UTC) + timedelta(seconds=store.clock)
         refusal = _skewed(call, environ.get("HTTP_X_AMZ_DATE", ""), now) or _ended(call)
+        refusal = refusal or (_not_enabled(call) if call.region in store.read().regions else None)
         if refusal is not None:
             return error_response(environ, start_response, refusal.status, refusal.code, refusal.message)
         return application(environ, start_response)
@@ -65,6 +67,16 @@ def _skewed(call: Call, text: str, now: datetime) -> Rejection | None:
             f"({now:%Y%m%dT%H%M%SZ} + 5 min.)"
         )
     return Rejection("SignatureDoesNotMatch", message, 403)
+
+
+def _not_enabled(call: Call) -> Rejection:
+    """Return the refusal of credentials in a region that does not know the account: "AWS was not able to
+    validate the provided access credentials" (AWS Knowledge Center, "Why did I receive the IAM error ... in
+    some AWS Regions?"; AuthFailure: EC2 API reference, "Error codes for the Amazon EC2 API")."""
+    if call.service == "ec2":
+        return Rejection("AuthFailure", "AWS was not able to validate the provided access credentials", 401)
+    code = "UnrecognizedClientException" if call.is_json else "InvalidClientTokenId"
+    return Rejection(code, "The security token included in the request is invalid.", 403)
 
 
 def _ended(call: Call) -> Rejection | None:

@@ -26,7 +26,8 @@ def with_conditions(application: Application, store: Store) -> Application:
 
     def serve(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         call = read_call(environ)
-        outcome = store.call(call.action, dry_run=call.parameters.get("DryRun", "").lower() == "true")
+        dry_run = call.parameters.get("DryRun", "").lower() == "true"
+        outcome = store.call(call.action, region=call.region, dry_run=dry_run)
         if outcome.latency:
             time.sleep(outcome.latency)
         if rule := outcome.rejection:

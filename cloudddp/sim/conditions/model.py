@@ -25,7 +25,14 @@ QUOTAS = (
     "spot-standard",
     "addresses",  # Elastic IPs, not vCPUs
 )
-LISTED_LATE = ("elastic-ip", "key-pair", "placement-group", "security-group")
+LISTED_LATE = ("elastic-ip", "instance", "key-pair", "placement-group", "security-group")
+NOT_OPTED_IN = "not-opted-in"  # of a region, as in DescribeRegions
+
+_STATE_REASONS = {
+    "Server.InsufficientInstanceCapacity": "There was insufficient capacity available to satisfy the launch "
+    "request.",
+    "Server.InternalError": "An internal error caused the instance to terminate during launch.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +47,28 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class LaunchFailure:
-    """The end of some instances of the next `launches` that EC2 accepts. `code`: of their StateReason."""
+    """The end of some instances of the next `launches` that EC2 accepts. `code`: of their StateReason.
+
+    Without a message, it is that of EC2 (EC2 API reference, "StateReason").
+    """
 
     code: str
     message: str = ""
     instances: int = 1
     launches: int = 1
+
+    @property
+    def reason(self) -> str:
+        return f"{self.code}: {self.message or _STATE_REASONS.get(self.code, self.code)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """The token bucket of an action in each region: it begins full, each call takes a token, and `refill`
+    tokens are added per second (EC2 Developer Guide, "Request throttling for the Amazon EC2 API")."""
+
+    bucket: int
+    refill: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +126,14 @@ class Conditions:
     quota: Mapping[str, int] = field(default_factory=dict)  # names: QUOTAS
     free_addresses: Mapping[str, int] = field(default_factory=dict)  # subnet -> how many more
     vpn: Mapping[str, str] = field(default_factory=dict)  # VPC -> the laptop's address
+    regions: Mapping[str, str] = field(default_factory=dict)  # region -> NOT_OPTED_IN
     blocks: Mapping[str, Block] = field(default_factory=dict)
     cleanup: Mapping[str, float] = field(default_factory=dict)  # seconds
     efa_devices: Mapping[str, int] = field(default_factory=dict)
     throttle: Mapping[str, int] = field(default_factory=dict)  # action -> calls
+    request_rate: Mapping[str, Rate] = field(default_factory=dict)  # action -> token bucket
     lose: Mapping[str, int] = field(default_factory=dict)  # action -> calls
+    lingering: Mapping[str, float] = field(default_factory=dict)  # seconds
     unlisted: Mapping[str, float] = field(default_factory=dict)  # kind -> seconds (LISTED_LATE)
     latency: Mapping[str, float] = field(default_factory=dict)  # seconds; "*": all others
     fail_launch: Mapping[str, LaunchFailure] = field(default_factory=dict)

@@ -14,12 +14,14 @@ from typing import Any
 
 from cloudddp.sim.conditions.model import (
     LISTED_LATE,
+    NOT_OPTED_IN,
     QUOTAS,
     Block,
     Boot,
     Conditions,
     LaunchFailure,
     Link,
+    Rate,
     Rejection,
     Role,
 )
@@ -29,6 +31,7 @@ EXAMPLES: Mapping[str, Any] = {
     "quota": {"on-demand-g": 64},
     "free_addresses": {"subnet-0123456789abcdef0": 3},
     "vpn": {"vpc-0123456789abcdef0": "10.8.0.10"},
+    "regions": {"af-south-1": NOT_OPTED_IN},
     "blocks": {
         "cr-0123456789abcdef0": {
             "zone": "us-east-1a",
@@ -41,7 +44,9 @@ EXAMPLES: Mapping[str, Any] = {
     "cleanup": {"reservations": 120},
     "efa_devices": {"p4d.24xlarge": 3},
     "throttle": {"RunInstances": 2},
+    "request_rate": {"RunInstances": {"bucket": 2, "refill": 1}},
     "lose": {"RunInstances": 1},
+    "lingering": {"interfaces": 60},
     "unlisted": {"elastic-ip": 2},
     "latency": {"*": 0.2},
     "fail_launch": {"us-east-1a": {"code": "Server.InsufficientInstanceCapacity", "instances": 1}},
@@ -91,6 +96,7 @@ class Names:
     actions: frozenset[str]
     subnets: frozenset[str]
     vpcs: frozenset[str] = frozenset()
+    regions: frozenset[str] = frozenset()
 
 
 def merge(conditions: Conditions, body: object, names: Names) -> Conditions:
@@ -107,11 +113,14 @@ def merge(conditions: Conditions, body: object, names: Names) -> Conditions:
         "quota": lambda old, new: _entries("quota", old, new, QUOTAS, _count),
         "free_addresses": lambda old, new: _entries("subnet", old, new, names.subnets, _count),
         "vpn": lambda old, new: _entries("VPC", old, new, names.vpcs, _address),
+        "regions": lambda old, new: _entries("region", old, new, names.regions, _opt_in_status),
         "blocks": lambda old, new: _blocks(old, new, names),
         "cleanup": lambda old, new: _entries("kind", old, new, ("reservations",), _seconds),
         "efa_devices": lambda old, new: _entries("instance type", old, new, names.types, _count),
         "throttle": lambda old, new: _entries("action", old, new, names.actions, _calls),
+        "request_rate": lambda old, new: _entries("action", old, new, names.actions, _rate),
         "lose": lambda old, new: _entries("action", old, new, names.actions, _calls),
+        "lingering": lambda old, new: _entries("kind", old, new, ("interfaces",), _seconds),
         "unlisted": lambda old, new: _entries("kind", old, new, LISTED_LATE, _seconds),
         "latency": lambda old, new: _entries("action", old, new, {"*", *names.actions}, _seconds),
         "fail_launch": lambda old, new: _entries("zone", old, new, names.zones, _launch_failure),
@@ -237,6 +246,19 @@ def _calls(name: str, value: Any) -> int:
     if not _count(name, value):
         raise InvalidCondition(f"{name}: expected at least 1 call (null removes the condition)")
     return int(value)
+
+
+def _rate(name: str, value: Any) -> Rate:
+    if not isinstance(value, dict) or value.keys() != {"bucket", "refill"}:
+        raise InvalidCondition(f'{name}: expected {{"bucket": TOKENS, "refill": TOKENS PER SECOND}}')
+    refill = value["refill"]
+    _expect(f"{name}: refill", "tokens per second above 0", refill, is_met=_is_number(refill) and refill > 0)
+    return Rate(_calls(f"{name}: bucket", value["bucket"]), float(refill))
+
+
+def _opt_in_status(name: str, value: Any) -> str:
+    _expect(name, f'"{NOT_OPTED_IN}"', value, is_met=value == NOT_OPTED_IN)
+    return NOT_OPTED_IN
 
 
 def _usd(name: str, value: Any) -> float:

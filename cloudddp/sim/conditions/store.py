@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +13,7 @@ from cloudddp.sim.conditions.reading import Names, merge
 
 NOT_AUTHORIZED = "UnauthorizedOperation"
 THROTTLED = Rejection("RequestLimitExceeded", "Request limit exceeded.", 503)
+"""EC2 API reference, "Error codes for the Amazon EC2 API", server error codes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,7 @@ class Store:
         self._names = names
         self._conditions = Conditions()
         self._lock = threading.Lock()
+        self._tokens: dict[tuple[str, str], tuple[float, float]] = {}  # action, region -> left, as of
 
     def read(self) -> Conditions:
         return self._conditions
@@ -38,10 +41,12 @@ class Store:
         """Merge a JSON body and return the result. Raises InvalidCondition, with nothing changed."""
         names = self._names()
         with self._lock:
-            self._conditions = merge(self._conditions, body, names)
+            before, self._conditions = self._conditions, merge(self._conditions, body, names)
+            if self._conditions.request_rate != before.request_rate:
+                self._tokens.clear()
             return self._conditions
 
-    def call(self, action: str, *, dry_run: bool = False) -> CallOutcome:
+    def call(self, action: str, *, region: str = "", dry_run: bool = False) -> CallOutcome:
         """Return the outcome of one call of `action`, and count it against the condition that applies.
 
         A dry run is refused only where the permission is missing: the other conditions are about calls with
@@ -50,6 +55,8 @@ class Store:
         with self._lock:
             now = self._conditions
             latency = now.latency.get(action, now.latency.get("*", 0.0))
+            if not self._take_token(action, region):  # dry runs are requests, too
+                return CallOutcome(latency, THROTTLED)
             rule = now.reject.get(action)
             if dry_run and (rule is None or rule.code != NOT_AUTHORIZED):
                 return CallOutcome(latency)
@@ -64,6 +71,16 @@ class Store:
                 self._conditions = replace(now, lose=_with(now.lose, action, calls - 1))
                 return CallOutcome(latency, lose=True)
             return CallOutcome(latency)
+
+    def _take_token(self, action: str, region: str) -> bool:
+        """Return whether the action's token bucket in a region has a token for a call, and take it."""
+        rate, now = self._conditions.request_rate.get(action), time.monotonic()
+        if rate is None:
+            return True
+        left, since = self._tokens.get((action, region), (rate.bucket, now))
+        left = min(float(rate.bucket), left + (now - since) * rate.refill)
+        self._tokens[action, region] = (left - (left >= 1), now)
+        return left >= 1
 
     def launch_failure(self, zone: str) -> LaunchFailure | None:
         """Return how the launch that is being made in a zone fails, and count it; None if it succeeds."""

@@ -102,6 +102,7 @@ def _names() -> Names:
         types=types(),
         actions=frozenset(actions),
         subnets=frozenset(subnets),
+        regions=frozenset(RegionsAndZonesBackend.zones),
         vpcs=frozenset(vpc for backend in backends for vpc in list(backend.vpcs)),
     )
 

@@ -116,7 +116,9 @@ def _check_type(instance: Any, instance_type: str) -> None:
 def _terminate(original: Callable[..., Any], self: Any) -> Any:
     if self.state == "terminated":
         return self._state
+    nics, self.nics = self.nics, {}  # moto would delete them
     previous = original(self)
+    self.nics = nics
     interfaces.release(self)
     spot.close(self)
     capacity.release(self)

@@ -7,12 +7,21 @@ ip_addresses.py.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 from cloudddp.sim.ec2 import catalog, ip_addresses
-from cloudddp.sim.ec2.patch import client_error, invalid_combination, invalid_value, override, wrap
+from cloudddp.sim.ec2.catalog import CONDITIONS
+from cloudddp.sim.ec2.patch import (
+    backend_data,
+    client_error,
+    invalid_combination,
+    invalid_value,
+    override,
+    wrap,
+)
 
 _KINDS = ("interface", "efa", "efa-only")
 _TRACKING = {  # ConnectionTrackingSpecification: the range of each timeout in seconds, of EC2's model
@@ -292,11 +301,33 @@ def _delete_interface(original: Callable[..., Any], self: Any) -> Any:
 
 
 def release(instance: Any) -> None:
-    """Release the interfaces of an instance that has ended: those created for it are deleted, others
-    detached."""
+    """Release the interfaces of an instance that has ended, now or after the time of the condition
+    `lingering`."""
     for interface in list(instance.nics.values()):
+        interface.stop()
         ip_addresses.disassociate(interface)
-        if interface.delete_on_termination and interface.id in instance.ec2_backend.enis:
+        _ended(instance.ec2_backend)[interface.id] = (time.monotonic(), interface)
+    release_ended(instance.ec2_backend)
+
+
+def release_ended(backend: Any) -> None:
+    """Release interfaces of ended instances: those created for them are deleted, others detached.
+
+    With the condition `lingering`, they stay attached for some seconds, in which their security groups cannot
+    be deleted: DependencyViolation (EC2 API reference, "DeleteSecurityGroup").
+    """
+    oldest = time.monotonic() - CONDITIONS.read().lingering.get("interfaces", 0.0)
+    for name, (since, interface) in list(_ended(backend).items()):
+        if since > oldest:
+            continue
+        del _ended(backend)[name]
+        if interface.delete_on_termination and name in backend.enis:
             interface.delete()
         interface.instance = interface.attachment_id = interface.attach_time = None
         interface.status = "available"
+
+
+def _ended(backend: Any) -> dict[str, tuple[float, Any]]:
+    """Return the interfaces whose instances have ended, by id, and since when."""
+    found: dict[str, tuple[float, Any]] = backend_data(backend, "ended_interfaces", dict)
+    return found

@@ -160,6 +160,8 @@ def _allocate(
 ) -> Any:
     if address:  # recovering a released address is not simulated
         client_error("InvalidAddress.NotFound", f"Address '{address}' not found.")
+    # "Error codes for the Amazon EC2 API" in the EC2 API reference; the quota: EC2 User Guide, "Elastic IP
+    # addresses".
     quota = CONDITIONS.read().quota.get("addresses")
     if quota is not None and len(self.addresses) >= quota:
         client_error("AddressLimitExceeded", "The maximum number of addresses has been reached.")

@@ -33,6 +33,7 @@ def install() -> None:
     override(EC2Backend, "create_tags", _recording)
     for method, kind in _LISTINGS.items():
         override(EC2Backend, method, functools.partial(_hiding, kind))
+    override(EC2Backend, "describe_instances", _hiding_instances)
 
 
 def listed(backend: Any, kind: str, filters: Mapping[str, Any] | None, found: list[T]) -> list[T]:
@@ -59,3 +60,10 @@ def _recording(original: Callable[..., Any], self: Any, resource_ids: list[str],
 def _hiding(kind: str, original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     filters = kwargs.get("filters") or (args[-1] if args and isinstance(args[-1], dict) else None)
     return listed(self, kind, filters, original(self, *args, **kwargs))
+
+
+def _hiding_instances(original: Callable[..., Any], self: Any, filters: Any = None) -> Any:
+    reservations = original(self, filters=filters)  # copies
+    for one in reservations:
+        one.instances = listed(self, "instance", filters, one.instances)
+    return [one for one in reservations if one.instances]

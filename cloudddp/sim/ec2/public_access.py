@@ -1,6 +1,10 @@
-"""VPC Block Public Access: the mode of the region and the exclusions, as records. moto has neither.
+"""VPC Block Public Access: the mode of the region and the exclusions, which moto lacks.
 
-The lab's router does not follow them.
+The lab's router follows them. Amazon VPC User Guide, "Block public access to VPCs and subnets":
+block-bidirectional blocks all traffic of internet gateways, block-ingress all but that of NAT gateways. The
+exclusion allow-bidirectional of a VPC or subnet allows everything; allow-egress allows connections from
+inside, and "only applies when BPA is set to Bidirectional". Assumption: of a NAT gateway, its own subnet has
+to be excluded, since its traffic passes the internet gateway from there.
 """
 
 from __future__ import annotations
@@ -41,6 +45,22 @@ def install() -> None:
         describe_vpc_block_public_access_exclusions=_describe_exclusions,
         delete_vpc_block_public_access_exclusion=_delete_exclusion,
     )
+
+
+def ways(backend: Any, subnet: Any) -> frozenset[str]:
+    """Return what the internet gateway carries for a subnet: connections "in", "out", and those of its NAT
+    gateways ("nat")."""
+    mode, names = _setting(backend).mode, (subnet.id, subnet.vpc_id)
+    excluded = {
+        one["InternetGatewayExclusionMode"]
+        for one in _exclusions(backend).values()
+        if one["ResourceArn"].rpartition("/")[2] in names and one["State"] == "create-complete"
+    }
+    if mode == "off" or "allow-bidirectional" in excluded:
+        return frozenset({"in", "out", "nat"})
+    if mode == "block-ingress":
+        return frozenset({"nat"})
+    return frozenset({"out", "nat"} if "allow-egress" in excluded else ())
 
 
 def _setting(backend: Any) -> _Setting:

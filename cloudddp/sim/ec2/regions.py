@@ -1,7 +1,8 @@
 """The regions of an account and the types of a region: moto lists every region and has all types everywhere.
 
-DescribeRegions has the regions of the caller's partition that are enabled. A type that a region does not
-offer is unknown there: "InvalidInstanceType: The following supplied instance types do not exist:
+DescribeRegions has the regions of the caller's partition that are enabled; with AllRegions or names, also the
+others (EC2 API reference, "DescribeRegions"), as those of the condition `regions`. A type that a region does
+not offer is unknown there: "InvalidInstanceType: The following supplied instance types do not exist:
 [p5.48xlarge]", as for an invented name.
 """
 
@@ -11,7 +12,9 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+from cloudddp.sim.conditions.model import NOT_OPTED_IN
 from cloudddp.sim.ec2 import catalog
+from cloudddp.sim.ec2.catalog import CONDITIONS
 from cloudddp.sim.ec2.patch import client_error, override
 
 # A type with AMD GPUs, which moto's recording leaves out (EC2 User Guide, "Amazon EC2 G4 instances").
@@ -28,21 +31,26 @@ _G4AD = {
 def install() -> None:
     """Patch moto's list of regions and its look-up of instance types, and add g4ad.xlarge."""
     from moto.ec2.models import EC2Backend
-    from moto.ec2.models.availability_zones_and_regions import RegionsAndZonesBackend
+    from moto.ec2.responses.availability_zones_and_regions import AvailabilityZonesAndRegions
 
-    override(RegionsAndZonesBackend, "describe_regions", _enabled)
+    override(AvailabilityZonesAndRegions, "describe_regions", _describe)
     _add_g4ad()
     override(EC2Backend, "describe_instance_types", _in_region)
 
 
-def _enabled(original: Callable[..., Any], self: Any, region_names: list[str] | None = None) -> Any:
+def _describe(original: Callable[..., Any], self: Any) -> Any:
+    from moto.ec2.models.availability_zones_and_regions import Region
     from moto.utilities.utils import get_partition
 
-    return [
-        one
-        for one in original(self, region_names)
-        if get_partition(one.name) == self.partition and one.opt_in_status != "not-opted-in"
+    answer, closed = original(self), CONDITIONS.read().regions
+    every = self._get_bool_param("AllRegions") or self._get_param("RegionNames")
+    regions = [
+        Region(one.name, one.endpoint, closed.get(one.name, one.opt_in_status))
+        for one in answer.result["Regions"]
+        if get_partition(one.name) == self.ec2_backend.partition
     ]
+    answer.result["Regions"] = [one for one in regions if every or one.opt_in_status != NOT_OPTED_IN]
+    return answer
 
 
 def _add_g4ad() -> None:

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from cloudddp.sim.ec2 import interfaces
 from cloudddp.sim.ec2.patch import LOCK, client_error, invalid_value, override, wrap
 
 _MOST = 50
@@ -53,6 +54,7 @@ def _call(original: Callable[..., Any], self: Any) -> Any:
         status, headers, body = self.serialized(ActionResult(error))
         return status, {**headers, "status": str(status)}, body
     with LOCK:
+        interfaces.release_ended(self.ec2_backend)
         return original(self)
 
 

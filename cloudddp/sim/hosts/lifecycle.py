@@ -140,7 +140,7 @@ class Lifecycle:
         failure = CONDITIONS.launch_failure(capacity.zone_of(instances[0])) if instances else None
         if failure is not None:
             for instance in instances[-failure.instances :]:
-                self._records[instance.id].doomed = f"{failure.code}: {failure.message or failure.code}"
+                self._records[instance.id].doomed = failure.reason
         for instance in instances:
             if (ends := reservations.ends(instance)) is not None:
                 run_later((ends - datetime.now(UTC)).total_seconds(), self._end_of_block, instance.id)

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from cloudddp.sim.ec2 import public_access
 from cloudddp.sim.net.policy import LAPTOP, PUBLIC, Member, Policy, Rule
 
 _POOL = PUBLIC.partition("/")[0]  # stands for all public addresses but the laptop's
@@ -49,14 +50,15 @@ def _member(instance: Any, interface: Any, groups: tuple[str, ...]) -> Member:
     public = instance.public_ip or None
     backend, subnet = interface.subnet.ec2_backend, interface.subnet
     out, back = _way_out(backend, subnet, _POOL), _way_out(backend, subnet, LAPTOP)
+    ways = public_access.ways(backend, subnet)
     return Member(
         private=instance.private_ip,
         public=public,
         groups=groups,
         vpc=instance.vpc_id or "",
-        source=public if out.gateway else out.nat,
-        answers_public=out.gateway,
-        answers_laptop=back.gateway,
+        source=(public if "out" in ways else None) if out.gateway else out.nat,
+        answers_public=out.gateway and "in" in ways,
+        answers_laptop=back.gateway and "in" in ways,
     )
 
 
@@ -110,6 +112,8 @@ def _nat_address(backend: Any, nat: Any, destination: str) -> str | None:
         _route(_table(backend, subnet), ipaddress.IPv4Address(destination)) if subnet is not None else None
     )
     if route is None or not str(getattr(route.gateway, "id", "")).startswith("igw-"):
+        return None
+    if "nat" not in public_access.ways(backend, subnet):
         return None
     return next((one["publicIp"] for one in nat.address_set if one.get("publicIp")), None)
 
