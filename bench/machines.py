@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.harness import Options, script, simulator
+from bench.harness import ROOT, Options, script, simulator
 from bench.tables import line, load
 
 NODES, ROUNDS = 5, 4  # at once, because each systemd takes some of root's inotify instances (128 by default)
@@ -24,6 +24,7 @@ def bench_machines(_: Options) -> None:
         return
     print(f"machines: `up -n {NODES}`, {ROUNDS} times each; in brackets the load average before and after")
     before = load()
+    os.environ.setdefault("CLOUDDDP_SIM_ROOTS", str(ROOT / ".venv-witness" / "roots"))  # made once: a minute
     with simulator("machine") as env, tempfile.TemporaryDirectory() as folder:
 
         def cloudddp(*words: str) -> subprocess.CompletedProcess[str]:
