@@ -153,14 +153,23 @@ class ConnectError(NodeError):
 
     `patience` is for how many seconds retrying may help (a booting node), 0 for no retry. `shown` is the host
     key that was refused, as `ssh-ed25519 AAAA...`, or ''. `silent`: no packet came back, so it may not be the
-    node. Code that connects to several nodes sets `retried`, the seconds after which it gave up, and
-    `other_node`, its rank where others respond: then the cause is the node, not this computer's network.
+    node. `refused`: the node is well, and refuses this computer. Code that connects to several nodes sets
+    `retried`, the seconds after which it gave up, and `other_node`, its rank where others respond: then the
+    cause is the node, not this computer's network.
     """
 
     def __init__(
-        self, message: str, *, hint: Text = "", patience: float = 0.0, shown: str = "", silent: bool = False
+        self,
+        message: str,
+        *,
+        hint: Text = "",
+        patience: float = 0.0,
+        shown: str = "",
+        silent: bool = False,
+        refused: bool = False,
     ) -> None:
         super().__init__(message, hint=hint)
+        self.refused = refused
         self.patience = patience
         self.silent = silent
         self.shown = shown
@@ -173,7 +182,7 @@ class ConnectError(NodeError):
 
     @property
     def hint(self) -> Text:
-        if self.other_node is None:
+        if self.other_node is None or self.refused:
             return self._hint
         return (
             "other nodes answer, so it is the node itself: ",

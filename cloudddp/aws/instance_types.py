@@ -6,6 +6,7 @@ Prices are a service to the user: an account that may not ask, or an answer that
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -155,6 +156,9 @@ def describe(aws: AWS, spec: ClusterSpec) -> TypeInfo:
     return info
 
 
+_LARGE = 12  # 12xlarge: the smallest size with more than one GPU of most families
+
+
 def power_minutes(instance_type: str, gpus: int) -> float:
     """Return the minutes that an instance may take to boot, or to shut down. Pure.
 
@@ -163,7 +167,9 @@ def power_minutes(instance_type: str, gpus: int) -> float:
     """
     if ".metal" in instance_type:
         return 40.0
-    return 30.0 if gpus > 1 else 10.0
+    size = re.search(r"\.(\d+)xlarge\Z", instance_type)  # of Trainium, or if the number of GPUs is not known
+    is_large = gpus > 1 or (size is not None and int(size[1]) >= _LARGE)
+    return 30.0 if is_large else 10.0
 
 
 def _type_info(name: str, item: _Type) -> TypeInfo:

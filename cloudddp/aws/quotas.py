@@ -82,6 +82,15 @@ _QUOTAS = (
 )
 
 
+def caveat(instance_type: str, *, spot: bool) -> str:
+    """Return what is not certain about the quota of a type; '' for the others. The quota that P6 counts
+    against by AWS's grouping of families is named for P5."""
+    if spot and instance_type.startswith("p6"):
+        family = instance_type.partition(".")[0]
+        return f"AWS does not document that {family} counts against it; look for a quota of P6 spot instances"
+    return ""
+
+
 class _Value(Record, frozen=True):
     value: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
@@ -167,8 +176,9 @@ def explained(aws: AWS, error: AWSError, instance_type: str, vcpus: int, *, spot
     except AWSError:
         return error
     fewer = "omit --spot" if spot else "use fewer nodes"
+    uncertain = caveat(instance_type, spot=spot)
     hint = (
-        f"{found.detail}; ",
+        f"{found.detail}{f' ({uncertain})' if uncertain else ''}; ",
         *parts(found.increase(aws.region)),
         f", or {fewer}; ",
         Command("doctor"),

@@ -328,11 +328,9 @@ def _quota(aws: AWS, spec: ClusterSpec, info: TypeInfo) -> Check:
         found = quotas.usage(aws, quota, spec.nodes * info.vcpus)
     except AWSError as error:
         return Check("quota", "warn", f"{quota.name} cannot be read: {error.message}", error.hint)
-    if found.suffices and spec.spot and info.family.startswith("p6"):  # the quota's name says P5
-        detail = f"{found.detail}; AWS does not document that {info.family} counts against it"
-        return Check(
-            "quota", "warn", detail, "look for a quota of P6 spot instances in the Service Quotas console"
-        )
+    if caveat := quotas.caveat(spec.instance_type, spot=spec.spot):  # not a failure: another one may count
+        fix = "" if found.suffices else found.increase(aws.region)
+        return Check("quota", "warn", f"{found.detail}; {caveat}", fix)
     if found.suffices:
         return Check("quota", "pass", found.detail)
     return Check("quota", "fail", found.detail, found.increase(aws.region))

@@ -24,6 +24,7 @@ from cloudddp.cluster.prices import Cost
 from cloudddp.errors import CloudDDPError, Command, NodeError, Part, ToolCommand
 from cloudddp.tags import most_common
 
+_POWER_OFF = 300.0  # seconds; cloudddp-deadline.service needs at most 150, then the instance shuts down
 _UNKNOWN = datetime.max.replace(tzinfo=UTC)
 
 
@@ -158,6 +159,18 @@ class Cluster:
         return self.expires is not None and self.expires <= datetime.now(UTC)
 
     @property
+    def overdue(self) -> float:
+        """For how many seconds running nodes have outlived the deadline; 0 while they may be powering off."""
+        if self.expires is None or not self._running:
+            return 0.0
+        late = (datetime.now(UTC) - self.expires).total_seconds()
+        return late if late > _POWER_OFF else 0.0
+
+    @property
+    def _running(self) -> list[str]:
+        return [instance.id for instance in self.live if instance.state == "running"]
+
+    @property
     def type(self) -> str:
         return self._all[0].type
 
@@ -211,8 +224,13 @@ class Cluster:
 
     @property
     def warnings(self) -> list[str]:
-        """Sentences about tags that cannot be used and about foreign instances."""
+        """Sentences about a deadline that was missed, tags that cannot be used and foreign instances."""
         unreadable = [warning for instance in self.live for warning in instance.warnings]
+        if late := self.overdue:
+            unreadable.append(
+                f"the deadline passed {late / 60:.0f} min ago, and {', '.join(self._running)} still runs and "
+                "is billed: it has not powered itself off, as if its kernel hung; `down` terminates it"
+            )
         return unreadable + [one.warning for one in self.foreign if self.id]
 
     def cost(self, now: datetime | None = None) -> Cost:

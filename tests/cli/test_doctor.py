@@ -61,6 +61,11 @@ def test_spot_has_quotas_of_its_own(cli: Any, conditions: Any) -> None:
     p6 = checks(cli, "-n", "1", "--spot", "-t", "p6-b200.48xlarge")["quota"]
     assert p6["status"] == "warn"
     assert "All P5 Spot Instance Requests (L-C4BD4855)" in p6["detail"]
+    conditions(quota={"spot-p5": 10})  # another quota may count
+    small = checks(cli, "-n", "1", "--spot", "-t", "p6-b200.48xlarge")["quota"]
+    assert small["status"] == "warn"
+    assert "AWS does not document that p6-b200 counts against it" in small["detail"]
+    assert "--quota-code L-C4BD4855" in small["fix"]
 
 
 def test_what_cannot_be_read_or_is_old_is_a_warning(

@@ -15,7 +15,15 @@ from cloudddp.tags import Tags
 
 @pytest.mark.parametrize(
     ("kind", "gpus", "minutes"),
-    [("g5.xlarge", 1, 10), ("p5.48xlarge", 8, 30), ("g4dn.metal", 8, 40), ("", None, 10)],
+    [
+        ("g5.xlarge", 1, 10),
+        ("p5.48xlarge", 8, 30),
+        ("g4dn.metal", 8, 40),
+        ("", None, 10),
+        ("p5.48xlarge", None, 30),
+        ("trn2.48xlarge", 0, 30),
+        ("g5.8xlarge", None, 10),
+    ],
 )
 def test_limit_depends_on_the_type(
     monkeypatch: pytest.MonkeyPatch, kind: str, gpus: int | None, minutes: int

@@ -135,6 +135,9 @@ def test_connection_closed_before_the_banner_names_penalties(
     )
     assert "PerSourcePenalties, OpenSSH 9.8 and newer" in render(error.hint)
     assert error.patience > 0
+    error.other_node = 1  # others answer, since penalties are those of one node: it must not be replaced
+    assert "PerSourcePenalties" in render(error.hint)
+    assert "--replace" not in render(error.hint)
 
 
 def test_nagle_is_disabled(connection: Connection) -> None:

@@ -29,9 +29,17 @@ def cluster(found: Cluster, ownership: Ownership, planned: PlannedEnd | None = N
             f"{'has' if found.missing == 1 else 'have'} ended"
         )
     if found.live:
-        head += f"\n  {price}, {amount(found.cost())} so far; terminates in {time_left(found)}"
+        head += f"\n  {price}, {amount(found.cost())} so far; {_end(found)}"
         head += "".join(f"\n  {line}" for line in _earlier(found, planned))
     return head + "\n" + nodes_table(found)
+
+
+def _end(found: Cluster) -> str:
+    return (
+        f"{time_left(found)}: it ends only with `down`"
+        if found.overdue
+        else f"terminates in {time_left(found)}"
+    )
 
 
 def _earlier(found: Cluster, planned: PlannedEnd | None) -> list[str]:
@@ -173,6 +181,8 @@ def at(time: datetime | None) -> str:
 def time_left(found: Cluster) -> str:
     if found.expires is None:
         return "no deadline"
+    if found.overdue:
+        return f"overdue {duration(found.overdue)}"
     return duration((found.expires - datetime.now(UTC)).total_seconds())
 
 
