@@ -178,13 +178,15 @@ def test_only_host_keys_of_the_cluster_are_ever_presented(
     cli: CommandLine, machines: control.Simulator, by: str
 ) -> None:
     """Also while /run/nologin refuses logins, which PAM reads."""
-    settings = {"ssh_socket": int(by == "ssh.socket"), "nologin_seconds": 3}
+    settings = {"ssh_socket": int(by == "ssh.socket"), "nologin_seconds": 6}
     with boot_condition(machines, **settings), presented_keys(machines, cli.cluster) as presented:
         cli.ok("up", "-n", "1", *TYPE)
         sockets = cli.ok("exec", "--", "systemctl is-active ssh.socket || :")
         assert ("inactive" not in sockets) == (by == "ssh.socket")
         # What a reload makes of a sshd that a socket started: it ends, and systemd may wait 90 s for it.
-        assert "Cannot bind" not in cli.ok("exec", "--", "sudo journalctl -u ssh --no-pager")
+        journal = cli.ok("exec", "--", "sudo journalctl -u ssh --no-pager")
+        assert "Cannot bind" not in journal
+        assert "Access denied for user ubuntu by PAM account configuration" in journal
         own = public_key(cli.ok("exec", "--", "cat /etc/ssh/ssh_host_*.pub"))
         until(lambda: own in presented)
     (instance,) = instances_of(client_of(machines, "ec2"), cli.cluster)
