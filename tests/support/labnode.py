@@ -138,6 +138,14 @@ def shell(client: paramiko.SSHClient, command: str) -> str:
     return done.out.decode().rstrip("\n")
 
 
+def boot_id(laptop: LabLaptop, node: Any) -> str:
+    """Return the id of a node's boot; '' while it goes down, and may accept a connection and lose it."""
+    try:
+        return shell(laptop.login(node), "cat /proc/sys/kernel/random/boot_id")
+    except (OSError, EOFError, paramiko.SSHException):
+        return ""
+
+
 def attempt(client: paramiko.SSHClient, command: str) -> Result:
     """Return exit status and output of a command that may fail."""
     return execute(client, command)

@@ -6,6 +6,7 @@ what ends a node is asserted: its power-off, or the first fallback.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -13,9 +14,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import paramiko
 import pytest
 from support.harness import until
-from support.labnode import LabLaptop, attempt, shell
+from support.labnode import LabLaptop, attempt, boot_id, shell
 from support.userdata import product_user_data
 
 from cloudddp.sim import control
@@ -72,9 +74,10 @@ def shutdown_inhibitor(case: Case) -> None:
 
 
 def rebooted(case: Case) -> None:
-    before = case.run("cat /proc/sys/kernel/random/boot_id")
-    attempt(case.laptop.login(case.node), "sudo systemctl reboot")
-    until(lambda: case.run("cat /proc/sys/kernel/random/boot_id") != before)
+    before = boot_id(case.laptop, case.node)
+    with contextlib.suppress(OSError, EOFError, paramiko.SSHException):  # which may end before it answers
+        attempt(case.laptop.login(case.node), "sudo systemctl reboot")
+    until(lambda: boot_id(case.laptop, case.node) not in ("", before))
     case.booted()
 
 
