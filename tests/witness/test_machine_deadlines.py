@@ -112,7 +112,7 @@ CASES: dict[Callable[[Case], None], bool] = {  # whether only a fallback ends it
 
 
 def launch(laptop: LabLaptop, prepare: Callable[[Case], None]) -> Case:
-    now = datetime.now(UTC)
+    now = datetime.now(UTC).replace(microsecond=0)  # the timer of the deadline has whole seconds
     created = now - timedelta(hours=3) if prepare is late_first_boot else now
     expires = created + (timedelta(hours=1) if prepare is late_first_boot else AHEAD)
     data = product_user_data(laptop, created=created, expires=expires)
