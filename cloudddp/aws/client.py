@@ -11,6 +11,7 @@ import copy
 import functools
 import gzip
 import os
+import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -170,7 +171,13 @@ class AWS:
             timings.span(f"AWS {service} {method}"),  # outside: it records the code of the translated error
             explain(action(service, method), self.region, self.renewal, self._decode),
         ):
-            return getattr(self.client(service), method)(**params)
+            answer = getattr(self.client(service), method)(**params)
+        if attempts := answer.get("ResponseMetadata", {}).get(
+            "RetryAttempts"
+        ):  # by botocore, which hides why
+            now = time.monotonic()
+            timings.add(f"AWS {service} {method}", now, now, error=f"repeated {attempts} times")
+        return answer
 
     def _decode(self, encoded: str) -> str:
         """Return the JSON of an encoded authorization message, or '' if the caller may not decode it."""

@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, Literal, TypeVar
@@ -66,6 +66,14 @@ class Check:
     detail: str
     fix: Text = ""
     region: str = ""
+
+
+class ChecksFailed(CloudDDPError):
+    """`up` would not work; `checks` are all of them."""
+
+    def __init__(self, message: str, checks: Sequence[Check]) -> None:
+        super().__init__(message)
+        self.checks = checks
 
 
 def examine(clouds: list[AWS], spec: ClusterSpec) -> Iterator[Check]:

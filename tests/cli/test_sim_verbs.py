@@ -126,7 +126,7 @@ def test_invalid_interface_name_is_refused(own: CommandLine, name: str) -> None:
 
 def test_node_kinds_are_checked(own: CommandLine) -> None:
     own.env["CLOUDDDP_SIM_NODES"] = "virtual"
-    assert "CLOUDDDP_SIM_NODES: auto, namespace, process" in refused(own, "up", "-n", "1")
+    assert "CLOUDDDP_SIM_NODES: auto, namespace, machine, process" in refused(own, "up", "-n", "1")
     assert "no interface of their own" in refused(
         own, "sim", "start", "--nodes", "process", "--interface", "e0"
     )

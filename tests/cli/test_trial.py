@@ -40,6 +40,7 @@ def test_trial_creates_uses_and_removes_a_node_and_reports_each_phase(cli: Any, 
     report = report_in(cli.cwd)
     assert (report["result"], report["left"], report["aws_errors"]) == ("passed", False, [])
     assert [phase["name"] for phase in report["phases"]] == ["doctor", "up", "exec", "down"]
+    assert report["checks"]["quota"] == "pass"
     assert report["node"]["python"].startswith("Python 3.")
     assert report["cluster"]["type"] == "g4dn.xlarge"
     names = {step["name"] for step in report["steps"]}
@@ -70,18 +71,52 @@ def test_interrupted_trial_removes_its_node(cli: Any, ec2: Any, conditions: Any)
     _, rest = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 130, shown + rest
     assert trial_nodes(ec2, shown + rest) == []
-    assert report_in(cli.cwd)["failed_in"] == "up"
+    report = report_in(cli.cwd)
+    assert (report["result"], report["failed_in"]) == ("interrupted", "up")
 
 
-def test_failed_check_creates_nothing_and_writes_no_report(cli: Any, conditions: Any, faults: Any) -> None:
+def test_node_that_fails_the_checks_is_removed_and_the_next_step_is_a_trial(
+    cli: Any, ec2: Any, conditions: Any
+) -> None:
+    """Not `up`, whose settings may cost more. Calls that boto3 has repeated are in the report, too."""
+    conditions(boot={"failed_gpus": 1}, throttle={"RunInstances": 2})
+    err = cli.fails(1, "doctor", *CHECKED)
+    assert trial_nodes(ec2, err) == []
+    assert err.splitlines()[-1].endswith("to try another one: `cloudddp doctor --trial`"), err
+    report = report_in(cli.cwd)
+    assert {"call": "ec2 run_instances", "code": "repeated 2 times"} in report["aws_errors"]
+    assert report["failed_in"] == "up"
+
+
+def test_failed_check_creates_nothing_and_is_in_the_report(cli: Any, conditions: Any, faults: Any) -> None:
     conditions(quota={"on-demand-g": 0})
-    assert "1 check failed: quota" in cli.fails(1, "doctor", *CHECKED)
+    err = cli.fails(1, "doctor", *CHECKED)
+    assert "1 check failed: quota" in err
+    assert "doctor --trial -t t3.large" in err
     assert "RunInstances" not in faults.calls
-    assert not list(cli.cwd.glob("*.json"))
+    report = report_in(cli.cwd)
+    assert (report["failed_in"], report["checks"]["quota"]) == ("doctor", "fail")
+
+
+def test_type_and_price_of_the_configuration_do_not_count(cli: Any) -> None:
+    cli.write(
+        "cloudddp.toml",
+        '[cluster]\nnodes = 4\ninstance_type = "p5.48xlarge"\nprice = 0.1\nspot = true\nmax_cost = 900\n',
+    )
+    done = cli("doctor", "--trial")
+    assert done.returncode == 0, done.stderr
+    assert "1 x g4dn.xlarge (1 x NVIDIA T4 each)" in done.stderr
+    assert "$0.53 per node (on-demand list price" in done.stderr
+    assert report_in(cli.cwd)["cluster"]["spot"] is False
 
 
 @pytest.mark.parametrize(
-    ("words", "why"), [(("-n", "2"), "a trial has one node"), (("--json",), "leave out --json")]
+    ("words", "why"),
+    [
+        (("-n", "2"), "leave out -n and -c"),
+        (("-c", "mine"), "leave out -n and -c"),
+        (("--json",), "leave out --json"),
+    ],
 )
 def test_options_that_a_trial_does_not_have(line: Any, words: tuple[str, ...], why: str) -> None:
     assert why in line.fails(2, "doctor", "--trial", *words)

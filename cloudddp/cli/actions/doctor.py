@@ -8,10 +8,10 @@ from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import counted
 from cloudddp.cli.session import Session
-from cloudddp.cluster.doctor import Check, examine
+from cloudddp.cluster.doctor import Check, ChecksFailed, examine
 from cloudddp.cluster.up import check_settings
 from cloudddp.config.command_line import Flag, GlobalOptions
-from cloudddp.errors import CloudDDPError, UsageError
+from cloudddp.errors import UsageError
 
 _LONGEST = "ec2:CreatePlacementGroup"  # name of a check: each line is printed before the next check is known
 
@@ -35,8 +35,9 @@ def doctor(
     Trial(console, options, flags).run(lambda session: _check(session, as_json=False), yes=yes)
 
 
-def _check(session: Session, *, as_json: bool) -> None:
-    """Print the checks. Raises CloudDDPError if one fails, unless `up` would work in another region."""
+def _check(session: Session, *, as_json: bool) -> list[Check]:
+    """Print the checks, and return them. Raises ChecksFailed if one fails, unless `up` would work in another
+    region."""
     console = session.console
     spec, clouds = session.settings.cluster, session.clouds()
     check_settings(clouds, spec)
@@ -50,7 +51,8 @@ def _check(session: Session, *, as_json: bool) -> None:
         console.print_json([_record(console, check) for check in checks])
     failed = [check.name for check in checks if check.status == "fail"]
     if failed and not _a_region_passes(checks, [aws.region for aws in clouds]):
-        raise CloudDDPError(f"{counted(len(failed), 'check')} failed: {', '.join(failed)}")
+        raise ChecksFailed(f"{counted(len(failed), 'check')} failed: {', '.join(failed)}", checks)
+    return checks
 
 
 def _a_region_passes(checks: Sequence[Check], regions: Sequence[str]) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import platform
 import re
 import secrets
@@ -15,8 +16,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib import metadata
+from math import inf
 from pathlib import Path
 from typing import Any
+
+from msgspec import structs
 
 from cloudddp import __version__, signals, timings
 from cloudddp.cli import session as sessions
@@ -26,11 +30,11 @@ from cloudddp.cli.console import Console
 from cloudddp.cli.node_connections import connected
 from cloudddp.cli.session import Session
 from cloudddp.cli.views import lifecycle
+from cloudddp.cluster.doctor import Check, ChecksFailed
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.command_line import Flag, GlobalOptions
 from cloudddp.config.spec import connection_mode
-from cloudddp.errors import Leftovers, NodeError, UsageError
-from cloudddp.files import write_atomic
+from cloudddp.errors import CloudDDPError, Command, Interrupted, Leftovers, NodeError, UsageError
 from cloudddp.ssh.running import CommandSpec
 
 _CHEAP = (
@@ -39,6 +43,11 @@ _CHEAP = (
     Flag("--max-cost", "cluster", "max_cost", "1"),
 )
 _ONE = Flag("--nodes", "cluster", "nodes", "1")
+# Settings of a file that are about its own type of nodes: defaults, unless they are given as flags.
+_OF_ANOTHER_TYPE: Mapping[str, Any] = {
+    **dict.fromkeys(("price", "reservation")),
+    **dict.fromkeys(("spot", "allow_cpu", "require_efa"), False),
+}
 
 # A line `name=value` each. What a program does not print is missing.
 _VERSIONS = """\
@@ -63,31 +72,57 @@ class Trial:
     phases: list[dict[str, Any]] = field(default_factory=list)
     cluster: Cluster | None = None
     node: Mapping[str, str] = field(default_factory=dict)
+    checks: Sequence[Check] = ()
+    number: str = field(default_factory=lambda: secrets.token_hex(3))
 
-    def run(self, check: Callable[[Session], None], *, yes: bool) -> None:
+    def run(self, check: Callable[[Session], Sequence[Check]], *, yes: bool) -> None:
         """Make the checks of `doctor`, then the trial, and write the report, also about a failure.
 
-        Raises the error of the step that failed; Leftovers if the node may still be running.
+        Raises the error of the step that failed; Leftovers if the node may still be running; UsageError
+        before anything is called.
         """
-        if any(flag.key == "nodes" for flag in self.flags):
-            raise UsageError("a trial has one node", hint="leave out --nodes")
-        given = {flag.key for flag in self.flags}
-        flags = [*(flag for flag in _CHEAP if flag.key not in given), *self.flags, _ONE]
-        session = sessions.start(
-            self.console, replace(self.options, cluster=f"trial-{secrets.token_hex(3)}"), flags=flags
-        )
-        self.console.options = session.options  # the commands in messages name the trial's cluster
+        if self.options.cluster or any(flag.key == "nodes" for flag in self.flags):
+            raise UsageError("a trial has one node in a cluster of its own", hint="leave out -n and -c")
+        if not os.access(Path.cwd(), os.W_OK):
+            raise UsageError(f"the report cannot be written to {Path.cwd()}", hint="change to another folder")
+        session = self._session()
+        self.console.options = session.options  # the commands in messages name the trial's cluster ...
         if not self.options.timings:
             timings.enable()
         try:
             with self._phase("doctor"):
-                check(session)
+                self._check(session, check)
             self._use_node(session, yes=yes)
         finally:
-            if _has_created():
+            if self._failed_in == "doctor" or self._has_created:
                 self._write(session)
+            if not self._left:
+                self.console.options = self.options  # ... as long as it exists
             if not self.options.timings:
                 timings.finish()  # they are in the report
+
+    def _session(self) -> Session:
+        """Return the session of a cluster with one cheap node, whatever the configuration files say of it."""
+        given = {flag.key for flag in self.flags}
+        flags = [*(flag for flag in _CHEAP if flag.key not in given), *self.flags, _ONE]
+        session = sessions.start(
+            self.console, replace(self.options, cluster=f"trial-{self.number}"), flags=flags
+        )
+        others = {key: value for key, value in _OF_ANOTHER_TYPE.items() if key not in given}
+        spec = structs.replace(session.settings.cluster, **others)
+        return replace(session, settings=structs.replace(session.settings, cluster=spec))
+
+    def _check(self, session: Session, check: Callable[[Session], Sequence[Check]]) -> None:
+        try:
+            self.checks = check(session)
+        except ChecksFailed as failure:
+            self.checks = failure.checks
+            if all((one.name, one.status) != ("quota", "fail") for one in failure.checks):
+                raise
+            words = ("doctor", "--trial", "-t", "t3.large", "--price", "0.09", "--allow-cpu")
+            raise CloudDDPError(
+                failure.message, hint=("without a GPU, which needs another quota: ", Command(*words))
+            ) from None
 
     def _use_node(self, session: Session, *, yes: bool) -> None:
         try:
@@ -98,6 +133,9 @@ class Trial:
                 self.node = versions(result.stdout)
                 if result.exit_code:
                     raise NodeError(f"node 0: a command that prints versions exited with {result.exit_code}")
+        except NodeError as failure:  # its hint is about a cluster that stays up
+            again = ("the trial's node is removed; to try another one: ", Command("doctor", "--trial"))
+            raise CloudDDPError(failure.message, hint=again) from None
         finally:
             if self.cluster is not None:
                 with self._phase("down"):
@@ -123,26 +161,47 @@ class Trial:
     def _now(self) -> float:
         return round(time.monotonic() - self.began, 3)
 
+    @property
+    def _failed_in(self) -> str | None:
+        return next((phase["name"] for phase in self.phases if "error" in phase), None)
+
+    @property
+    def _left(self) -> bool:
+        return any(phase.get("error") == Leftovers.__name__ for phase in self.phases)
+
+    @property
+    def _has_created(self) -> bool:
+        """Whether the first of the creating calls was made: not if the user has answered no."""
+        up = next((phase["began"] for phase in self.phases if phase["name"] == "up"), inf)
+        return any(
+            span.name == "AWS ec2 import_key_pair" and span.began - self.began >= up
+            for span in timings.recorded()
+        )
+
     def _write(self, session: Session) -> None:
-        path = Path.cwd() / f"cloudddp-trial-{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
+        path = Path.cwd() / f"cloudddp-trial-{datetime.now(UTC):%Y%m%d-%H%M%S}-{self.number}.json"
+        text = json.dumps(self.report(session), indent=1) + "\n"
         try:
-            write_atomic(path, json.dumps(self.report(session), indent=1) + "\n", mode=0o644)
-        except (OSError, UsageError) as error:
-            self.console.warn(f"the report cannot be written to {path}: {error}")
+            path.with_suffix(".new").write_text(text)
+            path.with_suffix(".new").replace(path)
+        except OSError as error:
+            self.console.warn(f"cannot write {path}: {error.strerror}. The report:")
+            self.console.print(text)
             return
-        self.console.log(f"the report, which names no id and no address: {path}")
+        self.console.log(f"the report, without ids and addresses: {path}")
 
     def report(self, session: Session) -> dict[str, Any]:
         """Return the report. All text in it is from lists of known words, or was matched against a
         pattern."""
         spec = session.settings.cluster
         spans = [span for span in timings.recorded() if span.began >= self.began]
-        failed = next((phase["name"] for phase in self.phases if "error" in phase), None)
+        errors = [phase["error"] for phase in self.phases if "error" in phase]
+        result = "interrupted" if Interrupted.__name__ in errors else "failed"
         return {
             "format": 1,
-            "result": "failed" if failed else "passed",
-            "failed_in": failed,
-            "left": any(phase.get("error") == Leftovers.__name__ for phase in self.phases),
+            "result": result if errors else "passed",
+            "failed_in": self._failed_in,
+            "left": self._left,
             "date": f"{datetime.now(UTC):%Y-%m-%d}",
             "simulated": bool(self.options.sim),
             "versions": {
@@ -158,6 +217,7 @@ class Trial:
                 "image": spec.image if spec.image.startswith("/aws/service/") else "own",
                 "connect": connection_mode(spec),
             },
+            "checks": {check.name: check.status for check in self.checks},
             "node": dict(self.node),
             "phases": self.phases,
             "aws_errors": [
@@ -174,13 +234,6 @@ class Trial:
                 for span in sorted(spans, key=lambda span: span.began)
             ],
         }
-
-
-def _has_created() -> bool:
-    """Return whether the first of the creating calls was made, and not only as a dry run."""
-    return any(
-        span.name == "AWS ec2 import_key_pair" and span.error != _EXPECTED for span in timings.recorded()
-    )
 
 
 def versions(output: bytes) -> dict[str, str]:

@@ -139,6 +139,7 @@ def _server_environment(home: Path) -> dict[str, str]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "MOTO_"))}
     # Launchers attach AWS's managed policies to their roles.
     environ["MOTO_IAM_LOAD_MANAGED_POLICIES"] = "true"
+    environ["PATH"] = f"{environ.get('PATH', '')}:/usr/sbin:/sbin"  # Debian's users do not have ip and nft
     environ[processes.HOME_MARK] = str(home)
     environ.pop(processes.NODE_MARK, None)
     search_path = [str(_PACKAGE_PARENT), os.environ.get("PYTHONPATH", "")]
@@ -174,7 +175,7 @@ def _start_error(what: str, home: Path) -> CloudDDPError:
     if reason.startswith("port "):
         hint = "another simulator? `cloudddp sim stop` with its CLOUDDDP_HOME; or use another --port, or none"
     elif "nodes are not available" in reason:
-        hint = "--nodes process needs none of this, and is less faithful (docs/simulator.md)"
+        hint = "less faithful, and without these requirements: --nodes process (docs/simulator.md)"
     return CloudDDPError(f"the simulator cannot start: {reason}", hint=hint)
 
 

@@ -80,7 +80,7 @@ def path(home: Path) -> Path:
 def unavailable_reason() -> str:
     """Return why machine nodes cannot run on this computer, in a sentence; '' if they can."""
     if os.getuid():
-        return "they need root: systemd-nspawn boots an operating system (run it as root, or with sudo -E)"
+        return "they need root: systemd-nspawn boots an operating system"
     search = _search_path()
     missing = [package for name, package in PACKAGES.items() if shutil.which(name, path=search) is None]
     missing += [] if _KEYRING.exists() else ["debian-archive-keyring"]
@@ -119,6 +119,7 @@ def _make(wanted: Path, report: Callable[[str], None]) -> None:
     report("making the operating system of machine nodes, once, with debootstrap: about a minute")
     unfinished = wanted.with_suffix(".new")
     shutil.rmtree(unfinished, ignore_errors=True)  # left by an interruption
+    wanted.with_suffix(".log").unlink(missing_ok=True)
     try:
         _run(
             wanted.with_suffix(".log"),
@@ -140,8 +141,8 @@ def _run(log: Path, *command: str) -> None:
     and its mounts. What is removed next could otherwise be the computer's /dev, which debootstrap may mount.
     """
     environment = {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
-    environment["PATH"] = _search_path()
-    with log.open("wb") as output:
+    environment["PATH"] = f"{_search_path()}:/usr/bin:/bin"
+    with log.open("ab") as output:
         done = subprocess.run(
             ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", *command),
             stdin=subprocess.DEVNULL,
