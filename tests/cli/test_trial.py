@@ -122,6 +122,14 @@ def test_options_that_a_trial_does_not_have(line: Any, words: tuple[str, ...], w
     assert why in line.fails(2, "doctor", "--trial", *words)
 
 
+def test_report_that_cannot_be_written_is_printed(cli: Any) -> None:
+    cli.cwd = Path("/proc")
+    done = cli("doctor", *CHECKED)
+    assert done.returncode == 0, done.stderr
+    assert "cannot write /proc/cloudddp-trial-" in done.stderr
+    assert json.loads(done.stdout[done.stdout.index("{\n") :])["result"] == "passed"
+
+
 def test_without_a_terminal_a_trial_needs_y(cli: Any, faults: Any) -> None:
     assert "add -y" in cli.fails(2, "doctor", *CHECKED, CLOUDDDP_YES="")
     assert "RunInstances" not in faults.calls
