@@ -172,9 +172,8 @@ class AWS:
             explain(action(service, method), self.region, self.renewal, self._decode),
         ):
             answer = getattr(self.client(service), method)(**params)
-        if attempts := answer.get("ResponseMetadata", {}).get(
-            "RetryAttempts"
-        ):  # by botocore, which hides why
+        # By botocore, which does not say why.
+        if attempts := answer.get("ResponseMetadata", {}).get("RetryAttempts"):
             now = time.monotonic()
             timings.add(f"AWS {service} {method}", now, now, error=f"repeated {attempts} times")
         return answer
