@@ -40,13 +40,19 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
 
 
 @pytest.fixture(scope="session")
-def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[control.Simulator]:
-    """One simulator with machine nodes; afterwards all of its processes have ended."""
+def root_images() -> Iterator[None]:
+    """Where the operating system of machine nodes is kept; skips a test where they are not available."""
     if reason := root_image.unavailable_reason() or lab_namespaces.unavailable_reason():
         cannot(reason)
-    home = tmp_path_factory.mktemp("machines")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(root_image.VARIABLE, str(ROOTS))
-        yield control.start(home, nodes="machine")
-        control.stop(home)
+        yield
+
+
+@pytest.fixture(scope="session")
+def machines(root_images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[control.Simulator]:
+    """One simulator with machine nodes; afterwards all of its processes have ended."""
+    home = tmp_path_factory.mktemp("machines")
+    yield control.start(home, nodes="machine")
+    control.stop(home)
     assert processes.belonging(home) == []

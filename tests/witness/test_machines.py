@@ -6,6 +6,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
+import signal
 import subprocess
 import threading
 import time
@@ -32,6 +34,7 @@ from support.witnesslab import Lab
 
 from cloudddp.sim import control
 from cloudddp.sim.ec2.images import IMAGES
+from cloudddp.sim.linux import processes
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -85,6 +88,7 @@ METADATA = (
     "token=$(curl -sX PUT -H 'X-aws-ec2-metadata-token-ttl-seconds: 60' $base/api/token) && "
     'curl -sH "X-aws-ec2-metadata-token: $token" $base/meta-data/{path}'
 )
+CGROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
 HUNG = "[Service]\nExecStart=/bin/sleep infinity\nExecStop=/bin/sleep infinity\nTimeoutStopSec=infinity"
 EXAMINED = (
     *("/etc/systemd/system/cloudddp-deadline.timer", "/etc/systemd/system/cloudddp-deadline.service"),
@@ -254,6 +258,39 @@ def test_ec2_reboots_a_machine_and_ends_one_that_does_not_power_off(machines: co
         laptop.leave()
     log = (machines.home / "sim" / "server.log").read_text()
     assert f"{node['InstanceId']} did not power off in 30 s: killed" in log
+
+
+def test_killed_programs_of_the_simulator_leave_no_machine(tmp_path: Path, root_images: None) -> None:
+    """The boot process, systemd-nspawn, and the server with both: pid 1 of a machine would live on."""
+    sim = control.start(tmp_path / "home", nodes="machine")
+    laptop = LabLaptop(sim, "killed")
+    groups = [folder for mount in CGROUPS if (folder := mount / "cloudddp-sim").is_dir()]
+    try:
+        for program in ("cloudddp.sim.hosts.machines.boot", "systemd-nspawn"):
+            (node,) = laptop.launch(InstanceType="c5.large")
+            (found,) = control.nodes(sim)[:1]
+            (pid,) = [pid for pid in found["processes"] if program in command_line(pid)]
+            os.kill(pid, signal.SIGKILL)
+            until(lambda node=node: laptop.state(node["InstanceId"]) == "terminated")
+            until(lambda found=found: not any(map(command_line, found["processes"])))
+        (node,) = laptop.launch(InstanceType="c5.large")
+        (found,) = control.nodes(sim)
+        boot = [pid for pid in found["processes"] if "machines.boot" in command_line(pid)]
+        for pid in (sim.pid, *boot):
+            os.kill(pid, signal.SIGKILL)
+    finally:
+        control.stop(sim.home)
+    assert processes.belonging(sim.home) == []
+    assert not any(map(command_line, found["processes"]))
+    assert not [folder for folder in groups if (folder / node["InstanceId"]).exists()]
+
+
+def command_line(pid: int) -> str:
+    """Return the command line of a process; '' if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""
 
 
 def test_amazon_linux_layout(cli: CommandLine, machines: control.Simulator) -> None:

@@ -18,7 +18,7 @@ from cloudddp.sim.control.admin_client import is_healthy
 from cloudddp.sim.control.options import Options, read_policy
 from cloudddp.sim.control.record import Simulator, find, record_path
 from cloudddp.sim.hosts import node_folder
-from cloudddp.sim.hosts.machines import root_image
+from cloudddp.sim.hosts.machines import cgroups, root_image
 from cloudddp.sim.linux import private_files, processes
 
 SERVER_MODULE = "cloudddp.sim.api.server"
@@ -188,7 +188,10 @@ def _clean_up(home: Path) -> int:
     for pid in list(_children):
         _has_ended(pid)
     record_path(home).unlink(missing_ok=True)
-    for folder in node_folder.nodes_folder(home).glob("*"):
+    folders = list(node_folder.nodes_folder(home).glob("*"))
+    if os.getuid() == 0:  # only then there are machine nodes
+        cgroups.clean_up([folder.name for folder in folders])
+    for folder in folders:
         node_folder.remove(folder)
     return ended
 

@@ -33,6 +33,7 @@ class MachineProcess:
     def wait(self) -> int:
         """Return the exit status of the node, which is that of its pid 1."""
         status = self.process.wait()
+        self.init.kill()  # if the boot module was killed: a machine's pid 1 would live on
         self.init.close()
         return status
 

@@ -23,7 +23,7 @@ from cloudddp.sim.guest import on_node
 from cloudddp.sim.hosts import python_environment
 from cloudddp.sim.hosts.machines import cgroups, layout
 from cloudddp.sim.hosts.machines.layout import Layout
-from cloudddp.sim.linux import kernel
+from cloudddp.sim.linux import kernel, processes
 
 _OOM_SCORE = "500"  # of 1000, so that the kernel kills nodes before the user's own programs
 _START_SECONDS = 15.0  # until systemd-nspawn has started pid 1
@@ -127,6 +127,8 @@ def _command(machine: Machine, root: Path) -> list[str]:
         *(f"--directory={root}", f"--machine={machine.instance_id}", f"--hostname={machine.name}"),
         "--network-namespace-path=/proc/self/ns/net",  # with it, root of the node may configure the network
         *("--resolv-conf=off", "--timezone=off", "--link-journal=no"),
+        # Of pid 1, whose parent may be killed: by these marks it is found then.
+        *(f"--setenv={name}={os.environ[name]}" for name in (processes.HOME_MARK, processes.NODE_MARK)),
         f"--bind-ro={machine.hosts_file}:/etc/hosts",
         *(f"--bind-ro={path}" for path in pythons if not path.is_relative_to("/usr")),
         "systemd.unified_cgroup_hierarchy=1",

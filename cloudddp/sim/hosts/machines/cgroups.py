@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from cloudddp.sim.linux import kernel
 
 _ROOT = Path("/sys/fs/cgroup")
 _PARENT = "cloudddp-sim"
+_KILL_SECONDS = 10.0  # for killed processes to be gone
 
 
 def enter(name: str) -> Path:
@@ -30,10 +33,28 @@ def enter(name: str) -> Path:
 
 
 def leave(folder: Path) -> None:
-    """Move this process back and remove the group with those below it; they are empty when a machine has
-    ended."""
+    """Move this process back, and remove the group with those below it."""
     with contextlib.suppress(OSError):
         (_ROOT / "cgroup.procs").write_text(str(os.getpid()))
+    _remove(folder)
+
+
+def clean_up(names: Iterable[str]) -> None:
+    """End what runs in groups whose boot process was killed, and remove them. No error where the computer
+    does not show the unified hierarchy."""
+    mounts = (line.split() for line in Path("/proc/self/mounts").read_text().splitlines())
+    mounted = next((Path(words[1]) for words in mounts if words[2] == "cgroup2"), None)
+    for folder in (mounted / _PARENT / name for name in names) if mounted else ():
+        if folder.is_dir():
+            (folder / "cgroup.kill").write_text("1")
+            deadline = time.monotonic() + _KILL_SECONDS
+            while "populated 1" in (folder / "cgroup.events").read_text() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """The kernel refuses to remove a group that has processes."""
     for path in (*sorted(folder.rglob("*/"), reverse=True), folder):
         with contextlib.suppress(OSError):
             path.rmdir()
