@@ -15,9 +15,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from cloudddp.sim.guest import on_node
 from cloudddp.sim.hosts import python_environment
@@ -28,6 +29,7 @@ from cloudddp.sim.linux import kernel, processes
 _OOM_SCORE = "500"  # of 1000, so that the kernel kills nodes before the user's own programs
 _START_SECONDS = 15.0  # until systemd-nspawn has started pid 1
 _NSPAWN_STATUS = {0: "poweroff", 133: "reboot"}  # of systemd-nspawn --boot
+_CONSOLE_BYTES = 512 << 10  # its folder has 1 MiB
 _CONSOLE_LINES = 3  # in the reason of a failed start
 _TORCH = "opt/pytorch"  # where the Deep Learning AMI has it
 
@@ -69,29 +71,40 @@ def main() -> int:
     subprocess.run(["ip", "-batch", "-"], input=machine.network_commands, text=True, check=True)
     root = _build(machine)
     group = cgroups.enter(machine.instance_id)
-    console = machine.state / "console"  # of a limited size, since root of the node writes it
     try:
-        with console.open("wb") as output:
-            process = subprocess.Popen(
-                _command(machine, root),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env={**os.environ, "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1"},
-                preexec_fn=lambda: kernel.die_with_parent(signal.SIGKILL),
-            )
+        process = subprocess.Popen(
+            _command(machine, root),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1"},
+            preexec_fn=lambda: kernel.die_with_parent(signal.SIGKILL),
+        )
+        console = machine.state / "console"
+        reader = threading.Thread(target=_keep_beginning, args=(process.stdout, console), daemon=True)
+        reader.start()
         pid = _init_of(process)
         if pid is None:
+            process.kill()
+            reader.join()
             lines = console.read_text(errors="replace").strip().splitlines()[-_CONSOLE_LINES:]
             text = " / ".join(lines) or "systemd-nspawn does not start"
             print("".join(c if c.isprintable() else "?" for c in text), file=sys.stderr, flush=True)
-            process.kill()
             return 1
         print(f"pid {pid} {process.pid}", flush=True)
         ending = _NSPAWN_STATUS.get(process.wait())
         return on_node.EXIT_STATUS[ending] if ending else 1
     finally:
         cgroups.leave(group)
+
+
+def _keep_beginning(stream: IO[bytes], path: Path) -> None:
+    """Read the console to its end, and keep its beginning: a machine whose console is not read stops."""
+    with path.open("wb") as file:
+        while data := os.read(stream.fileno(), 1 << 16):
+            if file.tell() < _CONSOLE_BYTES:
+                file.write(data)
+                file.flush()
 
 
 def _build(machine: Machine) -> Path:
@@ -125,7 +138,7 @@ def _command(machine: Machine, root: Path) -> list[str]:
     return [
         *("systemd-nspawn", "--quiet", "--boot", "--register=no", "--keep-unit", "--console=read-only"),
         *(f"--directory={root}", f"--machine={machine.instance_id}", f"--hostname={machine.name}"),
-        "--network-namespace-path=/proc/self/ns/net",  # with it, root of the node may configure the network
+        "--capability=CAP_NET_ADMIN",  # of its own network namespace, in which this process is
         *("--resolv-conf=off", "--timezone=off", "--link-journal=no"),
         # Of pid 1, whose parent may be killed: by these marks it is found then.
         *(f"--setenv={name}={os.environ[name]}" for name in (processes.HOME_MARK, processes.NODE_MARK)),
