@@ -45,7 +45,7 @@ def clean_up(names: Iterable[str]) -> None:
     mounts = (line.split() for line in Path("/proc/self/mounts").read_text().splitlines())
     mounted = next((Path(words[1]) for words in mounts if words[2] == "cgroup2"), None)
     for folder in (mounted / _PARENT / name for name in names) if mounted else ():
-        if folder.is_dir():
+        with contextlib.suppress(OSError):  # it is gone, or the kernel is older than cgroup.kill (5.14)
             (folder / "cgroup.kill").write_text("1")
             deadline = time.monotonic() + _KILL_SECONDS
             while "populated 1" in (folder / "cgroup.events").read_text() and time.monotonic() < deadline:

@@ -31,8 +31,9 @@ system_info:
 
 # On Nitro, cloud-init recognizes EC2 by DMI data, which it does not read in a container. Xen instances show
 # an identifier in /sys/hypervisor, which it does read (DataSourceEc2.py, identify_aws); only for EC2 does it
-# use version 2 of the metadata service. Nothing can be added to /sys itself, so a copy is mounted over it. Its
-# parts are read-only. It is not: only then udevd starts, which cloud-init needs (ConditionPathIsReadWrite).
+# use version 2 of the metadata service. Nothing can be added to /sys itself, so a copy is mounted over it.
+# Its parts are read-only. It is not, since udevd, which cloud-init needs, would not start
+# (ConditionPathIsReadWrite=/sys).
 _PLATFORM = """\
 [Unit]
 Description=What EC2's hypervisor shows
