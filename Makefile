@@ -70,7 +70,7 @@ $(WITNESS)/%/.installed: tests/witness/requirements-%.txt $(VENV)/.installed
 	@touch $@
 
 witness: $(VENV)/.installed $(WITNESS)/aws/.installed $(WITNESS)/ray/.installed  ## the AWS CLI and `ray up` at the simulator, Slurm, real operating systems
-	@$(BIN)/python -m pytest tests/witness -n 2 --dist loadgroup
+	@$(BIN)/python -m pytest tests/witness -n 2
 
 environment: $(VENV)/.installed
 

@@ -13,18 +13,19 @@ from typing import Any
 
 from bench.harness import ROOT, Options, script, simulator
 from bench.tables import line, load
+from cloudddp.sim.hosts.machines import root_image
 
 NODES, ROUNDS = 5, 4  # at once, because each systemd takes some of root's inotify instances (128 by default)
 
 
 def bench_machines(_: Options) -> None:
     """Machine nodes: `up` under ssh.service and under ssh.socket."""
-    if os.getuid():
-        print("machines: left out, they need root")
+    if reason := root_image.unavailable_reason():
+        print(f"machines: left out: {reason}")
         return
     print(f"machines: `up -n {NODES}`, {ROUNDS} times each; in brackets the load average before and after")
     before = load()
-    os.environ.setdefault("CLOUDDDP_SIM_ROOTS", str(ROOT / ".venv-witness" / "roots"))  # made once: a minute
+    os.environ.setdefault(root_image.VARIABLE, str(ROOT / ".venv-witness" / "roots"))  # made once: a minute
     with simulator("machine") as env, tempfile.TemporaryDirectory() as folder:
 
         def cloudddp(*words: str) -> subprocess.CompletedProcess[str]:

@@ -153,9 +153,10 @@ class ConnectError(NodeError):
 
     `patience` is for how many seconds retrying may help (a booting node), 0 for no retry. `shown` is the host
     key that was refused, as `ssh-ed25519 AAAA...`, or ''. `silent`: no packet came back, so it may not be the
-    node. `refused`: the node is well, and refuses this computer. Code that connects to several nodes sets
-    `retried`, the seconds after which it gave up, and `other_node`, its rank where others respond: then the
-    cause is the node, not this computer's network.
+    node. `closed_early`: sshd closed the connection at once; it may be booting or penalizing this address,
+    and need not be replaced. Code that connects to several nodes sets `retried`, the seconds after which it
+    gave up, and `other_node`, its rank where others respond: then the cause is the node, not this computer's
+    network.
     """
 
     def __init__(
@@ -166,10 +167,10 @@ class ConnectError(NodeError):
         patience: float = 0.0,
         shown: str = "",
         silent: bool = False,
-        refused: bool = False,
+        closed_early: bool = False,
     ) -> None:
         super().__init__(message, hint=hint)
-        self.refused = refused
+        self.closed_early = closed_early
         self.patience = patience
         self.silent = silent
         self.shown = shown
@@ -182,7 +183,7 @@ class ConnectError(NodeError):
 
     @property
     def hint(self) -> Text:
-        if self.other_node is None or self.refused:
+        if self.other_node is None or self.closed_early:
             return self._hint
         return (
             "other nodes answer, so it is the node itself: ",

@@ -30,13 +30,14 @@ _spans: list[Span] | None = None
 @dataclass(frozen=True, slots=True)
 class Span:
     """What happened from `began` to `ended`, by the monotonic clock; `node` where it happened on several at
-    once. `error`: the code of the exception that ended it, or its type; '' if none did."""
+    once. Of a call of AWS: the code of its `error`, or '', and how often botocore has repeated it."""
 
     name: str
     began: float
     ended: float
     node: int | None = None
     error: str = ""
+    retries: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,20 +83,19 @@ def spanned(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 @contextlib.contextmanager
 def _recorded(name: str, node: int | None) -> Iterator[None]:
-    began, error = time.monotonic(), ""
+    began = time.monotonic()
     try:
         yield
-    except BaseException as raised:
-        error = str(getattr(raised, "code", "")) or type(raised).__name__
-        raise
     finally:
-        add(name, began, time.monotonic(), node, error)
+        add(name, began, time.monotonic(), node)
 
 
-def add(name: str, began: float, ended: float, node: int | None = None, error: str = "") -> None:
+def add(
+    name: str, began: float, ended: float, node: int | None = None, *, error: str = "", retries: int = 0
+) -> None:
     """Record a span that was measured elsewhere, by the monotonic clock of this computer."""
     if _spans is not None and len(_spans) < _MOST:
-        _spans.append(Span(name, began, ended, node, error))
+        _spans.append(Span(name, began, ended, node, error, retries))
 
 
 def mark(name: str) -> None:

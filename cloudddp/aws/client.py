@@ -167,16 +167,18 @@ class AWS:
         return answer
 
     def _call(self, service: str, method: str, params: Mapping[str, Any]) -> Any:
-        with (
-            timings.span(f"AWS {service} {method}"),  # outside: it records the code of the translated error
-            explain(action(service, method), self.region, self.renewal, self._decode),
-        ):
-            answer = getattr(self.client(service), method)(**params)
-        # By botocore, which does not say why.
-        if attempts := answer.get("ResponseMetadata", {}).get("RetryAttempts"):
-            now = time.monotonic()
-            timings.add(f"AWS {service} {method}", now, now, error=f"repeated {attempts} times")
-        return answer
+        began, code, retries = time.monotonic(), "", 0
+        try:
+            with explain(action(service, method), self.region, self.renewal, self._decode):
+                answer = getattr(self.client(service), method)(**params)
+            retries = int(answer.get("ResponseMetadata", {}).get("RetryAttempts") or 0)
+            return answer
+        except AWSError as error:
+            code, retries = error.code or type(error).__name__, error.retries
+            raise
+        finally:
+            name = f"AWS {service} {method}"
+            timings.add(name, began, time.monotonic(), error=code, retries=retries)
 
     def _decode(self, encoded: str) -> str:
         """Return the JSON of an encoded authorization message, or '' if the caller may not decode it."""

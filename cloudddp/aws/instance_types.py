@@ -167,7 +167,8 @@ def power_minutes(instance_type: str, gpus: int) -> float:
     """
     if ".metal" in instance_type:
         return 40.0
-    size = re.search(r"\.(\d+)xlarge\Z", instance_type)  # of Trainium, or if the number of GPUs is not known
+    # By its size, where the number of GPUs is not known, and for Trainium; a CPU type may take as long.
+    size = re.search(r"\.(\d+)xlarge\Z", instance_type)
     is_large = gpus > 1 or (size is not None and int(size[1]) >= _LARGE)
     return 30.0 if is_large else 10.0
 

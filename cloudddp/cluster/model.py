@@ -225,13 +225,15 @@ class Cluster:
     @property
     def warnings(self) -> list[str]:
         """Sentences about a deadline that was missed, tags that cannot be used and foreign instances."""
-        unreadable = [warning for instance in self.live for warning in instance.warnings]
+        found = [warning for instance in self.live for warning in instance.warnings]
         if late := self.overdue:
-            unreadable.append(
-                f"the deadline passed {late / 60:.0f} min ago, and {', '.join(self._running)} still runs and "
-                "is billed: it has not powered itself off, as if its kernel hung; `down` terminates it"
+            one = len(self._running) == 1
+            found.append(
+                f"{', '.join(self._running)} should have terminated {late / 60:.0f} min ago and "
+                f"{'is' if one else 'are'} still running and billed, perhaps because of a hung kernel; "
+                f"`down` terminates {'it' if one else 'them'}"
             )
-        return unreadable + [one.warning for one in self.foreign if self.id]
+        return found + [one.warning for one in self.foreign if self.id]
 
     def cost(self, now: datetime | None = None) -> Cost:
         """Return the cost until now, ended instances included."""

@@ -173,17 +173,21 @@ def rest(asked: AWS, regions_asked: Collection[str]) -> Search:
     return ask([asked.at(region) for region in enabled if region not in regions_asked])
 
 
-def without_closed(found: Search, name: str) -> Search:
+def without_not_enabled(found: Search, name: str) -> Search:
     """Return the search without refusals of regions that the account has not enabled: no cluster is there,
     unless this computer has created one of that name. One AWS call, only after a refusal."""
     if not found.answers or not any(_code(error) in REGION_REFUSED for error in found.failed.values()):
         return found
     aws = next(iter(found.answers))
     try:
-        open_ = (*enabled_regions(aws), *recorded(aws.endpoint, name), _NOT_LISTED)
+        relevant = (*enabled_regions(aws), *recorded(aws.endpoint, name), _NOT_LISTED)
     except CloudDDPError:
         return found
-    failed = {r: e for r, e in found.failed.items() if r in open_ or _code(e) not in REGION_REFUSED}
+    failed = {
+        region: error
+        for region, error in found.failed.items()
+        if region in relevant or _code(error) not in REGION_REFUSED
+    }
     return Search(found.answers, failed, found.denied)
 
 

@@ -274,7 +274,7 @@ def _explain(target: Target, host_key: str, error: BaseException) -> ConnectErro
             f"{where}: {one_line(closed, 300)}",
             hint=(f"{EARLY_CLOSE_HINT}. Or it is booting: ", Command("status"), " shows its state"),
             patience=inf,
-            refused=True,
+            closed_early=True,
         )
     if any(text in str(error) for text in ("protocol banner", "protocol version", "No existing session")):
         return ConnectError(

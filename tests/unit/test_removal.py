@@ -23,6 +23,7 @@ from cloudddp.tags import Tags
         ("p5.48xlarge", None, 30),
         ("trn2.48xlarge", 0, 30),
         ("g5.8xlarge", None, 10),
+        ("c5.24xlarge", 0, 30),
     ],
 )
 def test_limit_depends_on_the_type(

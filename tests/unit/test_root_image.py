@@ -16,7 +16,7 @@ from support.harness import cannot, until
 from cloudddp.errors import CloudDDPError
 from cloudddp.sim.hosts.machines import root_image
 
-# `debootstrap ... trixie TARGET MIRROR`: counts its calls, and does what the file `mode` says.
+# `debootstrap ... trixie TARGET MIRROR`: counts its calls, waits while `hold` exists, fails if `fail` does.
 DEBOOTSTRAP = """\
 #!/bin/sh
 for word; do target=$before; before=$word; done
@@ -171,9 +171,11 @@ def as_user(user: int, ask: Callable[[], str]) -> str:
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        os.setresuid(user, user, user)
-        os.write(writer, ask().encode())
-        os._exit(0)
+        try:
+            os.setresuid(user, user, user)
+            os.write(writer, ask().encode())
+        finally:
+            os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as pipe:
         text = pipe.read()

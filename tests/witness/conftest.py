@@ -1,4 +1,4 @@
-"""A separate lab for each test of other programs; one simulator of machine nodes for all that need it."""
+"""A separate lab for each test of other programs; a simulator of machine nodes per process of the tests."""
 
 from __future__ import annotations
 

@@ -32,6 +32,7 @@ from support.simlab import client_of
 from support.userdata import product_user_data
 from support.witnesslab import Lab
 
+from cloudddp.errors import CloudDDPError
 from cloudddp.sim import control
 from cloudddp.sim.ec2.images import IMAGES
 from cloudddp.sim.linux import processes
@@ -182,6 +183,10 @@ def test_only_host_keys_of_the_cluster_are_ever_presented(
     cli: CommandLine, machines: control.Simulator, by: str
 ) -> None:
     """Also while /run/nologin refuses logins, which PAM reads."""
+    with pytest.raises(
+        CloudDDPError, match="ssh_seconds has no effect on machine nodes; these have nologin_seconds"
+    ):
+        control.conditions(machines, {"boot": {"ssh_seconds": 5}})
     settings = {"ssh_socket": int(by == "ssh.socket"), "nologin_seconds": 6}
     with boot_condition(machines, **settings), presented_keys(machines, cli.cluster) as presented:
         cli.ok("up", "-n", "1", *TYPE)
@@ -265,7 +270,6 @@ def test_killed_programs_of_the_simulator_leave_no_machine(tmp_path: Path, root_
     """The boot process, systemd-nspawn, and the server with both: pid 1 of a machine would live on."""
     sim = control.start(tmp_path / "home", nodes="machine")
     laptop = LabLaptop(sim, "killed")
-    groups = [folder for mount in CGROUPS if (folder := mount / "cloudddp-sim").is_dir()]
     try:
         for program in ("cloudddp.sim.hosts.machines.boot", "systemd-nspawn"):
             (node,) = laptop.launch(InstanceType="c5.large")
@@ -276,6 +280,8 @@ def test_killed_programs_of_the_simulator_leave_no_machine(tmp_path: Path, root_
             until(lambda found=found: not any(map(command_line, found["processes"])))
         (node,) = laptop.launch(InstanceType="c5.large")
         (found,) = control.nodes(sim)
+        groups = [mount / "cloudddp-sim" / node["InstanceId"] for mount in CGROUPS]
+        assert any(map(Path.exists, groups)) == ("cgroup2" in Path("/proc/self/mounts").read_text())
         boot = [pid for pid in found["processes"] if "machines.boot" in command_line(pid)]
         for pid in (sim.pid, *boot):
             os.kill(pid, signal.SIGKILL)
@@ -283,7 +289,7 @@ def test_killed_programs_of_the_simulator_leave_no_machine(tmp_path: Path, root_
         control.stop(sim.home)
     assert processes.belonging(sim.home) == []
     assert not any(map(command_line, found["processes"]))
-    assert not [folder for folder in groups if (folder / node["InstanceId"]).exists()]
+    assert not any(map(Path.exists, groups))
 
 
 def command_line(pid: int) -> str:

@@ -68,7 +68,7 @@ def down(console: Console, options: GlobalOptions, *, anyone: bool, dry_run: boo
         _release_name(console, aws, name, session.ownership(aws))
     asked = here.merged(beyond)
     if not options.region:
-        asked = region_search.without_closed(asked, name)
+        asked = region_search.without_not_enabled(asked, name)
     for line in lifecycle.others(region_search.others(aws, asked, name)):
         console.log(line)
     if elsewhere:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib import metadata
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +72,8 @@ class Trial:
     cluster: Cluster | None = None
     node: Mapping[str, str] = field(default_factory=dict)
     checks: Sequence[Check] = ()
-    number: str = field(default_factory=lambda: secrets.token_hex(3))
+    suffix: str = field(default_factory=lambda: secrets.token_hex(3))
+    declined: bool = False
 
     def run(self, check: Callable[[Session], Sequence[Check]], *, yes: bool) -> None:
         """Make the checks of `doctor`, then the trial, and write the report, also about a failure.
@@ -94,7 +94,7 @@ class Trial:
                 self._check(session, check)
             self._use_node(session, yes=yes)
         finally:
-            if self._failed_in == "doctor" or self._has_created:
+            if not self.declined and self.phases[-1].get("error") != UsageError.__name__:
                 self._write(session)
             if not self._left:
                 self.console.options = self.options  # ... as long as it exists
@@ -106,7 +106,7 @@ class Trial:
         given = {flag.key for flag in self.flags}
         flags = [*(flag for flag in _CHEAP if flag.key not in given), *self.flags, _ONE]
         session = sessions.start(
-            self.console, replace(self.options, cluster=f"trial-{self.number}"), flags=flags
+            self.console, replace(self.options, cluster=f"trial-{self.suffix}"), flags=flags
         )
         others = {key: value for key, value in _OF_ANOTHER_TYPE.items() if key not in given}
         spec = structs.replace(session.settings.cluster, **others)
@@ -127,7 +127,7 @@ class Trial:
     def _use_node(self, session: Session, *, yes: bool) -> None:
         try:
             with self._phase("up"), signals.interruptible():
-                bring_up(session, yes=yes, on_ready=self._take)
+                bring_up(session, yes=yes, check=self._ask, on_agreed=self._agree, on_ready=self._take)
             with self._phase("exec"), signals.interruptible(), connected(session) as (_, runner):
                 result = runner.run(0, CommandSpec(_VERSIONS, limit=10_000, total_timeout=60.0))
                 self.node = versions(result.stdout)
@@ -141,6 +141,12 @@ class Trial:
                 with self._phase("down"):
                     report = take_down(replace(session, region=self.cluster.region), self.cluster.id)
                 self.console.log(lifecycle.down(report, self.cluster.name, simulated=self.options.sim))
+
+    def _ask(self, *_: object) -> None:
+        self.declined = True  # until the answer is yes
+
+    def _agree(self) -> None:
+        self.declined = False
 
     def _take(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -169,17 +175,8 @@ class Trial:
     def _left(self) -> bool:
         return any(phase.get("error") == Leftovers.__name__ for phase in self.phases)
 
-    @property
-    def _has_created(self) -> bool:
-        """Whether the first of the creating calls was made: not if the user has answered no."""
-        up = next((phase["began"] for phase in self.phases if phase["name"] == "up"), inf)
-        return any(
-            span.name == "AWS ec2 import_key_pair" and span.began - self.began >= up
-            for span in timings.recorded()
-        )
-
     def _write(self, session: Session) -> None:
-        path = Path.cwd() / f"cloudddp-trial-{datetime.now(UTC):%Y%m%d-%H%M%S}-{self.number}.json"
+        path = Path.cwd() / f"cloudddp-trial-{datetime.now(UTC):%Y%m%d-%H%M%S}-{self.suffix}.json"
         text = json.dumps(self.report(session), indent=1) + "\n"
         try:
             path.with_suffix(".new").write_text(text)
@@ -221,9 +218,9 @@ class Trial:
             "node": dict(self.node),
             "phases": self.phases,
             "aws_errors": [
-                {"call": span.name.removeprefix("AWS "), "code": _code(span.error)}
+                {"call": span.name.removeprefix("AWS "), "code": _code(span.error), "retries": span.retries}
                 for span in spans
-                if span.name.startswith("AWS ") and span.error not in ("", _EXPECTED)
+                if span.retries or span.error not in ("", _EXPECTED)
             ],
             "steps": [
                 {
@@ -238,7 +235,7 @@ class Trial:
 
 def _code(text: str) -> str:
     """Return a code if it looks like one of AWS's: an endpoint that is not AWS may answer anything."""
-    return text if re.fullmatch(r"[A-Za-z][A-Za-z0-9. ]{0,79}|", text) else "another"
+    return text if re.fullmatch(r"[A-Za-z][A-Za-z0-9.]{0,79}|", text) else "another"
 
 
 def versions(output: bytes) -> dict[str, str]:

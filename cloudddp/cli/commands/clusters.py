@@ -44,7 +44,7 @@ doctor = Verb(
         click.Option(
             ["--trial"],
             is_flag=True,
-            help="Then create one node for some minutes (g4dn.xlarge, at most $1), and write a report.",
+            help="Then create one node (g4dn.xlarge, at most $1), use it, remove it, and write a report.",
         ),
         JSON,
         YES,
@@ -54,9 +54,9 @@ doctor = Verb(
     Checks this computer, credentials, clock, instance type, image, network, price, quota and permissions with
     the settings that `up` would use. The exit code is 1 if a check fails.
 
-    With --trial, one cheap node is then created, checked as by `up`, used for a command and removed, after a
-    question. Its deadline is 20 minutes. The report has versions, times and AWS's error codes, and neither
-    ids nor addresses: it can be attached to an issue.
+    With --trial, it then asks, creates one cheap node, runs the checks of `up` and a command on it, and
+    removes it. The node's deadline is 20 minutes. The report has versions, times and AWS's error codes, and
+    neither ids nor addresses: it can be attached to an issue.
 
     \b
     Examples:

@@ -36,9 +36,7 @@ def cluster(found: Cluster, ownership: Ownership, planned: PlannedEnd | None = N
 
 def _end(found: Cluster) -> str:
     return (
-        f"{time_left(found)}: it ends only with `down`"
-        if found.overdue
-        else f"terminates in {time_left(found)}"
+        f"{time_left(found)}; `down` terminates it" if found.overdue else f"terminates in {time_left(found)}"
     )
 
 

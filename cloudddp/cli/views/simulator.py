@@ -35,7 +35,7 @@ def kind(found: Simulator) -> str:
     if found.nodes == "namespace":
         return "nodes are separate hosts (namespaces)"
     if found.nodes == "machine":
-        return "nodes are machines (Debian 13 in systemd-nspawn), without GPUs: give up --allow-cpu"
+        return "nodes are machines (Debian 13 in systemd-nspawn) without GPUs: use `up --allow-cpu`"
     return f"nodes are processes of this computer ({found.why})"
 
 

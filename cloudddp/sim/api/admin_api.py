@@ -36,6 +36,7 @@ from cloudddp.sim.hosts.lifecycle import Lifecycle, run_later
 from cloudddp.sim.metadata.tree import Notice
 
 PREFIX = "/_cloudddp/"
+_BOOT_OF_MACHINES = ("nologin_seconds", "ssh_socket")
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 _MAX_NOTICE = 86400  # seconds
 
@@ -112,6 +113,7 @@ class AdminApi:
             body = json.loads(read_body(environ) or b"null")
         except ValueError as error:
             raise InvalidCondition(f"the body is not valid JSON: {error}") from None
+        self._check_boot(body)
         with self._changing:
             before = self._conditions.read()
             after = self._conditions.update(body)
@@ -119,13 +121,25 @@ class AdminApi:
                 self._use_link(after.laptop_link)
         return after.to_json()
 
+    def _check_boot(self, body: Any) -> None:
+        """Raise InvalidCondition for a setting of a boot that would have no effect on this kind of nodes."""
+        given = body.get("boot") if isinstance(body, dict) else None
+        machines = self._backend.kind == "machine"
+        for name, value in given.items() if isinstance(given, dict) else ():
+            if value and (name not in _BOOT_OF_MACHINES if machines else name == "ssh_socket"):
+                have = "these" if machines else "only machine nodes"
+                known = f"have {', '.join(_BOOT_OF_MACHINES)}" if machines else "have it"
+                raise InvalidCondition(
+                    f"boot: {name} has no effect on {self._backend.kind} nodes; {have} {known}"
+                )
+
     def _use_link(self, link: Link | None) -> None:
         """Put the condition `link` into effect; if that fails, there is no link."""
         try:
             if self._backend.router is not None:
                 self._backend.router.link.use(link)
             elif link is not None:
-                raise OSError(f"it needs namespace nodes; these are process nodes ({self._backend.why})")
+                raise OSError(f"it needs nodes in the lab; these are process nodes ({self._backend.why})")
         except OSError as error:
             self._conditions.update({"link": None})
             raise InvalidCondition(f"link: {error}") from None

@@ -41,7 +41,7 @@ class FaultInjector:
             raise BadRequest("a node cannot be cut off from itself")
         router = self._backend.router
         if kind not in _ON_ANY_HOST and router is None:
-            raise BadRequest(f"{kind} needs namespace nodes; these are process nodes ({self._backend.why})")
+            raise BadRequest(f"{kind} needs nodes in the lab; these are process nodes ({self._backend.why})")
         healed = nodes[0]["faults"] if kind == "heal" else []
         try:
             self._inject(kind, nodes, router)

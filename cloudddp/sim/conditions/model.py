@@ -92,8 +92,8 @@ class Boot:
     apt_lock_seconds: float = 0.0  # after sshd has started, in which another process holds dpkg's lock
     first_import_seconds: float = 0.0  # that the first import of torch on the node takes longer
     failed_gpus: int = 0  # of the GPUs of the type: lost by nvidia-smi, and unusable in PyTorch
-    ssh_socket: int = 0  # 1: systemd's ssh.socket starts sshd; machine nodes only
     unusable_gpus: int = 0  # likewise, but nvidia-smi lists them, as without a fabric manager
+    ssh_socket: int = 0  # 1: systemd's ssh.socket starts sshd; machine nodes only
 
 
 @dataclass(frozen=True, slots=True)

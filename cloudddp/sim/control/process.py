@@ -175,7 +175,7 @@ def _start_error(what: str, home: Path) -> CloudDDPError:
     if reason.startswith("port "):
         hint = "another simulator? `cloudddp sim stop` with its CLOUDDDP_HOME; or use another --port, or none"
     elif "nodes are not available" in reason:
-        hint = "less faithful, and without these requirements: --nodes process (docs/simulator.md)"
+        hint = "or use --nodes process, which needs none of this and is less faithful (docs/simulator.md)"
     return CloudDDPError(f"the simulator cannot start: {reason}", hint=hint)
 
 

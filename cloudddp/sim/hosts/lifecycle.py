@@ -291,7 +291,7 @@ class Lifecycle:
         try:
             spec = spec_of(record.instance)
             record.deadline = spec.user_data.deadline
-            # A namespace node waits by itself, so that its timers run meanwhile.
+            # A namespace node waits by itself, so that its timers run meanwhile; a machine does not wait.
             instance_status.set_failing(record.instance, False)
             booting = self._timing.booting + (0.0 if self._hosts.runs_timers else spec.boot.ssh_seconds)
             if not booting:

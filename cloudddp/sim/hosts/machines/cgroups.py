@@ -54,7 +54,7 @@ def clean_up(names: Iterable[str]) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """The kernel refuses to remove a group that has processes."""
+    """Remove a group and those below it; those that still have processes stay."""
     for path in (*sorted(folder.rglob("*/"), reverse=True), folder):
         with contextlib.suppress(OSError):
             path.rmdir()

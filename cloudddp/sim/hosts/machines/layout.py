@@ -1,5 +1,6 @@
 """What a machine node has beyond Debian 13: the login user of its image (for Amazon Linux its groups and
-Python, too), the sign by which cloud-init recognizes EC2, and the conditions of its boot.
+Python, too), the hypervisor UUID by which cloud-init
+recognizes EC2, and the conditions of its boot.
 
 It is written to a new disk once, before the first boot. Standard library only.
 """
@@ -36,7 +37,7 @@ system_info:
 # (ConditionPathIsReadWrite=/sys).
 _PLATFORM = """\
 [Unit]
-Description=What EC2's hypervisor shows
+Description=Imitate the hypervisor UUID of EC2
 DefaultDependencies=no
 Before=cloud-init-main.service cloud-init-local.service
 
