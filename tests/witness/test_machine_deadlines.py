@@ -24,7 +24,7 @@ from cloudddp.sim import control
 
 pytestmark = pytest.mark.timeout(400)
 
-AHEAD = timedelta(seconds=75)  # to boot all nodes at once on a busy computer, and to prepare each
+AHEAD = timedelta(seconds=120)  # to boot all nodes at once on a busy computer, and to prepare each
 FALLBACK = 120.0  # seconds, in cloudddp-deadline.service
 LAST = 175.0  # after the last of them, `poweroff --force`, which waits for nothing
 

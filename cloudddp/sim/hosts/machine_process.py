@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cloudddp.sim.linux import processes
 
-_BOOT_SECONDS = 20.0  # for one step of the boot; only a computer that swaps takes so long
+_BOOT_SECONDS = 60.0  # for one step of the boot; only a computer that swaps takes so long
 _POWER_OFF = signal.SIGRTMIN + 4  # to systemd as pid 1 (systemd(1)): start poweroff.target
 _HALT_SECONDS = 10.0  # for a killed node to be gone, before another way is tried
 _PACKAGE_PARENT = Path(__file__).parents[3]  # the folder that has the package `cloudddp`

@@ -27,7 +27,7 @@ from cloudddp.sim.hosts.machines.layout import Layout
 from cloudddp.sim.linux import kernel, processes
 
 _OOM_SCORE = "500"  # of 1000, so that the kernel kills nodes before the user's own programs
-_START_SECONDS = 15.0  # until systemd-nspawn has started pid 1
+_START_SECONDS = 45.0  # until systemd-nspawn has started pid 1
 _NSPAWN_STATUS = {0: "poweroff", 133: "reboot"}  # of systemd-nspawn --boot
 _CONSOLE_BYTES = 512 << 10  # its folder has 1 MiB
 _CONSOLE_LINES = 3  # in the reason of a failed start
