@@ -78,8 +78,8 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
             "More tags for everything that `up` creates, as an organization may require. Tags are not secret."
         ),
         "ready_minutes": (
-            "Minutes that a node may take to answer SSH before `up` gives up. Default: 10, with several "
-            "GPUs 30, metal 40."
+            "Minutes that a node may take to answer SSH before `up` gives up. Default: 10; with several "
+            "GPUs, and from 12xlarge on, 30; metal 40."
         ),
     },
     "job": {

@@ -112,6 +112,12 @@ def test_type_and_price_of_the_configuration_do_not_count(cli: Any) -> None:
     assert report_in(cli.cwd)["cluster"]["spot"] is False
 
 
+def test_quota_of_one_of_several_regions(cli: Any, conditions: Any) -> None:
+    conditions(quota={"on-demand-g": 0})
+    err = cli.fails(1, "doctor", *CHECKED, "--regions", "us-east-1,us-west-2")
+    assert "doctor --trial -t t3.large" in err
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [

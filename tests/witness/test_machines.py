@@ -278,6 +278,7 @@ def test_killed_programs_of_the_simulator_leave_no_machine(tmp_path: Path, root_
             os.kill(pid, signal.SIGKILL)
             until(lambda node=node: laptop.state(node["InstanceId"]) == "terminated")
             until(lambda found=found: not any(map(command_line, found["processes"])))
+            assert not any((mount / "cloudddp-sim" / node["InstanceId"]).exists() for mount in CGROUPS)
         (node,) = laptop.launch(InstanceType="c5.large")
         (found,) = control.nodes(sim)
         groups = [mount / "cloudddp-sim" / node["InstanceId"] for mount in CGROUPS]

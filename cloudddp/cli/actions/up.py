@@ -51,7 +51,8 @@ def _require_limits(existing: Cluster, session: Session, flags: Sequence[Flag]) 
     hours = (existing.expires - datetime.now(UTC)).total_seconds() / 3600 if existing.expires else None
     beyond = []
     if "max_hours" in given and (hours is None or hours > spec.max_hours):
-        beyond.append(f"runs for another {time_left(existing)}, more than --max-hours {spec.max_hours:g}")
+        verb = "is" if existing.overdue else "runs for another"
+        beyond.append(f"{verb} {time_left(existing)}, more than --max-hours {spec.max_hours:g}")
     if "max_cost" in given and spec.max_cost is not None:
         so_far = existing.cost().usd
         known = None not in (so_far, hours, existing.hour)

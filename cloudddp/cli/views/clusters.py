@@ -29,12 +29,12 @@ def cluster(found: Cluster, ownership: Ownership, planned: PlannedEnd | None = N
             f"{'has' if found.missing == 1 else 'have'} ended"
         )
     if found.live:
-        head += f"\n  {price}, {amount(found.cost())} so far; {_end(found)}"
+        head += f"\n  {price}, {amount(found.cost())} so far; {end_of(found)}"
         head += "".join(f"\n  {line}" for line in _earlier(found, planned))
     return head + "\n" + nodes_table(found)
 
 
-def _end(found: Cluster) -> str:
+def end_of(found: Cluster) -> str:
     return (
         f"{time_left(found)}; `down` terminates it" if found.overdue else f"terminates in {time_left(found)}"
     )

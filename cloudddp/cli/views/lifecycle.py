@@ -9,7 +9,7 @@ from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.aws.reservations import Reservation
 from cloudddp.cli import formats
 from cloudddp.cli.formats import counted, dollars, duration, moment
-from cloudddp.cli.views.clusters import UNKNOWN_OWNER, amount, at, nodes_table, time_left
+from cloudddp.cli.views.clusters import UNKNOWN_OWNER, amount, at, end_of, nodes_table, time_left
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.preconditions import reservation_title
@@ -135,7 +135,8 @@ def up(created: UpResult) -> str:
     if created.plan is None:
         who = f"created by {cluster.owner or '-'} {at(cluster.created)}"
         head = f"cluster {cluster.name} is already up, {who}; nothing was changed"
-    return f"{head}; its nodes terminate in {time_left(cluster)}\n{nodes_table(cluster)}"
+    end = end_of(cluster) if cluster.overdue else f"its nodes terminate in {time_left(cluster)}"
+    return f"{head}; {end}\n{nodes_table(cluster)}"
 
 
 def nothing(name: str, regions: Sequence[str], denied: Sequence[str]) -> str:

@@ -174,6 +174,8 @@ def _start_error(what: str, home: Path) -> CloudDDPError:
     hint = f"the log: {log}"
     if reason.startswith("port "):
         hint = "another simulator? `cloudddp sim stop` with its CLOUDDDP_HOME; or use another --port, or none"
+    elif "machine nodes are not available" in reason:
+        hint = "or use --nodes namespace, with stand-ins for systemd and cloud-init (docs/simulator.md)"
     elif "nodes are not available" in reason:
         hint = "or use --nodes process, which needs none of this and is less faithful (docs/simulator.md)"
     return CloudDDPError(f"the simulator cannot start: {reason}", hint=hint)

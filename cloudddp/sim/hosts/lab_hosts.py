@@ -53,6 +53,9 @@ class HostKind(Protocol):
     def home(self, spec: NodeSpec) -> str:
         """Return the login user's home folder on the node."""
 
+    def remove(self, instance_id: str) -> None:
+        """Remove what a node that has ended may have left outside its folder."""
+
 
 @dataclass(slots=True)
 class _Host:
@@ -127,6 +130,7 @@ class LabHosts:
     def remove(self, instance_id: str) -> None:
         """As `halt`, and remove its disk and its network faults."""
         self.halt(instance_id)
+        self._kind.remove(instance_id)
         folder = self._folder / instance_id
         for name in ("disk", "state"):
             with contextlib.suppress(OSError):

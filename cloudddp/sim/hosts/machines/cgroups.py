@@ -50,7 +50,7 @@ def clean_up(names: Iterable[str]) -> None:
             deadline = time.monotonic() + _KILL_SECONDS
             while "populated 1" in (folder / "cgroup.events").read_text() and time.monotonic() < deadline:
                 time.sleep(0.01)
-            _remove(folder)
+        _remove(folder)
 
 
 def _remove(folder: Path) -> None:

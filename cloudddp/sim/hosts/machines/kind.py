@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from cloudddp.sim.hosts.lab_hosts import Place
-from cloudddp.sim.hosts.machines import root_image
+from cloudddp.sim.hosts.machines import cgroups, root_image
 from cloudddp.sim.hosts.machines.boot import Machine
 from cloudddp.sim.hosts.machines.layout import Layout, layout_of
 from cloudddp.sim.hosts.node_spec import NodeSpec
@@ -33,6 +33,9 @@ class Machines:
             environment=place.environment,
             layout=_layout(spec),
         ).to_json()
+
+    def remove(self, instance_id: str) -> None:
+        cgroups.clean_up([instance_id])  # where its boot process was killed
 
     def home(self, spec: NodeSpec) -> str:
         return f"/home/{_layout(spec).user}"

@@ -42,5 +42,8 @@ class Namespaces:
             as_root=self._as_root,
         ).to_json()
 
+    def remove(self, instance_id: str) -> None:
+        pass  # its namespaces end with it
+
     def home(self, _: NodeSpec) -> str:
         return f"/home/{rootfs.USER}"
