@@ -25,6 +25,7 @@ mkdir -p $target/etc
 while [ -e {folder}/hold ]; do sleep 0.05; done
 if [ -e {folder}/fail ]; then echo "E: Couldn't download packages: systemd"; exit 1; fi
 echo made > $target/etc/made
+echo ID=debian > $target/etc/os-release
 """
 NOBODY = 65534
 
@@ -94,6 +95,13 @@ def test_what_an_interruption_has_left_is_made_again(site: Site) -> None:
     made = site.ensure()
     assert site.left == [made.name]
     assert site.calls == 2
+
+
+def test_one_that_lost_its_files_is_made_again(site: Site) -> None:
+    made = site.ensure()
+    (made / "etc/os-release").unlink()
+    assert site.ensure() == made
+    assert (site.calls, root_image.is_complete(made)) == (2, True)
 
 
 def test_failure_is_reported_with_the_programs_words_and_leaves_nothing(site: Site) -> None:

@@ -240,6 +240,8 @@ def test_ec2_reboots_a_machine_and_ends_one_that_does_not_power_off(machines: co
     laptop = LabLaptop(machines, "ended")
     tags = [{"ResourceType": "instance", "Tags": [{"Key": "name", "Value": "shown"}]}]
     try:
+        (early,) = laptop.run(InstanceType="c5.large")  # before its systemd receives signals
+        laptop.terminate(early["InstanceId"])
         (node,) = laptop.launch(
             UserData=product_user_data(laptop, expires=datetime.now(UTC) + timedelta(hours=1)),
             InstanceType="c5.large",
@@ -264,6 +266,7 @@ def test_ec2_reboots_a_machine_and_ends_one_that_does_not_power_off(machines: co
         laptop.leave()
     log = (machines.home / "sim" / "server.log").read_text()
     assert f"{node['InstanceId']} did not power off in 30 s: killed" in log
+    assert f"{early['InstanceId']} did not power off" not in log
 
 
 def test_killed_programs_of_the_simulator_leave_no_machine(tmp_path: Path, root_images: None) -> None:

@@ -8,12 +8,14 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from cloudddp.sim.linux import processes
 
 _BOOT_SECONDS = 60.0  # for one step of the boot; only a computer that swaps takes so long
+_REPEAT_SECONDS = 2.0
 _POWER_OFF = signal.SIGRTMIN + 4  # to systemd as pid 1 (systemd(1)): start poweroff.target
 _HALT_SECONDS = 10.0  # for a killed node to be gone, before another way is tried
 _PACKAGE_PARENT = Path(__file__).parents[3]  # the folder that has the package `cloudddp`
@@ -42,12 +44,13 @@ class MachineProcess:
         them, or was not asked."""
         if not seconds:
             return True
-        self.init.send(_POWER_OFF)
-        try:
-            self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self.init.send(_POWER_OFF)  # again: at the beginning of its boot systemd does not receive it
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(_REPEAT_SECONDS)
+                return True
+        return False
 
     def kill(self) -> None:
         """Kill pid 1, with which the kernel ends the node; if that takes too long, its parent. Raises

@@ -22,7 +22,7 @@ from typing import IO, NamedTuple
 
 from cloudddp.sim.guest import on_node
 from cloudddp.sim.hosts import python_environment
-from cloudddp.sim.hosts.machines import cgroups, layout
+from cloudddp.sim.hosts.machines import cgroups, layout, root_image
 from cloudddp.sim.hosts.machines.layout import Layout
 from cloudddp.sim.linux import kernel, processes
 
@@ -109,6 +109,8 @@ def _keep_beginning(stream: IO[bytes], path: Path) -> None:
 
 def _build(machine: Machine) -> Path:
     """Mount the node's file system, and return its root. Raises OSError."""
+    if not root_image.is_complete(machine.image):
+        raise OSError(f"the operating system {machine.image} is missing or damaged: start the simulator anew")
     upper, work, root = (machine.disk / name for name in ("upper", "work", "root"))
     is_new = not upper.exists()
     for folder in (upper, work, root):

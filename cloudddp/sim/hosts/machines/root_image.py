@@ -77,6 +77,11 @@ def path(home: Path) -> Path:
     return folder(home) / f"debian-13-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
 
 
+def is_complete(image: Path) -> bool:
+    """Return whether a root file system is there, and not only its folder."""
+    return (image / "etc/os-release").exists()
+
+
 def unavailable_reason() -> str:
     """Return why machine nodes cannot run on this computer, in a sentence; '' if they can."""
     if os.getuid():
@@ -96,12 +101,12 @@ def _search_path() -> str:
 def ensure(home: Path, report: Callable[[str], None]) -> Path:
     """Return the root file system, made if there is none. Raises CloudDDPError."""
     wanted = path(home)
-    if wanted.is_dir():
+    if is_complete(wanted):
         return wanted
     try:
         wanted.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _lock(wanted.parent, report):
-            if not wanted.is_dir():  # another simulator may have made it meanwhile
+            if not is_complete(wanted):  # another simulator may have made it meanwhile
                 _make(wanted, report)
     except OSError as error:
         raise CloudDDPError(f"cannot make the operating system of machine nodes: {error}") from None
@@ -118,7 +123,8 @@ def _make(wanted: Path, report: Callable[[str], None]) -> None:
         )
     report("making the operating system of machine nodes, once, with debootstrap: about a minute")
     unfinished = wanted.with_suffix(".new")
-    shutil.rmtree(unfinished, ignore_errors=True)  # left by an interruption
+    for folder in (unfinished, wanted):  # left by an interruption, or damaged
+        shutil.rmtree(folder, ignore_errors=True)
     wanted.with_suffix(".log").unlink(missing_ok=True)
     try:
         _run(
