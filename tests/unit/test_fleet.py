@@ -277,7 +277,7 @@ def test_attempt_during_which_this_process_was_stopped_is_repeated(ssh_site: Sit
         with pytest.raises(ConnectError):
             fleet.connect(connect_timeout=2.0)
         assert stopper.wait() == 0
-        until(lambda: len(attempts) == 2)
+        until(lambda: len(attempts) >= 2)  # more, where a busy computer stops this process once more
         mute.shutdown(socket.SHUT_RDWR)
 
 
