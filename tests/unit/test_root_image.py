@@ -16,10 +16,10 @@ from support.harness import cannot, until
 from cloudddp.errors import CloudDDPError
 from cloudddp.sim.hosts.machines import root_image
 
-# `debootstrap ... trixie TARGET MIRROR`: counts its calls, waits while `hold` exists, fails if `fail` does.
+# `debootstrap ... trixie TARGET`: counts its calls, waits while `hold` exists, fails if `fail` does.
 DEBOOTSTRAP = """\
 #!/bin/sh
-for word; do target=$before; before=$word; done
+for word; do target=$word; done
 echo call >> {folder}/calls
 mkdir -p $target/etc
 while [ -e {folder}/hold ]; do sleep 0.05; done

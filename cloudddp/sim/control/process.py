@@ -19,7 +19,7 @@ from cloudddp.sim.control.options import Options, read_policy
 from cloudddp.sim.control.record import Simulator, find, record_path
 from cloudddp.sim.hosts import node_folder
 from cloudddp.sim.hosts.machines import cgroups, root_image
-from cloudddp.sim.linux import private_files, processes
+from cloudddp.sim.linux import private_files, processes, programs
 
 SERVER_MODULE = "cloudddp.sim.api.server"
 CANNOT_START = "cannot start: "  # prefix of the server's error message, if the reason is known
@@ -139,7 +139,7 @@ def _server_environment(home: Path) -> dict[str, str]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "MOTO_"))}
     # Launchers attach AWS's managed policies to their roles.
     environ["MOTO_IAM_LOAD_MANAGED_POLICIES"] = "true"
-    environ["PATH"] = f"{environ.get('PATH', '')}:/usr/sbin:/sbin"  # Debian's users do not have ip and nft
+    environ["PATH"] = programs.search_path()
     environ[processes.HOME_MARK] = str(home)
     environ.pop(processes.NODE_MARK, None)
     search_path = [str(_PACKAGE_PARENT), os.environ.get("PYTHONPATH", "")]

@@ -108,7 +108,7 @@ def _lab(home: Path, kind: str, port: int, interfaces: tuple[str, ...]) -> HostB
     listener = socket.create_server(("127.0.0.1", port), backlog=256)
     hosts: HostKind = Machines(home) if kind == "machine" else Namespaces(home, as_root=as_root)
     return HostBackend(
-        kind="machine" if kind == "machine" else "namespace",
+        kind=hosts.name,
         why="",
         network=_VPC,
         ssh_port=22,

@@ -10,6 +10,7 @@ import contextlib
 import ipaddress
 import os
 import shutil
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cloudddp.sim.guest import log, on_node
-from cloudddp.sim.hosts import lab_disk, machine_process
+from cloudddp.sim.hosts import lab_disk, node_process
+from cloudddp.sim.hosts.host_setup import HostSetup
 from cloudddp.sim.hosts.node_folder import nodes_folder
 from cloudddp.sim.hosts.node_spec import NodeSpec
 from cloudddp.sim.linux import kernel, processes
@@ -28,27 +30,15 @@ _ENDINGS = {status: ending for ending, status in on_node.EXIT_STATUS.items()}
 _SHRINKS = 50  # attempts, while a program writes to the disk
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a node is built, and its network: `disk` and `state` are folders in memory, of which `state` is
-    new at each boot; `network_commands` are for `ip -batch`, in the node."""
-
-    host_name: str
-    disk: Path
-    state: Path
-    hosts_file: Path
-    network_commands: str
-    environment: dict[str, str]
-
-
 class HostKind(Protocol):
     """How the nodes of one kind are built and booted."""
 
-    boot_module: str  # what machine_process.boot runs
+    name: str  # of `--nodes`
+    boot_module: str  # what node_process.boot runs
     shutdown_seconds: float  # in which a node has to power off when EC2 asks it to; 0: it is killed
 
-    def describe(self, spec: NodeSpec, place: Place) -> str:
-        """Return what `boot_module` reads from stdin, as one line."""
+    def describe(self, spec: NodeSpec, setup: HostSetup) -> str:
+        """Return what `boot_module` reads from stdin, as one line: host_setup.to_line. Raises OSError."""
 
     def home(self, spec: NodeSpec) -> str:
         """Return the login user's home folder on the node."""
@@ -62,7 +52,7 @@ class _Host:
     """A node that is up."""
 
     spec: NodeSpec
-    machine: machine_process.MachineProcess
+    process: node_process.NodeProcess
     interface: str
     stopping: bool = False  # set before it is ended on request, so that its end is not reported
 
@@ -117,9 +107,9 @@ class LabHosts:
             return
         host.stopping = True
         try:
-            if not host.machine.power_off(self._kind.shutdown_seconds):
+            if not host.process.power_off(self._kind.shutdown_seconds):
                 log.write(f"{instance_id} did not power off in {self._kind.shutdown_seconds:g} s: killed")
-            host.machine.kill()
+            host.process.kill()
         except TimeoutError as error:
             raise TimeoutError(f"{instance_id}: {error}") from None
         finally:
@@ -156,7 +146,7 @@ class LabHosts:
                 {
                     "ssh_port": 22,
                     "home": (
-                        f"/proc/{host.machine.init.pid}/root{self._kind.home(host.spec)}" if host else ""
+                        f"/proc/{host.process.init.pid}/root{self._kind.home(host.spec)}" if host else ""
                     ),
                     "interface": self._interface_names.get(instance_id, ""),
                     "processes": pids.get(instance_id, []) if host else [],
@@ -171,11 +161,11 @@ class LabHosts:
         host = self._find(instance_id)
         # First, because the kernel closes the connections of dead processes.
         self._router.detach(host.spec.private_ip)
-        host.machine.init.kill()
+        host.process.init.kill()
 
     def freeze(self, instance_id: str) -> None:
         """Stop every process of the node; its connections stay open."""
-        boot_process = self._find(instance_id).machine.pid  # which reports the node's end
+        boot_process = self._find(instance_id).process.pid  # which reports the node's end
         try:
             processes.stop(self._home, instance_id, spare=boot_process)
         except TimeoutError as error:
@@ -232,9 +222,9 @@ class LabHosts:
             self._router.attach(pid, interface=interface, private=spec.private_ip, mac=spec.mac)
 
         try:
-            machine = machine_process.boot(
+            process = node_process.boot(
                 self._kind.boot_module,
-                self._kind.describe(spec, self._place(folder, spec, interface)),
+                self._kind.describe(spec, self._setup(folder, spec, interface)),
                 home=self._home,
                 instance_id=spec.instance_id,
                 log=folder / "boot.log",
@@ -243,9 +233,9 @@ class LabHosts:
         except BaseException:
             self._router.detach(spec.private_ip)
             raise
-        return _Host(spec, machine, interface)
+        return _Host(spec, process, interface)
 
-    def _place(self, folder: Path, spec: NodeSpec, interface: str) -> Place:
+    def _setup(self, folder: Path, spec: NodeSpec, interface: str) -> HostSetup:
         network = ipaddress.ip_interface(f"{spec.private_ip}/{spec.prefix_length}").network
         commands = node_commands(
             interface=interface,
@@ -253,23 +243,25 @@ class LabHosts:
             prefix_length=spec.prefix_length,
             gateway=str(network.network_address + 1),
         )
-        return Place(
+        return HostSetup(
             host_name=_hostname(spec.private_ip),
             disk=folder / "disk",
             state=folder / "state",
             hosts_file=self._hosts_file,
+            prefix=Path(sys.prefix),
+            base_prefix=Path(sys.base_prefix),
             network_commands="\n".join(commands),
             environment={"AWS_ENDPOINT_URL_S3": f"http://{S3}:{S3_PORT}"},
         )
 
     def _await_end(self, host: _Host) -> None:
-        status = host.machine.wait()
+        status = host.process.wait()
         if host.stopping:
             return
         instance_id = host.spec.instance_id
         ending = _ENDINGS.get(status, "crash")
         if ending == "crash":
-            log.write(f"{instance_id}: {machine_process.last_line(self._folder / instance_id / 'boot.log')}")
+            log.write(f"{instance_id}: {node_process.last_line(self._folder / instance_id / 'boot.log')}")
         self.on_end(instance_id, ending)
 
     def _update_hosts_file(self) -> None:

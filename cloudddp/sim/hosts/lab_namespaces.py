@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import sys
 from pathlib import Path
 
-from cloudddp.sim.linux import kernel, seccomp
+from cloudddp.sim.linux import kernel, programs, seccomp
 from cloudddp.sim.net.router import Router
 
 _SETTINGS = (
@@ -16,14 +15,14 @@ _SETTINGS = (
     "sysctl kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns"
 )
 _PRIVILEGES = "root lacks the privilege; in a container: run it with --privileged"
-_PROGRAMS = {"sshd": "openssh-server", "ip": "iproute2", "nft": "nftables", "ssh-keygen": "openssh-client"}
+PACKAGES = {"sshd": "openssh-server", "ip": "iproute2", "nft": "nftables", "ssh-keygen": "openssh-client"}
 
 
 def unavailable_reason() -> str:
     """Return why namespace nodes cannot run here, in a sentence; '' if they can. Does not change this
     process."""
-    if missing := _missing_packages():
-        return f"{' and '.join(missing)} not installed (apt-get install {' '.join(missing)})"
+    if problem := programs.missing(PACKAGES):
+        return problem
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -47,12 +46,6 @@ def enter() -> None:
     # a writable mount, root of the node could change its mode.
     for python in dict.fromkeys((Path(sys.base_prefix), Path(sys.prefix))):
         kernel.bind(python, python, read_only=True)
-
-
-def _missing_packages() -> list[str]:
-    """Return the Debian packages to install."""
-    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-    return [package for program, package in _PROGRAMS.items() if shutil.which(program, path=path) is None]
 
 
 def _try_everything() -> str:

@@ -2,8 +2,7 @@
 be imported.
 
 So pip installs where its Python looks, `pip install -e .` and console scripts work, and a second environment
-is separate from it, as on a machine. It runs before a namespace node has its file system, with the standard
-library only.
+is separate from it, as on a machine. It runs before a host of the lab boots, with the standard library only.
 """
 
 from __future__ import annotations
@@ -13,6 +12,8 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+
+FOLDER = "opt/pytorch"  # where the Deep Learning AMI has it
 
 
 def create(

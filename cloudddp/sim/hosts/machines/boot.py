@@ -1,6 +1,6 @@
-"""Boots one machine node: `python -m cloudddp.sim.hosts.machines.boot`, with a Machine on stdin.
+"""Boots one machine node, which it gets on stdin: `python -m cloudddp.sim.hosts.machines.boot`.
 
-As machine_process.boot expects it, it prints `namespaces ready`, waits for `network ready`, and runs
+As node_process.boot expects it, it prints `namespaces ready`, waits for `network ready`, and runs
 systemd-nspawn in a network and mount namespace of its own. Its exit status says how the machine has ended
 (on_node.EXIT_STATUS). Standard library only.
 
@@ -10,7 +10,6 @@ outlives a stop.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -21,66 +20,55 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from cloudddp.sim.guest import on_node
-from cloudddp.sim.hosts import python_environment
-from cloudddp.sim.hosts.machines import cgroups, layout, root_image
+from cloudddp.sim.hosts import host_setup, python_environment
+from cloudddp.sim.hosts.host_setup import HostSetup
+from cloudddp.sim.hosts.machines import cgroups, layout
 from cloudddp.sim.hosts.machines.layout import Layout
 from cloudddp.sim.linux import kernel, processes
 
-_OOM_SCORE = "500"  # of 1000, so that the kernel kills nodes before the user's own programs
 _START_SECONDS = 45.0  # until systemd-nspawn has started pid 1
 _NSPAWN_STATUS = {0: "poweroff", 133: "reboot"}  # of systemd-nspawn --boot
 _CONSOLE_BYTES = 512 << 10  # its folder has 1 MiB
 _CONSOLE_LINES = 3  # in the reason of a failed start
-_TORCH = "opt/pytorch"  # where the Deep Learning AMI has it
 
 
-class Machine(NamedTuple):
-    """What to boot: see lab_hosts.Place. `image` is the root file system, read-only."""
+class MachineNode(NamedTuple):
+    """What to boot. `image` is the root file system, read-only."""
 
-    name: str
+    setup: HostSetup
     instance_id: str
     image: Path
-    disk: Path
-    state: Path
-    hosts_file: Path
-    prefix: Path  # sys.prefix of the simulator
-    base_prefix: Path  # sys.base_prefix
-    network_commands: str  # for `ip -batch`
-    environment: dict[str, str]
     layout: Layout
 
     @classmethod
-    def from_json(cls, text: str) -> Machine:
-        raw = json.loads(text)
-        names = ("image", "disk", "state", "hosts_file", "prefix", "base_prefix")
-        paths = {name: Path(raw[name]) for name in names}
-        return cls(**{**raw, **paths, "layout": Layout(*raw["layout"])})
+    def from_line(cls, line: str) -> MachineNode:
+        setup, own = host_setup.from_line(line)
+        return cls(setup, own["instance_id"], Path(own["image"]), Layout(*own["layout"]))
 
-    def to_json(self) -> str:
-        return json.dumps(self._asdict(), default=str)
+    def to_line(self) -> str:
+        return host_setup.to_line(**self._asdict())
 
 
 def main() -> int:
-    machine = Machine.from_json(sys.stdin.readline())
-    Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
+    node = MachineNode.from_line(sys.stdin.readline())
     kernel.unshare(kernel.CLONE_NEWNET | kernel.CLONE_NEWNS)
     kernel.mount("none", Path("/"), flags=kernel.MS_REC | kernel.MS_PRIVATE)
     print("namespaces ready", flush=True)
     if sys.stdin.readline().strip() != "network ready":
         return 1
-    subprocess.run(["ip", "-batch", "-"], input=machine.network_commands, text=True, check=True)
-    root = _build(machine)
-    group = cgroups.enter(machine.instance_id)
+    subprocess.run(["ip", "-batch", "-"], input=node.setup.network_commands, text=True, check=True)
+    root = _build(node)
+    group = cgroups.enter(node.instance_id)
     try:
         process = subprocess.Popen(
-            _command(machine, root),
+            _command(node, root),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env={**os.environ, "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1"},
             preexec_fn=lambda: kernel.die_with_parent(signal.SIGKILL),
         )
-        console = machine.state / "console"
+        console = node.setup.state / "console"
         reader = threading.Thread(target=_keep_beginning, args=(process.stdout, console), daemon=True)
         reader.start()
         pid = _init_of(process)
@@ -88,8 +76,7 @@ def main() -> int:
             process.kill()
             reader.join()
             lines = console.read_text(errors="replace").strip().splitlines()[-_CONSOLE_LINES:]
-            text = " / ".join(lines) or "systemd-nspawn does not start"
-            print("".join(c if c.isprintable() else "?" for c in text), file=sys.stderr, flush=True)
+            print(" / ".join(lines) or "systemd-nspawn does not start", file=sys.stderr, flush=True)
             return 1
         print(f"pid {pid} {process.pid}", flush=True)
         ending = _NSPAWN_STATUS.get(process.wait())
@@ -107,23 +94,21 @@ def _keep_beginning(stream: IO[bytes], path: Path) -> None:
                 file.flush()
 
 
-def _build(machine: Machine) -> Path:
+def _build(node: MachineNode) -> Path:
     """Mount the node's file system, and return its root. Raises OSError."""
-    if not root_image.is_complete(machine.image):
-        raise OSError(f"the operating system {machine.image} is missing or damaged: start the simulator anew")
-    upper, work, root = (machine.disk / name for name in ("upper", "work", "root"))
+    upper, work, root = (node.setup.disk / name for name in ("upper", "work", "root"))
     is_new = not upper.exists()
     for folder in (upper, work, root):
         folder.mkdir(mode=0o755, exist_ok=True)
-    options = f"lowerdir={machine.image},upperdir={upper},workdir={work}"
+    options = f"lowerdir={node.image},upperdir={upper},workdir={work}"
     kernel.mount("overlay", root, "overlay", options=options)
     if is_new:  # later, root of the node may have put links there that lead out of it
-        layout.write(root, machine.layout, environment=machine.environment, host_name=machine.name)
+        layout.write(root, node.layout, environment=node.setup.environment, host_name=node.setup.host_name)
         python_environment.create(
-            root / _TORCH,
-            Path("/", _TORCH),
-            prefix=machine.prefix,
-            base_prefix=machine.base_prefix,
+            root / python_environment.FOLDER,
+            Path("/", python_environment.FOLDER),
+            prefix=node.setup.prefix,
+            base_prefix=node.setup.base_prefix,
             chown_to_user=_chown_to_user,
         )
         (root / "root").chmod(0o711)  # the computer's Python may be below its /root
@@ -135,16 +120,16 @@ def _chown_to_user(*paths: Path) -> None:
         os.chown(path, on_node.USER_ID, on_node.USER_ID, follow_symlinks=False)
 
 
-def _command(machine: Machine, root: Path) -> list[str]:
-    pythons = dict.fromkeys((machine.base_prefix, machine.prefix))
+def _command(node: MachineNode, root: Path) -> list[str]:
+    pythons = dict.fromkeys((node.setup.base_prefix, node.setup.prefix))
     return [
         *("systemd-nspawn", "--quiet", "--boot", "--register=no", "--keep-unit", "--console=read-only"),
-        *(f"--directory={root}", f"--machine={machine.instance_id}", f"--hostname={machine.name}"),
+        *(f"--directory={root}", f"--machine={node.instance_id}", f"--hostname={node.setup.host_name}"),
         "--capability=CAP_NET_ADMIN",  # of its own network namespace, in which this process is
         *("--resolv-conf=off", "--timezone=off", "--link-journal=no"),
         # Of pid 1, whose parent may be killed: by these marks it is found then.
         *(f"--setenv={name}={os.environ[name]}" for name in (processes.HOME_MARK, processes.NODE_MARK)),
-        f"--bind-ro={machine.hosts_file}:/etc/hosts",
+        f"--bind-ro={node.setup.hosts_file}:/etc/hosts",
         *(f"--bind-ro={path}" for path in pythons if not path.is_relative_to("/usr")),
         "systemd.unified_cgroup_hierarchy=1",
     ]

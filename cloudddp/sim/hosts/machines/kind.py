@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-from cloudddp.sim.hosts.lab_hosts import Place
+from cloudddp.sim.hosts.host_setup import HostSetup
 from cloudddp.sim.hosts.machines import cgroups, root_image
-from cloudddp.sim.hosts.machines.boot import Machine
+from cloudddp.sim.hosts.machines.boot import MachineNode
 from cloudddp.sim.hosts.machines.layout import Layout, layout_of
 from cloudddp.sim.hosts.node_spec import NodeSpec
 
 
 class Machines:
+    name = "machine"
     boot_module = "cloudddp.sim.hosts.machines.boot"
     shutdown_seconds = 30.0  # EC2 waits for minutes; a shutdown takes 2 to 5 s here
 
     def __init__(self, home: Path) -> None:
         self._image = root_image.path(home)
 
-    def describe(self, spec: NodeSpec, place: Place) -> str:
-        return Machine(
-            name=place.host_name,
-            instance_id=spec.instance_id,
-            image=self._image,
-            disk=place.disk,
-            state=place.state,
-            hosts_file=place.hosts_file,
-            prefix=Path(sys.prefix),
-            base_prefix=Path(sys.base_prefix),
-            network_commands=place.network_commands,
-            environment=place.environment,
-            layout=_layout(spec),
-        ).to_json()
+    def describe(self, spec: NodeSpec, setup: HostSetup) -> str:
+        if not root_image.is_complete(self._image):
+            raise OSError(
+                f"the operating system {self._image} is missing or damaged: `cloudddp sim stop`, then "
+                "`cloudddp sim start --nodes machine` makes it again"
+            )
+        return MachineNode(setup, spec.instance_id, self._image, _layout(spec)).to_line()
 
     def remove(self, instance_id: str) -> None:
         cgroups.clean_up([instance_id])  # where its boot process was killed

@@ -17,17 +17,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cloudddp.errors import CloudDDPError
-from cloudddp.sim.linux import kernel
+from cloudddp.sim.hosts import lab_namespaces
+from cloudddp.sim.linux import kernel, programs
 
 VARIABLE = "CLOUDDDP_SIM_ROOTS"
+_KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 PACKAGES = {
     "systemd-nspawn": "systemd-container",
     "debootstrap": "debootstrap",
-    "sshd": "openssh-server",
-    "ip": "iproute2",
-    "nft": "nftables",
+    str(_KEYRING): "debian-archive-keyring",
+    **lab_namespaces.PACKAGES,
 }
-"""Program -> Debian package that machine nodes need on this computer."""
+"""Program, or another file -> Debian package that machine nodes need on this computer."""
 
 _SUITE = "trixie"
 _INCLUDED = (
@@ -40,14 +41,12 @@ _OLD_SUITE = "bullseye"
 _OLD_PYTHON = (
     "python3.9-minimal python3.9 libpython3.9-minimal libpython3.9-stdlib libssl1.1 libffi7 libmpdec3"
 )
-_MIRROR = "http://deb.debian.org/debian"
-_KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _NEEDED = 2 << 30  # bytes free before it is made: its packages are on the disk twice for a while
 _ADDITIONS = f"""\
 set -eu
 export DEBIAN_FRONTEND=noninteractive
 mkdir -p /tmp/old/lists/partial
-echo 'deb [signed-by={_KEYRING}] {_MIRROR} {_OLD_SUITE} main' > /tmp/old/sources.list
+sed 's/ {_SUITE} / {_OLD_SUITE} /' /etc/apt/sources.list > /tmp/old/sources.list
 old() {{ apt-get -qq -o Dir::Etc::SourceList=/tmp/old/sources.list -o Dir::Etc::SourceParts=/dev/null \\
     -o Dir::State::Lists=/tmp/old/lists "$@"; }}
 old update
@@ -86,16 +85,7 @@ def unavailable_reason() -> str:
     """Return why machine nodes cannot run on this computer, in a sentence; '' if they can."""
     if os.getuid():
         return "they need root: systemd-nspawn boots an operating system"
-    search = _search_path()
-    missing = [package for name, package in PACKAGES.items() if shutil.which(name, path=search) is None]
-    missing += [] if _KEYRING.exists() else ["debian-archive-keyring"]
-    if missing:
-        return f"{' and '.join(missing)} not installed (apt-get install {' '.join(missing)})"
-    return ""
-
-
-def _search_path() -> str:
-    return f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    return programs.missing(PACKAGES)
 
 
 def ensure(home: Path, report: Callable[[str], None]) -> Path:
@@ -130,7 +120,7 @@ def _make(wanted: Path, report: Callable[[str], None]) -> None:
         _run(
             wanted.with_suffix(".log"),
             *("debootstrap", "--variant=minbase", f"--keyring={_KEYRING}", "--force-check-gpg"),
-            *(f"--include={_INCLUDED}", _SUITE, str(unfinished), _MIRROR),
+            *(f"--include={_INCLUDED}", _SUITE, str(unfinished)),
         )
         shutil.copy("/etc/resolv.conf", unfinished / "etc/resolv.conf")
         _run(wanted.with_suffix(".log"), "chroot", str(unfinished), "/bin/sh", "-c", _ADDITIONS)
@@ -147,7 +137,7 @@ def _run(log: Path, *command: str) -> None:
     and its mounts. What is removed next could otherwise be the computer's /dev, which debootstrap may mount.
     """
     environment = {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
-    environment["PATH"] = f"{_search_path()}:/usr/bin:/bin"
+    environment["PATH"] = f"{programs.search_path()}:/usr/bin:/bin"
     with log.open("ab") as output:
         done = subprocess.run(
             ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", *command),
@@ -164,7 +154,7 @@ def _run(log: Path, *command: str) -> None:
             "\n  ".join(
                 [f"cannot make the operating system of machine nodes: {command[0]} failed with:", *lines]
             ),
-            hint=f"it downloads from {_MIRROR}; the whole log: {log}",
+            hint=f"it downloads packages of Debian; the whole log: {log}",
         )
 
 

@@ -1,10 +1,9 @@
-"""Boots one node in namespaces of its own: `python -m cloudddp.sim.hosts.namespaces.boot`, with a Machine on
-stdin.
+"""Boots one node in namespaces of its own: `python -m cloudddp.sim.hosts.namespaces.boot`.
 
-It creates the namespaces, prints `namespaces ready`, waits for `network ready` (the simulator attaches the
-interface meanwhile), and forks the node's pid 1. With pid 1 everything on the node ends; this process exits
-with its exit status (on_node.EXIT_STATUS). Standard library only; it never returns to the lab's own
-namespaces.
+It gets a NamespaceNode on stdin, creates the namespaces, prints `namespaces ready`, waits for `network ready`
+(the simulator attaches the interface meanwhile), and forks the node's pid 1. With pid 1 everything on the
+node ends; this process exits with its exit status (on_node.EXIT_STATUS). Standard library only; it never
+returns to the lab's own namespaces.
 
 What the node's owner wrote, such as bootcmd, runs only when no process in the node's pid namespace has more
 privileges than the node may have: root of the node controls every process there.
@@ -24,17 +23,15 @@ from pathlib import Path
 
 from cloudddp.sim.guest import init, log, sshd
 from cloudddp.sim.hosts.namespaces import rootfs
-from cloudddp.sim.hosts.namespaces.rootfs import USER_ID, Machine
+from cloudddp.sim.hosts.namespaces.rootfs import USER_ID, NamespaceNode
 from cloudddp.sim.linux import kernel, seccomp
 
-_OOM_SCORE = "500"  # of 1000, so that the kernel kills nodes before the user's own programs
 _FILES = (1024, 524288)  # soft and hard
 _MAX_MESSAGE = 2000  # bytes of an error
 
 
 def main() -> int:
-    machine = Machine.from_json(sys.stdin.readline())
-    Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
+    node = NamespaceNode.from_line(sys.stdin.readline())
     kernel.unshare(
         kernel.CLONE_NEWNET
         | kernel.CLONE_NEWNS
@@ -42,38 +39,38 @@ def main() -> int:
         | kernel.CLONE_NEWIPC
         | kernel.CLONE_NEWCGROUP
     )
-    kernel.set_hostname(machine.name)
+    kernel.set_hostname(node.setup.host_name)
     print("namespaces ready", flush=True)
     if sys.stdin.readline().strip() != "network ready":
         return 1
-    _configure_network(machine)
+    _configure_network(node)
     kernel.unshare(kernel.CLONE_NEWPID)  # the next process that is forked is its pid 1
     errors, report = os.pipe()
     first = os.fork()
     if first == 0:
         os.close(errors)
-        _run_init(machine, report)
+        _run_init(node, report)
     os.close(report)
     print(f"pid {first} {os.getpid()}", flush=True)
     _drop_privileges(())
     seccomp.install_filter()
     if error := os.read(errors, _MAX_MESSAGE).decode(errors="replace"):
-        print("".join(c if c.isprintable() else "?" for c in error), file=sys.stderr, flush=True)
+        print(error, file=sys.stderr, flush=True)
     return os.waitstatus_to_exitcode(os.waitpid(first, 0)[1])
 
 
-def _run_init(machine: Machine, report: int) -> None:
+def _run_init(node: NamespaceNode, report: int) -> None:
     """Run as pid 1 of the node. Never returns: writes an error of the boot to `report`, and exits."""
     try:
         kernel.die_with_parent(signal.SIGKILL)
         _redirect(os.devnull)  # from the simulator's pipes, to which root of the node could write
-        rootfs.build(machine)
+        rootfs.build(node)
         # Before any file is opened that the node's owner may have created.
         _drop_privileges(kernel.NODE_CAPABILITIES)
         _limit_open_files()
         _redirect("/var/log/init.log")
         ssh = sshd.Sshd(
-            prepare=lambda: _confine_sshd(machine, report),
+            prepare=lambda: _confine_sshd(node, report),
             redirect=lambda: _redirect("/var/log/auth.log", mode=0o600),
         )
         seccomp.install_filter()
@@ -82,7 +79,7 @@ def _run_init(machine: Machine, report: int) -> None:
         os.environ.clear()
         os.environ.update(PATH="/usr/sbin:/usr/bin:/sbin:/bin", HOME="/root", LANG="C.UTF-8")
     except Exception as error:
-        os.write(report, f"{machine.name}: {error}".encode(errors="replace"))
+        os.write(report, f"{node.setup.host_name}: {error}".encode(errors="replace"))
         os._exit(1)
     try:
         # Without execve: a second interpreter would take most of the boot time.
@@ -100,9 +97,9 @@ def _limit_open_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(_FILES[0], hard), hard))
 
 
-def _confine_sshd(machine: Machine, report: int) -> None:
+def _confine_sshd(node: NamespaceNode, report: int) -> None:
     os.close(report)
-    if not machine.as_root:
+    if not node.as_root:
         # As root, sshd requires other users, which the lab of an ordinary user does not have.
         kernel.unshare_user_as(USER_ID)
     seccomp.install_filter()
@@ -114,13 +111,13 @@ def _close_descriptors(*, keep: Iterable[int]) -> None:
             os.close(descriptor)
 
 
-def _configure_network(machine: Machine) -> None:
+def _configure_network(node: NamespaceNode) -> None:
     """Configure the interface, which was moved here from the lab."""
-    subprocess.run(["ip", "-batch", "-"], input=machine.network_commands, text=True, check=True)
+    subprocess.run(["ip", "-batch", "-"], input=node.setup.network_commands, text=True, check=True)
     settings = Path("/proc/sys/net/ipv4")
-    if not machine.as_root:
+    if not node.as_root:
         (settings / "ip_unprivileged_port_start").write_text("0")  # there, sshd runs as the login user
-    last_group = USER_ID if machine.as_root else 0  # the lab of an ordinary user has a single group
+    last_group = USER_ID if node.as_root else 0  # the lab of an ordinary user has a single group
     (settings / "ping_group_range").write_text(f"0 {last_group}")  # ping has no capability here
 
 

@@ -10,20 +10,19 @@ is followed.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 from pathlib import Path
 from typing import NamedTuple
 
 from cloudddp.sim.guest import cloud_init, on_node
-from cloudddp.sim.hosts import lab_disk, python_environment
+from cloudddp.sim.hosts import host_setup, lab_disk, python_environment
+from cloudddp.sim.hosts.host_setup import HostSetup
 from cloudddp.sim.linux import kernel
 
 USER, USER_ID = cloud_init.USER, on_node.USER_ID
 GUEST = Path("usr/lib/cloudddp-lab")  # the stand-ins, relative to a node's root
 PYTHON_STARTUP = GUEST / "python"  # has the `sitecustomize` of the node's Pythons
-_TORCH = "opt/pytorch"  # where the Deep Learning AMI has it
 _STATE = Path(on_node.STATE_FOLDER).relative_to("/")
 
 _ETC_COPIED = (
@@ -92,48 +91,41 @@ _PAM = (
 )
 
 
-class Machine(NamedTuple):
-    """What to build. `disk` has the node's own files and outlives a stop; `overlay` is mounted over /usr."""
+class NamespaceNode(NamedTuple):
+    """What to build. The disk has the node's own files and outlives a stop; `overlay` is mounted over
+    /usr."""
 
-    name: str
-    disk: Path
+    setup: HostSetup
     overlay: Path
-    state_folder: Path
-    hosts_file: Path
-    prefix: Path  # sys.prefix of the simulator
-    base_prefix: Path  # sys.base_prefix
     shared_memory: int  # bytes of /dev/shm
-    network_commands: str  # for `ip -batch`, in the node
-    environment: dict[str, str]
     as_root: bool  # whether root here is root of the computer, and not an ordinary user
 
     @classmethod
-    def from_json(cls, text: str) -> Machine:
-        raw = json.loads(text)
-        names = ("disk", "overlay", "state_folder", "hosts_file", "prefix", "base_prefix")
-        return cls(**{**raw, **{name: Path(raw[name]) for name in names}})
+    def from_line(cls, line: str) -> NamespaceNode:
+        setup, own = host_setup.from_line(line)
+        return cls(setup, Path(own["overlay"]), own["shared_memory"], own["as_root"])
 
-    def to_json(self) -> str:
-        return json.dumps(self._asdict(), default=str)
+    def to_line(self) -> str:
+        return host_setup.to_line(**self._asdict())
 
 
-def build(machine: Machine) -> None:
+def build(node: NamespaceNode) -> None:
     """Build the file system and pivot to it. Raises OSError."""
     kernel.mount("none", Path("/"), flags=kernel.MS_REC | kernel.MS_PRIVATE)
-    root = machine.disk
-    _prepare_disk(machine)
+    root = node.setup.disk
+    _prepare_disk(node)
     kernel.bind(root, root)
     # 711: the computer's Python may be below its /root.
     for name, mode in (("run", "755"), ("root", "711")):
         flags = kernel.MS_NOSUID | kernel.MS_NODEV
         kernel.mount("tmpfs", _folder(root, name), "tmpfs", flags, lab_disk.tmpfs_options(_SMALL, mode))
-    _mount_usr(machine, root)
-    _mount_python(machine, root)
-    _create_devices(machine, _folder(root, "dev"))
+    _mount_usr(node, root)
+    _mount_python(node, root)
+    _create_devices(node, _folder(root, "dev"))
     (root / "run/sshd").mkdir(mode=0o755)
     (root / _STATE).mkdir()
-    kernel.bind(machine.state_folder, root / _STATE)
-    kernel.bind(machine.hosts_file, _file(_folder(root, "etc"), "hosts"), read_only=True)
+    kernel.bind(node.setup.state, root / _STATE)
+    kernel.bind(node.setup.hosts_file, _file(_folder(root, "etc"), "hosts"), read_only=True)
     _mount_proc_and_sys(root)
     kernel.pivot_root(root)
     # on_node.is_node compares with this: no process outside the node is in its pid namespace.
@@ -167,23 +159,23 @@ def _file(parent: Path, name: str) -> Path:
     return path
 
 
-def _prepare_disk(machine: Machine) -> None:
+def _prepare_disk(node: NamespaceNode) -> None:
     """Create the files of a new disk; on a later boot, only empty /tmp."""
-    root = machine.disk
+    root = node.setup.disk
     if not any(root.iterdir()):
         for name in _FOLDERS:
             _folder(root, name)
         (root / "var/tmp").chmod(0o1777)
         (root / "var/lib/dpkg/status").touch()  # no package is installed
         (root / "var/run").symlink_to("/run")  # as on Ubuntu, whose pam_nologin reads /var/run/nologin
-        _write_etc(machine, root / "etc")
+        _write_etc(node, root / "etc")
         _create_home(root / "home" / USER)
     with contextlib.suppress(RecursionError):  # a deliberately deep tree
         shutil.rmtree(root / "tmp", ignore_errors=True)  # raises if it is a link
     _folder(root, "tmp").chmod(0o1777)
 
 
-def _write_etc(machine: Machine, etc: Path) -> None:
+def _write_etc(node: NamespaceNode, etc: Path) -> None:
     for name in _ETC_COPIED:
         source = Path("/etc") / name
         if source.is_dir():
@@ -201,11 +193,11 @@ def _write_etc(machine: Machine, etc: Path) -> None:
         "passwd": users,
         "group": ("root:x:0:", "tty:x:5:", f"{USER}:x:{USER_ID}:", "nogroup:x:65534:"),
         "shadow": tuple(f"{line.partition(':')[0]}:*:19000:0:99999:7:::" for line in users),
-        "hostname": (machine.name,),
+        "hostname": (node.setup.host_name,),
         "hosts": (),
         "apt/sources.list": (),
         "pam.d/sshd": _PAM,
-        "ssh/sshd_config": (_SSHD.format(environment=_quoted(machine.environment)),),
+        "ssh/sshd_config": (_SSHD.format(environment=_quoted(node.setup.environment)),),
     }
     for name, lines in texts.items():
         (etc / name).write_text("".join(f"{line}\n" for line in lines))
@@ -234,10 +226,10 @@ def chown_to_user(*paths: Path) -> None:
             return
 
 
-def _mount_usr(machine: Machine, root: Path) -> None:
+def _mount_usr(node: NamespaceNode, root: Path) -> None:
     """Mount the computer's programs read-only, with the stand-ins over them, so that absolute paths find
     these."""
-    lower = f"lowerdir={machine.overlay}:/usr"
+    lower = f"lowerdir={node.overlay}:/usr"
     kernel.mount("overlay", _folder(root, "usr"), "overlay", kernel.MS_RDONLY, lower)
     for name in _TOP_FOLDERS:
         source = Path("/") / name
@@ -253,17 +245,17 @@ def _mount_usr(machine: Machine, root: Path) -> None:
             kernel.bind(source, _folder(root, f"etc/{name}"), read_only=True)
 
 
-def _mount_python(machine: Machine, root: Path) -> None:
-    prefix = machine.prefix
-    for path in dict.fromkeys((machine.base_prefix, prefix)):
+def _mount_python(node: NamespaceNode, root: Path) -> None:
+    prefix = node.setup.prefix
+    for path in dict.fromkeys((node.setup.base_prefix, prefix)):
         if not path.is_relative_to("/usr"):
             kernel.bind(path, _folder(root, str(path.relative_to("/"))), read_only=True)
-    environment = _folder(root, _TORCH)
+    environment = _folder(root, python_environment.FOLDER)
     python_environment.create(
         environment,
-        Path("/", _TORCH),
+        Path("/", python_environment.FOLDER),
         prefix=prefix,
-        base_prefix=machine.base_prefix,
+        base_prefix=node.setup.base_prefix,
         chown_to_user=chown_to_user,
     )
 
@@ -284,7 +276,7 @@ def _mount_proc_and_sys(root: Path) -> None:
             kernel.bind(Path(os.devnull), path, read_only=True)
 
 
-def _create_devices(machine: Machine, dev: Path) -> None:
+def _create_devices(node: NamespaceNode, dev: Path) -> None:
     options = lab_disk.tmpfs_options(_SMALL, "755")
     kernel.mount("tmpfs", dev, "tmpfs", kernel.MS_NOSUID | kernel.MS_NOEXEC, options)
     for name in _DEVICES:  # bound: an ordinary user may not create device files
@@ -293,9 +285,9 @@ def _create_devices(machine: Machine, dev: Path) -> None:
         kernel.bind(Path("/dev") / name, dev / name, read_only=True)
     for name in ("pts", "shm"):
         (dev / name).mkdir()
-    options = "newinstance,ptmxmode=0666,mode=620" + (",gid=5" if machine.as_root else "")
+    options = "newinstance,ptmxmode=0666,mode=620" + (",gid=5" if node.as_root else "")
     kernel.mount("devpts", dev / "pts", "devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC, options)
-    options = lab_disk.tmpfs_options(machine.shared_memory, "1777")
+    options = lab_disk.tmpfs_options(node.shared_memory, "1777")
     kernel.mount("tmpfs", dev / "shm", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options)
     for name, target in _DEVICE_LINKS:
         (dev / name).symlink_to(target)

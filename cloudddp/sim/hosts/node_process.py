@@ -15,13 +15,14 @@ from pathlib import Path
 from cloudddp.sim.linux import processes
 
 _BOOT_SECONDS = 60.0  # for one step of the boot; only a computer that swaps takes so long
+_OOM_SCORE = "500"  # of 1000, so that the kernel kills nodes before the user's own programs
 _REPEAT_SECONDS = 2.0
 _POWER_OFF = signal.SIGRTMIN + 4  # to systemd as pid 1 (systemd(1)): start poweroff.target
 _HALT_SECONDS = 10.0  # for a killed node to be gone, before another way is tried
 _PACKAGE_PARENT = Path(__file__).parents[3]  # the folder that has the package `cloudddp`
 
 
-class MachineProcess:
+class NodeProcess:
     """A node that has booted: the process of the boot module, and the node's pid 1."""
 
     def __init__(self, process: subprocess.Popen[bytes], init: processes.Handle) -> None:
@@ -33,7 +34,7 @@ class MachineProcess:
         return self.process.pid
 
     def wait(self) -> int:
-        """Return the exit status of the node, which is that of its pid 1."""
+        """Return the exit status of the boot module (on_node.EXIT_STATUS)."""
         status = self.process.wait()
         self.init.kill()  # if the boot module was killed: a machine's pid 1 would live on
         self.init.close()
@@ -53,7 +54,7 @@ class MachineProcess:
         return False
 
     def kill(self) -> None:
-        """Kill pid 1, with which the kernel ends the node; if that takes too long, its parent. Raises
+        """Kill pid 1, with which the kernel ends the node; if that takes too long, the boot module. Raises
         TimeoutError."""
         self.init.kill()
         try:
@@ -74,7 +75,7 @@ def boot(
     instance_id: str,
     log: Path,
     attach: Callable[[int], None],
-) -> MachineProcess:
+) -> NodeProcess:
     """Boot a node by a module that gets its description. `attach` connects the network namespace of a pid.
 
     The module answers `namespaces ready` and, after `network ready`, `pid PID PARENT` of the node's pid 1.
@@ -83,6 +84,7 @@ def boot(
     """
     process = _start(module, home, instance_id, log)
     try:
+        Path(f"/proc/{process.pid}/oom_score_adj").write_text(_OOM_SCORE)
         _send(process, description)
         _expect(process, "namespaces ready")
         attach(process.pid)
@@ -98,15 +100,16 @@ def boot(
         if isinstance(error, OSError):
             raise OSError(error.errno or errno.EIO, f"{error}: {last_line(log)}") from None
         raise
-    return MachineProcess(process, init)
+    return NodeProcess(process, init)
 
 
 def last_line(log: Path) -> str:
+    """Return the last line that a boot module has logged, which may quote what the node has written."""
     try:
         lines = log.read_text(errors="replace").strip().splitlines()
     except OSError:
         lines = []
-    return lines[-1] if lines else "no reason was logged"
+    return "".join(c if c.isprintable() else "?" for c in lines[-1]) if lines else "no reason was logged"
 
 
 def _start(module: str, home: Path, instance_id: str, log: Path) -> subprocess.Popen[bytes]:
