@@ -101,6 +101,10 @@ class UsageError(CloudDDPError):
     exit_code = EXIT_USAGE
 
 
+class NotConfirmed(CloudDDPError):
+    """The user has answered a question with no."""
+
+
 class AWSError(CloudDDPError):
     """AWS refused a call, or could not be reached. `code` is AWS's own error code, or ''.
 

@@ -26,7 +26,7 @@ import click
 from cloudddp import timings
 from cloudddp.cli.formats import wrapped
 from cloudddp.config.command_line import GlobalOptions
-from cloudddp.errors import CloudDDPError, Text, parts, render
+from cloudddp.errors import CloudDDPError, NotConfirmed, Text, parts, render
 from cloudddp.text import one_line, visible_in_colour, without_colours
 
 _guarded: dict[str, TextIO] = {}  # the streams as they were
@@ -310,11 +310,11 @@ class Console:
     def must_confirm(self, question: str, *, yes: bool) -> None:
         """Ask, except with -y, or with --sim, where nothing costs money.
 
-        Raises CloudDDPError if the answer is no, UsageError if there is no terminal to ask on.
+        Raises NotConfirmed if the answer is no, click.UsageError if there is no terminal to ask on.
         """
         if yes or self.options.sim:
             return
         if not sys.stdin.isatty():
             raise click.UsageError("there is no terminal to ask on; add -y")
         if not self.confirm(question):
-            raise CloudDDPError("not confirmed; nothing was changed")
+            raise NotConfirmed("not confirmed; nothing was changed")

@@ -150,6 +150,8 @@ def main(args: argparse.Namespace) -> None:
     if step and step % epoch_steps == 0 and not best_yet:  # it is lost
         best = evaluate(model, test_set, device)
         save("best.pt")
+    if step and snapshot is not latest:  # a crash came between the two
+        save("latest.pt")
     stopping, reported = 0, 0.0
     while step < steps and not stopping:
         epoch, done = divmod(step, epoch_steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 from pathlib import Path
@@ -38,7 +39,7 @@ def test_trial_creates_uses_and_removes_a_node_and_reports_each_phase(cli: Any, 
     assert trial_nodes(ec2, done.stderr) == []
     assert "nothing is left" in done.stderr
     report = report_in(cli.cwd)
-    assert (report["result"], report["left"], report["aws_errors"]) == ("passed", False, [])
+    assert (report["result"], report["left"], report["aws_calls"]) == ("passed", False, [])
     assert [phase["name"] for phase in report["phases"]] == ["doctor", "up", "exec", "down"]
     assert report["checks"]["quota"] == "pass"
     assert report["node"]["python"].startswith("Python 3.")
@@ -57,7 +58,7 @@ def test_failed_launch_is_in_the_report_by_its_code(cli: Any, ec2: Any, conditio
     report = report_in(cli.cwd)
     assert (report["result"], report["failed_in"], report["left"]) == ("failed", "up", False)
     assert refused["code"] in [
-        one["code"] for one in report["aws_errors"] if one["call"] == "ec2 run_instances"
+        one["code"] for one in report["aws_calls"] if one["call"] == "ec2 run_instances"
     ]
 
 
@@ -86,7 +87,7 @@ def test_node_that_fails_the_checks_is_removed_and_the_next_step_is_a_trial(
     assert trial_nodes(ec2, err) == []
     assert err.splitlines()[-1].endswith("to try another one: `cloudddp doctor --trial`"), err
     report = report_in(cli.cwd)
-    assert {"call": "ec2 run_instances", "code": "", "retries": 2} in report["aws_errors"]
+    assert {"call": "ec2 run_instances", "code": "", "retries": 2} in report["aws_calls"]
     assert report["failed_in"] == "up"
 
 
@@ -158,3 +159,19 @@ def test_failure_before_anything_is_created_is_reported(cli: Any, conditions: An
     conditions(reject={"ImportKeyPair": {"code": "InternalError", "status": 500, "calls": 99}})
     cli.fails(1, "doctor", *CHECKED)
     assert report_in(cli.cwd)["failed_in"] == "up"
+
+
+@pytest.mark.parametrize(("answer", "code"), [("no", 1), ("Ctrl-C", 130)])
+def test_trial_that_is_declined_has_no_report(
+    cli: Any, terminal: Any, faults: Any, answer: str, code: int
+) -> None:
+    del cli.env["CLOUDDDP_YES"]
+    asked = terminal("doctor", *CHECKED)
+    asked.read_until(b"Start these nodes? [y/N]")
+    if answer == "no":
+        os.write(asked.ours, b"n\n")
+    else:
+        asked.process.send_signal(signal.SIGINT)
+    assert asked.read_to_the_end()[0] == code
+    assert "RunInstances" not in faults.calls
+    assert not list(cli.cwd.glob("*.json"))

@@ -231,6 +231,16 @@ def test_run_killed_during_a_snapshot_write_resumes(trained: Callable[..., Path]
     assert differing_paths(load(latest), load(trained(1, *epochs) / "latest.pt")) == []
 
 
+def test_best_weights_of_the_last_step_are_its_snapshot_after_a_crash_between_the_two(tmp_path: Path) -> None:
+    """best.pt of the last step is written, latest.pt of it is not."""
+    out = tmp_path / "out"
+    run_ranks([out], "--epochs", 1)
+    best = load(out / "best.pt")
+    torch.save({**best, "step": best["step"] - 1}, out / "latest.pt")
+    run_ranks([out], "--epochs", 1)
+    assert differing_paths(load(out / "latest.pt"), best) == []
+
+
 def test_newest_snapshot_of_any_node_is_elected(trained: Callable[..., Path], tmp_path: Path) -> None:
     """Three nodes with a disk each. The first is new, the third has missed an epoch."""
     nodes = [tmp_path / f"node{number}" for number in range(3)]

@@ -170,14 +170,6 @@ def test_process_of_the_link(home: Path) -> None:
     assert processes.belonging(home) == []
 
 
-def test_settings_of_a_boot_that_other_nodes_have_are_refused(sim: control.Simulator) -> None:
-    with pytest.raises(
-        CloudDDPError, match="ssh_socket has no effect on process nodes; only machine nodes have it"
-    ):
-        control.conditions(sim, {"boot": {"ssh_socket": 1}})
-    assert control.conditions(sim, {})["boot"] == {}
-
-
 def test_process_nodes_have_no_link(sim: control.Simulator) -> None:
     with pytest.raises(CloudDDPError, match="link: it needs nodes in the lab; these are process nodes"):
         control.conditions(sim, {"link": {"latency": 0.1}})

@@ -289,3 +289,11 @@ def test_web_page_cannot_use_the_api(sim: control.Simulator) -> None:
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(request, timeout=30)
         assert refused.value.code == 403
+
+
+def test_settings_of_a_boot_that_other_nodes_have_are_refused(sim: control.Simulator) -> None:
+    with pytest.raises(
+        CloudDDPError, match="ssh_socket has no effect on process nodes; only machine nodes have it"
+    ):
+        control.conditions(sim, {"boot": {"ssh_socket": 1}})
+    assert control.conditions(sim, {})["boot"] == {}

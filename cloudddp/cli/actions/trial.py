@@ -19,6 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import click
 from msgspec import structs
 
 from cloudddp import __version__, signals, timings
@@ -33,7 +34,15 @@ from cloudddp.cluster.doctor import Check, ChecksFailed
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.command_line import Flag, GlobalOptions
 from cloudddp.config.spec import connection_mode
-from cloudddp.errors import CloudDDPError, Command, Interrupted, Leftovers, NodeError, UsageError
+from cloudddp.errors import (
+    CloudDDPError,
+    Command,
+    Interrupted,
+    Leftovers,
+    NodeError,
+    NotConfirmed,
+    UsageError,
+)
 from cloudddp.ssh.running import CommandSpec
 
 _CHEAP = (
@@ -58,6 +67,25 @@ echo "driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2> /d
 _VERSION_LINE = re.compile(r"(os|kernel|systemd|cloud-init|ssh|python|driver)=([A-Za-z0-9 ._+~:,()/-]{1,80})")
 _PACKAGES = ("boto3", "botocore", "paramiko", "click")
 _EXPECTED = "DryRunOperation"  # what EC2 answers to a dry run of a call that it would allow
+_NO_TRIAL = (UsageError, click.UsageError, NotConfirmed, click.Abort)  # Abort: Ctrl-C at the question
+
+
+@dataclass(slots=True)
+class Phase:
+    """A part of a trial. `began`: seconds from the trial's beginning; `error`: what has ended it early."""
+
+    name: str
+    began: float
+    seconds: float = 0.0
+    error: BaseException | None = None
+
+    def record(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"name": self.name, "began": self.began, "seconds": self.seconds}
+        if self.error is not None:
+            code = getattr(self.error, "code", None)
+            found["error"] = type(self.error).__name__
+            found["code"] = _code(code) if isinstance(code, str) and code else None
+        return found
 
 
 @dataclass(slots=True)
@@ -68,12 +96,11 @@ class Trial:
     options: GlobalOptions
     flags: Sequence[Flag]
     began: float = field(default_factory=time.monotonic)
-    phases: list[dict[str, Any]] = field(default_factory=list)
+    phases: list[Phase] = field(default_factory=list)
     cluster: Cluster | None = None
     node: Mapping[str, str] = field(default_factory=dict)
     checks: Sequence[Check] = ()
     suffix: str = field(default_factory=lambda: secrets.token_hex(3))
-    declined: bool = False
 
     def run(self, check: Callable[[Session], Sequence[Check]], *, yes: bool) -> None:
         """Make the checks of `doctor`, then the trial, and write the report, also about a failure.
@@ -94,9 +121,9 @@ class Trial:
                 self._check(session, check)
             self._use_node(session, yes=yes)
         finally:
-            if not self.declined and self.phases[-1].get("error") != UsageError.__name__:
+            if not self._ended_by(_NO_TRIAL):
                 self._write(session)
-            if not self._left:
+            if not self._ended_by(Leftovers):
                 self.console.options = self.options  # ... as long as it exists
             if not self.options.timings:
                 timings.finish()  # they are in the report
@@ -128,7 +155,7 @@ class Trial:
     def _use_node(self, session: Session, *, yes: bool) -> None:
         try:
             with self._phase("up"), signals.interruptible():
-                bring_up(session, yes=yes, check=self._ask, on_agreed=self._agree, on_ready=self._take)
+                bring_up(session, yes=yes, on_ready=self._take)
             with self._phase("exec"), signals.interruptible(), connected(session) as (_, runner):
                 result = runner.run(0, CommandSpec(_VERSIONS, limit=10_000, total_timeout=60.0))
                 self.node = versions(result.stdout)
@@ -143,38 +170,26 @@ class Trial:
                     report = take_down(replace(session, region=self.cluster.region), self.cluster.id)
                 self.console.log(lifecycle.down(report, self.cluster.name, simulated=self.options.sim))
 
-    def _ask(self, *_: object) -> None:
-        self.declined = True  # until the answer is yes
-
-    def _agree(self) -> None:
-        self.declined = False
-
     def _take(self, cluster: Cluster) -> None:
         self.cluster = cluster
 
     @contextlib.contextmanager
     def _phase(self, name: str) -> Iterator[None]:
-        phase: dict[str, Any] = {"name": name, "began": self._now()}
+        phase = Phase(name, self._now())
         self.phases.append(phase)
         try:
             yield
         except BaseException as error:
-            phase["error"] = type(error).__name__
-            phase["code"] = _code(str(getattr(error, "code", ""))) or None
+            phase.error = error
             raise
         finally:
-            phase["seconds"] = round(self._now() - phase["began"], 3)
+            phase.seconds = round(self._now() - phase.began, 3)
 
     def _now(self) -> float:
         return round(time.monotonic() - self.began, 3)
 
-    @property
-    def _failed_in(self) -> str | None:
-        return next((phase["name"] for phase in self.phases if "error" in phase), None)
-
-    @property
-    def _left(self) -> bool:
-        return any(phase.get("error") == Leftovers.__name__ for phase in self.phases)
+    def _ended_by(self, kinds: type[BaseException] | tuple[type[BaseException], ...]) -> bool:
+        return any(isinstance(phase.error, kinds) for phase in self.phases)
 
     def _write(self, session: Session) -> None:
         path = Path.cwd() / f"cloudddp-trial-{datetime.now(UTC):%Y%m%d-%H%M%S}-{self.suffix}.json"
@@ -193,14 +208,13 @@ class Trial:
         pattern."""
         spec = session.settings.cluster
         spans = [span for span in timings.recorded() if span.began >= self.began]
-        errors = [phase["error"] for phase in self.phases if "error" in phase]
-        stopped = {Interrupted.__name__, KeyboardInterrupt.__name__} & set(errors)
-        result = "interrupted" if stopped else "failed"
+        failed_in = next((phase.name for phase in self.phases if phase.error), None)
+        stopped = self._ended_by((Interrupted, KeyboardInterrupt))
         return {
             "format": 1,
-            "result": result if errors else "passed",
-            "failed_in": self._failed_in,
-            "left": self._left,
+            "result": "interrupted" if stopped else "failed" if failed_in else "passed",
+            "failed_in": failed_in,
+            "left": self._ended_by(Leftovers),
             "date": f"{datetime.now(UTC):%Y-%m-%d}",
             "simulated": bool(self.options.sim),
             "versions": {
@@ -218,8 +232,8 @@ class Trial:
             },
             "checks": {check.name: check.status for check in self.checks},
             "node": dict(self.node),
-            "phases": self.phases,
-            "aws_errors": [
+            "phases": [phase.record() for phase in self.phases],
+            "aws_calls": [
                 {"call": span.name.removeprefix("AWS "), "code": _code(span.error), "retries": span.retries}
                 for span in spans
                 if span.retries or span.error not in ("", _EXPECTED)
@@ -237,7 +251,7 @@ class Trial:
 
 def _code(text: str) -> str:
     """Return a code if it looks like one of AWS's: an endpoint that is not AWS may answer anything."""
-    return text if re.fullmatch(r"[A-Za-z][A-Za-z0-9.]{0,79}|", text) else "another"
+    return text if re.fullmatch(r"[A-Za-z][A-Za-z0-9.]{0,79}|", text) else "unknown"
 
 
 def versions(output: bytes) -> dict[str, str]:

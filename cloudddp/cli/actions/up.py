@@ -73,14 +73,13 @@ def bring_up(
     *,
     yes: bool,
     check: Callable[[Sequence[Plan], AWS], None] = lambda *_: None,
-    on_agreed: Callable[[], None] = lambda: None,
     on_ready: Callable[[Cluster], None] = lambda _: None,
 ) -> UpResult:
     """Create the cluster after asking, for `up` and `run`.
 
-    `check` is called before it asks, and raises for what the credentials cannot do; `on_agreed` if the answer
-    is yes; `on_ready` with the cluster that was created, which the caller now has to remove. Raises
-    UsageError before it asks where a node would run more ranks than the type has GPUs.
+    `check` is called before it asks, and raises for what the credentials cannot do; `on_ready` with the
+    cluster that was created, which the caller now has to remove. Raises NotConfirmed; UsageError before it
+    asks where a node would run more ranks than the type has GPUs.
     """
     console, spec, clouds = session.console, session.settings.cluster, session.clouds()
     with console.progress() as progress:
@@ -91,7 +90,6 @@ def bring_up(
             check(plans, clouds[0])
             console.print_text(lifecycle.plans(plans, info, spec, clouds[0].credentials_end()), err=True)
             console.must_confirm("Start these nodes?", yes=yes)
-            on_agreed()
 
         def name_others(others: Sequence[Cluster]) -> None:
             for line in lifecycle.others(others):

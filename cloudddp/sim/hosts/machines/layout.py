@@ -1,6 +1,5 @@
 """What a machine node has beyond Debian 13: the login user of its image (for Amazon Linux its groups and
-Python, too), the hypervisor UUID by which cloud-init
-recognizes EC2, and the conditions of its boot.
+Python, too), the hypervisor UUID by which cloud-init recognizes EC2, and the conditions of its boot.
 
 It is written to a new disk once, before the first boot. Standard library only.
 """

@@ -1,0 +1,77 @@
+"""The files that a machine node has beyond Debian 13; tests/witness boots them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cloudddp.sim.hosts.machines.layout import layout_of, write
+
+ENABLED = "etc/systemd/system/multi-user.target.wants/ssh.service"
+SOCKET = "etc/systemd/system/sockets.target.wants/ssh.socket"
+LATE = "etc/systemd/system/systemd-user-sessions.service.d/late.conf"
+PYTHON = "usr/local/bin/python3"
+BASIC = "usr/lib/sysusers.d/basic.conf"
+UBUNTU = "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04)"
+AMAZON = "Deep Learning Base OSS Nvidia Driver GPU AMI (Amazon Linux 2023)"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A root file system with what the image has of these files."""
+    texts = {
+        ENABLED: "",
+        BASIC: "g sudo 27\ng adm 4\n",
+        "etc/group": "adm:x:4:\nsudo:x:27:\n",
+        "etc/gshadow": "adm:*::\nsudo:*::\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def build(root: Path, image: str, *, ssh_socket: bool = False, nologin_seconds: float = 0) -> set[str]:
+    """Return the files that are there now."""
+    layout = layout_of(image, ssh_socket=ssh_socket, nologin_seconds=nologin_seconds)
+    write(root, layout, environment={"A": "1 2"}, host_name="ip-10-0-0-1")
+    return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_symlink() or path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("image", "user", "groups"),
+    [(UBUNTU, "ubuntu", "[adm, sudo]"), (AMAZON, "ec2-user", "[adm, wheel, systemd-journal]")],
+)
+def test_login_user_is_that_of_the_image(root: Path, image: str, user: str, groups: str) -> None:
+    build(root, image)
+    lines = (root / "etc/cloud/cloud.cfg.d/90_simulator.cfg").read_text().splitlines()
+    assert {f"    name: {user}", f"    groups: {groups}"} <= set(lines)
+    assert (root / "etc/environment").read_text() == 'A="1 2"\n'
+    assert (root / "etc/hostname").read_text() == "ip-10-0-0-1\n"
+
+
+@pytest.mark.parametrize(
+    ("conditions", "there", "missing"),
+    [
+        ({}, {ENABLED}, {SOCKET, LATE, PYTHON}),
+        ({"ssh_socket": True}, {SOCKET}, {ENABLED, LATE}),
+        ({"nologin_seconds": 3}, {ENABLED, LATE}, {SOCKET}),
+    ],
+)
+def test_conditions_of_a_boot(
+    root: Path, conditions: dict[str, int], there: set[str], missing: set[str]
+) -> None:
+    found = build(root, UBUNTU, **conditions)
+    assert there <= found
+    assert not missing & found
+    if "nologin_seconds" in conditions:
+        assert "sleep 3\n" in (root / LATE).read_text()
+
+
+def test_amazon_linux_has_wheel_and_python_3_9(root: Path) -> None:
+    assert PYTHON in build(root, AMAZON)
+    assert (root / PYTHON).readlink() == Path("/usr/bin/python3.9")
+    assert (root / "etc/group").read_text() == "adm:x:4:\nwheel:x:1010:\n"
+    assert (root / "etc/gshadow").read_text() == "adm:*::\n"
+    assert (root / "etc/sysusers.d/basic.conf").read_text() == "g adm 4\n"
