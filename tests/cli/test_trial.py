@@ -168,6 +168,7 @@ def test_trial_that_is_declined_has_no_report(
     del cli.env["CLOUDDDP_YES"]
     asked = terminal("doctor", *CHECKED)
     asked.read_until(b"Start these nodes? [y/N]")
+    asked.wait_until_it_reads()
     if answer == "no":
         os.write(asked.ours, b"n\n")
     else:

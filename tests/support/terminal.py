@@ -7,9 +7,10 @@ import os
 import pty
 import signal
 import termios
+from pathlib import Path
 from typing import Any
 
-from support.harness import TIMEOUT
+from support.harness import TIMEOUT, until
 from support.processes import zygote
 
 
@@ -34,6 +35,12 @@ class Terminal:
     def read_until(self, word: bytes) -> None:
         while word not in self.seen:
             self.seen += os.read(self.ours, 1000)
+
+    def wait_until_it_reads(self) -> None:
+        """Wait until the process sleeps, after a question was seen. CPython's input() swallows the exception
+        of a signal that comes in the microseconds after it has written a prompt."""
+        status = Path(f"/proc/{self.process.pid}/stat")
+        until(lambda: status.read_text().rpartition(")")[2].split()[0] == "S")
 
     def read_to_the_end(self) -> tuple[int, str]:
         """Return the exit code and everything that the command has printed."""
