@@ -104,6 +104,9 @@ class UsageError(CloudDDPError):
 class NotConfirmed(CloudDDPError):
     """The user has answered a question with no."""
 
+    def __init__(self) -> None:
+        super().__init__("not confirmed; nothing was changed")
+
 
 class AWSError(CloudDDPError):
     """AWS refused a call, or could not be reached. `code` is AWS's own error code, or ''.

@@ -317,4 +317,4 @@ class Console:
         if not sys.stdin.isatty():
             raise click.UsageError("there is no terminal to ask on; add -y")
         if not self.confirm(question):
-            raise NotConfirmed("not confirmed; nothing was changed")
+            raise NotConfirmed

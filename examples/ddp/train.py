@@ -150,7 +150,7 @@ def main(args: argparse.Namespace) -> None:
     if step and step % epoch_steps == 0 and not best_yet:  # it is lost
         best = evaluate(model, test_set, device)
         save("best.pt")
-    if step and snapshot is not latest:  # a crash came between the two
+    if step and snapshot is not latest:  # it is older than best.pt, lost or damaged
         save("latest.pt")
     stopping, reported = 0, 0.0
     while step < steps and not stopping:

@@ -44,14 +44,17 @@ def test_launch_above_the_request_rate_is_made_once(
     cli: Any, faults: Any, conditions: Conditions, remains: Any
 ) -> None:
     """EC2 Developer Guide, "Request throttling for the Amazon EC2 API". The dry run takes the only token, and
-    the launch is refused until there is more: boto3 repeats it at random intervals, 7.5 s in all on
+    the launch is refused until there are more; boto3 repeats it at random intervals, 7.5 s in all on
     average."""
-    conditions(request_rate={"RunInstances": {"bucket": 1, "refill": 0.001}})
+    some = {"bucket": 1, "refill": 2}
+    none = {"bucket": 1, "refill": 0.001}
+    conditions(request_rate={"RunInstances": none, "DescribeInstances": some, "TerminateInstances": some})
     process = cli.start("up", "-n", "3")
     until(lambda: faults.count("RunInstances") > 2)  # the dry run, the launch, its first repetition
     conditions(request_rate={"RunInstances": None})
     out, err = process.communicate(timeout=TIMEOUT)
     assert "is ready" in out, err
+    conditions(request_rate={"DescribeInstances": None})  # what this test itself asks
     assert len(remains().instances) == 3
     cli.ok("down", "-y")
     assert remains().nothing

@@ -231,7 +231,7 @@ def test_run_killed_during_a_snapshot_write_resumes(trained: Callable[..., Path]
     assert differing_paths(load(latest), load(trained(1, *epochs) / "latest.pt")) == []
 
 
-def test_best_weights_of_the_last_step_are_its_snapshot_after_a_crash_between_the_two(tmp_path: Path) -> None:
+def test_latest_is_written_after_a_crash_between_best_and_latest(tmp_path: Path) -> None:
     """best.pt of the last step is written, latest.pt of it is not."""
     out = tmp_path / "out"
     run_ranks([out], "--epochs", 1)

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from support.harness import until
 from support.sshserver import Site
 
 from cloudddp.config import timing
@@ -274,13 +273,17 @@ def test_attempt_during_which_this_process_was_stopped_is_repeated(ssh_site: Sit
                         # Here, and not by the other process: that may be late, after the end of the attempt.
                         os.kill(os.getpid(), signal.SIGSTOP)
 
-        threading.Thread(target=accept, daemon=True).start()
+        accepting = threading.Thread(target=accept, daemon=True)
+        accepting.start()
         fleet = Fleet({0: ssh_site.target(mute.getsockname()[1])})
-        with pytest.raises(ConnectError):
-            fleet.connect(connect_timeout=2.0)
-        until(lambda: len(attempts) == 2)
-        os.killpg(waker.pid, signal.SIGKILL)  # with its `sleep`
-        mute.shutdown(socket.SHUT_RDWR)
+        try:
+            with pytest.raises(ConnectError):
+                fleet.connect(connect_timeout=2.0)
+        finally:
+            os.killpg(waker.pid, signal.SIGKILL)  # with its `sleep`
+        mute.shutdown(socket.SHUT_RDWR)  # what waits to be accepted still is
+        accepting.join(HANG_GUARD)
+        assert len(attempts) == 2
 
 
 def test_fatal_error_closes_connections_and_ends_stuck_commands(ssh_site: Site) -> None:

@@ -277,7 +277,7 @@ def test_killed_programs_of_the_simulator_leave_no_machine(tmp_path: Path, root_
         for program in ("cloudddp.sim.hosts.machines.boot", "systemd-nspawn"):
             (node,) = laptop.launch(InstanceType="c5.large")
             (found,) = control.nodes(sim)[:1]
-            os.kill(the_process(found["processes"], program), signal.SIGKILL)
+            os.kill(process_running(found["processes"], program), signal.SIGKILL)
             until(lambda node=node: laptop.state(node["InstanceId"]) == "terminated")
             until(lambda found=found: not any(map(command_line, found["processes"])))
             assert not any((mount / "cloudddp-sim" / node["InstanceId"]).exists() for mount in CGROUPS)
@@ -285,7 +285,7 @@ def test_killed_programs_of_the_simulator_leave_no_machine(tmp_path: Path, root_
         (found,) = control.nodes(sim)
         groups = [mount / "cloudddp-sim" / node["InstanceId"] for mount in CGROUPS]
         assert any(map(Path.exists, groups)) == ("cgroup2" in Path("/proc/self/mounts").read_text())
-        for pid in (sim.pid, the_process(found["processes"], "machines.boot")):
+        for pid in (sim.pid, process_running(found["processes"], "machines.boot")):
             os.kill(pid, signal.SIGKILL)
     finally:
         control.stop(sim.home)
@@ -294,7 +294,7 @@ def test_killed_programs_of_the_simulator_leave_no_machine(tmp_path: Path, root_
     assert not any(map(Path.exists, groups))
 
 
-def the_process(pids: list[int], program: str) -> int:
+def process_running(pids: list[int], program: str) -> int:
     """Return the only process that runs a program. What it has forked has its command line, too, until it
     executes another."""
     found: list[int] = []

@@ -12,7 +12,7 @@ from cloudddp.cli.formats import counted, node_list
 from cloudddp.cli.node_connections import connected
 from cloudddp.cli.session import Session
 from cloudddp.config.command_line import GlobalOptions
-from cloudddp.errors import CloudDDPError, Command, UsageError
+from cloudddp.errors import CloudDDPError, Command, NotConfirmed, UsageError
 from cloudddp.files import project_id
 from cloudddp.job import project_files, unsent
 from cloudddp.job import sync as syncing
@@ -79,7 +79,7 @@ def origin_of(session: Session, *, yes: bool = False, before: Callable[[], None]
             )
         before()
         if not session.console.confirm(f"{held}. Replace them?"):
-            raise CloudDDPError("not confirmed; nothing was changed")
+            raise NotConfirmed
 
     return Origin(project_id(session.root), agree)
 

@@ -67,12 +67,13 @@ echo "driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2> /d
 _VERSION_LINE = re.compile(r"(os|kernel|systemd|cloud-init|ssh|python|driver)=([A-Za-z0-9 ._+~:,()/-]{1,80})")
 _PACKAGES = ("boto3", "botocore", "paramiko", "click")
 _EXPECTED = "DryRunOperation"  # what EC2 answers to a dry run of a call that it would allow
-_NO_TRIAL = (UsageError, click.UsageError, NotConfirmed, click.Abort)  # Abort: Ctrl-C at the question
+_BEFORE_LAUNCH = (UsageError, click.UsageError, NotConfirmed, click.Abort)  # Abort: Ctrl-C at the question
 
 
 @dataclass(slots=True)
 class Phase:
-    """A part of a trial. `began`: seconds from the trial's beginning; `error`: what has ended it early."""
+    """A part of a trial. `began`: seconds from the trial's beginning; `error`: the exception that
+    ended it."""
 
     name: str
     began: float
@@ -121,7 +122,7 @@ class Trial:
                 self._check(session, check)
             self._use_node(session, yes=yes)
         finally:
-            if not self._ended_by(_NO_TRIAL):
+            if self.cluster is not None or not self._ended_by(_BEFORE_LAUNCH):
                 self._write(session)
             if not self._ended_by(Leftovers):
                 self.console.options = self.options  # ... as long as it exists
@@ -208,7 +209,7 @@ class Trial:
         pattern."""
         spec = session.settings.cluster
         spans = [span for span in timings.recorded() if span.began >= self.began]
-        failed_in = next((phase.name for phase in self.phases if phase.error), None)
+        failed_in = next((phase.name for phase in self.phases if phase.error is not None), None)
         stopped = self._ended_by((Interrupted, KeyboardInterrupt))
         return {
             "format": 1,

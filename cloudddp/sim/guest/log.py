@@ -11,3 +11,8 @@ def write(line: str) -> None:
     """Write one line to stderr. Errors are ignored."""
     with contextlib.suppress(OSError):
         os.write(2, f"{line}\n".encode(errors="replace"))
+
+
+def one_line(text: str) -> str:
+    """Return text that a node may have written as one line: `?` for what is not printable."""
+    return "".join(c if c.isprintable() else "?" for c in text)

@@ -106,14 +106,14 @@ def _lab(home: Path, kind: str, port: int, interfaces: tuple[str, ...]) -> HostB
     router.set_up()
     addresses.use_network(_VPC, public=PUBLIC)
     listener = socket.create_server(("127.0.0.1", port), backlog=256)
-    hosts: HostKind = Machines(home) if kind == "machine" else Namespaces(home, as_root=as_root)
+    host_kind: HostKind = Machines(home) if kind == "machine" else Namespaces(home, as_root=as_root)
     return HostBackend(
-        kind=hosts.name,
+        kind=host_kind.name,
         why="",
         network=_VPC,
         ssh_port=22,
         caller=LAPTOP,
-        hosts=LabHosts(home, router, hosts, interfaces=interfaces),
+        hosts=LabHosts(home, router, host_kind, interfaces=interfaces),
         router=router,
         listeners=(listener,),
     )

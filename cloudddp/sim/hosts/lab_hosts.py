@@ -52,7 +52,7 @@ class _Host:
     """A node that is up."""
 
     spec: NodeSpec
-    process: node_process.NodeProcess
+    node: node_process.NodeProcess
     interface: str
     stopping: bool = False  # set before it is ended on request, so that its end is not reported
 
@@ -107,9 +107,9 @@ class LabHosts:
             return
         host.stopping = True
         try:
-            if not host.process.power_off(self._kind.shutdown_seconds):
+            if not host.node.power_off(self._kind.shutdown_seconds):
                 log.write(f"{instance_id} did not power off in {self._kind.shutdown_seconds:g} s: killed")
-            host.process.kill()
+            host.node.kill()
         except TimeoutError as error:
             raise TimeoutError(f"{instance_id}: {error}") from None
         finally:
@@ -145,9 +145,7 @@ class LabHosts:
             found.append(
                 {
                     "ssh_port": 22,
-                    "home": (
-                        f"/proc/{host.process.init.pid}/root{self._kind.home(host.spec)}" if host else ""
-                    ),
+                    "home": (f"/proc/{host.node.init.pid}/root{self._kind.home(host.spec)}" if host else ""),
                     "interface": self._interface_names.get(instance_id, ""),
                     "processes": pids.get(instance_id, []) if host else [],
                 }
@@ -161,11 +159,11 @@ class LabHosts:
         host = self._find(instance_id)
         # First, because the kernel closes the connections of dead processes.
         self._router.detach(host.spec.private_ip)
-        host.process.init.kill()
+        host.node.init.kill()
 
     def freeze(self, instance_id: str) -> None:
         """Stop every process of the node; its connections stay open."""
-        boot_process = self._find(instance_id).process.pid  # which reports the node's end
+        boot_process = self._find(instance_id).node.pid  # which reports the node's end
         try:
             processes.stop(self._home, instance_id, spare=boot_process)
         except TimeoutError as error:
@@ -255,7 +253,7 @@ class LabHosts:
         )
 
     def _await_end(self, host: _Host) -> None:
-        status = host.process.wait()
+        status = host.node.wait()
         if host.stopping:
             return
         instance_id = host.spec.instance_id

@@ -15,13 +15,12 @@ _SETTINGS = (
     "sysctl kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns"
 )
 _PRIVILEGES = "root lacks the privilege; in a container: run it with --privileged"
-PACKAGES = {"sshd": "openssh-server", "ip": "iproute2", "nft": "nftables", "ssh-keygen": "openssh-client"}
 
 
 def unavailable_reason() -> str:
     """Return why namespace nodes cannot run here, in a sentence; '' if they can. Does not change this
     process."""
-    if problem := programs.missing(PACKAGES):
+    if problem := programs.missing(programs.LAB):
         return problem
     reader, writer = os.pipe()
     child = os.fork()

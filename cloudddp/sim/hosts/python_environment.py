@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-FOLDER = "opt/pytorch"  # where the Deep Learning AMI has it
+PYTORCH = "opt/pytorch"  # where the Deep Learning AMI has it
 
 
 def create(

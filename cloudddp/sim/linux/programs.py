@@ -1,4 +1,4 @@
-"""Which of the files that the simulator needs are installed on this computer, most of them programs."""
+"""Programs, and other files of packages, that the simulator needs on this computer."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+
+LAB = {"sshd": "openssh-server", "ip": "iproute2", "nft": "nftables", "ssh-keygen": "openssh-client"}
+"""Program -> Debian package that nodes in the lab need."""
 
 SYSTEM_FOLDERS = "/usr/sbin:/sbin"  # Debian's ordinary users do not have them on PATH
 
@@ -15,11 +18,13 @@ def search_path() -> str:
 
 
 def missing(packages: Mapping[str, str]) -> str:
-    """Return a sentence about the packages to install; '' for none. `packages`: by a program of each, or an
-    absolute path."""
-    names = [
-        package
-        for name, package in packages.items()
-        if shutil.which(name, path=search_path()) is None and not Path("/", name).is_file()
-    ]
+    """Return a sentence about the packages to install; '' for none. `packages` maps a program, or the
+    absolute path of a file, to its Debian package."""
+    names = [package for name, package in packages.items() if not _exists(name)]
     return f"{' and '.join(names)} not installed (apt-get install {' '.join(names)})" if names else ""
+
+
+def _exists(name: str) -> bool:
+    if name.startswith("/"):
+        return Path(name).is_file()
+    return shutil.which(name, path=search_path()) is not None

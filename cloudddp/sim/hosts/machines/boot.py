@@ -1,4 +1,4 @@
-"""Boots one machine node, which it gets on stdin: `python -m cloudddp.sim.hosts.machines.boot`.
+"""Boots the machine node that is described on stdin: `python -m cloudddp.sim.hosts.machines.boot`.
 
 As node_process.boot expects it, it prints `namespaces ready`, waits for `network ready`, and runs
 systemd-nspawn in a network and mount namespace of its own. Its exit status says how the machine has ended
@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from cloudddp.sim.guest import on_node
+from cloudddp.sim.guest import log, on_node
 from cloudddp.sim.hosts import host_setup, python_environment
 from cloudddp.sim.hosts.host_setup import HostSetup
 from cloudddp.sim.hosts.machines import cgroups, layout
@@ -76,7 +76,8 @@ def main() -> int:
             process.kill()
             reader.join()
             lines = console.read_text(errors="replace").strip().splitlines()[-_CONSOLE_LINES:]
-            print(" / ".join(lines) or "systemd-nspawn does not start", file=sys.stderr, flush=True)
+            error = " / ".join(lines) or "systemd-nspawn does not start"
+            print(log.one_line(error), file=sys.stderr, flush=True)
             return 1
         print(f"pid {pid} {process.pid}", flush=True)
         ending = _NSPAWN_STATUS.get(process.wait())
@@ -105,8 +106,8 @@ def _build(node: MachineNode) -> Path:
     if is_new:  # later, root of the node may have put links there that lead out of it
         layout.write(root, node.layout, environment=node.setup.environment, host_name=node.setup.host_name)
         python_environment.create(
-            root / python_environment.FOLDER,
-            Path("/", python_environment.FOLDER),
+            root / python_environment.PYTORCH,
+            Path("/", python_environment.PYTORCH),
             prefix=node.setup.prefix,
             base_prefix=node.setup.base_prefix,
             chown_to_user=_chown_to_user,

@@ -23,7 +23,7 @@ class Machines:
         if not root_image.is_complete(self._image):
             raise OSError(
                 f"the operating system {self._image} is missing or damaged: `cloudddp sim stop`, then "
-                "`cloudddp sim start --nodes machine` makes it again"
+                "`cloudddp sim start --nodes machine` makes a new one"
             )
         return MachineNode(setup, spec.instance_id, self._image, _layout(spec)).to_line()
 

@@ -58,7 +58,7 @@ class Layout(NamedTuple):
     /run/nologin exists."""
 
     user: str
-    groups: tuple[str, ...]
+    groups: str  # "adm, sudo"
     is_amazon_linux: bool
     ssh_socket: bool
     nologin_seconds: float
@@ -67,15 +67,14 @@ class Layout(NamedTuple):
 def layout_of(image_name: str, *, ssh_socket: bool, nologin_seconds: float) -> Layout:
     """Return the layout of an image by its name."""
     if "Amazon Linux" in image_name:
-        groups = ("adm", "wheel", "systemd-journal")
-        return Layout("ec2-user", groups, True, ssh_socket, nologin_seconds)
-    return Layout("ubuntu", ("adm", "sudo"), False, ssh_socket, nologin_seconds)
+        return Layout("ec2-user", "adm, wheel, systemd-journal", True, ssh_socket, nologin_seconds)
+    return Layout("ubuntu", "adm, sudo", False, ssh_socket, nologin_seconds)
 
 
 def write(root: Path, layout: Layout, *, environment: dict[str, str], host_name: str) -> None:
     """Write the files of a new disk below `root`. Raises OSError."""
     units = root / "etc/systemd/system"
-    cloud = _CLOUD_INIT.format(user=layout.user, uid=on_node.USER_ID, groups=", ".join(layout.groups))
+    cloud = _CLOUD_INIT.format(user=layout.user, uid=on_node.USER_ID, groups=layout.groups)
     _write(root / "etc/cloud/cloud.cfg.d/90_simulator.cfg", cloud)
     _write(root / "etc/hostname", f"{host_name}\n")
     _write(root / "etc/environment", "".join(f'{name}="{value}"\n' for name, value in environment.items()))

@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cloudddp.errors import CloudDDPError
-from cloudddp.sim.hosts import lab_namespaces
 from cloudddp.sim.linux import kernel, programs
 
 VARIABLE = "CLOUDDDP_SIM_ROOTS"
@@ -26,9 +25,9 @@ PACKAGES = {
     "systemd-nspawn": "systemd-container",
     "debootstrap": "debootstrap",
     str(_KEYRING): "debian-archive-keyring",
-    **lab_namespaces.PACKAGES,
+    **programs.LAB,
 }
-"""Program, or another file -> Debian package that machine nodes need on this computer."""
+"""Program, or another file -> Debian package that machine nodes need."""
 
 _SUITE = "trixie"
 _INCLUDED = (

@@ -250,10 +250,10 @@ def _mount_python(node: NamespaceNode, root: Path) -> None:
     for path in dict.fromkeys((node.setup.base_prefix, prefix)):
         if not path.is_relative_to("/usr"):
             kernel.bind(path, _folder(root, str(path.relative_to("/"))), read_only=True)
-    environment = _folder(root, python_environment.FOLDER)
+    environment = _folder(root, python_environment.PYTORCH)
     python_environment.create(
         environment,
-        Path("/", python_environment.FOLDER),
+        Path("/", python_environment.PYTORCH),
         prefix=prefix,
         base_prefix=node.setup.base_prefix,
         chown_to_user=chown_to_user,
