@@ -6,7 +6,6 @@ import errno
 import json
 import math
 import os
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,14 +28,14 @@ class Failure:
     same_on_all_ranks: bool = False
     follows: bool = False
 
-    def record(self) -> None:
+    def record(self, happened: float) -> None:
         """Leave the message where torchrun looks for the cause of a failed job, without a traceback, which it
         would show for every rank. It names the earliest: a rank that follows is later, also within the same
-        second."""
+        second. `happened`: seconds since the epoch."""
         path = os.environ.get("TORCHELASTIC_ERROR_FILE")
         if not path:
             return
-        details = {"py_callstack": self.message, "timestamp": str(int(time.time()) + self.follows)}
+        details = {"py_callstack": self.message, "timestamp": str(int(happened) + self.follows)}
         with suppress(OSError):
             Path(path).write_text(json.dumps({"message": {"message": self.message, "extraInfo": details}}))
 

@@ -28,7 +28,7 @@ from train.distributed import device
 from train.distributed.communicator import Communicator
 from train.distributed.process_group import join, raise_connection_lost
 from train.distributed.rank_info import find_rank
-from train.errors import Preempted, TrainError, UsageError
+from train.errors import Preempted, TrainError, UsageError, time_of
 from train.failures import describe_failure
 from train.parallel import select
 from train.parallel.strategy import Strategy
@@ -91,7 +91,7 @@ def run_and_report(config: Config, work: Callable[[], object]) -> int:
             handler.record_exception(error)  # torchrun shows its traceback as the cause of the failed job
             sys.excepthook(*sys.exc_info())
             return 1
-        failure.record()
+        failure.record(time_of(error))
         rank = str(config.position[0]) if config.position else os.environ.get("RANK", "0")
         if rank == "0" or not failure.same_on_all_ranks:
             print(f"train: rank {rank}: {failure.message}\n", end="", file=sys.stderr, flush=True)

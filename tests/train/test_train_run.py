@@ -296,10 +296,24 @@ def test_model_is_not_freed_before_the_process_exits(how: str, lr: float, code: 
     assert ("ZeroDivisionError" in run.stderr) is (how == "bug")
 
 
+SLOW_END = """
+import os, runpy, sys, time
+import torch.distributed as dist
+ended = dist.destroy_process_group
+if os.environ["RANK"] == "0":
+    dist.destroy_process_group = lambda: (time.sleep(3), ended())
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 def test_torchrun_shows_one_sentence_of_the_rank_that_failed_first(tmp_path: Path) -> None:
-    """Only local rank 0 looks for the data at first; the other one ends because of it."""
+    """Only local rank 0 looks for the data at first; the other one ends because of it, and sooner, since the
+    cleanup of rank 0 takes longer."""
+    slow = tmp_path / "slow.py"
+    slow.write_text(SLOW_END)
     flags = ["--dataset", "folder", "--data", tmp_path / "missing", "--out", tmp_path / "out"]
-    run = launch.forked_torchrun(2, launch.MAIN, *flags)
+    run = launch.torchrun(2, slow, launch.MAIN, *flags)
     assert run.code == 1  # torchrun's, independent of those of the ranks
     assert "exitcode  : 2" in run.stderr
     _, root_cause = run.stderr.split("Root Cause (first observed failure):")

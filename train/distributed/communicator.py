@@ -15,7 +15,7 @@ from torch import Tensor
 
 from train.distributed.peer_monitor import PeerMonitor
 from train.distributed.rank_info import RankInfo
-from train.errors import TrainError, UsageError, following
+from train.errors import TrainError, UsageError, following, note_time
 
 T = TypeVar("T")
 
@@ -142,6 +142,7 @@ class Communicator:
             with self.monitor.paused():
                 work()
         except TrainError as error:
+            note_time(error)
             problem = error
         code = max(self.gather(problem.exit_code if problem is not None else 0))
         if code:

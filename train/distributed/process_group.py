@@ -17,7 +17,7 @@ from train.config import Config
 from train.distributed.communicator import Communicator
 from train.distributed.device import select_device
 from train.distributed.rank_info import RankInfo
-from train.errors import TrainError, UsageError
+from train.errors import TrainError, UsageError, note_time
 
 ONE_DEVICE = ("ddp", "fsdp", "hsdp", "tensor")  # modes in which a rank has one device and talks to all others
 
@@ -58,8 +58,11 @@ def join(
         dist.barrier()
         comm.monitor.announce_exit()
         clean = True
-    except RuntimeError as error:
-        raise_connection_lost(error)
+    except BaseException as error:
+        note_time(error)
+        if isinstance(error, RuntimeError):
+            raise_connection_lost(error)
+        raise
     finally:
         comm.monitor.stop()
         # After a failure NCCL would wait here for operations that the other ranks never join; the process is
@@ -135,7 +138,9 @@ def raise_connection_lost(error: RuntimeError) -> NoReturn:
     problem = connection_lost(error)
     if problem is None:
         raise error
-    raise TrainError(problem) from error
+    lost = TrainError(problem)
+    lost.follows = True  # that rank, or its node, is the cause
+    raise lost from error
 
 
 def _first_line(error: RuntimeError) -> str:
