@@ -62,7 +62,9 @@ def test_failed_launch_is_in_the_report_by_its_code(cli: Any, ec2: Any, conditio
     ]
 
 
-def test_interrupted_trial_removes_its_node(cli: Any, ec2: Any, conditions: Any) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_interrupted_trial_removes_its_node(cli: Any, ec2: Any, conditions: Any, number: int) -> None:
+    """By Ctrl-C, or because its terminal was closed."""
     conditions(boot={"ssh_seconds": 600})
     process = cli.start("doctor", *CHECKED)
     shown = ""
@@ -70,7 +72,7 @@ def test_interrupted_trial_removes_its_node(cli: Any, ec2: Any, conditions: Any)
         line = process.stderr.readline()
         assert line, shown
         shown += line
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, rest = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 130, shown + rest
     assert trial_nodes(ec2, shown + rest) == []

@@ -255,6 +255,7 @@ def test_connect_timeout_reports_its_duration(ssh_site: Site) -> None:
 
 def test_attempt_during_which_this_process_was_stopped_is_repeated(ssh_site: Site) -> None:
     """A laptop that slept must not take its own silence for that of the node."""
+    # Woken twice: this process may be stopped after the first time.
     wake = f"read _; sleep 5; kill -CONT {os.getpid()}; sleep 30; kill -CONT {os.getpid()}"
     attempts: list[socket.socket] = []
     with (

@@ -72,8 +72,8 @@ _BEFORE_LAUNCH = (UsageError, click.UsageError, NotConfirmed, click.Abort)  # Ab
 
 @dataclass(slots=True)
 class Phase:
-    """A part of a trial. `began`: seconds from the trial's beginning; `error`: the exception that
-    ended it."""
+    """A part of a trial. `began`: in seconds, from the trial's beginning. `error`: the exception that ended
+    it."""
 
     name: str
     began: float

@@ -13,6 +13,7 @@ def write(line: str) -> None:
         os.write(2, f"{line}\n".encode(errors="replace"))
 
 
-def one_line(text: str) -> str:
-    """Return text that a node may have written as one line: `?` for what is not printable."""
+def printable(text: str) -> str:
+    """Return text that a node may have written, on one line: `?` for what is not printable. The simulator
+    imports nothing of the product, so not its cloudddp.text."""
     return "".join(c if c.isprintable() else "?" for c in text)

@@ -145,7 +145,7 @@ class LabHosts:
             found.append(
                 {
                     "ssh_port": 22,
-                    "home": (f"/proc/{host.node.init.pid}/root{self._kind.home(host.spec)}" if host else ""),
+                    "home": f"/proc/{host.node.init.pid}/root{self._kind.home(host.spec)}" if host else "",
                     "interface": self._interface_names.get(instance_id, ""),
                     "processes": pids.get(instance_id, []) if host else [],
                 }
@@ -220,7 +220,7 @@ class LabHosts:
             self._router.attach(pid, interface=interface, private=spec.private_ip, mac=spec.mac)
 
         try:
-            process = node_process.boot(
+            node = node_process.boot(
                 self._kind.boot_module,
                 self._kind.describe(spec, self._setup(folder, spec, interface)),
                 home=self._home,
@@ -231,7 +231,7 @@ class LabHosts:
         except BaseException:
             self._router.detach(spec.private_ip)
             raise
-        return _Host(spec, process, interface)
+        return _Host(spec, node, interface)
 
     def _setup(self, folder: Path, spec: NodeSpec, interface: str) -> HostSetup:
         network = ipaddress.ip_interface(f"{spec.private_ip}/{spec.prefix_length}").network

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from cloudddp.sim.guest.log import one_line
+from cloudddp.sim.guest.log import printable
 from cloudddp.sim.linux import processes
 
 _BOOT_SECONDS = 60.0  # for one step of the boot; only a computer that swaps takes so long
@@ -110,7 +110,7 @@ def last_line(log: Path) -> str:
         lines = log.read_text(errors="replace").strip().splitlines()
     except OSError:
         lines = []
-    return one_line(lines[-1]) if lines else "no reason was logged"
+    return printable(lines[-1]) if lines else "no reason was logged"
 
 
 def _start(module: str, home: Path, instance_id: str, log: Path) -> subprocess.Popen[bytes]:

@@ -77,7 +77,7 @@ def main() -> int:
             reader.join()
             lines = console.read_text(errors="replace").strip().splitlines()[-_CONSOLE_LINES:]
             error = " / ".join(lines) or "systemd-nspawn does not start"
-            print(log.one_line(error), file=sys.stderr, flush=True)
+            print(log.printable(error), file=sys.stderr, flush=True)
             return 1
         print(f"pid {pid} {process.pid}", flush=True)
         ending = _NSPAWN_STATUS.get(process.wait())

@@ -55,7 +55,7 @@ def main() -> int:
     _drop_privileges(())
     seccomp.install_filter()
     if error := os.read(errors, _MAX_MESSAGE).decode(errors="replace"):
-        print(log.one_line(error), file=sys.stderr, flush=True)
+        print(log.printable(error), file=sys.stderr, flush=True)
     return os.waitstatus_to_exitcode(os.waitpid(first, 0)[1])
 
 
