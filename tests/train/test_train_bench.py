@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,8 @@ pytest.importorskip("torch")
 from support.training import launch
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("train_bench")]
-SMALL = ["mnist", "--steps", 6, "--batch-size", 64, "--turns", 2]
+# Three turns: the medians stand when the heap grows in one of them, as was seen once.
+SMALL = ["mnist", "--steps", 6, "--batch-size", 64, "--turns", 3]
 # With the signature of `train` in mnist/main.py of github.com/pytorch/examples.
 PEER = """
 import torch.nn.functional as F
@@ -52,11 +54,11 @@ def test_sides_are_timed_in_turns_and_reported(tmp_path: Path, peers: Path) -> N
     assert written["note"] == note
     (case,) = written["cases"]
     turns = case["turns"]
-    assert {side: len(rates) for side, rates in turns.items()} == {"theirs": 2, "theirs_kept": 2, "ours": 2}
+    assert {side: len(rates) for side, rates in turns.items()} == {"theirs": 3, "theirs_kept": 3, "ours": 3}
     assert all(rate > 0 for rates in turns.values() for rate in rates)
     for side, name in (("theirs", "ratio"), ("theirs_kept", "ratio_kept")):
         ratios = [a / b for a, b in zip(turns["ours"], turns[side], strict=True)]
-        assert case[name] == pytest.approx(sum(ratios) / 2)
+        assert case[name] == pytest.approx(statistics.median(ratios))
     # The setting takes effect where it should: without it every step fetches its memory from the system
     # again.
     faults = {side: case[side]["page_faults"] for side in turns}
