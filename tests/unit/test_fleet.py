@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from support.harness import ROOT
 from support.sshserver import Site
 
 from cloudddp.config import timing
@@ -253,38 +254,45 @@ def test_connect_timeout_reports_its_duration(ssh_site: Site) -> None:
     assert 1 <= int(tried) <= took + 1
 
 
-def test_attempt_during_which_this_process_was_stopped_is_repeated(ssh_site: Site) -> None:
-    """A laptop that slept must not take its own silence for that of the node."""
-    # Woken twice: this process may be stopped after the first time.
-    wake = f"read _; sleep 5; kill -CONT {os.getpid()}; sleep 30; kill -CONT {os.getpid()}"
-    attempts: list[socket.socket] = []
-    with (
-        socket.create_server(("127.0.0.1", 0)) as mute,
-        subprocess.Popen(["/bin/sh", "-c", wake], stdin=subprocess.PIPE, start_new_session=True) as waker,
-    ):
+CONNECTS = """
+import sys
+from pathlib import Path
+from cloudddp.errors import ConnectError
+from cloudddp.ssh.fleet import Fleet
+from cloudddp.ssh.target import Target
+port, key, host_key = sys.argv[1:]
+place = {"label": "node", "host": "127.0.0.1", "port": int(port), "user": "u"}
+target = Target(**place, private_key=Path(key), host_keys=(host_key,))
+try:
+    Fleet({0: target}).connect(connect_timeout=10.0)
+except ConnectError as error:
+    print(error.message)
+"""
 
-        def accept() -> None:
-            assert waker.stdin is not None
-            with contextlib.suppress(OSError):
-                while True:
-                    attempts.append(mute.accept()[0])
-                    if len(attempts) == 1:
-                        waker.stdin.write(b"\n")
-                        waker.stdin.flush()
-                        # Here, and not by the other process: that may be late, after the end of the attempt.
-                        os.kill(os.getpid(), signal.SIGSTOP)
 
-        accepting = threading.Thread(target=accept, daemon=True)
-        accepting.start()
-        fleet = Fleet({0: ssh_site.target(mute.getsockname()[1])})
-        try:
-            with pytest.raises(ConnectError) as caught:
-                fleet.connect(connect_timeout=4.0)  # longer than a busy computer takes to run `accept`
-        finally:
-            os.killpg(waker.pid, signal.SIGKILL)  # with its `sleep`
-        mute.shutdown(socket.SHUT_RDWR)
-        accepting.join(HANG_GUARD)
-        assert len(attempts) == 2, caught.value
+def test_attempt_during_which_the_process_was_stopped_is_repeated(ssh_site: Site) -> None:
+    """A laptop that slept must not take its own silence for that of the node. The node is silent for the
+    first attempt, during which the process is stopped for longer than an attempt takes, and closes the
+    second."""
+    with socket.create_server(("127.0.0.1", 0)) as node:
+        node.settimeout(HANG_GUARD)
+        target = ssh_site.target(node.getsockname()[1])
+        words = (str(target.port), str(target.private_key), *target.host_keys)
+        process = subprocess.Popen(
+            [sys.executable, "-c", CONNECTS, *words], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        )
+        first, _ = node.accept()
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(11)
+        process.send_signal(signal.SIGCONT)
+        second, _ = node.accept()
+        first.close()
+        second.close()
+        out, _ = process.communicate(timeout=HANG_GUARD)
+        assert "closed the connection before its SSH banner" in out
+        node.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            node.accept()
 
 
 def test_fatal_error_closes_connections_and_ends_stuck_commands(ssh_site: Site) -> None:
