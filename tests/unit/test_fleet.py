@@ -274,13 +274,17 @@ def test_attempt_during_which_the_process_was_stopped_is_repeated(ssh_site: Site
     """A laptop that slept must not take its own silence for that of the node. The node is silent for the
     first attempt, during which the process is stopped for longer than an attempt takes, and closes the
     second."""
-    with socket.create_server(("127.0.0.1", 0)) as node:
+    with contextlib.ExitStack() as stack:
+        node = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         node.settimeout(HANG_GUARD)
         target = ssh_site.target(node.getsockname()[1])
         words = (str(target.port), str(target.private_key), *target.host_keys)
-        process = subprocess.Popen(
-            [sys.executable, "-c", CONNECTS, *words], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        process = stack.enter_context(
+            subprocess.Popen(
+                [sys.executable, "-c", CONNECTS, *words], cwd=ROOT, stdout=subprocess.PIPE, text=True
+            )
         )
+        stack.callback(process.kill)
         first, _ = node.accept()
         process.send_signal(signal.SIGSTOP)
         time.sleep(11)

@@ -14,6 +14,6 @@ def write(line: str) -> None:
 
 
 def printable(text: str) -> str:
-    """Return text that a node may have written, on one line: `?` for what is not printable. The simulator
-    imports nothing of the product, so not its cloudddp.text."""
+    """Return text that a node may have written, on one line: `?` for what is not printable. cloudddp.text
+    does the same for the product, of which the simulator imports errors only."""
     return "".join(c if c.isprintable() else "?" for c in text)
