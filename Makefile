@@ -4,6 +4,7 @@ VENV := .venv
 WITNESS := .venv-witness
 MUTANTS := .venv-mutants
 LOWEST := .venv-lowest
+SITE := .venv-site
 PROCESSORS := $(shell nproc 2>/dev/null || echo 2)
 # Two more than there are processors: tests wait for nodes, but each worker imports what all the tests need.
 WORKERS ?= $(shell echo $$(( $(PROCESSORS) + 2 )))
@@ -18,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONUNBUFFERED
 
 .DEFAULT_GOAL := help
-.PHONY: help environment environments demo test test-all coverage lowest witness check lint types docs bench mutants clean
+.PHONY: help environment environments demo test test-all coverage lowest witness check lint types docs site bench mutants clean
 
 help:  ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-10s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -88,8 +89,18 @@ types: $(VENV)/.installed  ## mypy --strict
 	@$(BIN)/mypy
 	@$(BIN)/mypy examples/ddp/train.py  # apart: its train.py has the name of the package train/
 
-docs: $(VENV)/.installed  ## write the generated files: two pages of docs/, the example's sbatch.sh
+docs: $(VENV)/.installed  ## write the generated files: pages and pictures of docs/, the example's sbatch.sh
 	@$(BIN)/python -m cloudddp.cli.reference
+	@$(BIN)/python -m docs.record
+
+$(SITE)/.installed: docs/requirements-site.txt
+	@rm -rf $(@D)
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip --disable-pip-version-check --quiet install -r $<
+	@touch $@
+
+site: $(SITE)/.installed  ## build the manual with search, in build/site; a broken link is an error
+	@NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --strict --quiet
 
 bench: $(VENV)/.installed  ## print the figures of bench/
 	@$(BIN)/python -m bench
@@ -104,4 +115,4 @@ mutants: $(VENV)/.installed $(MUTANTS)/.installed  ## change the code that must 
 	@$(MUTANTS)/bin/python bench/mutants.py $(ARGS)
 
 clean:  ## remove the environments and caches
-	rm -rf $(VENV) $(WITNESS) $(MUTANTS) $(LOWEST) build dist .mypy_cache .ruff_cache .pytest_cache .coverage* .import_linter_cache
+	rm -rf $(VENV) $(WITNESS) $(MUTANTS) $(LOWEST) $(SITE) build dist .mypy_cache .ruff_cache .pytest_cache .coverage* .import_linter_cache

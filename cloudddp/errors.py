@@ -43,6 +43,12 @@ Part = str | Command
 Text = Part | tuple[Part, ...]  # ("repeat ", Command("down")) reads "repeat `cloudddp down`"
 
 
+class Current(str):
+    """How far the step is that was reported last: on a terminal it takes the place of that step's text."""
+
+    __slots__ = ()
+
+
 ProgressCallback = Callable[[Text], None]  # by which long operations report progress, one sentence at a time
 
 

@@ -330,7 +330,8 @@ def project_id(root: Path) -> str:
 
 # Per example: the folders whose content becomes the project, and the files below them, by pattern.
 _EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
-    "ddp": [("examples/ddp", "**/*")],
+    "classic": [("examples/classic", "**/*")],
+    "exact": [("examples/ddp", "**/*")],
     "trainer": [
         ("examples/trainer", "**/*"),
         ("", "train/**/*"),

@@ -8,6 +8,7 @@ C1 controls, bidirectional overrides, invisible characters, line separators. Eve
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 # Cc without tab and line feed, format characters that hide or reorder text, separators that some programs
 # treat as a line break, lone surrogates (bytes that were not UTF-8), tag characters. The joiners U+200C and
@@ -77,6 +78,23 @@ def size_of(count: int) -> str:
         if count >= least:
             return f"{count / least:.1f} {unit}"
     return f"{count} byte{'s' * (count != 1)}"
+
+
+def columns(text: str) -> int:
+    """Return how many columns of a terminal a text takes: a wide character takes two, a combining one
+    none."""
+    if text.isascii():
+        return len(text)
+    # Imported where it is needed: most text is ASCII.
+    from wcwidth import wcswidth
+
+    return max(wcswidth(text), 0) or len(text)
+
+
+def node_list(nodes: Iterable[int]) -> str:
+    """Return "node 1", "nodes 0, 1"."""
+    ranks = sorted(nodes)
+    return ("node " if len(ranks) == 1 else "nodes ") + ", ".join(map(str, ranks))
 
 
 def _conceals(parameters: str) -> bool:

@@ -17,7 +17,7 @@ show() {
 }
 
 began=$SECONDS
-show cloudddp init --example project
+show cloudddp init --example exact project
 show cd project
 show cloudddp --sim up --nodes 2 --instance-type g5.12xlarge
 show cloudddp --sim launch --nproc-per-node 2 train.py

@@ -1,28 +1,51 @@
-"""Turn a recorded terminal into docs/demo.svg: `TERM=dumb script -qc 'make demo' demo.log; python
-docs/record.py demo.log`."""
+"""Make docs/demo.svg and docs/screens.md from the recording of a terminal of 80 columns in
+tests/golden/screens (tests/cli/test_screens.py makes it): `python -m docs.record`."""
 
 from __future__ import annotations
 
 import re
-import sys
+from io import StringIO
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
+DOCS = Path(__file__).parent
+SCREENS = DOCS.parent / "tests/golden/screens"
+TITLES = {
+    "up": "Nodes that are ready to train",
+    "launch": "A job, with its setup and the logs of all ranks",
+    "jobs": "The jobs of the cluster",
+    "status": "What it costs, and when it ends",
+    "pull": "Results",
+    "down": "Everything removed",
+}
 
-def main(log: str) -> None:
-    lines = Path(log).read_text(errors="replace").replace("\r\n", "\n").split("\n")
-    first = next(n for n, line in enumerate(lines) if "cloudddp init" in line)
-    # What a spinner or a progress bar overwrote is not on the screen; nor is the header of `script`.
-    shown = [line.rsplit("\r", 1)[-1] for line in lines[first:] if not line.startswith("Script done")]
-    text = "\n".join(shown).strip().replace(str(Path.cwd()), "~/cloudddp")
-    console = Console(record=True, width=124, force_terminal=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
-    console.print(Text.from_ansi(text), soft_wrap=True)
-    svg = console.export_svg(title="make demo")
-    svg = re.sub(r"@font-face\s*{.*?}", "", svg, flags=re.S)  # no font from a foreign server
-    Path(__file__).with_name("demo.svg").write_text(svg)
+
+def picture() -> str:
+    """Return the SVG of `up`, `launch`, `pull` and `down`."""
+    text = "\n".join((SCREENS / f"{name}.txt").read_text() for name in ("up", "launch", "pull", "down"))
+    console = Console(record=True, width=80, force_terminal=True, file=StringIO())
+    for line in text.splitlines():
+        style = "bold" if line.startswith("$ ") else ""
+        console.print(Text(line, style=style), soft_wrap=True)
+    svg = console.export_svg(title="cloudddp", unique_id="demo")
+    return re.sub(r"@font-face\s*{.*?}", "", svg, flags=re.S)  # no font from a foreign server
+
+
+def page() -> str:
+    """Return docs/screens.md."""
+    out = [
+        "# How it looks",
+        "",
+        "A job in the simulator, on a terminal of 80 columns. A test runs these commands and compares what",
+        "is shown; ids, times and addresses were replaced.",
+    ]
+    for name, title in TITLES.items():
+        out += ["", f"## {title}", "", "```text", (SCREENS / f"{name}.txt").read_text().rstrip(), "```"]
+    return "\n".join(out) + "\n"
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    (DOCS / "screens.md").write_text(page())
+    (DOCS / "demo.svg").write_text(picture())

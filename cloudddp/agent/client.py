@@ -252,6 +252,7 @@ def call_all(
     limit: int = MAX_REPLY,
     then: Sequence[str] = (),
     silent: dict[int, NodeError] | None = None,
+    on_stderr: Callable[[int, bytes], None] | None = None,
 ) -> dict[int, T]:
     """Run a step on every node at once, with the request for each, and return the replies by node; the first
     failure is raised. `silent` takes the failures of nodes whose connection breaks or that do not answer,
@@ -262,6 +263,7 @@ def call_all(
         ship=ship,
         timeout=timeout,
         limit=limit,
+        on_stderr=on_stderr,
         then=then,
         fatal=lambda error: silent is None or not replies.is_silence(error),
     )

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 from cloudddp.cli.console import Console
 from cloudddp.config import timing
+from cloudddp.errors import Current
 from cloudddp.job.results.receive import Transfer
 from cloudddp.text import size_of
 
@@ -88,8 +89,6 @@ class ByteProgress:
             )
             rate = max(received - self._received, 0) / max(now - self._at, 1e-6)
             source = f"node {node}" if len(self._transfers) == 1 else f"{len(self._transfers)} nodes"
-            self._progress.update(
-                f"pulling from {source}: {size_of(done)} of {size_of(max(total, done))}, "
-                f"{size_of(int(rate))}/s"
-            )
+            text = f"pulling from {source}: {size_of(done)} of {size_of(max(total, done))}"
+            self._progress(Current(f"{text}, {size_of(int(rate))}/s"))
             self._at, self._next, self._received = now, now + self._every, received

@@ -26,7 +26,7 @@ import click
 from cloudddp import timings
 from cloudddp.cli.formats import wrapped
 from cloudddp.config.command_line import GlobalOptions
-from cloudddp.errors import CloudDDPError, NotConfirmed, Text, parts, render
+from cloudddp.errors import CloudDDPError, Current, NotConfirmed, Text, parts, render
 from cloudddp.text import one_line, visible_in_colour, without_colours
 
 _guarded: dict[str, TextIO] = {}  # the streams as they were
@@ -82,6 +82,7 @@ def unguarded_stderr() -> TextIO:
 
 
 _SHOWN_SECONDS = 1.0  # a step that took less has no time
+_LINE_SECONDS = 2.0  # from one line to the next about the same step, without a terminal
 
 
 class Progress:
@@ -133,14 +134,6 @@ class Progress:
         self._console.print(RichText.from_ansi(visible_in_colour(text)), soft_wrap=True)
         return True
 
-    def update(self, text: str) -> None:
-        """Report how far the current step is: on a terminal in its place, elsewhere on a line. It never
-        fails."""
-        if self._live and self._status is not None:
-            self._step = one_line(text)
-        else:
-            self(text)
-
     def _report(self, message: Text) -> None:
         text = one_line(self._render(message))  # rich writes to the terminal directly
         if text == self._step:
@@ -151,8 +144,13 @@ class Progress:
                 self._log(text)
             return
         if not self._live:
+            now = time.monotonic()
+            if not isinstance(message, Current) or now >= self._since + _LINE_SECONDS:
+                self._step, self._since = text, now
+                self._log(text)
+            return
+        if isinstance(message, Current) and self._status is not None:
             self._step = text
-            self._log(text)
             return
         self._finish_step()
         self._step, self._since = text, time.monotonic()
@@ -295,14 +293,22 @@ class Console:
 
     def confirm(self, question: str, *, default: bool | None = False) -> bool:
         """Ask on the terminal. Raises click.Abort at the end of the input."""
-        return click.confirm(question, default=default, err=True)
+        asked = wrapped(f"{question} [{'Y/n' if default else 'y/N'}]:", sys.stderr)
+        return click.confirm(asked, default=default, show_default=False, prompt_suffix=" ", err=True)
+
+    def ask(self, question: str, *, default: str) -> str:
+        """Ask on the terminal for a text. Raises click.Abort at the end of the input."""
+        asked = wrapped(f"{question} [{default}]:", sys.stderr)
+        answer = click.prompt(asked, default=default, show_default=False, prompt_suffix=" ", err=True)
+        return str(answer).strip()
 
     def choose(self, question: str, letters: Sequence[str]) -> str:
         """Ask on the terminal for one of these letters, or a word that begins with it; the first one is the
         default. Raises click.Abort at the end of the input."""
         shown = "/".join([letters[0].upper(), *letters[1:]])
         while True:
-            answer = click.prompt(f"{question} [{shown}]", default="", show_default=False, err=True)
+            asked = wrapped(f"{question} [{shown}]:", sys.stderr)
+            answer = click.prompt(asked, default="", show_default=False, prompt_suffix=" ", err=True)
             letter = answer.strip()[:1].lower() or letters[0]
             if letter in letters:
                 return letter

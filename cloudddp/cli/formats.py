@@ -7,11 +7,12 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TextIO
 
-from cloudddp.text import one_line
+from cloudddp.text import columns, one_line
 
 _DAY = 86400.0  # seconds
 _SHOWN_REGIONS = 3
@@ -53,18 +54,20 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
 
 
+def from_here(path: Path) -> str:
+    """Return a path relative to the current folder, if it is below that."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except (OSError, ValueError):
+        return str(path)
+
+
 def toml(words: Sequence[str]) -> str:
     """Return a list of strings in TOML syntax."""
     return "[" + ", ".join(json.dumps(word, ensure_ascii=False) for word in words) + "]"
 
 
-def node_list(nodes: Iterable[int]) -> str:
-    """Return "node 1", "nodes 0, 1"."""
-    ranks = sorted(nodes)
-    return ("node " if len(ranks) == 1 else "nodes ") + ", ".join(map(str, ranks))
-
-
-LEAST_CELL = 12  # characters that a column keeps when it is cut
+LEAST_CELL = 8  # characters that a column keeps when it is cut
 _LEAST = 20  # columns: a narrower terminal is left to break lines itself
 _COLUMNS = re.compile(r" {2,}")  # what separates a label from its text
 # A command in backticks is not divided: pasted into a shell, each of its lines would be a command.
@@ -95,7 +98,7 @@ def wrapped(text: str, stream: TextIO | None) -> str:
 
 
 def _pieces(line: str, width: int) -> Iterator[str]:
-    if len(line) <= width:
+    if columns(line) <= width:
         yield line
         return
     indent = _indent(line, width)
@@ -103,7 +106,7 @@ def _pieces(line: str, width: int) -> Iterator[str]:
     for found in _WORD.finditer(line, indent):
         word = found.group()
         empty = not current.strip() or len(current) == indent
-        if not empty and len(current) + 1 + len(word) > width:
+        if not empty and columns(current) + 1 + columns(word) > width:
             yield current.rstrip()
             current, empty = " " * indent, True
         current += word if empty else f" {word}"
@@ -136,13 +139,14 @@ def table(
         everything = _fitted(everything, width, redundant, elastic, spare)
     widths = _widths(everything)
     lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in everything
+        "  ".join(cell + " " * (width - columns(cell)) for cell, width in zip(row, widths, strict=True))
+        for row in everything
     ]
     return "\n".join(line.rstrip() for line in lines)
 
 
 def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
-    return [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [max(map(columns, column)) for column in zip(*rows, strict=True)]
 
 
 def _fitted(
@@ -170,4 +174,9 @@ def _fitted(
 
 
 def _cut(cell: str, most: int) -> str:
-    return cell if len(cell) <= most else cell[: most - 3] + "..."
+    if columns(cell) <= most:
+        return cell
+    end = len(cell)
+    while columns(cell[:end]) > most - 3:
+        end -= 1
+    return cell[:end] + "..."

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Iterable, Mapping
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -21,6 +22,7 @@ from cloudddp.config.descriptions import DESCRIPTIONS
 from cloudddp.errors import UsageError
 
 HELP_NAMES = ["-h", "--help"]
+EVERY_OPTION = "cloudddp.every_option"  # of Context.meta: the help describes rare options, too
 Table = Mapping[str, tuple[str, str]]
 """Name -> ("module:attribute" of the command, its short help)."""
 
@@ -42,6 +44,12 @@ def _negated(description: str, settings: Mapping[str, Any]) -> str:
     return f"Do not {description[0].lower()}{description[1:]}" if off else description
 
 
+class RareOption(click.Option):
+    """An option that `--help` only names, and `--help-all` describes."""
+
+    rare = True
+
+
 class SettingOption(click.Option):
     """An option that stands for a setting. Its value is validated with the other settings, not by click."""
 
@@ -51,15 +59,18 @@ class SettingOption(click.Option):
         key: str,
         *names: str,
         standard: str = "",
+        rare: bool = False,
         **settings: Any,
     ) -> None:
-        """`standard` is the default as the help shows it; '' where it shows none."""
+        """`standard` is the default as the help shows it; '' where it shows none. `rare`: `--help` only names
+        it, `--help-all` describes it."""
         description = _negated(DESCRIPTIONS[section][key], settings)
         shown = f" [default: {standard}]" if standard else ""
         super().__init__(names, help=description + shown, **settings)
         self.section = section
         self.key = key
         self.standard = standard
+        self.rare = rare
 
     def flag(self, value: Any) -> Flag | None:
         """Return the setting as it was given, or None where it was not. Raises UsageError for a table's item
@@ -80,6 +91,16 @@ class SettingOption(click.Option):
         return {key: value for key, _, value in pairs}
 
 
+def completes(kind: str) -> Any:
+    """Return a function for `shell_complete`: one of cli/known_names.py, which is loaded when it is
+    called."""
+
+    def complete(ctx: click.Context, parameter: click.Parameter, begun: str) -> Any:
+        return load(f"cloudddp.cli.known_names:{kind}")(ctx, parameter, begun)
+
+    return complete
+
+
 def global_options(*, after_verb: bool) -> list[GlobalOption]:
     """Return the global options: those of the group, or those that may follow a verb.
 
@@ -92,12 +113,19 @@ def global_options(*, after_verb: bool) -> list[GlobalOption]:
         return GlobalOption(names, hidden=after_verb, envvar=variable, **settings)
 
     return [
-        option("-c", "--cluster", metavar="NAME", help="Name of the cluster."),
+        option(
+            "-c",
+            "--cluster",
+            metavar="NAME",
+            help="Name of the cluster.",
+            shell_complete=completes("clusters"),
+        ),
         option(
             "--config",
             metavar="FILE",
             envvar="CLOUDDDP_CONFIG",
             help="Configuration file to use instead of ./cloudddp.toml; its folder is the project.",
+            shell_complete=completes("files"),
         ),
         option("--region", metavar="REGION", help="AWS region."),
         option("--profile", metavar="PROFILE", envvar="CLOUDDDP_PROFILE", help="AWS profile."),
@@ -123,6 +151,27 @@ def given_options(context: click.Context) -> GlobalOptions:
                 values.setdefault(option.name, value)
         current = current.parent
     return GlobalOptions(**values)
+
+
+def _is_rare(parameter: click.Parameter) -> bool:
+    return isinstance(parameter, SettingOption | RareOption) and parameter.rare
+
+
+def _help_all() -> click.Option:
+    def show(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+        if wanted and not ctx.resilient_parsing:
+            ctx.meta[EVERY_OPTION] = True
+            click.echo(ctx.get_help(), color=ctx.color)
+            ctx.exit()
+
+    return click.Option(
+        ["--help-all"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=show,
+        help="Show this message with every option, and exit.",
+    )
 
 
 class _WithGlobalOptions(click.Command):
@@ -158,8 +207,23 @@ class Verb(_WithGlobalOptions):
             **(context_settings or {}),
         }
         every = [*params, *([] if only_own_options else global_options(after_verb=True))]
+        if any(map(_is_rare, every)):
+            every.append(_help_all())
         super().__init__(name, params=every, help=inspect.cleandoc(help), context_settings=settings)
         self.action = action
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Describe the options; of rare ones only the names, unless all are wanted."""
+        params = [one for one in self.get_params(ctx) if isinstance(one, click.Option)]
+        shown = [one for one in params if ctx.meta.get(EVERY_OPTION) or not _is_rare(one)]
+        with formatter.section("Options"):
+            formatter.write_dl([record for one in shown if (record := one.get_help_record(ctx))])
+        names = ", ".join(one.opts[-1] for one in params if one not in shown)
+        if names:
+            with formatter.section(f"More options, described by `{ctx.command_path} --help-all`"):
+                width = max(formatter.width - formatter.current_indent, 20)
+                for line in textwrap.wrap(names, width, break_on_hyphens=False):
+                    formatter.write_text(line)
 
     def invoke(self, ctx: click.Context) -> Any:
         console = _console(ctx)
@@ -178,17 +242,21 @@ class Verb(_WithGlobalOptions):
                 flags = found.setdefault("flags", [])
                 if (flag := parameter.flag(params[name])) is not None:
                     flags.append(flag)
-            elif not isinstance(parameter, GlobalOption):
+            elif parameter.expose_value and not isinstance(parameter, GlobalOption):
                 found[name] = params[name]
         return found
 
 
 class LazyGroup(_WithGlobalOptions, click.Group):
-    """A group that loads a command when it is used, and lists all of them from its table."""
+    """A group that loads a command when it is used, and lists all of them from its table: below these
+    headings, which have every command once, or below one."""
 
-    def __init__(self, name: str, table: Table, **settings: Any) -> None:
+    def __init__(
+        self, name: str, table: Table, headings: Mapping[str, Sequence[str]] | None = None, **settings: Any
+    ) -> None:
         super().__init__(name, **settings)
         self.table = table
+        self.headings = headings or {"Commands": sorted(table)}
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  click's signature
         return sorted(self.table)
@@ -214,9 +282,11 @@ class LazyGroup(_WithGlobalOptions, click.Group):
             )
         return super().resolve_command(ctx, args)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, self.table[name][1]) for name in self.list_commands(ctx)])
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        width = max(map(len, self.table))
+        for heading, names in self.headings.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(width), self.table[name][1]) for name in names])
 
 
 def _console(context: click.Context) -> Console:

@@ -15,11 +15,12 @@ _EXPORT = "cloudddp.cli.commands.export"
 VERBS = {
     "allow-me": (f"{_CLUSTERS}:allow_me", "Allow SSH from this computer's current address."),
     "cancel": (f"{_JOBS}:cancel", "Stop every rank of a job on every node."),
+    "completion": (f"{_NODES}:completion", "Print what makes a shell complete cloudddp's words."),
     "doctor": (f"{_CLUSTERS}:doctor", "Check whether `up` would work, without creating anything."),
     "down": (f"{_CLUSTERS}:down", "Remove the cluster and verify that nothing is left."),
     "exec": (f"{_NODES}:exec_", "Run COMMAND on every node, in the project's folder."),
     "export": (f"{_EXPORT}:export", "Write the same job as a script for another launcher."),
-    "init": (f"{_NODES}:init", "Write a commented cloudddp.toml into FOLDER."),
+    "init": (f"{_NODES}:init", "Write a short cloudddp.toml into FOLDER."),
     "jobs": (f"{_JOBS}:jobs", "List the cluster's jobs, their state and training progress."),
     "launch": (f"{_JOBS}:launch", "Sync the project and run SCRIPT with ARGS on every node."),
     "logs": (f"{_JOBS}:logs", "Show the logs of a job from the beginning."),
@@ -39,6 +40,15 @@ VERBS = {
     "watch": (f"{_JOBS}:watch", "Follow a job, and resume it when a node is lost or reboots."),
 }
 
+HEADINGS = {
+    "Start": "init doctor up launch run".split(),
+    "Look": "ls status jobs logs stacks ssh exec".split(),
+    "Files": "sync pull".split(),
+    "Continue": "resume watch allow-me".split(),
+    "End": "cancel down".split(),
+    "Simulate and more": "sim export completion".split(),
+}
+
 HELP = """\
 Run a training script on N GPU nodes of your own AWS account, and stop the bill when the job ends.
 
@@ -53,6 +63,7 @@ Run a training script on N GPU nodes of your own AWS account, and stop the bill 
 main = LazyGroup(
     "cloudddp",
     VERBS,
+    HEADINGS,
     help=HELP,
     params=list[click.Parameter](global_options(after_verb=False)),
     context_settings={"help_option_names": ["-h", "--help"]},

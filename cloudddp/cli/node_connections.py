@@ -8,12 +8,12 @@ from datetime import UTC, datetime
 
 from cloudddp.agent.client import Runner
 from cloudddp.cli.console import Console
-from cloudddp.cli.formats import node_list
 from cloudddp.cli.session import Session
 from cloudddp.cluster import connect, lookup
 from cloudddp.cluster.model import Cluster
 from cloudddp.errors import CloudDDPError, Command, ConnectError, NodeError
 from cloudddp.ssh.connection import paramiko_loaded_meanwhile
+from cloudddp.text import node_list
 
 _BOOT_SECONDS = 600.0  # in which a replacement may boot
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from cloudddp.cli.lazy_commands import EVERY_OPTION
 from cloudddp.cli.main import main
 from cloudddp.config import schema, settings
 from cloudddp.job import slurm
@@ -67,6 +68,7 @@ def commands_page() -> str:
         "to stderr. The global options may come before the verb or after it.",
     ]
     root = click.Context(main, info_name="cloudddp", terminal_width=WIDTH, **main.context_settings)
+    root.meta[EVERY_OPTION] = True
     out += _section(main, root, 2)
     return "\n".join(line.rstrip() for line in "\n".join(out).split("\n")) + "\n"
 

@@ -14,7 +14,7 @@ from cloudddp import timings
 from cloudddp.agent import client
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.codec import MAX_REPLY
-from cloudddp.agent.protocol.machine import MAX_FOLDERS, ProbeReply, ProbeRequest
+from cloudddp.agent.protocol.machine import MAX_FOLDERS, BootStage, ProbeReply, ProbeRequest
 from cloudddp.aws.caller import caller_block, jump_host_address
 from cloudddp.aws.client import AWS
 from cloudddp.aws.inventory import Instance
@@ -326,6 +326,7 @@ def probe(
     efa: int = 0,
     only_files: bool = False,
     then: Sequence[str] = (),
+    on_stage: Callable[[int, BootStage], None] | None = None,
 ) -> dict[int, ProbeReply]:
     """Return the agent's probe reply for each node. Raises NodeError if no interface has the node's address.
 
@@ -333,7 +334,7 @@ def probe(
     does not wait for any. `new` nodes get the agent with the request; others only if it turns out that they
     do not have it. They look at the timer of their deadline, import torch and use each GPU, for up to
     Timing.torch seconds. EFA devices are counted where `efa`, the number expected, is not 0. `only_files`: no
-    GPUs are counted. `then`: steps that are likely to follow.
+    GPUs are counted. `then`: steps that are likely to follow. `on_stage` is called as nodes get further.
     """
     gpu_seconds = timing.current().gpus if gpus else 0.0
     torch_seconds = timing.current().torch if new else 0.0
@@ -361,6 +362,7 @@ def probe(
         timeout=_PROBE_SECONDS + wait_boot + 2 * gpu_seconds + torch_seconds,
         limit=MAX_FOLDERS if manifest else MAX_REPLY,
         then=then,
+        on_stderr=None if on_stage is None else _stages(on_stage),
     )
     for rank, reply in replies.items():
         if not reply.interface:
@@ -369,3 +371,15 @@ def probe(
                 f"node {rank} ({node.id}): no interface has its private address {node.private_ip}"
             )
     return replies
+
+
+def _stages(on_stage: Callable[[int, BootStage], None]) -> Callable[[int, bytes], None]:
+    """Return what takes what the agents write to stderr meanwhile. A stage that arrives in two parts is
+    missed: it is only shown."""
+
+    def receive(node: int, data: bytes) -> None:
+        for stage in BootStage:
+            if stage.line in data:
+                on_stage(node, stage)
+
+    return receive

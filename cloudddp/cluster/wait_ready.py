@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from cloudddp import timings
-from cloudddp.agent.protocol.machine import ProbeReply
+from cloudddp.agent.protocol.machine import BootStage, ProbeReply
 from cloudddp.aws import inventory
 from cloudddp.aws.client import AWS
 from cloudddp.aws.instance_types import power_minutes
@@ -18,11 +20,13 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.preconditions import hint_of_end
 from cloudddp.config import timing
 from cloudddp.config.spec import ClusterSpec, connection_mode
-from cloudddp.errors import AWSError, CloudDDPError, Command, NodeError, ProgressCallback, Text
+from cloudddp.errors import AWSError, CloudDDPError, Command, Current, NodeError, ProgressCallback, Text
 from cloudddp.ssh.fleet import Fleet
-from cloudddp.text import one_line
+from cloudddp.text import node_list, one_line
 
 _CHECK_SECONDS = 15.0  # between two checks, while waiting for SSH, that the instances are still live
+_NAMED = 8  # nodes; of more only the number is shown
+_WAITS = ("boot", "GPUs", "PyTorch")  # what a node waits for, in this order
 _LEAST_BOOT_SECONDS = 30.0  # for cloud-init, however late SSH answered
 
 
@@ -50,27 +54,35 @@ def wait_running(
     """
     minutes = ready_minutes(spec, gpus)
     deadline = time.monotonic() + minutes * timing.current().minute
-    shown, pause = -1, 0.2
+    pause = 0.2
+    shown: Collection[int] | None = None
     while True:
         found = refresh(aws, spec.name, cluster_id)
         found = found.only(only) if found and only else found
-        running = _running(found, spec, addressed) if found else 0
-        if found and running == spec.nodes:
+        running = _running(found, spec, addressed) if found else frozenset()
+        if found and len(running) == spec.nodes:
+            if shown is not None:
+                progress(Current(f"nodes running: {spec.nodes} of {spec.nodes}"))
             return found
         if time.monotonic() > deadline:
             raise CloudDDPError(
-                f"{spec.nodes - running} of {spec.nodes} nodes do not run after {minutes:g} minutes",
+                f"{spec.nodes - len(running)} of {spec.nodes} nodes do not run after {minutes:g} minutes",
                 hint="for nodes that start more slowly, set a larger ready_minutes in cloudddp.toml",
             )
         if running != shown:
             shown = running
-            progress(f"nodes running: {running} of {spec.nodes}")
+            missing = found.nodes.keys() - running if found else range(spec.nodes)
+            progress(Current(f"nodes running: {len(running)} of {spec.nodes}; not yet: {_named(missing)}"))
         time.sleep(pause)
         pause = min(pause * 1.5, POLL_SECONDS)
 
 
-def _running(cluster: Cluster, spec: ClusterSpec, addressed: bool) -> int:
-    """Return how many nodes run and have addresses. Raises CloudDDPError if one has ended or stopped."""
+def _named(nodes: Collection[int]) -> str:
+    return node_list(nodes) if len(nodes) <= _NAMED else f"{len(nodes)} nodes"
+
+
+def _running(cluster: Cluster, spec: ClusterSpec, addressed: bool) -> frozenset[int]:
+    """Return the nodes that run and have addresses. Raises CloudDDPError if one has ended or stopped."""
     lost = [node for node in cluster.nodes.values() if node.state in ("stopping", "stopped")]
     if len(cluster.nodes) < spec.nodes:
         lost += cluster.gone
@@ -84,8 +96,11 @@ def _running(cluster: Cluster, spec: ClusterSpec, addressed: bool) -> int:
             hint=hint_of_end(spec, lost[0].reason_code, lost[0].reason),
         )
     public = addressed and connection_mode(spec) == "public"
-    nodes = cluster.nodes.values()
-    return sum(n.state == "running" and bool(n.private_ip and (n.public_ip or not public)) for n in nodes)
+    return frozenset(
+        rank
+        for rank, node in cluster.nodes.items()
+        if node.state == "running" and node.private_ip and (node.public_ip or not public)
+    )
 
 
 def make_ready(
@@ -108,13 +123,25 @@ def make_ready(
     patience = minutes * timing.current().minute
     meanwhile = _while_booting(aws, cluster, spec, progress, waiting)
     runner = connect(cluster, spec, patience, meanwhile, progress=progress, dial=dial)
+    progress(Current("SSH answers on every node"))
     try:
-        progress(
+        checking = (
             "checking GPUs, interfaces and the deadline on every node: waits until it has "
             f"booted{_gpu_wait(expected)}"
         )
+        progress(checking)
+        stages = _Stages(checking, cluster.nodes, progress)
         left = max(patience - (time.monotonic() - began), _LEAST_BOOT_SECONDS)
-        found = probe(runner, cluster, wait_boot=left, gpus=expected.gpus, new=True, efa=expected.efa)
+        found = probe(
+            runner,
+            cluster,
+            wait_boot=left,
+            gpus=expected.gpus,
+            new=True,
+            efa=expected.efa,
+            on_stage=stages,
+        )
+        progress(Current("checked GPUs, interfaces and the deadline on every node"))
     finally:
         runner.close()
     for rank, reply in found.items():
@@ -158,6 +185,22 @@ class _Hardware:
                 f"warning: {shows}: NCCL may use TCP between nodes, which is slower (--require-efa refuses "
                 "this)"
             )
+
+
+class _Stages:
+    """Shows what the nodes still wait for, as they report it."""
+
+    def __init__(self, step: str, nodes: Iterable[int], progress: ProgressCallback) -> None:
+        self._step, self._progress = step, progress
+        self._waits = dict.fromkeys(nodes, "boot")
+        self._lock = threading.Lock()
+
+    def __call__(self, node: int, reached: BootStage) -> None:
+        with self._lock:
+            self._waits[node] = "GPUs" if reached is BootStage.BOOTED else "PyTorch"
+            nodes = {what: [one for one in self._waits if self._waits[one] == what] for what in _WAITS}
+            shown = "; ".join(f"{what}: {_named(found)}" for what, found in nodes.items() if found)
+            self._progress(Current(f"{self._step}; waiting for {shown}"))
 
 
 def _gpu_wait(expected: _Hardware) -> str:
@@ -229,10 +272,13 @@ def _while_booting(
         if not named and silent is not None and silent[1] >= unanswered:
             named = True
             progress(_who_may_connect(aws, cluster, spec, *silent))
-        reason = fleet.last_failure()
-        if reason and reason != shown and time.monotonic() - began >= limits.reason:
-            shown = reason
-            progress(f"{waiting}; {reason}")
+        missing, reason = fleet.missing(), ""
+        if time.monotonic() - began >= limits.reason:
+            reason = fleet.last_failure()
+        text = f"{waiting}; not yet: {_named(missing)}" + (f"; {reason}" if reason else "")
+        if missing and text != shown:
+            shown = text
+            progress(Current(text))
         if time.monotonic() - checked < _CHECK_SECONDS:
             return
         checked = time.monotonic()

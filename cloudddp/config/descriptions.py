@@ -178,7 +178,24 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         ),
         "max_mb": "Refuse to send more than this many MiB to a node (a data set or a .venv, by mistake).",
     },
+    "data": {
+        "source": (
+            "Folder on this computer, relative to the project or absolute, which is sent like the project's "
+            "files; or an S3 prefix, which every node copies with the role of cluster.instance_profile."
+        ),
+        "path": "Where ranks find it in the project. Default: the source's own path, or its last part.",
+        "mode": "How nodes get it: a copy on each node's disk.",
+    },
     "setup": {
+        "environment": (
+            "File that lists the project's packages, which are installed before the commands: "
+            "requirements.txt or pyproject.toml (pip), uv.lock (uv) or environment.yml (conda or micromamba, "
+            "if the image has it). The image's torch is kept unless that file asks for another."
+        ),
+        "wheels": (
+            "Folder of wheels in the project (`pip download -d`), from which packages are installed where "
+            "nodes reach no package index: in private subnets and in the simulator."
+        ),
         "run": "Shell commands, run in order; the first that fails stops the launch.",
         "inputs": "Files that rerun the commands when they change, e.g. requirements.txt.",
     },

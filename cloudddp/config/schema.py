@@ -1,5 +1,4 @@
-"""The table of all settings: their types, their limits in words and their help, and the cloudddp.toml that
-`init` writes from it. Pure.
+"""The table of all settings: their types, their limits in words and their help. Pure.
 
 One table of fields serves the file, the environment, the flags, the error messages and the generated
 reference.
@@ -11,7 +10,7 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -19,14 +18,16 @@ import msgspec
 from msgspec import Meta
 
 from cloudddp.config.descriptions import DESCRIPTIONS
-from cloudddp.config.spec import ClusterSpec, JobSpec, SetupSpec, SyncSpec
+from cloudddp.config.spec import ClusterSpec, DataSpec, JobSpec, SetupSpec, SyncSpec
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {
     "cluster": ClusterSpec,
     "job": JobSpec,
     "sync": SyncSpec,
     "setup": SetupSpec,
+    "data": DataSpec,
 }
+LISTS = ("data",)  # sections that a file may have several times: [[data]]
 
 
 def fields(section: str) -> dict[str, Any]:
@@ -93,7 +94,10 @@ INTRODUCTION = {
     "cluster": "The nodes, where they run, and when they terminate.",
     "job": "How ranks are started.",
     "sync": "Which files are sent to the nodes.",
-    "setup": "Commands run on every node in the project's folder, once per content, after the sync.",
+    "setup": "Packages and commands, installed and run on every node in the project's folder, once per "
+    "content, after the sync.",
+    "data": "Folders that jobs read; the section may be repeated. They do not count against sync.max_mb, and "
+    "the variable `CLOUDDDP_DATA_PATH`, with the path in capitals, has where a folder is on the nodes.",
 }
 
 
@@ -116,24 +120,7 @@ def toml_value(value: Any) -> str:
 
 def defaults(section: str) -> dict[str, Any]:
     """Return {key: default} of a section."""
-    empty = SECTIONS[section]()
+    kind = SECTIONS[section]
+    empty = kind(**{one.name: None for one in msgspec.structs.fields(kind) if one.required})
     found = {key: getattr(empty, key) for key in fields(section)}
     return {**found, "name": None} if section == "cluster" else found  # the name is that of the folder
-
-
-def example_toml(name: str, given: Mapping[tuple[str, str], Any] | None = None) -> str:
-    """Return a cloudddp.toml that explains every setting. The name and the values `given` by (section, key)
-    are set; the others are left at their defaults."""
-    values_set = {("cluster", "name"): name, **(given or {})}
-    lines = ["# Settings of cloudddp. Lines that are commented out show the defaults."]
-    for section, values in ((section, defaults(section)) for section in SECTIONS):
-        lines += ["", f"# {INTRODUCTION[section]}", f"[{section}]"]
-        for key, default in values.items():
-            lines.append(f"# {help_of(section, key)}")
-            if (section, key) in values_set:
-                lines.append(f"{key} = {toml_value(values_set[section, key])}")
-            elif default is None:
-                lines.append(f"# {key} =")
-            else:
-                lines.append(f"# {key} = {toml_value(default)}")
-    return "\n".join(lines) + "\n"

@@ -19,11 +19,12 @@ from typing import Any, NoReturn, get_args, get_origin
 import msgspec
 
 from cloudddp.config.command_line import Flag
-from cloudddp.config.schema import SECTIONS, allowed, fields, nearest, unwrap
+from cloudddp.config.schema import LISTS, SECTIONS, allowed, fields, nearest, unwrap
 from cloudddp.config.spec import (
     MAX_WAIT,
     ClusterSpec,
     Config,
+    DataSpec,
     JobSpec,
     SetupSpec,
     SyncSpec,
@@ -48,6 +49,7 @@ OF_TORCHRUN = """
     nnodes nproc-per-node max-restarts local-addr rdzv-backend rdzv-endpoint rdzv-id rdzv-conf
     standalone node-rank master-addr master-port no-python module run-path help
 """.split()
+DATA = "CLOUDDDP_DATA_"  # beginning of the variables of [[data]], which ranks have
 # CLOUDDDP_* variables that are not settings; any other one is a misspelt setting.
 OTHER_VARIABLES = frozenset(
     """
@@ -102,7 +104,8 @@ def read_toml(path: Path) -> Layer:
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}", hint=CREATE) from None
     for section, content in values.items():
-        if not isinstance(content, dict):
+        is_list = section in LISTS and isinstance(content, list)
+        if not (isinstance(content, dict) or is_list):
             unknown_section(str(path), section)
     return Layer(str(path), values)
 
@@ -135,7 +138,8 @@ def read(path: Path) -> bytes:
 
 def unknown_section(origin: str, section: str) -> NoReturn:
     if section in SECTIONS:
-        raise UsageError(f"{origin}: {section} must be a table", hint=f"write it as [{section}]")
+        shown = f"[[{section}]]" if section in LISTS else f"[{section}]"
+        raise UsageError(f"{origin}: {section} must be a table", hint=f"write it as {shown}")
     hint = nearest(section, list(SECTIONS))
     for name in SECTIONS:
         if section in fields(name):
@@ -149,7 +153,8 @@ def environment_layers(environ: Mapping[str, str]) -> list[Layer]:
     names = {variable_of(s, k): (s, k) for s in SECTIONS for k in fields(s) if variable_of(s, k)}
     layers = []
     for variable, value in environ.items():
-        if not variable.startswith("CLOUDDDP_") or variable.removeprefix("CLOUDDDP_") in OTHER_VARIABLES:
+        name = variable.removeprefix("CLOUDDDP_")
+        if name == variable or name in OTHER_VARIABLES or variable.startswith(DATA):
             continue
         if variable not in names:
             raise UsageError(f"unknown environment variable {variable}", hint=nearest(variable, list(names)))
@@ -162,6 +167,8 @@ def variable_of(section: str, key: str) -> str:
     """Return the environment variable of a setting, or '' for a table, which has none."""
     if (section, key) == ("cluster", "name"):
         return "CLOUDDDP_CLUSTER"
+    if section in LISTS:
+        return ""
     if section in ("sync", "setup"):
         return f"CLOUDDDP_{section.upper()}_{key.upper()}"
     return "" if key in TABLES else f"CLOUDDDP_{key.upper()}"
@@ -172,11 +179,15 @@ def resolve(layers: Sequence[Layer]) -> Config:
 
     Raises UsageError, naming the origin, the key, the value and what is allowed.
     """
-    chosen: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
+    chosen: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS if name not in LISTS}
+    data: tuple[DataSpec, ...] = ()
     for layer in reversed(layers):
         for section, content in layer.values.items():
             if section not in SECTIONS:
                 unknown_section(layer.origin, section)
+            if section in LISTS:
+                data = _check_data(layer, content)
+                continue
             for key, value in content.items():
                 checked = check_value(layer, section, key, value)
                 if key in TABLES:  # so that --env adds to the file's
@@ -192,6 +203,7 @@ def resolve(layers: Sequence[Layer]) -> Config:
         job=job,
         sync=SyncSpec(**chosen["sync"]),
         setup=SetupSpec(**chosen["setup"]),
+        data=_require_role(cluster, data),
     )
 
 
@@ -219,6 +231,41 @@ def _check_results(cluster: ClusterSpec, job: JobSpec) -> None:
             hint="give --instance-profile PROFILE to `up` (infra/iam/README.md has its policy), or remove "
             "results_s3",
         )
+
+
+def _check_data(layer: Layer, content: Any) -> tuple[DataSpec, ...]:
+    """Return the [[data]] of a file. Raises UsageError."""
+    found: list[DataSpec] = []
+    for one in content if isinstance(content, list) else [content]:
+        if not isinstance(one, dict):
+            unknown_section(layer.origin, "data")
+        values = {key: check_value(layer, "data", key, value) for key, value in one.items()}
+        if "source" not in values:
+            raise UsageError(f"{layer.origin}: [[data]] has no source", hint='add source = "FOLDER"')
+        found.append(DataSpec(**values))
+        places = [other.place for other in found[:-1]]
+        clash = [name for name in places if _overlap(name, found[-1].place)]
+        if clash or found[-1].place in ("", "."):
+            raise UsageError(
+                f"{layer.origin}: [[data]] source = {one['source']!r} would be at {found[-1].place or '.'}"
+                + (f", where {clash[0]} is" if clash else ", the project itself"),
+                hint='give another path = "FOLDER"',
+            )
+    return tuple(found)
+
+
+def _overlap(one: str, other: str) -> bool:
+    return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
+
+
+def _require_role(cluster: ClusterSpec, data: tuple[DataSpec, ...]) -> tuple[DataSpec, ...]:
+    """Raise UsageError where nodes are to read from S3 and have no role that may allow it."""
+    if cluster.instance_profile is None and (buckets := [one.source for one in data if one.is_s3]):
+        raise UsageError(
+            f"[[data]] source = {buckets[0]} needs cluster.instance_profile: the nodes read it with its role",
+            hint="give --instance-profile PROFILE to `up` (infra/iam/README.md has its policy)",
+        )
+    return data
 
 
 def check_value(layer: Layer, section: str, key: str, value: Any) -> Any:

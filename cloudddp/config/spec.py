@@ -7,6 +7,7 @@ validates the values.
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -42,6 +43,11 @@ def seconds_of(text: str) -> float:
 
 
 MAX_NODES = 256  # in one RunInstances call, which starts all or none; AWS recommends several calls above 100
+
+_S3 = (
+    r"s3://(?!xn--)(?!\d+\.\d+\.\d+\.\d+(/|\Z))(?!.{0,63}\.\.)[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
+    r"(/(?!/)(?!(.*/)?\.{1,2}(/|\Z))(?!.*//)[A-Za-z0-9!_.*'()=+@/-]{0,440})?"
+)
 
 Name = Annotated[
     str,
@@ -79,7 +85,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
     idle_minutes: Annotated[
         float,
         limited(allowed="0, or a number from 5 to 20160", ge=0, le=20160),
-    ] = 0.0
+    ] = 60.0
     max_cost: Annotated[float, limited(gt=0, le=1e7)] | None = None
     price: Annotated[float, limited(gt=0, le=1e4)] | None = None
     spot: bool = False
@@ -213,8 +219,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
             str,
             limited(
                 allowed="s3://BUCKET or s3://BUCKET/PREFIX, of at most 512 letters, digits and !-_.*'()=+@/",
-                pattern=r"^s3://(?!xn--)(?!\d+\.\d+\.\d+\.\d+(/|\Z))(?!.{0,63}\.\.)"
-                r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/(?!/)(?!(.*/)?\.{1,2}(/|\Z))(?!.*//)[A-Za-z0-9!_.*'()=+@/-]{0,440})?\Z",
+                pattern=rf"^{_S3}\Z",
             ),
         ]
         | None
@@ -238,8 +243,51 @@ class SyncSpec(msgspec.Struct, frozen=True, kw_only=True):
 class SetupSpec(msgspec.Struct, frozen=True, kw_only=True):
     """[setup]: commands run on every node in the project's folder, once per content."""
 
+    environment: (
+        Annotated[
+            str,
+            limited(
+                allowed="the path in the project of a requirements file (.txt), pyproject.toml, uv.lock or "
+                "environment.yml",
+                pattern=r"^(?!/)(?!~)(?!(.*/)?\.\.(/|$))"
+                r"(.+\.txt|(.+/)?(pyproject\.toml|uv\.lock)|.+\.ya?ml)\Z",
+            ),
+        ]
+        | None
+    ) = None
+    wheels: Relative | None = None
     run: tuple[str, ...] = ()
     inputs: tuple[Relative, ...] = ()
+
+
+class DataSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """[[data]]: a folder that jobs read, which may be larger than the code and is not in git."""
+
+    source: Annotated[
+        str,
+        limited(
+            allowed="a folder on this computer, or s3://BUCKET/PREFIX as for job.results_s3",
+            pattern=rf"^({_S3}|(?!s3:)[^\x00-\x1f\x7f]{{1,1000}})\Z",
+        ),
+    ]
+    path: Relative | None = None
+    mode: Literal["copy"] = "copy"
+
+    @property
+    def is_s3(self) -> bool:
+        return self.source.startswith("s3://")
+
+    @property
+    def place(self) -> str:
+        """The path in the project where ranks find it."""
+        source = posixpath.normpath(self.path or self.source.removeprefix("s3://"))
+        inside = self.path or not (self.is_s3 or source.startswith(("/", "~", "..")))
+        return source if inside else posixpath.basename(source)
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that has its absolute path on the nodes."""
+        return "CLOUDDDP_DATA_" + re.sub(r"[^A-Z0-9]+", "_", self.place.upper()).strip("_")
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -249,6 +297,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     job: JobSpec = JobSpec()
     sync: SyncSpec = SyncSpec()
     setup: SetupSpec = SetupSpec()
+    data: tuple[DataSpec, ...] = ()
+
+    @property
+    def data_paths(self) -> dict[str, str]:
+        """Variable -> path in the project, of [[data]]."""
+        return {one.variable: one.place for one in self.data}
 
 
 Mode = Literal["public", "private", "jump"]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudddp.config import settings
-from cloudddp.config.schema import SECTIONS
+from cloudddp.config.schema import LISTS, SECTIONS
 from cloudddp.config.settings import Layer
 from cloudddp.config.spec import Config
 from cloudddp.errors import UsageError
@@ -112,6 +112,8 @@ def _usable(layer: Layer, report: Report) -> _Source:
     values: dict[str, dict[str, Any]] = {}
     doubt = None
     for section, content in layer.values.items():
+        if section in LISTS:
+            continue  # for jobs only
         for key, value in content.items() if isinstance(content, dict) else [(section, content)]:
             try:
                 if section not in SECTIONS or not isinstance(content, dict):

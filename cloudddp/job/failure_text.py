@@ -135,12 +135,12 @@ def _code(failure: Failure) -> str:
 
 
 def advice(
-    lines: Iterable[str], *, simulated: bool, has_requirements: bool, why_unsent: Callable[[str], str]
+    lines: Iterable[str], *, simulated: bool, environment: str, listed: bool, why_unsent: Callable[[str], str]
 ) -> str:
     """Return what to do about a job that failed for a known reason, from its last lines; '' for any other.
 
-    `has_requirements`: the project has a requirements.txt. `why_unsent` returns why a file of the project is
-    not on the nodes, '' for any other path.
+    `environment`: the file that lists the project's packages, '' for none; `listed`: [setup] names it.
+    `why_unsent` returns why a file of the project is not on the nodes, '' for any other path.
     """
     text = "\n".join(lines)
     if found := _MODULE.search(text):
@@ -150,8 +150,11 @@ def advice(
                 "install torch on this computer, where the simulator runs: its nodes use the packages of "
                 "that environment"
             )
-        what = "-r requirements.txt" if has_requirements else name
-        return f'packages are installed by [setup] in cloudddp.toml, for example run = ["pip install {what}"]'
+        if listed:
+            return f"add the package of {name} to {environment}: the next launch installs it"
+        file = environment or "requirements.txt"
+        first = "" if environment else f"list the package of {name} in {file}, and "
+        return f'{first}add [setup] environment = "{file}" to cloudddp.toml: nodes then install it'
     if (found := _FILE.search(text)) and (why := why_unsent(found[1])):
         return why
     if _LOCAL_RANK.search(text):

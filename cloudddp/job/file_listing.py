@@ -22,6 +22,7 @@ NEVER_SENT = (
     "__pycache__/",
     ".venv/",
     "venv/",
+    ".conda/",
     ".cloudddp/",
     ".cloudddp-incoming-*/",
     ".DS_Store",
@@ -80,6 +81,13 @@ class Listed:
 
     def add(self, name: str, *, tracked: bool) -> None:
         self.files[name] = tracked or self.files.get(name, False)
+
+
+def ignored_by_git(root: Path) -> list[str]:
+    """Return the files and folders of a repository that git ignores; folders end in /."""
+    words = ("-oiz", "--exclude-standard", "--directory", "--no-empty-directory", "--", ".")
+    found = git(root, "ls-files", *words)
+    return [os.fsdecode(raw) for raw in found.stdout.split(b"\0") if raw]
 
 
 def include_ignored(listed: Listed, root: Path, included: Callable[[str], bool]) -> None:

@@ -6,6 +6,7 @@ receive and setup where something has changed, start.
 
 from __future__ import annotations
 
+import re
 import shlex
 import threading
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -17,9 +18,10 @@ from cloudddp.agent import client
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.frames import FollowRequest
 from cloudddp.agent.protocol.machine import ProbeReply
-from cloudddp.agent.protocol.start import SetupReply, SetupRequest, StartRequest
+from cloudddp.agent.protocol.start import DataCopy, SetupReply, SetupRequest, StartRequest
 from cloudddp.cluster.connect import PROJECT, probe
 from cloudddp.cluster.model import Cluster
+from cloudddp.config import environment
 from cloudddp.config.spec import Config
 from cloudddp.errors import CloudDDPError, Command, Interrupted, NodeError, UsageError
 from cloudddp.job import project_files, ranks, sync, unsent
@@ -35,6 +37,10 @@ from cloudddp.text import one_line
 
 OnSetupLine = Callable[[int, str], None]  # node, line
 
+_NO_INDEX = re.compile(
+    r"simulated node: there is no package index|name resolution|NewConnectionError|Network is unreachable|"
+    r"ConnectTimeout|dns error|error sending request"
+)
 CLOCK_SKEW = 5.0  # seconds; more makes it uncertain which rank failed first, and breaks certificates
 
 
@@ -59,7 +65,7 @@ def prepare(
     found, file = find_script(root, here, script, files.manifest, config.job.env)
     unsent.require_sent(files, config, file)
     if fresh:
-        sync.check_size(files.manifest, files.manifest, config.sync.max_mb)
+        sync.check_size(files, files.manifest, config.sync.max_mb)
         _check_rank_counts(config, config.cluster.nodes)
     for note in unsent.notes(files, config):
         warn(note)
@@ -239,9 +245,13 @@ def _set_up(
     on_line: OnSetupLine,
 ) -> None:
     """Run the setup commands on the nodes where they have not run yet. Raises NodeError, Interrupted."""
-    if not config.setup.run:
+    copied = [one.source for one in config.data if one.is_s3]
+    if copied:
+        progress(f"copying {', '.join(copied)} where it differs")
+    if config.setup.run:
+        progress("running the setup commands where they have not run yet")
+    if not (copied or config.setup.run):
         return
-    progress("running the setup commands where they have not run yet")
 
     def request(node: int) -> SetupRequest:
         return SetupRequest(
@@ -253,6 +263,8 @@ def _set_up(
             inputs=tuple(config.setup.inputs),
             env=dict(config.job.env),
             python=config.job.python,  # which a command may create
+            paths=config.data_paths,
+            data=tuple(DataCopy(*_bucket_of(one.source), one.place) for one in config.data if one.is_s3),
         )
 
     try:
@@ -267,11 +279,12 @@ def _set_up(
         )
     for node, reply in replies.items():
         if reply.exit_code:
-            # Its output was shown as it was written.
-            raise NodeError(
-                f"node {node}: setup command exited with code {reply.exit_code}: {one_line(reply.command)}",
-                hint=_setup_hint(reply),
-            )
+            raise _setup_error(node, reply, config)
+
+
+def _bucket_of(url: str) -> tuple[str, str]:
+    bucket, _, prefix = url.removeprefix("s3://").partition("/")
+    return bucket, prefix.strip("/")
 
 
 def _set_up_nodes(
@@ -291,6 +304,42 @@ def _set_up_nodes(
     finally:
         for node in requests:
             show(node, b"", last=True)
+
+
+def _setup_error(node: int, reply: SetupReply, config: Config) -> NodeError:
+    """Return the error for a setup that failed. Its output was shown as it was written."""
+    command = one_line(reply.command)
+    if reply.data:
+        why = one_line(reply.output.strip().rpartition("\n")[2].removeprefix(f"{command.rstrip('/')}: "), 400)
+        return NodeError(
+            f"node {node}: {command} was not copied: {why}",
+            hint="correct [[data]] in cloudddp.toml, or the role of cluster.instance_profile, and repeat the "
+            "command",
+        )
+    listed = config.setup.environment
+    if listed and reply.command.startswith(environment.title(listed)):
+        return NodeError(
+            f"node {node}: the packages of {listed} were not installed (exit code {reply.exit_code})",
+            hint=_install_hint(reply, config),
+        )
+    return NodeError(
+        f"node {node}: setup command exited with code {reply.exit_code}: {command}", hint=_setup_hint(reply)
+    )
+
+
+def _install_hint(reply: SetupReply, config: Config) -> str:
+    """Return what to do where an installation has failed: most often a node reaches no package index."""
+    if reply.read_only:
+        return _setup_hint(reply)
+    if config.setup.wheels:
+        return f"{config.setup.wheels} may lack a wheel, or have it for another Python or platform"
+    if _NO_INDEX.search(reply.output):
+        return (
+            "nodes reach no package index: on this computer "
+            f"`pip download -d wheels -r {config.setup.environment}`, and in cloudddp.toml [setup] "
+            'wheels = "wheels"'
+        )
+    return f"correct {config.setup.environment} and repeat the command"
 
 
 def _setup_hint(reply: SetupReply) -> str:

@@ -22,8 +22,8 @@ import posixpath
 import re
 import stat
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,7 +45,7 @@ from cloudddp.agent.protocol.transfer import DIGEST, Record
 from cloudddp.config import project
 from cloudddp.config.spec import Config
 from cloudddp.errors import UsageError
-from cloudddp.files import state_home, write_atomic
+from cloudddp.files import resolved, state_home, write_atomic
 from cloudddp.job import file_listing
 
 _MAX_BYTES = 32 << 20
@@ -59,10 +59,10 @@ class _Known(NamedTuple):
 
 
 class Contents:
-    """The contents of the files below `root`, in memory."""
+    """The contents of the files below `root`, in memory. `locate`: as for Sender."""
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
+    def __init__(self, root: Path, locate: Callable[[str], str] = str) -> None:
+        self._root, self._locate = root, locate
         name = hashlib.sha256(str(root.resolve()).encode("utf-8", "surrogateescape")).hexdigest()[:16]
         self._path = state_home() / "contents" / f"{name}.json"
         self._known: dict[str, _Known] | None = None
@@ -80,10 +80,10 @@ class Contents:
             if entry.kind != FILE:
                 continue
             with contextlib.suppress(OSError):
-                inode = os.lstat(self._root / path).st_ino
+                inode = os.lstat(self._root / self._locate(path)).st_ino
                 digest = self._digests.get((inode, entry.size, entry.mtime_ns))
                 if digest is None and (before := known.get(path)) is not None and before.size == entry.size:
-                    with (self._root / path).open("rb") as file:
+                    with (self._root / self._locate(path)).open("rb") as file:
                         digest = hashlib.file_digest(file, "sha256").digest()[:DIGEST].hex()
                 if digest is not None:
                     found[path] = digest
@@ -184,6 +184,17 @@ class Snapshot:
     unsent: tuple[str, ...] = ()  # files that git tracks, and that are not sent
     unfetched: tuple[str, ...] = ()  # submodules without a checkout
     ignored: tuple[str, ...] | None = None  # by .gitignore; None in a repository, where git knows
+    data: Mapping[str, Path] = field(default_factory=dict)  # local [[data]]: path in the project -> folder
+
+    def is_data(self, name: str) -> bool:
+        return file_listing.is_below(name, self.data)
+
+    def locate(self, name: str) -> str:
+        """Return where a file is here: relative to `root`, or absolute for data from elsewhere."""
+        for place, folder in self.data.items():
+            if file_listing.is_below(name, [place]):
+                return f"{folder}{name[len(place) :]}"
+        return name
 
     def there(self, name: str) -> str | None:
         """Return the path in the project to which a path leads on the nodes, through the links that are sent;
@@ -238,8 +249,13 @@ def of_config(root: Path, config: Config, *, secret_files: Iterable[Path] = ()) 
     keep_out = (*config.job.not_sent, RESULTS)
     secret = frozenset(_names_below(root, secret_files))
     files = snapshot(
-        root, exclude=config.sync.exclude, include=config.sync.include, keep_out=keep_out, secret=secret
+        root,
+        exclude=config.sync.exclude,
+        include=config.sync.include,
+        keep_out=keep_out,
+        secret=secret,
     )
+    files = _with_data(files, _data_folders(root, config))
     if not files.manifest:
         raise UsageError(f"{root} has no files to send", hint="run cloudddp in your project's folder")
     if len(files.manifest) > MAX_FILES:
@@ -250,6 +266,54 @@ def of_config(root: Path, config: Config, *, secret_files: Iterable[Path] = ()) 
             hint="add what is not needed on the nodes to .gitignore or sync.exclude",
         )
     return files
+
+
+def _data_folders(root: Path, config: Config) -> dict[str, Path]:
+    """Return the local folders of [[data]], and that of wheels, by their path in the project. Raises
+    UsageError."""
+    found = {one.place: root / Path(one.source).expanduser() for one in config.data if not one.is_s3}
+    for one, folder in zip((one for one in config.data if not one.is_s3), found.values(), strict=True):
+        if not folder.is_dir():
+            raise UsageError(
+                f"[[data]] source = {json.dumps(one.source)} is not a folder",
+                hint="correct it in cloudddp.toml; its path is relative to the project",
+            )
+        if kind := project.holds_more(resolved(folder)):
+            raise UsageError(
+                f"[[data]] source = {json.dumps(one.source)} is {kind}", hint="name a folder in it"
+            )
+    if config.setup.wheels:
+        found[posixpath.normpath(config.setup.wheels)] = folder = root / config.setup.wheels
+        if not folder.is_dir():
+            raise UsageError(
+                f"setup.wheels = {json.dumps(config.setup.wheels)} is not a folder in {root}",
+                hint=f"`pip download -d {config.setup.wheels} -r requirements.txt` fills it",
+            )
+    return found
+
+
+def _with_data(files: Snapshot, data: Mapping[str, Path]) -> Snapshot:
+    """Return a snapshot that has every file of these folders, too, whatever git ignores, except for names of
+    secrets. Raises UsageError for what cannot be sent."""
+    if not data:
+        return files
+    manifest = {name: one for name, one in files.manifest.items() if not file_listing.is_below(name, data)}
+    withheld = set(files.withheld)
+    for place, folder in data.items():
+        listed = file_listing.Listed()
+        file_listing.include_ignored(listed, folder, lambda _: True)
+        secrets = _secrets(folder, listed, listed.files, frozenset())
+        withheld |= {f"{place}/{name}" for name in secrets.values()}
+        for name in listed.files.keys() - secrets.keys():
+            if (entry := _describe(f"{folder}/", name)) is not None:
+                manifest[f"{place}/{name}"] = entry
+    return replace(
+        files,
+        manifest=dict(sorted(manifest.items())),
+        withheld=tuple(sorted(withheld)),
+        unsent=tuple(name for name in files.unsent if not file_listing.is_below(name, data)),
+        data=data,
+    )
 
 
 def _names_below(root: Path, paths: Iterable[Path]) -> Iterator[str]:

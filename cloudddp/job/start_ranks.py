@@ -79,6 +79,7 @@ def start(
             results=results,
             snapshots=looked_for,
             version=versions[plan.node],
+            paths=config.data_paths,
         )
         for plan in plans
     }

@@ -22,7 +22,7 @@ from cloudddp.cluster.connect import probe
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.schema import number
 from cloudddp.config.spec import Config
-from cloudddp.errors import Command, Text, UsageError
+from cloudddp.errors import Command, Current, Text, UsageError
 from cloudddp.job.project_files import Contents, Snapshot
 from cloudddp.job.transfer import Transfer
 from cloudddp.text import one_line, size_of
@@ -107,9 +107,9 @@ def update(
     folders = different_folders(theirs.values(), files.folder_digests)
     if others:  # there, equal digests do not mean equal contents
         folders |= files.folder_digests.keys()
-    contents = Contents(files.root)
+    contents = Contents(files.root, files.locate)
     listing = _listing(files, folders, contents, known=any(theirs.values()))
-    announced = _Announced(files.manifest, listing, config.sync.max_mb, order, len(theirs), progress)
+    announced = _Announced(files, listing, config.sync.max_mb, order, len(theirs), progress)
     transfer = Transfer(
         runner,
         files.root,
@@ -122,6 +122,7 @@ def update(
         note=progress,
         on_sent=contents.sent,
         on_bytes=announced.add,
+        locate=files.locate,
     )
     with timings.span("send files"):
         outcome = transfer.run()
@@ -160,14 +161,14 @@ class _Announced:
 
     def __init__(
         self,
-        manifest: Manifest,
+        files: Snapshot,
         listing: Listing,
         max_mb: float,
         order: Sequence[int],
         lacking: int,
         progress: Progress,
     ) -> None:
-        self._manifest, self._entries, self._max_mb = manifest, listing.entries(), max_mb
+        self._files, self._entries, self._max_mb = files, listing.entries(), max_mb
         self._order, self._lacking = order, lacking
         self._progress = progress
         self._is_announced = self._is_everything_approved = False
@@ -181,7 +182,7 @@ class _Announced:
             return  # the same files as for another node
         first = self._order[0]
         names = [path_from_wire(self._entries[index][0]) for index, _ in wants.of(self._entries)]
-        check_size(self._manifest, names, self._max_mb, node=None if node == first else node)
+        check_size(self._files, names, self._max_mb, node=None if node == first else node)
         self._is_everything_approved = self._is_everything_approved or wants.everything
         if not self._is_announced:
             is_complete = len(self._order) > self._lacking  # the first node
@@ -194,9 +195,8 @@ class _Announced:
         if now - self._at < REPORT:
             return
         rate = int((self._sent - self._shown) / max(now - self._at, 1e-6))
-        self._progress(
-            f"sent {size_of(self._sent)} of {size_of(max(self._total, self._sent))}, {size_of(rate)}/s"
-        )
+        of = f"{size_of(self._sent)} of {size_of(max(self._total, self._sent))}"
+        self._progress(Current(f"sent {of}, {size_of(rate)}/s"))
         self._at, self._shown = now, self._sent
 
     def end(self) -> None:
@@ -266,10 +266,11 @@ def order_of(
     return complete + lacking
 
 
-def check_size(manifest: Manifest, names: Iterable[str], max_mb: float, *, node: int | None = None) -> None:
-    """Raise UsageError, naming the largest folders, where a sync would send more than `max_mb`: to all nodes,
-    or to one."""
-    names = list(names)
+def check_size(files: Snapshot, names: Iterable[str], max_mb: float, *, node: int | None = None) -> None:
+    """Raise UsageError, naming the largest folders, where a sync would send more than `max_mb`, without
+    [[data]]: to all nodes, or to one."""
+    manifest = files.manifest
+    names = [name for name in names if not files.is_data(name)]
     size = sum(manifest[name].size for name in names)
     if size <= max_mb * 2**20:
         return
@@ -278,7 +279,8 @@ def check_size(manifest: Manifest, names: Iterable[str], max_mb: float, *, node:
     raise UsageError(
         f"the sync would send {size / 2**20:.0f} MiB to {whom}, more than sync.max_mb = {number(max_mb)}: "
         f"{top}",
-        hint="add what is not needed on the nodes to .gitignore or sync.exclude, or raise sync.max_mb",
+        hint="add what is not needed on the nodes to .gitignore or sync.exclude; name what the job reads in "
+        "[[data]], or raise sync.max_mb",
     )
 
 

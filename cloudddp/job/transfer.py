@@ -143,7 +143,7 @@ class Transfer:
     transfer, for another one only its step. `note` gets what the user should know, `on_bytes` the size of
     each frame that has left; `on_sent` each file's path, its record as it was read, and its inode, or None if
     it was changing. `versions`: of the project on each node when it was compared; `job`: the one whose launch
-    this is part of, or ''."""
+    this is part of, or ''; `locate`: as for Sender."""
 
     def __init__(
         self,
@@ -161,8 +161,9 @@ class Transfer:
         note: Callable[[Text], None],
         on_sent: OnSent = ignore,
         on_bytes: Callable[[int], None] = lambda _size: None,
+        locate: Callable[[str], str] = str,
     ) -> None:
-        self._runner, self._root, self._listing = runner, root, listing
+        self._runner, self._root, self._listing, self._locate = runner, root, listing, locate
         self._versions = versions or {}
         self._approve, self._note, self._on_sent, self._on_bytes = approve, note, on_sent, on_bytes
         secret, first = secrets.token_hex(32), peers[0]
@@ -297,7 +298,13 @@ class Transfer:
     def _files(self, wanted: Sequence[tuple[int, int]]) -> Iterator[bytes]:
         """Yield the frames of files, b"" while what the node has is only hashed."""
         files = (Wanted(index, path_from_wire(self._entries[index][0]), offset) for index, offset in wanted)
-        sender = Sender(str(self._root), self._key, on_sent=self._sent, encode=self._compression.encode)
+        sender = Sender(
+            str(self._root),
+            self._key,
+            on_sent=self._sent,
+            encode=self._compression.encode,
+            locate=self._locate,
+        )
         asked = time.monotonic()
         try:
             for frame in sender.frames(files):

@@ -4,7 +4,6 @@ it is the script."""
 from __future__ import annotations
 
 import json
-import os
 import posixpath
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -73,11 +72,7 @@ def _parents(name: str) -> Iterator[str]:
 def _ignored_names(files: Snapshot, config: Config) -> list[str]:
     """Return the files and folders that .gitignore names, without those that are hidden or that tools
     build."""
-    names: Sequence[str] = files.ignored or ()
-    if files.ignored is None:
-        words = ("-oiz", "--exclude-standard", "--directory", "--no-empty-directory", "--", ".")
-        found = file_listing.git(files.root, "ls-files", *words)
-        names = [os.fsdecode(raw) for raw in found.stdout.split(b"\0") if raw]
+    names = file_listing.ignored_by_git(files.root) if files.ignored is None else files.ignored
     scratch = [posixpath.normpath(out) for out in config.job.scratch]
     hidden = file_listing.matcher(
         (*file_listing.NEVER_SENT, *_BUILT, *config.sync.exclude, *config.sync.include)

@@ -175,6 +175,11 @@ class Fleet:
             default=None,
         )
 
+    def missing(self) -> list[int]:
+        """Return the nodes to which there is no connection."""
+        with self._lock:
+            return sorted(self.targets.keys() - self._connections.keys())
+
     def last_failure(self) -> str:
         """Return why the last attempt failed to connect to the first node that does not answer yet; '' if
         none failed."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.harness import ROOT, CommandLine, clean_environment
+from support.terminal import Terminal
 
 from cloudddp.config import settings
 from cloudddp.files import EXAMPLES, payload_example
@@ -27,11 +28,12 @@ def expected(example: str) -> set[str]:
 @pytest.mark.parametrize(
     ("words", "example", "folder"),
     [
-        (["--example"], "ddp", "."),
-        (["--example=ddp", "new"], "ddp", "new"),
-        (["--example", "new/deep"], "ddp", "new/deep"),
-        (["new", "--example"], "ddp", "new"),
-        (["--example", "digits", "new"], "ddp", "new"),
+        (["--example"], "classic", "."),
+        (["--example=exact", "new"], "exact", "new"),
+        (["--example", "new/deep"], "classic", "new/deep"),
+        (["new", "--example"], "classic", "new"),
+        (["--example", "digits", "new"], "exact", "new"),
+        (["--example", "ddp", "new"], "exact", "new"),
         (["new", "--example", "trainer"], "trainer", "new"),
     ],
     ids=" ".join,
@@ -45,24 +47,71 @@ def test_example_is_copied_into_the_folder(
     assert files(made) == expected(example)
     for name, source in payload_example(example).items():
         assert (made / name).read_bytes() == source.read_bytes()
-    launch = {"ddp": "train.py", "trainer": "train/main.py"}[example]
+    script = "train/main.py" if example == "trainer" else "train.py"
     there = "" if folder == "." else f"cd {folder} && "
-    assert f"next: {there}cloudddp --sim up && cloudddp --sim launch {launch}\n" in done.stderr
+    assert done.stderr.endswith(f"next, a rehearsal on this computer: {there}cloudddp --sim run {script}\n")
 
 
 def test_nodes_install_the_requirements_of_an_example(line: CommandLine) -> None:
     line("init", "--example", "new")
     config = settings.resolve([settings.read_toml(line.cwd / "new" / "cloudddp.toml")])
-    (command,) = config.setup.run
-    assert command.endswith(" || pip install -r requirements.txt")
-    assert config.setup.inputs == ("requirements.txt",)
+    assert config.setup.environment == "requirements.txt"
     assert config.cluster.name == "new"
 
 
+def test_project_is_looked_at(line: CommandLine) -> None:
+    """What was found is in the file, which is short, and on the screen."""
+    saves = 'import torch\ntorch.save({}, "ckpt/a.pt")\ntorch.save({}, "/mnt/a.pt")\nopen("data/x")\n'
+    line.write("train.py", f'{saves}if __name__ == "__main__":\n    torch.distributed.init_process_group()\n')
+    line.write("uv.lock", "")
+    line.write("data/x", "1")
+    line.write(".gitignore", "data/\n")
+    done = line("init")
+    assert done.returncode == 0, done.stderr
+    text = (line.cwd / "cloudddp.toml").read_text()
+    assert len(text.splitlines()) <= 25
+    config = settings.resolve([settings.read_toml(line.cwd / "cloudddp.toml")])
+    assert config.setup.environment == "uv.lock"
+    assert [one.source for one in config.data] == ["data"]
+    assert "train.py: a training script; it saves to ckpt\n" in done.stderr
+    assert "train.py saves to /mnt/a.pt, outside the project" in done.stderr
+    assert done.stderr.endswith("cloudddp --sim run train.py\n")
+
+
+@pytest.mark.parametrize("name", ["empty", "home"])
+def test_folder_without_a_project_gets_the_defaults(line: CommandLine, name: str) -> None:
+    """A home folder is not searched."""
+    if name == "home":
+        line.env["HOME"] = str(line.cwd)
+        line.write("train.py", 'if __name__ == "__main__":\n    torch.distributed.init_process_group()\n')
+    done = line("init")
+    assert done.returncode == 0, done.stderr
+    assert "train.py" not in done.stderr
+    config = settings.resolve([settings.read_toml(line.cwd / "cloudddp.toml")])
+    assert (config.setup.environment, config.data, config.cluster.nodes) == (None, (), 2)
+
+
+def test_questions_on_a_terminal(line: CommandLine) -> None:
+    """An answer that is not allowed is asked for again."""
+    asked = Terminal(line, "init")
+    for question, answer in (
+        (b"How many nodes? [2]", b"0"),
+        (b"allowed", b"4"),
+        (b"Which instance type?", b""),
+        (b"How many USD", b"30"),
+    ):
+        asked.read_until(question)
+        os.write(asked.ours, answer + b"\n")
+    code, shown = asked.read_to_the_end()
+    assert code == 0, shown
+    found = settings.resolve([settings.read_toml(line.cwd / "cloudddp.toml")]).cluster
+    assert (found.nodes, found.instance_type, found.max_cost) == (4, "g5.xlarge", 30)
+
+
 def test_unknown_example_is_refused(line: CommandLine) -> None:
-    err = line.fails(2, "init", "new", "--example", "digit")
+    err = line.fails(2, "init", "new", "--example", "exac")
     assert "--example: no example" in err
-    assert "available: ddp, trainer; for a folder of that name: `cloudddp init --example=ddp FOLDER`" in err
+    assert "available: classic, exact, trainer; for a folder of that name:" in err
     assert files(line.cwd) == set()
 
 
@@ -89,7 +138,7 @@ def run_tests(folder: Path) -> str:
 
 @pytest.mark.torch
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("example", "passed"), [("ddp", 3), ("trainer", 2)])
+@pytest.mark.parametrize(("example", "passed"), [("exact", 3), ("trainer", 2)])
 def test_copy_of_an_example_trains_and_passes_its_tests(line: CommandLine, example: str, passed: int) -> None:
     pytest.importorskip("sklearn")
     line("init", "--example", example, "new")

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,95 @@ def test_wheel_contains_infra_and_the_examples_and_no_generic_names(wheel: Path)
     )
 
 
+Cloudddp = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def rehearse(cloudddp: Cloudddp, folder: Path) -> None:
+    """Run a job of a script without torch, where torch is not installed."""
+    made = cloudddp("init", "project")
+    assert made.returncode == 0, made.stderr
+    project = folder / "project"
+    (project / "hello.py").write_text("import os; print('hello from', os.environ['RANK'])\n")
+    try:
+        up = cloudddp("--sim", "up", "-n", "1", cwd=project)
+        assert up.returncode == 0, up.stderr
+        ran = cloudddp("--sim", "launch", "hello.py", cwd=project)
+        assert "[rank 0 | node 0] hello from 0" in ran.stdout, ran.stderr
+        assert "ranks start without torchrun" in ran.stderr
+        (project / "hello.py").write_text("import torch\n")
+        failed = cloudddp("--sim", "launch", "hello.py", cwd=project)
+        assert failed.returncode == 1
+        assert "install torch on this computer" in failed.stderr
+        down = cloudddp("--sim", "down", "-y", cwd=project)
+        assert "nothing is left" in down.stdout, down.stderr
+    finally:
+        cloudddp("sim", "stop")
+
+
+def command_in(folder: Path, bin_folder: Path) -> Cloudddp:
+    """Return what runs the cloudddp of an environment, without the checkout and its environment."""
+    env = clean_environment(CLOUDDDP_HOME=str(folder / "home"))
+    env["PATH"] = f"{bin_folder}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+
+    def cloudddp(*words: str, cwd: Path = folder) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(bin_folder / "cloudddp"), *words],
+            cwd=cwd,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    return cloudddp
+
+
+def uv(*words: object, cwd: Path, **env: object) -> subprocess.CompletedProcess[str]:
+    """Run uv, with the settings of this computer's package index."""
+    return subprocess.run(
+        [sys.executable, "-m", "uv", *map(str, words)],
+        cwd=cwd,
+        env={**os.environ, **{name: str(value) for name, value in env.items()}},
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+
+
+@pytest.mark.timeout(600)
+def test_wheel_is_run_by_uvx_and_installed_by_pipx(wheel: Path, tmp_path: Path) -> None:
+    pytest.importorskip("uv")
+    shown = uv("tool", "run", "--from", wheel, "cloudddp", "--help", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert "cloudddp launch train.py" in shown.stdout
+    places = {"PIPX_HOME": tmp_path / "pipx", "PIPX_BIN_DIR": tmp_path / "bin", "PIPX_MAN_DIR": tmp_path}
+    made = uv("tool", "run", "pipx", "install", wheel, cwd=tmp_path, **places)
+    assert made.returncode == 0, made.stderr
+    listed = command_in(tmp_path, tmp_path / "bin")("completion", "bash")
+    assert "_cloudddp_completion" in listed.stdout, listed.stderr
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("version", ["3.12", "3.13", "3.14"])
+def test_wheel_works_with_other_versions_of_python(wheel: Path, tmp_path: Path, version: str) -> None:
+    """A rehearsal with each version that this computer has."""
+    pytest.importorskip("uv")
+    found = uv("python", "find", version, "--no-python-downloads", cwd=tmp_path)
+    if found.returncode:
+        pytest.skip(f"Python {version} is not installed here")
+    made = uv("venv", "--python", found.stdout.strip(), "venv", cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    python = tmp_path / "venv/bin/python"
+    installed = uv("pip", "install", "--python", python, f"{wheel}[sim]", cwd=tmp_path)
+    assert installed.returncode == 0, installed.stderr
+    cloudddp = command_in(tmp_path, python.parent)
+    code = "import cloudddp.sim.api.server, moto.server"  # compiled once: the start has a time limit
+    subprocess.run([str(python), "-c", code], cwd=tmp_path, check=True, timeout=300)
+    rehearse(cloudddp, tmp_path)
+
+
 @pytest.mark.timeout(600)
 def test_installed_wheel_works_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
     """Core first (its size is limited), then with the simulator: init and up from a clean environment."""
@@ -73,20 +163,7 @@ def test_installed_wheel_works_outside_the_checkout(wheel: Path, tmp_path: Path)
     assert megabytes() <= 120
     assert not (site / "train").exists()
     assert not (site / "infra").exists()
-    env = clean_environment(CLOUDDDP_HOME=str(tmp_path / "home"))
-    env["PATH"] = f"{venv / 'bin'}:/usr/local/bin:/usr/bin:/bin"
-
-    def cloudddp(*words: str, cwd: Path = tmp_path) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [str(venv / "bin" / "cloudddp"), *words],
-            cwd=cwd,
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-
+    cloudddp = command_in(tmp_path, venv / "bin")
     code = "from cloudddp.agent import program; print(program.agent_path())"
     agent = subprocess.run([python, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert agent.stdout.strip() == program.agent_path()  # as built from the checkout
@@ -97,22 +174,10 @@ def test_installed_wheel_works_outside_the_checkout(wheel: Path, tmp_path: Path)
     install(f"{wheel}[sim]")
     # pip --no-compile leaves the byte code to the simulator's first start, which has a time limit.
     code = "import cloudddp.sim.api.server, moto.server"
-    subprocess.run([python, "-c", code], cwd=tmp_path, env=env, check=True, timeout=300)
+    subprocess.run([python, "-c", code], cwd=tmp_path, check=True, timeout=300)
     for example in EXAMPLES:
         made = cloudddp("init", "--example", example, example)
         assert made.returncode == 0, made.stderr
         for name, path in payload_example(example).items():
             assert (tmp_path / example / name).read_bytes() == path.read_bytes(), name
-    made = cloudddp("init", "project")
-    assert made.returncode == 0, made.stderr
-    project = tmp_path / "project"
-    (project / "hello.py").write_text("import os; print('hello from', os.environ['RANK'])\n")
-    try:
-        up = cloudddp("--sim", "up", "-n", "1", cwd=project)
-        assert up.returncode == 0, up.stderr
-        ran = cloudddp("--sim", "launch", "--rendezvous", "direct", "hello.py", cwd=project)
-        assert "[rank 0 | node 0] hello from 0" in ran.stdout, ran.stderr
-        down = cloudddp("--sim", "down", "-y", cwd=project)
-        assert "nothing is left" in down.stdout, down.stderr
-    finally:
-        cloudddp("sim", "stop")
+    rehearse(cloudddp, tmp_path)

@@ -286,14 +286,14 @@ def test_size_limit_names_the_largest_folders(here: Path) -> None:
         here,
         {"data/a": b"x" * 900_000, "data/b": b"x" * 900_000, "m.pt": b"x" * 700_000, "s.py": "x", "t": "x"},
     )
-    manifest = snapshot(here).manifest
-    sync.check_size(manifest, manifest, 2.5)
+    files = snapshot(here)
+    sync.check_size(files, files.manifest, 2.5)
     with pytest.raises(UsageError) as caught:
-        sync.check_size(manifest, manifest, 1.0)
+        sync.check_size(files, files.manifest, 1.0)
     assert "data/ 2 MiB; m.pt 1 MiB" in caught.value.message
     assert "sync.max_mb = 1" in caught.value.message
     assert ".gitignore" in caught.value.hint
-    sync.check_size(manifest, ["m.pt", "t"], 1.0)  # only what is sent counts
+    sync.check_size(files, ["m.pt", "t"], 1.0)  # only what is sent counts
 
 
 def test_project_of_too_many_files_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

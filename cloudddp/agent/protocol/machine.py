@@ -26,6 +26,17 @@ from cloudddp.agent.protocol.phases import MAX_RUNNING
 MAX_POWEROFF_WAIT = 1e8  # seconds
 
 
+class BootStage(Enum):
+    """What the probe of a new node writes to stderr, a line each, as the node gets further."""
+
+    BOOTED = "booted"
+    GPUS = "GPUs"
+
+    @property
+    def line(self) -> bytes:
+        return f"cloudddp: {self.value}\n".encode()
+
+
 class Change(Enum):
     """What is to be done with the plan of a node."""
 

@@ -12,7 +12,7 @@ the critical code segments of each rank with CUDA events, NVIDIA's resiliency ex
 (nvidia-resiliency-ext, "Straggler Detection") times sections that the user marks and compares a rank with the
 best one, DDP's own logger separates backward compute from communication
 (torch/csrc/distributed/c10d/logger.cpp). Only the script knows where its work ends and the wait begins, so it
-has to report the time: train/ does, and docs/tour.md shows how in a script of one's own. For ranks that
+has to report the time: train/ does, and docs/how-to/progress.md shows how in a script. For ranks that
 report steps only, the interval between them is compared. That finds the slow ones where ranks do not wait for
 each other at every step.
 

@@ -94,7 +94,7 @@ def whole(_wanted: Wanted, descriptor: int, info: os.stat_result) -> Contents:
 class Sender:
     """Makes frames of files below `root`. `on_sent` gets each file's path, its record as it was read, and its
     inode, or None if it was changing. `encode` returns some data with its codec. A large file that changes is
-    read up to `tries` times.
+    read up to `tries` times. `locate` returns where a file is: the same path, or one outside `root`.
 
     A file that cannot be read raises UnreadableFile, and one that does not exist is sent as deleted. With
     `on_lost`, which gets why, both are sent as missing, perhaps after some parts.
@@ -110,8 +110,9 @@ class Sender:
         encode: Callable[[bytes], Encoded] = plain,
         contents: Callable[[Wanted, int, os.stat_result], Contents] = whole,
         tries: int = TRIES,
+        locate: Callable[[str], str] = str,
     ) -> None:
-        self._root, self._secret, self._tries = root, secret, tries
+        self._root, self._secret, self._tries, self._locate = root, secret, tries, locate
         self._on_sent, self._on_lost = on_sent, on_lost
         self._encode, self._contents = encode, contents
 
@@ -125,7 +126,7 @@ class Sender:
         try:
             for wanted in files:
                 try:
-                    descriptor, info = _open(wanted.path, root)
+                    descriptor, info = _open(self._locate(wanted.path), root)
                 except OSError as error:
                     records.append(self._gone(wanted, error))
                     continue

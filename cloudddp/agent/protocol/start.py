@@ -16,7 +16,7 @@ from cloudddp.agent.protocol.codec import (
     check_project,
     check_range,
 )
-from cloudddp.agent.protocol.copies import Destination
+from cloudddp.agent.protocol.copies import MAX_BUCKET, MAX_KEY, Destination
 from cloudddp.agent.protocol.gang import Gang, Unreachable
 from cloudddp.agent.protocol.jobs import MAX_GRACE, MAX_PID, MAX_RANKS
 from cloudddp.agent.protocol.phases import LOG_MB, MAX_LOG_MB, MAX_NODES, MAX_RESTARTS, MIN_LOG_MB
@@ -27,6 +27,7 @@ MAX_SAVE = 900.0  # seconds; the wrapper of a rank that was asked to end kills i
 MAX_MOMENT = 40  # characters
 MAX_PARTS, MAX_PART = 16, 40  # parts of a start, and characters of the name of one
 MAX_STALL = 1e5  # minutes
+MAX_DATA = 100  # copies
 
 
 class OnStall(Enum):
@@ -55,7 +56,8 @@ class Process:
 
 @dataclass(frozen=True)
 class SetupReply:
-    """How the setup ended. `command` is the one that failed, with the end of its `output`. `cancelled`: the
+    """How the setup ended. `command` is the one that failed, with the end of its `output`; `data`: it is the
+    S3 prefix that was not copied. `cancelled`: the
     job was cancelled meanwhile, and no process of its setup is left. `read_only`: the environment of Python
     that the command was not allowed to change, or ''."""
 
@@ -64,6 +66,7 @@ class SetupReply:
     output: str = ""
     cancelled: bool = False
     read_only: str = ""
+    data: bool = False
 
     def __post_init__(self) -> None:
         check_range("exit_code", self.exit_code, -255, 255)
@@ -73,10 +76,25 @@ class SetupReply:
 
 
 @dataclass(frozen=True)
+class DataCopy:
+    """Objects of `bucket` whose keys begin with `prefix` and a slash, which ranks find at `path` in the
+    project."""
+
+    bucket: str
+    prefix: str
+    path: str
+
+    def __post_init__(self) -> None:
+        check_length("bucket", self.bucket, MAX_BUCKET)
+        check_length("prefix", self.prefix, MAX_KEY)
+        check_length("path", self.path, MAX_PATH)
+
+
+@dataclass(frozen=True)
 class SetupRequest:
-    """Run `commands` in the project unless they ran here before with the same contents of `inputs` (paths in
-    the project). They belong to the job that is being launched. The environment of `python` (a path on the
-    node, '' for the node's default) is active while they run."""
+    """Copy `data`, where it differs, and run `commands` in the project unless they ran here before with the
+    same contents of `inputs` (paths in the project). They belong to the job that is being launched. The
+    environment of `python` (a path on the node, '' for the node's default) is active while they run."""
 
     job: str
     node: int
@@ -86,6 +104,8 @@ class SetupRequest:
     inputs: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
     python: str = ""
+    data: tuple[DataCopy, ...] = ()
+    paths: dict[str, str] = field(default_factory=dict)  # variables that have absolute paths in the project
 
     STEP = "setup"
     REPLY = SetupReply
@@ -96,6 +116,8 @@ class SetupRequest:
         check_project(self.project)
         check_length("script", self.script, MAX_TEXT)
         check_length("python", self.python, MAX_PATH)
+        check_length("data", self.data, MAX_DATA)
+        check_length("paths", self.paths, MAX_DATA)
 
 
 @dataclass(frozen=True)
@@ -170,6 +192,7 @@ class StartRequest:
     results: Optional[Destination] = None
     snapshots: Optional[SnapshotSearch] = None
     version: int = 0
+    paths: dict[str, str] = field(default_factory=dict)  # as for SetupRequest
 
     STEP = "start"
     REPLY = StartReply
@@ -197,6 +220,7 @@ class StartRequest:
         check_range("save", self.save, 0, MAX_SAVE)
         check_range("poweroff", self.poweroff, 0, MAX_LEFT)
         check_range("version", self.version, 0, MAX_SIZE)
+        check_length("paths", self.paths, MAX_DATA)
         check_range("keep", self.keep, 0, MAX_LEFT)
         if self.resumed_from:
             check_job_id("resumed_from", self.resumed_from)

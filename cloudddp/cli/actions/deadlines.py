@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Collection, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 from cloudddp.cli.actions.unsaved_work import unsaved_work
 from cloudddp.cli.console import Console
@@ -66,40 +66,35 @@ def _timers(console: Console, cluster: Cluster, settings: Config) -> list[thread
 
 
 def report_leaving(console: Console, cluster: Cluster, settings: Config, job: NewJob) -> None:
-    """Report what happens to the nodes of a job that nobody follows, and what they cost."""
-    poweroff, place = job.poweroff, s3_place_of(settings, job.id)
+    """Report in a line what happens to the nodes of a job that nobody follows, and to its results."""
+    place = s3_place_of(settings, job.id)
+    kept = "results that are not pulled by then are lost"
     if place is not None:
-        console.log(
-            f"when the job has ended, each node copies its outputs and logs to {place.url}, also before "
-            "the deadline and after a spot notice; a node that powers off waits for that, at most "
-            f"{duration(timing.current().copy)}"
-        )
-    if poweroff is not None:
-        console.log(
-            f"the nodes end by themselves {duration(60 * poweroff)} after the job; until then ",
-            Command("pull"),
-            " copies its results. Then ",
-            Command("down"),
-            " removes what is left, which costs nothing",
-        )
-    if cluster.expires is None:
+        kept = f"each node copies its results to {place.url} first"
+    if job.poweroff is not None:
+        until = f", at {moment(cluster.expires)} at the latest" if cluster.expires else ""
+        after = f"{duration(60 * job.poweroff)} after the job" if job.poweroff else "after the job"
+        console.log(f"the nodes end by themselves {after}{until}; {kept}")
         return
-    left = max((cluster.expires - datetime.now(UTC)).total_seconds(), 0.0)
     nodes = counted(len(cluster.live), "node")
-    if poweroff is None and cluster.hour is not None:
-        console.log(
-            f"{nodes} cost{'s' * (len(cluster.live) == 1)} {dollars(cluster.hour)} an hour; until the "
-            f"deadline at {moment(cluster.expires)} that is at most {dollars(cluster.hour * left / 3600)}; ",
-            Command("down"),
-            " ends them now",
-        )
-    early = settings.job.save_minutes
-    saved = cluster.expires - timedelta(minutes=early)
-    saving = (
-        f"at {moment(saved)} the ranks are told to save (job.save_minutes = {early:g}); " if early else ""
+    verb = "costs" if len(cluster.live) == 1 else "cost"
+    idle = (
+        f", or {duration(60 * cluster.idle_minutes)} after they were last used"
+        if cluster.idle_minutes
+        else ""
     )
-    pulled = "pulled" if place is None else "pulled or copied"
-    console.log(f"{saving}results that are not {pulled} by {moment(cluster.expires)} are lost with the nodes")
+    price = "an unknown price" if cluster.hour is None else f"{dollars(cluster.hour)} an hour"
+    console.log(
+        f"{nodes} {verb} {price}{_at_most(cluster)}{idle}; ", Command("down"), f" ends them now; {kept}"
+    )
+
+
+def _at_most(cluster: Cluster) -> str:
+    if cluster.expires is None:
+        return ""
+    left = max((cluster.expires - datetime.now(UTC)).total_seconds(), 0.0)
+    total = "" if cluster.hour is None else f", at most {dollars(cluster.hour * left / 3600)}"
+    return f"{total} until {moment(cluster.expires)}"
 
 
 def report_not_started(console: Console, cluster: Cluster | None, job: NewJob, left: float | None) -> None:

@@ -18,7 +18,7 @@ from cloudddp.agent.protocol.progress import TrainingStatus
 from cloudddp.aws.client import AWS
 from cloudddp.cli.actions import deadlines
 from cloudddp.cli.console import Console, Progress
-from cloudddp.cli.formats import counted, duration, node_list
+from cloudddp.cli.formats import counted, duration
 from cloudddp.cli.session import Session
 from cloudddp.cli.views.jobs import after_reboot
 from cloudddp.cluster import lookup
@@ -30,7 +30,8 @@ from cloudddp.job.follow.decide import Policy
 from cloudddp.job.follow.events import Silence
 from cloudddp.job.follow.follower import JobFollower
 from cloudddp.job.follow.verdict import JobResult
-from cloudddp.text import with_colours, without_colours
+from cloudddp.job.project_scan import listing_of
+from cloudddp.text import node_list, with_colours, without_colours
 
 P = ParamSpec("P")
 
@@ -247,7 +248,8 @@ def report_end(session: Session, cluster: Cluster, finished: JobResult) -> None:
         why = advice(
             (*finished.last_lines, finished.cause or ""),
             simulated=console.options.sim,
-            has_requirements=(session.root / "requirements.txt").is_file(),
+            environment=session.settings.setup.environment or listing_of(session.root),
+            listed=session.settings.setup.environment is not None,
             why_unsent=partial(unsent.reason, session.root, session.settings),
         )
         if why:

@@ -1,69 +1,85 @@
-"""`init`: start a project."""
+"""`init`: start a project. It looks at the folder, asks at most three questions, and writes a short
+cloudddp.toml."""
 
 from __future__ import annotations
 
 import difflib
 import shutil
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cloudddp import local_state
 from cloudddp.cli.console import Console
-from cloudddp.config.command_line import GlobalOptions
+from cloudddp.config import project, settings
+from cloudddp.config.command_line import Flag, GlobalOptions
 from cloudddp.config.project import CONFIG_NAME
-from cloudddp.config.schema import example_name, example_toml
+from cloudddp.config.schema import example_name, toml_value
+from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import Command, UsageError
 from cloudddp.files import EXAMPLES, payload_example, resolved
+from cloudddp.job import file_listing, project_scan
+from cloudddp.job.project_scan import Found
 from cloudddp.text import one_line
 
-_DEFAULT = "ddp"
-_SYNONYMS = {"digits": _DEFAULT}  # an earlier name
-_LAUNCH = {"ddp": "train.py", "trainer": "train/main.py"}
-_SHOWN = 3  # other clusters
+_DEFAULT = "classic"
+_SYNONYMS = {"ddp": "exact", "digits": "exact"}  # earlier names
+_LAUNCH = {"classic": "train.py", "exact": "train.py", "trainer": "train/main.py"}
+_SHOWN = 3  # other clusters, scripts
 _REQUIREMENTS = "requirements.txt"
-# What the requirements are for.
-_MODULES = {"ddp": "sklearn, torch", "trainer": "sklearn, tensorboard, torch, torchvision, tyro"}
+_QUESTIONS = {  # setting of [cluster] -> question
+    "nodes": "How many nodes?",
+    "instance_type": "Which instance type? (g5.xlarge: 1 NVIDIA A10G; p5.48xlarge: 8 H100)",
+    "max_cost": "How many USD may the cluster cost at most? (0: no limit but its deadline)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What goes into cloudddp.toml. `cluster`: settings of [cluster]."""
+
+    cluster: Mapping[str, Any]
+    environment: str = ""
+    data: Sequence[str] = ()
+    outputs: Sequence[str] = ()  # shown only
 
 
 def init(console: Console, _: GlobalOptions, *, folder: Path | None, example: str | None) -> None:
     example, folder = _example_and_folder(example, folder)
     files = payload_example(example) if example else {}
+    existing = [path for path in (folder / name for name in (CONFIG_NAME, *files)) if path.exists()]
+    if existing:
+        raise UsageError(
+            f"{existing[0]} already exists; nothing was written",
+            hint="choose another folder, or remove it",
+        )
+    name = example_name(folder)
+    if example:
+        found, chosen = Found((), "", ()), Chosen({}, _REQUIREMENTS)
+    else:
+        found = _look(folder)
+        _report(console, found)
+        chosen = Chosen(_ask(console), found.environment, found.data, tuple(found.saved))
     written: list[str] = []
-    failed: UsageError | None = None
     try:
-        existing = [path for path in (folder / name for name in (CONFIG_NAME, *files)) if path.exists()]
-        if existing:
-            raise UsageError(
-                f"{existing[0]} already exists; nothing was written",
-                hint="choose another folder, or remove it",
-            )
-        _write_project(folder, example, files, written)
+        _write_project(folder, toml_of(name, chosen), files, written)
     except OSError as error:
-        failed = UsageError(
+        raise UsageError(
             f"cannot write {error.filename or folder}: {one_line(str(error.strerror or error), 200)}",
             hint=("choose another folder: ", Command("init", "FOLDER")),
-        )
-    for path in written:
-        console.print(f"wrote {path}")
-    if failed:
-        raise failed
-    name = example_name(folder)
+        ) from None
+    finally:
+        for path in written:
+            console.print(f"wrote {path}")
     for other in sorted({record.name for record in local_state.live_clusters()} - {name})[:_SHOWN]:
         console.log(
             f"cluster {other!r}, created on this computer, may be up (-c {other}); here it is {name!r}"
         )
-    if not example:
-        console.log(
-            "next: edit cloudddp.toml, then ",
-            Command("up", "--dry-run"),
-            " (shows what would be created), ",
-            Command("up"),
-            " and ",
-            Command("launch", "SCRIPT"),
-        )
-    else:
-        there = "" if resolved(folder) == resolved(Path.cwd()) else f"cd {folder} && "
-        console.log(f"next: {there}cloudddp --sim up && cloudddp --sim launch {_LAUNCH[example]}")
+    script = _LAUNCH[example] if example else found.scripts[0].path if found.scripts else "SCRIPT"
+    there = "" if resolved(folder) == resolved(Path.cwd()) else f"cd {folder} && "
+    console.log(f"next, a rehearsal on this computer: {there}cloudddp --sim run {script}")
 
 
 def _example_and_folder(example: str | None, folder: Path | None) -> tuple[str | None, Path]:
@@ -83,24 +99,94 @@ def _example_and_folder(example: str | None, folder: Path | None) -> tuple[str |
     )
 
 
-def _setup(example: str | None) -> dict[tuple[str, str], tuple[str, ...]]:
-    """Return the settings that install what an example requires, only where something is missing: an image
-    has its own build of torch, and a simulated node has no network."""
-    if example is None:
-        return {}
-    install = f"python3 -c 'import {_MODULES[example]}' 2>/dev/null || pip install -r {_REQUIREMENTS}"
-    return {("setup", "run"): (install,), ("setup", "inputs"): (_REQUIREMENTS,)}
+def _look(folder: Path) -> Found:
+    """Return what is in a project; nothing where the folder is new, or its files cannot be listed."""
+    if not folder.is_dir() or project.holds_more(resolved(folder)):
+        return Found((), "", ())
+    try:
+        ignored = file_listing.list_files(folder).ignored
+        return project_scan.scan(folder, file_listing.ignored_by_git(folder) if ignored is None else ignored)
+    except (OSError, UsageError):
+        return Found((), "", ())
 
 
-def _write_project(folder: Path, example: str | None, files: Mapping[str, Path], written: list[str]) -> None:
+def _report(console: Console, found: Found) -> None:
+    """Log what was seen, and what it means."""
+    for script in found.scripts[:_SHOWN]:
+        saves = ", ".join(one_line(name, 60) for name, path in found.saved.items() if path == script.path)
+        console.log(f"{script.path}: a training script{f'; it saves to {saves}' if saves else ''}")
+    if found.environment:
+        console.log(f"{found.environment}: its packages are installed on the nodes before ranks start")
+    for name in found.data:
+        console.log(f"{name}/: git ignores it and a script names it; it is sent as data")
+    for name, path in found.outside.items():
+        console.warn(
+            f"{path} saves to {one_line(name, 100)}, outside the project: `pull` does not fetch that"
+        )
+
+
+def _ask(console: Console) -> dict[str, Any]:
+    """Return the answers to the questions; on no terminal, none. Raises click.Abort at the end of the
+    input."""
+    answers: dict[str, Any] = {}
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return answers
+    default = ClusterSpec()
+    for key, question in _QUESTIONS.items():
+        shown = "0" if key == "max_cost" else str(getattr(default, key))
+        while True:
+            text = console.ask(question, default=shown)
+            if key == "max_cost" and text == "0":
+                break
+            try:
+                answers[key] = _checked(key, text)
+                break
+            except UsageError as error:
+                console.error(error)
+    return answers
+
+
+def _checked(key: str, text: str) -> Any:
+    """Return the value of a setting of [cluster]. Raises UsageError."""
+    layer = settings.from_flags([Flag(f"--{key.replace('_', '-')}", "cluster", key, text)])
+    return settings.check_value(layer, "cluster", key, text)
+
+
+def toml_of(name: str, chosen: Chosen) -> str:
+    """Return a short cloudddp.toml. Pure."""
+    default = ClusterSpec()
+    max_cost = chosen.cluster.get("max_cost")
+    lines = [
+        "# Settings of cloudddp; `cloudddp up --help` and `cloudddp launch --help` explain all of them.",
+        "[cluster]",
+        f"name = {toml_value(name)}",
+        f"nodes = {chosen.cluster.get('nodes', default.nodes)}",
+        f"instance_type = {toml_value(chosen.cluster.get('instance_type', default.instance_type))}",
+        f"max_hours = {default.max_hours:g}  # then the nodes terminate",
+        f"{'# ' if max_cost is None else ''}max_cost = {max_cost or 20:g}  # USD, as an earlier deadline",
+        "",
+        "[job]",
+        f"# outputs = {toml_value(tuple(chosen.outputs or ('runs',)))}  # "
+        "default: `pull` fetches every file that the script writes",
+        "",
+        "[setup]",
+        f"{'' if chosen.environment else '# '}environment = {toml_value(chosen.environment or _REQUIREMENTS)}"
+        "  # installed on the nodes before ranks start",
+    ]
+    for source in chosen.data:
+        lines += ["", "[[data]]", f"source = {toml_value(source)}"]
+    return "\n".join(lines) + "\n"
+
+
+def _write_project(folder: Path, config: str, files: Mapping[str, Path], written: list[str]) -> None:
     """Write the files, and append each to `written`; of an example's folder only its name."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = folder / CONFIG_NAME
-    config.write_text(example_toml(example_name(folder), _setup(example)))
-    written.append(str(config))
+    path = folder / CONFIG_NAME
+    path.write_text(config)
+    written.append(str(path))
     ignored = folder / ".gitignore"
     if not ignored.exists():
-        ignored.write_text("/runs/\n/results/\n")
+        ignored.write_text("/runs/\n/results/\n/cloudddp-trial-*.json\n")
         written.append(str(ignored))
     for name, source in files.items():
         target = folder / name

@@ -63,7 +63,7 @@ def launch(
         rehearsal.launch(console, session.settings, wanted, session.root)
         return 0
     if ends:
-        _require_nodes_that_end()
+        planned_end.require_nodes_that_power_off("--down")
     job = NewJob(wanted, keep if ends else None, keep=keep)
     try:
         finished = _launch(session, job, detach=detach)
@@ -115,21 +115,6 @@ def _report_next(console: Console, finished: JobResult) -> None:
             " copies logs, verdict and stacks, ",
             Command("down"),
             " stops the bill",
-        )
-
-
-def _require_nodes_that_end() -> None:
-    """Raise UsageError for the simulator's process nodes, which cannot power off."""
-    if not planned_end.nodes_power_off():
-        raise UsageError(
-            "--down has no effect on the simulator's process nodes: they cannot power off by themselves",
-            hint=(
-                "leave it out, and ",
-                Command("down"),
-                " when the job has ended; or ",
-                Command("run"),
-                " does all of it",
-            ),
         )
 
 

@@ -26,7 +26,6 @@ from cloudddp.cli.actions.follow import (
     silence_reporter,
 )
 from cloudddp.cli.console import Console, write_raw
-from cloudddp.cli.formats import node_list
 from cloudddp.cli.node_connections import connected
 from cloudddp.cli.session import Session
 from cloudddp.cli.views.jobs import stalled
@@ -40,6 +39,7 @@ from cloudddp.job.follow.follower import JobFollower
 from cloudddp.job.follow.stream import LogSelection
 from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.status import JobRecord
+from cloudddp.text import node_list
 
 MOST_TAIL = 1_000_000  # lines of each rank
 _START_SECONDS = 120.0  # between the setup of a job and its start; a launch that was killed does not start it

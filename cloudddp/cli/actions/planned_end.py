@@ -16,7 +16,7 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.wait_ready import ready_minutes
 from cloudddp.config import timing
 from cloudddp.config.spec import ClusterSpec, seconds_of
-from cloudddp.errors import CloudDDPError
+from cloudddp.errors import CloudDDPError, Command, UsageError
 from cloudddp.files import state_home
 from cloudddp.job import poweroff
 from cloudddp.job.poweroff import PutOff
@@ -33,6 +33,21 @@ def nodes_power_off() -> bool:
         and found.nodes == "process"
         and found.endpoint == os.environ.get("AWS_ENDPOINT_URL")
     )
+
+
+def require_nodes_that_power_off(option: str) -> None:
+    """Raise UsageError for the simulator's process nodes, which an `option` has no effect on."""
+    if not nodes_power_off():
+        raise UsageError(
+            f"{option} has no effect on the simulator's process nodes: they cannot power off by themselves",
+            hint=(
+                "leave it out, and ",
+                Command("down"),
+                " when the job has ended; or ",
+                Command("run"),
+                " does all of it",
+            ),
+        )
 
 
 def put_off_for_check(put_off: PutOff, runner: Runner, seconds: float = 0.0) -> None:

@@ -22,7 +22,7 @@ from cloudddp.cli.actions.results import (
 )
 from cloudddp.cli.byte_progress import ByteProgress
 from cloudddp.cli.console import Console
-from cloudddp.cli.formats import counted, toml
+from cloudddp.cli.formats import counted, from_here, toml
 from cloudddp.cli.node_connections import connected
 from cloudddp.cli.session import Session
 from cloudddp.cluster import lookup
@@ -172,9 +172,8 @@ def _report(console: Console, node: int, pulled: Pulled, target: Path, job_id: s
         console.warn(f"node {node}: {line}")
     if pulled.found:
         same = f" ({counted(pulled.unchanged, 'file')} unchanged)" if pulled.unchanged else ""
-        console.print(
-            f"node {node}: {counted(pulled.files, 'file')}, {size_of(pulled.size)} -> {target}{same}"
-        )
+        what = f"node {node}: {counted(pulled.files, 'file')}, {size_of(pulled.size)}"
+        console.print_text(f"{what} -> {from_here(target)}{same}")
     if pulled.older:
         console.warn(
             f"{counted(pulled.older, 'pulled file')} of node {node} {'is' if pulled.older == 1 else 'are'} "

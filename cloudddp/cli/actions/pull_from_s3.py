@@ -7,7 +7,7 @@ from pathlib import Path
 from cloudddp.agent.protocol.copies import CopyPhase
 from cloudddp.cli.actions.results import PROJECT_ROOT, PullRequest, raise_left_out
 from cloudddp.cli.console import Console
-from cloudddp.cli.formats import counted
+from cloudddp.cli.formats import counted, from_here
 from cloudddp.cli.session import Session
 from cloudddp.errors import CloudDDPError
 from cloudddp.job.launch_record import LaunchRecord, s3_place_of
@@ -75,5 +75,6 @@ def _report(console: Console, node: int, pulled: Pulled, target: Path) -> int:
     for line in pulled.notes:
         console.warn(f"node {node}: {line}")
     if pulled.files:
-        console.print(f"node {node}: {counted(pulled.files, 'file')}, {size_of(pulled.size)} -> {target}")
+        what = f"node {node}: {counted(pulled.files, 'file')}, {size_of(pulled.size)}"
+        console.print_text(f"{what} -> {from_here(target)}")
     return pulled.files

@@ -18,7 +18,7 @@ from cloudddp.agent.protocol.file_steps import Selection
 from cloudddp.agent.protocol.results import NewFilesReply
 from cloudddp.cli.byte_progress import ByteProgress
 from cloudddp.cli.console import Console
-from cloudddp.cli.formats import counted, node_list, toml
+from cloudddp.cli.formats import counted, from_here, toml
 from cloudddp.cli.session import Session
 from cloudddp.cluster import lookup
 from cloudddp.cluster.connect import PROJECT
@@ -34,7 +34,7 @@ from cloudddp.job.results.new_files import NodeFiles, names_of
 from cloudddp.job.results.pull import Pulled
 from cloudddp.job.results.receive import Progress
 from cloudddp.ssh.fleet import Outcome
-from cloudddp.text import one_line, size_of
+from cloudddp.text import node_list, one_line, size_of
 
 PULL = Command("pull")
 PROJECT_ROOT = "."  # what is pulled where no outputs are configured
@@ -240,7 +240,7 @@ def collect_logs(console: Console, runner: Runner, job_id: str, to: Path) -> Non
     files = sum(one.files for one in outcome.values.values())
     if files:
         size = size_of(sum(one.size for one in outcome.values.values()))
-        console.log(f"logs: {counted(files, 'file')}, {size}, to {to / pulling.LOGS}")
+        console.log(f"logs: {counted(files, 'file')}, {size}, to {from_here(to / pulling.LOGS)}")
 
 
 def _pull_new(
@@ -262,7 +262,9 @@ def _pull_new(
 def _report(console: Console, node: int, pulled: Pulled, to: Path) -> None:
     for line in pulled.notes:
         console.warn(f"node {node}: {line}")
-    console.log(f"node {node}: pulled {counted(pulled.files, 'file')}, {size_of(pulled.size)}, to {to}")
+    console.log(
+        f"node {node}: pulled {counted(pulled.files, 'file')}, {size_of(pulled.size)}, to {from_here(to)}"
+    )
 
 
 def report_new(console: Console, runner: Runner, settings: Config, job_id: str) -> None:

@@ -20,7 +20,7 @@ from cloudddp.cli.actions.follow import (
 )
 from cloudddp.cli.actions.start_job import check_nodes_min, start_and_follow
 from cloudddp.cli.console import Console
-from cloudddp.cli.formats import counted, duration, node_list
+from cloudddp.cli.formats import counted, duration
 from cloudddp.cli.session import Session
 from cloudddp.cluster import connect, lookup
 from cloudddp.cluster import replace_nodes as replacing
@@ -46,6 +46,7 @@ from cloudddp.job.outcome import JobStatus
 from cloudddp.job.poweroff import PutOff
 from cloudddp.job.status import JobRecord
 from cloudddp.local_state import ClusterFolder
+from cloudddp.text import node_list
 
 _AGAIN = 1.0  # seconds between two looks
 _LOCK_ATTEMPTS, _LOCK_PAUSE = 3, 0.05  # seconds
@@ -134,7 +135,7 @@ def resume_job(
     with ExitStack() as lock:
         _lock(lock, folder, cluster)
         least = lock.enter_context(planned_end.restored_after_failure(own, cluster, put_off))
-        before = _check_job(own, cluster, record, wanted.replaced, put_off)
+        before = _check_job(own, cluster, record, wanted.replaced, put_off, lock)
         replaced = wanted.replaced | _about_to_end(own, cluster, record, before)
         _check_replaced(cluster, replaced)
         if record.poweroff is not None:  # whoever reads of a failure needs time to do something
@@ -222,10 +223,16 @@ def _check_replaced(cluster: Cluster, replaced: frozenset[int]) -> None:
 
 
 def _check_job(
-    session: Session, cluster: Cluster, record: LaunchRecord, replaced: frozenset[int], put_off: PutOff
+    session: Session,
+    cluster: Cluster,
+    record: LaunchRecord,
+    replaced: frozenset[int],
+    put_off: PutOff,
+    stack: ExitStack,
 ) -> JobRecord | None:
     """Wait until the job has ended on the nodes that stay; return it as they know it, None if they do not.
-    What is planned there is put off until it can be resumed. Raises CloudDDPError if it runs, has succeeded
+    What is planned there is put off until it can be resumed, and the connections stay open as long as the
+    stack: an idle node would end while others are waited for. Raises CloudDDPError if it runs, has succeeded
     or was resumed before; NodeError if a node that EC2 says runs does not answer, and is not to be
     replaced."""
     stay = cluster.only([node.id for rank, node in cluster.nodes.items() if rank not in replaced])
@@ -236,24 +243,23 @@ def _check_job(
     runner, silent = connect.connect_reachable(
         known if known.nodes else stay, session.settings.cluster, progress=session.console.log
     )
-    with closing(runner):
-        # Before anything else: the nodes of a job that was launched with --down may be about to power off.
-        planned_end.put_off_for_check(put_off, runner, _check_seconds(session.settings.job))
-        ended = awaited_ends(session, cluster, silent) if silent else frozenset[int]()
-        silent = {node: error for node, error in silent.items() if node not in ended}
-        if silent:
-            found = lookup.status_problems(session.aws(), cluster, silent)
-            more = "".join(f"; node {node}: {text}" for node, text in found.items())
-            raise NodeError(
-                f"EC2 says that {node_list(silent)} runs, and it does not answer: "
-                f"{silent[min(silent)]}{more}",
-                hint=_replace_hint(list(silent)),
-            )
-        lost = set(record.nodes) - {node.id for rank, node in stay.nodes.items() if rank not in ended}
-        seconds = _check_seconds(session.settings.job) if lost else 0.0
-        job = _check_ended(session.console, runner, record, seconds, has_run=bool(known.nodes))
-        planned_end.put_off_for_replacement(put_off, session.settings.cluster, runner, cluster, record.keep)
-        return job
+    stack.enter_context(closing(runner))
+    # Before anything else: the nodes of a job that was launched with --down may be about to power off.
+    planned_end.put_off_for_check(put_off, runner, _check_seconds(session.settings.job))
+    ended = awaited_ends(session, cluster, silent) if silent else frozenset[int]()
+    silent = {node: error for node, error in silent.items() if node not in ended}
+    if silent:
+        found = lookup.status_problems(session.aws(), cluster, silent)
+        more = "".join(f"; node {node}: {text}" for node, text in found.items())
+        raise NodeError(
+            f"EC2 says that {node_list(silent)} runs, and it does not answer: {silent[min(silent)]}{more}",
+            hint=_replace_hint(list(silent)),
+        )
+    lost = set(record.nodes) - {node.id for rank, node in stay.nodes.items() if rank not in ended}
+    seconds = _check_seconds(session.settings.job) if lost else 0.0
+    job = _check_ended(session.console, runner, record, seconds, has_run=bool(known.nodes))
+    planned_end.put_off_for_replacement(put_off, session.settings.cluster, runner, cluster, record.keep)
+    return job
 
 
 def awaited_ends(

@@ -20,10 +20,15 @@ from cloudddp.cli.actions import planned_end, resume, watch
 from cloudddp.cli.actions.down import take_down
 from cloudddp.cli.actions.follow import Detached, JobStopped, foreground, report_end
 from cloudddp.cli.actions.results import Left, collect, ended_nodes
-from cloudddp.cli.actions.start_job import checked_script, start_job, stopped_if_interrupted
+from cloudddp.cli.actions.start_job import (
+    checked_script,
+    start_and_follow,
+    start_job,
+    stopped_if_interrupted,
+)
 from cloudddp.cli.actions.up import bring_up
 from cloudddp.cli.console import Console
-from cloudddp.cli.formats import counted, credentials_end, dollars, duration, moment, node_list, toml
+from cloudddp.cli.formats import counted, credentials_end, dollars, duration, moment, toml
 from cloudddp.cli.node_connections import connected
 from cloudddp.cli.session import Session
 from cloudddp.cli.views import lifecycle
@@ -48,7 +53,7 @@ from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.job_request import NewJob, Script
 from cloudddp.job.results import pull
 from cloudddp.local_state import ClusterFolder
-from cloudddp.text import one_line
+from cloudddp.text import node_list, one_line
 
 _TO_REPEAT = timedelta(minutes=5)
 _UNCHECKED = Left(("the nodes were not checked, so their files are unknown",), Command("pull", "--all-nodes"))
@@ -94,6 +99,7 @@ def run(
     *,
     flags: Sequence[Flag],
     yes: bool,
+    detach: bool,
     discard: bool,
     keep: float | None,
     keep_files: float,
@@ -110,13 +116,23 @@ def run(
         session.root / project_files.RESULTS, hint="make it a folder that you can write to, or remove it"
     )
     _refuse_existing(session)
+    if detach:
+        if discard or keep is not None:
+            raise UsageError(
+                "-d excludes --discard and --keep-on-failure: the nodes end by themselves",
+                hint="leave them out",
+            )
+        planned_end.require_nodes_that_power_off("run -d")
     ending = _Ending(discard, keep, keep_files)
     try:
         with signals.interruptible():  # but not the teardown
-            bring_up(session, yes=yes, check=partial(_check, yes), on_ready=ending.take)
+            bring_up(session, yes=yes, check=partial(_check, yes or detach), on_ready=ending.take)
             if ending.cluster is None:
                 raise _exists(session.settings.cluster.name)  # another command has created it in the meantime
             session = replace(session, region=ending.cluster.region)
+            if detach:
+                _leave_to_the_nodes(session, wanted, ending)
+                return 0
             finished = _run_job(session, wanted, ending)
     except JobStopped as stopped:
         raise Interrupted(f"{stopped.outcome}; the cluster is removed") from None
@@ -126,6 +142,15 @@ def run(
         if ending.cluster is not None:
             _end(replace(session, region=ending.cluster.region), ending.cluster, ending)
     return finished.exit_code
+
+
+def _leave_to_the_nodes(session: Session, script: Script, ending: _Ending) -> None:
+    """Start the job, after which the nodes end by themselves; from then on nothing is left to do here."""
+    copied = session.settings.job.results_s3 is not None  # the nodes wait for that
+    job = NewJob(script, 0.0 if copied else ending.keep_files)
+    with connected(session) as (cluster, runner):
+        start_and_follow(session, runner, cluster, job, detach=True)
+        ending.cluster = None
 
 
 def _refuse_existing(session: Session) -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+
+import msgspec
 
 from cloudddp import signals
 from cloudddp.agent.client import Runner
@@ -58,6 +62,7 @@ def start_job(
 
     If the job is not started, the nodes still power off where that was planned, and it is reported when.
     """
+    session = _without_torch(session)
     deadlines.warn_if_near(session.console, cluster)
     check_nodes_min(session.settings, len(cluster.nodes) + cluster.missing)
     record = launch_record.of_launch(
@@ -94,6 +99,20 @@ def start_job(
             hold.release(runner)
         deadlines.report_not_started(session.console, cluster, job, hold.left)
         raise
+
+
+def _without_torch(session: Session) -> Session:
+    """Return the settings for a rehearsal where torch, and so torchrun, is not installed: a script without
+    torch needs none. Nodes of the simulator use the packages of this computer."""
+    job, setup = session.settings.job, session.settings.setup
+    own = job.python or job.rendezvous != "c10d" or setup.environment or setup.run
+    if not session.options.sim or own or importlib.util.find_spec("torch") is not None:
+        return session
+    session.console.log("torch is not installed here: ranks start without torchrun (--rendezvous direct)")
+    settings = msgspec.structs.replace(
+        session.settings, job=msgspec.structs.replace(job, rendezvous="direct")
+    )
+    return replace(session, settings=settings)
 
 
 def _setup_line_printer(console: Console) -> Callable[[int, str], None]:

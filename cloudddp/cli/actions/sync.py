@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
-from cloudddp.cli.formats import counted, node_list
+from cloudddp.cli.formats import counted
 from cloudddp.cli.node_connections import connected
 from cloudddp.cli.session import Session
 from cloudddp.config.command_line import GlobalOptions
@@ -19,6 +19,7 @@ from cloudddp.job import sync as syncing
 from cloudddp.job.results.restore import restore, results_here
 from cloudddp.job.sync import Origin
 from cloudddp.local_state import ClusterFolder
+from cloudddp.text import node_list
 
 
 def sync(

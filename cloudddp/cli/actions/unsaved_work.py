@@ -10,7 +10,6 @@ import threading
 from cloudddp.agent.protocol.results import NewFilesReply
 from cloudddp.aws.client import AWS
 from cloudddp.cli.actions.results import line_of, pull_command
-from cloudddp.cli.formats import node_list
 from cloudddp.cluster import connect, lookup
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.cluster.model import Cluster
@@ -20,6 +19,7 @@ from cloudddp.errors import Part
 from cloudddp.job.results import new_files
 from cloudddp.ssh.fleet import Fleet
 from cloudddp.ssh.target import Target
+from cloudddp.text import node_list
 
 
 def unsaved_work(

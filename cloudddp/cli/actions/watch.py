@@ -19,7 +19,6 @@ from cloudddp.cli.actions.follow import (
 from cloudddp.cli.actions.resume import Busy, Request, Resumed, as_launched, awaited_ends, resume_job
 from cloudddp.cli.actions.start_job import pull_before_the_end
 from cloudddp.cli.console import Console
-from cloudddp.cli.formats import node_list
 from cloudddp.cli.session import Session
 from cloudddp.cluster import connect, lookup
 from cloudddp.cluster.model import Cluster
@@ -35,6 +34,7 @@ from cloudddp.job.launch_record import LaunchRecord
 from cloudddp.job.outcome import JobStatus
 from cloudddp.job.poweroff import PutOff
 from cloudddp.local_state import ClusterFolder
+from cloudddp.text import node_list
 
 _AGAIN = 1.0  # seconds between two looks
 _LIST_SECONDS = 15.0  # for a node to list its jobs: it may have been lost meanwhile

@@ -33,6 +33,10 @@ down = Verb(
     this computer's records say is looked for in every enabled region; with --region, only that one is
     changed. If anything is left, or a region could not be asked, it is listed and the exit code is 3. It is
     safe to repeat.
+
+    \b
+    Example:
+      cloudddp down -c my-project
     """,
 )
 
@@ -73,6 +77,10 @@ status = Verb(
 
     The exit code is 1 if there is no such cluster in any region; what is left of one without nodes is listed.
     Makes one AWS call, if the cluster is where the settings or this computer's records say.
+
+    \b
+    Example:
+      cloudddp status --json | jq '.[].usd_so_far'
     """,
 )
 
@@ -92,6 +100,10 @@ ls = Verb(
     Asks the configured regions, and those in which this computer has created clusters that are not known to
     be gone; if there is none, every enabled region; with --region, only that one. Makes four AWS calls per
     region.
+
+    \b
+    Example:
+      cloudddp ls --all-regions
     """,
 )
 
@@ -102,5 +114,9 @@ allow_me = Verb(
     help="""Allow SSH from this computer's current address.
 
     The address that it had before is no longer allowed.
+
+    \b
+    Example:
+      cloudddp allow-me && cloudddp logs -f
     """,
 )

@@ -11,6 +11,7 @@ from cloudddp.cli.commands.options import (
     ANYONE,
     CLUSTER_SETTINGS,
     DRY_RUN,
+    JOB,
     JOB_PARAMETERS,
     JSON,
     RESUME_SETTINGS,
@@ -18,10 +19,8 @@ from cloudddp.cli.commands.options import (
     YES,
     Finite,
 )
-from cloudddp.cli.lazy_commands import Verb
+from cloudddp.cli.lazy_commands import RareOption, Verb, completes
 from cloudddp.cli.misplaced_options import JobVerb
-
-_JOB = click.Argument(["job_id"], metavar="[JOB]", required=False)
 
 launch = JobVerb(
     "launch",
@@ -66,6 +65,12 @@ run = JobVerb(
         *CLUSTER_SETTINGS,
         YES,
         click.Option(
+            ["-d", "--detach"],
+            is_flag=True,
+            help="Start the job and return. The nodes end by themselves after it: once its results are in "
+            "job.results_s3, or after --keep minutes.",
+        ),
+        click.Option(
             ["--discard"],
             is_flag=True,
             help="Terminate the nodes even if they hold files that were not pulled.",
@@ -75,10 +80,9 @@ run = JobVerb(
             type=Finite(1, 10_000),
             default=60.0,
             metavar="MIN",
-            help="Minutes for which nodes stay that hold files that were not pulled; then they end by "
-            "themselves.  [default: 60]",
+            help="Minutes for which nodes stay that hold files that were not pulled. [default: 60]",
         ),
-        click.Option(
+        RareOption(
             ["--keep-on-failure", "keep"],
             type=Finite(1, 10_000),
             metavar="MIN",
@@ -89,12 +93,13 @@ run = JobVerb(
     help="""Do a whole job: up, launch, pull and down in one command.
 
     The files that the job wrote in the project are pulled to results/JOB (job.outputs selects some). The
-    cluster is removed whatever happens, with one exception: if not all of them could be pulled, the nodes
-    stay for --keep minutes, and the exit code is 3.
+    cluster is removed whatever happens, unless not all of them could be pulled: then the nodes stay for
+    --keep minutes, and the exit code is 3.
 
     \b
-    Example:
+    Examples:
       cloudddp run -n 2 -t g5.12xlarge --max-cost 20 train.py --epochs 10
+      cloudddp run -d --max-cost 20 --results-s3 s3://my-bucket/runs train.py
     """,
 )
 
@@ -103,7 +108,7 @@ logs = Verb(
     "cloudddp.cli.actions.logs:logs",
     params=[
         ANYONE,
-        _JOB,
+        JOB,
         click.Option(
             ["-f", "--follow"],
             is_flag=True,
@@ -113,7 +118,11 @@ logs = Verb(
             ["--rank", "only"], multiple=True, metavar="R,...", help="Show only these ranks, such as 3,8-15."
         ),
         click.Option(
-            ["--node", "nodes"], multiple=True, metavar="N,...", help="Show only the ranks of these nodes."
+            ["--node", "nodes"],
+            multiple=True,
+            metavar="N,...",
+            shell_complete=completes("nodes"),
+            help="Show only the ranks of these nodes.",
         ),
         click.Option(
             ["--since"], metavar="TIME", help="Show what was written in the last 90s, 5m, 2h or 1d."
@@ -150,27 +159,39 @@ jobs = Verb(
     help="""List the cluster's jobs, their state and training progress.
 
     The newest job comes last.
+
+    \b
+    Example:
+      cloudddp jobs --json | jq -r '.[-1].state'
     """,
 )
 
 cancel = Verb(
     "cancel",
     "cloudddp.cli.actions.jobs:cancel",
-    params=[ANYONE, _JOB],
+    params=[ANYONE, JOB],
     help="""Stop every rank of a job on every node.
 
     Without JOB, those of the job that is running, or else of the newest one. The cluster stays up.
+
+    \b
+    Example:
+      cloudddp cancel && cloudddp pull
     """,
 )
 
 stacks = Verb(
     "stacks",
     "cloudddp.cli.actions.stacks:stacks",
-    params=[ANYONE, _JOB, JSON],
+    params=[ANYONE, JOB, JSON],
     help="""Show where every rank of a job is, in a sentence and as stacks.
 
     Without JOB, those of the job that is running. The ranks stop for a moment while py-spy reads them, and go
     on.
+
+    \b
+    Example:
+      cloudddp stacks | head -3
     """,
 )
 
@@ -192,12 +213,13 @@ resume = _Resume(
     "resume",
     "cloudddp.cli.actions.resume:resume",
     params=[
-        _JOB,
+        JOB,
         click.Option(["-d", "--detach"], is_flag=True, help="Start the job and return."),
         click.Option(
             ["--replace", "replaced"],
             multiple=True,
             metavar="NODE",
+            shell_complete=completes("nodes"),
             help="Also replace this node, which EC2 says runs: it is terminated first.",
         ),
         *RESUME_SETTINGS,
@@ -222,7 +244,7 @@ watch = Verb(
     "watch",
     "cloudddp.cli.actions.watch:watch",
     params=[
-        _JOB,
+        JOB,
         click.Option(
             ["--times"],
             type=click.IntRange(1, 1000),

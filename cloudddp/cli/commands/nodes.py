@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from cloudddp.cli.commands.options import ANYONE, YES
-from cloudddp.cli.lazy_commands import Verb
+from cloudddp.cli.commands.options import ANYONE, JOB, YES
+from cloudddp.cli.lazy_commands import Verb, completes
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
@@ -19,18 +19,20 @@ init = Verb(
         click.Option(
             ["--example"],
             is_flag=False,
-            flag_value="ddp",
-            metavar="[ddp|trainer]",
-            help="Copy an example project, too: one training script (ddp, the default), or the "
-            "reference trainer with its docs and a test.",
+            flag_value="classic",
+            metavar="[classic|exact|trainer]",
+            help="Copy an example project, too: a script as in PyTorch's tutorials (classic, the default), "
+            "one that gives the same result on any number of ranks (exact), or the reference trainer.",
         ),
     ],
-    help="""Write a commented cloudddp.toml into FOLDER.
+    help="""Write a short cloudddp.toml into FOLDER, by default the current one.
 
-    FOLDER is by default the current one.
+    Looks at the project first: which script trains, which file lists its packages, which data it reads. On a
+    terminal it asks how many nodes, of which type, and what they may cost.
 
     \b
     Examples:
+      cloudddp init
       cloudddp init --example my-project
       cloudddp init --example trainer my-project
     """,
@@ -45,7 +47,7 @@ sync = Verb(
         click.Option(
             ["--results"], is_flag=True, help="Also put pulled results back: those of JOB, or the newest."
         ),
-        click.Argument(["job_id"], metavar="[JOB]", required=False),
+        JOB,
     ],
     help="""Send the project's files to every node.
 
@@ -69,10 +71,17 @@ pull = Verb(
         ANYONE,
         click.Argument(["paths"], nargs=-1),
         click.Option(
-            ["--job", "job_id"], metavar="JOB", help="Job whose results to pull (default: the newest)."
+            ["--job", "job_id"],
+            metavar="JOB",
+            shell_complete=completes("jobs"),
+            help="Job whose results to pull (default: the newest).",
         ),
         click.Option(
-            ["--node"], type=int, metavar="K", help="Pull from this node (default: the node that ran rank 0)."
+            ["--node"],
+            type=int,
+            metavar="K",
+            shell_complete=completes("nodes"),
+            help="Pull from this node (default: the node that ran rank 0).",
         ),
         click.Option(
             ["--all-nodes"], is_flag=True, help="Pull from every node, each into a folder of its own."
@@ -84,6 +93,11 @@ pull = Verb(
     PATHS are files or folders of the project on the nodes (default: job.outputs, or every file that jobs
     wrote in the project, up to job.pull_mb of those not pulled yet). Files that are here already are not sent
     again, and a transfer that broke continues. Exits with 1 if a result was left out.
+
+    \b
+    Examples:
+      cloudddp pull --all-nodes
+      cloudddp pull checkpoints/last.pt --to .
     """,
 )
 
@@ -93,7 +107,13 @@ exec_ = Verb(
     passes_arguments=True,
     params=[
         ANYONE,
-        click.Option(["--node"], type=int, metavar="K", help="Run it on this node only."),
+        click.Option(
+            ["--node"],
+            type=int,
+            metavar="K",
+            shell_complete=completes("nodes"),
+            help="Run it on this node only.",
+        ),
         click.Argument(["command"], nargs=-1, required=True, type=click.UNPROCESSED),
     ],
     help="""Run COMMAND on every node, in the project's folder. Redirect the output of what it leaves in the
@@ -132,7 +152,13 @@ ssh = _Ssh(
     passes_arguments=True,
     params=[
         ANYONE,
-        click.Argument(["words"], nargs=-1, type=click.UNPROCESSED, metavar="[NODE] [COMMAND]..."),
+        click.Argument(
+            ["words"],
+            nargs=-1,
+            type=click.UNPROCESSED,
+            metavar="[NODE] [COMMAND]...",
+            shell_complete=completes("nodes"),
+        ),
     ],
     help="""Log in to a node with OpenSSH.
 
@@ -144,5 +170,22 @@ ssh = _Ssh(
     Examples:
       cloudddp ssh 1 nvidia-smi
       cloudddp ssh -L 6006:localhost:6006 0
+    """,
+)
+
+completion = Verb(
+    "completion",
+    "cloudddp.cli.actions.completion:completion",
+    only_own_options=True,
+    params=[click.Argument(["shell"], required=False, metavar="[bash|zsh|fish]")],
+    help="""Print what makes a shell complete cloudddp's words: verbs, options, clusters, jobs and nodes.
+
+    Without an argument, for the shell that SHELL names. bash needs the package bash-completion.
+
+    \b
+    Examples:
+      cloudddp completion bash > ~/.local/share/bash-completion/completions/cloudddp
+      echo 'eval "$(cloudddp completion zsh)"' >> ~/.zshrc
+      cloudddp completion fish > ~/.config/fish/completions/cloudddp.fish
     """,
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from cloudddp.cli.lazy_commands import SettingOption
+from cloudddp.cli.lazy_commands import SettingOption, completes
 
 
 class Finite(click.FloatRange):
@@ -20,6 +20,7 @@ class Finite(click.FloatRange):
         return number
 
 
+JOB = click.Argument(["job_id"], metavar="[JOB]", required=False, shell_complete=completes("jobs"))
 JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON, with stable keys.")
 YES = click.Option(
     ["-y", "--yes"],
@@ -39,32 +40,34 @@ CLUSTER_SETTINGS = (
     SettingOption("cluster", "nodes", "-n", "--nodes", metavar="N", standard="2"),
     SettingOption("cluster", "instance_type", "-t", "--instance-type", metavar="TYPE", standard="g5.xlarge"),
     SettingOption("cluster", "spot", "--spot", is_flag=True),
-    SettingOption("cluster", "reservation", "--reservation", metavar="ID"),
-    SettingOption("cluster", "placement_group", "--no-placement-group", is_flag=True, flag_value="false"),
-    SettingOption("cluster", "efa", "--no-efa", is_flag=True, flag_value="false"),
-    SettingOption("cluster", "require_efa", "--require-efa", is_flag=True),
+    SettingOption("cluster", "reservation", "--reservation", metavar="ID", rare=True),
+    SettingOption(
+        "cluster", "placement_group", "--no-placement-group", is_flag=True, flag_value="false", rare=True
+    ),
+    SettingOption("cluster", "efa", "--no-efa", is_flag=True, flag_value="false", rare=True),
+    SettingOption("cluster", "require_efa", "--require-efa", is_flag=True, rare=True),
     SettingOption("cluster", "max_hours", "--max-hours", metavar="HOURS", standard="8"),
-    SettingOption("cluster", "idle_minutes", "--idle-minutes", metavar="MIN", standard="0"),
+    SettingOption("cluster", "idle_minutes", "--idle-minutes", metavar="MIN", standard="60", rare=True),
     SettingOption("cluster", "max_cost", "--max-cost", metavar="USD"),
-    SettingOption("cluster", "price", "--price", metavar="USD"),
-    SettingOption("cluster", "allow_cpu", "--allow-cpu", is_flag=True),
-    SettingOption("cluster", "regions", "--regions", metavar="REGION,..."),
-    SettingOption("cluster", "zones", "--zones", metavar="ZONE,..."),
-    SettingOption("cluster", "wait_capacity", "--wait-capacity", metavar="TIME", standard="0"),
-    SettingOption("cluster", "vpc", "--vpc", metavar="VPC"),
-    SettingOption("cluster", "subnets", "--subnets", metavar="SUBNET,..."),
-    SettingOption("cluster", "image", "--image", metavar="IMAGE"),
-    SettingOption("cluster", "disk_gb", "--disk-gb", metavar="GIB", standard="150"),
-    SettingOption("cluster", "kms_key", "--kms-key", metavar="KEY"),
-    SettingOption("cluster", "instance_profile", "--instance-profile", metavar="PROFILE"),
-    SettingOption("cluster", "tags", "--tag", metavar="K=V", multiple=True),
-    SettingOption("cluster", "connect", "--connect", metavar="HOW"),
-    SettingOption("cluster", "proxy_jump", "--proxy-jump", metavar="HOST"),
-    SettingOption("cluster", "proxy_command", "--proxy-command", metavar="COMMAND"),
-    SettingOption("cluster", "ssh_from", "--ssh-from", metavar="CIDR"),
+    SettingOption("cluster", "price", "--price", metavar="USD", rare=True),
+    SettingOption("cluster", "allow_cpu", "--allow-cpu", is_flag=True, rare=True),
+    SettingOption("cluster", "regions", "--regions", metavar="REGION,...", rare=True),
+    SettingOption("cluster", "zones", "--zones", metavar="ZONE,...", rare=True),
+    SettingOption("cluster", "wait_capacity", "--wait-capacity", metavar="TIME", standard="0", rare=True),
+    SettingOption("cluster", "vpc", "--vpc", metavar="VPC", rare=True),
+    SettingOption("cluster", "subnets", "--subnets", metavar="SUBNET,...", rare=True),
+    SettingOption("cluster", "image", "--image", metavar="IMAGE", rare=True),
+    SettingOption("cluster", "disk_gb", "--disk-gb", metavar="GIB", standard="150", rare=True),
+    SettingOption("cluster", "kms_key", "--kms-key", metavar="KEY", rare=True),
+    SettingOption("cluster", "instance_profile", "--instance-profile", metavar="PROFILE", rare=True),
+    SettingOption("cluster", "tags", "--tag", metavar="K=V", multiple=True, rare=True),
+    SettingOption("cluster", "connect", "--connect", metavar="HOW", rare=True),
+    SettingOption("cluster", "proxy_jump", "--proxy-jump", metavar="HOST", rare=True),
+    SettingOption("cluster", "proxy_command", "--proxy-command", metavar="COMMAND", rare=True),
+    SettingOption("cluster", "ssh_from", "--ssh-from", metavar="CIDR", rare=True),
 )
 
-NODES_MIN = SettingOption("job", "nodes_min", "--nodes-min", metavar="M")
+NODES_MIN = SettingOption("job", "nodes_min", "--nodes-min", metavar="M", rare=True)
 VARIABLES = (
     click.Option(
         ["--env", "-e", "variables"],
@@ -76,6 +79,7 @@ VARIABLES = (
         ["--env-file", "env_files"],
         multiple=True,
         metavar="FILE",
+        shell_complete=completes("files"),
         help="Set the variables of a file of NAME=VALUE lines (dotenv) in every rank.",
     ),
 )
@@ -84,15 +88,15 @@ RESUME_SETTINGS = (NODES_MIN, next(one for one in CLUSTER_SETTINGS if one.key ==
 JOB_PARAMETERS = (
     click.Option(["-m", "module"], is_flag=True, help="SCRIPT is a module, as in `python -m`."),
     SettingOption("job", "nproc_per_node", "--nproc-per-node", metavar="K", standard="gpu"),
-    SettingOption("job", "rendezvous", "--rendezvous", metavar="HOW", standard="c10d"),
+    SettingOption("job", "rendezvous", "--rendezvous", metavar="HOW", standard="c10d", rare=True),
     SettingOption("job", "retries", "--retries", metavar="N", standard="0"),
     NODES_MIN,
-    SettingOption("job", "stall_minutes", "--stall-minutes", metavar="MIN", standard="10"),
-    SettingOption("job", "on_stall", "--on-stall", metavar="HOW", standard="kill"),
-    SettingOption("job", "save_minutes", "--save-minutes", metavar="MIN", standard="3"),
+    SettingOption("job", "stall_minutes", "--stall-minutes", metavar="MIN", standard="10", rare=True),
+    SettingOption("job", "on_stall", "--on-stall", metavar="HOW", standard="kill", rare=True),
+    SettingOption("job", "save_minutes", "--save-minutes", metavar="MIN", standard="3", rare=True),
     SettingOption("job", "results_s3", "--results-s3", metavar="URL"),
-    SettingOption("job", "preflight", "--no-preflight", is_flag=True, flag_value="false"),
+    SettingOption("job", "preflight", "--no-preflight", is_flag=True, flag_value="false", rare=True),
     *VARIABLES,
-    click.Argument(["script"]),
-    click.Argument(["args"], nargs=-1, type=click.UNPROCESSED),
+    click.Argument(["script"], shell_complete=completes("files")),
+    click.Argument(["args"], nargs=-1, type=click.UNPROCESSED, shell_complete=completes("files")),
 )

@@ -95,6 +95,10 @@ start = Verb(
     help="""Start the simulator, unless it is running with these options.
 
     All times are 0 by default.
+
+    \b
+    Example:
+      cloudddp sim start --booting-seconds 20
     """,
 )
 
@@ -105,6 +109,10 @@ stop = Verb(
     help="""Stop the simulator and every process of its nodes.
 
     Also cleans up after a simulator that has crashed.
+
+    \b
+    Example:
+      cloudddp sim stop
     """,
 )
 
@@ -113,7 +121,12 @@ status = Verb(
     "cloudddp.cli.actions.simulator:status",
     only_own_options=True,
     params=[JSON],
-    help="Show the simulator and its nodes.",
+    help="""Show the simulator and its nodes.
+
+    \b
+    Example:
+      cloudddp sim status
+    """,
 )
 
 env = Verb(
@@ -124,6 +137,10 @@ env = Verb(
 
     They are enough for API calls. If nodes are separate hosts (namespaces), their addresses exist only inside
     the simulator's network: use `cloudddp sim shell` or `cloudddp sim exec` for SSH to them.
+
+    \b
+    Example:
+      eval "$(cloudddp sim env)"
     """,
 )
 
@@ -136,6 +153,10 @@ shell = Verb(
     Every AWS client in it uses the simulator. Nodes that are separate hosts (namespaces) can only be reached
     from there; the other networks of this computer and the internet cannot be reached. Process nodes have no
     network of their own, so with them the shell stays in this computer's network.
+
+    \b
+    Example:
+      cloudddp sim shell
     """,
 )
 
@@ -226,6 +247,10 @@ interrupt = Verb(
     help="""Interrupt a spot node, after EC2's notice.
 
     NODE is named as in `cloudddp sim fault`.
+
+    \b
+    Example:
+      cloudddp sim interrupt 1 --seconds 30
     """,
 )
 
@@ -261,6 +286,10 @@ maintenance = Verb(
     help="""Schedule maintenance of a node, as AWS does.
 
     NODE is named as in `cloudddp sim fault`. The metadata and DescribeInstanceStatus announce it.
+
+    \b
+    Example:
+      cloudddp sim maintenance 1 --code system-reboot
     """,
 )
 
@@ -275,5 +304,9 @@ conditions = Verb(
     help="""Change EC2 and network conditions: capacity, latency.
 
     CHANGES are JSON; without them, the current conditions are shown. docs/simulator.md lists them.
+
+    \b
+    Example:
+      cloudddp sim conditions '{"quotas": {"L-DB2E81BA": 8}}'
     """,
 )

@@ -1,1 +1,1 @@
-"""Results as text for people and as JSON with stable keys for programs (docs/tour.md). Pure."""
+"""Results as text for people and as JSON with stable keys for programs (docs/json.md). Pure."""

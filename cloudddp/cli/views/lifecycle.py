@@ -54,6 +54,11 @@ def plan(the_plan: Plan, info: TypeInfo, spec: ClusterSpec, credentials_end: dat
         f"  at most   {dollars(the_plan.cost)} until then; data transfer, snapshots and taxes are not "
         "counted",
     ]
+    if spec.idle_minutes:
+        lines.append(
+            f"  idle      a node ends after {duration(60 * spec.idle_minutes)} without a job and an SSH "
+            "connection"
+        )
     if (how := _access(spec)) is not None:
         lines.append(f"  access    {how}")
     if price.spot:

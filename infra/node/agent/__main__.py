@@ -1,4 +1,4 @@
-"""The command line of the agent: `STEP [REQUEST]`, `serve`, `rank JOB COMMAND...`, `upload`."""
+"""The command line of the agent: `STEP [REQUEST]`, `serve`, `rank JOB COMMAND...`, `upload`, `download`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,10 @@ def main() -> int:
         from agent.s3 import upload
 
         return upload.main(*arguments)
+    if command == "download":
+        from agent.s3 import download
+
+        return download.main(*arguments)
     if command == "serve":
         from agent.steps import dispatch
 

@@ -37,7 +37,8 @@ def launch(
     if process.rank:
         argv += agent_command("rank", request.job, program(process.rank[0], project), *process.rank[1:])
     python = program((process.launcher or process.rank)[0], project)
-    given = {**os.environ, **activated(python), **request.env, **process.env}
+    data = {name: str(project / path) for name, path in request.paths.items()}
+    given = {**os.environ, **activated(python), **data, **request.env, **process.env}
     recorder = flight_recorder(store.job_folder(request.job), torch, given)
     env = {**given, **recorder, TASK_VARIABLE: task.mark}
     env[ATTEMPT_VARIABLE] = str(attempt)

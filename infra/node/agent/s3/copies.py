@@ -1,23 +1,20 @@
 """Copies of a job's results to Amazon S3, by this node, when the job has ended.
 
-The upload is s3transfer's work, in a process of its own (upload.py): a Python of the node has boto3 (the
-Deep Learning AMIs have it in /opt/pytorch), and it knows the endpoints of all partitions, renews the
-credentials of the node's role, signs, sends large files in parts and tries again. `aws s3 sync` either
-follows links out of the results or drops those inside them, and does not say which files are missing. This
-process chooses the files, and records what was copied.
+The upload is s3transfer's work, in a process of its own (upload.py): a Python of the node has boto3, which
+knows the endpoints of all partitions, renews the credentials of the node's role, signs, sends large files in
+parts and tries again. `aws s3 sync` either follows links out of the results or drops those inside them, and
+does not say which files are missing. This process chooses the files, and records what was copied.
 """
 
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import math
 import os
 import signal
 import stat
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,8 +26,9 @@ from agent.files.paths import on_one_line
 from agent.files.scan import Scan
 from agent.files.tree import Found, Tree
 from agent.jobs import phases
-from agent.node import imds, kernel, store
-from agent.node.commands import program, run_quietly
+from agent.node import kernel, store
+from agent.node.commands import program
+from agent.s3 import boto
 from cloudddp.agent.protocol.copies import (
     LINK,
     LOGS,
@@ -49,22 +47,12 @@ from cloudddp.agent.protocol.copies import (
 from cloudddp.agent.protocol.results import EVIDENCE
 from cloudddp.agent.protocol.start import StartRequest
 
-PYTHONS = ("/opt/pytorch/bin/python", "python3")  # after that of the ranks
-HAS_BOTO3 = "import importlib.util; print('yes' if importlib.util.find_spec('boto3') else '')"
-LOOK_SECONDS = 20.0  # for a Python to say whether it has boto3
 CHECK_SECONDS = 10.0  # for the upload that is tried before ranks start
 SMALL = 1 << 20  # bytes; smaller files are copied first
 PAUSE = 2.0  # seconds before files that could not be sent are tried again
 MARGIN = 5.0  # seconds before the deadline at which the copy ends
 GRACE = 2.0  # seconds for the upload to report after its end
 STATE_SECONDS = 10.0  # for the last object, which says what was copied
-KEPT = (
-    "AWS_ENDPOINT_URL",
-    "AWS_ENDPOINT_URL_S3",
-    "AWS_CA_BUNDLE",
-    "AWS_USE_FIPS_ENDPOINT",
-    "AWS_USE_DUALSTACK_ENDPOINT",
-)
 
 
 @dataclass(frozen=True)
@@ -268,28 +256,22 @@ class _Outcome:
 def _upload(request: StartRequest, destination: Destination, files: Sequence[File], ends: float) -> _Outcome:
     """Upload files once. Give up at `ends`, and when there is no progress."""
     left = range(len(files))
-    python = _python(request)
-    if not python:
-        looked = ", ".join(_candidates(request))
-        why = f'no Python on the node has boto3 (looked at {looked}); add "pip install boto3" to [setup] run'
-        return _Outcome(left=left, fatal=why)
-    if not imds.address():
-        return _Outcome(
-            left=left, fatal="this node has no instance metadata, and so no credentials of a role"
-        )
+    python = boto.find(_own(request))
+    if problem := boto.problem(_own(request), python):
+        return _Outcome(left=left, fatal=problem)
     wanted = {
         "bucket": destination.bucket,
-        "region": _region(),
+        "region": boto.region(),
         "patience": destination.patience,
         "ends": ends,
         "files": [{"path": one.path, "key": one.key, "metadata": one.metadata} for one in files],
     }
     try:
         done = subprocess.run(
-            [python, "-E", "-X", "utf8", os.path.abspath(sys.argv[0]), "upload"],
+            boto.command(python, "upload"),
             input=json.dumps(wanted).encode(),
             stdout=subprocess.PIPE,
-            env=_environment(),
+            env=boto.environment(),
             cwd="/",
             start_new_session=True,
             preexec_fn=kernel.death_signal(signal.SIGKILL),
@@ -303,39 +285,6 @@ def _upload(request: StartRequest, destination: Destination, files: Sequence[Fil
         return _Outcome(left=left, why=f"the upload ended with code {done.returncode}")
 
 
-def _candidates(request: StartRequest) -> list[str]:
+def _own(request: StartRequest) -> list[str]:
     word = request.program
-    own = [program(word, store.project_folder(request.project))] if word else []
-    return list(dict.fromkeys([*own, *PYTHONS]))
-
-
-def _python(request: StartRequest) -> str:
-    """Return a Python that has boto3, or ''."""
-    for python in _candidates(request):
-        if run_quietly([python, "-E", "-c", HAS_BOTO3], LOOK_SECONDS).strip() == "yes":
-            return python
-    return ""
-
-
-def _region() -> str:
-    """Return this node's region: S3 answers there, and names the region of another bucket."""
-    with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
-        return imds.Metadata(imds.address()).get("placement/region")[0] or "us-east-1"
-    return "us-east-1"
-
-
-def _environment() -> dict[str, str]:
-    """Return the variables of the upload: credentials come from the node's role only."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith("AWS_") or name in KEPT}
-    address = imds.address()
-    found = {
-        **own,
-        "AWS_CONFIG_FILE": os.devnull,
-        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
-        "AWS_EC2_METADATA_V1_DISABLED": "true",
-        "AWS_METADATA_SERVICE_NUM_ATTEMPTS": "3",
-        "AWS_METADATA_SERVICE_TIMEOUT": "2",
-    }
-    if address != imds.ADDRESS:
-        found["AWS_EC2_METADATA_SERVICE_ENDPOINT"] = f"http://{address}/"
-    return found
+    return [program(word, store.project_folder(request.project))] if word else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from agent.files.sync_record import origin_of, settled
 from agent.jobs import phases, poweroff
 from agent.node import cuda, machine, store
 from agent.node.commands import run_quietly
-from cloudddp.agent.protocol.machine import MAX_FOLDERS, ProbeReply, ProbeRequest
+from cloudddp.agent.protocol.machine import MAX_FOLDERS, BootStage, ProbeReply, ProbeRequest
 from cloudddp.agent.protocol.manifest import (
     MAX_FILES,
     folder_digests,
@@ -33,6 +34,7 @@ def step(request: ProbeRequest) -> ProbeReply:
     store.create_root()
     if request.boot_seconds:
         machine.wait_for_boot(request.boot_seconds)
+        _report(BootStage.BOOTED)
     timer = _deadline_timer() if request.deadline else {}
     counted = wrote = None
     if not request.only_files:  # nvidia-smi loads the driver; meanwhile files can be looked at
@@ -41,6 +43,8 @@ def step(request: ProbeRequest) -> ProbeReply:
     if request.manifest_digest and not request.only_files:
         wrote = _Found(lambda: was_written_by_jobs(folder))
     gpus = counted.within() if counted else 0
+    if request.boot_seconds:
+        _report(BootStage.GPUS)
     python = machine.find_python(request.python, folder)
     running = tuple(phases.running_jobs())
     # A job may use all of the GPUs' memory.
@@ -66,6 +70,11 @@ def step(request: ProbeRequest) -> ProbeReply:
         torch_error=torch_error,
         origin=origin_of(folder),
     )
+
+
+def _report(stage: BootStage) -> None:
+    sys.stderr.write(stage.line.decode())
+    sys.stderr.flush()
 
 
 class _Found:

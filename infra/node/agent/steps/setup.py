@@ -18,8 +18,10 @@ from agent.files import paths
 from agent.jobs import phases
 from agent.node import kernel, machine, processes, store
 from agent.node.commands import activated
+from agent.s3 import boto, data
 from cloudddp.agent.protocol import TASK_VARIABLE
 from cloudddp.agent.protocol.codec import MAX_TEXT, STDERR_END
+from cloudddp.agent.protocol.copies import url_of
 from cloudddp.agent.protocol.start import SetupReply, SetupRequest
 
 REQUEST = SetupRequest
@@ -39,7 +41,7 @@ def step(request: SetupRequest) -> SetupReply:
     folder = store.project_folder(request.project)
     stamp = store.ROOT / f"setup-{folder.name}-{_digest(request, folder)[:16]}"
     with store.locked("setup"):
-        if stamp.exists():
+        if stamp.exists() and not request.data:
             return SetupReply(exit_code=0)
         return _set_up(request, folder, stamp)
 
@@ -70,7 +72,10 @@ def _set_up(request: SetupRequest, project: Path, stamp: Path) -> SetupReply:
     )
     store.write(task.record, own)
     with _open_log(folder) as log:
-        reply = _run_all(request, project, task.mark, folder, log)
+        copy = _Copy(log)
+        reply = _copy_data(request, project, task.mark, folder, copy)
+        if not (reply.exit_code or reply.cancelled or stamp.exists()):
+            reply = _run_all(request, project, task.mark, folder, copy)
     if reply.cancelled:
         processes.end(task, grace=1.0)
     if reply.exit_code:
@@ -98,15 +103,33 @@ def _open_log(folder: Path) -> BinaryIO:
     return open(number, "r+b", buffering=0)
 
 
-def _run_all(request: SetupRequest, project: Path, mark: str, folder: Path, log: BinaryIO) -> SetupReply:
-    copy = _Copy(log)
+def _copy_data(request: SetupRequest, project: Path, mark: str, folder: Path, copy: _Copy) -> SetupReply:
+    """Copy what differs of [[data]] from S3, with the Python of the job or of the image."""
+    own = [found for name in (request.python, "") if (found := machine.find_python(name, project))]
+    python = boto.find(own) if request.data else ""
+    for one in request.data:
+        shown = url_of(one.bucket, one.prefix)
+        try:
+            problem, where = boto.problem(own, python), data.place(one, project)
+        except OSError as error:
+            problem = f"{error.strerror or error}"
+        if problem:
+            return SetupReply(exit_code=1, command=shown, output=problem[:MAX_TEXT], data=True)
+        env = {**boto.environment(), TASK_VARIABLE: mark}
+        wanted = data.request(one, where)
+        reply = _run(boto.command(python, "download"), shown, project, env, folder, copy, wanted)
+        if reply.exit_code:
+            return replace(reply, data=True)
+    return SetupReply(exit_code=0)
+
+
+def _run_all(request: SetupRequest, project: Path, mark: str, folder: Path, copy: _Copy) -> SetupReply:
+    paths = {name: str(project / path) for name, path in request.paths.items()}
     for command in request.commands:
-        env = {**os.environ, **_active(request, project), **request.env, TASK_VARIABLE: mark}
-        code, output = _run(command, project, env, folder, copy)
-        if phases.is_stopping(folder):
-            return SetupReply(exit_code=CANCELLED, command=command[:MAX_TEXT], cancelled=True)
-        if code:
-            return SetupReply(exit_code=code, command=command[:MAX_TEXT], output=output)
+        env = {**os.environ, **_active(request, project), **paths, **request.env, TASK_VARIABLE: mark}
+        reply = _run(["bash", "-c", command], command, project, env, folder, copy)
+        if reply.exit_code:
+            return reply
     return SetupReply(exit_code=0)
 
 
@@ -152,26 +175,43 @@ def _read_only(environment: str) -> str:
     return "" if all(os.access(folder, os.W_OK) for folder in folders) else environment
 
 
-def _run(command: str, project: Path, env: dict[str, str], folder: Path, copy: _Copy) -> tuple[int, str]:
-    """Run a command, unless the job has been cancelled; return its exit code and the end of its output."""
+def _run(
+    argv: list[str],
+    shown: str,
+    project: Path,
+    env: dict[str, str],
+    folder: Path,
+    copy: _Copy,
+    given: bytes = b"",
+) -> SetupReply:
+    """Run a program, unless the job has been cancelled; return its exit code and the end of its output.
+    `given` is its stdin."""
     begin = os.fstat(copy.log.fileno()).st_size
     with store.locked("jobs"):  # `kill` either finds the process or comes first
         if phases.is_stopping(folder):
-            return CANCELLED, ""
+            return SetupReply(exit_code=CANCELLED, command=shown[:MAX_TEXT], cancelled=True)
         child = subprocess.Popen(
-            ["bash", "-c", command],
+            argv,
             cwd=project,
             env=env,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE if given else subprocess.DEVNULL,
             stdout=copy.log,
             stderr=subprocess.STDOUT,
         )
+    if child.stdin is not None:
+        with contextlib.suppress(BrokenPipeError), child.stdin as stdin:  # less than a pipe holds
+            stdin.write(given)
     code: Optional[int] = None
     while code is None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = child.wait(PAUSE)
         copy.update()
         copy.leave_with_the_client()
+    if phases.is_stopping(folder):
+        return SetupReply(exit_code=CANCELLED, command=shown[:MAX_TEXT], cancelled=True)
+    if not code:
+        return SetupReply(exit_code=0)
     end = os.fstat(copy.log.fileno()).st_size
     first = max(begin, end - OUTPUT_BYTES)
-    return code, os.pread(copy.log.fileno(), max(end - first, 0), first).decode(errors="replace")
+    output = os.pread(copy.log.fileno(), max(end - first, 0), first).decode(errors="replace")
+    return SetupReply(exit_code=code, command=shown[:MAX_TEXT], output=output)

@@ -1,0 +1,26 @@
+"""`completion`: what the shell needs to complete cloudddp's words."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from click.shell_completion import get_completion_class
+
+from cloudddp.cli.console import Console
+from cloudddp.cli.main import main
+from cloudddp.config.command_line import GlobalOptions
+from cloudddp.errors import Command, UsageError
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+def completion(console: Console, _: GlobalOptions, *, shell: str | None) -> None:
+    name = shell or Path(os.environ.get("SHELL", "")).name
+    found = get_completion_class(name) if name in SHELLS else None
+    if found is None:
+        raise UsageError(
+            f"no completion for the shell {name!r}" if name else "SHELL is not set",
+            hint=("name one of these: ", Command("completion", "bash"), ", zsh or fish"),
+        )
+    console.print(found(main, {}, "cloudddp", "_CLOUDDDP_COMPLETE").source())

@@ -1,0 +1,57 @@
+"""What the shell completes: names of clusters, jobs and nodes that this computer knows. No node and no AWS is
+asked: it has to be there before the next key."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+
+import click
+from click.shell_completion import CompletionItem
+
+from cloudddp.cli.lazy_commands import given_options
+
+Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+
+def _completing(names: Callable[[click.Context], Sequence[str]]) -> Complete:
+    def complete(ctx: click.Context, _: click.Parameter, begun: str) -> list[CompletionItem]:
+        try:
+            return [CompletionItem(name) for name in names(ctx) if name.startswith(begun)]
+        except Exception:  # an error would be printed into the line that is being typed
+            return []
+
+    return complete
+
+
+def _clusters(_: click.Context) -> list[str]:
+    # Imported where names are completed: `--help` needs none.
+    from cloudddp import local_state
+
+    return sorted({record.name for record in local_state.known_clusters()})
+
+
+def _jobs(ctx: click.Context) -> list[str]:
+    from cloudddp import local_state
+
+    chosen = given_options(ctx).cluster
+    known = [one for one in local_state.known_clusters() if chosen in (None, one.name)]
+    return sorted(job for one in known for job in local_state.ClusterFolder(one.id).jobs())
+
+
+def _nodes(ctx: click.Context) -> list[str]:
+    from cloudddp import local_state
+
+    chosen = given_options(ctx).cluster
+    known = [one for one in local_state.known_clusters() if chosen in (None, one.name)]
+    folders = [local_state.ClusterFolder(one.id) for one in known]
+    counts = [int(json.loads(folder.read(folder.launch) or "{}").get("MaxCount", 0)) for folder in folders]
+    return [str(node) for node in range(min(max(counts, default=0), 1000))]
+
+
+def _of_kind(kind: str) -> Complete:
+    return lambda _ctx, _param, begun: [CompletionItem(begun, type=kind)]
+
+
+clusters, jobs, nodes = _completing(_clusters), _completing(_jobs), _completing(_nodes)
+files, folders = _of_kind("file"), _of_kind("dir")

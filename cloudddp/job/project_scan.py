@@ -1,0 +1,194 @@
+"""What `init` sees in a project: its entry scripts, where they save, what they require, and folders of data
+that are not sent. It reads files as syntax trees, and runs none of them.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import posixpath
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ENVIRONMENTS = ("uv.lock", "requirements.txt", "environment.yml", "environment.yaml", "pyproject.toml")
+"""Files that [setup] environment takes, the most exact one first."""
+
+_MOST_FOLDERS, _MOST_FILES, _MOST_BYTES, _DEPTH = 1000, 500, 1 << 20, 4
+_SKIPPED = frozenset(
+    """
+    node_modules site-packages build dist tests test docs doc notebooks venv env results runs outputs wandb
+    """.split()
+)
+_NEVER = frozenset("setup.py conftest.py noxfile.py tasks.py fabfile.py __init__.py".split())
+_NAMES = ("train", "main", "run", "finetune", "pretrain", "fit")
+_PARSERS = frozenset("argparse click typer tyro fire hydra absl simple_parsing jsonargparse".split())
+_TRAINING = frozenset(
+    """
+    init_process_group DistributedDataParallel DDP FullyShardedDataParallel fully_shard Accelerator Trainer
+    TrainingArguments LightningCLI DistributedSampler
+    """.split()
+)
+_SAVES = {"save": 1, "save_pretrained": 0, "save_checkpoint": 0, "save_model": 0}  # position of the path
+_SAVE_KEYWORDS = frozenset(
+    "default_root_dir output_dir save_dir checkpoint_dir ckpt_dir dirpath log_dir logging_dir out_dir".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script that may be what to launch. `saves`: literal paths to which it writes; `texts`: all its
+    strings."""
+
+    path: str
+    score: int
+    saves: tuple[str, ...] = ()
+    texts: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    scripts: tuple[Script, ...]  # the most likely one first
+    environment: str  # '' for none
+    data: tuple[str, ...]  # folders that git ignores and that a script names
+
+    @property
+    def outside(self) -> dict[str, str]:
+        """Paths outside the project to which a script saves -> the script."""
+        return {
+            path: one.path for one in self.scripts for path in one.saves if path.startswith(("/", "~", "../"))
+        }
+
+    @property
+    def saved(self) -> dict[str, str]:
+        """Top folders or files in the project to which a script saves -> the script."""
+        return {
+            posixpath.normpath(path).partition("/")[0]: one.path
+            for one in self.scripts
+            for path in one.saves
+            if path not in self.outside
+        }
+
+
+def scan(root: Path, ignored: Sequence[str] = ()) -> Found:
+    """Return what is found below a folder. `ignored`: what git ignores there, folders with a / at the end."""
+    scripts = [one for path in _python_files(root) if (one := _read(root, path))]
+    likely = sorted((one for one in scripts if one.score >= 4), key=lambda one: (-one.score, one.path))
+    environment = listing_of(root)
+    texts = {text for one in likely for text in one.texts}
+    data = [name.rstrip("/") for name in ignored if name.endswith("/") and _is_named(name.rstrip("/"), texts)]
+    return Found(tuple(likely), environment, tuple(data))
+
+
+def listing_of(root: Path) -> str:
+    """Return the file of a project that lists its packages; '' for none."""
+    return next((name for name in ENVIRONMENTS if _lists_packages(root / name)), "")
+
+
+def _lists_packages(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    return path.name != "pyproject.toml" or b"dependencies" in path.read_bytes()[:_MOST_BYTES]
+
+
+def _is_named(folder: str, texts: set[str]) -> bool:
+    return any(
+        posixpath.normpath(text).startswith((folder + "/", "./" + folder)) or text.strip("./") == folder
+        for text in texts
+        if text
+    )
+
+
+def _python_files(root: Path) -> Iterator[str]:
+    """Yield the paths of Python files that may be scripts, those near the top first."""
+    count = 0
+    for number, (folder, folders, names) in enumerate(os.walk(root)):
+        if number > _MOST_FOLDERS:
+            return
+        here = Path(folder).relative_to(root)
+        folders[:] = sorted(
+            name
+            for name in folders
+            if not name.startswith((".", "_"))
+            and name not in _SKIPPED
+            and len(here.parts) < _DEPTH
+            and not (Path(folder) / name / "pyvenv.cfg").exists()
+        )
+        for name in sorted(names):
+            if name.endswith(".py") and name not in _NEVER and not name.startswith("test_"):
+                count += 1
+                if count > _MOST_FILES:
+                    return
+                yield (here / name).as_posix()
+
+
+def _read(root: Path, path: str) -> Script | None:
+    try:
+        raw = (root / path).read_bytes()[: _MOST_BYTES + 1]
+        if len(raw) > _MOST_BYTES:
+            return None
+        tree = ast.parse(raw)
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    return examine(path, tree)
+
+
+def examine(path: str, tree: ast.Module) -> Script:
+    """Return what a syntax tree says about a script. Pure."""
+    names: set[str] = set()
+    saves: list[str] = []
+    texts: set[str] = set()
+    is_main = False
+    modules: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=aliases):
+                modules |= {alias.name.partition(".")[0] for alias in aliases}
+            case ast.ImportFrom(module=str(module), names=aliases):
+                modules.add(module.partition(".")[0])
+                names |= {alias.name for alias in aliases}
+            case ast.Attribute(attr=name) | ast.Name(id=name):
+                names.add(name)
+            case ast.Compare(left=ast.Name(id="__name__")):
+                is_main = True
+            case ast.Constant(value=str(text)) if len(text) < 200:
+                texts.add(text)
+            case ast.Call():
+                saves += _saved_by(node)
+    stem, depth = Path(path).stem.lower(), path.count("/")
+    score = (
+        2 * is_main
+        + bool(modules & _PARSERS)
+        + bool(modules & {"torch", "lightning", "pytorch_lightning", "accelerate", "transformers"})
+        + 3 * bool(names & _TRAINING)
+        + 3 * ("LOCAL_RANK" in texts)
+        + 2 * any(stem.startswith(name) or stem.endswith(name) for name in _NAMES)
+        - depth
+    )
+    return Script(path, score, tuple(dict.fromkeys(saves)), frozenset(texts))
+
+
+def _saved_by(call: ast.Call) -> Iterator[str]:
+    """Yield the literal paths to which a call writes."""
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    if name in _SAVES and len(call.args) > _SAVES[name]:
+        yield from _literal(call.args[_SAVES[name]])
+    for keyword in call.keywords:
+        if keyword.arg in _SAVE_KEYWORDS:
+            yield from _literal(keyword.value)
+    option = next(iter(_literal(call.args[0])), "") if call.args else ""
+    if name == "add_argument" and option.lstrip("-").replace("-", "_") in _SAVE_KEYWORDS | {"out", "output"}:
+        yield from (text for one in call.keywords if one.arg == "default" for text in _literal(one.value))
+
+
+def _literal(node: ast.expr) -> Iterator[str]:
+    """Yield a literal path; of an f-string, or a path made with /, its literal beginning up to the last /."""
+    match node:
+        case ast.Constant(value=str(text)) if text:
+            yield text
+        case ast.JoinedStr(values=[ast.Constant(value=str(text)), *_]) if "/" in text:
+            yield text.rpartition("/")[0] or "/"
+        case ast.BinOp(left=left, op=ast.Div()):
+            yield from _literal(left)
+        case ast.Call(func=ast.Name(id="Path"), args=[first, *_]):
+            yield from _literal(first)

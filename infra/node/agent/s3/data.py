@@ -1,0 +1,55 @@
+"""[[data]] from S3: where a copy is on this node, the process that makes it (download.py), and its link in
+the project.
+
+It is on the fastest disk: instance storage, which the Deep Learning AMIs mount at /opt/dlami/nvme, else the
+root volume. The link is replaced, so that a later launch may name another prefix.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+from agent.files import paths
+from agent.s3 import boto
+from cloudddp.agent.protocol.start import DataCopy
+
+INSTANCE_STORE = Path("/opt/dlami/nvme")
+FOLDER = "cloudddp-data"
+
+
+def place(copy: DataCopy, project: Path) -> Path:
+    """Create the folder of a copy, and link the project's path to it. Raises OSError, also where the project
+    has something else there."""
+    digest = hashlib.sha256(f"{copy.bucket}/{copy.prefix}".encode()).hexdigest()[:12]
+    folder = _disk() / FOLDER / f"{Path(copy.path).name}-{digest}"
+    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    link = paths.inside(project, copy.path)
+    if link.is_symlink():
+        if link.readlink() == folder:
+            return folder
+        link.unlink()
+    elif link.exists():
+        raise FileExistsError(f"[[data]] path = {copy.path}: the project has a file or folder there")
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(folder)
+    return folder
+
+
+def _disk() -> Path:
+    if INSTANCE_STORE.is_mount() and os.access(INSTANCE_STORE, os.W_OK):
+        return INSTANCE_STORE
+    return Path.home()
+
+
+def request(copy: DataCopy, folder: Path) -> bytes:
+    """Return the stdin of the process that copies."""
+    wanted = {
+        "bucket": copy.bucket,
+        "prefix": copy.prefix,
+        "region": boto.region(),
+        "folder": str(folder),
+    }
+    return json.dumps(wanted).encode()

@@ -1,0 +1,87 @@
+"""A job on a terminal of 80 x 24, from `up` to `down`, as the user sees it: compared with the recording in
+tests/golden/screens, from which docs/demo.svg and docs/screens.md are made.
+
+After a change that is wanted: UPDATE_GOLDEN=1 python -m pytest tests/cli/test_screens.py
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from support.harness import ROOT
+from support.screens import SPINNER, Recording, steady
+
+FOLDER = ROOT / "tests/golden/screens"
+SCRIPT = """
+import os, sys, time
+rank, world = os.environ["RANK"], os.environ["WORLD_SIZE"]
+print(f"rank {rank} of {world}: begins", flush=True)
+time.sleep(1 + int(rank) / 2)
+wide = "a line that is longer than the terminal is wide, with \u65e5\u672c\u8a9e in it"
+print(f"rank {rank}: {wide}, and ends here", flush=True)
+os.makedirs("out", exist_ok=True)
+open("out/model.pt", "w").write("weights")
+"""
+SETTINGS = """
+[cluster]
+nodes = 2
+max_hours = 2
+
+[job]
+rendezvous = "direct"
+nproc_per_node = 1
+
+[setup]
+run = ["echo installing numpy; sleep 2; echo Successfully installed numpy-2.3.1"]
+"""
+
+
+def compare(name: str, rows: list[str]) -> None:
+    """Compare with the recording; how wide columns are depends on addresses."""
+    text, path = steady(rows), FOLDER / f"{name}.txt"
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert _words(text) == _words(path.read_text())
+
+
+def _words(text: str) -> list[str]:
+    """Return the lines without what a race decides: the order of lines of different ranks, and steps that
+    are shown only if they take long enough."""
+    lines = [re.sub(r" {2,}", "  ", line) for line in text.splitlines()]
+    kept = [line for line in lines if "not yet:" not in line and "waiting for" not in line]
+    return sorted(line for line in kept if line.startswith("[")) + [
+        line for line in kept if not line.startswith("[")
+    ]
+
+
+def test_job_on_a_terminal_from_up_to_down(cli: Any) -> None:
+    cli.env.pop("COLUMNS", None)
+    cli.write("train_a_network_with_a_long_name.py", SCRIPT)
+    cli.write("cloudddp.toml", SETTINGS)
+    screens: dict[str, list[str]] = {}
+    for name, words in {
+        "up": ("up",),
+        "launch": ("launch", "train_a_network_with_a_long_name.py", "--epochs", "10", "--lr", "0.1"),
+        "jobs": ("jobs",),
+        "status": ("status",),
+        "pull": ("pull",),
+        "down": ("down",),
+    }.items():
+        recording = Recording()
+        assert recording.run(cli, *words) == 0, recording.rows()
+        screens[name] = [row.replace(cli.cluster, "project") for row in recording.rows()]
+        assert recording.broken_words() == []
+        assert [row for row in recording.rows() if SPINNER.search(row)] == []
+    for name, rows in screens.items():
+        compare(name, rows)
+
+
+def test_pictures_are_of_the_recording() -> None:
+    from docs import record
+
+    assert (ROOT / "docs/screens.md").read_text() == record.page()
+    assert Path(ROOT / "docs/demo.svg").read_text() == record.picture()

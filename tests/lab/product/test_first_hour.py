@@ -1,0 +1,167 @@
+"""Ten tasks of a first hour, as shell commands of somebody who knows torchrun only: what they need, what they
+show, and how many commands there are. The first one, to install, is in tests/cli/test_packaging.py."""
+
+from __future__ import annotations
+
+import subprocess
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.harness import CommandLine, clean_environment, remaining
+
+SCRIPT = """
+import os
+rank = int(os.environ["RANK"])
+print("rank", rank, "of", os.environ["WORLD_SIZE"], flush=True)
+"""
+SAVES = (
+    SCRIPT
+    + """
+import torch
+step = torch.load("out/model.pt")["step"] if os.path.exists("out/model.pt") else 0
+print("begins at step", step, flush=True)
+if rank == 0:
+    os.makedirs("out", exist_ok=True)
+    torch.save({"step": step + 10}, "out/model.pt")
+"""
+)
+READS = SCRIPT + 'print("lines:", len(open("data/train.txt").readlines()), flush=True)\n'
+FAILS = SCRIPT + 'if rank == 1:\n    raise ValueError("the third batch is empty")\n'
+SECRET = SCRIPT + 'print("key of", len(os.environ["API_KEY"]), "characters")\n'
+GREETS = "import greeting\n" + SCRIPT + "print(greeting.TEXT)\n"
+RUN = "cloudddp run train.py"
+
+
+@dataclass
+class Task:
+    """`commands` end with exit code `code` and print `shows`; `commands[:-1]` with 0, but those in
+    `fail`."""
+
+    commands: list[str]
+    files: dict[str, str] = field(default_factory=dict)
+    code: int = 0
+    shows: tuple[str, ...] = ()
+    results: tuple[str, ...] = ()
+    fail: tuple[int, ...] = ()
+
+
+TASKS = {
+    "quickstart": Task(
+        ["cloudddp init --example .", "cloudddp run train.py --epochs 1"],
+        shows=("epoch 1 of 1", "nothing is left"),
+        results=("checkpoints/last.pt",),
+    ),
+    "a project with requirements": Task(
+        # Nodes of the simulator reach no package index: the message names the two lines that help.
+        ["cloudddp init", RUN, "sed -i 's/^environment.*/&\\nwheels = \"wheels\"/' cloudddp.toml", RUN],
+        {"train.py": GREETS, "requirements.txt": "greeting\n"},
+        fail=(1,),
+        shows=("pip download -d wheels -r requirements.txt", 'wheels = "wheels"', "hello from the wheel"),
+    ),
+    "a data folder": Task(
+        ["cloudddp init", RUN],
+        {"train.py": READS, ".gitignore": "data/\n", "data/train.txt": "line\n" * 1000},
+        shows=("data/: git ignores it and a script names it", "lines: 1000"),
+    ),
+    "a rank that fails": Task(
+        [RUN],
+        {"train.py": FAILS},
+        code=1,
+        shows=("rank 1 on node 1", "ValueError: the third batch is empty", "nothing is left"),
+    ),
+    "results": Task([RUN], {"train.py": SAVES}, shows=("begins at step 0",), results=("out/model.pt",)),
+    "continue tomorrow": Task(
+        [RUN, "cloudddp up", "cloudddp sync --results", "cloudddp launch train.py", "cloudddp down"],
+        {"train.py": SAVES},
+        shows=("begins at step 0", "begins at step 10"),
+    ),
+    "a secret": Task(
+        ["export API_KEY=0123456789", "cloudddp run -e API_KEY train.py"],
+        {"train.py": SECRET},
+        shows=("key of 10 characters",),
+    ),
+    "fire and forget": Task(
+        ["cloudddp run -d --keep 1 train.py", "cloudddp logs -f", "cloudddp pull"],
+        {"train.py": SAVES},
+        shows=("the nodes end by themselves 1 min", "begins at step 0"),
+        results=("out/model.pt",),
+    ),
+    "everything removed": Task(
+        ["cloudddp up -n 1", "cloudddp down", "cloudddp ls"], shows=("nothing is left",)
+    ),
+}
+COMMANDS = {
+    "quickstart": 2,
+    "a project with requirements": 3,
+    "a data folder": 2,
+    "a rank that fails": 1,
+    "results": 1,
+    "continue tomorrow": 5,
+    "a secret": 1,
+    "fire and forget": 3,
+    "everything removed": 3,
+}
+
+
+def wheel(folder: Path) -> None:
+    """Write a wheel of one module, as `pip download` would."""
+    folder.mkdir()
+    name = "greeting-1.0"
+    with zipfile.ZipFile(folder / f"{name}-py3-none-any.whl", "w") as file:
+        file.writestr("greeting.py", 'TEXT = "hello from the wheel"\n')
+        file.writestr(f"{name}.dist-info/METADATA", "Metadata-Version: 2.1\nName: greeting\nVersion: 1.0\n")
+        file.writestr(
+            f"{name}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        file.writestr(f"{name}.dist-info/RECORD", "")
+
+
+@pytest.fixture
+def reader(lab_cli: CommandLine) -> Iterator[CommandLine]:
+    """The command line as a newcomer has it, in a folder whose name is that of the cluster."""
+    folder = lab_cli.cwd / lab_cli.cluster
+    folder.mkdir()
+    lab_cli.cwd = folder
+    lab_cli.env = clean_environment(CLOUDDDP_HOME=lab_cli.env["CLOUDDDP_HOME"], CLOUDDDP_SIM="1")
+    yield lab_cli
+    lab_cli("down", "-y")
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_task_of_the_first_hour(name: str, reader: CommandLine, ec2: Any) -> None:
+    task, folder = TASKS[name], reader.cwd
+    for path, text in task.files.items():
+        reader.write(path, text)
+    if "greeting" in "".join(task.files.values()):
+        wheel(folder / "wheels")
+    shown, env = "", dict(reader.env)
+    for number, command in enumerate(task.commands):
+        if command.startswith("export "):
+            env.update([command.removeprefix("export ").split("=")])
+            continue
+        done = subprocess.run(
+            ["bash", "-c", command],
+            cwd=folder,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        shown += done.stdout
+        is_last = number == len(task.commands) - 1
+        expected = task.code if is_last else 1 if number in task.fail else 0
+        assert done.returncode == expected, f"{command}: {shown}"
+    for text in task.shows:
+        assert text in shown, shown
+    for path in task.results:
+        assert list(folder.glob(f"results/*/{path}")), shown
+    if name != "fire and forget":  # its nodes end a minute after the job
+        assert remaining(ec2, reader.cluster).instances == []
+    assert sum(one.startswith("cloudddp ") for one in task.commands) == COMMANDS[name]

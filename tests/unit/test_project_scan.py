@@ -1,0 +1,85 @@
+"""What `init` sees in projects of the usual forms, as a table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cloudddp.job.project_scan import scan
+
+DDP = """
+import os, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+def main():
+    dist.init_process_group("nccl"); torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    data = open("data/train.csv")
+    torch.save({}, "checkpoints/last.pt")
+if __name__ == "__main__": main()
+"""
+HUGGING_FACE = """
+import argparse
+from transformers import Trainer, TrainingArguments
+parser = argparse.ArgumentParser(); parser.add_argument("--output_dir", default="out/model")
+Trainer(args=TrainingArguments(output_dir="/mnt/ckpt")).train()
+"""
+LIGHTNING = """
+from lightning.pytorch.cli import LightningCLI
+from lightning import Trainer
+Trainer(default_root_dir=f"logs/{1}")
+LightningCLI()
+"""
+MODEL = "import torch\nclass Model(torch.nn.Module): pass\n"
+
+
+def project(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("files", "scripts"),
+    [
+        ({"train.py": DDP, "model.py": MODEL}, ["train.py"]),
+        ({"src/finetune.py": HUGGING_FACE, "src/model.py": MODEL}, ["src/finetune.py"]),
+        ({"cli.py": LIGHTNING}, ["cli.py"]),
+        ({"a.py": DDP, "train.py": DDP}, ["train.py", "a.py"]),
+        ({"tests/test_train.py": DDP, "setup.py": DDP, ".venv/x.py": DDP, "broken.py": "def ("}, []),
+        ({"env/pyvenv.cfg": "", "env/train.py": DDP, "my/pyvenv.cfg": "", "my/train.py": DDP}, []),
+        ({"model.py": MODEL}, []),
+    ],
+)
+def test_entry_scripts(tmp_path: Path, files: dict[str, str], scripts: list[str]) -> None:
+    assert [one.path for one in scan(project(tmp_path, files)).scripts] == scripts
+
+
+@pytest.mark.parametrize(
+    ("files", "environment"),
+    [
+        (("requirements.txt",), "requirements.txt"),
+        (("requirements.txt", "uv.lock"), "uv.lock"),
+        (("environment.yml",), "environment.yml"),
+        (("pyproject.toml",), ""),  # without dependencies
+        ((), ""),
+    ],
+)
+def test_file_of_packages(tmp_path: Path, files: tuple[str, ...], environment: str) -> None:
+    assert scan(project(tmp_path, dict.fromkeys(files, "x = 1\n"))).environment == environment
+
+
+def test_pyproject_with_dependencies(tmp_path: Path) -> None:
+    files = {"pyproject.toml": '[project]\nname = "x"\ndependencies = ["torch"]\n'}
+    assert scan(project(tmp_path, files)).environment == "pyproject.toml"
+
+
+def test_where_scripts_save(tmp_path: Path) -> None:
+    found = scan(project(tmp_path, {"train.py": DDP, "hf.py": HUGGING_FACE, "cli.py": LIGHTNING}))
+    assert found.saved == {"checkpoints": "train.py", "out": "hf.py", "logs": "cli.py"}
+    assert found.outside == {"/mnt/ckpt": "hf.py"}
+
+
+def test_ignored_folder_that_the_script_names(tmp_path: Path) -> None:
+    found = scan(project(tmp_path, {"train.py": DDP}), ["data/", "wandb/", "notes.txt", "dat/"])
+    assert found.data == ("data",)
