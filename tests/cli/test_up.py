@@ -13,7 +13,7 @@ from support.harness import clean_environment, interrupt, wait_for
 
 
 def test_up_creates_the_requested_cluster(cli: Any, ec2: Any) -> None:
-    """The requests themselves are in tests/golden."""
+    """The requests themselves are in tests/golden/requests."""
     out = cli.ok("up", "-n", "2", "-t", "g5.xlarge", "--max-hours", "3")
     assert "is ready" in out
     where = [{"Name": "tag:cloudddp:cluster", "Values": [cli.cluster]}]

@@ -1,5 +1,5 @@
 """The exact requests of `up`, for six instance types, and for two of them in five other accounts, are those
-in tests/golden.
+in tests/golden/requests.
 
 A change shows as a diff, a call on each line. After one that is wanted:
 UPDATE_GOLDEN=1 python -m pytest tests/unit/test_golden_requests.py
@@ -28,7 +28,7 @@ from cloudddp.cluster import up
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.sim.aws import rehearse
 
-FOLDER = Path(__file__).resolve().parents[1] / "golden"
+FOLDER = Path(__file__).resolve().parents[1] / "golden/requests"
 ONE_CARD, SEVERAL_CARDS = "g5.xlarge", "p4d.24xlarge"
 TYPES = (SEVERAL_CARDS, "p5.48xlarge", "p5en.48xlarge", "p6-b200.48xlarge", "g6e.12xlarge", ONE_CARD)
 ID = re.compile(r"\b(vpc|subnet|sg|ami|key|i|rtb|c|pg|cr|eipalloc|eni)-[0-9a-f]{8,32}\b")

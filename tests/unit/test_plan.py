@@ -147,6 +147,7 @@ def test_resources_are_tagged_in_the_call_that_creates_them(spot: bool) -> None:
         "cloudddp:gpus": "4",
         "cloudddp:efa": "0",
         "cloudddp:usd-per-node-hour": f"{the_plan.price.hour / 2:.4f}",
+        "cloudddp:idle-minutes": "60.00",
         "Name": "cloudddp-demo",
     }
     of_nodes = {"instance", "volume", "network-interface"} | ({"spot-instances-request"} if spot else set())
