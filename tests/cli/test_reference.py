@@ -52,10 +52,25 @@ def test_table_of_a_group_matches_its_commands(group: LazyGroup) -> None:
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=[str(group.name) for group in GROUPS])
-def test_short_helps_fit_a_terminal(group: LazyGroup) -> None:
-    lines = group.get_help(context_of(group)).split("Commands:\n")[1].splitlines()
-    assert [line.split()[0] for line in lines] == sorted(listed(group))  # one line for each
+def test_help_of_a_group_has_every_command_under_a_heading(group: LazyGroup) -> None:
+    text = group.get_help(context_of(group))
+    lines = [line for line in text.splitlines() if line.startswith("  ") and line.split()[0] in group.table]
+    assert sorted(line.split()[0] for line in lines) == sorted(listed(group))  # one line for each
+    assert max(map(len, text.splitlines())) <= reference.WIDTH
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=[str(verb.name) for verb in VERBS])
+def test_help_of_a_verb_is_a_screen_with_an_example(verb: Verb) -> None:
+    context = context_of(verb)
+    lines = verb.get_help(context).splitlines()
+    assert len(lines) < 60
     assert max(map(len, lines)) <= reference.WIDTH
+    assert "Example" in "".join(lines)
+    named = [
+        option.opts[-1] for option in verb.params if isinstance(option, click.Option) and not option.hidden
+    ]
+    text = "\n".join(lines)
+    assert [name for name in named if name not in text] == []  # a rare one by its name
 
 
 def test_parameters_of_a_verb_match_its_function() -> None:

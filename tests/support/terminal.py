@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import pty
+import select
 import signal
 import termios
+import time
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +34,12 @@ class Terminal:
         os.close(theirs)
         self.seen = b""
 
-    def read_until(self, word: bytes) -> None:
-        while word not in self.seen:
+    def read_until(self, words: bytes) -> None:
+        """Read until these words were printed, wherever the lines are wrapped."""
+        ends = time.monotonic() + TIMEOUT
+        while b" ".join(words.split()) not in b" ".join(self.seen.split()):
+            ready, _, _ = select.select([self.ours], [], [], max(0.0, ends - time.monotonic()))
+            assert ready, self.seen
             self.seen += os.read(self.ours, 1000)
 
     def wait_until_it_reads(self) -> None:

@@ -125,6 +125,6 @@ slurm = JobVerb(
     \b
     Examples:
       cloudddp export slurm train.py --epochs 10 | sbatch
-      cloudddp export slurm -n 4 --gpus-per-node 8 --time 1-00:00:00 -o job.sh train.py
+      cloudddp export slurm -n 4 --gpus-per-node 8 -o job.sh train.py
     """,
 )

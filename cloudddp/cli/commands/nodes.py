@@ -25,9 +25,9 @@ init = Verb(
             "one that gives the same result on any number of ranks (exact), or the reference trainer.",
         ),
     ],
-    help="""Write a short cloudddp.toml into FOLDER, by default the current one.
+    help="""Write a short cloudddp.toml into FOLDER.
 
-    Looks at the project first: which script trains, which file lists its packages, which data it reads. On a
+    FOLDER is the current one where it is not named. Looks at the project first: which script trains, which file lists its packages, which data it reads. On a
     terminal it asks how many nodes, of which type, and what they may cost.
 
     \b
@@ -60,7 +60,7 @@ sync = Verb(
 
     \b
     Example:
-      cloudddp sync --results && cloudddp launch train.py --resume checkpoints/last.pt
+      cloudddp sync --results
     """,
 )
 
@@ -178,13 +178,14 @@ completion = Verb(
     "cloudddp.cli.actions.completion:completion",
     only_own_options=True,
     params=[click.Argument(["shell"], required=False, metavar="[bash|zsh|fish]")],
-    help="""Print what makes a shell complete cloudddp's words: verbs, options, clusters, jobs and nodes.
+    help="""Print what makes a shell complete cloudddp's words.
 
-    Without an argument, for the shell that SHELL names. bash needs the package bash-completion.
+    They are verbs and options, and the names of clusters, jobs and nodes that this computer knows. Without an
+    argument, for the shell that SHELL names.
 
     \b
     Examples:
-      cloudddp completion bash > ~/.local/share/bash-completion/completions/cloudddp
+      echo 'eval "$(cloudddp completion bash)"' >> ~/.bashrc
       echo 'eval "$(cloudddp completion zsh)"' >> ~/.zshrc
       cloudddp completion fish > ~/.config/fish/completions/cloudddp.fish
     """,

@@ -200,7 +200,8 @@ session = Verb(
 
     \b
     Example:
-      cloudddp --sim up --proxy-command 'cloudddp sim session --target %h --port %p'
+      cloudddp --sim up \\
+        --proxy-command 'cloudddp sim session --target %h --port %p'
     """,
 )
 
@@ -261,6 +262,7 @@ maintenance = Verb(
         click.Argument(["node"]),
         click.Option(
             ["--code"],
+            metavar="KIND",
             type=click.Choice(
                 [
                     "instance-reboot",
@@ -272,7 +274,8 @@ maintenance = Verb(
             ),
             default="instance-reboot",
             show_default=True,
-            help="What will happen.",
+            help="What will happen: instance-reboot, system-reboot, system-maintenance, instance-retirement, "
+            "instance-stop.",
         ),
         click.Option(
             ["--seconds"],
