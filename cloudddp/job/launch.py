@@ -67,7 +67,7 @@ def prepare(
     if fresh:
         sync.check_size(files, files.manifest, config.sync.max_mb)
         _check_rank_counts(config, config.cluster.nodes)
-    for note in unsent.notes(files, config):
+    for note in unsent.notes(files, config, "" if found.program else file, script.args):
         warn(note)
     if config.cluster.nodes > 1 and not found.program and (line := localhost_line(root / file)):
         warn(

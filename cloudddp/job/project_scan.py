@@ -80,6 +80,14 @@ def scan(root: Path, ignored: Sequence[str] = ()) -> Found:
     return Found(tuple(likely), environment, tuple(data))
 
 
+def named_by(root: Path, script: str, args: Sequence[str], ignored: Sequence[str]) -> list[str]:
+    """Return the folders among `ignored` that a script or its arguments name."""
+    texts = {*args, *(arg.partition("=")[2] for arg in args)}
+    if found := _read(root, script):
+        texts |= found.texts
+    return [name for name in ignored if name.endswith("/") and _is_named(name.rstrip("/"), texts)]
+
+
 def listing_of(root: Path) -> str:
     """Return the file of a project that lists its packages; '' for none."""
     return next((name for name in ENVIRONMENTS if _lists_packages(root / name)), "")

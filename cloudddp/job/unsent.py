@@ -11,7 +11,7 @@ from pathlib import Path
 from cloudddp.agent.protocol.manifest import LINK
 from cloudddp.config.spec import Config
 from cloudddp.errors import UsageError
-from cloudddp.job import file_listing
+from cloudddp.job import file_listing, project_scan
 from cloudddp.job.project_files import RESULTS, Snapshot, of_config
 from cloudddp.text import one_line
 
@@ -19,8 +19,9 @@ from cloudddp.text import one_line
 _BUILT = (".*", "*.egg-info/", "*.pyc", "node_modules/", "build/", "dist/")
 
 
-def notes(files: Snapshot, config: Config) -> Iterator[str]:
-    """Yield a line for each kind of files that a user would expect on the nodes, and that are not sent."""
+def notes(files: Snapshot, config: Config, script: str = "", args: Sequence[str] = ()) -> Iterator[str]:
+    """Yield a line for each kind of files that a user would expect on the nodes, and that are not sent.
+    `script`, `args`: what is launched; the script by its path in the project."""
     if files.withheld:
         yield (
             f"not sent, since they may hold secrets: {_some(files.withheld)} (--env-file passes variables; "
@@ -41,7 +42,15 @@ def notes(files: Snapshot, config: Config) -> Iterator[str]:
             f"links to files that are not sent, so the nodes do not have them: {_some(lost)}; copy the files "
             "into the project, or add the links to sync.exclude"
         )
-    if ignored := _ignored_names(files, config):
+    ignored = _ignored_names(files, config)
+    named = project_scan.named_by(files.root, script, args, ignored) if script and ignored else []
+    for folder in named:
+        source = json.dumps(folder.rstrip("/"), ensure_ascii=False)
+        yield (
+            f"{folder} is not sent, since git ignores it, and {script} or its arguments name it. To send it, "
+            f"add two lines to cloudddp.toml: [[data]] and source = {source}"
+        )
+    if ignored := [name for name in ignored if name not in named]:
         yield (
             f"not sent, since git's ignore rules name them: {_some(ignored)} (sync.include sends what the "
             "job needs, sync.exclude ends "
@@ -81,6 +90,7 @@ def _ignored_names(files: Snapshot, config: Config) -> list[str]:
         name
         for name in sorted(names)
         if not hidden(name)
+        and not files.is_data(name.rstrip("/"))
         and not _rule(name.rstrip("/"), config)
         and not file_listing.is_below(name.rstrip("/"), scratch)
     ]

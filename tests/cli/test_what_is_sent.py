@@ -17,7 +17,7 @@ from support.localsync import LocalCluster
 from support.repositories import git
 
 from cloudddp.config import project
-from cloudddp.config.spec import Config, SyncSpec
+from cloudddp.config.spec import Config, DataSpec, SyncSpec
 from cloudddp.errors import UsageError, render
 from cloudddp.job import launch, project_files, sync, unsent
 from cloudddp.job.job_request import Script
@@ -252,6 +252,32 @@ def test_files_that_the_nodes_lack_are_named(tmp_path: Path) -> None:
     assert {"data/x", "meta.pkl"} < set(project_files.of_config(root, included).manifest)
     assert "ignore rules" not in warnings(root, included)
     assert "links" not in warnings(root, included)
+
+
+@pytest.mark.parametrize(
+    ("text", "args", "named"),
+    [
+        ('open("data/train.bin")', (), "data/"),
+        ('root = Path("./data")', (), "data/"),
+        ("pass", ("--data=data/a",), "data/"),
+        ("pass", ("--data", "sets/one"), "sets/"),
+        ('"the data/set"; "database"', ("--sets",), ""),
+        ("not python (", (), ""),
+    ],
+)
+def test_ignored_folder_that_a_script_names_is_named(
+    tmp_path: Path, text: str, args: tuple[str, ...], named: str
+) -> None:
+    write(tmp_path, "a.py", "data/x", "sets/one/x")
+    (tmp_path / "a.py").write_text(text)
+    (tmp_path / ".gitignore").write_text("data/\nsets/\n")
+    files = project_files.of_config(tmp_path, Config())
+    found = list(unsent.notes(files, Config(), "a.py", args))
+    assert [one.partition(" is not sent")[0] for one in found if "[[data]]" in one] == [named] * bool(named)
+    if named:
+        assert f'source = "{named.rstrip("/")}"' in found[0]
+    data = Config(data=(DataSpec(source="data"), DataSpec(source="sets")))
+    assert list(unsent.notes(project_files.of_config(tmp_path, data), data, "a.py", args)) == []
 
 
 @pytest.mark.parametrize("repository", [False, True])

@@ -12,14 +12,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.agentnode import Node, free_port, gang_of, until
 from support.buckets import ROOT, objects
-from support.imds import Metadata
+from support.imds import Metadata, of_a_role
 from support.s3_server import S3
 
 from cloudddp.agent.protocol.copies import Copied, CopyPhase, Destination
@@ -36,21 +35,8 @@ WRITE = "import os; os.makedirs('runs', exist_ok=True)\n"
 @pytest.fixture
 def node(node: Node, s3: S3) -> Iterator[Node]:
     """A node with a role, whose S3 is that server."""
-    credentials = {
-        "Code": "Success",
-        "Type": "AWS-HMAC",
-        "AccessKeyId": "ASIAROLE",
-        "SecretAccessKey": "s3cret-of-the-role",
-        "Token": "token-of-the-role",
-        "LastUpdated": "2026-01-01T00:00:00Z",
-        "Expiration": f"{datetime.now(UTC) + timedelta(hours=6):%Y-%m-%dT%H:%M:%SZ}",
-    }
     metadata = Metadata()
-    metadata.found |= {
-        "placement/region": "us-east-1",
-        "iam/security-credentials/": "role",
-        "iam/security-credentials/role": json.dumps(credentials),
-    }
+    metadata.found |= of_a_role()
     node.metadata = metadata.address
     node.variables["AWS_ENDPOINT_URL_S3"] = s3.url
     yield node

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -48,3 +50,21 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: Any) -> None:
         pass
+
+
+def of_a_role() -> dict[str, str]:
+    """What a node with a role finds in its metadata."""
+    credentials = {
+        "Code": "Success",
+        "Type": "AWS-HMAC",
+        "AccessKeyId": "ASIAROLE",
+        "SecretAccessKey": "s3cret-of-the-role",
+        "Token": "token-of-the-role",
+        "LastUpdated": "2026-01-01T00:00:00Z",
+        "Expiration": f"{datetime.now(UTC) + timedelta(hours=6):%Y-%m-%dT%H:%M:%SZ}",
+    }
+    return {
+        "placement/region": "us-east-1",
+        "iam/security-credentials/": "role",
+        "iam/security-credentials/role": json.dumps(credentials),
+    }

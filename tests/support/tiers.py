@@ -95,7 +95,7 @@ SLOW = {
     "test_up_and_down_name_the_other_clusters_with_their_price": "those of searched regions remain",
     "cli/test_reservations.py::"
     "test_reservation_in_a_placement_group_uses_that_group": "2 s; a reservation without one remains",
-    "cli/test_reservations.py::test_dry_run_shows_the_reservation": "2 s; tests/golden/requests has the requests",
+    "cli/test_reservations.py::test_dry_run_shows_the_reservation": "2 s; the golden requests have it",
     "cli/test_reservations.py::test_up_after_down_waits_for_the_clean_up": "waits",
     "cli/test_reservations.py::test_wait_for_the_clean_up_that_ends_early_leaves_nothing": "waits",
     "cli/test_sim_verbs.py::"

@@ -27,8 +27,9 @@ init = Verb(
     ],
     help="""Write a short cloudddp.toml into FOLDER.
 
-    FOLDER is the current one where it is not named. Looks at the project first: which script trains, which file lists its packages, which data it reads. On a
-    terminal it asks how many nodes, of which type, and what they may cost.
+    Without FOLDER, into the current one. Looks at the project first: which script trains, which file lists
+    its packages, which data it reads. On a terminal it asks how many nodes, of which type, and what they may
+    cost.
 
     \b
     Examples:

@@ -14,6 +14,7 @@ from agent.node.commands import run_quietly
 
 PYTHONS = ("/opt/pytorch/bin/python", "python3")  # after that of the ranks
 HAS_BOTO3 = "import importlib.util; print('yes' if importlib.util.find_spec('boto3') else '')"
+NO_CREDENTIALS = "the node has no credentials: no instance profile with a role is attached to it"
 LOOK_SECONDS = 20.0  # for a Python to say whether it has boto3
 KEPT = (
     "AWS_ENDPOINT_URL",

@@ -1,5 +1,5 @@
 """Copies an S3 prefix to a folder of this node. Runs as a process of its own, with a Python that has boto3
-(data.py starts it), and uses nothing else of the agent.
+(data.py starts it), and uses little else of the agent.
 
 stdin: JSON with `bucket`, `prefix`, `region` and `folder`. It writes lines for people, and exits with 1 after
 the reason why the folder is not a copy. Files that have the size and time of their object are there already,
@@ -18,6 +18,8 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from typing import Any, NamedTuple
+
+from agent.s3.boto import NO_CREDENTIALS
 
 PART = 16 << 20  # bytes; larger objects are read in parts
 CONNECTIONS = 32
@@ -49,13 +51,16 @@ def main() -> int:
         objects = list(_objects(client, request["bucket"], request["prefix"]))
         if not objects:
             raise Refused("it has no objects: is the prefix right?")
+        _refuse_files_that_are_folders(objects)
         _copy(client, request["bucket"], objects, request["folder"], url)
         _compare(objects, request["folder"])
     except Refused as error:
         _say(f"{url}: {error}")
         return 1
     except Exception as error:  # botocore's have no common base, and a disk may be full
-        _say(f"{url}: {type(error).__name__}: {error}"[:500])
+        name = type(error).__name__
+        why = NO_CREDENTIALS if name == "NoCredentialsError" else f"{name}: {error}"[:500]
+        _say(f"{url}: {why}")
         return 1
     _say(
         f"{url}: {len(objects)} files, {_size(sum(one.size for one in objects))}, are in {request['folder']}"
@@ -79,7 +84,6 @@ def _client(region: str) -> Any:
 def _objects(client: Any, bucket: str, prefix: str) -> Iterator[Object]:
     """Yield the objects below a prefix. Raises Refused for a key that is no path below a folder."""
     beginning = f"{prefix.rstrip('/')}/" if prefix else ""
-    taken: dict[str, str] = {}
     for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=beginning):
         for found in page.get("Contents", ()):
             key = found["Key"]
@@ -89,8 +93,16 @@ def _objects(client: Any, bucket: str, prefix: str) -> Iterator[Object]:
             parts = name.split("/")
             if any(part in ("", ".", "..") or len(part.encode()) > 255 or "\0" in part for part in parts):
                 raise Refused(f"the key {key!r} is no path of a file")
-            taken[name] = key
             yield Object(key, name, found["Size"], int(found["LastModified"].timestamp()))
+
+
+def _refuse_files_that_are_folders(objects: list[Object]) -> None:
+    keys = {one.name: one.key for one in objects}
+    for one in objects:
+        folder = one.name
+        while folder := folder.rpartition("/")[0]:
+            if folder in keys:
+                raise Refused(f"{keys[folder]} is an object and has objects below it")
 
 
 def _copy(client: Any, bucket: str, objects: list[Object], folder: str, url: str) -> None:

@@ -1,5 +1,5 @@
 """Uploads files to Amazon S3. Runs as a process of its own, with a Python that has boto3 (copies.py starts
-it), and uses nothing else of the agent.
+it), and uses little else of the agent.
 
 stdin: JSON with `bucket`, `region`, `patience` (seconds without progress after which it gives up), `ends`
 (when it does at the latest, by the monotonic clock) and `files`, each with `path` (null: an empty object),
@@ -22,13 +22,14 @@ import threading
 import time
 from typing import Any, Optional
 
+from agent.s3.boto import NO_CREDENTIALS
+
 PART = 16 << 20  # bytes; files of that size and more are sent in parts
 CONNECTIONS = 16
 QUEUED = 16  # requests that wait for a connection; each has its file open
 ATTEMPTS = 4  # for one request
 CONNECT_SECONDS, READ_SECONDS = 5.0, 30.0
 LONGEST = 450  # characters of a reason
-NO_CREDENTIALS = "the node has no credentials: no instance profile with a role is attached to it"
 # Errors after which no file can be uploaded. Any other answer of S3 concerns one file.
 FOR_ALL = frozenset(
     (

@@ -1,0 +1,155 @@
+"""[[data]] from S3, as the agent copies it before ranks start: against moto's S3."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.agentnode import Node
+from support.imds import Metadata, of_a_role
+from support.s3_server import S3
+
+from cloudddp.agent.protocol.start import DataCopy, SetupReply, SetupRequest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
+
+BUCKET = "results"  # of the fixture
+LARGE = bytes(range(256)) * ((33 << 20) // 256)
+
+
+@pytest.fixture
+def node(node: Node, s3: S3) -> Iterator[Node]:
+    metadata = Metadata()
+    metadata.found |= of_a_role()
+    node.metadata = metadata.address
+    node.variables["AWS_ENDPOINT_URL_S3"] = s3.url
+    yield node
+    metadata.close()
+
+
+def put(s3: S3, **objects: bytes | str) -> None:
+    for key, body in objects.items():
+        s3.client.put_object(Bucket=BUCKET, Key=key, Body=body)
+
+
+def copy(node: Node, *commands: str, prefix: str = "sets/one", path: str = "data") -> SetupReply:
+    return node.call(
+        SetupRequest(
+            job=node.id("job-1"),
+            node=0,
+            project="p",
+            script="script.py",
+            commands=commands,
+            data=(DataCopy(BUCKET, prefix, path),),
+            paths={"CLOUDDDP_DATA_DATA": path},
+        )
+    )
+
+
+def reads(s3: S3) -> int:
+    return sum(one.startswith("GET") and "list-type" not in one for one in s3.requests)
+
+
+def files(node: Node, path: str = "data") -> dict[str, bytes]:
+    folder = node.project / path
+    return {str(one.relative_to(folder)): one.read_bytes() for one in folder.rglob("*") if one.is_file()}
+
+
+def test_prefix_is_copied_and_only_what_differs_is_read_again(node: Node, s3: S3) -> None:
+    put(
+        s3,
+        **{"sets/one/a b/\u65e5": "1", "sets/one/large": LARGE, "sets/one/folder/": "", "sets/one-not": "x"},
+    )
+    assert copy(node, 'cat "$CLOUDDDP_DATA_DATA/a b/"* > seen') == SetupReply(exit_code=0)
+    assert files(node) == {"a b/\u65e5": b"1", "large": LARGE}
+    assert (node.project / "seen").read_text() == "1"
+    assert (node.project / "data").is_symlink()
+    before = reads(s3)
+    assert copy(node).exit_code == 0
+    assert reads(s3) == before
+    # Another size, another time with the same size, a file of a job, a link out of the folder.
+    folder = node.project / "data"
+    put(s3, **{"sets/one/a b/\u65e5": "23", "sets/one/new": "4"})
+    os.utime(folder / "large", (1, 1))
+    (folder / "left").write_text("by a job")
+    (folder / "link").symlink_to("/etc")
+    assert copy(node).exit_code == 0
+    assert files(node) == {"a b/\u65e5": b"23", "large": LARGE, "new": b"4"}
+    assert not (folder / "link").exists()
+    assert Path("/etc/passwd").exists()
+    s3.client.delete_object(Bucket=BUCKET, Key="sets/one/new")
+    assert copy(node).exit_code == 0
+    assert set(files(node)) == {"a b/\u65e5", "large"}
+
+
+def test_another_prefix_takes_the_place_of_the_first(node: Node, s3: S3) -> None:
+    put(s3, **{"sets/one/a": "1", "sets/two/b": "2"})
+    assert copy(node).exit_code == 0
+    assert copy(node, prefix="sets/two").exit_code == 0
+    assert files(node) == {"b": b"2"}
+    assert copy(node, prefix="sets/two", path="deep/in/the/project").exit_code == 0
+    assert files(node, "deep/in/the/project") == {"b": b"2"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ([], "it has no objects"),
+        (["sets/one/"], "it has no objects"),
+        (["sets/one/../../up"], "is no path of a file"),
+        (["sets/one//double"], "is no path of a file"),
+        (["sets/one/" + "n" * 256], "is no path of a file"),
+        (["sets/one/a", "sets/one/a/b"], "sets/one/a is an object and has objects below it"),
+    ],
+)
+def test_prefix_that_cannot_be_a_folder_is_refused(node: Node, s3: S3, keys: list[str], why: str) -> None:
+    put(s3, **dict.fromkeys(keys, "x"))
+    reply = copy(node, "touch never")
+    assert (reply.exit_code, reply.data, reply.command) == (1, True, "s3://results/sets/one/")
+    assert why in reply.output
+    assert not (node.project / "never").exists()
+    assert not (node.project.parent / "up").exists()
+
+
+def test_object_that_is_refused_or_cut_short_is_named(node: Node, s3: S3) -> None:
+    put(s3, **{"sets/one/a": "1", "sets/one/b": "2"})
+    denied = b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>"
+
+    def answer(environ: dict[str, Any]) -> tuple[str, bytes] | None:
+        refused = environ["PATH_INFO"].endswith("/sets/one/b")
+        return ("403 Forbidden", denied) if refused else None
+
+    s3.answer = answer
+    reply = copy(node, "touch never")
+    assert reply.data
+    assert "1 of 2 objects were not copied: sets/one/b: " in reply.output
+    s3.answer = lambda environ: ("200 OK", b"") if environ["PATH_INFO"].endswith("/sets/one/b") else None
+    reply = copy(node, "touch never")
+    assert (reply.exit_code, reply.data) == (1, True)
+    assert not (node.project / "never").exists()
+    s3.answer = lambda _: None
+    assert copy(node, "touch now").exit_code == 0
+    assert (node.project / "now").exists()
+
+
+def test_file_of_the_project_at_the_path_is_kept(node: Node, s3: S3) -> None:
+    put(s3, **{"sets/one/a": "1"})
+    (node.project / "data").mkdir(parents=True)
+    (node.project / "data" / "mine").write_text("kept")
+    reply = copy(node)
+    assert "path = data: the project has a file or folder there" in reply.output
+    assert files(node) == {"mine": b"kept"}
+
+
+def test_node_without_a_role_says_so(node: Node, s3: S3) -> None:
+    put(s3, **{"sets/one/a": "1"})
+    metadata = Metadata()
+    node.metadata = metadata.address
+    reply = copy(node)
+    metadata.close()
+    assert (reply.exit_code, reply.data) == (1, True)
+    assert "no instance profile with a role is attached" in reply.output
