@@ -89,6 +89,9 @@ class ByteProgress:
             )
             rate = max(received - self._received, 0) / max(now - self._at, 1e-6)
             source = f"node {node}" if len(self._transfers) == 1 else f"{len(self._transfers)} nodes"
-            text = f"pulling from {source}: {size_of(done)} of {size_of(max(total, done))}"
-            self._progress(Current(f"{text}, {size_of(int(rate))}/s"))
+            text = (
+                f"pulling from {source}: {size_of(done)} of {size_of(max(total, done))}, "
+                f"{size_of(int(rate))}/s"
+            )
+            self._progress(Current(text) if self._progress.live else text)  # lines have their interval here
             self._at, self._next, self._received = now, now + self._every, received

@@ -91,7 +91,7 @@ def test_detaching_and_ctrl_c_on_logs_leave_the_job_running(cli: Any, terminal: 
     window = terminal("launch", "wait.py")
     interrupt_at_question(window, b"rank 0 began")
     os.write(window.ours, b"what?\nd\n")
-    window.read_until(b"an hour; until the deadline")
+    window.read_until(b"an hour, at most")
     window.read_until(b"keeps running: ")
     assert window.process.wait(TIMEOUT) == 3
     follower = cli.start("logs", "-f")

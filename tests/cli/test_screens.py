@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from support.harness import ROOT
+import pytest
+from support.harness import ROOT, CommandLine, clean_environment
 from support.screens import SPINNER, Recording, steady
+
+from cloudddp.sim import control
+from docs import record
 
 FOLDER = ROOT / "tests/golden/screens"
 SCRIPT = """
@@ -58,8 +62,23 @@ def _words(text: str) -> list[str]:
     ]
 
 
-def test_job_on_a_terminal_from_up_to_down(cli: Any) -> None:
-    cli.env.pop("COLUMNS", None)
+@pytest.fixture
+def cli(tmp_path: Path, project: Path) -> Iterator[CommandLine]:
+    """The command line of an account without other clusters, which `up` would name."""
+    home = tmp_path / "home"
+    simulator = control.start(home, nodes="process")
+    made = CommandLine(
+        project,
+        "project",
+        clean_environment(CLOUDDDP_HOME=str(home), CLOUDDDP_YES="1", **control.environment(simulator)),
+    )
+    made.env.pop("COLUMNS", None)
+    yield made
+    made.end()
+    control.stop(home)
+
+
+def test_job_on_a_terminal_from_up_to_down(cli: CommandLine) -> None:
     cli.write("train_a_network_with_a_long_name.py", SCRIPT)
     cli.write("cloudddp.toml", SETTINGS)
     screens: dict[str, list[str]] = {}
@@ -73,7 +92,7 @@ def test_job_on_a_terminal_from_up_to_down(cli: Any) -> None:
     }.items():
         recording = Recording()
         assert recording.run(cli, *words) == 0, recording.rows()
-        screens[name] = [row.replace(cli.cluster, "project") for row in recording.rows()]
+        screens[name] = recording.rows()
         assert recording.broken_words() == []
         assert [row for row in recording.rows() if SPINNER.search(row)] == []
     for name, rows in screens.items():
@@ -81,7 +100,5 @@ def test_job_on_a_terminal_from_up_to_down(cli: Any) -> None:
 
 
 def test_pictures_are_of_the_recording() -> None:
-    from docs import record
-
     assert (ROOT / "docs/screens.md").read_text() == record.page()
     assert Path(ROOT / "docs/demo.svg").read_text() == record.picture()

@@ -157,7 +157,7 @@ def toml_of(name: str, chosen: Chosen) -> str:
     default = ClusterSpec()
     max_cost = chosen.cluster.get("max_cost")
     lines = [
-        "# Settings of cloudddp; `cloudddp up --help` and `cloudddp launch --help` explain all of them.",
+        "# Settings of cloudddp; the `--help` of `up` and `launch` explains all of them.",
         "[cluster]",
         f"name = {toml_value(name)}",
         f"nodes = {chosen.cluster.get('nodes', default.nodes)}",
