@@ -29,6 +29,7 @@ _TRAINING = frozenset(
     TrainingArguments LightningCLI DistributedSampler
     """.split()
 )
+_VARIABLES = frozenset("RANK LOCAL_RANK WORLD_SIZE".split())  # of torchrun
 _SAVES = {"save": 1, "save_pretrained": 0, "save_checkpoint": 0, "save_model": 0}  # position of the path
 _SAVE_KEYWORDS = frozenset(
     "default_root_dir output_dir save_dir checkpoint_dir ckpt_dir dirpath log_dir logging_dir out_dir".split()
@@ -169,7 +170,7 @@ def examine(path: str, tree: ast.Module) -> Script:
         + bool(modules & _PARSERS)
         + bool(modules & {"torch", "lightning", "pytorch_lightning", "accelerate", "transformers"})
         + 3 * bool(names & _TRAINING)
-        + 3 * ("LOCAL_RANK" in texts)
+        + 3 * bool(_VARIABLES & texts)
         + 2 * any(stem.startswith(name) or stem.endswith(name) for name in _NAMES)
         - depth
     )

@@ -45,10 +45,9 @@ def notes(files: Snapshot, config: Config, script: str = "", args: Sequence[str]
     ignored = _ignored_names(files, config)
     named = project_scan.named_by(files.root, script, args, ignored) if script and ignored else []
     for folder in named:
-        source = json.dumps(folder.rstrip("/"), ensure_ascii=False)
         yield (
-            f"{folder} is not sent, since git ignores it, and {script} or its arguments name it. To send it, "
-            f"add two lines to cloudddp.toml: [[data]] and source = {source}"
+            f"{folder} is not sent, since git ignores it, and {script} or its arguments name it: "
+            f"{_as_data(folder.rstrip('/'))}"
         )
     if ignored := [name for name in ignored if name not in named]:
         yield (
@@ -157,11 +156,14 @@ def reason(root: Path, config: Config, name: str) -> str:
         return f"{shown} is on this computer and was not sent to the nodes: by its name it may hold secrets"
     if rule := _rule(path, config):
         return f"{shown} is on this computer and was not sent to the nodes: {rule}"
-    pattern = path.split("/")[0] + "/" if "/" in path else path
-    return (
-        f"{shown} is on this computer and was not sent to the nodes, since git ignores it: "
-        f"[sync] include = {json.dumps([pattern])} in cloudddp.toml sends it"
-    )
+    folder, slash, _ = path.partition("/")
+    sends = _as_data(folder) if slash else f"[sync] include = {json.dumps([path])} in cloudddp.toml sends it"
+    return f"{shown} is on this computer and was not sent to the nodes, since git ignores it: {sends}"
+
+
+def _as_data(folder: str) -> str:
+    source = json.dumps(folder, ensure_ascii=False)
+    return f"two lines in cloudddp.toml send it, [[data]] and source = {source}"
 
 
 def _some(names: Sequence[str]) -> str:

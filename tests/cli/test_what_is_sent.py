@@ -298,7 +298,7 @@ def test_include_sends_ignored_files_but_no_secrets_except_by_their_path(
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("data/x", 'include = ["data/"]'),
+        ("data/x", '[[data]] and source = "data"'),
         ("./b.pkl", 'include = ["b.pkl"]'),
         ("venv/x", "venv/ is never sent"),
         (".env", "may hold secrets"),

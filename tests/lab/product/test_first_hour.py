@@ -71,7 +71,7 @@ TASKS = {
         [RUN],
         {"train.py": FAILS},
         code=1,
-        shows=("rank 1 on node 1", "ValueError: the third batch is empty", "nothing is left"),
+        shows=("failed: rank 1 on node ", "ValueError: the third batch is empty", "nothing is left"),
     ),
     "results": Task([RUN], {"train.py": SAVES}, shows=("begins at step 0",), results=("out/model.pt",)),
     "continue tomorrow": Task(
