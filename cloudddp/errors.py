@@ -43,7 +43,7 @@ Part = str | Command
 Text = Part | tuple[Part, ...]  # ("repeat ", Command("down")) reads "repeat `cloudddp down`"
 
 
-class Current(str):
+class StepUpdate(str):
     """How far the step is that was reported last: on a terminal it takes the place of that step's text."""
 
     __slots__ = ()

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from cloudddp.cli.console import Console
 from cloudddp.config import timing
-from cloudddp.errors import Current
+from cloudddp.errors import StepUpdate
 from cloudddp.job.results.receive import Transfer
 from cloudddp.text import size_of
 
@@ -93,5 +93,7 @@ class ByteProgress:
                 f"pulling from {source}: {size_of(done)} of {size_of(max(total, done))}, "
                 f"{size_of(int(rate))}/s"
             )
-            self._progress(Current(text) if self._progress.live else text)  # lines have their interval here
+            self._progress(
+                StepUpdate(text) if self._progress.live else text
+            )  # lines have their interval here
             self._at, self._next, self._received = now, now + self._every, received

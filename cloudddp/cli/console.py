@@ -26,7 +26,7 @@ import click
 from cloudddp import timings
 from cloudddp.cli.formats import wrapped
 from cloudddp.config.command_line import GlobalOptions
-from cloudddp.errors import CloudDDPError, Current, NotConfirmed, Text, parts, render
+from cloudddp.errors import CloudDDPError, NotConfirmed, StepUpdate, Text, parts, render
 from cloudddp.text import one_line, visible_in_colour, without_colours
 
 _guarded: dict[str, TextIO] = {}  # the streams as they were
@@ -145,11 +145,11 @@ class Progress:
             return
         if not self._live:
             now = time.monotonic()
-            if not isinstance(message, Current) or now >= self._since + _LINE_SECONDS:
+            if not isinstance(message, StepUpdate) or now >= self._since + _LINE_SECONDS:
                 self._step, self._since = text, now
                 self._log(text)
             return
-        if isinstance(message, Current) and self._status is not None:
+        if isinstance(message, StepUpdate) and self._status is not None:
             self._step = text
             return
         self._finish_step()

@@ -1,5 +1,5 @@
-"""What the shell completes: names of clusters, jobs and nodes that this computer knows. No node and no AWS is
-asked: it has to be there before the next key."""
+"""What the shell completes: names of clusters, jobs and nodes that this computer knows. Only local state is
+read: completion must not wait for the network."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def _nodes(ctx: click.Context) -> list[str]:
     return [str(node) for node in range(min(max(counts, default=0), 1000))]
 
 
-def _of_kind(kind: str) -> Complete:
-    return lambda _ctx, _param, begun: [CompletionItem(begun, type=kind)]
-
-
 clusters, jobs, nodes = _completing(_clusters), _completing(_jobs), _completing(_nodes)
-files, folders = _of_kind("file"), _of_kind("dir")
+
+
+def files(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Leave it to the shell, which completes files."""
+    return [CompletionItem(begun, type="file")]

@@ -19,7 +19,7 @@ from cloudddp.cluster import lookup, region_search
 from cloudddp.cluster.lookup import Ownership
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.region_search import Search
-from cloudddp.config import environment, project, settings
+from cloudddp.config import packages, project, settings
 from cloudddp.config.command_line import Flag, GlobalOptions
 from cloudddp.config.spec import Config
 from cloudddp.errors import CloudDDPError, Command, Part, UsageError
@@ -239,7 +239,7 @@ def start(
     return Session(
         console,
         options,
-        environment.derived(where.root, checked),
+        packages.derived(where.root, checked),
         where.root,
         anyone,
         files=where.files,

@@ -20,13 +20,14 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.preconditions import hint_of_end
 from cloudddp.config import timing
 from cloudddp.config.spec import ClusterSpec, connection_mode
-from cloudddp.errors import AWSError, CloudDDPError, Command, Current, NodeError, ProgressCallback, Text
+from cloudddp.errors import AWSError, CloudDDPError, Command, NodeError, ProgressCallback, StepUpdate, Text
 from cloudddp.ssh.fleet import Fleet
 from cloudddp.text import node_list, one_line
 
 _CHECK_SECONDS = 15.0  # between two checks, while waiting for SSH, that the instances are still live
 _NAMED = 8  # nodes; of more only the number is shown
-_WAITS = ("boot", "GPUs", "PyTorch")  # what a node waits for, in this order
+# What a node waits for, by what it has reached.
+_WAITS = {None: "boot", BootStage.BOOTED: "GPUs", BootStage.GPUS: "PyTorch"}
 _LEAST_BOOT_SECONDS = 30.0  # for cloud-init, however late SSH answered
 
 
@@ -62,7 +63,7 @@ def wait_running(
         running = _running(found, spec, addressed) if found else frozenset()
         if found and len(running) == spec.nodes:
             if shown is not None:
-                progress(Current(f"nodes running: {spec.nodes} of {spec.nodes}"))
+                progress(StepUpdate(f"nodes running: {spec.nodes} of {spec.nodes}"))
             return found
         if time.monotonic() > deadline:
             raise CloudDDPError(
@@ -72,7 +73,7 @@ def wait_running(
         if running != shown:
             shown = running
             missing = found.nodes.keys() - running if found else range(spec.nodes)
-            progress(Current(f"nodes running: {len(running)} of {spec.nodes}; not yet: {_named(missing)}"))
+            progress(StepUpdate(f"nodes running: {len(running)} of {spec.nodes}; not yet: {_named(missing)}"))
         time.sleep(pause)
         pause = min(pause * 1.5, POLL_SECONDS)
 
@@ -123,7 +124,7 @@ def make_ready(
     patience = minutes * timing.current().minute
     meanwhile = _while_booting(aws, cluster, spec, progress, waiting)
     runner = connect(cluster, spec, patience, meanwhile, progress=progress, dial=dial)
-    progress(Current("SSH answers on every node"))
+    progress(StepUpdate("SSH answers on every node"))
     try:
         checking = (
             "checking GPUs, interfaces and the deadline on every node: waits until it has "
@@ -141,7 +142,7 @@ def make_ready(
             efa=expected.efa,
             on_stage=stages,
         )
-        progress(Current("checked GPUs, interfaces and the deadline on every node"))
+        progress(StepUpdate("checked GPUs, interfaces and the deadline on every node"))
     finally:
         runner.close()
     for rank, reply in found.items():
@@ -192,15 +193,17 @@ class _Stages:
 
     def __init__(self, step: str, nodes: Iterable[int], progress: ProgressCallback) -> None:
         self._step, self._progress = step, progress
-        self._waits = dict.fromkeys(nodes, "boot")
+        self._waits = dict.fromkeys(nodes, _WAITS[None])
         self._lock = threading.Lock()
 
     def __call__(self, node: int, reached: BootStage) -> None:
         with self._lock:
-            self._waits[node] = "GPUs" if reached is BootStage.BOOTED else "PyTorch"
-            nodes = {what: [one for one in self._waits if self._waits[one] == what] for what in _WAITS}
+            self._waits[node] = _WAITS[reached]
+            nodes = {
+                what: [one for one in self._waits if self._waits[one] == what] for what in _WAITS.values()
+            }
             shown = "; ".join(f"{what}: {_named(found)}" for what, found in nodes.items() if found)
-            self._progress(Current(f"{self._step}; waiting for {shown}"))
+            self._progress(StepUpdate(f"{self._step}; waiting for {shown}"))
 
 
 def _gpu_wait(expected: _Hardware) -> str:
@@ -278,7 +281,7 @@ def _while_booting(
         text = f"{waiting}; not yet: {_named(missing)}" + (f"; {reason}" if reason else "")
         if missing and text != shown:
             shown = text
-            progress(Current(text))
+            progress(StepUpdate(text))
         if time.monotonic() - checked < _CHECK_SECONDS:
             return
         checked = time.monotonic()

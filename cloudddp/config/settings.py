@@ -7,6 +7,7 @@ default). Every layer is validated and has an origin, so that an error names the
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
 import re
 import stat
@@ -21,6 +22,7 @@ import msgspec
 from cloudddp.config.command_line import Flag
 from cloudddp.config.schema import LISTS, SECTIONS, allowed, fields, nearest, unwrap
 from cloudddp.config.spec import (
+    DATA,
     MAX_WAIT,
     ClusterSpec,
     Config,
@@ -49,7 +51,6 @@ OF_TORCHRUN = """
     nnodes nproc-per-node max-restarts local-addr rdzv-backend rdzv-endpoint rdzv-id rdzv-conf
     standalone node-rank master-addr master-port no-python module run-path help
 """.split()
-DATA = "CLOUDDDP_DATA_"  # beginning of the variables of [[data]], which ranks have
 # CLOUDDDP_* variables that are not settings; any other one is a misspelt setting.
 OTHER_VARIABLES = frozenset(
     """
@@ -198,12 +199,14 @@ def resolve(layers: Sequence[Layer]) -> Config:
     check_connection(cluster := ClusterSpec(**chosen["cluster"]))
     _check_stall(job := JobSpec(**chosen["job"]))
     _check_results(cluster, job)
+    _check_role(cluster, data)
+    _check_packages(setup := SetupSpec(**chosen["setup"]))
     return Config(
         cluster=cluster,
         job=job,
         sync=SyncSpec(**chosen["sync"]),
-        setup=SetupSpec(**chosen["setup"]),
-        data=_require_role(cluster, data),
+        setup=setup,
+        data=data,
     )
 
 
@@ -242,30 +245,47 @@ def _check_data(layer: Layer, content: Any) -> tuple[DataSpec, ...]:
         values = {key: check_value(layer, "data", key, value) for key, value in one.items()}
         if "source" not in values:
             raise UsageError(f"{layer.origin}: [[data]] has no source", hint='add source = "FOLDER"')
-        found.append(DataSpec(**values))
-        places = [other.place for other in found[:-1]]
-        clash = [name for name in places if _overlap(name, found[-1].place)]
-        if clash or found[-1].place in ("", "."):
-            raise UsageError(
-                f"{layer.origin}: [[data]] source = {one['source']!r} would be at {found[-1].place or '.'}"
-                + (f", where {clash[0]} is" if clash else ", the project itself"),
-                hint='give another path = "FOLDER"',
-            )
+        if problem := _data_problem(spec := DataSpec(**values), found):
+            raise UsageError(f"{layer.origin}: {problem}", hint='give another path = "FOLDER"')
+        found.append(spec)
     return tuple(found)
+
+
+def _data_problem(spec: DataSpec, others: Sequence[DataSpec]) -> str:
+    """Return why data cannot be at its path, beside others; '' if it can."""
+    shown = f"[[data]] source = {json.dumps(spec.source, ensure_ascii=False)}"
+    if spec.place in ("", ".", "..", "~") or spec.place.startswith("../"):
+        return f"{shown} has no path in the project"
+    if spec.variable == DATA:
+        return f"{shown}: its path {spec.place} has no letter or digit of A-Z, 0-9 for its variable {DATA}..."
+    for other in others:
+        if _overlap(spec.place, other.place):
+            return f"{shown}: its path {spec.place} overlaps the path {other.place}"
+        if spec.variable == other.variable:
+            return f"{shown}: its path {spec.place} has the same variable as {other.place}, {spec.variable}"
+    return ""
 
 
 def _overlap(one: str, other: str) -> bool:
     return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
 
 
-def _require_role(cluster: ClusterSpec, data: tuple[DataSpec, ...]) -> tuple[DataSpec, ...]:
+def _check_role(cluster: ClusterSpec, data: Sequence[DataSpec]) -> None:
     """Raise UsageError where nodes are to read from S3 and have no role that may allow it."""
     if cluster.instance_profile is None and (buckets := [one.source for one in data if one.is_s3]):
         raise UsageError(
             f"[[data]] source = {buckets[0]} needs cluster.instance_profile: the nodes read it with its role",
-            hint="give --instance-profile PROFILE to `up` (infra/iam/README.md has its policy)",
+            hint="give --instance-profile PROFILE to `up` (infra/iam/data.json is its policy)",
         )
-    return data
+
+
+def _check_packages(setup: SetupSpec) -> None:
+    """Raise UsageError for wheels that nothing would install."""
+    if setup.wheels and setup.environment and setup.environment.endswith((".yml", ".yaml")):
+        raise UsageError(
+            f"setup.wheels has no effect on {setup.environment}: conda installs no wheels",
+            hint="list the packages in requirements.txt, or leave wheels out",
+        )
 
 
 def check_value(layer: Layer, section: str, key: str, value: Any) -> Any:

@@ -241,7 +241,8 @@ class SyncSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SetupSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """[setup]: commands run on every node in the project's folder, once per content."""
+    """[setup]: packages and commands, installed and run on every node in the project's folder, once per
+    content."""
 
     environment: (
         Annotated[
@@ -258,6 +259,9 @@ class SetupSpec(msgspec.Struct, frozen=True, kw_only=True):
     wheels: Relative | None = None
     run: tuple[str, ...] = ()
     inputs: tuple[Relative, ...] = ()
+
+
+DATA = "CLOUDDDP_DATA_"  # beginning of the variables of [[data]], which ranks have
 
 
 class DataSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -287,7 +291,7 @@ class DataSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def variable(self) -> str:
         """The environment variable that has its absolute path on the nodes."""
-        return "CLOUDDDP_DATA_" + re.sub(r"[^A-Z0-9]+", "_", self.place.upper()).strip("_")
+        return DATA + re.sub(r"[^A-Z0-9]+", "_", self.place.upper()).strip("_")
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):

@@ -151,9 +151,11 @@ def advice(
                 "that environment"
             )
         if listed:
-            return f"add the package of {name} to {environment}: the next launch installs it"
+            if environment.endswith("uv.lock"):
+                return f"run `uv add` with the package that provides {name}: the next launch installs it"
+            return f"add the package that provides {name} to {environment}: the next launch installs it"
         file = environment or "requirements.txt"
-        first = "" if environment else f"list the package of {name} in {file}, and "
+        first = "" if environment else f"list the package that provides {name} in {file}, and "
         return f'{first}add [setup] environment = "{file}" to cloudddp.toml: nodes then install it'
     if (found := _FILE.search(text)) and (why := why_unsent(found[1])):
         return why

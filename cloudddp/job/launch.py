@@ -21,7 +21,7 @@ from cloudddp.agent.protocol.machine import ProbeReply
 from cloudddp.agent.protocol.start import DataCopy, SetupReply, SetupRequest, StartRequest
 from cloudddp.cluster.connect import PROJECT, probe
 from cloudddp.cluster.model import Cluster
-from cloudddp.config import environment
+from cloudddp.config import packages
 from cloudddp.config.spec import Config
 from cloudddp.errors import CloudDDPError, Command, Interrupted, NodeError, UsageError
 from cloudddp.job import project_files, ranks, sync, unsent
@@ -317,7 +317,7 @@ def _setup_error(node: int, reply: SetupReply, config: Config) -> NodeError:
             "command",
         )
     listed = config.setup.environment
-    if listed and reply.command.startswith(environment.title(listed)):
+    if listed and reply.command.startswith(packages.title(listed)):
         return NodeError(
             f"node {node}: the packages of {listed} were not installed (exit code {reply.exit_code})",
             hint=_install_hint(reply, config),
@@ -333,13 +333,13 @@ def _install_hint(reply: SetupReply, config: Config) -> str:
         return _setup_hint(reply)
     if config.setup.wheels:
         return f"{config.setup.wheels} may lack a wheel, or have it for another Python or platform"
-    if _NO_INDEX.search(reply.output):
+    listed = config.setup.environment or ""
+    if _NO_INDEX.search(reply.output) and packages.takes_wheels(listed):
         return (
-            "nodes reach no package index: on this computer "
-            f"`pip download -d wheels -r {config.setup.environment}`, and in cloudddp.toml [setup] "
-            'wheels = "wheels"'
+            f"nodes reach no package index: on this computer `{packages.download(listed)}`, and in "
+            'cloudddp.toml [setup] wheels = "wheels"'
         )
-    return f"correct {config.setup.environment} and repeat the command"
+    return f"correct {listed} and repeat the command"
 
 
 def _setup_hint(reply: SetupReply) -> str:

@@ -42,7 +42,7 @@ from cloudddp.agent.protocol.manifest import (
     nested,
 )
 from cloudddp.agent.protocol.transfer import DIGEST, Record
-from cloudddp.config import project
+from cloudddp.config import packages, project
 from cloudddp.config.spec import Config
 from cloudddp.errors import UsageError
 from cloudddp.files import resolved, state_home, write_atomic
@@ -184,7 +184,8 @@ class Snapshot:
     unsent: tuple[str, ...] = ()  # files that git tracks, and that are not sent
     unfetched: tuple[str, ...] = ()  # submodules without a checkout
     ignored: tuple[str, ...] | None = None  # by .gitignore; None in a repository, where git knows
-    data: Mapping[str, Path] = field(default_factory=dict)  # local [[data]]: path in the project -> folder
+    # Folders of [[data]] and of setup.wheels, which sync.max_mb does not count: path in the project -> here.
+    data: Mapping[str, Path] = field(default_factory=dict)
 
     def is_data(self, name: str) -> bool:
         return file_listing.is_below(name, self.data)
@@ -271,8 +272,11 @@ def of_config(root: Path, config: Config, *, secret_files: Iterable[Path] = ()) 
 def _data_folders(root: Path, config: Config) -> dict[str, Path]:
     """Return the local folders of [[data]], and that of wheels, by their path in the project. Raises
     UsageError."""
-    found = {one.place: root / Path(one.source).expanduser() for one in config.data if not one.is_s3}
-    for one, folder in zip((one for one in config.data if not one.is_s3), found.values(), strict=True):
+    found: dict[str, Path] = {}
+    for one in config.data:
+        if one.is_s3:
+            continue
+        found[one.place] = folder = root / Path(one.source).expanduser()
         if not folder.is_dir():
             raise UsageError(
                 f"[[data]] source = {json.dumps(one.source)} is not a folder",
@@ -285,9 +289,10 @@ def _data_folders(root: Path, config: Config) -> dict[str, Path]:
     if config.setup.wheels:
         found[posixpath.normpath(config.setup.wheels)] = folder = root / config.setup.wheels
         if not folder.is_dir():
+            fills = packages.download(config.setup.environment or "requirements.txt", config.setup.wheels)
             raise UsageError(
                 f"setup.wheels = {json.dumps(config.setup.wheels)} is not a folder in {root}",
-                hint=f"`pip download -d {config.setup.wheels} -r requirements.txt` fills it",
+                hint=f"`{fills}` fills it",
             )
     return found
 

@@ -49,9 +49,9 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    scripts: tuple[Script, ...]  # the most likely one first
-    environment: str  # '' for none
-    data: tuple[str, ...]  # folders that git ignores and that a script names
+    scripts: tuple[Script, ...] = ()  # the most likely one first
+    environment: str = ""
+    data: tuple[str, ...] = ()  # folders that git ignores and that a script names
 
     @property
     def outside(self) -> dict[str, str]:
@@ -101,11 +101,8 @@ def _lists_packages(path: Path) -> bool:
 
 
 def _is_named(folder: str, texts: set[str]) -> bool:
-    return any(
-        posixpath.normpath(text).startswith((folder + "/", "./" + folder)) or text.strip("./") == folder
-        for text in texts
-        if text
-    )
+    names = {posixpath.normpath(text) for text in texts if text}
+    return any(name == folder or name.startswith(f"{folder}/") for name in names)
 
 
 def _python_files(root: Path) -> Iterator[str]:

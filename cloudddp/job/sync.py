@@ -22,7 +22,7 @@ from cloudddp.cluster.connect import probe
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.schema import number
 from cloudddp.config.spec import Config
-from cloudddp.errors import Command, Current, Text, UsageError
+from cloudddp.errors import Command, StepUpdate, Text, UsageError
 from cloudddp.job.project_files import Contents, Snapshot
 from cloudddp.job.transfer import Transfer
 from cloudddp.text import one_line, size_of
@@ -196,7 +196,7 @@ class _Announced:
             return
         rate = int((self._sent - self._shown) / max(now - self._at, 1e-6))
         of = f"{size_of(self._sent)} of {size_of(max(self._total, self._sent))}"
-        self._progress(Current(f"sent {of}, {size_of(rate)}/s"))
+        self._progress(StepUpdate(f"sent {of}, {size_of(rate)}/s"))
         self._at, self._shown = now, self._sent
 
     def end(self) -> None:

@@ -163,7 +163,7 @@ def reason(root: Path, config: Config, name: str) -> str:
 
 def _as_data(folder: str) -> str:
     source = json.dumps(folder, ensure_ascii=False)
-    return f"two lines in cloudddp.toml send it, [[data]] and source = {source}"
+    return f"to send it, add to cloudddp.toml the lines [[data]] and source = {source}"
 
 
 def _some(names: Sequence[str]) -> str:

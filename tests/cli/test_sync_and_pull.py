@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import pytest
 from support.jobs import direct
 
 
@@ -105,6 +106,32 @@ def test_results_go_back_to_their_places_and_no_sync_deletes_them(cli: Any) -> N
     cli.ok("cancel")
     assert done.returncode == 1
     assert "is running on node 0: no results were sent" in done.stderr
+
+
+@pytest.mark.parametrize("new_nodes", [True, False])
+def test_later_jobs_replace_what_was_put_back(cli: Any, new_nodes: bool) -> None:
+    """Rank 0 saves a checkpoint and all ranks read it: each job finds that of the last one on every node."""
+    direct(cli, nodes=2)
+    cli.write(
+        "train.py",
+        "import os\nfound = open('last.pt').read() if os.path.exists('last.pt') else '0'\n"
+        "print('found', found, flush=True)\n"
+        "if os.environ['RANK'] == '0':\n    open('last.pt', 'w').write(str(int(found) + 1))\n",
+    )
+    cli.ok("launch", "train.py")
+    cli.ok("pull")
+    if new_nodes:  # as after `down` and `up`: no job has run there
+        cli.ok("exec", "rm -rf last.pt ~/.cloudddp/jobs/*")
+    else:
+        cli.ok("exec", "rm -f last.pt")
+    cli.ok("sync", "--results")
+    assert "results:" not in cli("jobs").stderr
+    for number in range(1, 4):
+        shown = cli.ok("launch", "train.py")
+        assert shown.count(f"found {number}") == 2, shown
+        assert "not copied" not in shown
+    cli.ok("sync", "--results")  # what a job has written since is kept
+    assert "4" in cli.ok("exec", "--node", "0", "cat replaced-by-sync/*/last.pt")
 
 
 def test_sync_of_results_names_files_of_a_job_that_it_replaces(cli: Any) -> None:

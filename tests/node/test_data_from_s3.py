@@ -130,6 +130,7 @@ def test_object_that_is_refused_or_cut_short_is_named(node: Node, s3: S3) -> Non
     s3.answer = lambda environ: ("200 OK", b"") if environ["PATH_INFO"].endswith("/sets/one/b") else None
     reply = copy(node, "touch never")
     assert (reply.exit_code, reply.data) == (1, True)
+    assert "sets/one/b" in reply.output or "different: b" in reply.output
     assert not (node.project / "never").exists()
     s3.answer = lambda _: None
     assert copy(node, "touch now").exit_code == 0

@@ -14,7 +14,7 @@ from cloudddp.job.failure_text import advice
             "ModuleNotFoundError: No module named 'hydra'",
             "",
             False,
-            "list the package of hydra in requirements.txt",
+            "list the package that provides hydra in requirements.txt",
         ),
         (
             "ModuleNotFoundError: No module named 'hydra.core'",
@@ -22,7 +22,12 @@ from cloudddp.job.failure_text import advice
             False,
             'add [setup] environment = "uv.lock"',
         ),
-        ("/opt/py/bin/python3: No module named pkg", "req.txt", True, "add the package of pkg to req.txt"),
+        (
+            "/opt/py/bin/python3: No module named pkg",
+            "req.txt",
+            True,
+            "add the package that provides pkg to req.txt",
+        ),
     ],
 )
 def test_missing_module(line: str, environment: str, listed: bool, expected: str) -> None:
@@ -41,7 +46,11 @@ def test_missing_module(line: str, environment: str, listed: bool, expected: str
     ("line", "simulated", "expected"),
     [
         ("ModuleNotFoundError: No module named 'torch'", True, "install torch on this computer"),
-        ("ModuleNotFoundError: No module named 'torch.distributed'", False, "the package of torch"),
+        (
+            "ModuleNotFoundError: No module named 'torch.distributed'",
+            False,
+            "the package that provides torch",
+        ),
         ("t.py: error: the following arguments are required: --x, --local_rank", False, "LOCAL_RANK"),
         ("t.py: error: the following arguments are required: --local-rank", False, "LOCAL_RANK"),
         ("RuntimeError: Found no NVIDIA driver on your system.", True, "have no GPUs"),

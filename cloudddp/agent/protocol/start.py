@@ -56,10 +56,10 @@ class Process:
 
 @dataclass(frozen=True)
 class SetupReply:
-    """How the setup ended. `command` is the one that failed, with the end of its `output`; `data`: it is the
-    S3 prefix that was not copied. `cancelled`: the
-    job was cancelled meanwhile, and no process of its setup is left. `read_only`: the environment of Python
-    that the command was not allowed to change, or ''."""
+    """How the setup ended. `command` is the one that failed, with the end of its `output`; `data`: what
+    failed is a copy from S3, and `command` is its URL. `cancelled`: the job was cancelled meanwhile, and no
+    process of its setup is left. `read_only`: the environment of Python that the command was not allowed to
+    change, or ''."""
 
     exit_code: int
     command: str = ""

@@ -68,9 +68,9 @@ def _timers(console: Console, cluster: Cluster, settings: Config) -> list[thread
 def report_leaving(console: Console, cluster: Cluster, settings: Config, job: NewJob) -> None:
     """Report in a line what happens to the nodes of a job that nobody follows, and to its results."""
     place = s3_place_of(settings, job.id)
-    kept = "results that are not pulled by then are lost"
+    kept = "results that are not pulled before are lost"
     if place is not None:
-        kept = f"each node copies its results to {place.url} first"
+        kept = f"each node copies its results to {place.url} when the job has ended"
     if job.poweroff is not None:
         until = f", at {moment(cluster.expires)} at the latest" if cluster.expires else ""
         after = f"{duration(60 * job.poweroff)} after the job" if job.poweroff else "after the job"
@@ -83,7 +83,7 @@ def report_leaving(console: Console, cluster: Cluster, settings: Config, job: Ne
         if cluster.idle_minutes
         else ""
     )
-    price = "an unknown price" if cluster.hour is None else f"{dollars(cluster.hour)} an hour"
+    price = "a price that is not known" if cluster.hour is None else f"{dollars(cluster.hour)} an hour"
     console.log(
         f"{nodes} {verb} {price}{_at_most(cluster)}{idle}; ", Command("down"), f" ends them now; {kept}"
     )

@@ -57,7 +57,7 @@ def init(console: Console, _: GlobalOptions, *, folder: Path | None, example: st
         )
     name = example_name(folder)
     if example:
-        found, chosen = Found((), "", ()), Chosen({}, _REQUIREMENTS)
+        found, chosen = Found(), Chosen({}, _REQUIREMENTS)
     else:
         found = _look(folder)
         _report(console, found)
@@ -102,12 +102,12 @@ def _example_and_folder(example: str | None, folder: Path | None) -> tuple[str |
 def _look(folder: Path) -> Found:
     """Return what is in a project; nothing where the folder is new, or its files cannot be listed."""
     if not folder.is_dir() or project.holds_more(resolved(folder)):
-        return Found((), "", ())
+        return Found()
     try:
         ignored = file_listing.list_files(folder).ignored
         return project_scan.scan(folder, file_listing.ignored_by_git(folder) if ignored is None else ignored)
     except (OSError, UsageError):
-        return Found((), "", ())
+        return Found()
 
 
 def _report(console: Console, found: Found) -> None:
@@ -157,7 +157,7 @@ def toml_of(name: str, chosen: Chosen) -> str:
     default = ClusterSpec()
     max_cost = chosen.cluster.get("max_cost")
     lines = [
-        "# Settings of cloudddp; the `--help` of `up` and `launch` explains all of them.",
+        "# Settings of cloudddp; its docs/configuration.md lists all of them.",
         "[cluster]",
         f"name = {toml_value(name)}",
         f"nodes = {chosen.cluster.get('nodes', default.nodes)}",

@@ -16,7 +16,7 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.wait_ready import ready_minutes
 from cloudddp.config import timing
 from cloudddp.config.spec import ClusterSpec, seconds_of
-from cloudddp.errors import CloudDDPError, Command, UsageError
+from cloudddp.errors import CloudDDPError, Command, Text, UsageError
 from cloudddp.files import state_home
 from cloudddp.job import poweroff
 from cloudddp.job.poweroff import PutOff
@@ -35,18 +35,22 @@ def nodes_power_off() -> bool:
     )
 
 
-def require_nodes_that_power_off(option: str) -> None:
-    """Raise UsageError for the simulator's process nodes, which an `option` has no effect on."""
+_INSTEAD: Text = (
+    "leave it out, and ",
+    Command("down"),
+    " when the job has ended; or ",
+    Command("run"),
+    " does all of it",
+)
+
+
+def require_nodes_that_power_off(option: str, instead: Text = _INSTEAD) -> None:
+    """Raise UsageError for the simulator's process nodes, which cannot power off by themselves as `option`
+    needs it; the hint is what to do instead."""
     if not nodes_power_off():
         raise UsageError(
-            f"{option} has no effect on the simulator's process nodes: they cannot power off by themselves",
-            hint=(
-                "leave it out, and ",
-                Command("down"),
-                " when the job has ended; or ",
-                Command("run"),
-                " does all of it",
-            ),
+            f"{option} needs nodes that power off by themselves; the simulator's process nodes cannot",
+            hint=instead,
         )
 
 

@@ -122,7 +122,9 @@ def run(
                 "-d excludes --discard and --keep-on-failure: the nodes end by themselves",
                 hint="leave them out",
             )
-        planned_end.require_nodes_that_power_off("run -d")
+        planned_end.require_nodes_that_power_off(
+            "run -d", ("leave out -d: ", Command("run"), " then removes the nodes itself")
+        )
     ending = _Ending(discard, keep, keep_files)
     try:
         with signals.interruptible():  # but not the teardown

@@ -26,10 +26,11 @@ def script(page: str) -> str:
     """Return a page's commands and files as one shell script."""
     lines = ["set -euo pipefail"]
     for kind, text in BLOCK.findall(page):
-        named = NAMED.match(text)
         if kind == "sh":
             lines.append(text)
-        elif named and kind in ("python", "toml"):
+        elif kind in ("python", "toml"):
+            named = NAMED.match(text)
+            assert named, f"this block does not begin with the name of its file:\n{text}"
             write = ">>" if named[1] == "cloudddp.toml" else ">"
             lines.append(f"printf '%s\\n' {shlex.quote(text)} {write} {named[1]}")
     return "\n".join(lines)

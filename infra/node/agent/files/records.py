@@ -1,14 +1,15 @@
 """Which of the project's files are no new results of this node: what was pulled from it or left out by a
 pull, for every laptop with the key, and the copies that it got from another node before ranks started
-(share/spread.py).
+(share/spread.py) or, by `sync --results`, from a laptop.
 
-A copy is no result of this node, as long as it is unchanged and the node that wrote it is there.
+A copy is no result of this node, as long as it is unchanged and the node that wrote it is there; the laptop
+has what it has put back.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -42,6 +43,9 @@ class Origin(NamedTuple):
     size: int
 
 
+PUT_BACK = "put back"  # instead of an instance: pulled results that a laptop has sent
+
+
 @dataclass(frozen=True)
 class Received:
     files: dict[str, Origin] = field(default_factory=dict)
@@ -71,6 +75,14 @@ def add_received(project: Path, copies: Mapping[str, Origin]) -> None:
     known = received(project).files
     kept = {name: origin for name, origin in known.items() if os.path.lexists(project / name)}
     store.write(_file("received", project), Received({**kept, **copies}))
+
+
+def add_put_back(project: Path, names: Iterable[str]) -> None:
+    """Record results that a laptop has put back. Raises OSError."""
+    found = {name: os.lstat(project / name) for name in names}
+    add_received(
+        project, {name: Origin(PUT_BACK, info.st_mtime_ns, info.st_size) for name, info in found.items()}
+    )
 
 
 def _file(kind: str, project: Path) -> Path:

@@ -102,7 +102,7 @@ class Scan:
             return
         if name in self.manifest and paths.describe(self.folder / name) == self.manifest[name]:
             return  # a sync has written it
-        if self._copies.origin(name, found.info) in self._present:
+        if self._copies.origin(name, found.info) in (records.PUT_BACK, *self._present):
             return
         place = next((out for out in self.outputs if out in parents), "")
         if not place:

@@ -28,7 +28,7 @@ from agent.files.tree import Found, Tree
 from agent.jobs import phases
 from agent.node import kernel, store
 from agent.node.commands import program
-from agent.s3 import boto
+from agent.s3 import boto_process
 from cloudddp.agent.protocol.copies import (
     LINK,
     LOGS,
@@ -256,22 +256,22 @@ class _Outcome:
 def _upload(request: StartRequest, destination: Destination, files: Sequence[File], ends: float) -> _Outcome:
     """Upload files once. Give up at `ends`, and when there is no progress."""
     left = range(len(files))
-    python = boto.find(_own(request))
-    if problem := boto.problem(_own(request), python):
+    python = boto_process.find(_own(request))
+    if problem := boto_process.problem(_own(request), python):
         return _Outcome(left=left, fatal=problem)
     wanted = {
         "bucket": destination.bucket,
-        "region": boto.region(),
+        "region": boto_process.region(),
         "patience": destination.patience,
         "ends": ends,
         "files": [{"path": one.path, "key": one.key, "metadata": one.metadata} for one in files],
     }
     try:
         done = subprocess.run(
-            boto.command(python, "upload"),
+            boto_process.command(python, "upload"),
             input=json.dumps(wanted).encode(),
             stdout=subprocess.PIPE,
-            env=boto.environment(),
+            env=boto_process.environment(),
             cwd="/",
             start_new_session=True,
             preexec_fn=kernel.death_signal(signal.SIGKILL),

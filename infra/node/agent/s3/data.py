@@ -13,14 +13,14 @@ import os
 from pathlib import Path
 
 from agent.files import paths
-from agent.s3 import boto
+from agent.s3 import boto_process
 from cloudddp.agent.protocol.start import DataCopy
 
 INSTANCE_STORE = Path("/opt/dlami/nvme")
 FOLDER = "cloudddp-data"
 
 
-def place(copy: DataCopy, project: Path) -> Path:
+def link_folder(copy: DataCopy, project: Path) -> Path:
     """Create the folder of a copy, and link the project's path to it. Raises OSError, also where the project
     has something else there."""
     digest = hashlib.sha256(f"{copy.bucket}/{copy.prefix}".encode()).hexdigest()[:12]
@@ -49,7 +49,7 @@ def request(copy: DataCopy, folder: Path) -> bytes:
     wanted = {
         "bucket": copy.bucket,
         "prefix": copy.prefix,
-        "region": boto.region(),
+        "region": boto_process.region(),
         "folder": str(folder),
     }
     return json.dumps(wanted).encode()

@@ -16,10 +16,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import CancelledError
 from typing import Any, NamedTuple
 
-from agent.s3.boto import NO_CREDENTIALS
+from agent.s3.boto_process import NO_CREDENTIALS
 
 PART = 16 << 20  # bytes; larger objects are read in parts
 CONNECTIONS = 32
@@ -55,14 +54,14 @@ def main() -> int:
         _copy(client, request["bucket"], objects, request["folder"], url)
         _compare(objects, request["folder"])
     except Refused as error:
-        _say(f"{url}: {error}")
+        _log(f"{url}: {error}")
         return 1
     except Exception as error:  # botocore's have no common base, and a disk may be full
         name = type(error).__name__
         why = NO_CREDENTIALS if name == "NoCredentialsError" else f"{name}: {error}"[:500]
-        _say(f"{url}: {why}")
+        _log(f"{url}: {why}")
         return 1
-    _say(
+    _log(
         f"{url}: {len(objects)} files, {_size(sum(one.size for one in objects))}, are in {request['folder']}"
     )
     return 0
@@ -109,7 +108,7 @@ def _copy(client: Any, bucket: str, objects: list[Object], folder: str, url: str
     from s3transfer.manager import TransferConfig, TransferManager
 
     _remove_others(folder, {one.name for one in objects})
-    lacking = [one for one in objects if not _is_there(one, folder)]
+    lacking = [one for one in objects if not _is_current(one, folder)]
     needed = sum(one.size for one in lacking)
     free = shutil.disk_usage(folder).free
     if needed + SPARE > free:
@@ -134,12 +133,12 @@ def _finished(one: Object, future: Any, folder: str) -> str:
     try:
         future.result()
         os.utime(os.path.join(folder, one.name), (one.time, one.time))
-    except (Exception, CancelledError) as error:
+    except Exception as error:
         return f"{one.key}: {error}"[:200]
     return ""
 
 
-def _is_there(one: Object, folder: str) -> bool:
+def _is_current(one: Object, folder: str) -> bool:
     try:
         info = os.lstat(os.path.join(folder, one.name))
     except OSError:
@@ -158,7 +157,7 @@ def _remove_others(folder: str, names: set[str]) -> None:
 
 def _compare(objects: list[Object], folder: str) -> None:
     """Raise Refused unless the folder has exactly these files."""
-    wrong = [one.name for one in objects if not _is_there(one, folder)]
+    wrong = [one.name for one in objects if not _is_current(one, folder)]
     count = sum(len(files) for _, _, files in os.walk(folder))
     if wrong or count != len(objects):
         raise Refused(
@@ -186,10 +185,10 @@ class _Progress:
             now = time.monotonic()
             if now - self._reported >= REPORT_SECONDS:
                 self._reported = now
-                _say(f"{self._url}: {_size(self._done)} of {_size(self._total)}")
+                _log(f"{self._url}: {_size(self._done)} of {_size(self._total)}")
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print("".join(c if c.isprintable() else "?" for c in text), flush=True)
 
 

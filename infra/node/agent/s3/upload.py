@@ -22,7 +22,7 @@ import threading
 import time
 from typing import Any, Optional
 
-from agent.s3.boto import NO_CREDENTIALS
+from agent.s3.boto_process import NO_CREDENTIALS
 
 PART = 16 << 20  # bytes; files of that size and more are sent in parts
 CONNECTIONS = 16

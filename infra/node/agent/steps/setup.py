@@ -18,7 +18,7 @@ from agent.files import paths
 from agent.jobs import phases
 from agent.node import kernel, machine, processes, store
 from agent.node.commands import activated
-from agent.s3 import boto, data
+from agent.s3 import boto_process, data
 from cloudddp.agent.protocol import TASK_VARIABLE
 from cloudddp.agent.protocol.codec import MAX_TEXT, STDERR_END
 from cloudddp.agent.protocol.copies import url_of
@@ -106,27 +106,27 @@ def _open_log(folder: Path) -> BinaryIO:
 def _copy_data(request: SetupRequest, project: Path, mark: str, folder: Path, copy: _Copy) -> SetupReply:
     """Copy what differs of [[data]] from S3, with the Python of the job or of the image."""
     own = [found for name in (request.python, "") if (found := machine.find_python(name, project))]
-    python = boto.find(own) if request.data else ""
+    python = boto_process.find(own) if request.data else ""
     for one in request.data:
         shown = url_of(one.bucket, one.prefix)
         try:
-            problem, where = boto.problem(own, python), data.place(one, project)
+            problem, where = boto_process.problem(own, python), data.link_folder(one, project)
         except OSError as error:
             problem = f"{error.strerror or error}"
         if problem:
             return SetupReply(exit_code=1, command=shown, output=problem[:MAX_TEXT], data=True)
-        env = {**boto.environment(), TASK_VARIABLE: mark}
+        env = {**boto_process.environment(), TASK_VARIABLE: mark}
         wanted = data.request(one, where)
-        reply = _run(boto.command(python, "download"), shown, project, env, folder, copy, wanted)
+        reply = _run(boto_process.command(python, "download"), shown, project, env, folder, copy, wanted)
         if reply.exit_code:
             return replace(reply, data=True)
     return SetupReply(exit_code=0)
 
 
 def _run_all(request: SetupRequest, project: Path, mark: str, folder: Path, copy: _Copy) -> SetupReply:
-    paths = {name: str(project / path) for name, path in request.paths.items()}
+    places = {name: str(project / path) for name, path in request.paths.items()}
     for command in request.commands:
-        env = {**os.environ, **_active(request, project), **paths, **request.env, TASK_VARIABLE: mark}
+        env = {**os.environ, **_active(request, project), **places, **request.env, TASK_VARIABLE: mark}
         reply = _run(["bash", "-c", command], command, project, env, folder, copy)
         if reply.exit_code:
             return reply

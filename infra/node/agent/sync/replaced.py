@@ -37,7 +37,7 @@ class Replaced:
         self._project, self._synced, self._place = project, synced, place
         self._folder = f"{REPLACED}/{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{mark}"
         self._names: list[str] = []
-        self._jobs: Optional[tuple[int, records.Pulled]] = None
+        self._jobs: Optional[tuple[int, records.Pulled, records.Received]] = None
 
     def keep(self, parent: int, base: str, name: str, record: Optional[FileRecord] = None) -> None:
         """Move what is there under a name out of the way if it is a job's, unless it is what `record`
@@ -66,9 +66,11 @@ class Replaced:
     def _is_new(self, name: str, info: os.stat_result) -> bool:
         """Whether a job may have written a file, and nobody has pulled it since."""
         if self._jobs is None:
-            self._jobs = phases.first_began(), records.pulled(self._project)
-        began, record = self._jobs
+            self._jobs = phases.first_began(), records.pulled(self._project), records.received(self._project)
+        began, record, received = self._jobs
         written = info.st_ctime_ns
+        if received.origin(name, info) == records.PUT_BACK:
+            return False
         return 0 < began <= written and not record.is_pulled(name, written)
 
     def _has_new_files(self, parent: int, base: str, name: str) -> bool:
