@@ -34,8 +34,10 @@ try:
 except m.PackageNotFoundError:
     pass
 """
-_TORCH_VERSION = re.compile(r"torch\s*(\[[^]]*\]\s*)?(==|===|!=|~=|<|>|@)", re.IGNORECASE)
-_INCLUDED = re.compile(r"(?:-r|--requirement)[\s=]+(\S+)")
+_TORCH_VERSION = re.compile(
+    r"torch\s*(\[[^]]*\]\s*)?\(?\s*(==|===|!=|~=|<|>|@)|(https?|file):.*\btorch-\d", re.IGNORECASE
+)
+_INCLUDED = re.compile(r"(?m)^\s*(?:-r|--requirement|-c|--constraint)[\s=]*(\S+)")
 _NO_CONDA = "this image has no micromamba, mamba or conda; list the packages in requirements.txt"
 
 
@@ -51,10 +53,11 @@ class Installed:
 
 def derived(root: Path, config: Config) -> Config:
     """Return the settings with what others mean for them: the commands of [setup] environment come before
-    those of [setup] run, and [[data]] is no result."""
+    those of [setup] run, and what nodes read from S3 is no result. (Local data is not, either, while it is as
+    it was sent.)"""
     spec, job = config.setup, config.job
-    if config.data:
-        job = msgspec.structs.replace(job, scratch=(*job.scratch, *(one.place for one in config.data)))
+    if copied := tuple(one.place for one in config.data if one.is_s3):
+        job = msgspec.structs.replace(job, scratch=(*job.scratch, *copied))
     if spec.environment is None:
         return msgspec.structs.replace(config, job=job)
     installed = commands_of(spec, read(root, spec.environment))
@@ -99,17 +102,20 @@ def takes_wheels(name: str) -> bool:
 
 def _installed(spec: SetupSpec, name: str, files: Mapping[str, str]) -> Installed:
     folder, base = posixpath.split(posixpath.normpath(name))
-    wheels = f" --no-index --find-links {shlex.quote(spec.wheels)}" if spec.wheels else ""
     if base == LOCK:
-        return _uv(folder, wheels, has_torch=_locks_torch(files.get(name, "")))
+        return _uv(folder, spec.wheels, has_torch=_locks_torch(files.get(name, "")))
     if not takes_wheels(base):
         return _conda(name)
+    wheels = f" --no-index --find-links {shlex.quote(spec.wheels)}" if spec.wheels else ""
     what = f"-e {shlex.quote('./' + folder)}" if base == PROJECT else f"-r {shlex.quote(name)}"
     pip = f"python -m pip install --disable-pip-version-check{wheels}"
+    # What is there already fills a screen for each node.
+    shown = " | sed -u '/^Requirement already satisfied/d'"
     if any(_asks_for_torch(one, text) for one, text in files.items()):
-        install = f"{pip} {what}"
+        install = f"set -o pipefail; {pip} {what}{shown}"
     else:
-        install = f'kept=$(mktemp) && python -c {shlex.quote(_KEPT)} > "$kept" && {pip} -c "$kept" {what}'
+        kept = f'kept=$(mktemp) && python -c {shlex.quote(_KEPT)} > "$kept"'
+        install = f'set -o pipefail; {kept} && {pip} -c "$kept" {what}{shown}'
     return Installed((install,), tuple(dict.fromkeys((name, *files))))
 
 
@@ -123,15 +129,19 @@ def _asks_for_torch(name: str, text: str) -> bool:
     return any(isinstance(one, str) and _TORCH_VERSION.match(one.strip()) for one in listed)
 
 
-def _uv(folder: str, wheels: str, *, has_torch: bool) -> Installed:
+def _uv(folder: str, wheels: str | None, *, has_torch: bool) -> Installed:
     """A lock that has torch is installed alone; beside any other one the image's torch is visible."""
     here = f"cd {shlex.quote(folder)} && " if folder else ""
     shown = "" if has_torch else " --system-site-packages"
+    of_pip = of_uv = ""
+    if wheels:
+        of_pip = f" --no-index --find-links {shlex.quote(wheels)}"
+        of_uv = f" --no-index --find-links {shlex.quote(posixpath.relpath(wheels, folder or '.'))}"
     return Installed(
         (
-            f"python -m uv --version || python -m pip install --disable-pip-version-check{wheels} uv",
+            f"python -m uv --version || python -m pip install --disable-pip-version-check{of_pip} uv",
             f'{here}test -e {VENV} || python -m uv venv{shown} --python "$(command -v python)" {VENV}',
-            f"{here}python -m uv sync --frozen --inexact --no-dev{wheels}",
+            f"{here}python -m uv sync --frozen --inexact --no-dev{of_uv}",
         ),
         tuple(posixpath.join(folder, name) for name in (LOCK, PROJECT)),
         posixpath.join(folder, VENV, "bin/python"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import posixpath
 import re
 import stat
 import tomllib
@@ -24,6 +25,7 @@ from cloudddp.config.schema import LISTS, SECTIONS, allowed, fields, nearest, un
 from cloudddp.config.spec import (
     DATA,
     MAX_WAIT,
+    RESULTS,
     ClusterSpec,
     Config,
     DataSpec,
@@ -41,6 +43,7 @@ CREATE = ("create one with ", Command("init"))
 TABLES = ("env", "tags")  # settings that are tables: all sources are merged, and no variable sets them
 SHORTEST_IDLE = 5.0  # minutes of idle_minutes
 LONGEST = 1 << 20  # bytes of a configuration file
+_RESERVED = (".git", ".cloudddp", "cloudddp.toml", ".venv", ".conda")
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Set for each rank by the launcher or torchrun: a value set by the user would silently be ignored.
 RESERVED_ENVIRONMENT = frozenset(
@@ -200,6 +203,7 @@ def resolve(layers: Sequence[Layer]) -> Config:
     _check_stall(job := JobSpec(**chosen["job"]))
     _check_results(cluster, job)
     _check_role(cluster, data)
+    _check_places(job, data)
     _check_packages(setup := SetupSpec(**chosen["setup"]))
     return Config(
         cluster=cluster,
@@ -277,6 +281,19 @@ def _check_role(cluster: ClusterSpec, data: Sequence[DataSpec]) -> None:
             f"[[data]] source = {buckets[0]} needs cluster.instance_profile: the nodes read it with its role",
             hint="give --instance-profile PROFILE to `up` (infra/iam/data.json is its policy)",
         )
+
+
+def _check_places(job: JobSpec, data: Sequence[DataSpec]) -> None:
+    """Raise UsageError for data where results or files of cloudddp are."""
+    for one in data:
+        for taken in (*job.not_sent, RESULTS, *_RESERVED):
+            if _overlap(one.place, posixpath.normpath(taken)):
+                what = f"{taken}, where jobs write results" if taken in (*job.not_sent, RESULTS) else taken
+                raise UsageError(
+                    f"[[data]] source = {json.dumps(one.source, ensure_ascii=False)}: its path {one.place} "
+                    f"overlaps {what}",
+                    hint='give another path = "FOLDER"',
+                )
 
 
 def _check_packages(setup: SetupSpec) -> None:

@@ -261,6 +261,7 @@ class SetupSpec(msgspec.Struct, frozen=True, kw_only=True):
     inputs: tuple[Relative, ...] = ()
 
 
+RESULTS = "results"  # where `pull` puts them; never sent to the nodes
 DATA = "CLOUDDDP_DATA_"  # beginning of the variables of [[data]], which ranks have
 
 

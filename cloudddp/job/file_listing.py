@@ -90,10 +90,16 @@ def ignored_by_git(root: Path) -> list[str]:
     return [os.fsdecode(raw) for raw in found.stdout.split(b"\0") if raw]
 
 
-def include_ignored(listed: Listed, root: Path, included: Callable[[str], bool]) -> None:
-    """Add the files that match, whether or not they are ignored."""
+def include_ignored(
+    listed: Listed,
+    root: Path,
+    included: Callable[[str], bool],
+    on_error: Callable[[OSError], None] | None = None,
+) -> None:
+    """Add the files that match, whether or not they are ignored. `on_error` gets a folder that cannot be
+    read."""
     excluded = matcher(NEVER_SENT)
-    for folder, folders, files in os.walk(root):
+    for folder, folders, files in os.walk(root, onerror=on_error):
         below = os.path.relpath(folder, root)
         prefix = "" if below == "." else below + "/"
         folders[:] = [name for name in folders if not excluded(f"{prefix}{name}/")]

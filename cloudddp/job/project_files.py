@@ -42,7 +42,7 @@ from cloudddp.agent.protocol.manifest import (
     nested,
 )
 from cloudddp.agent.protocol.transfer import DIGEST, Record
-from cloudddp.config import packages, project
+from cloudddp.config import packages, project, spec
 from cloudddp.config.spec import Config
 from cloudddp.errors import UsageError
 from cloudddp.files import resolved, state_home, write_atomic
@@ -133,7 +133,7 @@ def _decoded(found: object) -> Iterable[tuple[str, _Known]]:
 
 MAX_LINKS = 40  # on the way to a file, as in Linux
 
-RESULTS = "results"  # where `pull` puts results; never sent to the nodes
+RESULTS = spec.RESULTS
 
 # In the syntax of .gitignore, for names in lower case. docs/security.md explains them to users.
 _SECRETS = tuple(
@@ -248,6 +248,7 @@ def of_config(root: Path, config: Config, *, secret_files: Iterable[Path] = ()) 
     that is no project."""
     project.require(root)
     keep_out = (*config.job.not_sent, RESULTS)
+    secret_files = tuple(secret_files)
     secret = frozenset(_names_below(root, secret_files))
     files = snapshot(
         root,
@@ -256,7 +257,8 @@ def of_config(root: Path, config: Config, *, secret_files: Iterable[Path] = ()) 
         keep_out=keep_out,
         secret=secret,
     )
-    files = _with_data(files, _data_folders(root, config))
+    files = _with_data(files, _data_folders(root, config), secret_files)
+    _check_links(files, config)
     if not files.manifest:
         raise UsageError(f"{root} has no files to send", hint="run cloudddp in your project's folder")
     if len(files.manifest) > MAX_FILES:
@@ -276,7 +278,7 @@ def _data_folders(root: Path, config: Config) -> dict[str, Path]:
     for one in config.data:
         if one.is_s3:
             continue
-        found[one.place] = folder = root / Path(one.source).expanduser()
+        found[one.place] = folder = root / _expanded(one.source)
         if not folder.is_dir():
             raise UsageError(
                 f"[[data]] source = {json.dumps(one.source)} is not a folder",
@@ -297,17 +299,27 @@ def _data_folders(root: Path, config: Config) -> dict[str, Path]:
     return found
 
 
-def _with_data(files: Snapshot, data: Mapping[str, Path]) -> Snapshot:
-    """Return a snapshot that has every file of these folders, too, whatever git ignores, except for names of
-    secrets. Raises UsageError for what cannot be sent."""
+def _expanded(source: str) -> Path:
+    try:
+        return Path(source).expanduser()
+    except RuntimeError:  # ~NAME, and there is no such user
+        return Path(source)
+
+
+def _with_data(files: Snapshot, data: Mapping[str, Path], secret_files: Iterable[Path]) -> Snapshot:
+    """Return a snapshot that has every file of these folders, too, whatever git ignores, except for secrets.
+    Raises UsageError for what cannot be sent, and for data in the place of the project's own files."""
     if not data:
         return files
+    elsewhere = [place for place, folder in data.items() if resolved(folder) != resolved(files.root / place)]
+    _refuse_in_place_of(files, elsewhere)
     manifest = {name: one for name, one in files.manifest.items() if not file_listing.is_below(name, data)}
     withheld = set(files.withheld)
     for place, folder in data.items():
         listed = file_listing.Listed()
-        file_listing.include_ignored(listed, folder, lambda _: True)
-        secrets = _secrets(folder, listed, listed.files, frozenset())
+        file_listing.include_ignored(listed, folder, lambda _: True, _refuse_unreadable)
+        known = frozenset(_names_below(folder, secret_files))
+        secrets = _secrets(folder, listed, listed.files, known)
         withheld |= {f"{place}/{name}" for name in secrets.values()}
         for name in listed.files.keys() - secrets.keys():
             if (entry := _describe(f"{folder}/", name)) is not None:
@@ -318,6 +330,28 @@ def _with_data(files: Snapshot, data: Mapping[str, Path]) -> Snapshot:
         withheld=tuple(sorted(withheld)),
         unsent=tuple(name for name in files.unsent if not file_listing.is_below(name, data)),
         data=data,
+    )
+
+
+def _check_links(files: Snapshot, config: Config) -> None:
+    """Raise UsageError for data from S3, which is a link on the nodes, in the place of files."""
+    _refuse_in_place_of(files, [one.place for one in config.data if one.is_s3])
+
+
+def _refuse_in_place_of(files: Snapshot, places: Iterable[str]) -> None:
+    for place in places:
+        for name in files.manifest:
+            if file_listing.is_below(name, [place]) or file_listing.is_below(place, [name]):
+                raise UsageError(
+                    f"[[data]] would be at {place}, where the project has {name}",
+                    hint='give another path = "FOLDER"',
+                )
+
+
+def _refuse_unreadable(error: OSError) -> None:
+    raise UsageError(
+        f"[[data]]: cannot read {error.filename}: {error.strerror}",
+        hint="make it readable, or move it elsewhere",
     )
 
 

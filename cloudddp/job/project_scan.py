@@ -7,8 +7,9 @@ from __future__ import annotations
 import ast
 import os
 import posixpath
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ENVIRONMENTS = ("uv.lock", "requirements.txt", "environment.yml", "environment.yaml", "pyproject.toml")
@@ -30,6 +31,11 @@ _TRAINING = frozenset(
     """.split()
 )
 _VARIABLES = frozenset("RANK LOCAL_RANK WORLD_SIZE".split())  # of torchrun
+_NO_PATH = re.compile(r"://|\$|%|^[A-Za-z]:|\\|[^ -~]")  # URLs, variables, paths of Windows
+_MADE = re.compile(
+    r"(^|[/_-])(results?|runs?|outputs?|out|logs?|ckpts?|checkpoints?|snapshots?|models?|weights|wandb|mlruns|"
+    r"lightning_logs|tb_logs|tensorboard|venv|env|build|dist|cache|tmp)([/_-]|$)"
+)
 _SAVES = {"save": 1, "save_pretrained": 0, "save_checkpoint": 0, "save_model": 0}  # position of the path
 _SAVE_KEYWORDS = frozenset(
     "default_root_dir output_dir save_dir checkpoint_dir ckpt_dir dirpath log_dir logging_dir out_dir".split()
@@ -56,9 +62,7 @@ class Found:
     @property
     def outside(self) -> dict[str, str]:
         """Paths outside the project to which a script saves -> the script."""
-        return {
-            path: one.path for one in self.scripts for path in one.saves if path.startswith(("/", "~", "../"))
-        }
+        return {path: one.path for one in self.scripts for path in one.saves if _is_outside(path)}
 
     @property
     def saved(self) -> dict[str, str]:
@@ -67,7 +71,7 @@ class Found:
             posixpath.normpath(path).partition("/")[0]: one.path
             for one in self.scripts
             for path in one.saves
-            if path not in self.outside
+            if path not in self.outside and posixpath.normpath(path) != "."
         }
 
 
@@ -77,8 +81,26 @@ def scan(root: Path, ignored: Sequence[str] = ()) -> Found:
     likely = sorted((one for one in scripts if one.score >= 4), key=lambda one: (-one.score, one.path))
     environment = listing_of(root)
     texts = {text for one in likely for text in one.texts}
-    data = [name.rstrip("/") for name in ignored if name.endswith("/") and _is_named(name.rstrip("/"), texts)]
-    return Found(tuple(likely), environment, tuple(data))
+    found = Found(tuple(likely), environment)
+    folders = [name.rstrip("/") for name in ignored if name.endswith("/")]
+    data = [name for name in folders if _is_named(name, texts) and _may_be_data(name, found.saved)]
+    return replace(found, data=tuple(data))
+
+
+def _is_outside(path: str) -> bool:
+    return path.startswith("~") or posixpath.normpath(path).startswith(("/", ".."))
+
+
+def _may_be_data(name: str, saved: Iterable[str]) -> bool:
+    """Return whether a folder that git ignores, and a script names, is what the script reads: not where it
+    saves, nor what tools make."""
+    top = name.partition("/")[0]
+    return (
+        top not in saved
+        and not top.startswith((".", "~"))
+        and not _MADE.search(name.lower())
+        and name.isprintable()
+    )
 
 
 def named_by(root: Path, script: str, args: Sequence[str], ignored: Sequence[str]) -> list[str]:
@@ -86,7 +108,13 @@ def named_by(root: Path, script: str, args: Sequence[str], ignored: Sequence[str
     texts = {*args, *(arg.partition("=")[2] for arg in args)}
     if found := _read(root, script):
         texts |= found.texts
-    return [name for name in ignored if name.endswith("/") and _is_named(name.rstrip("/"), texts)]
+    folders = [name for name in ignored if name.endswith("/")]
+    saved = Found((found,)).saved if found else ()
+    return [
+        name
+        for name in folders
+        if _is_named(name.rstrip("/"), texts) and _may_be_data(name.rstrip("/"), saved)
+    ]
 
 
 def listing_of(root: Path) -> str:
@@ -95,9 +123,10 @@ def listing_of(root: Path) -> str:
 
 
 def _lists_packages(path: Path) -> bool:
-    if not path.is_file():
+    try:
+        return path.is_file() and (path.name != "pyproject.toml" or b"dependencies" in _contents(path))
+    except (OSError, ValueError):
         return False
-    return path.name != "pyproject.toml" or b"dependencies" in path.read_bytes()[:_MOST_BYTES]
 
 
 def _is_named(folder: str, texts: set[str]) -> bool:
@@ -130,13 +159,17 @@ def _python_files(root: Path) -> Iterator[str]:
 
 def _read(root: Path, path: str) -> Script | None:
     try:
-        raw = (root / path).read_bytes()[: _MOST_BYTES + 1]
-        if len(raw) > _MOST_BYTES:
-            return None
-        tree = ast.parse(raw)
+        tree = ast.parse(_contents(root / path))
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     return examine(path, tree)
+
+
+def _contents(path: Path) -> bytes:
+    """Return what is in a regular file of at most _MOST_BYTES. Raises OSError, ValueError."""
+    if not path.is_file() or path.stat().st_size > _MOST_BYTES:
+        raise ValueError(f"{path} is no regular file, or large")
+    return path.read_bytes()
 
 
 def examine(path: str, tree: ast.Module) -> Script:
@@ -190,7 +223,7 @@ def _saved_by(call: ast.Call) -> Iterator[str]:
 def _literal(node: ast.expr) -> Iterator[str]:
     """Yield a literal path; of an f-string, or a path made with /, its literal beginning up to the last /."""
     match node:
-        case ast.Constant(value=str(text)) if text:
+        case ast.Constant(value=str(text)) if text and not _NO_PATH.search(text):
             yield text
         case ast.JoinedStr(values=[ast.Constant(value=str(text)), *_]) if "/" in text:
             yield text.rpartition("/")[0] or "/"

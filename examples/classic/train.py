@@ -30,14 +30,11 @@ def save_checkpoint(model, optimizer, epoch):
     os.replace(CHECKPOINT + ".tmp", CHECKPOINT)  # a crash leaves the old file or the new one
 
 
-def main(args):
+def train(args):
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
-    on_gpu = torch.cuda.is_available()
-    device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
-    if on_gpu:
+    device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+    if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if on_gpu else "gloo")
-
     dataset = load_data()
     sampler = DistributedSampler(dataset)  # each rank gets another part of the data
     loader = DataLoader(dataset, batch_size=args.batch_size, sampler=sampler)
@@ -67,7 +64,6 @@ def main(args):
             print(f"epoch {epoch + 1} of {args.epochs}: loss {total[0] / total[1]:.4f}", flush=True)
         if local_rank == 0:  # on every node, since any of them may be lost
             save_checkpoint(model.module, optimizer, epoch)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
@@ -75,4 +71,7 @@ if __name__ == "__main__":
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=32, help="per rank")
     parser.add_argument("--lr", type=float, default=1e-3)
-    main(parser.parse_args())
+    args = parser.parse_args()
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    train(args)  # a function, so that the model has gone when the group ends: gloo may abort otherwise
+    dist.destroy_process_group()

@@ -26,12 +26,14 @@ plan() {
     done
 }
 
-# Seconds since an SSH client last sent something; nothing without a connection. A client that is gone sends nothing,
-# and its connection may stay for hours.
+# Seconds since an SSH client last sent something, or acknowledged what the node sent: a user may watch the output of a
+# program. Nothing without a connection. A client that is gone does neither, and its connection may stay for hours.
 ssh_age() {
     ss -Htin state established '( sport = :@PORT@ )' 2> /dev/null | awk '
         /^[^ \t]/ { connections++; next }
         { infos++; age = match($0, /lastrcv:[0-9]+/) ? substr($0, RSTART + 8, RLENGTH - 8) / 1000 : 0
+          if (match($0, /lastack:[0-9]+/) && substr($0, RSTART + 8, RLENGTH - 8) / 1000 < age)
+              age = substr($0, RSTART + 8, RLENGTH - 8) / 1000
           if (infos == 1 || age < least) least = age }
         END { if (connections) printf "%d", infos < connections ? 0 : least }'
 }

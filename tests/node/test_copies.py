@@ -181,6 +181,18 @@ def test_missing_permission_is_known_before_ranks_start(node: Node, s3: S3) -> N
     assert not (node.project / "ran").exists()
 
 
+@pytest.mark.parametrize(("is_denied", "seconds"), [(True, 300.0), (False, 100.0)])
+def test_node_whose_results_are_not_in_s3_stays_for_a_pull(
+    node: Node, s3: S3, is_denied: bool, seconds: float
+) -> None:
+    """One whose results are there ends as planned."""
+    s3.answer = lambda one: denied(one) if is_denied and one["PATH_INFO"].endswith("/model") else None
+    copied(node, WRITE + "open('runs/model', 'w').write('weights')", poweroff=100.0, keep=300.0)
+    plan = node.store / "poweroff.json"
+    until(lambda: json.loads(plan.read_text())["seconds"] == seconds)
+    plan.unlink()  # ends the agent
+
+
 def test_node_without_role_is_reported(node: Node) -> None:
     other = Metadata()
     other.found["placement/region"] = "us-east-1"

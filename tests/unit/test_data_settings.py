@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,10 @@ def test_where_data_is(data: dict[str, Any], place: str, variable: str) -> None:
         ([{"source": "a"}, {"source": "a"}], "overlaps the path a"),
         ([{"source": "a"}, {"source": "a/b"}], "overlaps the path a"),
         ([{"source": "a-b"}, {"source": "a_b"}], "has the same variable as a-b, CLOUDDDP_DATA_A_B"),
+        ([{"source": "results"}], "overlaps results, where jobs write results"),
+        ([{"source": "runs/old"}], "overlaps runs, where jobs write results"),
+        ([{"source": "data", "path": ".git/hooks"}], "overlaps .git"),
+        ([{"source": "data", "path": "cloudddp.toml"}], "overlaps cloudddp.toml"),
         ([{"path": "x"}], "[[data]] has no source"),
         ([{"source": "a", "mode": "mount"}], "mode"),
         ([{"source": "s3://bucket/../x"}], "source"),
@@ -82,3 +87,58 @@ def test_home_folder_is_refused_under_any_path(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(UsageError) as caught:
         project_files.of_config(tmp_path, resolved({"source": "~", "path": "everything"}))
     assert "home" in str(caught.value)
+
+
+def test_data_in_a_folder_of_results_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"overlaps data/out, where jobs write results"):
+        resolved({"source": "data"}, job={"outputs": ["data/out"]})
+    assert resolved({"source": "runs"}, job={"outputs": ["out"]}).data[0].place == "runs"
+
+
+def test_user_that_does_not_exist_is_a_usage_error(tmp_path: Path) -> None:
+    (tmp_path / "a.py").touch()
+    with pytest.raises(UsageError, match="is not a folder"):
+        project_files.of_config(tmp_path, resolved({"source": "~no-such-user/x"}))
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project with a package named src, beside a folder of data of that name."""
+    for name in ("project/src/lib.py", "project/train.py", "outside/src/x.bin", "outside/src/prod.vars"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    return tmp_path / "project"
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        ({"source": "../outside/src"}, "src/lib.py"),
+        ({"source": "../outside", "path": "train.py"}, "train.py"),
+        ({"source": "../outside", "path": "train.py/deeper"}, "train.py"),
+        ({"source": "s3://bucket/src"}, "src/lib.py"),
+    ],
+)
+def test_data_never_takes_the_place_of_files_of_the_project(
+    project: Path, data: dict[str, str], name: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        project_files.of_config(project, resolved(data, **ROLE))
+    assert f"where the project has {name}" in str(caught.value)
+
+
+def test_every_file_of_a_folder_is_sent_but_secrets(project: Path) -> None:
+    config = resolved({"source": "../outside/src", "path": "sets"}, {"source": "src"})
+    secret = project.parent / "outside/src/prod.vars"
+    found = project_files.of_config(project, config, secret_files=iter([secret]))
+    assert set(found.manifest) == {"src/lib.py", "train.py", "sets/x.bin"}
+    assert found.withheld == ("sets/prod.vars",)
+    assert found.locate("sets/x.bin") == str(project / "../outside/src/x.bin")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_folder_that_cannot_be_read_is_named(project: Path) -> None:
+    locked = project.parent / "outside/src/locked"
+    locked.mkdir(mode=0)
+    with pytest.raises(UsageError, match=r"cannot read .*locked"):
+        project_files.of_config(project, resolved({"source": "../outside/src", "path": "sets"}))

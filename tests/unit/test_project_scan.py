@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from cloudddp.job.project_scan import scan
+from cloudddp.job.project_scan import Found, named_by, scan
 
 DDP = """
 import os, torch, torch.distributed as dist
@@ -83,3 +84,46 @@ def test_where_scripts_save(tmp_path: Path) -> None:
 def test_ignored_folder_that_the_script_names(tmp_path: Path) -> None:
     found = scan(project(tmp_path, {"train.py": DDP}), ["data/", "wandb/", "notes.txt", "dat/"])
     assert found.data == ("data",)
+
+
+def test_folder_in_which_a_script_saves_is_no_data(tmp_path: Path) -> None:
+    """Nor is what tools make: sent as data, it would be no result."""
+    names = "data/ sets/one/ checkpoints/ wandb/ lightning_logs/ .venv/ results/ my_runs/ ~odd/ ".split()
+    reads = "\n".join(f'open("{name}x")' for name in [*names, "line\\nbreak/"])
+    (tmp_path / "train.py").write_text(
+        f"import torch\nfrom torch.nn.parallel import DistributedDataParallel\n{reads}\n"
+        'torch.save({}, "keeps/a.pt")\nopen("keeps/a.pt")\nif __name__ == "__main__": pass\n'
+    )
+    ignored = [*names, "keeps/", "line\nbreak/"]
+    assert scan(tmp_path, ignored).data == ("data", "sets/one")
+    assert named_by(tmp_path, "train.py", (), ignored) == ["data/", "sets/one/"]
+
+
+@pytest.mark.parametrize(
+    ("path", "saved", "outside"),
+    [
+        ("s3://bucket/x.pt", [], []),
+        ("$HOME/x.pt", [], []),
+        ("C:\\\\x.pt", [], []),
+        (".", [], []),
+        ("a/../../b/x.pt", [], ["a/../../b/x.pt"]),
+        ("..", [], [".."]),
+        ("~/x.pt", [], ["~/x.pt"]),
+        ("./out/x.pt", ["out"], []),
+    ],
+)
+def test_where_a_script_saves(tmp_path: Path, path: str, saved: list[str], outside: list[str]) -> None:
+    (tmp_path / "train.py").write_text(
+        f'import torch\ntorch.save({{}}, "{path}")\nif __name__ == "__main__": DistributedDataParallel\n'
+    )
+    found = scan(tmp_path)
+    assert (list(found.saved), list(found.outside)) == (saved, outside)
+
+
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo.py")
+    (tmp_path / "zero.py").symlink_to("/dev/zero")
+    (tmp_path / "pyproject.toml").symlink_to("/dev/zero")
+    with (tmp_path / "huge.py").open("wb") as file:
+        file.truncate(1 << 40)
+    assert scan(tmp_path) == Found()

@@ -163,10 +163,11 @@ class StartRequest:
 
     `save`: seconds before the `deadline`, and before a scheduled maintenance, at which the ranks are told to
     save and end. `poweroff`: the node powers off so many seconds after the end of the job; None: it does not.
-    `keep`: likewise after a stall that ends the nodes. `results`: where the node copies its results then;
-    None: nowhere. `snapshots`: of which the newest is sent to a node that stays if this one is about to end;
-    None: none is. `version`: that of the project's files that this launch has sent or compared (transfer.py);
-    the job is refused where they have another one."""
+    `keep`: likewise after a stall that ends the nodes, and at least so long where the `results` are not all
+    in S3. `results`: where the node copies its results then; None: nowhere. `snapshots`: of which the newest
+    is sent to a node that stays if this one is about to end; None: none is. `version`: that of the project's
+    files that this launch has sent or compared (transfer.py); the job is refused where they have another
+    one."""
 
     job: str
     node: int

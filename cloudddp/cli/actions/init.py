@@ -4,6 +4,8 @@ cloudddp.toml."""
 from __future__ import annotations
 
 import difflib
+import os
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -28,6 +30,7 @@ _DEFAULT = "classic"
 _SYNONYMS = {"ddp": "exact", "digits": "exact"}  # earlier names
 _LAUNCH = {"classic": "train.py", "exact": "train.py", "trainer": "train/main.py"}
 _SHOWN = 3  # other clusters, scripts
+_SAVES = {"classic": ("checkpoints",)}
 _REQUIREMENTS = "requirements.txt"
 _QUESTIONS = {  # setting of [cluster] -> question
     "nodes": "How many nodes?",
@@ -49,7 +52,7 @@ class Chosen:
 def init(console: Console, _: GlobalOptions, *, folder: Path | None, example: str | None) -> None:
     example, folder = _example_and_folder(example, folder)
     files = payload_example(example) if example else {}
-    existing = [path for path in (folder / name for name in (CONFIG_NAME, *files)) if path.exists()]
+    existing = [path for path in (folder / name for name in (CONFIG_NAME, *files)) if os.path.lexists(path)]
     if existing:
         raise UsageError(
             f"{existing[0]} already exists; nothing was written",
@@ -57,7 +60,7 @@ def init(console: Console, _: GlobalOptions, *, folder: Path | None, example: st
         )
     name = example_name(folder)
     if example:
-        found, chosen = Found(), Chosen({}, _REQUIREMENTS)
+        found, chosen = Found(), Chosen({}, _REQUIREMENTS, outputs=_SAVES.get(example, ()))
     else:
         found = _look(folder)
         _report(console, found)
@@ -78,8 +81,8 @@ def init(console: Console, _: GlobalOptions, *, folder: Path | None, example: st
             f"cluster {other!r}, created on this computer, may be up (-c {other}); here it is {name!r}"
         )
     script = _LAUNCH[example] if example else found.scripts[0].path if found.scripts else "SCRIPT"
-    there = "" if resolved(folder) == resolved(Path.cwd()) else f"cd {folder} && "
-    console.log(f"next, a rehearsal on this computer: {there}cloudddp --sim run {script}")
+    there = "" if resolved(folder) == resolved(Path.cwd()) else f"cd {shlex.quote(str(folder))} && "
+    console.log(f"next, a rehearsal on this computer: {there}cloudddp --sim run {shlex.quote(script)}")
 
 
 def _example_and_folder(example: str | None, folder: Path | None) -> tuple[str | None, Path]:
@@ -185,8 +188,8 @@ def _write_project(folder: Path, config: str, files: Mapping[str, Path], written
     path.write_text(config)
     written.append(str(path))
     ignored = folder / ".gitignore"
-    if not ignored.exists():
-        ignored.write_text("/runs/\n/results/\n/cloudddp-trial-*.json\n")
+    if not os.path.lexists(ignored):
+        ignored.write_text("/runs/\n/checkpoints/\n/results/\n/cloudddp-trial-*.json\n")
         written.append(str(ignored))
     for name, source in files.items():
         target = folder / name

@@ -14,7 +14,7 @@ from cloudddp.job.launch_record import LaunchRecord, s3_place_of
 from cloudddp.job.results import s3_pull
 from cloudddp.job.results.pull import LOGS, Pulled
 from cloudddp.job.results.s3_pull import NodeObjects
-from cloudddp.text import one_line, size_of
+from cloudddp.text import node_list, one_line, size_of
 
 
 def pull_from_s3(
@@ -31,7 +31,7 @@ def pull_from_s3(
     console.log(f"the nodes of job {record.job} have gone: reading {place.url}")
     aws = session.aws()
     found = s3_pull.find(aws, place)
-    _report_state(console, found)
+    lacking = _report_state(console, found)
     reports = {number: one.report for number, one in found.items() if one.report is not None}
     zero = next((number for number, one in reports.items() if one.rank_zero), min(found, default=0))
     first = zero if wanted.node is None else wanted.node
@@ -58,17 +58,26 @@ def pull_from_s3(
             else f"look with `aws s3 ls --recursive {place.url}`",
         )
     raise_left_out(outputs, place.url)
+    if lacking:
+        raise CloudDDPError(
+            f"{place.url} does not have all results of {node_list(lacking)}",
+            hint="what was there is pulled; what the nodes had not copied is gone with them",
+        )
 
 
-def _report_state(console: Console, found: dict[int, NodeObjects]) -> None:
-    """Warn of nodes that have not copied everything, as they have reported it."""
+def _report_state(console: Console, found: dict[int, NodeObjects]) -> list[int]:
+    """Warn of nodes that have not copied everything, as they have reported it; return them."""
+    lacking = []
     for number, one in found.items():
+        if one.report is None or one.report.phase is not CopyPhase.COMPLETE:
+            lacking.append(number)
         if one.report is None:
             console.warn(f"node {number} ended before it had copied everything")
         elif one.report.phase is not CopyPhase.COMPLETE:
             why = one.report.error or "; ".join(one.report.notes)
             of = f"{one.report.files} of {one.report.expected} files"
             console.warn(f"node {number} has copied {of}: {one_line(why, 500)}")
+    return lacking
 
 
 def _report(console: Console, node: int, pulled: Pulled, target: Path) -> int:

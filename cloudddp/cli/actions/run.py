@@ -149,9 +149,9 @@ def run(
 def _leave_to_the_nodes(session: Session, script: Script, ending: _Ending) -> None:
     """Start the job, after which the nodes end by themselves; from then on nothing is left to do here."""
     copied = session.settings.job.results_s3 is not None  # the nodes wait for that
-    job = NewJob(script, 0.0 if copied else ending.keep_files)
+    job = NewJob(script, 0.0 if copied else ending.keep_files, keep=ending.keep_files)
     with connected(session) as (cluster, runner):
-        start_and_follow(session, runner, cluster, job, detach=True)
+        start_and_follow(session, runner, cluster, job, detach=True, nodes_stay=False)
         ending.cluster = None
 
 
@@ -242,7 +242,7 @@ def _run_once(session: Session, script: Script, ending: _Ending) -> JobResult:
         ending.started, ending.job = True, job.id
         try:
             with stopped_if_interrupted(session.console, runner, job.id):
-                sending = start_job(session, runner, cluster, job)
+                sending = start_job(session, runner, cluster, job, nodes_stay=False)
                 try:
                     ending.finished = foreground(session, runner, cluster, job.id)
                 finally:

@@ -56,11 +56,14 @@ def start_job(
     runner: Runner,
     cluster: Cluster,
     job: NewJob,
+    *,
+    nodes_stay: bool = True,
 ) -> Sending:
     """Start the job, and record what it was launched with; return what is still being sent. Call it inside
     `stopped_if_interrupted`.
 
-    If the job is not started, the nodes still power off where that was planned, and it is reported when.
+    If the job is not started, the nodes still power off where that was planned, and it is reported when; not
+    where the caller removes them (`nodes_stay`).
     """
     session = _without_torch(session)
     deadlines.warn_if_near(session.console, cluster)
@@ -97,7 +100,8 @@ def start_job(
         launch_record.drop(folder, job.id)  # it was refused, or is ended: there is nothing to resume
         with signals.protected(lambda: session.console.log("still restoring the planned end of the nodes")):
             hold.release(runner)
-        deadlines.report_not_started(session.console, cluster, job, hold.left)
+        if nodes_stay:
+            deadlines.report_not_started(session.console, cluster, job, hold.left)
         raise
 
 
@@ -130,16 +134,17 @@ def start_and_follow(
     *,
     detach: bool,
     suggest: bool = True,
+    nodes_stay: bool = True,
     on_start: Callable[[], None] = lambda: None,
 ) -> JobResult | None:
     """Start the job, and follow it to its end unless `detach` is set. Raises JobStopped and Detached.
 
-    `suggest`: report what to type next; not where the caller goes on by itself. `on_start` is called when the
-    job has been started.
+    `suggest`: report what to type next; not where the caller goes on by itself. `nodes_stay`: as for
+    `start_job`. `on_start` is called when the job has been started.
     """
     console = session.console
     with stopped_if_interrupted(console, runner, job.id):
-        sending = start_job(session, runner, cluster, job)
+        sending = start_job(session, runner, cluster, job, nodes_stay=nodes_stay)
         on_start()
         if detach:
             sending.wait()

@@ -77,6 +77,8 @@ def run(request: StartRequest) -> None:
             request.job,
             wait,
             lambda: (copy is not None and copy.runs) or (transfer is not None and transfer.is_alive()),
+            # What is not in S3 can still be pulled.
+            lambda: 0.0 if copy is None or copy.is_complete else request.keep,
         )
     if copy is not None:  # of a node that another job has taken
         copy.join()

@@ -89,20 +89,31 @@ def write(job: str, seconds: float) -> Plan:
     return plan
 
 
-def after(job: str, seconds: float, busy: Callable[[], bool] = lambda: False) -> None:
-    """Power off in `seconds`, and not while the node is `busy`, unless another job is started until then. The
-    plan may be changed meanwhile. Returns once another job has taken the node."""
+def after(
+    job: str,
+    seconds: float,
+    busy: Callable[[], bool] = lambda: False,
+    least: Callable[[], float] = lambda: 0.0,
+) -> None:
+    """Power off in `seconds`, and not while the node is `busy` nor `least()` seconds after that, unless
+    another job is started until then. The plan may be changed meanwhile. Returns once another job has taken
+    the node."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)  # a shutdown must not wait for this process
     countdown = _Countdown(job)
     if not countdown.begin(seconds):
         return
     kernel.set_name(kernel.RUNS_A_JOB)
-    while not countdown.is_over or busy():
+    was_busy = True
+    while True:
+        if was_busy and not busy():
+            was_busy = False
+            countdown.at_least(least())
+            kernel.set_name(kernel.WAITS_TO_END)
         if countdown.is_taken():
             return
-        if not busy():
-            kernel.set_name(kernel.WAITS_TO_END)
+        if countdown.is_over and not was_busy:
+            break
         time.sleep(PAUSE)
     kernel.set_name(kernel.WAITS_TO_END)
     commands = itertools.cycle(COMMANDS)
@@ -136,6 +147,15 @@ class _Countdown:
             with contextlib.suppress(OSError):
                 self._plan = write(self._job, seconds)
         return True
+
+    def at_least(self, seconds: float) -> None:
+        """Wait so many seconds from now on, if less is left."""
+        with store.locked("jobs"):
+            if self.is_taken() or time.monotonic() + seconds <= self._end:
+                return
+            self._end = time.monotonic() + seconds
+            with contextlib.suppress(OSError):
+                self._plan = write(self._job, seconds)
 
     @property
     def is_over(self) -> bool:

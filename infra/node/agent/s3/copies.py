@@ -91,6 +91,7 @@ class Copy:
         self._folder = store.job_folder(request.job)
         self._ends = min(time.monotonic() + destination.limit, ends - MARGIN)
         self._thread = threading.Thread(target=self._run, daemon=True)
+        self.is_complete = False
 
     def start(self) -> Copy:
         self._thread.start()
@@ -114,6 +115,7 @@ class Copy:
             text = f"{type(error).__name__}: {error}"[:MAX_NOTE]
             record = replace(record, phase=CopyPhase.INCOMPLETE, error=text)
         self._write(record)
+        self.is_complete = record.phase is CopyPhase.COMPLETE
         with contextlib.suppress(Exception):
             report = File(
                 str(self._folder / phases.COPIED_FILE), _key(self._destination, self._request.node, REPORT)

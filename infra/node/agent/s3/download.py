@@ -51,8 +51,10 @@ def main() -> int:
         if not objects:
             raise Refused("it has no objects: is the prefix right?")
         _refuse_files_that_are_folders(objects)
+        _set_writable(request["folder"], writable=True)
         _copy(client, request["bucket"], objects, request["folder"], url)
         _compare(objects, request["folder"])
+        _set_writable(request["folder"], writable=False)
     except Refused as error:
         _log(f"{url}: {error}")
         return 1
@@ -102,6 +104,19 @@ def _refuse_files_that_are_folders(objects: list[Object]) -> None:
         while folder := folder.rpartition("/")[0]:
             if folder in keys:
                 raise Refused(f"{keys[folder]} is an object and has objects below it")
+
+
+def _set_writable(folder: str, *, writable: bool) -> None:
+    """Protect the copy, so that a job that writes there fails: the next launch would delete what it wrote."""
+    for here, _, files in os.walk(folder, topdown=writable):
+        if writable:
+            os.chmod(here, 0o700)
+        for name in files:
+            path = os.path.join(here, name)
+            if not writable and not os.path.islink(path):
+                os.chmod(path, 0o400)
+        if not writable:
+            os.chmod(here, 0o500)
 
 
 def _copy(client: Any, bucket: str, objects: list[Object], folder: str, url: str) -> None:
