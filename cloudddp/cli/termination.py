@@ -97,7 +97,7 @@ def _reasons(last: Cluster | None, record: LaunchRecord | None) -> list[str]:
     elif record is not None and record.config.job.on_stall == "down":
         found.append(f"job {record.job} was launched with on_stall = down, which ends them after a stall")
     idle = last.idle_minutes if last is not None else 0.0
-    if idle:
+    if idle and not found:
         found.append(f"idle_minutes = {idle:g}: they end without a job and an SSH connection")
     return found
 

@@ -60,7 +60,7 @@ def start(
         report=console.log,
     )
     state = "is already running" if before else "started"
-    console.print(f"simulator {state}: {found.endpoint}, {views.kind(found)}")
+    console.print_text(f"simulator {state}: {found.endpoint}, {views.kind(found)}")
     for text in views.policies(found):
         console.print(f"calls are limited by {text}")
     for kind, file in policies.items():

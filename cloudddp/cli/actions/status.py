@@ -44,7 +44,7 @@ def status(console: Console, options: GlobalOptions, *, as_json: bool) -> None:
             [views.cluster_json(c, ownership, credentials, termination.planned(c)) for c in live]
         )
         return
-    console.print("\n\n".join(views.cluster(c, ownership, termination.planned(c)) for c in live))
+    console.print_text("\n\n".join(views.cluster(c, ownership, termination.planned(c)) for c in live))
     if any(termination.planned(c) for c in live):
         console.log(Command("jobs"), " shows when the nodes end because of --down")
     if ending := credentials_end(credentials):

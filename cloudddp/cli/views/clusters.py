@@ -45,8 +45,8 @@ def _earlier(found: Cluster, planned: PlannedEnd | None) -> list[str]:
     lines = []
     if planned is not None:
         lines.append(
-            f"or {duration(60 * planned.minutes)} after the end of job {planned.job}, which was launched "
-            "with --down"
+            f"or {duration(60 * planned.minutes)} after the end of job {planned.job}, which ends its "
+            "nodes (--down)"
         )
     if found.idle_minutes:
         lines.append(

@@ -60,7 +60,8 @@ def restore(
         manifest = {name: entry for name, entry in found.items() if name not in project}
         if not manifest:
             continue
-        progress(f"sending {len(manifest):,} files of {root} to {len(nodes)} node{'s' * (len(nodes) != 1)}")
+        count, to = len(manifest), len(nodes)
+        progress(f"sending {count:,} file{'s' * (count != 1)} of {root} to {to} node{'s' * (to != 1)}")
         replies = (
             Transfer(
                 runner,

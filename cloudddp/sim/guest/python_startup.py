@@ -37,8 +37,8 @@ def _report_missing_index() -> None:
     if is_pip and "install" in words and not {"--no-index", "-e", "--editable"} & set(words):
         os.environ.setdefault("PIP_RETRIES", "0")
         sys.stderr.write(
-            "simulated node: there is no package index here; put wheels into the project and give pip "
-            "--no-index --find-links\n"
+            "simulated node: there is no package index here, so pip installs nothing new; "
+            "[setup] wheels names a folder of wheels\n"
         )
 
 

@@ -87,7 +87,7 @@ def test_running_job_keeps_its_nodes(cli: CommandLine, ec2: Any) -> None:
     job = newest(cli)["id"]
     (cluster,) = json.loads(cli.ok("status", "--json"))
     assert (cluster["ends_after_job"], cluster["ends_after_job_minutes"]) == (job, 1)
-    assert f"after the end of job {job}, which was launched with --down" in cli.ok("status")
+    assert f"after the end of job {job}, which ends its nodes (--down)" in cli.ok("status")
     cli.ok("exec", "--", "touch enough")
     ended(cli, ec2)
     for verb in ("jobs", "logs", "pull", "status"):

@@ -55,6 +55,34 @@ def test_nodes_with_files_terminate_after_the_keep_time(cli: CommandLine, ec2: A
     wait_for(lambda: not instances_of(ec2, cli.cluster), "the nodes have terminated")
 
 
+def test_detached_run_ends_its_nodes_after_the_job(cli: CommandLine, ec2: Any) -> None:
+    done = cli("run", "-d", *NODES, "--keep", "3", "count.py", CLOUDDDP_TIME_SCALE="0.1")
+    assert done.returncode == 0, done.stderr
+    job = done.stdout.split()[-1]
+    assert "the nodes end by themselves 3 min 00 s after the job" in done.stderr
+    cli.ok("exec", "touch enough")
+    wait_for(lambda: jobs(cli)[-1]["state"] == "succeeded", "the job succeeds")
+    cli.ok("pull")
+    assert (cli.cwd / "results" / job / "runs/done-0").exists()
+    wait_for(lambda: not instances_of(ec2, cli.cluster), "the nodes have terminated")
+
+
+@pytest.mark.parametrize("moment", ["setup", "interrupt"])
+def test_detached_run_that_starts_no_job_leaves_no_node(cli: CommandLine, ec2: Any, moment: str) -> None:
+    wait = "exit 3" if moment == "setup" else "echo begins; sleep 600"
+    cli.write("cloudddp.toml", f"{TOML}[setup]\nrun = ['{wait}']\n")
+    process = cli.start("run", "-d", *NODES, "count.py")
+    if moment == "interrupt":
+        wait_for(lambda: "sleep 600" in cli("exec", "ps ax").stdout, "the setup runs")
+        code, _, err = interrupt(process)
+    else:
+        _, err = process.communicate()
+        code = process.returncode
+    assert code == (130 if moment == "interrupt" else 1), err
+    assert "end by themselves" not in err  # they are removed at once
+    assert remaining(ec2, cli.cluster).nothing
+
+
 def lose_a_node(cli: CommandLine, process: subprocess.Popen[str]) -> str:
     """End a node of the first job; return the job that continues it, once it runs."""
     written(cli, "began")
