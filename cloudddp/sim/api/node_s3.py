@@ -101,8 +101,11 @@ def _denied(environ: Environ, call: Call, session: Any) -> _Refusal | None:
     bucket's."""
     found = _PATH.fullmatch(environ.get("PATH_INFO", "/").encode("latin-1").decode("utf-8", "replace"))
     bucket, key = found.groups() if found else ("", "")
+    prefix = dict(parse_qsl(environ.get("QUERY_STRING", ""), keep_blank_values=True)).get("prefix")
     check = Check(
-        f"s3:{_action(environ, key)}", f"arn:aws:s3:::{bucket}/{key}" if key else f"arn:aws:s3:::{bucket}"
+        f"s3:{_action(environ, key)}",
+        f"arn:aws:s3:::{bucket}/{key}" if key else f"arn:aws:s3:::{bucket}",
+        {} if key or prefix is None else {"s3:prefix": (prefix,)},
     )
     decision = evaluate(check, role_sessions.policy_of(session))
     if not decision.allowed:
