@@ -150,21 +150,51 @@ ALONE = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
     ],
 )
 def test_process_keeps_its_node(tmp_path: Path, name: str, keeps: bool) -> None:
-    if os.getuid() != 0 or subprocess.run([*ALONE, "true"], check=False).returncode != 0:
-        cannot("needs root and namespaces")
     program = tmp_path / name
     shutil.copy("/bin/sleep", program)
+    begins = f"{program} 60 & until [ /proc/$!/exe -ef {program} ]; do sleep 0.02; done; "
+    assert is_kept(tmp_path, begins) is keeps
+
+
+@pytest.mark.parametrize(
+    ("connections", "keeps"),
+    [
+        (["lastsnd:4 lastrcv:4 lastack:4"], True),
+        (["lastsnd:4 lastrcv:200000 lastack:4"], True),  # a client that only shows what a program prints
+        (["lastsnd:4 lastrcv:200000 lastack:200000"], False),  # a computer that has vanished
+        (["lastrcv:200000 lastack:200000", "lastrcv:4 lastack:200000"], True),
+        ([], False),
+    ],
+)
+def test_ssh_connection_keeps_its_node(tmp_path: Path, connections: list[str], keeps: bool) -> None:
+    """What `ss -Htin` prints is given: two lines for each connection."""
+    lines = "".join(
+        f"0 0 10.0.0.4:22 10.0.0.9:999\n\t cubic rto:204 {one} rcv_rtt:1\n" for one in connections
+    )
+    ss = tmp_path / "ss"
+    ss.write_text(f"#!/bin/sh\ncat <<'END'\n{lines}END\n")
+    ss.chmod(0o755)
+    assert is_kept(tmp_path, f"PATH={tmp_path}:$PATH; ") is keeps
+
+
+def is_kept(folder: Path, begins: str) -> bool:
+    """Run the check of a node that was last used 100 s ago; return whether it counts as used since."""
+    if os.getuid() != 0 or subprocess.run([*ALONE, "true"], check=False).returncode != 0:
+        cannot("needs root and namespaces")
     guard = IdleGuard(
         300, 60, ssh_port=1, timer="", service="", check=payload_text("infra/node/cloudddp-idle.sh")
     )
     (text,) = [file["content"] for file in guard.files if file["path"] == IDLE_CHECK]
-    check, used = tmp_path / "idle.sh", tmp_path / "cloudddp-in-use"
-    check.write_text(text.replace("/run/", f"{tmp_path}/"))
+    check, used = folder / "idle.sh", folder / "cloudddp-in-use"
+    check.write_text(text.replace("/run/", f"{folder}/"))
     used.write_text(f"{float(Path('/proc/uptime').read_text().split()[0]) - 100:.0f}\n")
     before = used.read_text()
-    script = f"{program} 60 & until [ /proc/$!/exe -ef {program} ]; do sleep 0.02; done; exec sh {check}"
     done = subprocess.run(
-        [*ALONE, "sh", "-c", script], capture_output=True, text=True, timeout=60, check=True
+        [*ALONE, "sh", "-c", f"{begins}exec sh {check}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     assert done.stderr == ""
-    assert (used.read_text() != before) is keeps
+    return used.read_text() != before
