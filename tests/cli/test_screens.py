@@ -53,9 +53,9 @@ def compare(name: str, rows: list[str]) -> None:
 
 
 def _words(text: str) -> list[str]:
-    """Return the lines without what a race decides: the order of lines of different ranks, and steps that
-    are shown only if they take long enough."""
-    lines = [re.sub(r" {2,}", "  ", line) for line in text.splitlines()]
+    """Return the lines without what a race decides: the order of lines of different ranks, and steps and
+    times that are shown only if they take long enough."""
+    lines = [re.sub(r" {2,}", "  ", re.sub(r" +\([\d.]+ s\)$", "", line)) for line in text.splitlines()]
     kept = [line for line in lines if "not yet:" not in line and "waiting for" not in line]
     return sorted(line for line in kept if line.startswith("[")) + [
         line for line in kept if not line.startswith("[")
