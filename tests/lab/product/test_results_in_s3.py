@@ -106,7 +106,7 @@ def test_results_are_copied_to_s3_and_pulled_from_there(
 
     job, err = launched(cli, "--down", "--keep", "0", "train.py")
     url = f"s3://{BUCKET}/team/{cli.cluster}/{job}/"
-    assert f"when the job has ended, each node copies its outputs and logs to {url}" in err
+    assert f"each node copies its results to {url} when the job has ended" in err
     terminated(cli, ec2)
     found = in_s3(s3, cli, job)
     assert found["node-0/outputs/runs/a b/large"] == 40 << 20
