@@ -5,6 +5,7 @@ cloudddp run -n 2 train.py              # all GPUs of two nodes
 """
 
 import argparse
+import gc
 import os
 
 import torch
@@ -73,5 +74,6 @@ if __name__ == "__main__":
     parser.add_argument("--lr", type=float, default=1e-3)
     args = parser.parse_args()
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-    train(args)  # a function, so that the model has gone when the group ends: gloo may abort otherwise
+    train(args)
+    gc.collect()  # frees the model, so that gloo's threads end with the group
     dist.destroy_process_group()

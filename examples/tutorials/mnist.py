@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import hashlib
 import os
 from pathlib import Path
@@ -191,6 +192,7 @@ def main() -> None:
         run(options, device)
     finally:
         if DISTRIBUTED:
+            gc.collect()  # frees the model, so that gloo's threads end with the group
             dist.destroy_process_group()
 
 

@@ -10,6 +10,7 @@ The last one uses this repository's stand-in for the library (docs/smddp.md).
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 from typing import Any
 
@@ -164,6 +165,7 @@ def main() -> None:
         run(options, device, rank, world_size)
     finally:
         if DISTRIBUTED and LIBRARY == "torch.distributed":
+            gc.collect()  # frees the model, so that gloo's threads end with the group
             dist.destroy_process_group()  # type: ignore[attr-defined]
 
 

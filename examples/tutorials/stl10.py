@@ -11,6 +11,7 @@ share, or env://. README.md has commands for a computer without GPU and dataset.
 from __future__ import annotations
 
 import argparse
+import gc
 import math
 import os
 import time
@@ -229,6 +230,7 @@ def main() -> None:
     try:
         run(options, log)
     finally:
+        gc.collect()  # frees the model, so that gloo's threads end with the group
         dist.destroy_process_group()
 
 

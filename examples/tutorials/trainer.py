@@ -13,6 +13,7 @@ epoch. Only rank 0 reads and writes it, so the other nodes need no copy. On node
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,7 @@ def join(options: argparse.Namespace, local_rank: int, **how: Any) -> None:
     try:
         run(options, local_rank)
     finally:
+        gc.collect()  # frees the model, so that gloo's threads end with the group
         dist.destroy_process_group()
 
 
