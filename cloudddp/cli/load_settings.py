@@ -4,7 +4,7 @@ simulator."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 
 from cloudddp import timings
@@ -44,12 +44,13 @@ def tolerated(warn: Callable[[str], None], options: GlobalOptions, where: Projec
     return found
 
 
-def named_cluster(options: GlobalOptions) -> str | None:
-    """Return the cluster that an option, a variable or a file names; None where only the folder's name is
-    left."""
+def named_cluster(options: GlobalOptions, known: Container[str] = ()) -> str | None:
+    """Return the cluster that an option, a variable or a file names; where only the folder's name is left,
+    that if it is among `known`, else None."""
     layers = layers_of(options, (), project.find(options.config))
     named = any("name" in layer.values.get("cluster", {}) for layer in layers[:-1])
-    return settings.resolve(layers).cluster.name if named else None
+    name = settings.resolve(layers).cluster.name
+    return name if named or name in known else None
 
 
 def layers_of(

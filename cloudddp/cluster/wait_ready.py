@@ -267,10 +267,9 @@ def _while_booting(
     named = False
     limits = timing.current()
     unanswered = limits.unanswered if connection_mode(spec) == "public" else limits.reason
-    shown = ""
 
     def check(fleet: Fleet) -> None:
-        nonlocal checked, named, shown
+        nonlocal checked, named
         silent = fleet.silent_for()
         if not named and silent is not None and silent[1] >= unanswered:
             named = True
@@ -279,9 +278,8 @@ def _while_booting(
         if time.monotonic() - began >= limits.reason:
             reason = fleet.last_failure()
         text = f"{waiting}; not yet: {_named(missing)}" + (f"; {reason}" if reason else "")
-        if missing and text != shown:
-            shown = text
-            progress(StepUpdate(text))
+        if missing:
+            progress(StepUpdate(text))  # which shows it when its interval is over, and once
         if time.monotonic() - checked < _CHECK_SECONDS:
             return
         checked = time.monotonic()

@@ -79,6 +79,11 @@ def test_fault_and_interrupt_take_a_rank_or_an_id(own: CommandLine) -> None:
         ("beta", "1", "frozen"),
     ]
     assert "node 0 of which cluster? clusters: alpha, beta" in refused(own, "sim", "interrupt", "0")
+    project, own.cwd = own.cwd, own.cwd / "beta"  # the cluster of a folder of that name
+    own.cwd.mkdir()
+    assert own.ok("sim", "fault", "heal", "1") == f"heal: {beta[1]} (freeze)\n"
+    own.cwd = project
+    own.ok("sim", "fault", "freeze", "1", "-c", "beta")
     assert f"nodes: 0 ({first})" in refused(own, "sim", "fault", "freeze", "1", "-c", "alpha")
     for name, message in (("i-", "several nodes match i-: "), ("unknown", "")):
         error = refused(own, "sim", "fault", "freeze", name)

@@ -28,12 +28,12 @@ def boot(simulator: Any) -> Iterator[Callable[..., None]]:
 
 def test_up_waits_while_logins_are_refused(cli: Any, boot: Callable[..., None]) -> None:
     """And shows the limit and the reason."""
-    boot(ssh_seconds=2, nologin_seconds=3, first_import_seconds=1)
+    boot(ssh_seconds=7, nologin_seconds=8, first_import_seconds=1)
     done = cli("up", "-n", "2", CLOUDDDP_TIME_SCALE="0.1")
     assert done.returncode == 0, done.stderr
     wait = "waiting for SSH on every node, for up to 10 min"
     assert f"{wait}\n" in done.stderr
-    assert re.search(rf"{wait}; node 0 \(i-\w+\) at .*refused", done.stderr)
+    assert re.search(rf"{wait}; not yet: nodes 0, 1; node \d \(i-\w+\) at .*refused", done.stderr)
 
 
 def test_defective_gpus_are_refused_unless_allowed(cli: Any, boot: Callable[..., None], remains: Any) -> None:

@@ -146,7 +146,9 @@ def conditions(console: Console, _: GlobalOptions, *, changes: str | None, clear
 def _cluster(options: GlobalOptions, nodes: tuple[str, ...]) -> str | None:
     """Return the cluster whose ranks are meant; None if no node is named by its rank (then no settings are
     read)."""
-    return named_cluster(options) if any(node.isdecimal() for node in nodes) else None
+    if not any(node.isdecimal() for node in nodes):
+        return None
+    return named_cluster(options, {node["cluster"] for node in control.nodes(_running())})
 
 
 def _running() -> Simulator:
