@@ -149,4 +149,4 @@ def test_unreachable_s3_does_not_keep_the_nodes(cli: CommandLine, ec2: Any, s3: 
     terminated(cli, ec2)
     assert "node-0/copied.json" not in in_s3(s3, cli, job)
     lost = cli("pull")
-    assert "node 0 ended before it had copied everything" in lost.stderr
+    assert (lost.returncode, "node 0 ended before it had copied everything" in lost.stderr) == (1, True)
