@@ -296,24 +296,28 @@ def test_model_is_not_freed_before_the_process_exits(how: str, lr: float, code: 
     assert ("ZeroDivisionError" in run.stderr) is (how == "bug")
 
 
-SLOW_END = """
+SLOW = """
 import os, runpy, sys, time
 import torch.distributed as dist
-ended = dist.destroy_process_group
-if os.environ["RANK"] == "0":
+from train.distributed.communicator import Communicator
+ended, agreed = dist.destroy_process_group, Communicator.any
+if os.environ["RANK"] == "0" and sys.argv[1] == "cleanup":
     dist.destroy_process_group = lambda: (time.sleep(3), ended())
-sys.argv = sys.argv[1:]
+if os.environ["RANK"] == "0" and sys.argv[1] == "agreement":
+    Communicator.any = lambda *args: (agreed(*args), time.sleep(3))[0]
+sys.argv = sys.argv[2:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def test_torchrun_shows_one_sentence_of_the_rank_that_failed_first(tmp_path: Path) -> None:
-    """Only local rank 0 looks for the data at first; the other one ends because of it, and sooner, since the
-    cleanup of rank 0 takes longer."""
+@pytest.mark.parametrize("what", ["cleanup", "agreement"])
+def test_torchrun_shows_one_sentence_of_the_rank_that_failed_first(tmp_path: Path, what: str) -> None:
+    """Only local rank 0 looks for the data at first; the other one ends because of it, and sooner, since rank
+    0 takes longer to clean up, or to go on after all know of the failure."""
     slow = tmp_path / "slow.py"
-    slow.write_text(SLOW_END)
+    slow.write_text(SLOW)
     flags = ["--dataset", "folder", "--data", tmp_path / "missing", "--out", tmp_path / "out"]
-    run = launch.torchrun(2, slow, launch.MAIN, *flags)
+    run = launch.torchrun(2, slow, what, launch.MAIN, *flags)
     assert run.code == 1  # torchrun's, independent of those of the ranks
     assert "exitcode  : 2" in run.stderr
     _, root_cause = run.stderr.split("Root Cause (first observed failure):")

@@ -129,6 +129,7 @@ class Communicator:
                     with self.monitor.paused():
                         results.append(work())
                 except Exception as problem:
+                    note_time(problem)
                     error = problem
             if self.any(error is not None):
                 raise error or following(UsageError, what)
