@@ -7,9 +7,7 @@ default). Every layer is validated and has an origin, so that an error names the
 from __future__ import annotations
 
 import ipaddress
-import json
 import os
-import posixpath
 import re
 import stat
 import tomllib
@@ -20,12 +18,12 @@ from typing import Any, NoReturn, get_args, get_origin
 
 import msgspec
 
+from cloudddp.config import data_checks
 from cloudddp.config.command_line import Flag
 from cloudddp.config.schema import LISTS, SECTIONS, allowed, fields, nearest, unwrap
 from cloudddp.config.spec import (
     DATA,
     MAX_WAIT,
-    RESULTS,
     ClusterSpec,
     Config,
     DataSpec,
@@ -43,7 +41,6 @@ CREATE = ("create one with ", Command("init"))
 TABLES = ("env", "tags")  # settings that are tables: all sources are merged, and no variable sets them
 SHORTEST_IDLE = 5.0  # minutes of idle_minutes
 LONGEST = 1 << 20  # bytes of a configuration file
-_RESERVED = (".git", ".cloudddp", "cloudddp.toml", ".venv", ".conda")
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Set for each rank by the launcher or torchrun: a value set by the user would silently be ignored.
 RESERVED_ENVIRONMENT = frozenset(
@@ -202,8 +199,7 @@ def resolve(layers: Sequence[Layer]) -> Config:
     check_connection(cluster := ClusterSpec(**chosen["cluster"]))
     _check_stall(job := JobSpec(**chosen["job"]))
     _check_results(cluster, job)
-    _check_role(cluster, data)
-    _check_places(job, data)
+    data_checks.check(cluster, job, data)
     _check_packages(setup := SetupSpec(**chosen["setup"]))
     return Config(
         cluster=cluster,
@@ -249,51 +245,10 @@ def _check_data(layer: Layer, content: Any) -> tuple[DataSpec, ...]:
         values = {key: check_value(layer, "data", key, value) for key, value in one.items()}
         if "source" not in values:
             raise UsageError(f"{layer.origin}: [[data]] has no source", hint='add source = "FOLDER"')
-        if problem := _data_problem(spec := DataSpec(**values), found):
+        if problem := data_checks.problem(spec := DataSpec(**values), found):
             raise UsageError(f"{layer.origin}: {problem}", hint='give another path = "FOLDER"')
         found.append(spec)
     return tuple(found)
-
-
-def _data_problem(spec: DataSpec, others: Sequence[DataSpec]) -> str:
-    """Return why data cannot be at its path, beside others; '' if it can."""
-    shown = f"[[data]] source = {json.dumps(spec.source, ensure_ascii=False)}"
-    if spec.place in ("", ".", "..", "~") or spec.place.startswith("../"):
-        return f"{shown} has no path in the project"
-    if spec.variable == DATA:
-        return f"{shown}: its path {spec.place} has no letter or digit of A-Z, 0-9 for its variable {DATA}..."
-    for other in others:
-        if _overlap(spec.place, other.place):
-            return f"{shown}: its path {spec.place} overlaps the path {other.place}"
-        if spec.variable == other.variable:
-            return f"{shown}: its path {spec.place} has the same variable as {other.place}, {spec.variable}"
-    return ""
-
-
-def _overlap(one: str, other: str) -> bool:
-    return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
-
-
-def _check_role(cluster: ClusterSpec, data: Sequence[DataSpec]) -> None:
-    """Raise UsageError where nodes are to read from S3 and have no role that may allow it."""
-    if cluster.instance_profile is None and (buckets := [one.source for one in data if one.is_s3]):
-        raise UsageError(
-            f"[[data]] source = {buckets[0]} needs cluster.instance_profile: the nodes read it with its role",
-            hint="give --instance-profile PROFILE to `up` (infra/iam/data.json is its policy)",
-        )
-
-
-def _check_places(job: JobSpec, data: Sequence[DataSpec]) -> None:
-    """Raise UsageError for data where results or files of cloudddp are."""
-    for one in data:
-        for taken in (*job.not_sent, RESULTS, *_RESERVED):
-            if _overlap(one.place, posixpath.normpath(taken)):
-                what = f"{taken}, where jobs write results" if taken in (*job.not_sent, RESULTS) else taken
-                raise UsageError(
-                    f"[[data]] source = {json.dumps(one.source, ensure_ascii=False)}: its path {one.place} "
-                    f"overlaps {what}",
-                    hint='give another path = "FOLDER"',
-                )
 
 
 def _check_packages(setup: SetupSpec) -> None:

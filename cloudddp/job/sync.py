@@ -23,7 +23,8 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.config.schema import number
 from cloudddp.config.spec import Config
 from cloudddp.errors import Command, StepUpdate, Text, UsageError
-from cloudddp.job.project_files import Contents, Snapshot
+from cloudddp.job.file_contents import Contents
+from cloudddp.job.project_files import Snapshot
 from cloudddp.job.transfer import Transfer
 from cloudddp.text import one_line, size_of
 
