@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from support.agentnode import Node, free_port, gang_of, until
 from support.buckets import ROOT, objects
-from support.imds import Metadata, of_a_role
+from support.imds import Metadata, given_a_role
 from support.s3_server import S3
 
 from cloudddp.agent.protocol.copies import Copied, CopyPhase, Destination
@@ -35,13 +35,9 @@ WRITE = "import os; os.makedirs('runs', exist_ok=True)\n"
 @pytest.fixture
 def node(node: Node, s3: S3) -> Iterator[Node]:
     """A node with a role, whose S3 is that server."""
-    metadata = Metadata()
-    metadata.found |= of_a_role()
-    node.metadata = metadata.address
-    node.variables["AWS_ENDPOINT_URL_S3"] = s3.url
-    yield node
-    assert not node.end()  # it may still copy
-    metadata.close()
+    with given_a_role(node, s3.url):
+        yield node
+        assert not node.end()  # it may still copy
 
 
 def to(**changes: Any) -> Destination:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.agentnode import Node
-from support.imds import Metadata, of_a_role
+from support.imds import Metadata, given_a_role
 from support.s3_server import S3
 
 from cloudddp.agent.protocol.start import DataCopy, SetupReply, SetupRequest
@@ -23,12 +23,8 @@ LARGE = bytes(range(256)) * ((33 << 20) // 256)
 
 @pytest.fixture
 def node(node: Node, s3: S3) -> Iterator[Node]:
-    metadata = Metadata()
-    metadata.found |= of_a_role()
-    node.metadata = metadata.address
-    node.variables["AWS_ENDPOINT_URL_S3"] = s3.url
-    yield node
-    metadata.close()
+    with given_a_role(node, s3.url):
+        yield node
 
 
 def put(s3: S3, **objects: bytes | str) -> None:

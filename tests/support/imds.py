@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -68,3 +70,14 @@ def of_a_role() -> dict[str, str]:
         "iam/security-credentials/": "role",
         "iam/security-credentials/role": json.dumps(credentials),
     }
+
+
+@contextmanager
+def given_a_role(node: Any, s3_url: str) -> Iterator[None]:
+    """Give an agent's node (support/agentnode.py) a role, and an S3."""
+    metadata = Metadata()
+    metadata.found |= of_a_role()
+    node.metadata = metadata.address
+    node.variables["AWS_ENDPOINT_URL_S3"] = s3_url
+    yield
+    metadata.close()
