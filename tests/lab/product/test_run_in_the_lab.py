@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -67,18 +68,21 @@ def test_detached_run_ends_its_nodes_after_the_job(cli: CommandLine, ec2: Any) -
     wait_for(lambda: not instances_of(ec2, cli.cluster), "the nodes have terminated")
 
 
-@pytest.mark.parametrize("moment", ["setup", "interrupt"])
+@pytest.mark.parametrize("moment", ["setup", "interrupt", "closed terminal"])
 def test_detached_run_that_starts_no_job_leaves_no_node(cli: CommandLine, ec2: Any, moment: str) -> None:
     wait = "exit 3" if moment == "setup" else "echo begins; sleep 600"
     cli.write("cloudddp.toml", f"{TOML}[setup]\nrun = ['{wait}']\n")
     process = cli.start("run", "-d", *NODES, "count.py")
-    if moment == "interrupt":
+    if moment != "setup":
         wait_for(lambda: "sleep 600" in cli("exec", "ps ax").stdout, "the setup runs")
+    if moment == "interrupt":
         code, _, err = interrupt(process)
     else:
+        if moment == "closed terminal":
+            process.send_signal(signal.SIGHUP)
         _, err = process.communicate()
         code = process.returncode
-    assert code == (130 if moment == "interrupt" else 1), err
+    assert code == (1 if moment == "setup" else 130), err
     assert "end by themselves" not in err  # they are removed at once
     assert remaining(ec2, cli.cluster).nothing
 
