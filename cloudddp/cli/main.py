@@ -15,7 +15,7 @@ _EXPORT = "cloudddp.cli.commands.export"
 VERBS = {
     "allow-me": (f"{_CLUSTERS}:allow_me", "Allow SSH from this computer's current address."),
     "cancel": (f"{_JOBS}:cancel", "Stop every rank of a job on every node."),
-    "completion": (f"{_NODES}:completion", "Print what makes a shell complete cloudddp's words."),
+    "completion": (f"{_NODES}:completion", "Print the completion script for a shell."),
     "doctor": (f"{_CLUSTERS}:doctor", "Check whether `up` would work, without creating anything."),
     "down": (f"{_CLUSTERS}:down", "Remove the cluster and verify that nothing is left."),
     "exec": (f"{_NODES}:exec_", "Run COMMAND on every node, in the project's folder."),

@@ -1,4 +1,4 @@
-"""`completion`: what the shell needs to complete cloudddp's words."""
+"""`completion`: the completion script for a shell."""
 
 from __future__ import annotations
 

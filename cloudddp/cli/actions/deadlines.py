@@ -68,7 +68,7 @@ def _timers(console: Console, cluster: Cluster, settings: Config) -> list[thread
 def report_leaving(console: Console, cluster: Cluster, settings: Config, job: NewJob) -> None:
     """Report in a line what happens to the nodes of a job that nobody follows, and to its results."""
     place = s3_place_of(settings, job.id)
-    kept = "results that are not pulled before are lost"
+    kept = "results that are not pulled are lost with the nodes"
     if place is not None:
         kept = f"each node copies its results to {place.url} when the job has ended"
     if job.poweroff is not None:
@@ -83,7 +83,7 @@ def report_leaving(console: Console, cluster: Cluster, settings: Config, job: Ne
         if cluster.idle_minutes
         else ""
     )
-    price = "a price that is not known" if cluster.hour is None else f"{dollars(cluster.hour)} an hour"
+    price = "an unknown amount" if cluster.hour is None else f"{dollars(cluster.hour)} an hour"
     console.log(
         f"{nodes} {verb} {price}{_at_most(cluster)}{idle}; ", Command("down"), f" ends them now; {kept}"
     )

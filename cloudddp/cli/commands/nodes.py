@@ -179,10 +179,10 @@ completion = Verb(
     "cloudddp.cli.actions.completion:completion",
     only_own_options=True,
     params=[click.Argument(["shell"], required=False, metavar="[bash|zsh|fish]")],
-    help="""Print what makes a shell complete cloudddp's words.
+    help="""Print the completion script for a shell.
 
-    They are verbs and options, and the names of clusters, jobs and nodes that this computer knows. Without an
-    argument, for the shell that SHELL names.
+    It completes verbs and options, and the names of clusters, jobs and nodes that this computer knows.
+    Without an argument, the shell is that of SHELL.
 
     \b
     Examples:
