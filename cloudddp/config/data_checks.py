@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from cloudddp.config.spec import DATA, RESULTS, ClusterSpec, DataSpec, JobSpec
 from cloudddp.errors import UsageError
 
+MOST = 50  # a request to an agent has at most 100 (agent.protocol.start)
 _RESERVED = (".git", ".cloudddp", "cloudddp.toml", ".venv", ".conda")
 
 
@@ -32,7 +33,12 @@ def _overlap(one: str, other: str) -> bool:
 
 
 def check(cluster: ClusterSpec, job: JobSpec, data: Sequence[DataSpec]) -> None:
-    """Raise UsageError for data that contradicts other settings."""
+    """Raise UsageError for data that contradicts other settings, or is too much for a request to an agent."""
+    if len(data) > MOST:
+        raise UsageError(
+            f"{len(data)} times [[data]], and at most {MOST} are possible",
+            hint="name the folder above them",
+        )
     _check_role(cluster, data)
     _check_places(job, data)
 

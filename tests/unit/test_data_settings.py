@@ -57,6 +57,7 @@ def test_where_data_is(data: dict[str, Any], place: str, variable: str) -> None:
         ([{"source": "runs/old"}], "overlaps runs, where jobs write results"),
         ([{"source": "data", "path": ".git/hooks"}], "overlaps .git"),
         ([{"source": "data", "path": "cloudddp.toml"}], "overlaps cloudddp.toml"),
+        ([{"source": f"set{n}"} for n in range(51)], "51 times [[data]], and at most 50"),
         ([{"path": "x"}], "[[data]] has no source"),
         ([{"source": "a", "mode": "mount"}], "mode"),
         ([{"source": "s3://bucket/../x"}], "source"),
