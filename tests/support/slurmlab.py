@@ -194,6 +194,10 @@ class SlurmLab:
     def _address(name: str) -> str:
         return f"10.77.0.{10 + (HEAD, *NODES).index(name)}"
 
+    @staticmethod
+    def _hardware_address(name: str) -> str:
+        return f"02:00:0a:4d:00:{10 + (HEAD, *NODES).index(name):02x}"
+
     def _keep(self, *command: str) -> subprocess.Popen[bytes]:
         """Start a process that ends with this one, however this one ends."""
         with (self.folder / "hosts.log").open("ab") as log:
@@ -274,9 +278,10 @@ class SlurmLab:
             lambda: self.on(name, "test", "-e", "/run/munge/prepared", check=False).returncode == 0,
             f"{name} is up",
         )
-        self._in_network(
-            "ip", "link", "add", f"v-{name}", "type", "veth", "peer", "name", interface, "netns", str(first)
-        )
+        # A computer keeps its hardware address when it boots again. With another one, its neighbours would send to
+        # the old one for up to 8 s, and Slurm waits 5 s (MessageTimeout).
+        peer = f"type veth peer name {interface} address {self._hardware_address(name)} netns {first}"
+        self._in_network("ip", "link", "add", f"v-{name}", *peer.split())
         self._in_network("ip", "link", "set", f"v-{name}", "master", "bridge", "up")
         self.on(name, "ip", "addr", "add", f"{host.address}/24", "dev", interface)
         self.on(name, "ip", "link", "set", interface, "up")
