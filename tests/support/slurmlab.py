@@ -278,8 +278,8 @@ class SlurmLab:
             lambda: self.on(name, "test", "-e", "/run/munge/prepared", check=False).returncode == 0,
             f"{name} is up",
         )
-        # A computer keeps its hardware address when it boots again. With another one, its neighbours would send to
-        # the old one for up to 8 s, and Slurm waits 5 s (MessageTimeout).
+        # A computer keeps its hardware address when it boots again. With another one, its neighbours may send
+        # to the old one for half a minute, and Slurm waits 5 s (MessageTimeout).
         peer = f"type veth peer name {interface} address {self._hardware_address(name)} netns {first}"
         self._in_network("ip", "link", "add", f"v-{name}", *peer.split())
         self._in_network("ip", "link", "set", f"v-{name}", "master", "bridge", "up")
