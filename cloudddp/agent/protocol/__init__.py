@@ -25,6 +25,7 @@ Each module holds one topic, so that a step of the agent loads only what it need
     results    new_files, pulled
     copies     Destination, Copied: results that a node copies to S3
     stacks     stacks
+    readings   what a node measures of its GPUs and ranks
     snapshots  what the agents of one job tell each other of snapshots
 """
 
