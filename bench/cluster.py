@@ -40,8 +40,8 @@ def opened() -> Iterator[Opened]:
     # Imported here because the process outside of the simulator's network does not need it.
     from cloudddp.cli import session
     from cloudddp.cli.console import Console
-    from cloudddp.cli.node_connections import connected
     from cloudddp.config.command_line import GlobalOptions
+    from cloudddp.operations.node_connections import connected
 
     started = session.start(Console(), GlobalOptions())
     with connected(started) as (found, runner):

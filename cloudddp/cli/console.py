@@ -24,9 +24,9 @@ from typing import Any, TextIO
 import click
 
 from cloudddp import timings
-from cloudddp.cli.formats import wrapped
 from cloudddp.config.command_line import GlobalOptions
 from cloudddp.errors import CloudDDPError, NotConfirmed, StepUpdate, Text, parts, render
+from cloudddp.formats import wrapped
 from cloudddp.text import one_line, visible_in_colour, without_colours
 
 _guarded: dict[str, TextIO] = {}  # the streams as they were
@@ -312,6 +312,21 @@ class Console:
             letter = answer.strip()[:1].lower() or letters[0]
             if letter in letters:
                 return letter
+
+    def agree(self, question: str) -> bool | None:
+        """Ask on the terminal, above a spinner. Return None if there is none."""
+        if not sys.stdin.isatty():
+            return None
+        if self._progress is not None:
+            self._progress.stop()
+        return self.confirm(question)
+
+    def setup_line(self, node: int, line: str) -> None:
+        """Write a line of the setup commands as `[setup | node 1] text` to stderr: a detached launch writes
+        the job's id to stdout."""
+        label = f"[setup | node {node}]"
+        shown = click.style(label, dim=True) if sys.stdout.isatty() else label
+        self.print(f"{shown} {without_colours(line)}", err=True)
 
     def must_confirm(self, question: str, *, yes: bool) -> None:
         """Ask, except with -y, or with --sim, where nothing costs money.

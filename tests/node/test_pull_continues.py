@@ -18,8 +18,6 @@ from support.harness import wait_for
 from support.sshserver import Site, site
 
 from cloudddp.agent.protocol.manifest import FILE
-from cloudddp.cli.actions.results import pull_resumed
-from cloudddp.cli.byte_progress import ByteProgress
 from cloudddp.cli.console import Console
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.errors import CloudDDPError, NodeError
@@ -29,6 +27,8 @@ from cloudddp.job.results.local_files import Here
 from cloudddp.job.results.pull import Pulled
 from cloudddp.job.results.receive import Transfer
 from cloudddp.job.results.unpack import Entry
+from cloudddp.operations.byte_progress import ByteProgress
+from cloudddp.operations.results import pull_resumed
 from cloudddp.ssh.fleet import Fleet
 
 LARGE = 12 << 20  # bytes

@@ -6,7 +6,7 @@ import botocore.session
 import pytest
 
 from cloudddp.aws import client
-from cloudddp.cli.formats import region_list
+from cloudddp.formats import region_list
 
 
 def test_regions_are_those_of_botocore() -> None:

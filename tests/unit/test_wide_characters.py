@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from cloudddp.cli.formats import table, wrapped
+from cloudddp.formats import table, wrapped
 from cloudddp.text import columns
 
 

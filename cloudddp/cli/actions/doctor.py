@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
-from cloudddp.cli.formats import counted
 from cloudddp.cli.session import Session
 from cloudddp.cluster.doctor import Check, ChecksFailed, examine
 from cloudddp.cluster.up import check_settings
 from cloudddp.config.command_line import Flag, GlobalOptions
 from cloudddp.errors import UsageError
+from cloudddp.formats import counted
 
 _LONGEST = "ec2:CreatePlacementGroup"  # name of a check: each line is printed before the next check is known
 

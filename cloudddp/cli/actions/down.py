@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from cloudddp import local_state, signals
-from cloudddp.aws import inventory, removal
+from cloudddp import local_state
+from cloudddp.aws import removal
 from cloudddp.aws.answers import REGION_REFUSED
 from cloudddp.aws.client import AWS
 from cloudddp.cli import session as sessions
-from cloudddp.cli.actions.unsaved_work import unsaved_work
 from cloudddp.cli.console import Console
-from cloudddp.cli.formats import region_list
 from cloudddp.cli.session import Session
 from cloudddp.cli.views import clusters as views
 from cloudddp.cli.views import lifecycle
-from cloudddp.cluster import created_ids, name_lock, region_search, teardown
-from cloudddp.cluster.created_ids import Known
+from cloudddp.cluster import name_lock, region_search
 from cloudddp.cluster.lookup import Ownership
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.region_search import Search
 from cloudddp.cluster.teardown import DownReport
 from cloudddp.config.command_line import GlobalOptions
 from cloudddp.errors import CloudDDPError, Command, CredentialsError, Leftovers, Part, renewal_first
-from cloudddp.local_state import ClusterRecord
+from cloudddp.formats import region_list
+from cloudddp.operations.teardown import take_down
+from cloudddp.operations.unsaved_work import unsaved_work
 
 
 def down(console: Console, options: GlobalOptions, *, anyone: bool, dry_run: bool, yes: bool) -> None:
@@ -158,44 +157,6 @@ def _created_elsewhere(aws: AWS, name: str) -> list[str]:
     """Return the other regions in which this computer has created a cluster of that name that is not known to
     be gone."""
     return [region for region in region_search.recorded(aws.endpoint, name) if region != aws.region]
-
-
-def take_down(session: Session, cluster_id: str | None = None) -> DownReport:
-    """Remove the cluster, or the one with this id of several with its name. Raises Leftovers if that
-    fails."""
-    aws = session.aws(finishing=True)
-    with session.console.progress() as progress, signals.protected(lambda: progress(teardown.STILL_REMOVING)):
-        if cluster_id:
-            report = teardown.down(aws, inventory.with_id(cluster_id), progress=progress)
-        else:
-            where = inventory.named(session.settings.cluster.name)
-            report = teardown.down(
-                aws,
-                where,
-                progress=progress,
-                mine=session.ownership(aws).mine,
-                known=created_ids.combined(_own_journals(aws, session.settings.cluster.name)),
-            )
-    if report.left or report.reasons:
-        raise teardown.leftovers(report)
-    if not cluster_id:  # what AWS does not list any more, or never did
-        teardown.forget(aws, {one.id for one in _records(aws, session.settings.cluster.name)})
-    return report
-
-
-def _records(aws: AWS, name: str) -> list[ClusterRecord]:
-    """Return what this computer has created under that name in the region."""
-    where = (name, aws.region, aws.endpoint)
-    return [one for one in local_state.known_clusters() if (one.name, one.region, one.endpoint) == where]
-
-
-def _own_journals(aws: AWS, name: str) -> Iterator[Known]:
-    """Yield what this computer knows about clusters of that name, unless an `up` is creating them."""
-    for record in _records(aws, name):
-        with contextlib.suppress(OSError, CloudDDPError):  # an unreadable journal counts as empty
-            folder = local_state.ClusterFolder(record.id)
-            if not folder.is_being_created():
-                yield created_ids.from_journal(folder)
 
 
 def _without_answer(aws: AWS, name: str, error: CloudDDPError) -> CloudDDPError:

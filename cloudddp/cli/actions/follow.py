@@ -16,14 +16,13 @@ from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol import LAUNCHER_RANK, NOTE, RESTART_NOTE, SETUP_RANK
 from cloudddp.agent.protocol.progress import TrainingStatus
 from cloudddp.aws.client import AWS
-from cloudddp.cli.actions import deadlines
 from cloudddp.cli.console import Console, Progress
-from cloudddp.cli.formats import counted, duration
 from cloudddp.cli.session import Session
 from cloudddp.cli.views.jobs import after_reboot
 from cloudddp.cluster import lookup
 from cloudddp.cluster.model import Cluster
 from cloudddp.errors import AWSError, Command
+from cloudddp.formats import counted, duration
 from cloudddp.job import cancel, unsent
 from cloudddp.job.failure_text import advice, exited_text
 from cloudddp.job.follow.decide import Policy
@@ -31,6 +30,7 @@ from cloudddp.job.follow.events import Silence
 from cloudddp.job.follow.follower import JobFollower
 from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.project_scan import listing_of
+from cloudddp.operations import deadlines
 from cloudddp.text import node_list, with_colours, without_colours
 
 P = ParamSpec("P")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from cloudddp.cli import session as sessions
 from cloudddp.cli.actions.follow import report_stopped
-from cloudddp.cli.actions.results import report_held
 from cloudddp.cli.console import Console
-from cloudddp.cli.node_connections import connected
 from cloudddp.cli.views import jobs as views
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.config.command_line import GlobalOptions
@@ -14,6 +12,8 @@ from cloudddp.errors import NodeError
 from cloudddp.job import cancel as cancelling
 from cloudddp.job import status
 from cloudddp.job.results import new_files
+from cloudddp.operations.node_connections import connected
+from cloudddp.operations.results import report_held
 
 
 def jobs(console: Console, options: GlobalOptions, *, anyone: bool, as_json: bool) -> None:

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from cloudddp.cli import session as sessions
-from cloudddp.cli.actions import deadlines, planned_end, rehearsal, watch
+from cloudddp.cli.actions import planned_end, rehearsal, watch
 from cloudddp.cli.actions.follow import Detached, JobStopped
-from cloudddp.cli.actions.start_job import checked_script, start_and_follow
+from cloudddp.cli.actions.start_job import start_and_follow
 from cloudddp.cli.console import Console
-from cloudddp.cli.node_connections import connected
 from cloudddp.cli.session import Session
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.command_line import Flag, GlobalOptions, variable_flags
@@ -20,6 +19,9 @@ from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.job_request import KEEP_MINUTES, NewJob, Script
 from cloudddp.job.results.restore import results_here
 from cloudddp.local_state import ClusterFolder
+from cloudddp.operations import deadlines
+from cloudddp.operations.node_connections import connected
+from cloudddp.operations.start_job import checked_script
 
 
 def launch(

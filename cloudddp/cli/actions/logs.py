@@ -16,7 +16,6 @@ from cloudddp.agent.protocol import LAUNCHER_RANK, SETUP_RANK
 from cloudddp.agent.protocol.jobs import MAX_RANKS
 from cloudddp.agent.protocol.phases import MAX_RANK
 from cloudddp.cli import session as sessions
-from cloudddp.cli.actions import deadlines
 from cloudddp.cli.actions.follow import (
     ended_nodes_query,
     is_note,
@@ -26,7 +25,6 @@ from cloudddp.cli.actions.follow import (
     silence_reporter,
 )
 from cloudddp.cli.console import Console, write_raw
-from cloudddp.cli.node_connections import connected
 from cloudddp.cli.session import Session
 from cloudddp.cli.views.jobs import stalled
 from cloudddp.cluster.model import Cluster
@@ -39,6 +37,8 @@ from cloudddp.job.follow.follower import JobFollower
 from cloudddp.job.follow.stream import LogSelection
 from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.status import JobRecord
+from cloudddp.operations import deadlines
+from cloudddp.operations.node_connections import connected
 from cloudddp.text import node_list
 
 MOST_TAIL = 1_000_000  # lines of each rank

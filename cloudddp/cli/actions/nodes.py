@@ -13,7 +13,6 @@ from cloudddp import timings
 from cloudddp.agent.client import Runner
 from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
-from cloudddp.cli.node_connections import connected
 from cloudddp.cluster import connect
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.config import timing
@@ -22,6 +21,7 @@ from cloudddp.errors import CloudDDPError, Command, UsageError
 from cloudddp.files import write_atomic
 from cloudddp.job.follow.lines import LineSplitter
 from cloudddp.local_state import ClusterFolder
+from cloudddp.operations.node_connections import connected
 from cloudddp.ssh.running import CommandSpec
 from cloudddp.text import without_colours
 

@@ -9,7 +9,6 @@ from contextlib import closing, contextmanager, suppress
 
 from cloudddp import signals
 from cloudddp.agent.client import Runner
-from cloudddp.cli.formats import duration
 from cloudddp.cli.session import Session
 from cloudddp.cluster import connect, lookup
 from cloudddp.cluster.model import Cluster
@@ -18,6 +17,7 @@ from cloudddp.config import timing
 from cloudddp.config.spec import ClusterSpec, seconds_of
 from cloudddp.errors import CloudDDPError, Command, Text, UsageError
 from cloudddp.files import state_home
+from cloudddp.formats import duration
 from cloudddp.job import poweroff
 from cloudddp.job.poweroff import PutOff
 from cloudddp.sim import control

@@ -7,9 +7,26 @@ from pathlib import Path
 
 from cloudddp.agent.client import Runner
 from cloudddp.cli import session as sessions
-from cloudddp.cli import termination
 from cloudddp.cli.actions.pull_from_s3 import pull_from_s3
-from cloudddp.cli.actions.results import (
+from cloudddp.cli.console import Console
+from cloudddp.cli.session import Session
+from cloudddp.cluster import lookup
+from cloudddp.cluster.connect import PROJECT
+from cloudddp.cluster.model import Cluster
+from cloudddp.config import project
+from cloudddp.config.command_line import GlobalOptions
+from cloudddp.errors import CloudDDPError, Command, NodeError, UsageError
+from cloudddp.files import resolved
+from cloudddp.formats import counted, from_here, toml
+from cloudddp.job import project_files, status
+from cloudddp.job.results import new_files
+from cloudddp.job.results import pull as pulling
+from cloudddp.job.results.pull import Pulled
+from cloudddp.job.status import JobRecord
+from cloudddp.operations import termination
+from cloudddp.operations.byte_progress import ByteProgress
+from cloudddp.operations.node_connections import connected
+from cloudddp.operations.results import (
     PROJECT_ROOT,
     PullRequest,
     collect_logs,
@@ -20,23 +37,6 @@ from cloudddp.cli.actions.results import (
     raise_left_out,
     report_held,
 )
-from cloudddp.cli.byte_progress import ByteProgress
-from cloudddp.cli.console import Console
-from cloudddp.cli.formats import counted, from_here, toml
-from cloudddp.cli.node_connections import connected
-from cloudddp.cli.session import Session
-from cloudddp.cluster import lookup
-from cloudddp.cluster.connect import PROJECT
-from cloudddp.cluster.model import Cluster
-from cloudddp.config import project
-from cloudddp.config.command_line import GlobalOptions
-from cloudddp.errors import CloudDDPError, Command, NodeError, UsageError
-from cloudddp.files import resolved
-from cloudddp.job import project_files, status
-from cloudddp.job.results import new_files
-from cloudddp.job.results import pull as pulling
-from cloudddp.job.results.pull import Pulled
-from cloudddp.job.status import JobRecord
 from cloudddp.text import size_of
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from cloudddp.agent.protocol.copies import CopyPhase
-from cloudddp.cli.actions.results import PROJECT_ROOT, PullRequest, raise_left_out
 from cloudddp.cli.console import Console
-from cloudddp.cli.formats import counted, from_here
 from cloudddp.cli.session import Session
 from cloudddp.errors import CloudDDPError
+from cloudddp.formats import counted, from_here
 from cloudddp.job.launch_record import LaunchRecord, s3_place_of
 from cloudddp.job.results import s3_pull
 from cloudddp.job.results.pull import LOGS, Pulled
 from cloudddp.job.results.s3_pull import NodeObjects
+from cloudddp.operations.results import PROJECT_ROOT, PullRequest, raise_left_out
 from cloudddp.text import node_list, one_line, size_of
 
 

@@ -13,14 +13,13 @@ import msgspec
 
 from cloudddp.agent.client import Runner
 from cloudddp.cli import session as sessions
-from cloudddp.cli.actions import deadlines, planned_end
+from cloudddp.cli.actions import planned_end
 from cloudddp.cli.actions.follow import (
     Detached,
     JobStopped,
 )
-from cloudddp.cli.actions.start_job import check_nodes_min, start_and_follow
+from cloudddp.cli.actions.start_job import start_and_follow
 from cloudddp.cli.console import Console
-from cloudddp.cli.formats import counted, duration
 from cloudddp.cli.session import Session
 from cloudddp.cluster import connect, lookup
 from cloudddp.cluster import replace_nodes as replacing
@@ -38,6 +37,7 @@ from cloudddp.errors import (
     NodeError,
     UsageError,
 )
+from cloudddp.formats import counted, duration
 from cloudddp.job import launch, launch_record, poweroff, status
 from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.job_request import NewJob
@@ -46,6 +46,8 @@ from cloudddp.job.outcome import JobStatus
 from cloudddp.job.poweroff import PutOff
 from cloudddp.job.status import JobRecord
 from cloudddp.local_state import ClusterFolder
+from cloudddp.operations import deadlines
+from cloudddp.operations.start_job import check_nodes_min
 from cloudddp.text import node_list
 
 _AGAIN = 1.0  # seconds between two looks

@@ -17,19 +17,10 @@ from cloudddp.aws import inventory
 from cloudddp.aws.client import AWS
 from cloudddp.cli import session as sessions
 from cloudddp.cli.actions import planned_end, resume, watch
-from cloudddp.cli.actions.down import take_down
 from cloudddp.cli.actions.follow import Detached, JobStopped, foreground, report_end
-from cloudddp.cli.actions.results import Left, collect, ended_nodes
-from cloudddp.cli.actions.start_job import (
-    checked_script,
-    start_and_follow,
-    start_job,
-    stopped_if_interrupted,
-)
+from cloudddp.cli.actions.start_job import start_and_follow, stopped_if_interrupted
 from cloudddp.cli.actions.up import bring_up
 from cloudddp.cli.console import Console
-from cloudddp.cli.formats import counted, credentials_end, dollars, duration, moment, toml
-from cloudddp.cli.node_connections import connected
 from cloudddp.cli.session import Session
 from cloudddp.cli.views import lifecycle
 from cloudddp.cluster import connect, region_search, teardown
@@ -48,11 +39,16 @@ from cloudddp.errors import (
     parts,
     renewal_first,
 )
+from cloudddp.formats import counted, credentials_end, dollars, duration, moment, toml
 from cloudddp.job import cancel, launch_record, poweroff, project_files
 from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.job_request import NewJob, Script
 from cloudddp.job.results import pull
 from cloudddp.local_state import ClusterFolder
+from cloudddp.operations.node_connections import connected
+from cloudddp.operations.results import Left, collect, ended_nodes
+from cloudddp.operations.start_job import checked_script, start_job
+from cloudddp.operations.teardown import take_down
 from cloudddp.text import node_list, one_line
 
 _TO_REPEAT = timedelta(minutes=5)

@@ -16,12 +16,12 @@ from typing import Any, NoReturn
 
 from cloudddp import signals
 from cloudddp.cli.console import Console
-from cloudddp.cli.formats import counted
-from cloudddp.cli.load_settings import named_cluster
 from cloudddp.cli.views import simulator as views
 from cloudddp.config.command_line import GlobalOptions
 from cloudddp.errors import CloudDDPError, Command, UsageError
 from cloudddp.files import state_home
+from cloudddp.formats import counted
+from cloudddp.operations.load_settings import named_cluster
 from cloudddp.sim import control
 from cloudddp.sim.control import Simulator
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from cloudddp.agent.protocol.stacks import RankStack, summary
 from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
-from cloudddp.cli.node_connections import connected
 from cloudddp.cli.views.jobs import iso
 from cloudddp.config.command_line import GlobalOptions
 from cloudddp.errors import CloudDDPError, Command
@@ -15,6 +14,7 @@ from cloudddp.job import status
 from cloudddp.job.failure_text import exited_text
 from cloudddp.job.py_spy import gather_stacks
 from cloudddp.job.status import JobRecord
+from cloudddp.operations.node_connections import connected
 from cloudddp.text import one_line
 
 LONGEST_LINE = 300  # characters

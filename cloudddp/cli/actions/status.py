@@ -10,9 +10,7 @@ from cloudddp.aws.answers import REGION_REFUSED
 from cloudddp.aws.client import AWS
 from cloudddp.aws.denials import CODES as DENIED
 from cloudddp.cli import session as sessions
-from cloudddp.cli import termination
 from cloudddp.cli.console import Console
-from cloudddp.cli.formats import credentials_end, region_list
 from cloudddp.cli.session import Session
 from cloudddp.cli.views import clusters as views
 from cloudddp.cluster import lookup, region_search
@@ -22,6 +20,8 @@ from cloudddp.cluster.node_addresses import in_parallel
 from cloudddp.cluster.region_search import Search
 from cloudddp.config.command_line import GlobalOptions
 from cloudddp.errors import AWSError, CloudDDPError, Command, Text, parts
+from cloudddp.formats import credentials_end, region_list
+from cloudddp.operations import termination
 
 
 def status(console: Console, options: GlobalOptions, *, as_json: bool) -> None:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
-from cloudddp.cli.formats import counted
-from cloudddp.cli.node_connections import connected
 from cloudddp.cli.session import Session
 from cloudddp.config.command_line import GlobalOptions
-from cloudddp.errors import CloudDDPError, Command, NotConfirmed, UsageError
-from cloudddp.files import project_id
+from cloudddp.errors import Command, UsageError
+from cloudddp.formats import counted
 from cloudddp.job import project_files, unsent
 from cloudddp.job import sync as syncing
 from cloudddp.job.results.restore import restore, results_here
-from cloudddp.job.sync import Origin
 from cloudddp.local_state import ClusterFolder
-from cloudddp.text import node_list
+from cloudddp.operations.node_connections import connected
+from cloudddp.operations.start_job import origin_of
 
 
 def sync(
@@ -42,7 +38,7 @@ def sync(
                 session.settings,
                 files=files,
                 progress=progress,
-                origin=origin_of(session, yes=yes, before=progress.stop),
+                origin=origin_of(session, yes=yes),
             )
             if folder is not None:
                 count = restore(
@@ -56,33 +52,6 @@ def sync(
         except KeyboardInterrupt:
             console.log("files that have arrived are kept; repeat the command to send the others")
             raise
-
-
-def origin_of(session: Session, *, yes: bool = False, before: Callable[[], None] = lambda: None) -> Origin:
-    """Return the project's id, and how to ask on a terminal whether the files of another project may be
-    replaced; without one they may not. `before` is called before it asks."""
-
-    def agree(nodes: Sequence[int]) -> None:
-        name = session.settings.cluster.name
-        held = (
-            f"{node_list(nodes)} of cluster {name!r} {'has' if len(nodes) == 1 else 'have'} the files of "
-            "another project, or of this one from another computer or folder"
-        )
-        if yes:
-            return
-        if not sys.stdin.isatty():
-            raise CloudDDPError(
-                f"{held}; nothing was changed",
-                hint=(
-                    Command("sync", "--yes"),
-                    " replaces them; -c NAME chooses a cluster for this project",
-                ),
-            )
-        before()
-        if not session.console.confirm(f"{held}. Replace them?"):
-            raise NotConfirmed
-
-    return Origin(project_id(session.root), agree)
 
 
 def _results_of(session: Session, job_id: str | None) -> Path:

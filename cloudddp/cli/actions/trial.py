@@ -24,10 +24,8 @@ from msgspec import structs
 
 from cloudddp import __version__, signals, timings
 from cloudddp.cli import session as sessions
-from cloudddp.cli.actions.down import take_down
 from cloudddp.cli.actions.up import bring_up
 from cloudddp.cli.console import Console
-from cloudddp.cli.node_connections import connected
 from cloudddp.cli.session import Session
 from cloudddp.cli.views import lifecycle
 from cloudddp.cluster.doctor import Check, ChecksFailed
@@ -43,6 +41,8 @@ from cloudddp.errors import (
     NotConfirmed,
     UsageError,
 )
+from cloudddp.operations.node_connections import connected
+from cloudddp.operations.teardown import take_down
 from cloudddp.ssh.running import CommandSpec
 
 _CHEAP = (

@@ -10,7 +10,6 @@ from cloudddp.aws.client import AWS
 from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
-from cloudddp.cli.formats import dollars
 from cloudddp.cli.session import Session
 from cloudddp.cli.views import lifecycle
 from cloudddp.cli.views.clusters import time_left
@@ -20,6 +19,7 @@ from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.up import UpResult
 from cloudddp.config.command_line import Flag, GlobalOptions
 from cloudddp.errors import CloudDDPError, Command, Interrupted
+from cloudddp.formats import dollars
 from cloudddp.job import ranks
 
 

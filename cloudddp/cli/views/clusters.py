@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from cloudddp.cli.formats import counted, dollars, duration, table
-from cloudddp.cli.termination import PlannedEnd
 from cloudddp.cluster.lookup import Ownership, Remains
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.prices import Cost
 from cloudddp.errors import Command, Text
+from cloudddp.formats import counted, dollars, duration, table
+from cloudddp.operations.termination import PlannedEnd
 
 UNKNOWN_OWNER = "an unknown owner"
 

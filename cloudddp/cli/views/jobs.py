@@ -10,8 +10,8 @@ from typing import Any
 
 from cloudddp.agent.protocol.copies import Copied, CopyPhase
 from cloudddp.agent.protocol.progress import LeftStall, Straggler, TrainingStatus, current_stragglers
-from cloudddp.cli.formats import counted, duration, moment, table, width_of
 from cloudddp.errors import Command
+from cloudddp.formats import counted, duration, moment, table, width_of
 from cloudddp.job.status import JobRecord
 from cloudddp.text import node_list, one_line, size_of
 

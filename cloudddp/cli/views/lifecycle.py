@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.aws.reservations import Reservation
 from cloudddp.cli import formats
-from cloudddp.cli.formats import counted, dollars, duration, moment
 from cloudddp.cli.views.clusters import UNKNOWN_OWNER, amount, at, end_of, nodes_table, time_left
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import Plan
@@ -19,6 +18,7 @@ from cloudddp.cluster.teardown import DownReport
 from cloudddp.cluster.up import UpResult
 from cloudddp.config.spec import ClusterSpec, connection_mode
 from cloudddp.errors import Command, Text
+from cloudddp.formats import counted, dollars, duration, moment
 
 
 def plans(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cloudddp.cli.formats import table
+from cloudddp.formats import table
 from cloudddp.sim.control import Simulator
 
 HEADER = ("CLUSTER", "NODE", "INSTANCE", "STATE", "PRIVATE", "PUBLIC", "PROCESSES", "DEADLINE", "FAULTS")

@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
 
 from cloudddp.agent.client import Runner
-from cloudddp.cli.console import Console
-from cloudddp.cli.session import Session
 from cloudddp.cluster import connect, lookup
 from cloudddp.cluster.model import Cluster
 from cloudddp.errors import CloudDDPError, Command, ConnectError, NodeError
+from cloudddp.operations.reporter import Reporter
+from cloudddp.operations.session import Session
 from cloudddp.ssh.connection import paramiko_loaded_meanwhile
 from cloudddp.text import node_list
 
@@ -20,7 +20,7 @@ _BOOT_SECONDS = 600.0  # in which a replacement may boot
 
 @contextlib.contextmanager
 def connected(
-    session: Session,
+    session: Session[Reporter],
     *,
     whole: bool = False,
     partly: bool = False,
@@ -67,13 +67,13 @@ def connected(
         raise _not_queried(silent)
 
 
-def _warn_of_problems(session: Session, found: Cluster, nodes: Collection[int]) -> None:
+def _warn_of_problems(session: Session[Reporter], found: Cluster, nodes: Collection[int]) -> None:
     """Warn of failed status checks and scheduled events of these nodes."""
     for node, text in (lookup.status_problems(session.aws(), found, nodes) if nodes else {}).items():
         session.console.warn(f"node {node} ({found.nodes[node].id}): {text}")
 
 
-def _report_missing(console: Console, found: Cluster, *, refuse: bool) -> None:
+def _report_missing(console: Reporter, found: Cluster, *, refuse: bool) -> None:
     count = found.missing
     gone = (
         f"{count} of {count + len(found.nodes)} nodes of cluster {found.name!r} "

@@ -8,21 +8,21 @@ import threading
 from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
 
-from cloudddp.cli.actions.unsaved_work import unsaved_work
-from cloudddp.cli.console import Console
-from cloudddp.cli.formats import counted, dollars, duration, moment
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import timing
 from cloudddp.config.spec import Config
 from cloudddp.errors import Command
+from cloudddp.formats import counted, dollars, duration, moment
 from cloudddp.job.job_request import NewJob
 from cloudddp.job.launch_record import s3_place_of
+from cloudddp.operations.reporter import Reporter
+from cloudddp.operations.unsaved_work import unsaved_work
 
 NEAR = 1800.0  # seconds before the deadline from which a launch warns of it
 WARNINGS = (30.0, 10.0, 3.0)  # minutes before the deadline
 
 
-def warn_if_near(console: Console, cluster: Cluster) -> None:
+def warn_if_near(console: Reporter, cluster: Cluster) -> None:
     """Warn if the nodes will terminate soon, which ends the job."""
     if cluster.expires is None:
         return
@@ -36,7 +36,7 @@ def warn_if_near(console: Console, cluster: Cluster) -> None:
 
 
 @contextlib.contextmanager
-def warnings(console: Console, cluster: Cluster | None, settings: Config) -> Iterator[None]:
+def warnings(console: Reporter, cluster: Cluster | None, settings: Config) -> Iterator[None]:
     """Warn of the deadline 30, 10 and 3 minutes before it, while a job is followed, and name the results that
     it would delete. `cluster` None: never."""
     timers = [] if cluster is None else _timers(console, cluster, settings)
@@ -50,7 +50,7 @@ def warnings(console: Console, cluster: Cluster | None, settings: Config) -> Ite
             timer.cancel()
 
 
-def _timers(console: Console, cluster: Cluster, settings: Config) -> list[threading.Timer]:
+def _timers(console: Reporter, cluster: Cluster, settings: Config) -> list[threading.Timer]:
     if cluster.expires is None:
         return []
     left = (cluster.expires - datetime.now(UTC)).total_seconds()
@@ -65,7 +65,7 @@ def _timers(console: Console, cluster: Cluster, settings: Config) -> list[thread
     return [threading.Timer(left - seconds, warn, [seconds]) for seconds in before if 0 < seconds < left]
 
 
-def report_leaving(console: Console, cluster: Cluster, settings: Config, job: NewJob) -> None:
+def report_leaving(console: Reporter, cluster: Cluster, settings: Config, job: NewJob) -> None:
     """Report in a line what happens to the nodes of a job that nobody follows, and to its results."""
     place = s3_place_of(settings, job.id)
     kept = "results that are not pulled are lost with the nodes"
@@ -97,7 +97,7 @@ def _at_most(cluster: Cluster) -> str:
     return f"{total} until {moment(cluster.expires)}"
 
 
-def report_not_started(console: Console, cluster: Cluster | None, job: NewJob, left: float | None) -> None:
+def report_not_started(console: Reporter, cluster: Cluster | None, job: NewJob, left: float | None) -> None:
     """Report what happens to the nodes when a job was not started. `left`: seconds until they power off, None
     if they do not; `cluster` None: it is not known."""
     if left is not None:
@@ -122,7 +122,7 @@ def report_not_started(console: Console, cluster: Cluster | None, job: NewJob, l
         )
 
 
-def report_copies(console: Console, settings: Config, job_id: str) -> None:
+def report_copies(console: Reporter, settings: Config, job_id: str) -> None:
     """Report where the nodes copy the results of a job that has ended, if they do."""
     place = s3_place_of(settings, job_id)
     if place is not None:
@@ -139,7 +139,7 @@ def announced_by_aws(cluster: Cluster, settings: Config, moment: float) -> bool:
 
 
 def report_if_passed(
-    console: Console, cluster: Cluster, settings: Config, job_id: str, ended: Collection[int]
+    console: Reporter, cluster: Cluster, settings: Config, job_id: str, ended: Collection[int]
 ) -> None:
     """Report that the deadline ended a job, if it did, and which results are lost."""
     if not ended or not cluster.past_deadline or cluster.expires is None:

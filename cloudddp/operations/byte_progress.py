@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from cloudddp.cli.console import Console
 from cloudddp.config import timing
 from cloudddp.errors import StepUpdate
 from cloudddp.job.results.receive import Transfer
+from cloudddp.operations.reporter import Reporter
 from cloudddp.text import size_of
 
 _LINE_SECONDS = 5.0
@@ -23,7 +23,7 @@ _SHORT = 1.5  # seconds; what takes less is not shown on a terminal
 class ByteProgress:
     """Shows all transfers together; they may run in several threads."""
 
-    def __init__(self, console: Console, *, line_seconds: float = _LINE_SECONDS) -> None:
+    def __init__(self, console: Reporter, *, line_seconds: float = _LINE_SECONDS) -> None:
         self._progress = console.progress()
         self._every = _TERMINAL_SECONDS if self._progress.live else line_seconds
         self._lock = threading.Lock()

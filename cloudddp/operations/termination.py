@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from cloudddp import local_state
 from cloudddp.aws.client import AWS
-from cloudddp.cli.formats import duration, region_list
 from cloudddp.cluster import lookup
 from cloudddp.cluster.lookup import NoCluster
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.region_search import Search
 from cloudddp.errors import CloudDDPError, Command
+from cloudddp.formats import duration, region_list
 from cloudddp.job import launch_record
 from cloudddp.job.launch_record import LaunchRecord, s3_place_of
 from cloudddp.local_state import ClusterFolder

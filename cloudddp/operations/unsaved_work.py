@@ -9,7 +9,6 @@ import threading
 
 from cloudddp.agent.protocol.results import NewFilesReply
 from cloudddp.aws.client import AWS
-from cloudddp.cli.actions.results import line_of, pull_command
 from cloudddp.cluster import connect, lookup
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.cluster.model import Cluster
@@ -17,6 +16,7 @@ from cloudddp.config import timing
 from cloudddp.config.spec import Config
 from cloudddp.errors import Part
 from cloudddp.job.results import new_files
+from cloudddp.operations.results import line_of, pull_command
 from cloudddp.ssh.fleet import Fleet
 from cloudddp.ssh.target import Target
 from cloudddp.text import node_list

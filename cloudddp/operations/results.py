@@ -16,16 +16,13 @@ from pathlib import Path
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.file_steps import Selection
 from cloudddp.agent.protocol.results import NewFilesReply
-from cloudddp.cli.byte_progress import ByteProgress
-from cloudddp.cli.console import Console
-from cloudddp.cli.formats import counted, from_here, toml
-from cloudddp.cli.session import Session
 from cloudddp.cluster import lookup
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.cluster.lookup import EndedNode
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.spec import Config, JobSpec
 from cloudddp.errors import CloudDDPError, Command, NodeError
+from cloudddp.formats import counted, from_here, toml
 from cloudddp.job import project_files
 from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.results import incoming, new_files, safe_names
@@ -33,6 +30,9 @@ from cloudddp.job.results import pull as pulling
 from cloudddp.job.results.new_files import NodeFiles, names_of
 from cloudddp.job.results.pull import Pulled
 from cloudddp.job.results.receive import Progress
+from cloudddp.operations.byte_progress import ByteProgress
+from cloudddp.operations.reporter import Reporter
+from cloudddp.operations.session import Session
 from cloudddp.ssh.fleet import Outcome
 from cloudddp.text import node_list, one_line, size_of
 
@@ -68,7 +68,9 @@ class Left:
     pull: Command = PULL
 
 
-def ended_nodes(session: Session, cluster: Cluster, finished: JobResult | None) -> dict[int, EndedNode]:
+def ended_nodes(
+    session: Session[Reporter], cluster: Cluster, finished: JobResult | None
+) -> dict[int, EndedNode]:
     """Return what AWS reports about those nodes of a job that were doubtful at its end, and have ended;
     nothing if AWS cannot be asked."""
     if finished is not None and finished.doubtful:
@@ -78,7 +80,7 @@ def ended_nodes(session: Session, cluster: Cluster, finished: JobResult | None) 
 
 
 def collect(
-    session: Session, runner: Runner, cluster: Cluster, job_id: str, ended: Mapping[int, EndedNode]
+    session: Session[Reporter], runner: Runner, cluster: Cluster, job_id: str, ended: Mapping[int, EndedNode]
 ) -> Left:
     """Pull a job's outputs from every node, and return what is left there, with the reasons.
 
@@ -184,14 +186,14 @@ def pull_resumed(
     return once()
 
 
-def raise_failures(console: Console, outcome: Outcome[Pulled]) -> None:
+def raise_failures(console: Reporter, outcome: Outcome[Pulled]) -> None:
     """Report the errors of a pull from several nodes, and raise the first one."""
     for node, error in sorted(outcome.errors.items())[1:]:
         console.warn(f"node {node}: its results were not pulled: {one_line(str(error), 500)}")
     outcome.all()
 
 
-def merge_shards(console: Console, base: Path, folders: Mapping[int, Path]) -> None:
+def merge_shards(console: Reporter, base: Path, folders: Mapping[int, Path]) -> None:
     """Make each checkpoint of which several nodes hold shards one folder below `base`. Never fails."""
     try:
         merged = incoming.merge_shards(base, folders) if len(folders) > 1 else []
@@ -222,7 +224,7 @@ def raise_left_out(pulled: Mapping[int, Pulled], place: str = "") -> None:
         )
 
 
-def collect_logs(console: Console, runner: Runner, job_id: str, to: Path) -> None:
+def collect_logs(console: Reporter, runner: Runner, job_id: str, to: Path) -> None:
     """Pull a job's logs, verdict and dumps from every node into `to`/logs. Never fails: they explain how a
     job ended, and are not its results."""
 
@@ -259,7 +261,7 @@ def _pull_new(
     return pulled
 
 
-def _report(console: Console, node: int, pulled: Pulled, to: Path) -> None:
+def _report(console: Reporter, node: int, pulled: Pulled, to: Path) -> None:
     for line in pulled.notes:
         console.warn(f"node {node}: {line}")
     console.log(
@@ -267,14 +269,14 @@ def _report(console: Console, node: int, pulled: Pulled, to: Path) -> None:
     )
 
 
-def report_new(console: Console, runner: Runner, settings: Config, job_id: str) -> None:
+def report_new(console: Reporter, runner: Runner, settings: Config, job_id: str) -> None:
     """Report at the end of a launch which results `pull` copies and which new files it does not. Never
     fails."""
     found = new_files.find_all(runner, settings.job, project=PROJECT, job_id=job_id)
     report_held(console, found.values, settings)
 
 
-def report_held(console: Console, replies: Mapping[int, NewFilesReply], settings: Config) -> None:
+def report_held(console: Reporter, replies: Mapping[int, NewFilesReply], settings: Config) -> None:
     """Report the files on the nodes that were not pulled, and the command that pulls them."""
     held = new_files.by_node(replies)
     if found := [one for one in held if one.outputs]:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 
 from cloudddp import timings
-from cloudddp.cli.console import Console
 from cloudddp.config import project, settings, tolerant
 from cloudddp.config.command_line import Flag, GlobalOptions
 from cloudddp.config.project import Project
@@ -17,6 +16,7 @@ from cloudddp.config.settings import Layer
 from cloudddp.config.spec import Config
 from cloudddp.errors import Command, UsageError
 from cloudddp.files import state_home
+from cloudddp.operations.reporter import Reporter
 
 
 def tolerated(warn: Callable[[str], None], options: GlobalOptions, where: Project, verb: str) -> Config:
@@ -83,7 +83,7 @@ def layers_of(
 
 
 def report_other_region(
-    console: Console, options: GlobalOptions, checked: Config, layers: Sequence[Layer]
+    console: Reporter, options: GlobalOptions, checked: Config, layers: Sequence[Layer]
 ) -> None:
     """Log that the simulator's region overrides the one that a file or the environment sets."""
     if not options.sim or options.region:
@@ -100,7 +100,7 @@ def report_other_region(
             return
 
 
-def enter_simulator(console: Console) -> None:
+def enter_simulator(console: Reporter) -> None:
     """Start the simulator unless it runs, and point this process at it."""
     # 20 ms, which commands for AWS need not take.
     from cloudddp.sim import control

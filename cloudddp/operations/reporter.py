@@ -1,0 +1,49 @@
+"""To whom a long operation reports: the console of the command line, or a callback of the Python API."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Protocol, TypeVar
+
+from cloudddp.errors import Text
+
+
+class Steps(Protocol):
+    """Call it with the text of each step of a long operation."""
+
+    @property
+    def live(self) -> bool:
+        """Whether a step takes the place of the one before on a screen."""
+
+    def __enter__(self) -> Steps: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None, /
+    ) -> None: ...
+
+    def __call__(self, text: Text) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class Reporter(Protocol):
+    """Takes messages, and asks questions where somebody can answer."""
+
+    def log(self, *texts: Text) -> None: ...
+
+    def warn(self, *texts: Text) -> None: ...
+
+    def setup_line(self, node: int, line: str) -> None:
+        """Take a line of the output of the setup commands."""
+
+    def progress(self) -> Steps: ...
+
+    def ask_secret(self, question: str) -> str | None:
+        """Return the answer, or None where nobody can be asked."""
+
+    def agree(self, question: str) -> bool | None:
+        """Return the answer to a question of yes or no, or None where nobody can be asked."""
+
+
+ReporterT = TypeVar("ReporterT", bound=Reporter)
+ReporterT_co = TypeVar("ReporterT_co", bound=Reporter, covariant=True)

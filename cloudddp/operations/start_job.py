@@ -1,0 +1,150 @@
+"""Starting a job on a cluster, and recording what it was launched with."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from cloudddp import signals
+from cloudddp.agent.client import Runner
+from cloudddp.cluster.model import Cluster
+from cloudddp.config.spec import Config
+from cloudddp.errors import CloudDDPError, Command, NotConfirmed, UsageError
+from cloudddp.files import project_id
+from cloudddp.job import launch, launch_record
+from cloudddp.job.job_request import NewJob, Script
+from cloudddp.job.poweroff import Hold
+from cloudddp.job.py_spy import Sending
+from cloudddp.job.sync import Origin
+from cloudddp.local_state import ClusterFolder
+from cloudddp.operations import deadlines
+from cloudddp.operations.reporter import Reporter, ReporterT
+from cloudddp.operations.session import Session
+from cloudddp.text import node_list
+
+
+def checked_script(session: Session[Reporter], script: Script, *, fresh: bool = False) -> Script:
+    """Return the script by its path in the project. Raises UsageError before anything is called."""
+    found = launch.prepare(
+        session.root,
+        Path.cwd(),
+        script,
+        session.settings,
+        fresh=fresh,
+        secret_files=map(Path, session.env_files),
+        warn=session.console.warn,
+    )
+    if (here := Path.cwd()) != session.root and here.is_relative_to(session.root):
+        session.console.log(
+            f"the project is {session.root}: ranks start there, not in {here.relative_to(session.root)}/"
+        )
+    if fresh:
+        check_nodes_min(session.settings, session.settings.cluster.nodes)
+    return found
+
+
+def start_job(
+    session: Session[Reporter],
+    runner: Runner,
+    cluster: Cluster,
+    job: NewJob,
+    *,
+    nodes_stay: bool = True,
+) -> Sending:
+    """Start the job, and record what it was launched with; return what is still being sent. After
+    an interrupt the caller ends what has started, with `cancel.abort_launch`.
+
+    If the job is not started, the nodes still power off where that was planned, and it is reported when; not
+    where the caller removes them (`nodes_stay`).
+    """
+    session = _without_torch(session)
+    deadlines.warn_if_near(session.console, cluster)
+    check_nodes_min(session.settings, len(cluster.nodes) + cluster.missing)
+    record = launch_record.of_launch(
+        job,
+        session.settings,
+        root=session.root,
+        files=session.files,
+        variables=session.variables,
+        env_files=session.env_files,
+        nodes=[node.id for node in cluster.nodes.values()],
+    )
+    folder = ClusterFolder(cluster.id)
+    launch_record.keep(folder, record)
+    hold = Hold(job)
+    try:
+        with session.console.progress() as progress:
+            return launch.launch(
+                runner,
+                cluster,
+                session.settings,
+                job,
+                root=session.root,
+                progress=progress,
+                hold=hold,
+                secret_files=map(Path, session.env_files),
+                origin=origin_of(session),
+                on_setup_line=session.console.setup_line,
+            )
+    except signals.HungUp:
+        raise  # what has started continues
+    except (Exception, KeyboardInterrupt):
+        launch_record.drop(folder, job.id)  # it was refused, or is ended: there is nothing to resume
+        with signals.protected(lambda: session.console.log("still restoring the planned end of the nodes")):
+            hold.release(runner)
+        if nodes_stay:
+            deadlines.report_not_started(session.console, cluster, job, hold.left)
+        raise
+
+
+def _without_torch(session: Session[ReporterT]) -> Session[ReporterT]:
+    """Return the settings for a rehearsal where torch, and so torchrun, is not installed: a script without
+    torch needs none. Nodes of the simulator use the packages of this computer."""
+    job, setup = session.settings.job, session.settings.setup
+    own = job.python or job.rendezvous != "c10d" or setup.environment or setup.run
+    if not session.options.sim or own or importlib.util.find_spec("torch") is not None:
+        return session
+    session.console.log("torch is not installed here: ranks start without torchrun (--rendezvous direct)")
+    settings = msgspec.structs.replace(
+        session.settings, job=msgspec.structs.replace(job, rendezvous="direct")
+    )
+    return replace(session, settings=settings)
+
+
+def check_nodes_min(config: Config, nodes: int) -> None:
+    """Raise UsageError where the job needs more nodes than there are."""
+    least = config.job.nodes_min
+    if least is not None and least > nodes:
+        raise UsageError(
+            f"job.nodes_min is {least}, and the cluster has {nodes} node{'s' * (nodes != 1)}",
+            hint=f"give at most {nodes}: --nodes-min {nodes}",
+        )
+
+
+def origin_of(session: Session[Reporter], *, yes: bool = False) -> Origin:
+    """Return the project's id, and how to ask whether the files of another project may be replaced; where
+    nobody can be asked they may not."""
+
+    def agree(nodes: Sequence[int]) -> None:
+        name = session.settings.cluster.name
+        held = (
+            f"{node_list(nodes)} of cluster {name!r} {'has' if len(nodes) == 1 else 'have'} the files of "
+            "another project, or of this one from another computer or folder"
+        )
+        answer = yes or session.console.agree(f"{held}. Replace them?")
+        if answer is None:
+            raise CloudDDPError(
+                f"{held}; nothing was changed",
+                hint=(
+                    Command("sync", "--yes"),
+                    " replaces them; -c NAME chooses a cluster for this project",
+                ),
+            )
+        if not answer:
+            raise NotConfirmed
+
+    return Origin(project_id(session.root), agree)
