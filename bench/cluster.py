@@ -134,7 +134,7 @@ class Link:
     """The link between the laptop and the nodes, which is part of the simulator."""
 
     def __init__(self) -> None:
-        from cloudddp.sim import control  # only this process, in the simulator's network, needs it
+        from cloudddp.simulator import control  # only this process, in the simulator's network, needs it
 
         found = control.find(Path(os.environ["CLOUDDDP_HOME"]))
         if found is None:

@@ -120,7 +120,7 @@ def simulator(nodes: str = "process", **settings: Any) -> Iterator[dict[str, str
     This process can reach nodes of kind `process`; `namespace` nodes are reachable only from what `cloudddp
     sim exec` runs.
     """
-    from cloudddp.sim import control
+    from cloudddp.simulator import control
 
     with tempfile.TemporaryDirectory(prefix="cloudddp-bench-") as home:
         found = control.start(Path(home), nodes=nodes, **settings)

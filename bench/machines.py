@@ -13,7 +13,7 @@ from typing import Any
 
 from bench.harness import ROOT, Options, script, simulator
 from bench.tables import line, load
-from cloudddp.sim.hosts.machines import root_image
+from cloudddp.simulator.hosts.machines import root_image
 
 NODES, ROUNDS = 5, 4  # at once, because each systemd takes some of root's inotify instances (128 by default)
 

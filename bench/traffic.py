@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 import subprocess
 
-from cloudddp.sim.net.nftables import LINK_MARK
-from cloudddp.sim.net.policy import LAPTOP
+from cloudddp.simulator.net.nftables import LINK_MARK
+from cloudddp.simulator.net.policy import LAPTOP
 
 _TABLE = "bench_traffic"
 

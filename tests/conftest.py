@@ -104,7 +104,7 @@ def simulator(tmp_path_factory: pytest.TempPathFactory, no_simulator_is_left: No
     """One simulator for all tests of a worker; they use different cluster names."""
     pytest.importorskip("moto", reason="the simulator needs the extra `sim`")
     pytest.importorskip("asyncssh", reason="the simulator needs the extra `sim`")
-    from cloudddp.sim import control
+    from cloudddp.simulator import control
 
     home = tmp_path_factory.mktemp("home")
     found = control.start(home, nodes="process", timeout=TIMEOUT)
@@ -135,7 +135,7 @@ def cli(
     simulator: Any, pool: Pool, ec2: Any, project: Path, request: pytest.FixtureRequest
 ) -> Iterator[CommandLine]:
     """The command line against the simulator; the test's cluster is then kept for another test or removed."""
-    from cloudddp.sim import control
+    from cloudddp.simulator import control
 
     cluster = f"t{abs(hash(request.node.nodeid)) % 10**9}"
     env = clean_environment(
@@ -215,7 +215,7 @@ def removals(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A simulator whose instances never boot and end at once, for tests of the removal alone."""
     pytest.importorskip("moto", reason="the simulator needs the extra `sim`")
     pytest.importorskip("asyncssh", reason="the simulator needs the extra `sim`")
-    from cloudddp.sim import control
+    from cloudddp.simulator import control
 
     home = tmp_path_factory.mktemp("account")
     timing = {"booting": 3600.0, "shutting-down": 0.15}

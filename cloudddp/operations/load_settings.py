@@ -103,7 +103,7 @@ def report_other_region(
 def enter_simulator(console: Reporter) -> None:
     """Start the simulator unless it runs, and point this process at it."""
     # 20 ms, which commands for AWS need not take.
-    from cloudddp.sim import control
+    from cloudddp.simulator import control
 
     found = control.find(state_home())
     if found is None:

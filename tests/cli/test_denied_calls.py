@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from support.harness import CommandLine
 
-from cloudddp.sim.iam import denials
-from cloudddp.sim.iam.evaluate import Check, Decision
+from cloudddp.simulator.iam import denials
+from cloudddp.simulator.iam.evaluate import Check, Decision
 
 RUN_INSTANCES = "ec2:RunInstances on arn:aws:ec2:us-east-1:123456789012:instance/*"
 

@@ -12,7 +12,7 @@ from cloudddp.aws import instance_types
 from cloudddp.aws.client import AWS
 from cloudddp.cluster.requests import ORDINARY, choose_interfaces, wants_placement_group
 from cloudddp.config.spec import ClusterSpec
-from cloudddp.sim.aws import rehearse
+from cloudddp.simulator.aws import rehearse
 
 TYPE = "p4d.24xlarge"
 Conditions = Callable[..., dict[str, Any]]

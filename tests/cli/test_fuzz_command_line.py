@@ -196,7 +196,7 @@ def test_user_without_a_home(place: Place, verb: str, home: str) -> None:
 AS_NOBODY = """
 import os, sys, click, botocore.session, moto, msgspec, platformdirs, cloudddp.cli.entry_point, cloudddp.aws.client, cloudddp.__main__, cloudddp.config.settings
 import cloudddp.cli.actions.up, cloudddp.cli.actions.status, cloudddp.cli.actions.simulator, cloudddp.cli.commands.clusters
-import cloudddp.cli.commands.simulator, cloudddp.cluster.connect, cloudddp.sim.control
+import cloudddp.cli.commands.simulator, cloudddp.cluster.connect, cloudddp.simulator.control
 if os.getuid() == 0: os.setgroups([]); os.setgid(54321); os.setuid(54321)
 sys.argv[0] = 'cloudddp'
 cloudddp.__main__.main()

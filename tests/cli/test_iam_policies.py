@@ -16,9 +16,9 @@ from support.harness import CommandLine, clean_environment, remaining
 from support.permissions import FOLDER, KEY, TAG, listed, operations, statements
 from support.simlab import client_of
 
-from cloudddp.sim import control
-from cloudddp.sim.iam import documents
-from cloudddp.sim.iam.ec2 import authorization
+from cloudddp.simulator import control
+from cloudddp.simulator.iam import documents
+from cloudddp.simulator.iam.ec2 import authorization
 
 _ALWAYS = ("aws:RequestedRegion", "aws:PrincipalArn", "ec2:Region")
 

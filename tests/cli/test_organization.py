@@ -14,7 +14,7 @@ from support import organization
 from support.harness import TIMEOUT, CommandLine, clean_environment, remaining, running_instances
 from support.simlab import client_of
 
-from cloudddp.sim import control
+from cloudddp.simulator import control
 
 Conditions = Callable[..., None]
 CREATING = {"ImportKeyPair", "CreateSecurityGroup", "RunInstances"}

@@ -44,9 +44,11 @@ def test_wheel_contains_infra_and_the_examples_and_no_generic_names(wheel: Path)
         assert f"cloudddp/_payload/{needed}" in names
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"cloudddp"}
     assert not any("__pycache__" in name or "/tests/" in name for name in names)
-    assert {"cloudddp/py.typed", "cloudddp/job/slurm.sh", "cloudddp/sim/iam/ec2_authorization.json"} <= set(
-        names
-    )
+    assert {
+        "cloudddp/py.typed",
+        "cloudddp/job/slurm.sh",
+        "cloudddp/simulator/iam/ec2_authorization.json",
+    } <= set(names)
 
 
 Cloudddp = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -133,7 +135,7 @@ def test_wheel_works_with_other_versions_of_python(wheel: Path, tmp_path: Path, 
     installed = uv("pip", "install", "--python", python, f"{wheel}[sim]", cwd=tmp_path)
     assert installed.returncode == 0, installed.stderr
     cloudddp = command_in(tmp_path, python.parent)
-    code = "import cloudddp.sim.api.server, moto.server"  # compiled once: the start has a time limit
+    code = "import cloudddp.simulator.api.server, moto.server"  # compiled once: the start has a time limit
     subprocess.run([str(python), "-c", code], cwd=tmp_path, check=True, timeout=300)
     rehearse(cloudddp, tmp_path)
 
@@ -173,7 +175,7 @@ def test_installed_wheel_works_outside_the_checkout(wheel: Path, tmp_path: Path)
     assert "cloudddp[sim]" in missing.stderr
     install(f"{wheel}[sim]")
     # pip --no-compile leaves the byte code to the simulator's first start, which has a time limit.
-    code = "import cloudddp.sim.api.server, moto.server"
+    code = "import cloudddp.simulator.api.server, moto.server"
     subprocess.run([python, "-c", code], cwd=tmp_path, check=True, timeout=300)
     for example in EXAMPLES:
         made = cloudddp("init", "--example", example, example)

@@ -11,7 +11,7 @@ import pytest
 from support.harness import CommandLine, clean_environment
 from support.simlab import client_of
 
-from cloudddp.sim import control
+from cloudddp.simulator import control
 
 OTHER = "eu-central-1"
 

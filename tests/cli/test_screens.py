@@ -15,7 +15,7 @@ import pytest
 from support.harness import ROOT, CommandLine, clean_environment
 from support.screens import SPINNER, Recording, steady
 
-from cloudddp.sim import control
+from cloudddp.simulator import control
 from docs import record
 
 FOLDER = ROOT / "tests/golden/screens"

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from support.harness import CommandLine, clean_environment, wait_for
 
-from cloudddp.sim import control
-from cloudddp.sim.linux import processes
+from cloudddp.simulator import control
+from cloudddp.simulator.linux import processes
 
 
 @pytest.fixture

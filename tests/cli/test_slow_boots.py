@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.harness import TIMEOUT, wait_for
 
-from cloudddp.sim import control
+from cloudddp.simulator import control
 
 
 @pytest.fixture

@@ -232,7 +232,7 @@ def test_number_of_aws_calls_is_independent_of_nodes(tmp_path: Any) -> None:
     from cloudddp.cli.actions.rehearsal import Nodes
     from cloudddp.cluster import up
     from cloudddp.config.spec import ClusterSpec
-    from cloudddp.sim.aws import rehearse
+    from cloudddp.simulator.aws import rehearse
 
     counts = {}
     with rehearse(), pytest.MonkeyPatch.context() as patch:

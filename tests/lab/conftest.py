@@ -15,10 +15,10 @@ from support.account import Account, post_conditions
 from support.harness import TIMEOUT, cannot
 from support.simlab import Laptop, client_of
 
-from cloudddp.sim import control
-from cloudddp.sim.aws import CONDITIONS, rehearse
-from cloudddp.sim.ec2.speed import data_files_parsed_once
-from cloudddp.sim.linux import processes
+from cloudddp.simulator import control
+from cloudddp.simulator.aws import CONDITIONS, rehearse
+from cloudddp.simulator.ec2.speed import data_files_parsed_once
+from cloudddp.simulator.linux import processes
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -17,9 +17,9 @@ from support.harness import cannot
 
 from cloudddp.cluster.user_data import Identity, user_data
 from cloudddp.files import payload_text
-from cloudddp.sim.guest import cloud_init, devices, dispatch
-from cloudddp.sim.hosts import node_spec as parser
-from cloudddp.sim.hosts.namespaces import overlay
+from cloudddp.simulator.guest import cloud_init, devices, dispatch
+from cloudddp.simulator.hosts import node_spec as parser
+from cloudddp.simulator.hosts.namespaces import overlay
 
 GPUS = [{"name": "NVIDIA A10G", "memory_mib": 22888, "seed": 7}] * 2
 
@@ -157,7 +157,7 @@ def test_init_refuses_outside_a_node(stand_ins: Path, tmp_path: Path, call: str,
 def test_cloud_init_writes_nothing_outside_a_node(tmp_path: Path) -> None:
     written = tmp_path / "written"
     code = (
-        "from cloudddp.sim.guest import cloud_init\n"
+        "from cloudddp.simulator.guest import cloud_init\n"
         f"config = {{'write_files': [{{'path': {str(written)!r}}}], 'bootcmd': ['touch {written}']}}\n"
         "try: cloud_init.early(config, [], chown_to_user=print)\n"
         "finally: cloud_init.late(config, 'touch')"

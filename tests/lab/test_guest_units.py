@@ -11,8 +11,8 @@ import pytest
 
 from cloudddp.cluster.user_data import Identity, user_data
 from cloudddp.files import payload_text
-from cloudddp.sim.guest import units
-from cloudddp.sim.hosts import node_spec as parser
+from cloudddp.simulator.guest import units
+from cloudddp.simulator.hosts import node_spec as parser
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC).timestamp()
 HOUR = 3600.0

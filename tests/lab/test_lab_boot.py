@@ -10,7 +10,7 @@ from support.harness import until
 from support.labnode import LabLaptop, attempt, inside, reachable, shell
 from support.simlab import Laptop
 
-from cloudddp.sim import control
+from cloudddp.simulator import control
 
 
 def launch(laptop: LabLaptop, condition: dict[str, float]) -> Any:

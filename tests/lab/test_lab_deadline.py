@@ -16,7 +16,7 @@ from support.labnode import LabLaptop, attempt, reachable, shell
 
 from cloudddp.cluster.user_data import Identity, user_data
 from cloudddp.files import payload_text
-from cloudddp.sim import control
+from cloudddp.simulator import control
 
 AHEAD = timedelta(seconds=15)  # time to boot a node and to inject the fault
 UNIT = "cloudddp-deadline"

@@ -17,8 +17,8 @@ import pytest
 from support.harness import until
 from support.labnode import LabLaptop, attempt, inside, reachable, shell
 
-from cloudddp.sim import control
-from cloudddp.sim.linux import processes
+from cloudddp.simulator import control
+from cloudddp.simulator.linux import processes
 
 LISTEN = """
 import socket, time
@@ -145,7 +145,7 @@ def test_frozen_nodes_can_be_terminated_and_restarted(lab_laptop: LabLaptop) -> 
         return {
             line: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2][1]
             for line, pid in lines.items()
-            if b"cloudddp.sim.hosts.namespaces.boot" not in line
+            if b"cloudddp.simulator.hosts.namespaces.boot" not in line
         }
 
     for node in (ending, stopping):

@@ -20,7 +20,7 @@ from support.labnode import (
 )
 from support.vpcs import EVERYWHERE, Vpc
 
-from cloudddp.sim import control
+from cloudddp.simulator import control
 
 EVERYTHING = {"IpProtocol": "-1", "IpRanges": [{"CidrIp": EVERYWHERE}]}
 

@@ -18,7 +18,7 @@ from support.simlab import make_key
 
 from cloudddp.cluster.user_data import Identity, user_data
 from cloudddp.files import payload_text
-from cloudddp.sim import control
+from cloudddp.simulator import control
 
 OTHER = make_key()
 GIVEN = {

@@ -11,7 +11,7 @@ import pytest
 from support.harness import until
 from support.labnode import LabLaptop, attempt, shell
 
-from cloudddp.sim import control
+from cloudddp.simulator import control
 
 USE_GPUS = (
     "import json, torch; n = torch.cuda.device_count(); used = []\n"

@@ -15,8 +15,8 @@ import paramiko
 import pytest
 from support.labnode import LabLaptop, attempt, inside, shell
 
-from cloudddp.sim import control
-from cloudddp.sim.linux import kernel, processes
+from cloudddp.simulator import control
+from cloudddp.simulator.linux import kernel, processes
 
 PYTHON = "/opt/pytorch/bin/python"
 BOOTCMD = "for one in /proc/[0-9]*/fd/*; do readlink $one; done > /var/log/descriptors; true"

@@ -17,8 +17,8 @@ from support.labnode import LabLaptop, inside, network_namespace, reachable, ser
 from support.simlab import execute
 
 from cloudddp.errors import CloudDDPError
-from cloudddp.sim import control
-from cloudddp.sim.linux import processes
+from cloudddp.simulator import control
+from cloudddp.simulator.linux import processes
 from cloudddp.ssh.target import open_socket
 
 COUNTER = (

@@ -15,7 +15,7 @@ from support.harness import until
 from support.labnode import LabLaptop, attempt, shell
 
 from cloudddp.errors import UsageError
-from cloudddp.sim import control
+from cloudddp.simulator import control
 
 # Runs on the node: METHOD PATH HEADER=VALUE ... -> status, body, headers.
 SEND_REQUEST = """

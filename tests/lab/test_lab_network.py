@@ -16,7 +16,7 @@ from support.labnode import LabLaptop, call, inside, reachable, serve, shell
 from support.simlab import execute
 
 from cloudddp.errors import UsageError
-from cloudddp.sim import control
+from cloudddp.simulator import control
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from support.harness import until
 from support.labnode import LabLaptop, call, network_namespace, reachable, serve
 from support.vpcs import EVERYWHERE, Vpc
 
-from cloudddp.sim import control
+from cloudddp.simulator import control
 
 
 def test_default_vpc_has_an_internet_gateway_and_a_route_to_it(account: Account) -> None:

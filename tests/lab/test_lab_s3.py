@@ -15,7 +15,7 @@ from support.buckets import make_bucket, make_profile, policy
 from support.labnode import LabLaptop, shell
 from support.simlab import client_of
 
-from cloudddp.sim import control
+from cloudddp.simulator import control
 
 BUCKET = "results-of-a-test"
 # Runs on the node, with the boto3 of its Python: prints what the call returns, or AWS's error code.

@@ -20,9 +20,9 @@ import pytest
 from support import stranger
 from support.harness import ROOT, cannot, until
 
-from cloudddp.sim.guest import on_node
-from cloudddp.sim.hosts import lab_namespaces
-from cloudddp.sim.linux import processes
+from cloudddp.simulator.guest import on_node
+from cloudddp.simulator.hosts import lab_namespaces
+from cloudddp.simulator.linux import processes
 
 OWNER, OTHER = 54321, 54322  # uids that no computer assigns
 SCRIPT = Path(stranger.__file__)
@@ -204,7 +204,7 @@ def unavailable_reason(uid: int, python: str) -> str:
         [
             python,
             "-c",
-            "from cloudddp.sim.hosts import lab_namespaces as lab; print(lab.unavailable_reason())",
+            "from cloudddp.simulator.hosts import lab_namespaces as lab; print(lab.unavailable_reason())",
         ],
         cwd="/",
         capture_output=True,

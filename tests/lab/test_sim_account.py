@@ -10,7 +10,7 @@ import pytest
 from support.account import Account, refused
 from support.simlab import IMAGE_PARAMETER, make_key
 
-from cloudddp.sim.aws import rehearse
+from cloudddp.simulator.aws import rehearse
 
 
 def tags(cluster: str) -> list[dict[str, str]]:

@@ -13,7 +13,7 @@ from botocore.exceptions import ConnectionClosedError, ReadTimeoutError
 from support.account import Account, post_conditions, refused
 from support.harness import until
 
-from cloudddp.sim import control
+from cloudddp.simulator import control
 
 ONCE = Config(retries={"total_max_attempts": 1})
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from cloudddp.sim.conditions.model import Conditions
-from cloudddp.sim.conditions.reading import InvalidCondition, Names, merge
+from cloudddp.simulator.conditions.model import Conditions
+from cloudddp.simulator.conditions.reading import InvalidCondition, Names, merge
 
 ROLE = "arn:aws:iam::123456789012:role/trainer"
 BLOCK = "cr-0123456789abcdef0"

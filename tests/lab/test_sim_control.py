@@ -24,8 +24,8 @@ from support.simlab import Laptop, execute
 
 import cloudddp
 from cloudddp.errors import CloudDDPError
-from cloudddp.sim import control
-from cloudddp.sim.linux import processes
+from cloudddp.simulator import control
+from cloudddp.simulator.linux import processes
 
 PACKAGE = Path(cloudddp.__file__).parent
 
@@ -66,9 +66,9 @@ def as_nobody(code: str, *arguments: object, check: bool = True) -> subprocess.C
 
 
 def test_control_imports_no_heavy_package() -> None:
-    code = "import sys, cloudddp.sim.control; print(*sys.modules)"
+    code = "import sys, cloudddp.simulator.control; print(*sys.modules)"
     output, errors = started(code).communicate(timeout=60)
-    assert "cloudddp.sim.control" in output.split(), errors
+    assert "cloudddp.simulator.control" in output.split(), errors
     assert not {"moto", "asyncssh", "boto3", "botocore", "werkzeug"} & set(output.split())
 
 
@@ -76,7 +76,7 @@ def test_concurrent_starts_give_one_server_which_outlives_them(home: Path) -> No
     assert control.find(home) is None
     assert control.stop(home) == 0
     code = (
-        "import sys; from pathlib import Path; from cloudddp.sim import control; "
+        "import sys; from pathlib import Path; from cloudddp.simulator import control; "
         "print(control.start(Path(sys.argv[1]), nodes='process').pid)"
     )
     starters = [started(code, str(home), start_new_session=True) for _ in range(3)]
@@ -187,7 +187,7 @@ def test_port_in_use_is_reported(home: Path) -> None:
 def test_missing_extra_is_reported(tmp_path: Path) -> None:
     shutil.copytree(PACKAGE, tmp_path / "cloudddp", ignore=shutil.ignore_patterns("__pycache__"))
     code = (
-        "from pathlib import Path; from cloudddp.errors import CloudDDPError; from cloudddp.sim import "
+        "from pathlib import Path; from cloudddp.errors import CloudDDPError; from cloudddp.simulator import "
         "control\n"
         "try: control.start(Path('home'))\n"
         "except CloudDDPError as error: print(error.message, '|', error.hint)"

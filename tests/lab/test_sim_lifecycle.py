@@ -19,8 +19,8 @@ from support.harness import until
 from support.networks import create_subnet
 from support.simlab import Laptop, cloud_config, execute, make_key
 
-from cloudddp.sim import control
-from cloudddp.sim.linux import processes
+from cloudddp.simulator import control
+from cloudddp.simulator.linux import processes
 
 DAEMON = """python3 -c '
 import os, time

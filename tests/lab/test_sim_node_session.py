@@ -14,7 +14,7 @@ from support.labnode import LabLaptop, inside, reachable
 from support.simlab import Laptop
 from support.vpcs import Vpc
 
-from cloudddp.sim import control
+from cloudddp.simulator import control
 
 
 def session(sim: control.Simulator, target: str, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:

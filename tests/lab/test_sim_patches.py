@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cloudddp.sim.ec2 import catalog
-from cloudddp.sim.ec2.patch import add, wrap
+from cloudddp.simulator.ec2 import catalog
+from cloudddp.simulator.ec2.patch import add, wrap
 
 
 class Theirs:

@@ -15,8 +15,8 @@ from support.account import refused
 from support.simlab import IMAGE_PARAMETER, client_of
 
 from cloudddp.errors import CloudDDPError, UsageError
-from cloudddp.sim import control
-from cloudddp.sim.iam.ec2 import authorization
+from cloudddp.simulator import control
+from cloudddp.simulator.iam.ec2 import authorization
 
 TAGS = [{"Key": "team", "Value": "vision"}]
 KINDS = ("instance", "volume", "network-interface")

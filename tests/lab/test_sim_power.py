@@ -11,7 +11,7 @@ from support.harness import until
 from support.simlab import Laptop
 from test_sim_lifecycle import timer
 
-from cloudddp.sim import control
+from cloudddp.simulator import control
 
 
 def stop(account: Account, *ids: str) -> None:

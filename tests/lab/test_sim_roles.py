@@ -10,7 +10,7 @@ import pytest
 from botocore.config import Config
 from support.account import Account, refused
 
-from cloudddp.sim import control
+from cloudddp.simulator import control
 
 ROLE = "arn:aws:iam::123456789012:role/trainer"
 SERIAL = "arn:aws:iam::123456789012:mfa/alice"

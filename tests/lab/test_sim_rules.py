@@ -9,10 +9,10 @@ import boto3
 import pytest
 from support.account import Account, refused
 
-from cloudddp.sim.aws import CONDITIONS, rehearse
-from cloudddp.sim.net.nftables import ruleset
-from cloudddp.sim.net.policy import Faults
-from cloudddp.sim.net.security_groups import policy_for
+from cloudddp.simulator.aws import CONDITIONS, rehearse
+from cloudddp.simulator.net.nftables import ruleset
+from cloudddp.simulator.net.policy import Faults
+from cloudddp.simulator.net.security_groups import policy_for
 
 ANYONE = [{"CidrIp": "0.0.0.0/0"}]
 

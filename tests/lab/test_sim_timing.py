@@ -11,7 +11,7 @@ from botocore.exceptions import ClientError
 from support.harness import until
 from support.simlab import Laptop
 
-from cloudddp.sim import control
+from cloudddp.simulator import control
 
 
 def states(laptop: Laptop, ids: list[str]) -> set[str]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from support.harness import cannot
 
-from cloudddp.sim.linux.socket_owner import Address, SocketOwners
+from cloudddp.simulator.linux.socket_owner import Address, SocketOwners
 
 STRANGER = 54321
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from support.harness import wait_for
 
-from cloudddp.sim import control
+from cloudddp.simulator import control
 
 SLEEPERS = """
 import os, sys, time

@@ -17,9 +17,9 @@ import paramiko
 from support.harness import until
 from support.simlab import Laptop, Result, execute
 
-from cloudddp.sim import control
-from cloudddp.sim.hosts import lab_namespaces
-from cloudddp.sim.linux import kernel
+from cloudddp.simulator import control
+from cloudddp.simulator.hosts import lab_namespaces
+from cloudddp.simulator.linux import kernel
 from cloudddp.ssh.transport import fix_channels
 
 ECHO = (

@@ -13,10 +13,10 @@ import botocore.session
 from support.harness import ROOT, CommandLine
 from support.simlab import client_of
 
-from cloudddp.sim import control
-from cloudddp.sim.iam.ec2 import authorization
-from cloudddp.sim.iam.operators import matches
-from cloudddp.sim.iam.services import UNCHECKED
+from cloudddp.simulator import control
+from cloudddp.simulator.iam.ec2 import authorization
+from cloudddp.simulator.iam.operators import matches
+from cloudddp.simulator.iam.services import UNCHECKED
 
 FOLDER = ROOT / "infra" / "iam"
 KEY = "simulated"  # the access key of `cloudddp --sim`

@@ -18,7 +18,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from cloudddp.sim import control
+from cloudddp.simulator import control
 
 LINGER = 5.0  # seconds in which killed processes are gone
 # In the homes: what namespace nodes have from their image, and the agent. Its byte code is expensive, and

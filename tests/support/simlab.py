@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from support.harness import until
 
-from cloudddp.sim import control
+from cloudddp.simulator import control
 from cloudddp.ssh.transport import fix_channels
 
 IMAGE_PARAMETER = (

@@ -57,7 +57,7 @@ def stop_after_this_process(base: Path) -> subprocess.Popen[bytes]:
 
 def stop(base: str) -> None:
     """Stop the simulators of a test process that has ended, then kill its other processes."""
-    from cloudddp.sim import control
+    from cloudddp.simulator import control
 
     deadline, quiet = time.monotonic() + TIMEOUT, 0
     while quiet < QUIET and time.monotonic() < deadline:

@@ -15,7 +15,7 @@ from cloudddp.aws.inventory import Instance, Resource
 from cloudddp.cluster import teardown
 from cloudddp.cluster.teardown import DownReport
 from cloudddp.local_state import ClusterFolder, ClusterRecord
-from cloudddp.sim import control
+from cloudddp.simulator import control
 
 _NUMBERS = itertools.count(1)
 

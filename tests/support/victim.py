@@ -90,7 +90,7 @@ COUNT = itertools.count()
 @contextlib.contextmanager
 def owned(simulator: Any, tmp: Path) -> Iterator[Victim]:
     """Yield a cluster of one node that has run a job, and whose agent was then replaced."""
-    from cloudddp.sim import control
+    from cloudddp.simulator import control
 
     folder, elsewhere, outputs = (tmp / "laptop" / "project", tmp / "laptop" / "elsewhere", tmp / "outputs")
     for path in (folder, elsewhere, outputs):

@@ -18,7 +18,7 @@ import cloudddp.__main__
 from cloudddp.aws import client
 
 # The modules of the simulator run in another process, except `control`.
-OTHERS = "cloudddp.sim."
+OTHERS = "cloudddp.simulator."
 
 
 def modules() -> list[str]:
@@ -27,7 +27,7 @@ def modules() -> list[str]:
     return [module.name for module in found if not module.name.startswith(OTHERS)]
 
 
-for name in [*modules(), "cloudddp.sim.control"]:
+for name in [*modules(), "cloudddp.simulator.control"]:
     importlib.import_module(name)
 
 _loader = client.model_loader(botocore.session.Session())

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from support.harness import ROOT, cannot
 
-from cloudddp.sim import control
+from cloudddp.simulator import control
 
 IMAGE_PARAMETER = (
     "/aws/service/deeplearning/ami/x86_64/oss-nvidia-driver-gpu-pytorch-2.12-ubuntu-24.04/latest/ami-id"

@@ -26,7 +26,7 @@ from cloudddp.aws.client import AWS
 from cloudddp.cli.actions.rehearsal import Nodes
 from cloudddp.cluster import up
 from cloudddp.config.spec import ClusterSpec
-from cloudddp.sim.aws import rehearse
+from cloudddp.simulator.aws import rehearse
 
 FOLDER = Path(__file__).resolve().parents[1] / "golden/requests"
 ONE_CARD, SEVERAL_CARDS = "g5.xlarge", "p4d.24xlarge"

@@ -19,7 +19,7 @@ from cloudddp.cluster.requests import (
 )
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import UsageError
-from cloudddp.sim.aws import rehearse
+from cloudddp.simulator.aws import rehearse
 
 P4D = (Interface(), Interface(0, 1, "efa-only"), *(Interface(card, 0, "efa-only") for card in (1, 2, 3)))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudddp.sim.hosts.machines.layout import layout_of, write
+from cloudddp.simulator.hosts.machines.layout import layout_of, write
 
 ENABLED = "etc/systemd/system/multi-user.target.wants/ssh.service"
 SOCKET = "etc/systemd/system/sockets.target.wants/ssh.socket"

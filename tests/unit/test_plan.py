@@ -24,7 +24,7 @@ from cloudddp.cluster.user_data import APT_SETTINGS, BOOT_CHECK, SERVICE, TIMER,
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import CloudDDPError, UsageError
 from cloudddp.files import payload_text
-from cloudddp.sim.guest.cloud_init import shellify
+from cloudddp.simulator.guest.cloud_init import shellify
 from cloudddp.ssh.target import generate_key
 from cloudddp.tags import TAG_NODE_RANK
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from cloudddp.sim.iam import denials
-from cloudddp.sim.iam.documents import InvalidPolicy, Policy, parse
-from cloudddp.sim.iam.evaluate import IDENTITY, SCP, Check, Decision, evaluate
+from cloudddp.simulator.iam import denials
+from cloudddp.simulator.iam.documents import InvalidPolicy, Policy, parse
+from cloudddp.simulator.iam.evaluate import IDENTITY, SCP, Check, Decision, evaluate
 
 RUN = "ec2:RunInstances"
 INSTANCE = "arn:aws:ec2:us-east-1:123456789012:instance/*"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cloudddp.errors import CloudDDPError
-from cloudddp.sim.control import process
+from cloudddp.simulator.control import process
 
 ROOT = Path(__file__).parents[2]
 # What Python has on Linux only.
@@ -32,7 +32,7 @@ GUARDED = {("ssh/target.py", "TCP_USER_TIMEOUT"), ("timings.py", "/proc/self/sta
 def laptop() -> Iterator[tuple[str, ast.AST]]:
     for path in sorted((ROOT / "cloudddp").rglob("*.py")):
         name = path.relative_to(ROOT / "cloudddp").as_posix()
-        if not name.startswith("sim/"):
+        if not name.startswith("simulator/"):
             for node in ast.walk(ast.parse(path.read_text())):
                 yield name, node
 

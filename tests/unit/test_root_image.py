@@ -14,7 +14,7 @@ import pytest
 from support.harness import cannot, until
 
 from cloudddp.errors import CloudDDPError
-from cloudddp.sim.hosts.machines import root_image
+from cloudddp.simulator.hosts.machines import root_image
 
 # `debootstrap ... trixie TARGET`: counts its calls, waits while `hold` exists, fails if `fail` does.
 DEBOOTSTRAP = """\
@@ -58,7 +58,7 @@ class Site:
     def process(self) -> subprocess.Popen[str]:
         """`ensure` in a process of its own."""
         code = (
-            "import sys; from pathlib import Path; from cloudddp.sim.hosts.machines import root_image; "
+            "import sys; from pathlib import Path; from cloudddp.simulator.hosts.machines import root_image; "
             f"root_image.ensure(Path({str(self.home)!r}), lambda text: print(text, flush=True))"
         )
         return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
@@ -129,7 +129,7 @@ def test_two_simulators_that_share_the_folder_make_it_once(site: Site) -> None:
 
 def test_full_disk_is_named_before_anything_is_made(site: Site) -> None:
     code = (
-        "from pathlib import Path\nfrom cloudddp.sim.hosts.machines import root_image\n"
+        "from pathlib import Path\nfrom cloudddp.simulator.hosts.machines import root_image\n"
         f"try: root_image.ensure(Path({str(site.home)!r}), print)\n"
         "except Exception as error: print(error, '|', error.hint)"
     )

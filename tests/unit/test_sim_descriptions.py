@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from cloudddp.sim.conditions.model import Boot
-from cloudddp.sim.hosts.host_setup import HostSetup
-from cloudddp.sim.hosts.machines.boot import MachineNode
-from cloudddp.sim.hosts.machines.kind import Machines
-from cloudddp.sim.hosts.machines.layout import layout_of
-from cloudddp.sim.hosts.namespaces.rootfs import NamespaceNode
-from cloudddp.sim.hosts.node_spec import NodeSpec, UserData
-from cloudddp.sim.linux import programs
+from cloudddp.simulator.conditions.model import Boot
+from cloudddp.simulator.hosts.host_setup import HostSetup
+from cloudddp.simulator.hosts.machines.boot import MachineNode
+from cloudddp.simulator.hosts.machines.kind import Machines
+from cloudddp.simulator.hosts.machines.layout import layout_of
+from cloudddp.simulator.hosts.namespaces.rootfs import NamespaceNode
+from cloudddp.simulator.hosts.node_spec import NodeSpec, UserData
+from cloudddp.simulator.linux import programs
 
 SETUP = HostSetup(
     host_name="ip-10-0-0-1",

@@ -12,16 +12,16 @@ ROOT = Path(__file__).parents[2]
 IMPORT_ALL = """
 import importlib, pkgutil, sys
 
-ALLOWED = ("cloudddp", "cloudddp.errors", "cloudddp.files", "cloudddp.sim")
+ALLOWED = ("cloudddp", "cloudddp.errors", "cloudddp.files", "cloudddp.simulator")
 
 class Blocker:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "cloudddp" and name not in ALLOWED and not name.startswith("cloudddp.sim."):
+        if name.partition(".")[0] == "cloudddp" and name not in ALLOWED and not name.startswith("cloudddp.simulator."):
             raise ImportError(f"the simulator imports {name}")
 
 sys.meta_path.insert(0, Blocker())
-import cloudddp.sim
-names = [module.name for module in pkgutil.walk_packages(cloudddp.sim.__path__, "cloudddp.sim.")]
+import cloudddp.simulator
+names = [module.name for module in pkgutil.walk_packages(cloudddp.simulator.__path__, "cloudddp.simulator.")]
 for name in names:
     importlib.import_module(name)
 print(len(names))
@@ -37,11 +37,11 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
 def test_simulator_imports_nothing_of_the_product() -> None:
     done = run(IMPORT_ALL)
     assert done.returncode == 0, done.stderr
-    files = list((ROOT / "cloudddp" / "sim").rglob("*.py"))
-    assert int(done.stdout) == len(files) - 1  # all but cloudddp/sim/__init__.py
+    files = list((ROOT / "cloudddp" / "simulator").rglob("*.py"))
+    assert int(done.stdout) == len(files) - 1  # all but cloudddp/simulator/__init__.py
 
 
 def test_blocker_reports_other_modules() -> None:
     """So that the test above can fail."""
-    done = run(IMPORT_ALL.replace("import cloudddp.sim\n", "import cloudddp.tags\n", 1))
+    done = run(IMPORT_ALL.replace("import cloudddp.simulator\n", "import cloudddp.tags\n", 1))
     assert "the simulator imports cloudddp.tags" in done.stderr

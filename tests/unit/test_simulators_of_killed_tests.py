@@ -16,7 +16,7 @@ from support.harness import ROOT, TIMEOUT, clean_environment, wait_for
 def test_simulators_end_with_the_test_process(tmp_path: Path) -> None:
     code = (
         "import sys, time\nfrom pathlib import Path\n"
-        "from support import simulators\nfrom cloudddp.sim import control\n"
+        "from support import simulators\nfrom cloudddp.simulator import control\n"
         "base = Path(sys.argv[1])\n"
         "watcher = simulators.stop_after_this_process(base)\n"
         f"control.start(base / 'home', nodes='process', timeout={TIMEOUT})\n"

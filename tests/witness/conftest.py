@@ -10,10 +10,10 @@ import pytest
 from support.harness import ROOT, cannot, clean_environment
 from support.witnesslab import MARK, Lab, end_marked
 
-from cloudddp.sim import control
-from cloudddp.sim.hosts import lab_namespaces
-from cloudddp.sim.hosts.machines import root_image
-from cloudddp.sim.linux import processes
+from cloudddp.simulator import control
+from cloudddp.simulator.hosts import lab_namespaces
+from cloudddp.simulator.hosts.machines import root_image
+from cloudddp.simulator.linux import processes
 
 ROOTS = ROOT / ".venv-witness" / "roots"  # made once: a minute
 

@@ -20,7 +20,7 @@ from support.harness import until
 from support.labnode import LabLaptop, attempt, boot_id, shell
 from support.userdata import product_user_data
 
-from cloudddp.sim import control
+from cloudddp.simulator import control
 
 pytestmark = pytest.mark.timeout(400)
 

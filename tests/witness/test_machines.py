@@ -33,9 +33,9 @@ from support.userdata import product_user_data
 from support.witnesslab import Lab
 
 from cloudddp.errors import CloudDDPError
-from cloudddp.sim import control
-from cloudddp.sim.ec2.images import IMAGES
-from cloudddp.sim.linux import processes
+from cloudddp.simulator import control
+from cloudddp.simulator.ec2.images import IMAGES
+from cloudddp.simulator.linux import processes
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -274,7 +274,7 @@ def test_killed_programs_of_the_simulator_leave_no_machine(tmp_path: Path, root_
     sim = control.start(tmp_path / "home", nodes="machine")
     laptop = LabLaptop(sim, "killed")
     try:
-        for program in ("cloudddp.sim.hosts.machines.boot", "systemd-nspawn"):
+        for program in ("cloudddp.simulator.hosts.machines.boot", "systemd-nspawn"):
             (node,) = laptop.launch(InstanceType="c5.large")
             (found,) = control.nodes(sim)[:1]
             os.kill(process_running(found["processes"], program), signal.SIGKILL)

@@ -11,7 +11,7 @@ import json
 import pytest
 from support.witnesslab import IMAGE_PARAMETER, Lab, witness
 
-from cloudddp.sim import control
+from cloudddp.simulator import control
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -20,7 +20,7 @@ from cloudddp.files import state_home
 from cloudddp.formats import duration
 from cloudddp.job import poweroff
 from cloudddp.job.poweroff import PutOff
-from cloudddp.sim import control
+from cloudddp.simulator import control
 
 Least = dict[str, float]  # seconds, by job
 

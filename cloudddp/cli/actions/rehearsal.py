@@ -313,7 +313,7 @@ def _dry_run(console: Console, settings: Config, verb: str) -> Iterator[tuple[AW
     """Yield an AWS that is moto, and what prints the calls to it."""
     try:
         # moto takes 0.5 s to import, is only needed here and by the simulator, and may not be installed.
-        from cloudddp.sim import aws as simulated
+        from cloudddp.simulator import aws as simulated
 
         rehearsal = simulated.rehearse(settings.cluster.instance_profile or "")
         rehearsal.__enter__()
@@ -336,7 +336,7 @@ def _dry_run(console: Console, settings: Config, verb: str) -> Iterator[tuple[AW
 def _reserve(console: Console, spec: ClusterSpec) -> None:
     """Give the made-up account the reservation of the settings."""
     # moto again: see _dry_run
-    from cloudddp.sim import aws as simulated
+    from cloudddp.simulator import aws as simulated
 
     zone = simulated.reserve(
         str(spec.reservation),

@@ -22,8 +22,8 @@ from cloudddp.errors import CloudDDPError, Command, UsageError
 from cloudddp.files import state_home
 from cloudddp.formats import counted
 from cloudddp.operations.load_settings import named_cluster
-from cloudddp.sim import control
-from cloudddp.sim.control import Simulator
+from cloudddp.simulator import control
+from cloudddp.simulator.control import Simulator
 
 _REPLACED = {
     "policy": "the user's full access",

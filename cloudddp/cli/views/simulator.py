@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cloudddp.formats import table
-from cloudddp.sim.control import Simulator
+from cloudddp.simulator.control import Simulator
 
 HEADER = ("CLUSTER", "NODE", "INSTANCE", "STATE", "PRIVATE", "PUBLIC", "PROCESSES", "DEADLINE", "FAULTS")
 SPARE = ("PROCESSES", "PRIVATE", "DEADLINE", "PUBLIC", "STATE")  # left out in this order on a narrow terminal

@@ -11,8 +11,8 @@ from support.harness import TIMEOUT, CommandLine, cannot, clean_environment
 from support.pool import Pool
 from support.simlab import client_of
 
-from cloudddp.sim import control
-from cloudddp.sim.hosts import lab_namespaces
+from cloudddp.simulator import control
+from cloudddp.simulator.hosts import lab_namespaces
 
 
 @pytest.fixture(scope="session")

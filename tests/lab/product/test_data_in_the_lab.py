@@ -10,7 +10,7 @@ from support.buckets import ROOT, make_bucket, make_profile
 from support.harness import CommandLine
 from support.simlab import client_of
 
-from cloudddp.sim import control
+from cloudddp.simulator import control
 
 BUCKET, PROFILE = "team-data", "reading-nodes"
 TRAIN = """

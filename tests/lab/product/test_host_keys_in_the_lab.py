@@ -17,7 +17,7 @@ from support.labnode import network_namespace
 
 from cloudddp.cluster import host_keys
 from cloudddp.local_state import ClusterFolder
-from cloudddp.sim import control
+from cloudddp.simulator import control
 from cloudddp.ssh.target import public_key
 
 USER_DATA = (

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.harness import CommandLine, instances_of, remaining, wait_for
 
-from cloudddp.sim import control
+from cloudddp.simulator import control
 
 SCALE = 0.05
 LIMIT = 5 * 60 * SCALE  # seconds: the shortest

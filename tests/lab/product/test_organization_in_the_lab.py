@@ -13,8 +13,8 @@ import pytest
 from support import organization
 from support.harness import TIMEOUT, CommandLine, cannot, clean_environment, remaining
 
-from cloudddp.sim import control
-from cloudddp.sim.hosts import lab_namespaces
+from cloudddp.simulator import control
+from cloudddp.simulator.hosts import lab_namespaces
 
 BLOCK = "cr-0123456789abcdef0"
 REDUCE = """\

@@ -20,9 +20,9 @@ from support.permissions import (
 )
 from support.simlab import client_of
 
-from cloudddp.sim import control
-from cloudddp.sim.hosts import lab_namespaces
-from cloudddp.sim.iam.services import UNCHECKED
+from cloudddp.simulator import control
+from cloudddp.simulator.hosts import lab_namespaces
+from cloudddp.simulator.iam.services import UNCHECKED
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 from support.harness import CommandLine, wait_for
 from support.simlab import client_of
 
-from cloudddp.sim import control
+from cloudddp.simulator import control
 
 PACKAGE = """[project]
 name = "hello"

@@ -14,7 +14,7 @@ from support.buckets import make_bucket, make_profile, objects, policy
 from support.harness import CommandLine, instances_of, remaining, wait_for
 from support.simlab import client_of
 
-from cloudddp.sim import control
+from cloudddp.simulator import control
 
 BUCKET, PROFILE = "team-results", "training-nodes"
 TRAIN = """

@@ -17,7 +17,7 @@ from support.labnode import unavailable_reason
 from support.simlab import Laptop
 from support.vpcs import Vpc
 
-from cloudddp.sim import control
+from cloudddp.simulator import control
 
 WAIT = "import time\nprint('began', flush=True)\nwhile True: time.sleep(0.05)\n"
 SSM = (

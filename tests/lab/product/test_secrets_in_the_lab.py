@@ -17,7 +17,7 @@ import pytest
 from support.harness import CommandLine, cannot, clean_environment, wait_for
 from support.simlab import client_of
 
-from cloudddp.sim import control
+from cloudddp.simulator import control
 
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "AKIAOFTHISCOMPUTER",

@@ -12,7 +12,7 @@ import pytest
 from support.harness import CommandLine, interrupt, wait_for
 from support.jobs import homes
 
-from cloudddp.sim import control
+from cloudddp.simulator import control
 
 # Prints what it finds when it begins, so that a file that changes later does not count.
 LIST = (

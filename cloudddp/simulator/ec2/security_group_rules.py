@@ -1,0 +1,273 @@
+"""The rules of security groups: validates and normalizes them as EC2 does.
+
+moto accepts any text as a protocol, a port or a network. The rules are enforced in net/.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable
+from typing import Any
+
+from cloudddp.simulator.ec2 import security_groups
+from cloudddp.simulator.ec2.patch import client_error, invalid_value, override
+
+_PROTOCOL_NAMES = {"6": "tcp", "17": "udp", "1": "icmp", "58": "icmpv6"}
+_WITH_PORTS = ("tcp", "udp", "icmp", "icmpv6")
+_NETWORKS: dict[str, type[ipaddress.IPv4Network | ipaddress.IPv6Network]] = {
+    "CidrIp": ipaddress.IPv4Network,
+    "CidrIpv6": ipaddress.IPv6Network,
+}
+
+
+def install() -> None:
+    """Patch moto's calls that create, modify and revoke rules."""
+    from moto.ec2.models import EC2Backend
+    from moto.ec2.models.security_groups import SecurityGroupRule
+    from moto.ec2.responses.security_groups import SecurityGroups
+
+    override(SecurityGroups, "_process_rules_from_querystring", _parse)
+    override(SecurityGroupRule, "__init__", _create)
+    override(EC2Backend, "modify_security_group_rules", _modify)
+    for side in ("ingress", "egress"):
+        override(SecurityGroups, f"authorize_security_group_{side}", _authorize)
+        override(SecurityGroups, f"revoke_security_group_{side}", _revoke)
+
+
+def normalize(protocol: Any, first: Any, last: Any) -> tuple[str, int | None, int | None]:
+    """Return protocol and ports as EC2 shows them: by name if it has one, and without meaningless ports."""
+    name = _protocol(protocol)
+    if name not in _WITH_PORTS:
+        return name, None, None
+    if name == "icmpv6" and first is None and last is None:
+        return name, -1, -1
+    numbers = _number(first), _number(last)
+    if name in ("tcp", "udp"):
+        return name, *_ports(*numbers)
+    return name, *_icmp(*numbers)
+
+
+def _protocol(value: Any) -> str:
+    if value in (None, ""):
+        invalid_value(
+            "Invalid value 'null' for protocol. VPC security group rules must specify protocols explicitly."
+        )
+    text = _PROTOCOL_NAMES.get(str(value), str(value).lower())
+    if text in (*_WITH_PORTS, "-1"):
+        return text
+    if not (text.isascii() and text.isdigit() and int(text) <= 255):
+        invalid_value(f"Invalid value '{value}' for IP protocol. Unknown protocol.")
+    return str(int(text))
+
+
+def _number(value: Any) -> int | None:
+    try:
+        return None if value is None else int(value)
+    except ValueError:
+        invalid_value(f"Invalid value '{value}' for portRange.")
+
+
+def _require_both(first: int | None, last: int | None, what: str) -> tuple[int, int]:
+    if first is None or last is None:
+        invalid_value(f"Invalid value 'Must specify both from and to ports with {what}.' for portRange.")
+    return first, last
+
+
+def _ports(first: int | None, last: int | None) -> tuple[int, int]:
+    first, last = _require_both(first, last, "TCP/UDP")
+    for name, port in (("from", first), ("to", last)):
+        if not 0 <= port <= 65535:
+            invalid_value(f"TCP/UDP ({name}) port ({port}) out of range")
+    if first > last:
+        invalid_value(f"Invalid TCP/UDP port range ({first}:{last})")
+    return first, last
+
+
+def _icmp(first: int | None, last: int | None) -> tuple[int, int]:
+    first, last = _require_both(first, last, "ICMP")
+    for name, number in (("type", first), ("code", last)):
+        if not -1 <= number <= 255:
+            invalid_value(f"ICMP {name} ({number}) out of range")
+    if first == -1 and last != -1:
+        invalid_value(f"ICMP code ({last}) requires a type: all types (-1) take all codes (-1)")
+    return first, last
+
+
+def network(key: str, text: Any) -> str:
+    """Return a network in canonical form: EC2 clears the host bits."""
+    address, _, bits = str(text or "").partition("/")
+    try:
+        # int(): Python would also accept a netmask, or no prefix.
+        return str(_NETWORKS[key]((address, int(bits)), strict=False))
+    except ValueError:
+        invalid_value(f"CIDR block {text} is malformed")
+
+
+def _ranges(listed: list[Any]) -> list[dict[str, Any]]:
+    found = []
+    for one in listed:
+        key = "CidrIpv6" if "CidrIpv6" in one else "CidrIp"
+        found.append({**one, key: network(key, one.get(key))})
+    return found
+
+
+def _parse(original: Callable[..., Any], self: Any) -> list[dict[str, Any]]:
+    action = self._get_action()
+    if action.startswith("Update") and not self._get_param("IpPermissions"):
+        return list(original(self))  # descriptions of rules that are given by id
+    rules = [_normalized(rule) for rule in original(self)]
+    if action.startswith("Authorize"):
+        _check_new(rules)
+        _check_groups(self.ec2_backend, rules)
+    return rules
+
+
+def _normalized(rule: dict[str, Any]) -> dict[str, Any]:
+    if rule["security_rule_ids"]:  # given by id, not by protocol, ports and peers
+        return rule
+    protocol, first, last = normalize(rule["ip_protocol"], rule["from_port"], rule["to_port"])
+    return {
+        **rule,
+        "ip_protocol": protocol,
+        "from_port": -1 if first is None else first,  # moto requires one; see _create
+        "to_port": -1 if last is None else last,
+        "ip_ranges": _ranges(rule["ip_ranges"]),
+    }
+
+
+def _check_new(rules: list[dict[str, Any]]) -> None:
+    seen = set()
+    for rule in rules:
+        sources = [
+            *(one.get("CidrIp") or one["CidrIpv6"] for one in rule["ip_ranges"]),
+            *(one.get("GroupId") or one.get("GroupName") for one in rule["source_groups"]),
+            *(one.get("PrefixListId") for one in rule["prefix_list_ids"]),
+        ]
+        if not sources:
+            client_error(
+                "MissingParameter",
+                "Missing source specification: include source security group or CIDR information",
+            )
+        for source in sources:
+            key = (rule["ip_protocol"], rule["from_port"], rule["to_port"], source)
+            if key in seen:
+                invalid_value("The same permission must not appear multiple times")
+            seen.add(key)
+
+
+def _check_groups(backend: Any, rules: list[dict[str, Any]]) -> None:
+    """Reject unknown groups: moto would take a name for an id, and store it in the rule."""
+    pairs = (pair for rule in rules for pair in rule["source_groups"])
+    security_groups.find(backend, (pair["GroupId"] for pair in pairs if pair.get("GroupId")))
+
+
+def _create(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+    original(self, *args, **kwargs)
+    _remove_meaningless_ports(self)
+
+
+def _remove_meaningless_ports(rule: Any) -> None:
+    if rule.ip_protocol not in _WITH_PORTS:
+        rule.from_port = rule.to_port = None
+
+
+def _modify(
+    original: Callable[..., None], self: Any, group_id: str, rules: dict[str, dict[str, Any]]
+) -> None:
+    changes = {name: _normalized_change(rule) for name, rule in rules.items()}
+    security_groups.find(
+        self, (new["ReferencedGroupId"] for new in changes.values() if new.get("ReferencedGroupId"))
+    )
+    group = self.get_security_group_by_name_or_id(group_id)
+    for name, new in changes.items():
+        _check_kind(group and group.get_rule(name), new)
+    original(self, group_id, changes)
+    for name, new in changes.items():
+        rule = group.get_rule(name)
+        _remove_meaningless_ports(rule)
+        if new.get("ReferencedGroupId"):  # which moto does not change
+            rule.source_group = {**rule.source_group, "GroupId": new["ReferencedGroupId"]}
+
+
+def _check_kind(rule: Any, new: dict[str, Any]) -> None:
+    """Reject changing the kind of a rule's peer, such as a CIDR block to a group; moto would set both."""
+    if rule is None:
+        return  # moto rejects it
+    had = {
+        "CidrIpv4": rule.cidr_ipv4,
+        "CidrIpv6": rule.cidr_ipv6,
+        "PrefixListId": rule.prefix_list_id,
+        "ReferencedGroupId": rule.source_group.get("GroupId"),
+    }
+    for name, value in had.items():
+        if new.get(name) and not value:
+            old = next((kind for kind, kept in had.items() if kept), "other")
+            invalid_value(
+                f"Invalid rule type for security group rule '{rule.id}'. "
+                f"You may not specify {name} for an existing {old} rule."
+            )
+
+
+def _normalized_change(rule: dict[str, Any]) -> dict[str, Any]:
+    protocol, first, last = normalize(rule.get("IpProtocol"), rule.get("FromPort"), rule.get("ToPort"))
+    networks = {
+        name: network(key, rule[name])
+        for name, key in (("CidrIpv4", "CidrIp"), ("CidrIpv6", "CidrIpv6"))
+        if rule.get(name) is not None
+    }
+    ports = {"FromPort": -1 if first is None else first, "ToPort": -1 if last is None else last}
+    return {**rule, **networks, **ports, "IpProtocol": protocol}
+
+
+def _rules(response: Any) -> tuple[Any, list[Any]]:
+    """Return the group of a request and its rules, or None and no rules if there is no such group."""
+    name = response._get_param("GroupName") or response._get_param("GroupId")
+    group = response.ec2_backend.get_security_group_by_name_or_id(name)
+    return group, [*group.ingress_rules, *group.egress_rules] if group else []
+
+
+def _authorize(original: Callable[..., Any], self: Any) -> Any:
+    """Create all rules of a request or none, and return all. moto keeps those before the one that it
+    rejects."""
+    group, before = _rules(self)
+    try:
+        answer = original(self)
+    except Exception:
+        if group:
+            group.ingress_rules = [rule for rule in group.ingress_rules if _contains(before, rule)]
+            group.egress_rules = [rule for rule in group.egress_rules if _contains(before, rule)]
+        raise
+    new = [rule for rule in _rules(self)[1] if not _contains(before, rule)]
+    answer.result["SecurityGroupRules"] = new
+    return answer
+
+
+def _revoke(original: Callable[..., Any], self: Any) -> Any:
+    _, before = _rules(self)
+    answer = original(self)
+    after = _rules(self)[1]
+    answer.result["RevokedSecurityGroupRules"] = [
+        _description(rule) for rule in before if not _contains(after, rule)
+    ]
+    return answer
+
+
+def _contains(rules: list[Any], rule: Any) -> bool:
+    return any(rule is other for other in rules)  # by identity: moto compares by content
+
+
+def _description(rule: Any) -> dict[str, Any]:
+    values = {
+        "SecurityGroupRuleId": rule.id,
+        "GroupId": rule.group_id,
+        "IsEgress": rule.is_egress,
+        "IpProtocol": rule.ip_protocol,
+        "FromPort": -1 if rule.from_port is None else rule.from_port,
+        "ToPort": -1 if rule.to_port is None else rule.to_port,
+        "CidrIpv4": rule.cidr_ipv4,
+        "CidrIpv6": rule.cidr_ipv6,
+        "PrefixListId": rule.prefix_list_id,
+        "ReferencedGroupId": rule.source_group.get("GroupId"),
+        "Description": rule.description,
+    }
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,157 @@
+"""Security groups: deleting one that is in use, naming one that does not exist, changing those of an
+instance.
+
+Rules are checked in security_group_rules.py, and enforced in net/.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from cloudddp.simulator.ec2.patch import client_error, override, result, wrap
+
+
+def install() -> None:
+    """Patch moto's calls on groups, and keep the groups of an instance and of its primary interface the
+    same."""
+    from moto.ec2.models import EC2Backend
+    from moto.ec2.models.elastic_network_interfaces import NetworkInterface
+    from moto.ec2.responses.security_groups import SecurityGroups
+
+    override(EC2Backend, "delete_security_group", _delete)
+    override(SecurityGroups, "delete_security_group", _respond_to_delete)
+    override(EC2Backend, "create_vpc", _allow_group_members)
+    override(EC2Backend, "create_network_interface", _check_interface)
+    override(EC2Backend, "modify_instance_security_groups", _modify_instance)
+    override(EC2Backend, "modify_network_interface_attribute", _modify_interface)
+    # moto adds the instance's groups to those of every interface, so that none could ever be removed.
+    wrap(NetworkInterface, "group_set", lambda _original: property(lambda self: self._group_set))
+
+
+def check_interfaces(backend: Any, nics: Iterable[dict[str, Any]]) -> None:
+    """Fail the request for unknown groups of network interfaces, which moto would create."""
+    find(backend, itertools.chain.from_iterable(nic.get("Groups") or [] for nic in nics))
+
+
+def find(backend: Any, ids: Iterable[str]) -> list[Any]:
+    """Return the groups with these ids (not names). Fails the request for an unknown one."""
+    found = []
+    for group_id in ids:
+        group = backend.get_security_group_from_id(group_id)
+        if group is None:
+            client_error("InvalidGroup.NotFound", f"The security group '{group_id}' does not exist")
+        found.append(group)
+    return found
+
+
+def _allow_group_members(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Add the rule of a VPC's default group that allows its own members, which moto leaves out."""
+    from moto.ec2.models.security_groups import SecurityGroupRule
+
+    vpc = original(self, *args, **kwargs)
+    group = self.get_default_security_group(vpc.id)
+    itself = {"GroupId": group.id, "OwnerId": self.account_id, "UserId": self.account_id}
+    group.add_ingress_rule(SecurityGroupRule(self, "-1", group.id, None, None, None, itself, is_egress=False))
+    return vpc
+
+
+def _check_interface(
+    original: Callable[..., Any],
+    self: Any,
+    subnet: Any,
+    address: Any,
+    others: Any = None,
+    group_ids: Any = None,
+    *more: Any,
+    **kwargs: Any,
+) -> Any:
+    """Reject groups of another VPC, and unknown ones, which moto would create."""
+    subnet = self.get_subnet(subnet) if isinstance(subnet, str) else subnet
+    _check_vpc(subnet, find(self, group_ids or []))
+    return original(self, subnet, address, others, group_ids, *more, **kwargs)
+
+
+def _check_vpc(subnet: Any, groups: Iterable[Any]) -> None:
+    for group in groups:
+        if group.vpc_id != subnet.vpc_id:
+            client_error(
+                "InvalidParameter",
+                f"Security group {group.id} and subnet {subnet.id} belong to different networks.",
+            )
+
+
+def _modify_instance(
+    original: Callable[..., Any], self: Any, instance_id: str, new_group_id_list: list[str]
+) -> Any:
+    instance, groups = self.get_instance(instance_id), find(self, new_group_id_list)
+    if len(instance.nics) > 1:
+        client_error(
+            "InvalidInstanceID",
+            f"There are multiple interfaces attached to instance '{instance_id}'. "
+            "Please specify an interface ID for the operation instead.",
+        )
+    _check_vpc(instance.nics[0].subnet, groups)
+    instance.nics[0]._group_set = groups
+    return original(self, instance_id, new_group_id_list)
+
+
+def _modify_interface(
+    original: Callable[..., None], self: Any, eni_id: str, group_ids: list[str], *args: Any, **kwargs: Any
+) -> None:
+    interface, groups = self.get_network_interface(eni_id), find(self, group_ids)
+    _check_vpc(interface.subnet, groups)
+    original(self, eni_id, group_ids, *args, **kwargs)
+    instance = interface.instance
+    if groups and instance is not None and instance.nics.get(0) is interface:
+        instance.security_groups = list(groups)
+
+
+def _delete(
+    original: Callable[..., Any], self: Any, name: str | None = None, group_id: str | None = None
+) -> Any:
+    group = self.get_security_group_from_id(group_id) if group_id else None
+    if name and not group_id:
+        group = self.get_security_group_from_name(name)
+    if group:
+        _check_unused(self, group, by_name=not group_id)
+    return original(self, name=name, group_id=group_id)
+
+
+def _respond_to_delete(original: Callable[..., Any], self: Any) -> Any:
+    """Reject a default group, which is deleted with its VPC only, and return the id of the deleted group."""
+    name, group_id = self._get_param("GroupName"), self._get_param("GroupId")
+    group = self.ec2_backend.get_security_group_from_id(group_id) if group_id else None
+    if name == "default" or (group and group.name == "default"):
+        client_error(
+            "CannotDelete",
+            f'the specified group: "{group_id or name}" name: "default" cannot be deleted by a user',
+        )
+    if group is None and name:
+        group = self.ec2_backend.get_security_group_from_name(name)
+    original(self)
+    return result(Return=True, GroupId=group.id if group else group_id)
+
+
+def _check_unused(backend: Any, group: Any, *, by_name: bool) -> None:
+    if not _is_attached(backend, group) and not _is_referenced(backend, group):
+        return
+    if by_name:  # from EC2-Classic: for the default VPC only, with its own error code
+        client_error("InvalidGroup.InUse", f"There are active resources using the group '{group.name}'")
+    client_error("DependencyViolation", f"resource {group.id} has a dependent object")
+
+
+def _is_attached(backend: Any, group: Any) -> bool:
+    by_instances = (i.security_groups for i in backend.all_instances() if i.state != "terminated")
+    by_interfaces = (eni._group_set for eni in list(backend.enis.values()))
+    return any(group in groups for groups in itertools.chain(by_instances, by_interfaces))
+
+
+def _is_referenced(backend: Any, group: Any) -> bool:
+    others = (g for groups in backend.groups.values() for g in list(groups.values()) if g is not group)
+    return any(
+        (rule.source_group or {}).get("GroupId") == group.id
+        for other in others
+        for rule in (*other.ingress_rules, *other.egress_rules)
+    )

@@ -1,0 +1,70 @@
+"""Makes moto faster: its imports, and what it computes for every request though it never changes.
+
+The simulator's server takes 1.2 s of processor time to start instead of 2.0 s, and a small call a third less.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+from cloudddp.simulator.ec2.patch import wrap
+
+
+def install() -> None:
+    """Let moto compute the names of the methods of a class only once."""
+    from moto.core import responses
+
+    wrap(responses, "method_names_from_class", functools.cache)
+
+
+def install_in_server() -> None:
+    """Let moto's server, which a rehearsal does not import, list its folder only once per host name.
+
+    Call it once per process.
+    """
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication
+
+    wrap(DomainDispatcherApplication, "get_backend_for_host", functools.lru_cache(maxsize=64))
+
+
+@contextlib.contextmanager
+def fast_imports() -> Iterator[None]:
+    """While moto is imported, collect no garbage, and parse each of botocore's data files once.
+
+    An import leaves almost no garbage, and collections would visit its 100,000 permanent objects again and
+    again. moto asks three new boto3 sessions for the regions
+    (moto/ec2/models/availability_zones_and_regions.py), and each of them would parse the same 1.5 MB of
+    endpoints.
+    """
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        with data_files_parsed_once():
+            yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def data_files_parsed_once() -> Iterator[None]:
+    """Within the block, all boto3 sessions share botocore's parsed data files."""
+    from botocore.loaders import JSONFileLoader
+
+    load_file = JSONFileLoader.load_file
+    loaded: dict[str, Any] = {}
+
+    def load_once(self: JSONFileLoader, path: str) -> Any:
+        if path not in loaded:
+            loaded[path] = load_file(self, path)
+        return loaded[path]
+
+    JSONFileLoader.load_file = load_once
+    try:
+        yield
+    finally:
+        JSONFileLoader.load_file = load_file

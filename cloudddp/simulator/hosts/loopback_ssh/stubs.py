@@ -1,0 +1,164 @@
+"""Stubs on a loopback node's PATH for commands that need a machine of their own.
+
+They answer queries about GPUs, the deadline's timer and cloud-init as the instance would, and refuse whatever
+would change the machine: a loopback node shares it with the user.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from cloudddp.simulator.guest import devices, services
+from cloudddp.simulator.hosts.node_spec import UserData
+
+_REFUSED = ("poweroff", "shutdown", "reboot", "halt")
+
+_REFUSAL = """#!/bin/sh
+echo "simulated node: $(basename "$0") is refused: the node shares this computer" >&2
+exit 1
+"""
+
+# `sudo` allows only the two steps of infra/node/host-key.sh, applied to the host key of the node's server:
+# the script itself would change this computer's /etc/ssh.
+_SUDO = r"""#!/bin/sh
+cd "$(dirname "$0")/../run" || exit 1
+same() { [ "$(cut -d ' ' -f 1,2 "$1")" = "$2" ]; }
+case "$1 $2 $3 $4 $5" in
+"-n sh -s -- make-host-key")
+    cat > /dev/null
+    if [ -e fresh_host_key ]; then cut -d ' ' -f 1,2 fresh_host_key.pub; else cut -d ' ' -f 1,2 host_key.pub; fi
+    ;;
+"-n sh -s -- install-host-key")
+    cat > /dev/null
+    if [ -e fresh_host_key ] && same fresh_host_key.pub "$6"; then
+        cp fresh_host_key.pub host_key.pub
+        mv fresh_host_key host_key
+    fi
+    same host_key.pub "$6" || exit 1
+    echo > reload
+    ;;
+*)
+    echo "simulated node: sudo is refused: the node shares this computer" >&2
+    exit 1
+    ;;
+esac
+"""  # noqa: E501
+
+_CLOUD_INIT = """#!/bin/sh
+[ "$1" = status ] && { echo "status: done"; exit 0; }
+echo "simulated node: cloud-init supports only status" >&2
+exit 1
+"""
+
+_NO_GPU = """#!/bin/sh
+echo "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver (simulated node: no GPU)."
+exit 9
+"""
+
+_GPUS = """#!/bin/sh
+case "$1" in
+-L | --list-gpus) cat <<'LIST'
+{list}
+LIST
+    exit {code}
+    ;;
+*)
+    echo "simulated node: nvidia-smi supports only -L" >&2
+    exit 1
+    ;;
+esac
+"""
+
+_NO_EFA = """#!/bin/sh
+echo "fi_getinfo: -61 (No data available)"
+exit 61
+"""
+
+_EFA = """#!/bin/sh
+case "$*" in
+"-p efa -t FI_EP_RDM") cat <<'LIST'
+{list}
+LIST
+    ;;
+*)
+    echo "simulated node: fi_info supports only -p efa -t FI_EP_RDM" >&2
+    exit 1
+    ;;
+esac
+"""
+
+# For an unknown unit, as systemd 255 does: `show` succeeds, `is-active` exits with 3, `is-enabled` with 4.
+_SYSTEMCTL = r"""#!/bin/sh
+timer={timer}
+verb= unit= props= value=no
+while [ $# -gt 0 ]; do
+    case "$1" in
+    --value) value=yes ;;
+    -P) shift; props="$props,$1"; value=yes ;;
+    -p | --property) shift; props="$props,$1" ;;
+    -p*) props="$props,${{1#-p}}" ;;
+    --property=*) props="$props,${{1#--property=}}" ;;
+    -q | --quiet | --no-pager | --no-legend | --plain | --all | -a) ;;
+    -*) verb=unknown ;;
+    *) if [ -z "$verb" ]; then verb=$1; else unit=$1; fi ;;
+    esac
+    shift
+done
+active=inactive sub=dead load=not-found enabled= next= known=no
+if [ -n "$timer" ] && [ "$unit" = "$timer" ]; then
+    active=active sub=waiting load=loaded enabled=enabled next={elapse} known=yes
+fi
+case "$verb" in
+is-active) echo $active; [ $known = yes ] || exit 3 ;;
+is-enabled) echo ${{enabled:-not-found}}; [ $known = yes ] || exit 4 ;;
+show)
+    [ -n "$props" ] || props=Id,LoadState,ActiveState,SubState,UnitFileState,Result,NextElapseUSecRealtime
+    for name in $(echo "$props" | tr , ' '); do
+        case "$name" in
+        ActiveState) answer=$active ;;
+        SubState) answer=$sub ;;
+        LoadState) answer=$load ;;
+        UnitFileState) answer=$enabled ;;
+        Result) answer=success ;;
+        Id) answer=$unit ;;
+        NextElapseUSecRealtime) answer=$next ;;
+        *) continue ;;
+        esac
+        if [ "$value" = yes ]; then echo "$answer"; else echo "$name=$answer"; fi
+    done
+    ;;
+list-timers)
+    echo "NEXT UNIT"
+    if [ -n "$timer" ]; then echo {elapse} "$timer"; fi
+    ;;
+*)
+    echo "simulated node: unsupported: systemctl $verb" >&2
+    exit 1
+    ;;
+esac
+"""
+
+
+def scripts(
+    *, gpus: tuple[str, ...], efa_devices: int, user_data: UserData, failed_gpus: int = 0
+) -> dict[str, str]:
+    """Return name and text of each command, for a node with these GPUs, of which the last have failed, and
+    EFA devices."""
+    elapse = services.systemd_time(user_data.deadline.timestamp()) if user_data.deadline else ""
+    systemctl = _SYSTEMCTL.format(timer=shlex.quote(user_data.timer), elapse=shlex.quote(elapse))
+    good = len(gpus) - min(failed_gpus, len(gpus))
+    listed = [f"GPU {index}: {name} (simulated)" for index, name in enumerate(gpus[:good])]
+    listed += [devices.LOST.format(f"00000000:{index:02X}:00.0") for index in range(good, len(gpus))]
+    code = devices.LOST_CODE if good < len(gpus) else 0
+    domains = "\n".join(
+        f"provider: efa\n    fabric: efa\n    domain: rdmap{16 + index}s27-rdm\n    type: FI_EP_RDM"
+        for index in range(efa_devices)
+    )
+    return {
+        **dict.fromkeys(_REFUSED, _REFUSAL),
+        "cloud-init": _CLOUD_INIT,
+        "sudo": _SUDO,
+        "nvidia-smi": _GPUS.format(list="\n".join(listed), code=code) if gpus else _NO_GPU,
+        "fi_info": _EFA.format(list=domains) if efa_devices else _NO_EFA,
+        "systemctl": systemctl,
+    }
