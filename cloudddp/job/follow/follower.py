@@ -7,6 +7,7 @@ caller decides how lines are shown.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections import deque
@@ -103,12 +104,15 @@ class JobFollower:
             for node in sorted(nodes)
         ]
 
-    def run(self) -> JobResult:
+    def run(self, timeout: float | None = None) -> JobResult:
         """Follow the job to its end and return how it ended. Can be called again after an interrupt, to
-        continue."""
+        continue. Raises TimeoutError after `timeout` seconds."""
         for stream in self._streams:
             stream.start()
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         while True:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"job {self._job} has not ended after {timeout:g} s")
             now = self._liveness.clock()  # before a report, which lasts as long as the terminal is paused
             self._report()
             action = decide(self._state, self._policy, now)

@@ -1,0 +1,81 @@
+"""What the functions of the API report to: a callback of the caller, or nobody."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+
+from cloudddp.errors import StepUpdate, Text, parts, render
+
+OnProgress = Callable[[str], None]
+_LINE_SECONDS = 2.0  # between two messages about the same step
+
+
+class Callback:
+    """A Reporter, and the Steps of its operations, for a callback."""
+
+    live = False
+
+    def __init__(self, on_progress: OnProgress | None) -> None:
+        self._call = on_progress
+        self._lock = threading.Lock()
+        self._last, self._at = "", 0.0
+
+    def log(self, *texts: Text) -> None:
+        """Pass on a message. An error of the callback is a warning: it must not stop a teardown."""
+        if self._call is None:
+            return
+        try:
+            with self._lock:
+                self._call(render(tuple(part for one in texts for part in parts(one))))
+        except Exception as error:
+            warnings.warn(f"on_progress failed: {error!r}", RuntimeWarning, stacklevel=2)
+
+    def warn(self, *texts: Text) -> None:
+        self.log("warning: ", *texts)
+
+    def setup_line(self, node: int, line: str) -> None:
+        self.log(f"[setup | node {node}] {line}")
+
+    def progress(self) -> Callback:
+        return self
+
+    def ask_secret(self, question: str) -> None:
+        """Nobody can be asked."""
+
+    def agree(self, question: str) -> None:
+        """Nobody can be asked."""
+
+    def __enter__(self) -> Callback:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def __call__(self, text: Text) -> None:
+        now = time.monotonic()
+        if text == self._last or (isinstance(text, StepUpdate) and now < self._at + _LINE_SECONDS):
+            return
+        self._last, self._at = str(text), now
+        self.log(text)
+
+    def stop(self) -> None:
+        self._last = ""
+
+
+def warn_in_event_loop(name: str) -> None:
+    """Warn in a coroutine, which the call would block. A notebook's cells run in a loop of their own."""
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is None or "ipykernel" in sys.modules:
+        return
+    with contextlib.suppress(RuntimeError):
+        asyncio.get_running_loop()
+        warnings.warn(
+            f"{name} blocks the running event loop; use `await asyncio.to_thread(...)`",
+            RuntimeWarning,
+            stacklevel=3,
+        )

@@ -1,0 +1,229 @@
+"""Clusters and jobs as objects."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from cloudddp.api.call import Call, flags_of
+from cloudddp.api.callback import warn_in_event_loop
+from cloudddp.cluster import lookup
+from cloudddp.cluster import model as clusters
+from cloudddp.errors import CloudDDPError, Leftovers, render
+from cloudddp.job import cancel as cancelling
+from cloudddp.job import project_files, status
+from cloudddp.job.follow.decide import Policy
+from cloudddp.job.follow.follower import JobFollower
+from cloudddp.job.follow.verdict import JobResult
+from cloudddp.job.job_request import KEEP_MINUTES, NewJob, Script
+from cloudddp.operations.node_connections import connected
+from cloudddp.operations.results import collect, ended_nodes
+from cloudddp.operations.start_job import checked_script, start_job
+from cloudddp.operations.teardown import take_down
+from cloudddp.operations.unsaved_work import unsaved_work
+
+OnLine = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of a cluster: `rank` is its node rank, `id` that of the EC2 instance, `zone` its availability
+    zone, `state` that of EC2. Addresses are '' where it has none."""
+
+    rank: int
+    id: str
+    type: str
+    zone: str
+    state: str
+    public_ip: str
+    private_ip: str
+
+
+class Job:
+    """A job on a cluster. `id` is its job id."""
+
+    def __init__(self, call: Call, job_id: str, cluster_id: str) -> None:
+        self._call = call
+        self.id = job_id
+        self._cluster_id = cluster_id
+
+    def __repr__(self) -> str:
+        return f"<cloudddp.Job {self.id}>"
+
+    def status(self) -> status.JobRecord:
+        """Return its state, step and times, as `cloudddp jobs` shows them. Raises CloudDDPError."""
+        with connected(self._call.session(), partly=True, needed=()) as (_, runner):
+            return status.find(status.list_jobs(runner), self.id)
+
+    def wait(self, timeout: float | None = None, *, on_line: OnLine | None = None) -> JobResult:
+        """Wait until the job has ended, and return how: `exit_code` is 0 only if all ranks have finished.
+
+        `on_line` gets each line of the logs as `[rank 3 | node 1] text`, from the beginning. Raises
+        TimeoutError after `timeout` seconds (the job goes on), CloudDDPError where no node answers.
+        """
+        warn_in_event_loop("wait")
+        session = self._call.session()
+        with connected(session, partly=True, needed=()) as (cluster, runner):
+
+            def show(node: int, rank: int, line: str) -> None:
+                if on_line is not None and rank >= 0:
+                    on_line(f"[rank {rank} | node {node}] {line}")
+
+            follower = JobFollower(
+                runner,
+                self.id,
+                status.find(status.list_jobs(runner), self.id).nodes,
+                Policy(),
+                on_line=show,
+                ended_instances=lambda: {
+                    node: one.report
+                    for node, one in lookup.ended_nodes(
+                        session.aws(), cluster, cluster.nodes, stopped=True
+                    ).items()
+                },
+            )
+            with closing(follower):
+                return follower.run(timeout)
+
+    def cancel(self) -> None:
+        """Stop every rank on every node; ranks get SIGTERM first. Raises CloudDDPError where one survives."""
+        session = self._call.session()
+        with connected(session) as (_, runner):
+            cancelling.cancel(runner, self.id, grace=session.settings.job.stop_grace)
+
+    def pull(self) -> Path:
+        """Copy the job's results and logs from every node into results/JOB of the project, and return that
+        folder. What is there already is not sent again. Raises CloudDDPError if anything was left out."""
+        warn_in_event_loop("pull")
+        session = self._call.session()
+        with connected(session, partly=True, needed=()) as (cluster, runner):
+            left = collect(session, runner, cluster, self.id, ended_nodes(session, cluster, None))
+        if left.lines:
+            raise CloudDDPError(
+                f"not all results of job {self.id} were copied: {'; '.join(left.lines)}",
+                hint=("the nodes keep these files until they terminate; ", left.pull),
+            )
+        return session.root / project_files.RESULTS / self.id
+
+
+class Cluster:
+    """A cluster of the caller. As a context manager it is removed at the end, unless it existed before: jobs
+    of this object that still run are stopped, and their results are pulled first; nodes that hold results
+    which could not be pulled stay until their deadline, and Leftovers is raised."""
+
+    def __init__(self, call: Call, found: clusters.Cluster, *, created: bool) -> None:
+        self._call = call
+        self._found = found
+        self._jobs: list[Job] = []
+        self.created = created  # by the call that has returned it
+
+    def __repr__(self) -> str:
+        return f"<cloudddp.Cluster {self.name} {self.id}: {len(self.nodes)} nodes>"
+
+    @property
+    def name(self) -> str:
+        return self._found.name
+
+    @property
+    def id(self) -> str:
+        return self._found.id
+
+    @property
+    def region(self) -> str:
+        return self._found.region
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The live nodes, by node rank, as they were at the last call."""
+        return tuple(
+            Node(rank, one.id, one.type, one.zone, one.state, one.public_ip or "", one.private_ip or "")
+            for rank, one in sorted(self._found.nodes.items())
+        )
+
+    @property
+    def deadline(self) -> datetime | None:
+        """When the nodes terminate by themselves."""
+        return self._found.expires
+
+    @property
+    def price(self) -> float | None:
+        """USD per hour of all nodes, None if it is not known."""
+        return self._found.hour
+
+    def cost(self) -> float | None:
+        """Return the cost of the instances until now in USD, None if it is not known. Asks AWS."""
+        self._found = self._call.session().cluster()
+        return self._found.cost().usd
+
+    def launch(
+        self,
+        script: str,
+        args: Sequence[str] = (),
+        *,
+        module: bool = False,
+        env: Mapping[str, str] | None = None,
+        **settings: Any,
+    ) -> Job:
+        """Sync the project, start the ranks on every node, and return the job when they have started.
+
+        `module`: `script` is a module, as in `python -m`. `env` are variables of the ranks; their values are
+        not recorded. `settings`: of [job]. Raises UsageError before anything is sent, CloudDDPError.
+        """
+        warn_in_event_loop("launch")
+        session = self._call.session(flags_of(settings, "job"), env)
+        script_there = checked_script(session, Script(script, tuple(args), module))
+        job = NewJob(script_there, None, keep=KEEP_MINUTES)
+        with connected(session, whole=True) as (cluster, runner):
+            try:
+                start_job(session, runner, cluster, job).wait()
+            except KeyboardInterrupt:
+                cancelling.abort_launch(runner, job.id)
+                raise
+        self._jobs.append(Job(self._call, job.id, self.id))
+        return self._jobs[-1]
+
+    def job(self, job_id: str | None = None) -> Job:
+        """Return a job of this cluster, by default the newest. Raises CloudDDPError for none."""
+        with connected(self._call.session(), partly=True, needed=()) as (_, runner):
+            found = status.find(status.list_jobs(runner), job_id)
+        return Job(self._call, found.id, self.id)
+
+    def down(self, *, discard: bool = False) -> None:
+        """Terminate the nodes, remove everything else, and verify that nothing is left.
+
+        Without `discard`, nodes with a running job or with results that were not pulled stay, and
+        CloudDDPError names them. Raises Leftovers, with what is left and its price, if AWS refuses.
+        """
+        warn_in_event_loop("down")
+        session = self._call.session()
+        if not discard:
+            aws = session.aws(finishing=True)
+            held = [render(line) for line in unsaved_work(self._found, session.settings, aws=aws)]
+            if held:
+                raise Leftovers(
+                    f"cluster {self.name} was not removed: {'; '.join(held)}",
+                    hint="pull the results first; down(discard=True) removes it anyway",
+                )
+        take_down(session, self.id)
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self.created:
+            self._call.reporter.log(f"cluster {self.name} existed before, and stays up")
+            return
+        with contextlib.suppress(CloudDDPError):  # what is not pulled keeps the nodes
+            for job in self._jobs:
+                self._finish(job)
+        self.down()
+
+    def _finish(self, job: Job) -> None:
+        if not job.status().status.ended:
+            job.cancel()
+        job.pull()

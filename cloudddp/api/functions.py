@@ -1,0 +1,115 @@
+"""`up`, `attach` and `run`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cloudddp.api.call import Call, new_call
+from cloudddp.api.callback import OnProgress, warn_in_event_loop
+from cloudddp.api.cluster import Cluster, OnLine
+from cloudddp.aws.instance_types import TypeInfo
+from cloudddp.cluster import up as creating
+from cloudddp.cluster.plan import Plan
+from cloudddp.errors import Interrupted, UsageError
+from cloudddp.formats import dollars, moment
+from cloudddp.job import ranks
+from cloudddp.job.follow.verdict import JobResult
+from cloudddp.job.job_request import Script
+from cloudddp.operations.start_job import checked_script
+
+
+def up(
+    *,
+    cluster: str | None = None,
+    config: str | os.PathLike[str] | None = None,
+    region: str | None = None,
+    profile: str | None = None,
+    on_progress: OnProgress | None = None,
+    **settings: Any,
+) -> Cluster:
+    """Create the cluster and return it when every node is ready to train, or return it if it exists.
+
+    Nothing is asked: `max_hours` and `max_cost` limit the bill, and the nodes terminate at their deadline,
+    also without this computer. After an error or an interrupt everything is removed again. `settings`: of
+    [cluster] and [job], for all calls of the cluster. Raises UsageError, CloudDDPError, Interrupted,
+    Leftovers.
+    """
+    warn_in_event_loop("up")
+    call = new_call(cluster, config, region, profile, on_progress, settings)
+    return _up(call)
+
+
+def _up(call: Call) -> Cluster:
+    session = call.session()
+    spec, clouds = session.settings.cluster, session.clouds()
+
+    def agree(plans: Sequence[Plan], info: TypeInfo) -> None:
+        ranks.nproc(session.settings.job, [info.gpus] * spec.nodes)
+        plan = plans[0]
+        call.reporter.log(
+            f"starting {spec.nodes} x {spec.instance_type} at {dollars(plan.price.hour)} an hour, until "
+            f"{moment(plan.expires)} at the latest"
+        )
+
+    try:
+        done = creating.up(
+            clouds,
+            spec,
+            progress=call.reporter,
+            confirm=agree,
+            looked_in=session.looked_in(clouds),
+        )
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted while nothing was being created") from None
+    return Cluster(call, done.cluster, created=done.plan is not None)
+
+
+def attach(
+    cluster: str | None = None,
+    *,
+    config: str | os.PathLike[str] | None = None,
+    region: str | None = None,
+    profile: str | None = None,
+    anyone: bool = False,
+    on_progress: OnProgress | None = None,
+    **settings: Any,
+) -> Cluster:
+    """Return a cluster that exists, by default the one of the project. Raises CloudDDPError where there is
+    none. `anyone`: also one that another user has created."""
+    call = new_call(cluster, config, region, profile, on_progress, settings, anyone=anyone)
+    return Cluster(call, call.session().cluster(), created=False)
+
+
+def run(
+    script: str,
+    args: Sequence[str] = (),
+    *,
+    module: bool = False,
+    env: Mapping[str, str] | None = None,
+    on_line: OnLine | None = None,
+    cluster: str | None = None,
+    config: str | os.PathLike[str] | None = None,
+    region: str | None = None,
+    profile: str | None = None,
+    on_progress: OnProgress | None = None,
+    **settings: Any,
+) -> JobResult:
+    """Do a whole job: create a cluster, launch, wait, pull and remove it; return how the job ended.
+
+    Arguments as of `up`, `Cluster.launch` and `Job.wait`. Raises UsageError before anything is created, also
+    where the cluster exists.
+    """
+    warn_in_event_loop("run")
+    call = new_call(cluster, config, region, profile, on_progress, settings)
+    session = call.session(env=env)
+    checked_script(session, Script(script, tuple(args), module), fresh=True)
+    made = _up(call)
+    if not made.created:
+        raise UsageError(
+            f"cluster {made.name!r} already exists; run creates and removes a cluster of its own",
+            hint="attach() returns it; or choose another name with cluster=",
+        )
+    with made:
+        return made.launch(script, args, module=module, env=env).wait(on_line=on_line)
