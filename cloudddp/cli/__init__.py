@@ -6,6 +6,5 @@ actions/           what each verb does: plain functions, imported when their ver
 views/             results as text for people and as JSON for programs
 console            every message
 session            settings, the account and the cluster, as the global options choose them
-node_connections   connections to the nodes of that cluster
 entry_point        the one place that turns errors into messages and exit codes
 """

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+from cloudddp import formats
 from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.aws.reservations import Reservation
-from cloudddp.cli import formats
 from cloudddp.cli.views.clusters import UNKNOWN_OWNER, amount, at, end_of, nodes_table, time_left
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import Plan

@@ -1,7 +1,8 @@
 """Every command of the quickstart and the how-to pages, run in the simulator as it stands there.
 
-A block `sh` is run. A block whose first line is a comment with a file's name (`# train.py`) is that file; one
-for cloudddp.toml is added to it. Other blocks are `text`: what they show cannot be run here.
+A block `sh` is run, and of a workflow (`yaml`) what its steps run, but for the installation. A block whose
+first line is a comment with a file's name (`# train.py`) is that file; one for cloudddp.toml is added to it.
+Other blocks are `text`: what they show cannot be run here.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from support.harness import ROOT, CommandLine, clean_environment, remaining
 
 PAGES = [ROOT / "docs/quickstart.md", *sorted((ROOT / "docs/how-to").glob("*.md"))]
@@ -28,6 +30,11 @@ def script(page: str) -> str:
     for kind, text in BLOCK.findall(page):
         if kind == "sh":
             lines.append(text)
+        elif kind == "yaml":
+            (job,) = yaml.safe_load(text)["jobs"].values()
+            steps = [step["run"] for step in job["steps"] if "run" in step]
+            assert steps[0].startswith("pip install ")
+            lines += steps[1:]
         elif kind in ("python", "toml"):
             named = NAMED.match(text)
             assert named, f"this block does not begin with the name of its file:\n{text}"
@@ -51,7 +58,7 @@ def test_pages_have_commands_and_no_block_of_another_kind() -> None:
         text = page.read_text()
         kinds = {kind for kind, _ in BLOCK.findall(text)}
         assert "sh" in kinds, page
-        assert kinds <= {"sh", "python", "toml", "text"}, page
+        assert kinds <= {"sh", "python", "toml", "yaml", "text"}, page
         shown = text.count("\n")
         assert shown <= 60, f"{page.name} has {shown} lines"
 

@@ -1,0 +1,208 @@
+"""The Python API as a program uses it: in a process of its own, which prints what the functions return."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from support.harness import ROOT, CommandLine, clean_environment, remaining
+
+TRAIN = """
+import os, sys, time
+print("rank", os.environ["RANK"], sys.argv[1:], "TOKEN" in os.environ, flush=True)
+open(f"model-{os.environ['RANK']}.pt", "w").write("weights")
+while "wait" in sys.argv:
+    time.sleep(0.1)
+"""
+BEGIN = """
+import json, signal, sys, warnings
+import cloudddp
+settings = {"instance_type": "g5.xlarge", "rendezvous": "direct", "stop_grace": 1}
+"""
+
+
+def run(cli: CommandLine, code: str) -> tuple[list[Any], str]:
+    """Run Python code; return the values that it has printed as JSON, a line each, and its stderr."""
+    cli.write("train.py", TRAIN)
+    process = cli.start_code(BEGIN + code)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, out + err
+    return [json.loads(line) for line in out.splitlines()], err
+
+
+def test_cluster_in_a_with_block_is_removed_and_its_results_are_here(cli: CommandLine, ec2: Any) -> None:
+    code = """
+said, handlers = [], [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
+with cloudddp.up(nodes=2, on_progress=said.append, **settings) as cluster:
+    job = cluster.launch("train.py", ["--epochs", "1"], env={"TOKEN": "secret-value"})
+    lines = []
+    result = job.wait(on_line=lines.append)
+    print(json.dumps([len(cluster.nodes), cluster.nodes[1].rank, cluster.created, cluster.price > 1]))
+    print(json.dumps([result.status, result.exit_code, sorted(lines), job.id]))
+    print(json.dumps([job.status().ranks, cluster.job().id == job.id, cluster.cost() > 0]))
+print(json.dumps(said))
+print(json.dumps([signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == handlers))
+"""
+    (cluster, result, job, said, same_handlers), err = run(cli, code)
+    assert cluster == [2, 1, True, True]
+    status, exit_code, lines, job_id = result
+    assert (status, exit_code) == ("succeeded", 0)
+    assert lines == [f"[rank {r} | node {r}] rank {r} ['--epochs', '1'] True" for r in (0, 1)]
+    assert job == [2, True, True]
+    assert any("2 x g5.xlarge at $" in text for text in said)
+    assert same_handlers
+    assert err == ""
+    assert remaining(ec2, cli.cluster).nothing
+    results = cli.cwd / "results" / job_id
+    assert (results / "model-0.pt").exists()
+    assert (results / "node1" / "model-1.pt").exists()
+    kept = [path for path in Path(cli.env["CLOUDDDP_HOME"]).rglob("*") if path.is_file()]
+    assert not [path for path in kept if b"secret-value" in path.read_bytes()]
+
+
+def test_results_that_cannot_be_pulled_keep_the_nodes(cli: CommandLine, ec2: Any) -> None:
+    cli.write("results", "a file, where the results would go")
+    code = """
+try:
+    with cloudddp.up(nodes=1, **settings) as cluster:
+        cluster.launch("train.py").wait()
+except cloudddp.Leftovers as error:
+    print(json.dumps(error.message))
+cluster.down(discard=True)
+"""
+    ((message,), _) = run(cli, code)
+    assert "was not removed: not pulled from node 0: model-0.pt" in message
+    assert remaining(ec2, cli.cluster).nothing
+
+
+def test_error_in_the_block_removes_the_cluster_and_stops_its_job(cli: CommandLine, ec2: Any) -> None:
+    code = """
+try:
+    with cloudddp.up(nodes=1, **settings) as cluster:
+        job = cluster.launch("train.py", ["wait"])
+        try:
+            job.wait(timeout=1)
+        except TimeoutError as error:
+            print(json.dumps([str(error), job.status().status]))
+        raise KeyError("mine")
+except KeyError as error:
+    print(json.dumps(str(error)))
+"""
+    ((late, status), mine), _ = run(cli, code)
+    assert late.endswith("has not ended after 1 s")
+    assert (status, mine) == ("running", "'mine'")
+    assert remaining(ec2, cli.cluster).nothing
+    assert list((cli.cwd / "results").glob("*/model-0.pt"))
+
+
+def test_cluster_that_existed_stays_and_run_refuses_it(cli: CommandLine) -> None:
+    cli.nodes(1)
+    code = """
+with cloudddp.up(nodes=1, instance_type="g5.12xlarge") as cluster:
+    print(json.dumps(cluster.created))
+print(json.dumps(cloudddp.attach().id == cluster.id))
+try:
+    cloudddp.run("train.py", nodes=1, instance_type="g5.12xlarge")
+except cloudddp.UsageError as error:
+    print(json.dumps(error.message))
+"""
+    (created, same, message), _ = run(cli, code)
+    assert (created, same) == (False, True)
+    assert "already exists; run creates and removes a cluster of its own" in message
+
+
+def test_mistakes_are_refused_before_anything_is_created(cli: CommandLine, ec2: Any) -> None:
+    code = """
+for call in (
+    lambda: cloudddp.up(node=2),
+    lambda: cloudddp.up(nodes=0),
+    lambda: cloudddp.up(on_progress=print, nodes="many"),
+    lambda: cloudddp.run("trian.py", **settings),
+):
+    try:
+        call()
+    except cloudddp.UsageError as error:
+        print(json.dumps([error.message, error.exit_code]))
+try:
+    cloudddp.attach()
+except cloudddp.CloudDDPError as error:
+    print(json.dumps([error.message, error.exit_code]))
+"""
+    found, _ = run(cli, code)
+    assert [code for _, code in found] == [2, 2, 2, 2, 1]
+    assert found[0][0] == "node is not a setting of [cluster] or [job]"
+    assert "nodes" in found[1][0]
+    assert "trian.py" in found[3][0]
+    assert "there is no cluster" in found[4][0]
+    assert remaining(ec2, cli.cluster).nothing
+
+
+def test_call_in_a_coroutine_is_a_warning_and_in_a_thread_none(cli: CommandLine) -> None:
+    code = """
+import asyncio
+def refused():
+    try:
+        cloudddp.up(nodes=0)
+    except cloudddp.UsageError:
+        pass
+async def call():
+    with warnings.catch_warnings(record=True) as found:
+        refused()
+    print(json.dumps([str(one.message) for one in found]))
+    with warnings.catch_warnings(record=True) as found:
+        await asyncio.to_thread(refused)
+    print(json.dumps(len(found)))
+asyncio.run(call())
+"""
+    ((warning,), none), _ = run(cli, code)
+    assert warning == "up blocks the running event loop; use `await asyncio.to_thread(...)`"
+    assert none == 0
+
+
+def test_broken_callback_does_not_stop_a_teardown(cli: CommandLine, ec2: Any) -> None:
+    code = """
+def broken(text):
+    raise ValueError("mine")
+with warnings.catch_warnings(record=True) as found, cloudddp.up(nodes=1, on_progress=broken, **settings):
+    pass
+print(json.dumps(sorted({str(one.message) for one in found})))
+"""
+    ((warning,),), _ = run(cli, code)
+    assert warning == "on_progress failed: ValueError('mine')"
+    assert remaining(ec2, cli.cluster).nothing
+
+
+def test_import_loads_nothing_that_is_slow() -> None:
+    code = "import sys, cloudddp; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "cloudddp" in loaded
+    assert not loaded & {"cloudddp.api", "boto3", "paramiko", "click", "msgspec", "rich", "moto"}
+
+
+def test_tests_of_another_project_get_simulated_nodes(tmp_path: Path) -> None:
+    """With the plugin, in a pytest of their own; afterwards no simulator is left."""
+    (tmp_path / "conftest.py").write_text('pytest_plugins = "cloudddp.pytest"\n')
+    (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "test_training.py").write_text(
+        "import cloudddp\n"
+        "def test_two_nodes(cloudddp_sim):\n"
+        '    result = cloudddp.run("train.py", nodes=2, rendezvous="direct", max_hours=1)\n'
+        "    assert (result.exit_code, result.ranks) == (0, 2)\n"
+        "def test_place(cloudddp_sim, capsys):\n"
+        "    import os\n"
+        "    with capsys.disabled():\n"
+        "        print('home:', os.environ['CLOUDDDP_HOME'], cloudddp_sim)\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
+    env = clean_environment(PYTHONPATH=str(ROOT))
+    done = subprocess.run(
+        command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    home = done.stdout.partition("home: ")[2].split()[0]
+    assert home != str(tmp_path)
+    assert not Path(home).exists()
