@@ -127,7 +127,7 @@ def find_script(
             return Script(target, script.args, program=(target,)), "pyproject.toml"
         if target in (*STARTERS, *TORCHRUN):
             raise _starter(here, root, target, script.args)
-    file = _path(root, here, target)
+    file = _path(root, here, target, listed)
     return Script(file, script.args, program=_program(root / file, file)), file
 
 
@@ -193,16 +193,18 @@ def _starter(here: Path, root: Path, target: str, args: Sequence[str]) -> UsageE
     return UsageError(f"cloudddp starts the ranks itself, without `{shlex.join(omitted)}`", hint=tuple(hint))
 
 
-def _path(root: Path, here: Path, target: str) -> str:
+def _path(root: Path, here: Path, target: str, listed: Collection[str]) -> str:
     found = next((p for p in (here / target, root / target) if p.is_file()), None)
     if found is None:
-        raise UsageError(
-            f"script not found: {target} (in {here})",
-            hint="give its path, or -m MODULE; for a program that is installed on the nodes, write a script "
-            f'with `exec {shlex.quote(target)} "$@"` into NAME.sh and launch that'
-            if "/" not in target and "." not in target
-            else "give its path, or -m MODULE",
-        )
+        hint = "give its path, or -m MODULE"
+        if close := difflib.get_close_matches(target, listed, n=1, cutoff=0.75):
+            hint = f"did you mean {close[0]}?"
+        elif "/" not in target and "." not in target:
+            hint += (
+                "; for a program that is installed on the nodes, write a script with "
+                f'`exec {shlex.quote(target)} "$@"` into NAME.sh and launch that'
+            )
+        raise UsageError(f"script not found: {target} (in {here})", hint=hint)
     inside_root = Path(os.path.normpath(found.absolute()))
     if not inside_root.is_relative_to(root):  # the same folder by another path
         inside_root, root = Path(os.path.realpath(inside_root)), Path(os.path.realpath(root))

@@ -176,6 +176,7 @@ def test_console_entry_point_of_the_project_is_a_program(tmp_path: Path) -> None
         (("lightning", "run"), "without `lightning run`", "cloudddp launch SCRIPT`"),
         (("plain",), "not executable", "chmod +x plain"),
         (("my-train",), "script not found", 'exec my-train "$@"'),
+        (("palin",), "script not found: palin", "did you mean plain?"),
     ],
 )
 def test_what_cannot_be_started_is_refused_with_the_command_that_works(
