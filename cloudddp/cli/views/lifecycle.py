@@ -148,7 +148,7 @@ def nothing(name: str, regions: Sequence[str], denied: Sequence[str]) -> str:
     """Return that there is no cluster of that name in these regions; `denied`, by a policy of the
     organization."""
     more = f"; denied by your organization: {', '.join(denied)}" if denied else ""
-    return f"cluster {name} does not exist; nothing to do (asked: {', '.join(regions)}{more})"
+    return f"cluster {name} does not exist; nothing to do (asked: {formats.region_list(regions)}{more})"
 
 
 def down(report: DownReport, name: str, *, simulated: bool, region: str = "") -> str:
