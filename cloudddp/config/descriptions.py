@@ -135,6 +135,12 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
             "MiB of each rank's log that its node keeps: the beginning and the end. The middle of a longer "
             "log is dropped."
         ),
+        "notify": (
+            "Where the nodes send how the job has ended, that it has stalled, that AWS ends a node, and that "
+            "the deadline is near: a URL, which gets JSON that Slack and Discord show, or a command that "
+            "runs on the node. '$NAME' takes it from that variable of the job (`-e NAME`), so that no file "
+            "has it."
+        ),
         "outputs": (
             "Folders or files in the project that the script writes on the nodes; `pull` and `run` copy "
             "them back. Default: every file that jobs wrote in the project, up to `pull_mb`."

@@ -118,7 +118,8 @@ def _line_of(message: str, content: str) -> str:
     lines = content.split("\n")
     if found is None or not 0 < int(found[1]) <= len(lines):
         return ""
-    return f": {one_line(lines[int(found[1]) - 1].strip(), 100)}"
+    line = re.sub(r"\b(notify|env)\b.*", r"\1 = ****", lines[int(found[1]) - 1].strip())  # it may be a secret
+    return f": {one_line(line, 100)}"
 
 
 def read(path: Path) -> bytes:
@@ -317,7 +318,7 @@ def _encode(value: Any) -> None:
 
 def _shown(key: str, value: Any) -> str:
     """Return a rejected value for a message: on one line, and without secrets."""
-    if key == "env":
+    if key in ("env", "notify"):
         return "****" if not isinstance(value, dict) else f"a table of {', '.join(map(repr, value))}"
     try:
         return one_line(repr(value), 100)

@@ -72,6 +72,16 @@ Subnet = Annotated[
 ]
 
 
+NOTIFY = (
+    "https://HOST/... (http:// with localhost or a private IPv4 address) without a user name, '$NAME' for a "
+    "variable of the job, or a command of one line and at most 2000 characters"
+)
+_NOTIFY = (
+    r"(https://([A-Za-z0-9._-]+|\[[0-9a-f:]+\])|http://(localhost|(127|10|192\.168|172\.(1[6-9]|2\d|3[01]))"
+    r"(\.\d+)+))(:\d+)?([/?][!-~]{0,1900})?|(?![A-Za-z][A-Za-z0-9+.-]*://)(?=.*\S)[^\x00-\x1f\x7f]{1,2000}"
+)
+
+
 class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
     """[cluster]: the nodes, where they run, and when they terminate."""
 
@@ -224,7 +234,24 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         ]
         | None
     ) = None
+    notify: Annotated[str, limited(allowed=NOTIFY, pattern=rf"^({_NOTIFY})\Z")] | None = None
     env: dict[str, str] = {}
+
+    @property
+    def notify_target(self) -> str:
+        """The URL or command of job.notify, '' for none: the value of the variable that it names. Raises
+        UsageError, without a value: it may be a secret."""
+        named = re.fullmatch(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})", self.notify or "", re.ASCII)
+        if named is None:
+            return self.notify or ""
+        name = named[1] or named[2]
+        what = f"job.notify is the variable {name}"
+        if name not in self.env:
+            hint = f"give it with -e {name} or --env-file FILE"
+            raise UsageError(f"{what}, which the job does not have", hint=hint)
+        if not re.fullmatch(_NOTIFY, self.env[name]):
+            raise UsageError(f"{what}, whose value is not allowed", hint=f"allowed: {NOTIFY}")
+        return self.env[name]
 
     @property
     def not_sent(self) -> tuple[str, ...]:

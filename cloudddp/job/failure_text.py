@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from cloudddp.agent.protocol.jobs import Cause, Failure, JobState, Verdict
+from cloudddp.agent.protocol.sentences import what_failed
 from cloudddp.agent.protocol.stacks import named_ranks
-from cloudddp.job.outcome import ExitedRank, JobStatus, concluded, outcome, rebooted, signal_name
+from cloudddp.job.outcome import ExitedRank, JobStatus, concluded, outcome, rebooted
 from cloudddp.text import one_line
 
 LONGEST_DETAIL = 300  # characters of what a program wrote
@@ -79,7 +80,7 @@ def sentence(failure: Failure) -> str:
 
     A rank that had exited with code 0 before comes first where it is the likely cause.
     """
-    what, exited = _what_failed(failure), failure.exited
+    what, exited = what_failed(failure, one_line(failure.detail, LONGEST_DETAIL)), failure.exited
     if exited is None:
         return what
     who = f"rank {exited.rank} on node {exited.node}"
@@ -91,47 +92,6 @@ def sentence(failure: Failure) -> str:
     return (
         f"{who} exited with code 0 while other ranks were still running, the likely cause: {ago} later {what}"
     )
-
-
-def _what_failed(failure: Failure) -> str:
-    node, rank = f"node {failure.node}", f"rank {failure.rank} on node {failure.node}"
-    detail = f": {one_line(failure.detail, LONGEST_DETAIL)}" if failure.detail else ""
-    other = "another node" if failure.peer is None else f"node {failure.peer}"
-    match failure.cause:
-        case Cause.MEMORY:
-            who = rank if failure.rank is not None else f"the launcher (torchrun) on {node}"
-            return f"{who} was killed by the kernel's OOM killer: {node} has run out of memory{detail}"
-        case Cause.DISK:
-            return f"{rank} failed{_code(failure)}: no space is left on a disk of {node}{detail}"
-        case Cause.LAUNCHER:
-            how = (
-                f"was killed by {signal_name(failure.signal)}"
-                if failure.signal
-                else f"exited{_code(failure)}"
-            )
-            return f"{node}: the launcher (torchrun) {how} before its ranks had finished{detail}"
-        case Cause.START:
-            return f"{node}: the ranks could not be started{detail}"
-        case Cause.AGENT:
-            return f"{node}: the agent of cloudddp has ended there, without a report{detail}"
-        case Cause.SILENT:
-            return f"{node} was lost: it sent nothing to {other}{detail}"
-        case Cause.STALL:
-            return f"the job has stalled{f' at {rank}' if failure.rank is not None else ''}{detail}"
-        case Cause.NOTICE:
-            return f"{node} is about to end{detail}; the ranks were told to save"
-        case Cause.SNAPSHOT:
-            return f"{node}: the ranks could not continue from the newest snapshot{detail}"
-        case Cause.PREFLIGHT:
-            return f"no rank was started{detail}"
-        case Cause.UNREACHABLE:
-            return f"{node} was not connected to {other}, so no rank was started{detail}"
-    how = f"was killed by {signal_name(failure.signal)}" if failure.signal else f"exited{_code(failure)}"
-    return f"{rank} {how}{detail}"
-
-
-def _code(failure: Failure) -> str:
-    return "" if failure.exit_code is None else f" with code {failure.exit_code}"
 
 
 def advice(

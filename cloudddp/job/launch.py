@@ -60,6 +60,7 @@ def prepare(
     `here` is the user's current folder. `fresh`: the nodes will be new, so every file will be sent. `warn`
     gets what is not sent. Raises UsageError; calls nothing.
     """
+    _ = config.job.notify_target  # whether it has a value
     files = project_files.of_config(root, config, secret_files=secret_files)
     _check_inputs(root, config.setup.inputs, files.manifest)
     found, file = find_script(root, here, script, files.manifest, config.job.env)

@@ -1,9 +1,9 @@
 """What a job was launched with, recorded on this computer: `resume` starts it again on other nodes from that,
 and `pull` finds its results in Amazon S3 when the nodes are gone.
 
-Values of variables may be secret and are never recorded. They come from where they came from at the launch:
-the configuration file, a file of variables, this computer's environment. A value that was given on the
-command line has to be given again.
+Values of variables and job.notify may be secret and are never recorded. They come from where they came from
+at the launch: the configuration file, a file of variables, this computer's environment. A value that was
+given on the command line has to be given again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cloudddp.agent.protocol.codec import has_job_id_format
 from cloudddp.agent.protocol.copies import Destination, url_of
 from cloudddp.config import settings, timing
 from cloudddp.config.command_line import Flag, variable_flags
-from cloudddp.config.spec import Config
+from cloudddp.config.spec import Config, JobSpec
 from cloudddp.errors import CloudDDPError, Command, UsageError
 from cloudddp.job.job_request import KEEP_MINUTES, NewJob, Script
 from cloudddp.local_state import ClusterFolder
@@ -71,7 +71,7 @@ def of_launch(
     nodes: Sequence[str],
 ) -> LaunchRecord:
     """Return the record of a job that is about to be launched. `variables` are the values of -e."""
-    without = msgspec.structs.replace(config, job=msgspec.structs.replace(config.job, env={}))
+    without = msgspec.structs.replace(config, job=msgspec.structs.replace(config.job, env={}, notify=None))
     names = [(name, bool(equals)) for name, equals, _ in (one.partition("=") for one in variables)]
     return LaunchRecord(
         job=job.id,
@@ -156,11 +156,11 @@ def _read(folder: ClusterFolder, job_id: str) -> LaunchRecord:
         ) from None
 
 
-def environment(
+def job_again(
     record: LaunchRecord, variables: Sequence[str], env_files: Sequence[str], environ: Mapping[str, str]
-) -> dict[str, str]:
-    """Return the variables of a job, read again from where they came from; `variables` and `env_files`
-    override that.
+) -> JobSpec:
+    """Return the settings of a job, with its variables and its notify as they are now where they came from;
+    `variables` and `env_files` override that.
 
     Raises UsageError, naming the variable, if one has no value any more.
     """
@@ -169,11 +169,11 @@ def environment(
         raise _unknown(record, lost, "was given on the command line, and values are not recorded")
     again = [name for name in record.passed if name not in now]
     flags: list[Flag] = variable_flags([*again, *variables], env_files or record.env_files, environ)
-    layers = [settings.from_flags(flags), *(settings.read_toml(Path(one)) for one in record.files)]
-    found = settings.resolve(layers).job.env
-    if lost := [name for name in record.names if name not in found]:
+    files = [settings.read_toml(Path(one)) for one in record.files]
+    found = settings.resolve([settings.from_flags(flags), *settings.environment_layers(environ), *files]).job
+    if lost := [name for name in record.names if name not in found.env]:
         raise _unknown(record, lost, "is neither in the configuration nor in a file of variables any more")
-    return found
+    return msgspec.structs.replace(record.config.job, env=found.env, notify=found.notify)
 
 
 def _unknown(record: LaunchRecord, names: Sequence[str], why: str) -> UsageError:

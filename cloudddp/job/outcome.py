@@ -15,13 +15,7 @@ from math import inf
 from cloudddp.agent.protocol.jobs import Cause, Failure, JobState, RankRecord, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.progress import PREEMPTED_EXIT_CODE, TrainingStatus
-
-# Linux's numbers on x86-64 and arm64: the nodes' numbers, where the laptop's may be those of macOS.
-_SIGNALS = """
-    SIGHUP SIGINT SIGQUIT SIGILL SIGTRAP SIGABRT SIGBUS SIGFPE SIGKILL SIGUSR1 SIGSEGV SIGUSR2 SIGPIPE
-    SIGALRM SIGTERM SIGSTKFLT SIGCHLD SIGCONT SIGSTOP SIGTSTP SIGTTIN SIGTTOU SIGURG SIGXCPU SIGXFSZ
-    SIGVTALRM SIGPROF SIGWINCH SIGIO SIGPWR SIGSYS
-""".split()
+from cloudddp.agent.protocol.sentences import signal_name
 
 
 def seconds(jobs: Iterable[JobState]) -> float | None:
@@ -283,8 +277,3 @@ def failed_node(states: Mapping[int, JobState]) -> tuple[int, JobState]:
     """Return the node on which the job failed first, and its state there."""
     failed = [(node, state) for node, state in states.items() if state.phase is not JobPhase.SUCCEEDED]
     return min(failed, key=lambda item: inf if item[1].ended is None else item[1].ended)
-
-
-def signal_name(number: int) -> str:
-    """Return the name of a Linux signal, such as SIGTERM."""
-    return _SIGNALS[number - 1] if 1 <= number <= len(_SIGNALS) else f"signal {number}"

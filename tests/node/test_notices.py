@@ -120,6 +120,16 @@ def test_unreadable_notices_are_ignored(node: Node, metadata: Metadata) -> None:
     node.cancel()
 
 
+def test_deadline_is_announced_once_and_again_where_it_was_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(imds.VARIABLE, "")
+    watch = notices.NoticeWatch(Deadline(100.0, "12:00"), 1.0)
+    assert watch.announcement(90.0) is None
+    found = [watch.announcement(110.0) for _ in range(2)]
+    assert [one and one.detail for one in found] == ["the cluster's deadline is at 12:00", None]
+    watch._deadline = [replace(watch._deadline[0], detail="the cluster's deadline is at 13:00")]
+    assert [watch.announcement(110.0) is None for _ in range(2)] == [False, True]
+
+
 def test_deadline_is_a_notice(node: Node) -> None:
     """A job that begins shortly before the deadline is told to save in the middle of the time that is
     left."""

@@ -9,6 +9,7 @@ from support.jobstates import SIGKILL, SIGTERM, agreed, job, killed, rank
 
 from cloudddp.agent.protocol.jobs import Cause, Exited, Failure, JobState
 from cloudddp.agent.protocol.progress import TrainingState, TrainingStatus
+from cloudddp.agent.protocol.sentences import signal_name
 from cloudddp.job import failure_text, outcome
 
 SAVED = TrainingStatus(reported=1.0, state=TrainingState.PREEMPTED, step=7)
@@ -238,7 +239,7 @@ def test_detail_of_a_failure_is_cut() -> None:
     [(1, "SIGHUP"), (9, "SIGKILL"), (10, "SIGUSR1"), (15, "SIGTERM"), (31, "SIGSYS"), (40, "signal 40")],
 )
 def test_signal_names_are_those_of_linux(number: int, name: str) -> None:
-    assert outcome.signal_name(number) == name
+    assert signal_name(number) == name
 
 
 def test_failure_in_words() -> None:

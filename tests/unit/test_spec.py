@@ -13,7 +13,7 @@ import pytest
 
 from cloudddp.config import schema, settings
 from cloudddp.config.settings import Layer
-from cloudddp.config.spec import Config
+from cloudddp.config.spec import Config, JobSpec
 from cloudddp.errors import UsageError
 
 
@@ -39,6 +39,62 @@ def file_refusal(folder: Path, text: str) -> UsageError:
     with pytest.raises(UsageError) as caught:
         from_file(folder, text)
     return caught.value
+
+
+# -- whom a job notifies -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "https://hooks.slack.com/services/T0/B0/x?thread=1@2",
+        "https://[2001:db8::1]:8443/a",
+        "http://localhost:8000",
+        "http://10.0.0.7/hook",
+        "http://172.31.0.1:80?a",
+        "$SLACK_WEBHOOK",
+        "${SLACK_WEBHOOK}",
+        "python notify.py https://user:x@example.com",
+        "echo x",
+    ],
+)
+def test_notify_is_a_url_a_command_or_a_variable(value: str) -> None:
+    assert one("job", "notify", value, textual=True) == value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "",
+        " ",
+        "a\nb",
+        "x" * 2001,
+        "http://example.com/",
+        "http://11.0.0.7/",
+        "http://10.0.0.7.example.com/",
+        "https://user@example.com/hunter2",
+        "https://user:hunter2@example.com/",
+        "https:///hunter2",
+        "https://example.com/a hunter2",
+        "https://example.com:port/",
+        "HTTPS://example.com/",
+        "ftp://example.com/",
+        7,
+    ],
+)
+def test_other_values_of_notify_are_refused_and_not_shown(value: Any) -> None:
+    message = str(refusal("job", "notify", value).message)
+    assert message == "here: job.notify = **** is not allowed"
+
+
+def test_notify_takes_a_variable_of_the_job() -> None:
+    env = {"HOOK": "https://example.com/x", "BAD": "http://example.com/hunter2"}
+    assert JobSpec(notify="${HOOK}", env=env).notify_target == env["HOOK"]
+    assert (JobSpec().notify_target, JobSpec(notify="$HOME/x").notify_target) == ("", "$HOME/x")
+    for name in ("BAD", "NONE"):
+        with pytest.raises(UsageError, match=f"variable {name}") as caught:
+            _ = JobSpec(notify=f"${name}", env=env).notify_target
+        assert "hunter2" not in f"{caught.value.message} {caught.value.hint}"
 
 
 # -- text ----------------------------------------------------------------------------------------------------
@@ -306,6 +362,15 @@ def test_invalid_toml_is_refused_with_the_text_of_the_line(tmp_path: Path) -> No
     path.write_text("[cluster]\nnodes = 2\nnodes = 4  # again\n")
     with pytest.raises(UsageError, match=r"line 3, column \d+\): nodes = 4  # again$"):
         settings.read_toml(path)
+
+
+def test_invalid_toml_is_refused_without_what_may_be_secret(tmp_path: Path) -> None:
+    path = tmp_path / "broken.toml"
+    for text in ('notify = "https://example.com/hunter2', 'env = { TOKEN = "hunter2'):
+        path.write_text(f"[job]\n{text}\n")
+        with pytest.raises(UsageError, match=r"\*\*\*\*$") as caught:
+            settings.read_toml(path)
+        assert "hunter2" not in caught.value.message
 
 
 def test_missing_file_is_refused_with_its_name(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ Each module holds one topic, so that a step of the agent loads only what it need
     jobs       JobState, Verdict, Failure; jobs, conclude, kill
     start      setup, start
     gang       what the agents of one job tell each other
+    sentences  a failure in words
     progress   TrainingStatus, StepReport, Straggler, LeftStall
     frames     follow
     results    new_files, pulled

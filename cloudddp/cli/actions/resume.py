@@ -179,13 +179,13 @@ def as_launched(session: Session, flags: Sequence[Flag], record: LaunchRecord, c
 
     Raises UsageError for what the job needs and is not there any more: a variable, the script, the project.
     """
-    env = launch_record.environment(record, session.variables, session.env_files, os.environ)
+    job = launch_record.job_again(record, session.variables, session.env_files, os.environ)
     now, given = session.settings, {flag.key for flag in flags}
     least = now.job.nodes_min if "nodes_min" in given else record.config.job.nodes_min
     wait = now.cluster.wait_capacity if "wait_capacity" in given else record.config.cluster.wait_capacity
     settings = msgspec.structs.replace(
         record.config,
-        job=msgspec.structs.replace(record.config.job, env=env, nodes_min=least),
+        job=msgspec.structs.replace(job, nodes_min=least),
         cluster=msgspec.structs.replace(
             record.config.cluster, name=cluster.name, wait_capacity=wait, ssh_port=now.cluster.ssh_port
         ),

@@ -1,4 +1,5 @@
-"""The command line of the agent: `STEP [REQUEST]`, `serve`, `rank JOB COMMAND...`, `upload`, `download`."""
+"""The command line of the agent: `STEP [REQUEST]`, `serve`, `rank JOB COMMAND...`, `upload`, `download`,
+`notify`."""
 
 from __future__ import annotations
 
@@ -23,6 +24,10 @@ def main() -> int:
         from agent.s3 import download
 
         return download.main(*arguments)
+    if command == "notify":
+        from agent.jobs import notify
+
+        return notify.main()
     if command == "serve":
         from agent.steps import dispatch
 

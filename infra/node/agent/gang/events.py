@@ -94,10 +94,11 @@ class RanksChecked:
 
 @dataclass(frozen=True)
 class NoticeReceived:
-    """This node is about to end; the ranks may save for `grace` seconds."""
+    """This node is about to end; the ranks may save for `grace` seconds. `by_aws`: before the deadline."""
 
     failure: Failure
     grace: float
+    by_aws: bool = False
 
 
 @dataclass(frozen=True)
@@ -210,6 +211,14 @@ class Note:
 
 
 @dataclass(frozen=True)
+class Notify:
+    """Send this event to whom the job notifies."""
+
+    event: str
+    failure: Failure
+
+
+@dataclass(frozen=True)
 class LeaveStall:
     """Keep, here and on the other nodes, that a stall is left alone."""
 
@@ -242,6 +251,7 @@ Action = Union[
     AnnounceStop,
     WaitForRanks,
     Note,
+    Notify,
     LeaveStall,
     RecordUnreachable,
     End,

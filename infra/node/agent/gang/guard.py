@@ -1,10 +1,10 @@
 """The parent of a job's supervisor: where that is killed, or has stopped, it ends the node's ranks and
 records it.
 
-It also copies the results to S3 when the job has ended, if that was asked for, sends the newest snapshot to a
-node that stays before this one ends, and powers the node off after a job that was launched with --down, or
-that has stalled (on_stall = "down"). If the guard is killed, too, the kernel still ends the ranks: each
-process of the job asked for a signal at the death of its parent.
+It also sends the notifications of the job, copies the results to S3 when the job has ended, if that was asked
+for, sends the newest snapshot to a node that stays before this one ends, and powers the node off after a job
+that was launched with --down, or that has stalled (on_stall = "down"). If the guard is killed, too, the
+kernel still ends the ranks: each process of the job asked for a signal at the death of its parent.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from agent.gang import step, supervisor
 from agent.jobs import job_record, phases, poweroff
+from agent.jobs.notify import Notifier
 from agent.node import kernel, processes, store
 from agent.node.shared_memory import SharedText, SupervisorHeartbeat
 from cloudddp.agent.protocol.jobs import Cause, Failure, Verdict
@@ -38,12 +40,13 @@ def run(request: StartRequest) -> None:
     kernel.set_name(kernel.RUNS_A_JOB)
     kernel.adopt_orphans()
     own, crashed, heartbeat = os.getpid(), SharedText(), SupervisorHeartbeat()
+    notifier = Notifier(request)
     child = os.fork()
     if child == 0:
         code = 1
         try:
             kernel.die_with_parent(signal.SIGTERM, own)
-            code = supervisor.run(request, heartbeat)
+            code = supervisor.run(request, heartbeat, notifier)
         except Exception as error:
             crashed.keep(error)
         finally:
@@ -51,13 +54,14 @@ def run(request: StartRequest) -> None:
                 sys.stderr.flush()
             os._exit(code)
     asked_to_end = _forward(child)
-    stuck = _wait(child, heartbeat, request.gang.silence)
+    stuck = _wait(child, heartbeat, request.gang.silence, notifier.take)
     if not phases.has_ended(folder):
         with contextlib.suppress(OSError):  # a full disk: what follows matters more
             _record(folder, request, stuck or crashed.text)
     state = phases.recorded(folder)
     if state is None or state.started is None:
         return
+    notifier.conclude()
     if not asked_to_end:
         for number in ENDED_BY:
             signal.signal(number, signal.SIG_DFL)  # a shutdown must not wait for copies
@@ -76,7 +80,11 @@ def run(request: StartRequest) -> None:
         poweroff.after(
             request.job,
             wait,
-            lambda: (copy is not None and copy.runs) or (transfer is not None and transfer.is_alive()),
+            lambda: (
+                notifier.runs
+                or (copy is not None and copy.runs)
+                or (transfer is not None and transfer.is_alive())
+            ),
             # What is not in S3 can still be pulled.
             lambda: 0.0 if copy is None or copy.is_complete else request.keep,
         )
@@ -84,6 +92,7 @@ def run(request: StartRequest) -> None:
         copy.join()
     if transfer is not None:
         transfer.join()
+    notifier.join()
 
 
 def _ends_the_node(folder: Path, request: StartRequest) -> bool:
@@ -108,14 +117,15 @@ def _forward(child: int) -> list[int]:
     return asked
 
 
-def _wait(child: int, heartbeat: SupervisorHeartbeat, patience: float) -> str:
-    """Wait for the supervisor, and reap the orphans of one that was killed. Kill one that does not run its
-    loop although this process runs, and return why; otherwise ''."""
+def _wait(child: int, heartbeat: SupervisorHeartbeat, patience: float, look: Callable[[], None]) -> str:
+    """Wait for the supervisor, `look` at what it passes on, and reap the orphans of one that was killed. Kill
+    one that does not run its loop although this process runs, and return why; otherwise ''."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])  # sigtimedwait takes it
     try:
         looked = frozen = time.monotonic()
         while _is_left(child):
             signal.sigtimedwait([signal.SIGCHLD], LOOK)
+            look()
             now = time.monotonic()
             if now - looked > LOOK + LATE:  # this process has not run, either: perhaps the whole node
                 frozen = now

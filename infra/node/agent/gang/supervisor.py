@@ -24,6 +24,7 @@ from agent.gang.mesh import Mesh
 from agent.gang.state import GangState, Policy, initial
 from agent.gang.watches import Watches
 from agent.jobs import job_record, phases, poweroff
+from agent.jobs.notify import DEADLINE, Notifier
 from agent.node import commands, kernel, processes, store
 from agent.node.shared_memory import SupervisorHeartbeat, last_line
 from agent.ranks import attempt, causes, launchers
@@ -37,9 +38,9 @@ LAST_WORDS = 2.0  # seconds for the verdict to reach the others
 HEARTBEATS = 10  # in the time after which a silent node is lost
 
 
-def run(request: StartRequest, heartbeat: SupervisorHeartbeat) -> int:
+def run(request: StartRequest, heartbeat: SupervisorHeartbeat, notifier: Notifier) -> int:
     """Run the job on this node to its verdict. Return the exit code of this process, whose guard watches the
-    `heartbeat`."""
+    `heartbeat` and has the other end of the `notifier`."""
     kernel.adopt_orphans()
     launchers.raise_limits()
     try:
@@ -48,7 +49,7 @@ def run(request: StartRequest, heartbeat: SupervisorHeartbeat) -> int:
         job_record.refuse(request, f"cannot listen for the other nodes: {error.strerror}")
         return 1
     with contextlib.closing(connections):
-        _Supervisor(request, connections, heartbeat).run()
+        _Supervisor(request, connections, heartbeat, notifier).run()
     return 0
 
 
@@ -70,8 +71,11 @@ def _initial_state(request: StartRequest) -> GangState:
 class _Supervisor:
     """The effects: each event is read here, each action is done here, and nothing is decided."""
 
-    def __init__(self, request: StartRequest, connections: Mesh, heartbeat: SupervisorHeartbeat) -> None:
+    def __init__(
+        self, request: StartRequest, connections: Mesh, heartbeat: SupervisorHeartbeat, notifier: Notifier
+    ) -> None:
         self._request = request
+        self._notifier = notifier
         self._mesh = connections
         self._heartbeat = heartbeat
         self._record = job_record.JobRecord(request)
@@ -118,6 +122,9 @@ class _Supervisor:
             for event in self._turn():
                 self._apply(event)
         self._mesh.flush(LAST_WORDS)
+        if os.getppid() != self._guard:
+            self._notifier.conclude()
+            self._notifier.join()
 
     def _on_signal(self, number: int, _: Any) -> None:
         self._signal = number
@@ -166,9 +173,11 @@ class _Supervisor:
         yield events.RanksChecked(look is Look.FAILED, look is Look.ENDED, self._attempt.succeeded)
         if look is Look.RUNNING and not self._state.is_ending and (notice := self._notices.due()) is not None:
             failure, grace = notice.failure(self._request.node), notice.grace(self._request.stop_grace)
-            yield events.NoticeReceived(failure, grace)
+            yield events.NoticeReceived(failure, grace, notice.by_aws)
         if self._state.is_ending:
             return
+        if self._state.is_first and (near := self._notices.announcement(self._request.announce)) is not None:
+            self._notifier.post(DEADLINE, near.failure(self._request.node))
         if not self._state.ranks_started:
             yield from self._while_copying()
         else:
@@ -225,6 +234,7 @@ class _Supervisor:
             events.AnnounceStop: self._announce_stop,
             events.WaitForRanks: lambda _: self._wait_for_ranks(),
             events.Note: self._note,
+            events.Notify: lambda one: self._notifier.post(one.event, one.failure),
             events.LeaveStall: lambda one: self._send(self._watches.leave_stall(one.detail)),
             events.RecordUnreachable: lambda one: self._record.unreachable(one.missing),
             events.End: lambda one: self._record.end(one.verdict),

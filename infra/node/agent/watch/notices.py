@@ -13,7 +13,7 @@ import http.client
 import json
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from typing import Optional
@@ -39,6 +39,7 @@ class Notice:
     ends: float
     early: float
     detail: str
+    by_aws: bool = False
 
     @property
     def is_due(self) -> bool:
@@ -61,6 +62,7 @@ class NoticeWatch:
         self._deadline: list[Notice] = []
         self._given: list[Notice] = []  # by AWS
         self._save = save
+        self._announced = ""  # the deadline that was
         if deadline is not None:
             # A job that begins shortly before the deadline may use half of the time that is left.
             early = min(save, deadline.left / 2)
@@ -74,6 +76,15 @@ class NoticeWatch:
     def due(self) -> Optional[Notice]:
         """Return the notice that the ranks have to be told of now, or None."""
         return next((one for one in (*self._given, *self._deadline) if one.is_due), None)
+
+    def announcement(self, early: float) -> Optional[Notice]:
+        """Return the cluster's deadline when it is at most `early` seconds away: once, and again where it was
+        moved."""
+        found = next((one for one in self._deadline if replace(one, early=early).is_due), None)
+        if found is None or found.detail == self._announced:
+            return None
+        self._announced = found.detail
+        return found
 
     def _look(self) -> None:
         time.sleep(FIRST)
@@ -112,4 +123,6 @@ def _maintenance(metadata: imds.Metadata, save: float) -> Optional[Notice]:
 
 def _notice(ends: datetime, now: datetime, early: float, verb: str, why: str) -> Notice:
     left = max((ends - now).total_seconds(), 0.0)
-    return Notice(time.monotonic() + left, early, f"AWS {verb} it at {ends:%H:%M:%S} UTC ({why})")
+    return Notice(
+        time.monotonic() + left, early, f"AWS {verb} it at {ends:%H:%M:%S} UTC ({why})", by_aws=True
+    )

@@ -1,0 +1,220 @@
+"""Notifies of what happens to a job, with nobody connected: in which words, by whom, and how.
+
+The guard of a job sends: it outlives its supervisor, which passes events to it, and what it starts is no
+process of the job. The verdict is sent by the node that has decided it. Each delivery is a process with a
+time limit of its own (`main`), so nothing waits for it but the end of the node. It gets what it needs on
+stdin, since a URL may be a secret.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, replace
+from typing import Any, Optional
+from urllib.parse import urlsplit, urlunsplit
+
+from agent.jobs import job_record, phases, rank_records
+from agent.node import store
+from agent.node.commands import activated, agent_command, program
+from cloudddp.agent.protocol.codec import MAX_TEXT, decode, encode
+from cloudddp.agent.protocol.jobs import Cause, Failure
+from cloudddp.agent.protocol.progress import PREEMPTED_EXIT_CODE, TrainingStatus
+from cloudddp.agent.protocol.sentences import what_failed
+from cloudddp.agent.protocol.start import StartRequest
+
+STALLED, NOTICE, DEADLINE, PREEMPTED = "stalled", "notice", "deadline", "preempted"  # besides the phases
+ORDER_SECONDS = 3.0  # for an earlier message to arrive before the verdict
+LONGEST, LONGEST_DETAIL = 2000, 300  # characters; Discord takes no more
+SHORTEST_SECRET = 6  # characters of a value that is looked for in what a program wrote
+TRY_SECONDS, POST_SECONDS, COMMAND_SECONDS = 9.5, 20.0, 60.0
+
+
+@dataclass(frozen=True)
+class News:
+    """What has happened. `exit_code` is that of the job, once it has ended; `line` the last one that the
+    failed rank has written."""
+
+    event: str
+    failure: Optional[Failure] = None
+    exit_code: Optional[int] = None
+    restarts: int = 0
+    line: str = ""
+
+
+class Notifier:
+    """Sends the events of one job, if that was asked for. Created by the guard before it forks."""
+
+    def __init__(self, request: StartRequest) -> None:
+        self._request = request
+        self._sent: list[subprocess.Popen[bytes]] = []
+        self._inbox, self._outbox = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+
+    def post(self, event: str, failure: Failure) -> None:
+        """In the supervisor: let the guard send this."""
+        with contextlib.suppress(OSError):  # it has many already, or was killed
+            short = replace(failure, detail=failure.detail[:LONGEST])
+            self._outbox.send(encode(News(event, short)), socket.MSG_DONTWAIT)
+
+    def take(self) -> None:
+        """In the guard: send what the supervisor has passed on."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self._send(decode(self._inbox.recv(MAX_TEXT, socket.MSG_DONTWAIT), News))
+
+    def conclude(self) -> None:
+        """Send the verdict, if this node has decided it."""
+        self.take()
+        found = phases.verdict(store.job_folder(self._request.job))
+        if found is None or found.decided_by != self._request.node:
+            return
+        is_notice = found.first is not None and found.first.cause is Cause.NOTICE
+        saved = found.first is None and found.exit_code == PREEMPTED_EXIT_CODE
+        event = PREEMPTED if is_notice or saved else found.phase.value
+        line = "".join(found.last_lines[-1:])
+        for one in self._sent:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                one.wait(ORDER_SECONDS)
+        self._send(News(event, found.first, found.exit_code, found.restarts, line))
+
+    @property
+    def runs(self) -> bool:
+        return any(one.poll() is None for one in self._sent)
+
+    def join(self) -> None:
+        for one in self._sent:
+            one.wait()
+
+    def _send(self, news: News) -> None:
+        if not self._request.notify:
+            return
+        command = agent_command("notify")
+        with contextlib.suppress(OSError):
+            child = subprocess.Popen(command, stdin=subprocess.PIPE, cwd="/", start_new_session=True)
+            self._sent.append(child)
+            if child.stdin is not None:
+                with child.stdin as stdin:  # it reads all of it at once
+                    stdin.write(encode(self._request) + b"\n" + encode(news))
+
+
+def payload(request: StartRequest, news: News, training: Optional[TrainingStatus]) -> dict[str, Any]:
+    """Return the message as JSON: `text` is what Slack shows, `content` what Discord shows. Pure."""
+    failure, cluster = news.failure, request.env.get("CLOUDDDP_CLUSTER", "")
+    detail = _clean(request, failure.detail or news.line if failure else "")
+    why = what_failed(failure, detail[:LONGEST_DETAIL]) if failure else ""
+    if news.event == DEADLINE:
+        why = detail
+    elif news.event == STALLED:
+        why += f"; on_stall = {request.on_stall.value}"
+    verb = ""
+    if news.exit_code is not None:
+        verb = f" {news.event}" if news.event in ("succeeded", "failed") else f" was {news.event}"
+    text = f"job {request.job} on cluster {cluster}{verb}" + (f": {why}" if why else "")
+    text += f" ({training.progress})" if training and training.progress else ""
+    text = re.sub("<(?=[!@#])", "< ", text)[:LONGEST]  # <!channel> and <@user> are mentions in Slack
+    return {
+        "text": text,
+        "content": text,
+        "allowed_mentions": {"parse": []},  # of Discord: @everyone in what a rank wrote is text
+        "event": news.event,
+        "job": request.job,
+        "cluster": cluster,
+        **{name: getattr(failure, name, None) for name in ("node", "rank", "signal")},
+        "cause": failure and failure.cause.value,
+        "detail": detail,
+        "exit_code": news.exit_code,
+        "restarts": news.restarts,
+        **{name: getattr(training, name, None) for name in ("step", "steps")},
+    }
+
+
+def _clean(request: StartRequest, text: str) -> str:
+    """Return what a program wrote on one line, without the values of the job's variables."""
+    given = [value for name, value in request.env.items() if not name.startswith("CLOUDDDP_")]
+    for part in sorted({part for one in given for part in (one, *one.splitlines())}, key=len, reverse=True):
+        if len(part) >= SHORTEST_SECRET:
+            text = text.replace(part, "****")
+    return "".join(char if char.isprintable() else " " for char in text)[:LONGEST]
+
+
+# -- the process of a delivery -------------------------------------------------------------------------------
+
+
+def main() -> int:
+    """Deliver what is on stdin. Why that failed is logged, without the URL and the command."""
+    head, _, body = sys.stdin.buffer.read().partition(b"\n")
+    request, news = decode(head, StartRequest), decode(body, News)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])  # the guard blocks it
+    message = payload(request, news, rank_records.training_status(store.job_folder(request.job)))
+    is_url = request.notify.startswith(("https://", "http://"))
+    seconds = POST_SECONDS if is_url else COMMAND_SECONDS
+
+    def log(why: str) -> None:
+        note = _clean(request, f"notification of '{news.event}' was not sent: {why}")
+        print(note, file=sys.stderr, flush=True)
+        if news.exit_code is not None:  # before the end, a note would pass for a sign of life
+            job_record.note(store.job_folder(request.job), note, launcher=True)
+
+    def give_up() -> None:
+        log(f"it took longer than {seconds:.0f} s")
+        os.killpg(0, signal.SIGKILL)
+
+    limit = threading.Timer(seconds, give_up)  # a server may answer byte by byte, and a resolver never
+    limit.daemon = True
+    limit.start()
+    why = _post(request.notify, json.dumps(message)) if is_url else _run(request, message)
+    limit.cancel()
+    if why:
+        log(why)
+    return 0
+
+
+def _post(target: str, body: str) -> str:
+    """Return why a message was not sent to a URL, or ''. No proxy is used, no redirect followed, and only the
+    head of the answer read."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the node may be shutting down
+    url, why = urlsplit(target), ""
+    path = urlunsplit(("", "", url.path or "/", url.query, ""))
+    kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
+    headers = {"Content-Type": "application/json", "User-Agent": "cloudddp"}
+    for pause in (0.0, 1.0):
+        time.sleep(pause)
+        try:
+            connection = kind(url.hostname or "", url.port, timeout=TRY_SECONDS)
+            connection.request("POST", path, body, headers)
+            status = connection.getresponse().status
+            why = "" if status // 100 == 2 else f"{url.hostname}: HTTP {status}"
+            if status < 500 and status != 429:  # Too Many Requests
+                break
+        except (OSError, http.client.HTTPException, ValueError) as error:  # whose text may have the URL
+            reason = getattr(error, "verify_message", "") or getattr(error, "strerror", "")
+            why = f"{url.hostname}: {reason or type(error).__name__}"
+    return why
+
+
+def _run(request: StartRequest, message: dict[str, Any]) -> str:
+    """Return why the command failed, or ''. It is in a variable: an argument would be in the list of
+    processes."""
+    project = store.project_folder(request.project)
+    own = {f"CLOUDDDP_{name.upper()}": "" if one is None else str(one) for name, one in message.items()}
+    env = {**os.environ, **activated(program(request.program, project)), **request.env, **own}
+    try:
+        done = subprocess.run(
+            ["bash", "-lc", 'eval "$CLOUDDDP_NOTIFY"'],
+            cwd=project,
+            env={**env, "CLOUDDDP_NOTIFY": request.notify},
+            input=json.dumps(message).encode(),
+            check=False,
+        )
+    except (OSError, ValueError) as error:  # ValueError: a NUL in a variable
+        return f"the command could not be started: {type(error).__name__}"
+    return f"the command exited with code {done.returncode}" if done.returncode else ""

@@ -1,0 +1,233 @@
+"""What a node sends when something happens to a job, with nobody connected: real agents, sockets and
+commands."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from support.agentnode import Node, gone, processes_of, until
+from support.gangs import Make
+from support.imds import Metadata
+from support.webhooks import SECRET, Webhook
+
+from cloudddp.agent.protocol.start import Deadline, OnStall
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
+
+TOKEN = "hunter2-the-value-of-a-variable"
+ENV = {"TOKEN": TOKEN, "CLOUDDDP_CLUSTER": "demo"}
+SLEEP = "import time\nopen('ready', 'w').close()\ntime.sleep(600)\n"
+FAILS = "import os\nraise RuntimeError('<!channel> no login with ' + os.environ['TOKEN'])\n"
+REPORTS = (
+    "import json, os\n"
+    "open(os.environ['CLOUDDDP_STATUS_FILE'], 'w').write(json.dumps({'step': 120, 'steps': 3000}))\n"
+)
+
+
+@pytest.fixture
+def hook() -> Iterator[Webhook]:
+    server = Webhook()
+    yield server
+    server.close()
+
+
+def holding(text: str, *folders: Path) -> list[Path]:
+    """Return the files below these folders that hold a text."""
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    return [path for path in files if text.encode() in path.read_bytes()]
+
+
+def log(node: Node) -> str:
+    return (node.folder() / "launcher.log").read_text()
+
+
+def test_failure_is_sent_once_with_what_failed_first_and_no_secret(gangs: Make, hook: Webhook) -> None:
+    gang = gangs(2)
+    gang.start(SLEEP, FAILS, env=ENV, grace=0.0, notify=hook.url)
+    found = hook.wait("failed")
+    gang.gone()
+    assert hook.wait("failed") == found, "one node sends it"
+    expected = {"job": gang[0].id(), "cluster": "demo", "node": 1, "rank": 1, "exit_code": 1, "cause": "rank"}
+    assert {name: found[name] for name in expected} == expected
+    assert found["text"] == found["content"]
+    assert found["text"] == (
+        f"job {gang[0].id()} on cluster demo failed: rank 1 on node 1 exited with code 1: "
+        "RuntimeError: < !channel> no login with ****"
+    )
+    assert hook.paths == [f"/services/{SECRET}?a=b"]
+    homes = [one.home for one in gang.nodes]
+    assert holding(SECRET, *homes) == []
+    assert sorted(path.name for path in holding(TOKEN, *homes)) == ["1.log", "verdict.json", "verdict.json"]
+
+
+def test_success_is_sent_with_the_progress(node: Node, hook: Webhook) -> None:
+    node.start(REPORTS, env=ENV, notify=hook.url)
+    found = hook.wait("succeeded")
+    assert found["text"] == f"job {node.id()} on cluster demo succeeded (step 120 of 3000)"
+    assert (found["step"], found["steps"], found["node"], found["exit_code"]) == (120, 3000, None, 0)
+
+
+@pytest.mark.parametrize(("status", "tries"), [(500, 2), (429, 2), (307, 1), (404, 1)])
+def test_answer_that_is_no_success_is_noted(node: Node, hook: Webhook, status: int, tries: int) -> None:
+    """A redirect is not followed."""
+    hook.status = status
+    node.start(REPORTS, env=ENV, notify=hook.url)
+    note = f"notification of 'succeeded' was not sent: 127.0.0.1: HTTP {status}"
+    until(lambda: note in log(node))
+    assert len(hook.paths) == tries
+    gone(node.home)
+    assert note in (node.folder() / "supervisor.log").read_text()
+    assert holding(SECRET, node.home) == []
+
+
+def test_server_that_never_ends_its_answer_is_given_up(node: Node, hook: Webhook) -> None:
+    hook.status = None
+    began = time.monotonic()
+    node.start(REPORTS, env=ENV, notify=hook.url)
+    node.ended()
+    node.start(REPORTS, job="job-2")
+    assert node.ended("job-2").exit_code == 0
+    assert time.monotonic() - began < 15
+    gone(node.home)
+    assert time.monotonic() - began < 30
+    assert "was not sent: it took longer than 20 s" in log(node)
+
+
+def test_certificate_is_verified(node: Node, hook: Webhook, tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key", tmp_path / "certificate"
+    words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
+    files = ["-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(["openssl", *words.split(), *files], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    hook.socket = context.wrap_socket(hook.socket, server_side=True)
+    node.start(REPORTS, notify=f"https://localhost:{hook.server_port}/{SECRET}")
+    until(lambda: "was not sent: localhost: self" in log(node))
+    assert hook.bodies == []
+
+
+def test_node_powers_off_after_the_verdict_was_sent(
+    node: Node, hook: Webhook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sudo = tmp_path / "bin" / "sudo"
+    sudo.parent.mkdir()
+    sudo.write_text('#!/bin/sh\necho "$@" >> ~/sudo.log\n')
+    sudo.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{sudo.parent}:{os.environ['PATH']}")
+    hook.delay = 2.0
+    node.start(REPORTS, env=ENV, notify=hook.url, poweroff=0.0)
+    until(lambda: (node.home / "sudo.log").exists() or hook.bodies)
+    assert not (node.home / "sudo.log").exists()
+    until((node.home / "sudo.log").exists)
+    (node.store / "poweroff.json").unlink()
+
+
+# -- a command -----------------------------------------------------------------------------------------------
+
+
+def test_command_gets_the_event_and_the_variables(node: Node) -> None:
+    """What a rank wrote is data: neither the shell nor the list of processes gets it."""
+    command = (
+        "env > event; cat > message; echo said; touch began; while [ ! -e go ]; do sleep 0.05; done; exit 3"
+    )
+    node.start(
+        "raise RuntimeError('$(touch hacked); `touch hacked`')\n", env=ENV, notify=f"{command}; : {SECRET}"
+    )
+    until((node.project / "began").exists)
+    for pid in processes_of(node.home):
+        assert SECRET not in Path(f"/proc/{pid}/cmdline").read_text()
+    (node.project / "go").touch()
+    until(lambda: "notification of 'failed' was not sent: the command exited with code 3" in log(node))
+    message = json.loads((node.project / "message").read_text())
+    given = dict(
+        line.split("=", 1) for line in (node.project / "event").read_text().splitlines() if "=" in line
+    )
+    assert "$(touch hacked); `touch hacked`" in message["text"]
+    assert given["TOKEN"] == TOKEN
+    for name in ("event", "text", "job", "cluster", "rank", "exit_code", "cause"):
+        assert given[f"CLOUDDDP_{name.upper()}"] == str(message[name])
+    assert given["CLOUDDDP_STEP"] == ""
+    assert not (node.project / "hacked").exists()
+    assert "said" in (node.folder() / "supervisor.log").read_text()
+    gone(node.home)
+    assert holding(SECRET, node.folder()) == []
+
+
+# -- before the end ------------------------------------------------------------------------------------------
+
+
+def test_spot_notice_is_sent_before_the_verdict(node: Node, hook: Webhook) -> None:
+    metadata = Metadata()
+    node.metadata = metadata.address
+    node.start(SLEEP, env=ENV, grace=0.0, notify=hook.url)
+    until((node.project / "ready").exists)
+    ends = datetime.now(UTC) + timedelta(seconds=120)
+    notice = {"action": "terminate", "time": f"{ends:%Y-%m-%dT%H:%M:%SZ}"}
+    metadata.found["spot/instance-action"] = json.dumps(notice)
+    found = hook.wait("notice", "preempted")
+    metadata.close()
+    assert [one["exit_code"] for one in hook.bodies] == [None, 143]
+    why = f"node 0 is about to end: AWS ends it at {ends:%H:%M:%S} UTC (spot notice)"
+    why += "; the ranks were told to save"
+    assert hook.bodies[0]["text"] == f"job {node.id()} on cluster demo: {why}"
+    assert found["text"] == f"job {node.id()} on cluster demo was preempted: {why}"
+
+
+def test_deadline_is_announced_by_the_first_node_only(gangs: Make, hook: Webhook) -> None:
+    gang = gangs(2)
+    deadline = Deadline(600.0, "2030-01-01 12:00 UTC")
+    gang.start(SLEEP, SLEEP, env=ENV, grace=0.0, notify=hook.url, deadline=deadline, announce=598.5)
+    found = hook.wait("deadline")
+    assert found["text"] == f"job {gang[0].id()} on cluster demo: the cluster's deadline is at {deadline.at}"
+    time.sleep(1.5)
+    gang[1].cancel(grace=0.0)
+    assert hook.wait("deadline", "cancelled")["text"].endswith("was cancelled")
+
+
+def test_stall_that_is_left_alone_is_sent_and_a_failed_delivery_is_no_activity(
+    node: Node, hook: Webhook
+) -> None:
+    hook.status = 404
+    node.start(SLEEP, env=ENV, grace=0.0, notify=hook.url, stall_minutes=0.04, on_stall=OnStall.LEAVE)
+    found = hook.wait("stalled")
+    assert "the job has stalled" in found["text"]
+    assert found["text"].endswith("; on_stall = leave")
+    until(lambda: "HTTP 404" in (node.folder() / "supervisor.log").read_text())
+    assert "HTTP 404" not in log(node)
+    assert node.state().stall is not None
+    node.cancel(grace=0.0)
+    hook.wait("stalled", "cancelled")
+
+
+# -- faults --------------------------------------------------------------------------------------------------
+
+
+def test_next_node_sends_the_verdict_where_the_first_one_dies(gangs: Make, hook: Webhook) -> None:
+    gang = gangs(2)
+    gang.start(SLEEP, SLEEP, env=ENV, grace=0.0, notify=hook.url)
+    until(lambda: all((one.project / "ready").exists() for one in gang.nodes))
+    for pid in processes_of(gang[0].home):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    found = hook.wait("failed")
+    assert (found["node"], found["cause"]) == (0, "agent")
+    gang.gone()
+    hook.wait("failed")
+
+
+def test_supervisor_sends_the_verdict_where_its_guard_was_killed(node: Node, hook: Webhook) -> None:
+    guard = node.start(SLEEP, env=ENV, grace=0.0, notify=hook.url)
+    until((node.project / "ready").exists)
+    os.kill(guard, signal.SIGKILL)
+    assert hook.wait("failed")["cause"] == "agent"
