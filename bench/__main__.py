@@ -34,6 +34,7 @@ from bench.pull import bench_pull
 from bench.recovery import bench_recovery
 from bench.scale import bench_scale
 from bench.sync import bench_sync
+from bench.top import bench_top
 from bench.verbs import bench_help, bench_status
 
 BENCHES: dict[str, Callable[[Options], None]] = {
@@ -44,6 +45,7 @@ BENCHES: dict[str, Callable[[Options], None]] = {
     "lab": bench_lab,
     "launch": bench_launch,
     "scale": bench_scale,
+    "top": bench_top,
     "link": bench_link,
     "machines": bench_machines,
     "faults": bench_faults,

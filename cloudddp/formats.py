@@ -128,14 +128,16 @@ def table(
     redundant: Sequence[str] = (),
     elastic: Sequence[str] = (),
     spare: Sequence[str] = (),
+    width: int | None = None,
 ) -> str:
     """Return aligned columns in plain text.
 
-    On a terminal that is too narrow the `redundant` columns are left out, then the `elastic` ones cut, in
-    that order, then the `spare` ones left out, in that order. In a pipe or a file every column is whole.
+    On a terminal (or a `width`) that is too narrow the `redundant` columns are left out, then the `elastic`
+    ones cut, in that order, then the `spare` ones left out, in that order. In a pipe or a file every column
+    is whole.
     """
     everything = [[one_line(cell) for cell in row] for row in (header, *rows)]
-    if width := width_of(sys.stdout):
+    if width := width_of(sys.stdout) if width is None else width:
         everything = _fitted(everything, width, redundant, elastic, spare)
     widths = _widths(everything)
     lines = [
@@ -168,12 +170,13 @@ def _fitted(
         if (excess := overflow()) > 0:
             at = rows[0].index(name)
             limit = max(_widths(rows)[at] - excess, LEAST_CELL, len(name))
-            rows = [[_cut(cell, limit) if i == at else cell for i, cell in enumerate(row)] for row in rows]
+            rows = [[cut(cell, limit) if i == at else cell for i, cell in enumerate(row)] for row in rows]
     leave_out(spare)
     return rows
 
 
-def _cut(cell: str, most: int) -> str:
+def cut(cell: str, most: int) -> str:
+    """Return a text of at most so many columns."""
     if columns(cell) <= most:
         return cell
     end = len(cell)

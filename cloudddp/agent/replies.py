@@ -22,6 +22,7 @@ from cloudddp.agent.protocol.frames import (
     HEARTBEAT,
     LOG,
     MAX_STATE,
+    READING,
     STATE,
     End,
     Frame,
@@ -33,6 +34,7 @@ from cloudddp.agent.protocol.frames import (
 from cloudddp.agent.protocol.jobs import MAX_RANKS, JobState
 from cloudddp.agent.protocol.manifest import MAX_FILES
 from cloudddp.agent.protocol.phases import VersionConflict
+from cloudddp.agent.protocol.readings import Reading
 from cloudddp.errors import Command, NodeError
 from cloudddp.ssh.running import Result
 from cloudddp.text import one_line
@@ -190,6 +192,8 @@ class FrameDecoder:
             return dropped, start
         if line.startswith(STATE):
             return decode(line[len(STATE) :], JobState, limit=MAX_STATE), start
+        if line.startswith(READING):
+            return decode(line[len(READING) :], Reading, limit=MAX_STATE), start
         if line == HEARTBEAT:
             return Heartbeat(), start
         if line == END:

@@ -18,7 +18,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TextIO
 
 import click
@@ -74,6 +74,27 @@ def write_raw(line: str) -> None:
     stream = _guarded.get("stdout", sys.stdout)
     stream.buffer.write((line + "\n").encode(stream.encoding, "replace"))
     stream.buffer.flush()
+
+
+@contextlib.contextmanager
+def live_lines() -> Iterator[Callable[[Iterable[tuple[str, str]]], None]]:
+    """Yield a function that shows lines, each with a style of rich, on the terminal that stdout is, in place
+    of those before; the last ones stay. Their texts are escaped, and fit the terminal."""
+    # rich takes 50 ms to import, and only a terminal needs it.
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text as RichText
+
+    stream = _guarded.get("stdout", sys.stdout)
+
+    def show(lines: Iterable[tuple[str, str]]) -> None:
+        code = stream.encoding  # of which this stream refuses what the guarded one replaces
+        texts = [RichText(text.encode(code, "replace").decode(code), style) for text, style in lines]
+        live.update(RichText("\n", no_wrap=True).join(texts), refresh=True)
+
+    console = Console(file=stream, highlight=False)
+    with Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
+        yield show
 
 
 def unguarded_stderr() -> TextIO:

@@ -36,13 +36,14 @@ VERBS = {
     "stacks": (f"{_JOBS}:stacks", "Show where every rank of a job is, in a sentence and as stacks."),
     "status": (f"{_CLUSTERS}:status", "Show the cluster's nodes, deadline and cost so far."),
     "sync": (f"{_NODES}:sync", "Send the project's files to every node."),
+    "top": (f"{_CLUSTERS}:top", "Show GPUs, ranks, progress and cost as they are now, live."),
     "up": (f"{_CLUSTERS}:up", "Create the cluster: nodes that are ready to train."),
     "watch": (f"{_JOBS}:watch", "Follow a job, and resume it when a node is lost or reboots."),
 }
 
 HEADINGS = {
     "Start": "init doctor up launch run".split(),
-    "Look": "ls status jobs logs stacks ssh exec".split(),
+    "Look": "ls status top jobs logs stacks ssh exec".split(),
     "Files": "sync pull".split(),
     "Continue": "resume watch allow-me".split(),
     "End": "cancel down".split(),

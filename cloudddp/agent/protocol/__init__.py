@@ -6,7 +6,8 @@ they need Python 3.9 and the standard library only, and import nothing else of c
 
 A step is a command, `python3 AGENT STEP [REQUEST]`, or one of several over `serve` (codec.py). Its
 request is JSON: the first line of stdin, or in argv where the agent itself is on stdin (never one that holds
-secrets). Its reply is the last line on stdout; `pack` and `follow` write frames instead.
+secrets). Its reply is the last line on stdout; `pack`, `follow` and `readings` write frames
+instead.
 
 Each module holds one topic, so that a step of the agent loads only what it needs:
 
@@ -22,11 +23,11 @@ Each module holds one topic, so that a step of the agent loads only what it need
     gang       what the agents of one job tell each other
     sentences  a failure in words
     progress   TrainingStatus, StepReport, Straggler, LeftStall
-    frames     follow
+    frames     what `follow` and `readings` write
     results    new_files, pulled
     copies     Destination, Copied: results that a node copies to S3
     stacks     stacks
-    readings   what a node measures of its GPUs and ranks
+    readings   readings: what a node measures of its GPUs and ranks
     snapshots  what the agents of one job tell each other of snapshots
 """
 
@@ -53,7 +54,7 @@ STEP_VARIABLE = "CLOUDDDP_STEP_FILE"  # the file in which each rank may report i
 
 # Steps that any version may run while a job of another version runs: they read files and change nothing. What
 # they report about a store of another version may be incomplete.
-SAFE_STEPS = frozenset(("pack", "new_files"))
+SAFE_STEPS = frozenset(("pack", "new_files", "readings"))
 
 
 class ExitCode(IntEnum):

@@ -1,8 +1,9 @@
-r"""`follow`: the logs and states of a job as a stream of frames, on stdout.
+r"""`follow`: the logs and states of a job as a stream of frames, on stdout; `readings`: states and readings.
 
 log RANK OFFSET LENGTH\n and LENGTH bytes of that rank's log
 dropped RANK OFFSET LENGTH\n  this part of a rank's log no longer exists: the log was longer than its limit
 state JSON\n             the job's state, when it has changed
+reading JSON\n           what the node has measured
 heartbeat\n              sent at an interval: without it the node is down, even if the job prints nothing
 end\n                    the last frame: the job has ended and all of its logs were sent
 """
@@ -24,6 +25,7 @@ from cloudddp.agent.protocol.codec import (
 )
 from cloudddp.agent.protocol.jobs import MAX_RANKS, JobState
 from cloudddp.agent.protocol.phases import MAX_RANK
+from cloudddp.agent.protocol.readings import Reading
 
 MAX_STATE = 1 << 20  # bytes of one state: 256 ranks take 50 kB
 MAX_PIECE = 1 << 16  # bytes of log in one frame
@@ -32,6 +34,7 @@ MAX_AGE = 1e9  # seconds
 MAX_TAIL = 1 << 24  # lines
 
 LOG, DROPPED, STATE, HEARTBEAT, END = b"log ", b"dropped ", b"state ", b"heartbeat", b"end"
+READING = b"reading "
 _HEADER = re.compile(rb"(?:log|dropped) (-?[0-9]{1,6}) ([0-9]{1,16}) ([0-9]{1,16})\Z")
 
 
@@ -106,7 +109,7 @@ class End:
     """The job has ended on this node (or `wait` was not requested), and every byte of its logs was sent."""
 
 
-Frame = Union[Log, Dropped, JobState, Heartbeat, End]
+Frame = Union[Log, Dropped, JobState, Reading, Heartbeat, End]
 
 
 def encode_frame(frame: Frame) -> bytes:
@@ -116,6 +119,8 @@ def encode_frame(frame: Frame) -> bytes:
         return b"dropped %d %d %d\n" % (frame.rank, frame.offset, frame.size)
     if isinstance(frame, JobState):
         return STATE + encode_utf8(frame) + b"\n"
+    if isinstance(frame, Reading):
+        return READING + encode_utf8(frame) + b"\n"
     return (HEARTBEAT if isinstance(frame, Heartbeat) else END) + b"\n"
 
 

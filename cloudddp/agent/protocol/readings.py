@@ -18,6 +18,7 @@ MAX_GPUS = 64
 MAX_READING_RANKS = 256
 MAX_METRICS = 32
 MAX_METRIC_NAME = 64  # characters
+LEAST_INTERVAL, MAX_INTERVAL = 0.2, 3600.0  # seconds
 READINGS_FILE = "readings.jsonl"  # in a job's folder on each node: one Reading per line
 
 
@@ -73,3 +74,16 @@ class Reading:
         check_length("metrics", self.metrics, MAX_METRICS)
         for name in self.metrics:
             check_length("the name of a metric", name, MAX_METRIC_NAME)
+
+
+@dataclass(frozen=True)
+class ReadingsRequest:
+    """Send a Reading of this node every `interval` seconds, for as long as somebody reads them, and before
+    them the state of its newest job, without its training status, whenever that has changed (frames.py)."""
+
+    interval: float
+
+    STEP = "readings"
+
+    def __post_init__(self) -> None:
+        check_range("interval", self.interval, LEAST_INTERVAL, MAX_INTERVAL)

@@ -15,6 +15,7 @@ from cloudddp.agent.protocol.codec import (
     check_project,
     check_range,
 )
+from cloudddp.agent.protocol.readings import READINGS_FILE
 
 MAX_PLACES = 20  # that a reply names
 MAX_LEFT = 1000  # files that were left out, of which a node knows
@@ -30,6 +31,7 @@ EVIDENCE = (
     "stall.json",
     "stacks",
     "flight-recorder",
+    READINGS_FILE,
 )
 
 

@@ -24,7 +24,12 @@ from cloudddp.formats import credentials_end, region_list
 from cloudddp.operations import termination
 
 
-def status(console: Console, options: GlobalOptions, *, as_json: bool) -> None:
+def status(console: Console, options: GlobalOptions, *, as_json: bool, watch: bool) -> None:
+    if watch:
+        from cloudddp.cli.actions.top import top  # with all that connects to nodes
+
+        top(console, options, as_json=as_json)
+        return
     session = sessions.start(console, options, tolerant_verb="status")
     name, aws = session.settings.cluster.name, session.aws()
     found = lookup.find(aws, name)

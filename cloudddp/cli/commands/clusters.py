@@ -1,10 +1,10 @@
-"""The verbs on clusters: up, down, status, ls, allow-me."""
+"""The verbs on clusters: up, down, status, top, ls, allow-me."""
 
 from __future__ import annotations
 
 import click
 
-from cloudddp.cli.commands.options import ANYONE, CLUSTER_SETTINGS, DRY_RUN, JSON, YES
+from cloudddp.cli.commands.options import ANYONE, CLUSTER_SETTINGS, DRY_RUN, JSON, YES, Finite
 from cloudddp.cli.lazy_commands import Verb
 
 up = Verb(
@@ -72,7 +72,7 @@ doctor = Verb(
 status = Verb(
     "status",
     "cloudddp.cli.actions.status:status",
-    params=[JSON],
+    params=[JSON, click.Option(["--watch"], is_flag=True, help="Show what `top` shows, until Ctrl-C.")],
     help="""Show the cluster's nodes, deadline and cost so far.
 
     The exit code is 1 if there is no such cluster in any region; what is left of one without nodes is listed.
@@ -81,6 +81,40 @@ status = Verb(
     \b
     Example:
       cloudddp status --json | jq '.[].usd_so_far'
+    """,
+)
+
+top = Verb(
+    "top",
+    "cloudddp.cli.actions.top:top",
+    params=[
+        ANYONE,
+        JSON,
+        click.Option(["--once"], is_flag=True, help="Show one reading of every node, and exit."),
+        click.Option(
+            ["--interval"],
+            type=Finite(min=1, max=3600),
+            default=2.0,
+            show_default=True,
+            metavar="SECONDS",
+            help="Time between two readings.",
+        ),
+    ],
+    help="""Show GPUs, ranks, progress and cost as they are now, live.
+
+    Of each GPU the utilization, memory, temperature and power; of each rank the cores that it and its
+    children use, its step and the time of a step, if it reports them, and whether it is slow; each beside the
+    GPU that has the same place on the node. Above, every number that rank 0 writes into its status file. If
+    not all ranks fit the terminal, slow ones are first. Jobs that start or end meanwhile are followed.
+
+    Ends with Ctrl-C, and exits with 0. Without a terminal it prints a line per rank and reading; with --json,
+    an object per reading on a line of its own. Nodes that do not answer are shown and retried; with --once
+    the exit code is then 1. AWS is asked once in 30 seconds.
+
+    \b
+    Examples:
+      cloudddp top
+      cloudddp top --once --json | jq '.job.metrics.loss'
     """,
 )
 

@@ -27,7 +27,7 @@ def jobs_table(known: Sequence[JobRecord]) -> str:
     rows = [
         (
             record.id,
-            _state(record),
+            state_text(record),
             "-" if record.exit_code is None else str(record.exit_code),
             "-" if record.seconds is None else duration(record.seconds),
             _training(record, narrow=narrow),
@@ -43,7 +43,7 @@ def jobs_table(known: Sequence[JobRecord]) -> str:
     return table(header, rows, redundant=redundant, elastic=("SCRIPT", "TRAINING"), spare=spare)
 
 
-def _state(record: JobRecord) -> str:
+def state_text(record: JobRecord) -> str:
     if record.setup and record.status.ended:
         return f"{record.status} in setup"
     restarts = f", {counted(record.restarts, 'restart')}" if record.restarts else ""

@@ -19,6 +19,7 @@ from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.agent.protocol.frames import Dropped, End, FollowRequest, Heartbeat, Log
 from cloudddp.agent.protocol.jobs import JobState
 from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.protocol.readings import Reading
 from cloudddp.agent.replies import FrameDecoder
 from cloudddp.config.timing import Timing
 from cloudddp.errors import NodeError
@@ -256,7 +257,7 @@ class NodeStream:
         since = time.time() - self._liveness.silence(self._node)
         self._emit(NodeLost(self._node, _reason(error), since))
 
-    def _event(self, frame: Log | Dropped | JobState | End) -> Event:
+    def _event(self, frame: Log | Dropped | JobState | Reading | End) -> Event:
         """Return the event of a frame. Raises ProtocolError for a frame that no agent sends in this place."""
         match frame:
             case Log():
@@ -270,6 +271,8 @@ class NodeStream:
                     raise ProtocolError(f"it has the state of job {frame.job}")
                 self._phase = frame.phase
                 return JobUpdate(self._node, frame)
+            case Reading():
+                raise ProtocolError("it has a reading in this place")
             case End():
                 if self._phase is None:
                     raise ProtocolError("it ends without the job's state")

@@ -29,6 +29,7 @@ from agent.node import commands, kernel, processes, store
 from agent.node.shared_memory import SupervisorHeartbeat, last_line
 from agent.ranks import attempt, causes, launchers
 from agent.ranks.attempt import Attempt, Look
+from agent.watch.measure import Recorder
 from agent.watch.notices import NoticeWatch
 from cloudddp.agent.protocol.gang import MAX_FACT, Facts, Kind, Message
 from cloudddp.agent.protocol.start import OnStall, StartRequest
@@ -82,6 +83,7 @@ class _Supervisor:
         self._state = _initial_state(request)
         self._facts: Optional[FactCollector] = None
         self._notices = NoticeWatch(request.deadline, request.save)
+        self._recorder = Recorder(self._record.folder)
         self._heartbeat_at = 0.0
         self._cancelled_at: Optional[float] = None
         self._guard = os.getppid()
@@ -185,6 +187,7 @@ class _Supervisor:
             for message in self._watches.stragglers(is_first=self._state.is_first):
                 self._send(message)
             self._watches.note_isolated_ranks(self._attempt.running_ranks)
+            self._recorder.turn()
 
     def _while_copying(self) -> Iterator[events.Event]:
         spread = self._watches.spread

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 from typing import Any, Optional
 
@@ -15,6 +17,7 @@ from agent.node import processes, store
 from cloudddp.agent.protocol.codec import MAX_COUNT
 from cloudddp.agent.protocol.jobs import RankRecord
 from cloudddp.agent.protocol.progress import TrainingState, TrainingStatus
+from cloudddp.agent.protocol.readings import MAX_METRIC_NAME, MAX_METRICS
 
 STATUS_LIMIT = 1 << 14  # bytes of a training status
 
@@ -52,14 +55,7 @@ def training_status(folder: Path) -> Optional[TrainingStatus]:
     A script may write anything there: unknown keys, other types and numbers that a float cannot hold are
     dropped.
     """
-    try:
-        path = folder / store.STATUS_FILE
-        report = json.loads(store.read_bytes(path, STATUS_LIMIT))
-        written = phases.modified(path)
-    except (OSError, ValueError, RecursionError):
-        return None
-    if not isinstance(report, dict):
-        return None
+    report, written = _report(folder)
     found: dict[str, Any] = {}
     if report.get("state") in [state.value for state in TrainingState]:
         found["state"] = TrainingState(report["state"])
@@ -68,3 +64,23 @@ def training_status(folder: Path) -> Optional[TrainingStatus]:
         if isinstance(value, kinds) and not isinstance(value, bool) and -MAX_COUNT < value < MAX_COUNT:
             found[key] = value
     return TrainingStatus(reported=written, **found) if found else None
+
+
+def metrics(folder: Path) -> dict[str, float]:
+    """Return the numbers that rank 0 last reported, whatever their names; the first ones of too many."""
+    found: dict[str, float] = {}
+    for name, value in _report(folder)[0].items():
+        with contextlib.suppress(OverflowError):  # an integer that no float can hold
+            if type(value) in (int, float) and isfinite(value) and len(name) <= MAX_METRIC_NAME:
+                found[name] = float(value)
+    return dict(list(found.items())[:MAX_METRICS])
+
+
+def _report(folder: Path) -> tuple[dict[str, Any], float]:
+    """Return what rank 0 last reported, and when; {} where that is not readable."""
+    try:
+        path = folder / store.STATUS_FILE
+        report = json.loads(store.read_bytes(path, STATUS_LIMIT))
+        return (report if isinstance(report, dict) else {}), phases.modified(path)
+    except (OSError, ValueError, RecursionError):
+        return {}, 0.0

@@ -16,6 +16,7 @@ PR_SET_CHILD_SUBREAPER = 36
 RUNS_A_JOB = "cloudddp-job"  # a job or its setup, and the copy of its results
 SETUP_ALONE = "cloudddp-setup"  # a setup whose client is gone: it keeps no node
 WAITS_TO_END = "cloudddp-wait"  # the node powers off after a job
+TICKS = os.sysconf("SC_CLK_TCK")  # per second of CPU time
 ASK_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 # Loaded here: in a child that was forked while another thread held the loader's lock, it never would be.
 _LIBRARY = ctypes.CDLL(None)
@@ -56,6 +57,12 @@ def stat(pid: int) -> list[str]:
         return []
 
 
+def cpu_ticks(pid: int) -> int:
+    """Return the CPU time that a process has used, in TICKS; 0 where it has ended."""
+    fields = stat(pid)
+    return int(fields[11]) + int(fields[12]) if len(fields) > 12 else 0
+
+
 def born(pid: int) -> str:
     """Return when a process started, in clock ticks since boot, so that a reused pid is not mistaken for it.
 
@@ -81,7 +88,7 @@ def boot() -> str:
 def booted_at() -> float:
     """Return when the machine started, in seconds since the epoch by the clock as it is set now."""
     ticks = int(born(1) or 0)
-    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / TICKS
 
 
 def name(pid: int) -> str:

@@ -65,13 +65,19 @@ def find(task: Task) -> list[int]:
 
 def tree(pid: int) -> list[int]:
     """Return a process that runs, and its descendants, each after its parent."""
+    return trees([pid])[pid]
+
+
+def trees(pids: Iterable[int]) -> dict[int, list[int]]:
+    """Return what `tree` does for each of these processes. One look at /proc, which may list thousands."""
     parents = _parents()
     children: dict[int, list[int]] = {}
     for one, its_parent in parents.items():
         children.setdefault(its_parent, []).append(one)
-    found = [pid] if pid in parents else []
-    for one in found:
-        found += sorted(children.get(one, ()))
+    found = {pid: [pid] if pid in parents else [] for pid in pids}
+    for tree_of_one in found.values():
+        for one in tree_of_one:
+            tree_of_one += sorted(children.get(one, ()))
     return found
 
 

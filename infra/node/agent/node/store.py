@@ -112,12 +112,12 @@ def read_bytes(path: Path, limit: int = MAX_REQUEST) -> bytes:
 
 
 def open_regular(path: Path, access: int = os.O_RDONLY) -> BinaryIO:
-    """Open a file for reading, or with O_RDWR for writing, too. Raises OSError for anything but a regular
-    file.
+    """Open a file for reading, or with O_RDWR and more for writing, too. Raises OSError for anything but a
+    regular file.
 
     A rank may replace any file here: a pipe would block the step, and a device such as /dev/zero has no end.
     """
-    descriptor = os.open(path, access | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY)
+    descriptor = os.open(path, access | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY, 0o600)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file", str(path))

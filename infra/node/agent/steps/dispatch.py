@@ -34,7 +34,7 @@ from cloudddp.agent.protocol.phases import VersionConflict
 
 STEPS = tuple(
     """
-        probe receive setup start follow kill jobs new_files pulled pack stacks conclude poweroff
+        probe receive setup start follow kill jobs new_files pulled pack stacks readings conclude poweroff
     """.split()
 )
 VERSION_FILE = "version"

@@ -31,7 +31,6 @@ BUSY_GPU = 5  # percent
 # The kernel of a collective polls a flag until the other ranks arrive. While it hangs, nvidia-smi shows 100 %
 # utilization (a kernel runs) and almost none of the memory (it moves no data).
 HUNG_GPU, HUNG_MEMORY = 99, 1
-TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class GpuLoad(NamedTuple):
@@ -130,17 +129,18 @@ class Activity:
         """Return (whether a rank works, whether one uses CPU time in a way that waiting for a GPU
         explains)."""
         busy = spins = False
-        for record in rank_records.read(self._folder):
-            self._has_ranks = self._has_ranks or record not in self._earlier
-            if record.exit_code is not None or not record.pid:
-                continue
-            pids = processes.tree(record.pid)
-            usage = _Usage({pid: _ticks(pid) for pid in pids}, {pid: _bytes(pid) for pid in pids})
-            before = self._usage.get(record.rank, usage)
-            self._usage[record.rank] = usage
+        records = rank_records.read(self._folder)
+        self._has_ranks = self._has_ranks or any(record not in self._earlier for record in records)
+        roots = {one.rank: one.pid for one in records if one.exit_code is None and one.pid}
+        trees = processes.trees(roots.values())
+        for rank, root in roots.items():
+            pids = trees[root]
+            usage = _Usage({pid: kernel.cpu_ticks(pid) for pid in pids}, {pid: _bytes(pid) for pid in pids})
+            before = self._usage.get(rank, usage)
+            self._usage[rank] = usage
             # One tick less: it may have begun before the last look.
-            cores = max(_grown(before.cpu, usage.cpu) - 1, 0) / TICKS / seconds
-            io = _grown(before.io, usage.io) / seconds
+            cores = max(grown(before.cpu, usage.cpu) - 1, 0) / kernel.TICKS / seconds
+            io = grown(before.io, usage.io) / seconds
             busy = busy or cores > SPINNING or io > IO_RATE
             spins = spins or cores > CPU_SHARE
         return busy, spins
@@ -165,14 +165,9 @@ class Activity:
         self._gpus_answered = time.monotonic()
 
 
-def _grown(before: dict[int, int], after: dict[int, int]) -> int:
+def grown(before: dict[int, int], after: dict[int, int]) -> int:
     """Return how much the processes have used since; a process that is new has used all of it."""
     return sum(max(value - before.get(pid, 0), 0) for pid, value in after.items())
-
-
-def _ticks(pid: int) -> int:
-    fields = kernel.stat(pid)
-    return int(fields[11]) + int(fields[12]) if len(fields) > 12 else 0
 
 
 def _bytes(pid: int) -> int:

@@ -1,0 +1,80 @@
+"""`top` and `status --watch`: readings of a job of two nodes, and a live table on a terminal."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pyte
+from support.harness import listed_nodes
+from support.jobs import direct, written
+from support.terminal import Terminal
+
+REPORTS = """
+import json, os, time
+rank = int(os.environ["RANK"])
+reports = {"STEP": {"step": 12, "work_seconds": 0.25}, "STATUS": {"step": 12, "steps": 30, "loss": 0.5}}
+for name, report in reports.items():
+    if path := os.environ.get(f"CLOUDDDP_{name}_FILE"):
+        with open(path + ".tmp", "w") as file:
+            json.dump(report, file)
+        os.replace(path + ".tmp", path)
+print("reported", flush=True)
+while True:
+    pass
+"""
+
+
+def test_top_of_a_job_on_two_nodes(cli: Any, terminal: Callable[..., Terminal]) -> None:
+    direct(cli, nodes=2)
+    cli.write("work.py", REPORTS)
+    cli.ok("launch", "-d", "work.py")
+    written(cli, "reported")
+    found = json.loads(cli.ok("top", "--once", "--json"))
+    assert (found["job"]["state"], found["job"]["step"], found["job"]["steps"]) == ("running", 12, 30)
+    assert found["job"]["metrics"]["loss"] == 0.5
+    assert [one["state"] for one in found["nodes"]] == ["ready", "ready"]
+    ranks = [rank for node in found["nodes"] for rank in node["ranks"]]
+    assert [(one["rank"], one["step"], one["seconds"], one["own"]) for one in ranks] == [
+        (0, 12, 0.25, True),
+        (1, 12, 0.25, True),
+    ]
+    assert all(one["cores"] > 0.05 for one in ranks)  # they are busy
+    assert "no GPU" in cli.ok("top", "--once")
+
+    window = terminal("status", "--watch")
+    window.read_until(b"S/STEP")
+    screen = pyte.Screen(80, 24)
+    cli.ok("cancel")
+    window.read_until(b"cancelled")
+    window.process.send_signal(signal.SIGINT)
+    code, shown = window.read_to_the_end()
+    pyte.Stream(screen).feed(shown)
+    rows = [row.rstrip() for row in screen.display]
+    assert code == 0
+    assert rows[0].startswith(f"{cli.cluster}: ")
+    assert rows[1] == "nodes: 2 ready"
+    assert "cancelled" in rows[2]
+    assert any("no GPU" in row for row in rows[3:])
+    assert "Traceback" not in shown
+
+
+def test_node_that_does_not_answer_is_shown_and_read_again(
+    cli: Any, ec2: Any, terminal: Callable[..., Terminal]
+) -> None:
+    cli.nodes(2)
+    cli.shared = None  # another test does not get this cluster
+    cli.env["CLOUDDDP_TIME_SCALE"] = "0.2"
+    node = next(one["instance_id"] for one in listed_nodes(cli) if one["node"] == 1)
+    window = terminal("top")
+    window.read_until(b"2 ready")
+    ec2.stop_instances(InstanceIds=[node])
+    window.read_until(b"node 1: stopped")
+    assert "there are no readings of node 1" in cli.fails(1, "top", "--once")
+    window.seen = b""
+    ec2.start_instances(InstanceIds=[node])
+    window.read_until(b"2 ready")
+    window.process.send_signal(signal.SIGINT)
+    assert window.read_to_the_end()[0] == 0

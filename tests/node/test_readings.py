@@ -1,0 +1,179 @@
+"""What a node measures of its GPUs and ranks, how it is streamed, and how it is kept with a job."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import nvidia
+from support.agentnode import Node, gone, processes_of, until
+
+from agent.jobs import rank_records
+from agent.node import store
+from agent.watch import measure
+from agent.watch.gpus import Gpus, gpu_of
+from agent.watch.measure import Measuring, Recorder
+from cloudddp.agent.protocol.jobs import JobState, RankRecord
+from cloudddp.agent.protocol.readings import READINGS_FILE, GpuReading, Reading, ReadingsRequest
+from cloudddp.agent.replies import FrameDecoder, decode
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
+
+REPORTS = """
+import json, os, time
+step = 0
+while True:
+    step += 1
+    status = {"step": step, "loss": 0.5, "note": "x"}
+    for name, report in {"STEP": {"step": step, "work_seconds": 0.25}, "STATUS": status}.items():
+        if path := os.environ.get(f"CLOUDDDP_{name}_FILE"):
+            with open(path + ".tmp", "w") as file:
+                json.dump(report, file)
+            os.replace(path + ".tmp", path)
+    time.sleep(0.05)
+"""
+# Two processes, each of which uses a core.
+BURNS = "import os\nos.fork()\nprint(flush=True)\nwhile True: pass"
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("0, 97, 71012, 81559, 61, 651.32", GpuReading(0, 97, 71012, 81559, 61, 651.32)),
+        ("7,0,0,16384,30,35", GpuReading(7, 0, 0, 16384, 30, 35.0)),
+        ("1, [N/A], 5, 6, [Not Supported], [Unknown Error]", GpuReading(1, None, 5, 6)),
+        ("2, 50", GpuReading(2, 50)),
+        ("3, 1, 2, 3, 4, 5, 6, 7", GpuReading(3, 1, 2, 3, 4, 5.0)),
+        ("3, nan, inf, 1e400, 4, 5", GpuReading(3, temperature=4, power=5.0)),
+        ("", None),
+        ("No devices were found", None),
+        ("-1, 1, 2, 3, 4, 5", None),
+        ("0, 1e300, 2, 3, 4, 5", None),
+        ("[N/A], 1, 2, 3, 4, 5", None),
+    ],
+)
+def test_line_of_nvidia_smi(line: str, found: GpuReading | None) -> None:
+    assert gpu_of(line) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('{"loss": 0.5, "step": 3, "lr": 1e-4}', {"loss": 0.5, "step": 3.0, "lr": 1e-4}),
+        ('{"a": true, "b": "1", "c": null, "d": NaN, "e": Infinity, "f": [1], "g": 1}', {"g": 1.0}),
+        ('{"huge": ' + "9" * 400 + ', "x": -1}', {"x": -1.0}),
+        ('{"' + "n" * 65 + '": 1, "' + "n" * 64 + '": 2}', {"n" * 64: 2.0}),
+        ("{" + ", ".join(f'"m{n}": {n}' for n in range(40)) + "}", {f"m{n}": float(n) for n in range(32)}),
+        ("[1]", {}),
+        ("not JSON", {}),
+    ],
+    ids=["numbers", "other types", "a huge integer", "long names", "too many", "a list", "garbage"],
+)
+def test_metrics_are_the_numbers_of_the_status_file(
+    tmp_path: Path, text: str, found: dict[str, float]
+) -> None:
+    (tmp_path / store.STATUS_FILE).write_text(text)
+    assert rank_records.metrics(tmp_path) == found
+
+
+def test_cores_of_a_rank_and_its_children(tmp_path: Path) -> None:
+    (tmp_path / "ranks").mkdir()
+    with subprocess.Popen([sys.executable, "-c", BURNS], stdout=subprocess.PIPE) as rank:
+        assert rank.stdout is not None
+        assert rank.stdout.read(2) == b"\n\n"
+        both = [rank.pid, int(Path(f"/proc/{rank.pid}/task/{rank.pid}/children").read_text())]
+        try:
+            store.write(tmp_path / "ranks" / "3.json", RankRecord(3, None, None, pid=rank.pid))
+            measuring = Measuring(tmp_path, Gpus(1.0), 1.0)
+            (first,) = measuring.take().ranks
+            began = time.monotonic()
+
+            def used() -> float:
+                times = [Path(f"/proc/{pid}/stat").read_text().rsplit(")")[1].split() for pid in both]
+                return sum(int(one[11]) + int(one[12]) for one in times) / os.sysconf("SC_CLK_TCK")
+
+            before = used()
+            time.sleep(0.5)
+            (second,) = measuring.take().ranks
+            cores = (used() - before) / (time.monotonic() - began)
+        finally:
+            for pid in both:
+                os.kill(pid, signal.SIGKILL)
+    assert (first.rank, first.cores) == (3, None)
+    assert second.cores == pytest.approx(cores, abs=0.2)
+    assert cores > 0.1
+
+
+def records(folder: Path) -> list[Reading]:
+    return [decode(line, Reading) for line in (folder / READINGS_FILE).read_bytes().splitlines()]
+
+
+def test_record_of_a_long_job_is_thinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "MAX_LINES", 10)
+    recorder = Recorder(tmp_path)
+    for at in range(17):
+        recorder.keep(Reading(float(at), metrics={"loss\ud800": 1.0}))
+    assert [one.at for one in records(tmp_path)] == [0, 4, 8, 11, 13, 15, 16]
+    assert recorder._interval == 4 * measure.RECORD_SECONDS
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/full")])
+def test_damaged_record_ends_no_job(tmp_path: Path, make: Any) -> None:
+    make(tmp_path / READINGS_FILE)
+    Recorder(tmp_path).turn()
+
+
+@pytest.fixture
+def gpus(node: Node) -> None:
+    folder = nvidia.install(node.home / "bin", 2).parent
+    node.variables["PATH"] = f"{folder}:{os.environ['PATH']}"
+
+
+@pytest.mark.usefixtures("gpus")
+def test_readings_are_streamed_until_the_laptop_disconnects(node: Node) -> None:
+    node.start(REPORTS, REPORTS, first_rank=4)
+    until((node.folder() / "steps" / "5.json").exists)
+    step = node.begin(ReadingsRequest(0.2))
+    assert step.stdout is not None
+    frames, found = FrameDecoder(), []
+    while len(found) < 4:
+        found += list(frames.feed(os.read(step.stdout.fileno(), 1 << 16)))
+    state, *readings = found[:4]
+    assert isinstance(state, JobState)
+    assert (state.job, state.training) == (node.id(), None)
+    assert all(isinstance(one, Reading) for one in readings)  # the state has not changed
+    last = readings[-1]
+    assert last.gpus == tuple(GpuReading(n, 90 + n, 70000 + n, 81559, 61, 650.02 + n / 10) for n in (0, 1))
+    assert [(one.rank, one.seconds, one.own) for one in last.ranks] == [(4, 0.25, True), (5, 0.25, True)]
+    assert all(one.cores is not None and (one.step or 0) > 1 for one in last.ranks)
+    step.stdout.close()
+    assert step.wait(10) == 0
+    node.cancel(grace=0)
+    gone(node.home)  # nvidia-smi, too
+
+
+@pytest.mark.usefixtures("gpus")
+def test_readings_are_kept_with_a_job_and_end_with_it(node: Node) -> None:
+    node.start(REPORTS)
+    until((node.folder() / READINGS_FILE).exists)
+    (first, *_) = until(lambda: records(node.folder()))
+    assert [one.rank for one in first.ranks] in ([0], [])  # it may not have started yet
+    node.cancel(grace=0)
+    gone(node.home)
+
+
+def test_node_without_job_and_gpu(node: Node) -> None:
+    step = node.begin(ReadingsRequest(0.2))
+    assert step.stdout is not None
+    assert processes_of(node.home)
+    (reading,) = FrameDecoder().feed(step.stdout.readline())
+    assert isinstance(reading, Reading)
+    assert (reading.gpus, reading.ranks, reading.metrics) == ((), (), {})
+    step.stdout.close()
+    step.wait(10)

@@ -1,0 +1,28 @@
+"""A stand-in for nvidia-smi: lists GPUs, or prints them as `--query-gpu` does, every `-lms` milliseconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+# Without a process for each pause, so that what it costs is not counted for what reads it.
+_TEXT = """#!/bin/sh
+case "$1" in -L) seq -f "GPU %g: a stand-in" 0 {last}; exit ;; esac
+exec python3 -ISc '
+import sys, time
+pause = int(sys.argv[sys.argv.index("-lms") + 1]) / 1000
+while True:
+    for index in range({count}):
+        print(f"{{index}}, {{90 + index}}, {{70000 + index}}, 81559, 61, 650.{{index}}2")
+    sys.stdout.flush()
+    time.sleep(pause)
+' "$@"
+"""
+
+
+def install(folder: Path, count: int) -> Path:
+    """Put it into a folder of PATH, with so many GPUs."""
+    folder.mkdir(exist_ok=True)
+    path = folder / "nvidia-smi"
+    path.write_text(_TEXT.format(count=count, last=count - 1))
+    path.chmod(0o755)
+    return path
