@@ -86,6 +86,11 @@ def forget_orphans() -> None:
                 folder.forget()
 
 
+def folders_by_job(beginning: str) -> dict[str, ClusterFolder]:
+    """Return the clusters of the jobs that were launched here and whose ids begin like that."""
+    return {job: one for one in _folders() for job in one.jobs() if job.startswith(beginning)}
+
+
 def _folders() -> list[ClusterFolder]:
     paths = (state_home() / "clusters").glob("c-*")
     return [ClusterFolder(path.name) for path in paths if parse_cluster_id(path.name)]

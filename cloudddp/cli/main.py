@@ -29,6 +29,7 @@ VERBS = {
         "List cloudddp clusters, and remains, of any owner.",
     ),
     "pull": (f"{_NODES}:pull", "Copy results from the nodes to this computer."),
+    "report": (f"{_JOBS}:report", "Write one HTML page about a job: what ran, how it went, plots."),
     "resume": (f"{_JOBS}:resume", "Replace lost nodes and start a job again from its snapshot."),
     "run": (f"{_JOBS}:run", "Do a whole job: up, launch, pull and down in one command."),
     "sim": (f"{_SIMULATOR}:sim", "Simulate EC2 on this computer, without an AWS account."),
@@ -44,7 +45,7 @@ VERBS = {
 HEADINGS = {
     "Start": "init doctor up launch run".split(),
     "Look": "ls status top jobs logs stacks ssh exec".split(),
-    "Files": "sync pull".split(),
+    "Files": "sync pull report".split(),
     "Continue": "resume watch allow-me".split(),
     "End": "cancel down".split(),
     "Simulate and more": "sim export completion".split(),

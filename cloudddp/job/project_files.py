@@ -16,7 +16,7 @@ import posixpath
 import re
 import stat
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -270,6 +270,20 @@ def _names_below(root: Path, paths: Iterable[Path]) -> Iterator[str]:
         for found in (path.absolute(), path.resolve()):  # a link to it is not sent either
             if found.is_relative_to(base):
                 yield found.relative_to(base).as_posix()
+
+
+def shown_names(root: Path, config: Config, secret_files: Iterable[Path]) -> Callable[[str], bool]:
+    """Return whether a report may show what has changed in a file of that name: not in one that is not sent,
+    nor in one that holds secrets by its name, also if git tracks it."""
+    known = frozenset(_names_below(root, secret_files))
+    excluded = file_listing.matcher((*file_listing.NEVER_SENT, *config.sync.exclude))
+    secrets, outputs = file_listing.matcher(_SECRETS), (*config.job.not_sent, RESULTS)
+
+    def may_show(name: str) -> bool:
+        hidden = name in known or excluded(name) or secrets(name.lower())
+        return not (hidden or file_listing.is_below(name, map(posixpath.normpath, outputs)))
+
+    return may_show
 
 
 def snapshot(

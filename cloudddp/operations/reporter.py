@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Protocol, TypeVar
 
@@ -27,7 +28,10 @@ class Steps(Protocol):
 
 
 class Reporter(Protocol):
-    """Takes messages, and asks questions where somebody can answer."""
+    """Takes messages, and asks questions where somebody can answer. `typed`: the words of the command line,
+    without values of variables."""
+
+    typed: Sequence[str]
 
     def log(self, *texts: Text) -> None: ...
 

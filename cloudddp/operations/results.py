@@ -31,6 +31,7 @@ from cloudddp.job.results.new_files import NodeFiles, names_of
 from cloudddp.job.results.pull import Pulled
 from cloudddp.job.results.receive import Progress
 from cloudddp.operations.byte_progress import ByteProgress
+from cloudddp.operations.report import write_report
 from cloudddp.operations.reporter import Reporter
 from cloudddp.operations.session import Session
 from cloudddp.ssh.fleet import Outcome
@@ -129,6 +130,7 @@ def collect(
     except KeyboardInterrupt:
         return Left((*lines, "interrupted while results were pulled: some of them are missing"))
     collect_logs(console, runner, job_id, to)
+    write_report(console, job_id, to)
     if not silent and not any(one.outputs.files for reply in found.values.values() for one in reply.jobs):
         where = (
             f"nothing to {', '.join(job.outputs)} (job.outputs)" if job.outputs else "no files in the project"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +14,21 @@ from cloudddp import signals
 from cloudddp.agent.client import Runner
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.spec import Config
-from cloudddp.errors import CloudDDPError, Command, NotConfirmed, UsageError
+from cloudddp.errors import (
+    CloudDDPError,
+    Command,
+    NotConfirmed,
+    StepUpdate,
+    Text,
+    UsageError,
+    render,
+)
 from cloudddp.files import project_id
 from cloudddp.job import launch, launch_record
 from cloudddp.job.job_request import NewJob, Script
 from cloudddp.job.poweroff import Hold
 from cloudddp.job.py_spy import Sending
+from cloudddp.job.report import launched
 from cloudddp.job.sync import Origin
 from cloudddp.local_state import ClusterFolder
 from cloudddp.operations import deadlines
@@ -73,23 +83,35 @@ def start_job(
         env_files=session.env_files,
         nodes=[node.id for node in cluster.nodes.values()],
     )
+    secret_files, typed = [Path(one) for one in session.env_files], session.console.typed
+    facts = launched.facts(typed, cluster, session.settings, session.root, secret_files)
+    record = msgspec.structs.replace(record, facts=facts)
+    steps: list[tuple[float, str]] = []
     folder = ClusterFolder(cluster.id)
     launch_record.keep(folder, record)
     hold = Hold(job)
     try:
         with session.console.progress() as progress:
-            return launch.launch(
+
+            def note(text: Text) -> None:
+                progress(text)
+                if not isinstance(text, StepUpdate):
+                    steps.append((time.time(), render(text)))
+
+            sending = launch.launch(
                 runner,
                 cluster,
                 session.settings,
                 job,
                 root=session.root,
-                progress=progress,
+                progress=note,
                 hold=hold,
-                secret_files=map(Path, session.env_files),
+                secret_files=secret_files,
                 origin=origin_of(session),
                 on_setup_line=session.console.setup_line,
             )
+        launch_record.add_steps(folder, record, steps)
+        return sending
     except signals.HungUp:
         raise  # what has started continues
     except (Exception, KeyboardInterrupt):

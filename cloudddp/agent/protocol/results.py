@@ -19,7 +19,8 @@ from cloudddp.agent.protocol.readings import READINGS_FILE
 
 MAX_PLACES = 20  # that a reply names
 MAX_LEFT = 1000  # files that were left out, of which a node knows
-# Of a job's folder on a node: what explains how it ended. Not the records of the agent's own.
+FACTS_FILE = "facts.json"  # in a job's folder: the Facts of the node, where a preflight looked for them
+# Of a job's folder on a node: what explains how it ended.
 EVIDENCE = (
     "ranks",
     "launcher.log",
@@ -32,6 +33,8 @@ EVIDENCE = (
     "stacks",
     "flight-recorder",
     READINGS_FILE,
+    "state.json",
+    FACTS_FILE,
 )
 
 

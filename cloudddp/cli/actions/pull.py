@@ -26,6 +26,7 @@ from cloudddp.job.status import JobRecord
 from cloudddp.operations import termination
 from cloudddp.operations.byte_progress import ByteProgress
 from cloudddp.operations.node_connections import connected
+from cloudddp.operations.report import write_report
 from cloudddp.operations.results import (
     PROJECT_ROOT,
     PullRequest,
@@ -125,6 +126,7 @@ def _pull(console: Console, session: Session, wanted: PullRequest, job_id: str |
         merge_shards(console, base, {source: targets[source] for source in outcome.values})
         if outcome.values and not paths:
             collect_logs(console, runner, record.id, base)
+            write_report(console, record.id, base)
         raise_failures(console, outcome)
         if not any(pulled.found for pulled in outcome.values.values()):
             report_held(console, replies, session.settings)

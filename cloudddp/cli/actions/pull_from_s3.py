@@ -13,6 +13,7 @@ from cloudddp.job.launch_record import LaunchRecord, s3_place_of
 from cloudddp.job.results import s3_pull
 from cloudddp.job.results.pull import LOGS, Pulled
 from cloudddp.job.results.s3_pull import NodeObjects
+from cloudddp.operations.report import write_report
 from cloudddp.operations.results import PROJECT_ROOT, PullRequest, raise_left_out
 from cloudddp.text import node_list, one_line, size_of
 
@@ -49,6 +50,8 @@ def pull_from_s3(
         if below:
             pulled = s3_pull.fetch(aws, place, one.logs, below, node=number, to=logs)
             files += _report(console, number, pulled, logs)
+    if files and not wanted.paths:
+        write_report(console, record.job, base)
     if not files:
         raise CloudDDPError(
             f"nothing to pull: no {'files' if names == (PROJECT_ROOT,) else ' or '.join(names)} of node "

@@ -11,12 +11,12 @@ from contextlib import closing, nullcontext
 
 from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console, live_lines
-from cloudddp.cli.formats import width_of
 from cloudddp.cli.views import top as views
 from cloudddp.cli.views.top import Snapshot
 from cloudddp.config import timing
 from cloudddp.config.command_line import GlobalOptions
 from cloudddp.errors import Command, NodeError
+from cloudddp.formats import width_of
 from cloudddp.job.readings import ClusterReadings
 from cloudddp.ssh.connection import paramiko_loaded_meanwhile
 from cloudddp.text import node_list

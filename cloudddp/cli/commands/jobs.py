@@ -1,4 +1,4 @@
-"""The verbs on jobs: launch, run, logs, jobs, cancel."""
+"""The verbs on jobs: launch, run, logs, jobs, cancel, report."""
 
 from __future__ import annotations
 
@@ -192,6 +192,23 @@ stacks = Verb(
     \b
     Example:
       cloudddp stacks | head -3
+    """,
+)
+
+
+report = Verb(
+    "report",
+    "cloudddp.cli.actions.report:report",
+    params=[JOB, click.Option(["--open", "browse"], is_flag=True, help="Open it in the browser.")],
+    help="""Write one HTML page about a job: what ran, how it went, plots.
+
+    Without JOB, about the newest one whose results were pulled. It is made from what is on this computer, so
+    also when the nodes are gone; `pull` and `run` write it, too. The page loads nothing from anywhere, and no
+    value of a variable is in it.
+
+    \b
+    Example:
+      cloudddp report --open
     """,
 )
 

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 from cloudddp.agent.protocol.progress import current_stragglers
 from cloudddp.agent.protocol.readings import GpuReading, RankReading
-from cloudddp.cli.formats import cut, dollars, duration, table
 from cloudddp.cli.views.clusters import amount, end_of
 from cloudddp.cli.views.jobs import iso, state_text
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import timing
+from cloudddp.formats import cut, dollars, duration, table
 from cloudddp.job import status
 from cloudddp.job.readings import NodeReadings
 from cloudddp.job.status import JobRecord

@@ -152,6 +152,7 @@ class _Supervisor:
     def _while_joining(self) -> Iterator[events.Event]:
         if self._facts is not None and self._facts.found is not None:
             found, self._facts = self._facts.found, None
+            self._record.keep_facts(found)
             yield events.FactsFound(found)
         yield from self._end_requests()
 

@@ -14,10 +14,11 @@ from agent.jobs import phases
 from agent.node import kernel, processes, store
 from cloudddp.agent.protocol import NOTE
 from cloudddp.agent.protocol.codec import MAX_TEXT
-from cloudddp.agent.protocol.gang import Unreachable
+from cloudddp.agent.protocol.gang import Facts, Unreachable
 from cloudddp.agent.protocol.jobs import Cause, Failure, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.progress import MAX_STRAGGLERS, LeftStall, Straggler
+from cloudddp.agent.protocol.results import FACTS_FILE
 from cloudddp.agent.protocol.start import StartRequest
 
 STRAGGLERS_FILE = "stragglers.json"
@@ -59,6 +60,9 @@ class JobRecord:
     def unreachable(self, missing: Unreachable) -> None:
         """Record why no rank is started, for the reply of `start`."""
         store.write(self.folder / phases.UNREACHABLE_FILE, missing)
+
+    def keep_facts(self, found: Facts) -> None:
+        _write(self.folder / FACTS_FILE, found)
 
     def end(self, verdict: Verdict) -> None:
         end(self.folder, self._state, verdict)

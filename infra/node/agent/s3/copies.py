@@ -189,7 +189,7 @@ def _files(request: StartRequest, destination: Destination, folder: Path, notes:
     else:
         outputs = _keyed(_new(project, folder, destination.scratch, notes), prefix, notes)
     logs = _key(destination, request.node, LOGS)
-    found = [*outputs, *_below(folder, (*EVIDENCE, phases.STATE_FILE), logs, notes, log=True)]
+    found = [*outputs, *_below(folder, EVIDENCE, logs, notes, log=True)]
     return iter(sorted(found, key=lambda one: (one.size > SMALL, one.log, -one.mtime_ns)))
 
 

@@ -1,0 +1,98 @@
+"""HTML that escapes every text by itself; and charts, each an SVG that is stretched to the width of the page,
+with its labels as HTML around it, which stay readable on a phone. Pure."""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+from collections.abc import Collection
+
+from cloudddp.job.report.series import Chart, Point, thin
+from cloudddp.text import visible
+
+_POINTS, _LINES = 4000, 250  # of a chart
+_COLOURS = 8
+_LOGIN = re.compile(r"(://)[^/@\s'\"]+@")  # of a URL
+
+
+class Html(str):
+    """Text that is HTML, and not escaped again."""
+
+    __slots__ = ()
+
+
+def joined(*parts: object) -> Html:
+    """Return these one after the other. What is not Html may be of anybody, and is escaped; logins in URLs
+    are left out."""
+    return Html("".join(map(_escaped, parts)))
+
+
+def _escaped(part: object) -> str:
+    if isinstance(part, Html):
+        return part
+    return html.escape(visible(_LOGIN.sub(r"\1****@", str(part))))
+
+
+def tag(_name: str, *inside: object, **attributes: object) -> Html:
+    """Return an element. In the names of attributes `_` is `-`."""
+    given = "".join(f' {key.strip("_").replace("_", "-")}="{joined(one)}"' for key, one in attributes.items())
+    return Html(f"<{_name}{given}>{joined(*inside)}</{_name}>")
+
+
+def ticks(low: float, high: float, most: int = 5) -> list[float]:
+    """Return round numbers that cover the range."""
+    step = 10.0 ** math.floor(math.log10((high - low) / most))
+    step *= next((one for one in (1, 2, 5) if (high - low) / (step * one) <= most), 10)
+    return [number * step for number in range(math.floor(low / step), math.ceil(high / step) + 1)]
+
+
+def figure(chart: Chart, marked: Collection[str] = ()) -> Html:
+    """Return a chart. Lines have the colour of their group, which is what their names have before a comma; of
+    many groups only those that are `marked` have one. Many lines are drawn as means."""
+    groups = list(dict.fromkeys(map(_group, chart.lines)))
+    chosen = groups if len(groups) <= _COLOURS else [name for name in groups if name in marked]
+    colours = {name: f"c{number % _COLOURS}" for number, name in enumerate(chosen)}
+    said = {name: f"{name}, straggler" if name in marked else name for name in chosen}
+    legend = [tag("li", tag("b", class_=colour), said[name]) for name, colour in colours.items()]
+    legend += [tag("li", f"{len(groups) - len(chosen)} in grey")] if len(groups) > len(chosen) else []
+    most, many = max(16, _POINTS // len(chart.lines)), len(chart.lines) > _COLOURS
+    lines = {name: thin(one, most, mean=many and name not in marked) for name, one in chart.lines.items()}
+    xs = [x for line in lines.values() for x, _ in line]
+    left, right = min(xs), max(xs)
+    marks = ticks(*_range([y for line in lines.values() for _, y in line], chart.unit))
+    scale = [tag("i", f"{y:.6g}", style=f"bottom:{_percent(y, marks):.1f}%") for y in marks]
+    paths = [tag("path", d=f"M0 {100 - _percent(y, marks):.1f}h1000", class_="grid") for y in marks]
+    for name in sorted(lines, key=lambda name: name in marked)[-_LINES:]:
+        path = _path(lines[name], left, (right - left) or 1, marks)
+        paths.append(tag("path", tag("title", name), d=path, class_=colours.get(_group(name), "other")))
+    box = {"viewBox": "0 0 1000 100", "preserveAspectRatio": "none", "role": "img", "aria_label": chart.title}
+    return tag(
+        "figure",
+        tag("figcaption", chart.title, tag("span", f" {chart.unit}")),
+        tag("div", tag("div", *scale, class_="y"), tag("svg", *paths, **box), class_="plot"),
+        tag("div", tag("i", f"{left:.6g}"), tag("i", chart.x), tag("i", f"{right:.6g}"), class_="x"),
+        tag("ul", *legend) if len(groups) > 1 else "",
+    )
+
+
+def _group(name: str) -> str:
+    return name.partition(", ")[0]
+
+
+def _range(values: list[float], unit: str) -> tuple[float, float]:
+    """Return what the axis covers: from 0 on where that takes not much more space."""
+    low, high = (0.0, 100.0) if unit == "%" else (min(values), max(values))
+    is_flat = high - low <= max(1e-9 * abs(high), 1e-250)
+    if is_flat and high <= 1e-250:
+        return low, low + max(abs(low), 1.0)
+    return 0.0 if is_flat or 0 <= low < high * 0.7 else low, high
+
+
+def _percent(value: float, marks: list[float]) -> float:
+    return 100 * (value - marks[0]) / (marks[-1] - marks[0])
+
+
+def _path(points: list[Point], left: float, width: float, marks: list[float]) -> str:
+    placed = [f"{1000 * (x - left) / width:.0f} {100 - _percent(y, marks):.1f}" for x, y in points]
+    return f"M{'L'.join(placed if placed[1:] else placed * 2)}"  # round ends make a dot of a short line

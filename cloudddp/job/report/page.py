@@ -1,0 +1,254 @@
+"""The page of a report, from what is on this computer about a job: its results, its logs, and what was
+recorded when it was launched. A sentence says what is missing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from cloudddp.agent import replies
+from cloudddp.agent.protocol import NOTE
+from cloudddp.agent.protocol.codec import MAX_REPLY, MAX_TIME, ProtocolError, check_range
+from cloudddp.agent.protocol.copies import LOGS
+from cloudddp.agent.protocol.gang import Facts
+from cloudddp.agent.protocol.jobs import RankRecord, Verdict
+from cloudddp.agent.protocol.progress import LeftStall, Straggler
+from cloudddp.agent.protocol.readings import READINGS_FILE
+from cloudddp.agent.protocol.results import FACTS_FILE
+from cloudddp.agent.protocol.sentences import signal_name
+from cloudddp.cluster.prices import billed_hours
+from cloudddp.config.spec import Config
+from cloudddp.files import Folder
+from cloudddp.job import failure_text
+from cloudddp.job.launch_record import LaunchRecord
+from cloudddp.job.report import MARK, REPORT, is_report, series
+from cloudddp.job.report.chart import Html, figure, joined, tag
+
+MAX_NODES, MAX_RANKS, MAX_NOTES = 256, 4096, 100
+MAX_STACKS, MAX_STACK = 64, 1 << 13  # files, bytes of each
+# An element that somebody has smuggled in could neither load nor run anything.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+_HEAD = Html(f"""<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<meta http-equiv="Content-Security-Policy" content="{POLICY}"><meta name="color-scheme" content="light dark">
+""")
+_EVENTS = {"made": "launched", "ready": "ready", "terminate": "terminated", "gone": "removed"}
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class State:
+    """What the report needs of the state of a job on a node."""
+
+    started: float | None = None
+    restarts: int = 0
+
+    def __post_init__(self) -> None:
+        check_range("started", self.started, 0, MAX_TIME)
+
+
+@dataclass(frozen=True)
+class Stragglers:
+    known: tuple[Straggler, ...] = ()
+
+
+class Evidence:
+    """What is known of a job; `folder` has its results, `nodes` are the folders of the nodes' logs in it."""
+
+    def __init__(
+        self, job: str, folder: Path, launch: LaunchRecord | None, journal: Sequence[dict[str, Any]]
+    ) -> None:
+        self.job, self.folder, self.launch, self.journal = job, folder, launch, journal
+        self.facts = launch.facts if launch else None
+        logs = [path for path in (folder / LOGS).glob("node*") if re.fullmatch("node[0-9]{1,4}", path.name)]
+        self.nodes = dict(sorted((int(path.name[4:]), path) for path in logs)[:MAX_NODES])
+        self.states = self.read("state.json", State)
+        self.verdict = next(iter(self.read("verdict.json", Verdict).values()), None)
+        self.slow = next(iter(self.read("stragglers.json", Stragglers).values()), Stragglers()).known
+
+    def read(self, name: str, kind: type[T]) -> dict[int, T]:
+        """Return the records of that name by node, without those that are missing or unreadable."""
+        found = {node: _decoded(path / name, kind) for node, path in self.nodes.items()}
+        return {node: one for node, one in found.items() if one is not None}
+
+    def of_ranks(self, pattern: str) -> list[tuple[int, int, Path]]:
+        """Return rank, node and path of the files of ranks, below the logs of each node."""
+        found = [(node, path) for node, logs in self.nodes.items() for path in logs.glob(pattern)]
+        named = [
+            (int(path.stem), node, path) for node, path in found if re.fullmatch("[0-9]{1,6}", path.stem)
+        ]
+        return sorted(named)[:MAX_RANKS]
+
+
+def _decoded(path: Path, kind: type[T]) -> T | None:
+    try:
+        with path.open("rb") as file:
+            return replies.decode(file.read(MAX_REPLY + 1), kind)
+    except (OSError, ProtocolError):
+        return None
+
+
+def write(found: Evidence) -> Path:
+    """Write the report into the folder of the results, or beside the logs if the job has written a
+    report.html there; return its path. Raises OSError."""
+    is_free = is_report(found.folder / REPORT) or not (found.folder / REPORT).exists()
+    target = found.folder if is_free else found.folder / LOGS
+    target.mkdir(parents=True, exist_ok=True)
+    with Folder.at(target) as folder:
+        folder.replace(REPORT, MARK + page(found).encode(), 0o644)
+    return target / REPORT
+
+
+def page(found: Evidence) -> Html:
+    """Return the page. The title of each section is the name of its function."""
+    sections = (_what_happened, _timeline, _plots, _ranks, _nodes, _settings, _code, _stacks)
+    titles = [section.__name__[1:].replace("_", " ").capitalize() for section in sections]
+    parts = [tag("section", tag("h2", name), one(found)) for name, one in zip(titles, sections, strict=True)]
+    style = tag("style", Html(Path(__file__).with_suffix(".css").read_text()))
+    title, made = f"Job {found.job}", f"Written by cloudddp at {_when(datetime.now(UTC).timestamp())}."
+    return joined(_HEAD, tag("title", title), style, tag("h1", title), *parts, tag("footer", made))
+
+
+def _when(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _table(rows: Iterable[Sequence[object]], header: str = "") -> Html:
+    lines = [tag("tr", *(tag("td", one) for one in row)) for row in rows]
+    head = [tag("tr", *(tag("th", one) for one in header.split("|")))] if header else []
+    return tag("div", tag("table", *head, *lines), class_="wide") if lines else Html()
+
+
+def _folded(title: str, inside: object) -> Html:
+    return tag("details", tag("summary", title), inside)
+
+
+def _what_happened(found: Evidence) -> Html:
+    verdict, launch, facts, states = found.verdict, found.launch, found.facts, found.states.values()
+    rows: list[tuple[str, object]] = [("command", facts and facts.typed and tag("code", facts.typed))]
+    rows += [("script", launch and tag("code", launch.script.shown))]
+    rows += [("continues", launch and launch.resumed_from)]
+    if verdict is None:
+        rows += [("state", "unknown: it had not ended when its logs were pulled, or they were not pulled")]
+        return _table(row for row in rows if row[1])
+    state = f"{verdict.phase.value}, exit code {verdict.exit_code}"
+    rows += [("state", tag("b", state, class_=verdict.phase.value))]
+    rows += [("failed first", verdict.first and failure_text.sentence(verdict.first))]
+    rows += [("restarts", verdict.restarts), ("not again", verdict.refusal)]
+    started = min((one.started for one in states if one.started), default=None)
+    if started and verdict.at:
+        seconds = max(verdict.at - started, 0.0)
+        rows += [("ran for", f"{seconds / 60:.1f} min")]
+        cost = "unknown: no price was recorded"
+        if facts and facts.hour:
+            usd, most = len(facts.nodes) * facts.hour * billed_hours(seconds), "at most " * facts.spot
+            rate = f"{len(facts.nodes)} x ${facts.hour:.2f} an hour on demand"
+            cost = f"{most}${usd:.2f} for that time ({rate}), without disks and traffic"
+        rows += [("cost", cost)]
+    lines = tag("pre", "\n".join(verdict.last_lines)) if verdict.last_lines else Html()
+    return joined(_table(row for row in rows if row[1]), lines)
+
+
+def _timeline(found: Evidence) -> Html:
+    rows = [(found.facts.began, "launch"), *found.facts.steps] if found.facts else []
+    for event in found.journal:
+        if what := _EVENTS.get(str(event.get("event"))):
+            with contextlib.suppress(ValueError):
+                rows.append((datetime.fromisoformat(str(event.get("time"))).timestamp(), f"nodes {what}"))
+    for node, state in found.states.items():
+        rows += [(state.started, f"ranks started on node {node}")] if state.started else []
+    for one in found.slow:
+        rows += [(one.since, f"straggler from step {one.step}: {one.text}")]
+        rows += [(one.until, f"rank {one.rank} has caught up, or ended")] if one.until else []
+    rows += [(one.since, f"stall: {one.detail}") for one in found.read("stall.json", LeftStall).values()][:1]
+    if found.verdict and found.verdict.at:
+        rows += [(found.verdict.at, f"job {found.verdict.phase.value}")]
+    table = _table(((_when(at), what) for at, what in sorted(rows)), "time|event")
+    return joined(table or "Nothing is known of when it ran.", _notes(found))
+
+
+def _notes(found: Evidence) -> Html:
+    """Return what the agents have written into the log of the first rank, such as restarts."""
+    logs = [path for _, _, path in found.of_ranks("ranks/*.log")[:1]]
+    lines = (line for path in logs for _, line in series.lines(path, series.MAX_READ))
+    notes = [line.decode(errors="replace")[len(NOTE) :] for line in lines if line.startswith(NOTE.encode())]
+    listed = tag("ul", *(tag("li", one.strip("- \n")) for one in notes[:MAX_NOTES]))
+    return _folded("Notes of the agents", listed) if notes else Html()
+
+
+def _plots(found: Evidence) -> Html:
+    of_results = series.of_results(found.folder, LOGS)
+    of_nodes = series.of_readings({node: path / READINGS_FILE for node, path in found.nodes.items()})
+    charts, slow = [*of_nodes, *of_results], {f"rank {one.rank}" for one in found.slow}
+    said = ["More metrics are left out."] if len(charts) > series.MAX_CHARTS else []
+    if not of_results:
+        said.append("No metrics.jsonl and no TensorBoard files with numbers are among the results.")
+    if not of_nodes:
+        said.append("The nodes recorded no readings of GPUs and ranks, or they were not pulled.")
+    drawn = [figure(chart, slow) for chart in charts[: series.MAX_CHARTS]]
+    return joined(tag("div", *drawn, class_="charts"), *(tag("p", one) for one in said))
+
+
+def _ranks(found: Evidence) -> Html:
+    slow, rows = {one.rank: one.text for one in found.slow}, []
+    for rank, node, path in found.of_ranks("ranks/*.json"):
+        if one := _decoded(path, RankRecord):
+            how = "had not ended" if one.exit_code is None else f"exit code {one.exit_code}"
+            how = f"killed by {signal_name(one.signal)}" if one.signal else how
+            rows.append((rank, node, how, _when(one.ended) if one.ended else "", slow.get(rank, one.error)))
+    return _table(rows, "rank|node|end|time|") or joined("No records of ranks were pulled.")
+
+
+def _nodes(found: Evidence) -> Html:
+    facts, known = found.facts, found.read(FACTS_FILE, Facts)
+    launched = {rank: rest for rank, *rest in facts.nodes} if facts else {}
+    price, rows = f"{facts.hour:.2f}" if facts and facts.hour else "unknown", []
+    for node in sorted({*launched, *known}):
+        versions = astuple(known.get(node, Facts()))[:6]
+        rows.append((node, *launched.get(node, ("", "", "")), price, *versions))
+    said = (
+        f"Launched by cloudddp {facts.version}, Python {facts.python}. " if facts else "Launched elsewhere. "
+    )
+    said += "" if known else "No versions of the nodes are known: their preflight records them."
+    header = "node|instance|type|zone|USD an hour|GPUs|driver|Python|torch|CUDA|NCCL"
+    return joined(_table(rows, header), tag("p", said))
+
+
+def _settings(found: Evidence) -> Html:
+    if found.launch is None:
+        return joined("It was not launched from this computer, so its settings are not known here.")
+    given, standard = (msgspec.to_builtins(one) for one in (found.launch.config, Config()))
+    rows = [("data", json.dumps(data))] if (data := given.pop("data")) else []
+    for section, values in given.items():
+        changed = [(key, value) for key, value in values.items() if value != standard[section].get(key)]
+        rows += [(f"{section}.{key}", json.dumps(value, ensure_ascii=False)) for key, value in changed]
+    names = ", ".join(found.launch.names) or "none"
+    rows.append(("variables of the ranks", f"{names} (their values are not recorded)"))
+    return joined(_table(rows), tag("p", "All other settings had their defaults."))
+
+
+def _code(found: Evidence) -> Html:
+    git = found.facts
+    if git is None or not git.commit:
+        return joined("No revision is known: launched elsewhere, or the project was in no git repository.")
+    changed = tag("pre", "\n".join(git.changed)) if git.changed else tag("p", "Nothing was changed since.")
+    diff = _folded("What was changed", tag("pre", git.diff)) if git.diff else ""
+    hidden = f"Not shown (large, not sent, or a secret by name): {', '.join(git.withheld)}"
+    return joined(tag("p", "Commit ", tag("code", git.commit)), changed, diff, hidden if git.withheld else "")
+
+
+def _stacks(found: Evidence) -> Html:
+    parts: list[object] = []
+    for rank, node, path in found.of_ranks("stacks/*.txt")[:MAX_STACKS]:
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            text = file.read(MAX_STACK).decode(errors="replace")
+            parts.append(_folded(f"rank {rank} on node {node}", tag("pre", text)))
+    return joined(*parts or ["No stacks were collected."])

@@ -1,0 +1,130 @@
+"""Numbers over steps or time: of metrics.jsonl, TensorBoard's event files, and the readings of the nodes. A
+job may have written anything there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cloudddp.agent import replies
+from cloudddp.agent.protocol.codec import ProtocolError
+from cloudddp.agent.protocol.readings import Reading
+from cloudddp.job.report import event_files
+
+METRICS = "metrics.jsonl"
+EVENTS = "tfevents"  # in the names of TensorBoard's files
+MAX_CHARTS, MAX_FILES = 60, 200
+MAX_READ = 24 << 20  # bytes of all such files; of longer ones every n-th line is looked at
+MAX_LINE = 1 << 16  # bytes
+_SPAN = 1e100  # larger numbers are not drawn
+_NO_METRICS = frozenset(("step", "time", "timestamp", "wall_time"))
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """Lines by name, over `x`."""
+
+    title: str
+    unit: str
+    x: str
+    lines: Mapping[str, list[Point]]
+
+
+def thin(points: list[Point], most: int, *, mean: bool = False) -> list[Point]:
+    """Return at most `most` (4 or more) of the points, by x: of each part the smallest and the largest, or
+    its mean."""
+    points = sorted(points, key=lambda point: point[0])
+    if len(points) <= most:
+        return points
+    parts, found = most // 2 - 1, [] if mean else points[:1]
+    for number in range(parts):
+        part = points[len(points) * number // parts : len(points) * (number + 1) // parts]
+        if mean:
+            found.append((part[len(part) // 2][0], sum(y for _, y in part) / len(part)))
+        else:
+            found += sorted((min(part, key=lambda one: one[1]), max(part, key=lambda one: one[1])))
+    return found if mean else [*found, points[-1]]
+
+
+def lines(path: Path, most: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a file with their numbers; of one with more than `most` bytes every n-th."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        every, number = os.fstat(file.fileno()).st_size // max(most, 1) + 1, 0
+        while line := file.readline(MAX_LINE):
+            if number % every == 0:
+                yield number, line
+            number += 1
+
+
+def of_results(folder: Path, without: str) -> list[Chart]:
+    """Return a chart for each metric in the files of results, with a line for each folder that has it; not
+    of the folder `without`."""
+    files: list[Path] = []
+    for here, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if Path(here, name) != folder / without)
+        files += [Path(here, one) for one in sorted(names) if one == METRICS or EVENTS in one]
+    found: dict[str, dict[str, list[Point]]] = {}
+    for path in [path for path in files[:MAX_FILES] if path.is_file()]:
+        read, source = _metrics if path.name == METRICS else _events, str(path.parent.relative_to(folder))
+        for name, step, value in read(path, MAX_READ // len(files)):
+            if _is_drawable(step) and _is_drawable(value) and (name in found or len(found) <= MAX_CHARTS):
+                found.setdefault(name, {}).setdefault(source, []).append((step, value))
+    return [Chart(name, "", "step", lines) for name, lines in found.items()]
+
+
+def _is_drawable(value: Any) -> bool:
+    return type(value) in (int, float) and -_SPAN < value < _SPAN  # neither nan nor infinite
+
+
+def _events(path: Path, most: int) -> Iterator[event_files.Scalar]:
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        yield from event_files.scalars(file, most)
+
+
+def _metrics(path: Path, most: int) -> Iterator[tuple[str, Any, Any]]:
+    for number, line in lines(path, most):
+        with contextlib.suppress(ValueError, RecursionError):
+            if isinstance(found := json.loads(line), dict):
+                kind = f"{found['kind']}/"[:40] if isinstance(found.get("kind"), str) else ""
+                names = [name for name in found if name not in _NO_METRICS]
+                yield from ((f"{kind}{name[:200]}", found.get("step", number), found[name]) for name in names)
+
+
+def of_readings(files: Mapping[int, Path]) -> list[Chart]:
+    """Return charts of what the nodes have measured, over the minutes since the first reading."""
+    points: defaultdict[tuple[str, str], defaultdict[str, list[Point]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    rows = [(node, row) for node, path in files.items() for row in _readings(path, MAX_READ // len(files))]
+    began = min((row.at for _, row in rows), default=0.0)
+    for node, row in rows:
+        at = round((row.at - began) / 60, 2)
+        values: list[tuple[str, str, str, float | None]] = []
+        for rank in row.ranks:
+            name = f"rank {rank.rank}"
+            values += [("Step time", "s", name, rank.seconds), ("Processor time", "cores", name, rank.cores)]
+        for gpu in row.gpus:
+            name = f"node {node}, GPU {gpu.index}"
+            memory = None if gpu.memory is None else gpu.memory / 1024
+            values += [("GPU utilization", "%", name, gpu.utilization), ("GPU memory", "GiB", name, memory)]
+            values += [("GPU power", "W", name, gpu.power), ("GPU temperature", "°C", name, gpu.temperature)]
+        metrics = [(name, value) for name, value in row.metrics.items() if _is_drawable(value)]
+        values += [(f"{name}, as reported", "", f"node {node}", value) for name, value in metrics]
+        for title, unit, name, value in values:
+            if value is not None:
+                points[title, unit][name].append((at, value))
+    return [Chart(title, unit, "minutes", lines) for (title, unit), lines in points.items()]
+
+
+def _readings(path: Path, most: int) -> Iterator[Reading]:
+    for _, line in lines(path, most):
+        with contextlib.suppress(ProtocolError):
+            yield replies.decode(line, Reading)

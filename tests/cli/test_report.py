@@ -1,0 +1,75 @@
+"""`cloudddp report`: from a launch to the page."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from support.jobs import direct
+
+SCRIPT = """
+import json, os, sys
+rank = int(os.environ["RANK"])
+print("<script>alert(1)</script>", flush=True)
+if rank == 0:
+    os.makedirs("runs", exist_ok=True)
+    with open("runs/metrics.jsonl", "w") as file:
+        for step in range(50):
+            file.write(json.dumps({"step": step, "loss": 1 / (step + 1)}) + "\\n")
+    with open(os.environ["CLOUDDDP_STATUS_FILE"], "w") as file:
+        json.dump({"state": "running", "step": 50}, file)
+if rank == 1:
+    sys.exit("</pre><img src=x>")
+import time
+time.sleep(60)
+"""
+
+
+def test_report_of_a_job(cli: Any, tmp_path: Path) -> None:
+    direct(cli, nodes=2)
+    cli.write("train.py", "")
+    for words in ("init -q", "add -A", "-c user.name=n -c user.email=n@example.com commit -qm first"):
+        subprocess.run(["git", *words.split()], cwd=cli.cwd, check=True)
+    cli.write("train.py", SCRIPT)
+    cli.write("keys.env", "OTHER_KEY=from-the-file\n")
+    done = cli("launch", "-e", "API_KEY=from-the-option", "--env-file", "keys.env", "train.py", "--lr", "0.1")
+    assert done.returncode == 1, done.stderr
+    cli.ok("pull")
+    (folder,) = (cli.cwd / "results").iterdir()
+    page = (folder / "report.html").read_text()
+    for part in (
+        "launch -e &#x27;API_KEY=****&#x27; --env-file keys.env train.py --lr 0.1", "failed, exit code 1",
+        "rank 1 on node 1 exited with code 1", "&lt;/pre&gt;&lt;img src=x&gt;", "API_KEY", "OTHER_KEY",
+        "<figcaption>loss", "g5.12xlarge", "Commit <code>", "starting job", "nodes ready",
+        "ranks started on node 1", "on demand)", "+rank = int(os.environ", "Python 3", "job.rendezvous",
+    ):  # fmt: skip
+        assert part in page, part
+    assert "from-the-" not in page
+    assert "<script" not in page
+    (folder / "report.html").unlink()
+    assert cli.ok("report") == f"results/{folder.name}/report.html\n"
+    assert (folder / "report.html").read_text().partition("Written by")[0] == page.partition("Written by")[0]
+    browser = cli.write("browser", f'#!/bin/sh\necho "$1" > {tmp_path}/opened\n')
+    browser.chmod(0o755)
+    cli.ok("report", folder.name[:10], "--open", BROWSER=f"{browser} %s")
+    assert (tmp_path / "opened").read_text() == f"{(folder / 'report.html').as_uri()}\n"
+    # A report that cannot be written: results are pulled all the same.
+    (folder / "report.html").unlink()
+    for place in (folder, folder / "logs"):
+        (place / "report.html").mkdir()
+    done = cli("pull")
+    assert done.returncode == 0, done.stderr
+    assert f"warning: the report of job {folder.name} was not written: " in done.stderr
+
+
+def test_report_without_results(line: Any, tmp_path: Path) -> None:
+    assert "no job is known here" in line.fails(1, "report")
+    assert "no job '2026' is known here" in line.fails(1, "report", "2026")
+    for job in ("20260101-000000-aaaa", "20260101-000000-bbbb", "other"):
+        (line.cwd / "results" / job).mkdir(parents=True)
+    assert "is ambiguous: 20260101-000000-aaaa, 20260101-000000-bbbb" in line.fails(1, "report", "2026")
+    assert line.ok("report") == "results/20260101-000000-bbbb/report.html\n"
+    done = line("report", "--open", "20260101-000000-aaaa", PATH=str(tmp_path), DISPLAY="", BROWSER="")
+    assert done.returncode == 0
+    assert "no browser was found: open /" in done.stderr

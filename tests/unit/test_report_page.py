@@ -1,0 +1,414 @@
+"""The page of a report escapes what anybody wrote; charts; the numbers in files of any kind."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import struct
+from collections.abc import Mapping
+from html.parser import HTMLParser
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from bench import report as example
+from cloudddp.agent.protocol.codec import encode
+from cloudddp.agent.protocol.gang import Facts
+from cloudddp.agent.protocol.jobs import Cause, Failure, RankRecord, Verdict
+from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.protocol.progress import LeftStall, Straggler
+from cloudddp.agent.protocol.readings import GpuReading, RankReading, Reading
+from cloudddp.config.spec import ClusterSpec, Config, JobSpec, SetupSpec
+from cloudddp.job.launch_record import LaunchFacts, LaunchRecord
+from cloudddp.job.report import REPORT, chart, event_files, page, series
+from cloudddp.job.report.page import Evidence
+from cloudddp.job.results.restore import results_here
+
+JOB = "20261127-101500-be7c"
+ATTACKS = (
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "' onmouseover='alert(1)",
+    "</pre></style></title><script src=//evil.test/x></script>",
+    "\x1b[2J\x00\u202egnp.exe\ud800 &lt;b&gt;",
+)
+# All that the page is made of: an element or attribute that somebody has smuggled in is another one.
+ELEMENTS = frozenset(
+    """html meta title style h1 h2 section table tr th td div b code pre p details summary ul li footer figure
+    figcaption span svg path i""".split()
+)
+ATTRIBUTES = frozenset(
+    "lang charset name content http-equiv class d style role aria-label viewbox preserveaspectratio".split()
+)
+
+
+class Elements(HTMLParser):
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: set[str] = set()
+        self.attributes: set[str] = set()
+        self.text = ""
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+        self.open += [tag] if tag not in ("meta", "html") else []
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def parsed(found: Evidence) -> Elements:
+    written = page.write(found).read_text()
+    elements = Elements(written)
+    assert elements.elements <= ELEMENTS
+    assert elements.attributes <= ATTRIBUTES
+    assert elements.open == []
+    return elements
+
+
+def text_of(folder: Path, launch: LaunchRecord | None = None, journal: Any = ()) -> str:
+    return parsed(Evidence(JOB, folder, launch, journal)).text
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    found = tmp_path / "results" / JOB
+    (found / "logs" / "node0" / "ranks").mkdir(parents=True)
+    return found
+
+
+def put(folder: Path, node: int = 0, **records: Any) -> None:
+    """Write records of a node by the names of their files."""
+    for name, record in records.items():
+        path = folder / "logs" / f"node{node}" / f"{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encode(record))
+
+
+# -- the page ------------------------------------------------------------------------------------------------
+
+
+def launch_record(text: str = "train.py", **facts: Any) -> LaunchRecord:
+    known = {
+        "typed": f"cloudddp launch {text}",
+        "began": 990.0,
+        "nodes": ((0, "i-1", "p5.48xlarge", "us-east-1a"),),
+    }
+    return LaunchRecord(
+        job=JOB,
+        root="/p",
+        target=text,
+        config=Config(cluster=ClusterSpec(name="c"), job=JobSpec(retries=3), setup=SetupSpec(run=(text,))),
+        names=("WANDB_API_KEY",),
+        facts=LaunchFacts(**{**known, **facts}),
+    )
+
+
+def test_page_says_what_is_missing(tmp_path: Path) -> None:
+    text = text_of(tmp_path / JOB)
+    for sentence in (
+        "it had not ended when its logs were pulled",
+        "Nothing is known of when it ran.",
+        "No metrics.jsonl and no TensorBoard files",
+        "The nodes recorded no readings",
+        "No records of ranks were pulled.",
+        "its settings are not known here",
+        "No revision is known",
+        "No stacks were collected.",
+    ):
+        assert sentence in text
+
+
+def test_page_tells_how_a_job_went(folder: Path) -> None:
+    first = Failure(0, Cause.RANK, rank=3, exit_code=7)
+    put(
+        folder,
+        verdict=Verdict(JobPhase.FAILED, 7, 0, first, ("RuntimeError: loss is nan",), restarts=2, at=4600.0),
+        state={"started": 1000.0, "restarts": 2},
+        stragglers={"known": [vars(Straggler(3, 0, 0.4, 0.2, 60, 1100.0, until=1200.0))]},
+        stall=LeftStall(1300.0, "ranks 0 and 1 wait in all_reduce"),
+        facts=Facts("8 x NVIDIA H100", "570.1", "3.12.3", "2.8.0", "12.8", "2.27.3"),
+        **{"ranks/3": RankRecord(3, 7, 4599.0), "ranks/0": RankRecord(0, 143, 4600.0, 15)},
+    )
+    (folder / "logs" / "node0" / "ranks" / "0.log").write_text("--- cloudddp: restart 1 of 3 ---\nhello\n")
+    (folder / "logs" / "node0" / "stacks").mkdir()
+    (folder / "logs" / "node0" / "stacks" / "3.txt").write_text("all_reduce (train.py:12)")
+    journal = (
+        {"time": "1970-01-01T00:10:00.000+00:00", "event": "ready"},
+        {"time": "1970-01-01T03:00:00.000+00:00", "event": "gone"},
+        {"time": "soon", "event": "gone"},
+    )
+    facts = {
+        "hour": 98.32,
+        "steps": ((995.0, "sending 4 files"),),
+        "commit": "4f1e2d",
+        "changed": (" M train.py", "?? new.py"),
+        "diff": "-lr = 1\n+lr = 2",
+        "withheld": (".env",),
+    }
+    text = text_of(folder, launch_record(**facts), journal)
+    for part in (
+        "cloudddp launch train.py", "failed, exit code 7", "rank 3 on node 0 exited with code 7", "60.0 min",
+        "loss is nan", "$98.32 for that time (1 x $98.32 an hour on demand)", "00:10:00 UTCnodes ready",
+        "03:00:00 UTCnodes removed", "00:16:35 UTCsending 4 files", "00:16:40 UTCranks started on node 0",
+        "straggler from step 60: rank 3 takes 2.0 x", "rank 3 has caught up", "stall: ranks 0 and 1 wait",
+        "restart 1 of 3", "killed by SIGTERM", "8 x NVIDIA H100570.13.12.32.8.012.82.27.3", "WANDB_API_KEY",
+        "i-1p5.48xlargeus-east-1a98.32", "job.retries3", "Commit 4f1e2d", " M train.py", "+lr = 2",
+        "secret by name): .env", "all_reduce (train.py:12)",
+    ):  # fmt: skip
+        assert part in text, part
+    assert "hello" not in text
+    assert "at most $" in text_of(folder, launch_record(hour=98.32, spot=True))
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_nothing_that_anybody_wrote_becomes_a_part_of_the_page(folder: Path, attack: str) -> None:
+    """A rank, a node, git, a user: the text is shown, and no element or attribute comes of it."""
+    first = Failure(0, Cause.STALL, rank=0, detail=attack)
+    words = attack.encode("utf-8", "replace").decode()
+    put(
+        folder,
+        verdict=Verdict(JobPhase.FAILED, 1, 0, first, (words,), refusal=words, at=2.0),
+        facts=Facts(*[words[:60]] * 6),
+        stall=LeftStall(1.0, words),
+        **{"ranks/0": RankRecord(0, 1, 2.0, error=words)},
+    )
+    logs = folder / "logs" / "node0"
+    (logs / "ranks" / "0.log").write_text(f"--- cloudddp: {words} ---\n")
+    (logs / "stacks").mkdir()
+    (logs / "stacks" / "0.txt").write_text(words)
+    (logs / "readings.jsonl").write_bytes(encode(Reading(1.0, metrics={words[:60]: 1.0})) + b"\n")
+    hostile = folder / words.replace("/", "|").replace("\0", "")
+    hostile.mkdir()
+    (hostile / "metrics.jsonl").write_text(json.dumps({words: 1, "kind": words, "step": 2}))
+    (hostile / "x.tfevents.1").write_bytes(example.event(1, **{words[:60]: 2.0}))
+    facts = {
+        "commit": attack,
+        "changed": (attack,),
+        "diff": attack,
+        "withheld": (attack,),
+        "steps": ((1.0, attack),),
+    }
+    launch = launch_record(attack, **facts, version=attack, python=attack)
+    elements = parsed(Evidence(JOB, folder, launch, ({"time": attack, "event": attack},)))
+    assert elements.text.count("alert(1)") >= (5 if "alert" in attack else 0)
+    assert not set("\x1b\x00\u202e") & set(elements.text)
+
+
+def test_login_in_a_url_is_not_shown(folder: Path) -> None:
+    text = text_of(folder, launch_record("pip install -i https://me:hunter2@pypi.test/simple"))
+    assert "https://****@pypi.test/simple" in text
+    assert "hunter2" not in text
+
+
+def test_unreadable_records_are_left_out(folder: Path) -> None:
+    for name in ("verdict", "state", "stragglers", "stall", "facts", "ranks/0", "ranks/x", "ranks/-1"):
+        for content in (b"", b"{", b"[]", b"\xff", b'{"started": 1e300}', b'{"known": [1]}', b"[" * 100_000):
+            (folder / "logs" / "node0" / f"{name}.json").write_bytes(content)
+            assert "Job 2026" in text_of(folder)
+
+
+def test_report_of_the_job_itself_is_kept(folder: Path, tmp_path: Path) -> None:
+    """Ours goes beside the logs then, and it is replaced, also where it is a link."""
+    assert page.write(Evidence(JOB, folder, None, ())) == folder / REPORT
+    assert page.write(Evidence(JOB, folder, None, ())) == folder / REPORT
+    assert results_here(tmp_path) == []
+    (folder / REPORT).write_text("of the job")
+    assert page.write(Evidence(JOB, folder, None, ())) == folder / "logs" / REPORT
+    assert (folder / REPORT).read_text() == "of the job"
+    assert results_here(tmp_path) == [folder]
+    (tmp_path / "precious").write_text("kept")
+    (folder / REPORT).unlink()
+    (folder / REPORT).symlink_to(tmp_path / "precious")
+    page.write(Evidence(JOB, folder, None, ()))
+    assert (tmp_path / "precious").read_text() == "kept"
+
+
+# -- numbers -------------------------------------------------------------------------------------------------
+
+
+def charts_of(folder: Path) -> dict[str, Mapping[str, list[series.Point]]]:
+    return {one.title: MappingProxyType(one.lines) for one in series.of_results(folder, "logs")}
+
+
+def test_metrics_of_any_kind(folder: Path) -> None:
+    lines = (
+        '{"step": 1, "loss": 2.5, "note": "x", "ok": true, "nested": {"a": 1}}', "not JSON", "[1, 2]", "{",
+        "\xff", '{"step": 2, "loss": NaN}', '{"step": 3, "loss": Infinity}', '{"step": 4, "loss": 1e999}',
+        '{"loss": ' + "9" * 400 + "}", '{"step": 5, "loss": ' + "9" * 5000 + "}", '{"step": "6", "loss": 1}',
+        '{"step": NaN, "loss": 1}', "[" * 5000, '{"step": 7, "loss": 1, "kind": "eval", "time": 12}',
+        '{"loss": 0.5}', '{"step": 9, "loss": 3' + " " * 70_000 + "}", '{"step": 10, "loss": 0.25}',
+    )  # fmt: skip
+    (folder / "metrics.jsonl").write_bytes("\n".join(lines).encode("latin-1"))
+    (folder / "logs" / "metrics.jsonl").write_text('{"of": 1}')
+    assert charts_of(folder) == {
+        "loss": {".": [(1, 2.5), (14, 0.5), (10, 0.25)]},
+        "eval/loss": {".": [(7, 1)]},
+    }
+
+
+def test_long_files_are_read_in_part(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(series, "MAX_READ", 1000)
+    (folder / "metrics.jsonl").write_text("".join(f'{{"step": {n}, "loss": 1}}\n' for n in range(1000)))
+    ((points,),) = (lines.values() for lines in charts_of(folder).values())
+    assert 30 < len(points) < 70
+    assert points[-1][0] > 900
+
+
+def test_charts_are_limited(folder: Path) -> None:
+    (folder / "metrics.jsonl").write_text(json.dumps({f"m{n}": n for n in range(1000)}))
+    text = text_of(folder)
+    assert "More metrics are left out." in text
+    assert "m59" in text
+    assert "m61" not in text
+
+
+def test_thinned_points_keep_extremes_and_order() -> None:
+    draw = random.Random(1)
+    points = [(float(n), draw.random()) for n in range(10_000)]
+    points[4321], points[8765] = (4321.0, 9.0), (8765.0, -9.0)
+    shuffled = draw.sample(points, len(points))
+    found = series.thin(shuffled, 200)
+    assert len(found) <= 200
+    assert {points[0], points[4321], points[8765], points[-1]} <= set(found)
+    assert found == sorted(found)
+    assert series.thin(points[:50], 50) == points[:50]
+    means = series.thin(points, 100, mean=True)
+    assert all(0.2 < y < 0.8 for _, y in means)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "marks"),
+    [
+        (0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1]),
+        (3, 97, [0, 20, 40, 60, 80, 100]),
+        (-1.5, 2, [-2, -1, 0, 1, 2]),
+        (0.00012, 0.00014, [0.00012, 0.000125, 0.00013, 0.000135, 0.00014]),
+        (-1e100, 1e100, [-1e100, -5e99, 0, 5e99, 1e100]),
+    ],
+)
+def test_ticks_are_round_and_cover_the_range(low: float, high: float, marks: list[float]) -> None:
+    assert chart.ticks(low, high) == pytest.approx(marks)
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        [(0, 0)],
+        [(5, 1e99), (5, -1e99)],
+        [(1, 7), (2, 7)],
+        [(1, -3.0)],
+        [(1e99, 1), (-1e99, 1)],
+        [(1, 1), (2, 1 + 2e-16)],
+        [(0, -1e99)],
+        [(0, 5e-324), (1, 0)],
+        [(0, 1e-300), (1, 2e-300)],
+        [(1, -1), (2, -1 - 2e-16)],
+    ],
+)
+def test_any_points_can_be_drawn(points: list[series.Point]) -> None:
+    drawn = chart.figure(series.Chart("t", "s", "step", {"a": points}))
+    assert "nan" not in drawn
+    assert "inf" not in drawn
+    assert 'd="M' in drawn
+
+
+def test_of_many_ranks_the_stragglers_are_marked(folder: Path) -> None:
+    rows = (
+        Reading(
+            60.0 * n,
+            (GpuReading(0, utilization=50 + n, memory=2048),),
+            tuple(RankReading(r, seconds=0.5) for r in range(12)),
+        )
+        for n in range(5)
+    )
+    with (folder / "logs" / "node0" / "readings.jsonl").open("wb") as file:
+        file.writelines(encode(row) + b"\n" for row in rows)
+        file.write(b'{"at": 1e99}\nbroken\n{"at": 1, "gpus": [{}]}\n')
+    put(folder, stragglers={"known": [vars(Straggler(7, 0, 0.4, 0.2, 60, 1100.0))]})
+    found = {one.title: one for one in series.of_readings({0: folder / "logs" / "node0" / "readings.jsonl"})}
+    assert found["GPU utilization"].lines == {"node 0, GPU 0": [(n, 50 + n) for n in range(5)]}
+    assert found["GPU memory"].lines["node 0, GPU 0"][0] == (0, 2)
+    assert len(found["Step time"].lines) == 12
+    text = text_of(folder)
+    assert "rank 7, straggler" in text
+    assert "11 in grey" in text
+
+
+# -- TensorBoard ---------------------------------------------------------------------------------------------
+
+
+def read(data: bytes, most: int = 1 << 20) -> list[event_files.Scalar]:
+    return list(event_files.scalars(io.BytesIO(data), most))
+
+
+@pytest.mark.torch
+def test_files_of_tensorboard_are_read(folder: Path) -> None:
+    torch, tensorboard = (pytest.importorskip(name) for name in ("torch", "torch.utils.tensorboard"))
+    with tensorboard.SummaryWriter(folder / "run") as writer:
+        for step in (0, 1, 300, 2**40):
+            writer.add_scalar("loss", 0.5 + step, step)
+            writer.add_scalar("new", 0.25, step, new_style=True)
+            writer.add_scalar("double", 1 / 3, step, new_style=True, double_precision=True)
+        writer.add_scalar("nan", float("nan"), 1)
+        writer.add_scalar("before", 2.0, -5)
+        writer.add_text("text", "x" * 100_000)
+        writer.add_histogram("weights", torch.tensor([1.0, 2.0, 3.0]), 1)
+        writer.add_scalars("pair", {"a": 1.0}, 2)
+    found = charts_of(folder)
+    assert found["loss"]["run"][:3] == [(0, 0.5), (1, 1.5), (300, 300.5)]
+    assert found["new"]["run"] == [(0, 0.25), (1, 0.25), (300, 0.25), (2**40, 0.25)]
+    assert found["double"]["run"][0][1] == pytest.approx(1 / 3, rel=1e-12)
+    assert found["before"]["run"] == [(-5, 2.0)]
+    assert found["pair"]["run/pair_a"] == [(2, 1.0)]
+    assert found.keys() == {"loss", "new", "double", "before", "pair"}
+
+
+def test_truncated_event_files_give_what_is_complete() -> None:
+    data = example.event(1, a=1.0) + example.event(2, a=2.0, b=3.0)
+    whole = read(data)
+    assert whole == [("a", 1, 1.0), ("a", 2, 2.0), ("b", 2, 3.0)]
+    for end in range(len(data)):
+        assert read(data[:end]) == (whole[:1] if end >= len(example.event(1, a=1.0)) else [])
+    assert read(data, 10) == whole[:1]
+
+
+def test_hostile_event_files_do_no_harm() -> None:
+    good = example.event(7, loss=1.0)
+    for length in (1 << 63, (1 << 64) - 1, 1 << 17, 1 << 16, 100):
+        read(struct.pack("<QI", length, 0) + b"\xff" * 300 + good)
+    skipped = (
+        struct.pack("<QI", 1 << 17, 0)
+        + bytes((1 << 17) + 4)
+        + struct.pack("<QI", 3, 0)
+        + b"\x2a\xff\xff"
+        + bytes(4)
+    )
+    assert read(skipped + good) == [("loss", 7, 1.0)]
+    draw = random.Random(2)
+    for _ in range(2000):
+        data = bytearray(good * 3)
+        for _ in range(draw.randint(1, 8)):
+            data[draw.randrange(len(data))] = draw.randrange(256)
+        for tag, step, value in read(bytes(data)):
+            assert isinstance(tag, str)
+            assert len(tag) <= event_files.MAX_TAG
+            assert -(1 << 63) <= step < 1 << 63
+            assert isinstance(value, float)
+        read(draw.randbytes(400))
+
+
+def test_pipe_among_the_results_is_not_waited_for(folder: Path) -> None:
+    os.mkfifo(folder / "metrics.jsonl")
+    assert charts_of(folder) == {}
