@@ -25,6 +25,7 @@ from cloudddp.tags import parse_cluster_id
 
 _ORPHAN_SECONDS = 86400.0  # of a key without a record, until it is removed
 USUAL_USER = "ubuntu"  # for clusters whose record names no login user
+SSH_CONFIG = "ssh_config"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,15 @@ def folders_by_job(beginning: str) -> dict[str, ClusterFolder]:
     return {job: one for one in _folders() for job in one.jobs() if job.startswith(beginning)}
 
 
+def drop_ssh_configs(name: str, endpoint: str | None = None, *, but: str = "") -> None:
+    """Remove the hosts of clusters of that name from OpenSSH's configuration, also at one endpoint only."""
+    for folder in _folders():
+        if folder.id != but and folder.ssh_config.exists():
+            record = folder.record()
+            if record is None or (record.name == name and endpoint in (None, record.endpoint)):
+                folder.remove(folder.ssh_config)
+
+
 def _folders() -> list[ClusterFolder]:
     paths = (state_home() / "clusters").glob("c-*")
     return [ClusterFolder(path.name) for path in paths if parse_cluster_id(path.name)]
@@ -109,7 +119,7 @@ class StateLost(CloudDDPError):
 
 class ClusterFolder:
     """The folder of one cluster id: cluster.json, launch.json, id_ed25519, host_key.pub, host_keys.json,
-    known_hosts, journal.jsonl and a file for each job."""
+    known_hosts, ssh_config, journal.jsonl and a file for each job."""
 
     def __init__(self, cluster_id: str, *, root: Path | None = None) -> None:
         """Raises ValueError for an invalid cluster id: the id comes from a tag and becomes part of a path."""
@@ -206,8 +216,13 @@ class ClusterFolder:
 
     @property
     def known_hosts(self) -> Path:
-        """The nodes' host keys by address, for OpenSSH clients (`cloudddp ssh`)."""
+        """The nodes' host keys by address, for OpenSSH."""
         return self.path / "known_hosts"
+
+    @property
+    def ssh_config(self) -> Path:
+        """The nodes as hosts of OpenSSH: see ssh/openssh.py."""
+        return self.path / SSH_CONFIG
 
     def create(self, record: ClusterRecord, *, private_key: str, host_public: str) -> None:
         """Write everything that must exist before the first AWS call: the record first, by which `down` finds
@@ -374,6 +389,7 @@ class ClusterFolder:
                 self.host_key,
                 self.host_keys,
                 self.known_hosts,
+                self.ssh_config,
                 self._lock,
                 self._resume_lock,
             ):

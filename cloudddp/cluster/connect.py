@@ -3,10 +3,12 @@ admits no others), and what the agent of each node reports first."""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -31,11 +33,13 @@ from cloudddp.errors import (
     UsageError,
     ignore_progress,
 )
-from cloudddp.local_state import USUAL_USER, ClusterFolder, ClusterRecord
+from cloudddp.local_state import USUAL_USER, ClusterFolder, ClusterRecord, drop_ssh_configs
+from cloudddp.ssh import openssh
 from cloudddp.ssh.fleet import Fleet, Outcome
 from cloudddp.ssh.routes.command import ProxyCommand
 from cloudddp.ssh.routes.jump import Jump
 from cloudddp.ssh.target import Direct, Route, Target
+from cloudddp.text import reason_of
 
 PROJECT = "project"  # the folder with the user's files, in a node's home
 _PROBE_SECONDS = 60.0  # for everything but the boot and the GPUs
@@ -100,7 +104,8 @@ class SSHRoutes:
         except ValueError as error:
             raise CloudDDPError(f"node {rank}: {error}") from None
         # Programs such as the AWS CLI look for the node in the region that they are configured for.
-        return ProxyCommand(command, {"AWS_REGION": self._region, "AWS_DEFAULT_REGION": self._region})
+        kept = {name: os.environ[name] for name in ("AWS_PROFILE",) if name in os.environ}  # for OpenSSH
+        return ProxyCommand(command, {"AWS_REGION": self._region, "AWS_DEFAULT_REGION": self._region, **kept})
 
 
 def check_route_settings(spec: ClusterSpec) -> None:
@@ -229,6 +234,30 @@ def targets(cluster: Cluster, spec: ClusterSpec) -> tuple[dict[int, Target], dic
     return found, lost
 
 
+def write_ssh_config(cluster: Cluster, found: Mapping[int, Target]) -> Path:
+    """Write the nodes as hosts of OpenSSH, NAME-0 and so on, instead of earlier ones; return the file."""
+    folder = ClusterFolder(cluster.id)
+    hosts = {f"{cluster.name}-{rank}": target for rank, target in found.items() if target.host_keys}
+    known = "".join(f"{one.known_as} {key}\n" for one in hosts.values() for key in one.host_keys)
+    config = openssh.config(hosts, folder.known_hosts)
+    for path, text in ((folder.known_hosts, known), (folder.ssh_config, config)):
+        if folder.read(path) != text:
+            folder.write(path, text)
+    drop_ssh_configs(cluster.name, but=cluster.id)
+    return folder.ssh_config
+
+
+def _update_ssh_config(cluster: Cluster, spec: ClusterSpec, progress: ProgressCallback) -> None:
+    """Write the hosts again where they are in use: nodes may have new addresses and host keys. Not for a part
+    of a cluster, which would remove the others."""
+    if cluster.missing or not (ClusterFolder(cluster.id).ssh_config.exists() or openssh.is_included()):
+        return
+    try:
+        write_ssh_config(cluster, targets(cluster, spec)[0])
+    except (OSError, CloudDDPError) as error:
+        progress(f"warning: OpenSSH's hosts were not updated: {reason_of(error)}")
+
+
 # Called several times a second while nodes boot; may raise to end the wait.
 Meanwhile = Callable[[Fleet], None]
 Dial = Callable[[Cluster, ClusterSpec, float, Meanwhile], Runner]
@@ -272,6 +301,7 @@ def connect(
         except BaseException:
             runner.close()
             raise
+    _update_ssh_config(cluster, spec, progress)
     return runner
 
 
@@ -298,6 +328,7 @@ def connect_reachable(
         except BaseException:
             fleet.close()
             raise
+    _update_ssh_config(cluster, spec, progress)
     return fleet, {**lost, **unreachable, **failed}
 
 

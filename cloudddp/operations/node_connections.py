@@ -26,19 +26,22 @@ def connected(
     partly: bool = False,
     listing: bool = False,
     needed: Collection[int] | None = None,
+    only: int | None = None,
 ) -> Iterator[tuple[Cluster, Runner]]:
     """Yield (cluster, connections to its nodes) and close them.
 
     `whole`: refuse a cluster that has lost a node. `partly`: continue without the nodes that do not answer,
     and raise NodeError, naming them, at the end. `listing`: a replacement that boots has nothing to list, and
     is no error. `needed`, with `partly`: only these nodes have to answer, the silence of another one is a
-    warning.
+    warning. `only`: connect to this node, so that the others may be idle and end.
     """
     # paramiko is imported after the request to AWS: two threads that import compete for the interpreter, and
     # the request would be sent later.
     found = session.cluster(meanwhile=paramiko_loaded_meanwhile)
     if found.missing:
         _report_missing(session.console, found, refuse=whole)
+    if only is not None:
+        found = found.only({found.require_node(only).id})
     silent: dict[int, Exception] = {}
     try:
         if partly:

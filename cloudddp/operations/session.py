@@ -114,6 +114,7 @@ class Session(Generic[ReporterT_co]):
         name, found = self.settings.cluster.name, self.look_beyond(asked)
         places = found.own(name, anyone=self.anyone)
         if not places:
+            local_state.drop_ssh_configs(name, asked.endpoint)
             raise termination.no_cluster(error, name, asked, found)
         if len(places) > 1 or self.options.region:
             raise is_elsewhere(name, asked, places)

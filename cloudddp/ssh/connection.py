@@ -21,7 +21,7 @@ from cloudddp import timings
 from cloudddp.config import timing
 from cloudddp.config.timing import Timing
 from cloudddp.errors import CloudDDPError, Command, ConnectError
-from cloudddp.ssh.running import BoundedBuffer, CommandSpec, Input, Result, RunningCommand
+from cloudddp.ssh.running import MAX_PACKET, BoundedBuffer, CommandSpec, Input, Result, RunningCommand
 from cloudddp.ssh.target import EARLY_CLOSE_HINT, Stream, Target, early_close_in
 from cloudddp.ssh.time_limits import Activity
 from cloudddp.text import one_line, reason_of
@@ -35,6 +35,8 @@ DEFAULT_WINDOW, STREAM_WINDOW = 2 << 20, 16 << 20
 # Bytes per second that a stream may reach. A window for more only fills the queues on the way, whose losses
 # slow it down: 16 MiB at 20 ms and 500 Mbit/s give 37 MB/s, 4 MiB 49, 2 MiB 57.
 FASTEST = 160_000_000
+
+LOOPBACK = "127.0.0.1"
 
 _loading = threading.Lock()
 
@@ -195,6 +197,28 @@ class Connection:
         if seconds is None:
             return self._window
         return min(self._window, max(DEFAULT_WINDOW, int(seconds * FASTEST)))
+
+    def open_port(self, port: int) -> paramiko.Channel:
+        """Return a channel to a port of the node's loopback. Raises OSError if nothing listens there, or the
+        connection is closed."""
+        import paramiko
+
+        transport = self._client.get_transport()
+        try:
+            if transport is None:
+                raise EOFError
+            ends = (LOOPBACK, port), (LOOPBACK, 0)
+            return transport.open_channel(
+                "direct-tcpip", *ends, DEFAULT_WINDOW, MAX_PACKET, timeout=self._limits.start
+            )
+        except (paramiko.SSHException, EOFError) as error:
+            raise OSError(one_line(getattr(error, "text", "") or reason_of(error), 200)) from None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has not broken, and was not closed."""
+        transport = self._client.get_transport()
+        return transport is not None and transport.is_active()
 
     def close(self) -> None:
         """Close the connection; a command that waits in another thread ends with NodeError."""

@@ -13,7 +13,7 @@ from support.jobs import direct, newest, processes, written
 def record(cli: Any, job: str, path: str) -> dict[str, Any]:
     """Return a record of the agent about a job on node 1."""
     shown = cli.ok("exec", "--node", "1", f"cat ~/.cloudddp/jobs/{job}/{path}")
-    return dict(json.loads(shown.split("] ", 1)[1]))
+    return dict(json.loads(shown))
 
 
 def test_verdict_stays_when_the_node_that_gave_it_is_gone(cli: Any, ec2: Any) -> None:

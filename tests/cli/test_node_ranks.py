@@ -96,7 +96,7 @@ def test_foreign_instance_is_shown_and_terminated_but_never_used(
     # Its rank tag may claim a node's rank: it is still not that node.
     ec2.create_tags(Resources=[foreign], Tags=[{"Key": "cloudddp:node-rank", "Value": "0"}])
     claimed = cli("exec", "--node", "0", "--", "echo here")
-    assert claimed.stdout == "[node 0] here\n"
+    assert claimed.stdout == "here\n"
     assert f"{warning}node 0 is {nodes[0]}" in claimed.stderr
     assert members(cli) == {**nodes, None: foreign}
 

@@ -52,7 +52,7 @@ def test_region_option_applies_to_every_verb(simulator: Any, own: CommandLine) -
     assert shown["nodes"][0]["zone"].startswith(OTHER)
     own.write("ok.py", "print('ran')")
     assert "ran" in own.ok(*there, "launch", "ok.py")
-    assert "node 0" in own.ok(*there, "exec", "true; echo ran")
+    assert own.ok(*there, "exec", "true; echo ran") == "ran\n"
     assert "1 node terminated" in own.ok(*there, "down", "-y")
     assert where(simulator) == {OTHER: 0, "us-east-1": 0}
 

@@ -27,7 +27,7 @@ def test_verbs_use_the_nodes_that_run_and_name_the_stopped_one(cli: Any, ec2: An
     assert (pulled.returncode, "node 0: 1 file" in pulled.stdout) == (0, True), pulled
     assert sentence in pulled.stderr
     for words, code, out in (
-        (("exec", "--node", "0", "--", "echo hello"), 0, "[node 0] hello"),
+        (("exec", "--node", "0", "--", "echo hello"), 0, "hello"),
         (("ssh", "0", "--", "echo hello"), 0, "hello"),
         (("logs",), 1, "[rank 0 | node 0] hello"),
         (("jobs",), 1, "succeeded"),

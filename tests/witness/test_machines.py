@@ -322,7 +322,7 @@ def test_amazon_linux_layout(cli: CommandLine, machines: control.Simulator) -> N
     cli.ok("up", "-n", "1", "--image", image.image_id, *TYPE)
 
     def ask(command: str) -> str:
-        return cli.ok("exec", "--", command).removeprefix("[node 0] ").strip()
+        return cli.ok("exec", "--", command).strip()
 
     assert ask("whoami") == "ec2-user"
     assert ask("getent group sudo || echo none") == "none"

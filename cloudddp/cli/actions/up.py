@@ -9,6 +9,7 @@ from cloudddp import signals
 from cloudddp.aws.client import AWS
 from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.cli import session as sessions
+from cloudddp.cli.actions.nodes import mention_ssh_config
 from cloudddp.cli.console import Console
 from cloudddp.cli.session import Session
 from cloudddp.cli.views import lifecycle
@@ -43,6 +44,8 @@ def up(console: Console, options: GlobalOptions, *, flags: Sequence[Flag], dry_r
     if created.plan is None:
         _require_limits(created.cluster, session, flags)
     console.log("next: ", Command("launch", "SCRIPT"), "   (", Command("down"), " stops the bill)")
+    if hint := mention_ssh_config():
+        console.log(hint)
 
 
 def _require_limits(existing: Cluster, session: Session, flags: Sequence[Flag]) -> None:

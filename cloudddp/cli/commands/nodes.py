@@ -1,8 +1,9 @@
-"""The verbs on files and nodes: init, sync, pull, exec, ssh."""
+"""The verbs on files and nodes: init, sync, pull, exec, ssh and what goes over it."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -10,6 +11,13 @@ from cloudddp.cli.commands.options import ANYONE, JOB, YES
 from cloudddp.cli.lazy_commands import Verb, completes
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
+_PORT = click.IntRange(0, 65535)
+
+
+def _node(text: str, **more: Any) -> click.Option:
+    complete = completes("nodes")
+    return click.Option(["--node"], type=int, metavar="K", shell_complete=complete, help=text, **more)
+
 
 init = Verb(
     "init",
@@ -77,13 +85,7 @@ pull = Verb(
             shell_complete=completes("jobs"),
             help="Job whose results to pull (default: the newest).",
         ),
-        click.Option(
-            ["--node"],
-            type=int,
-            metavar="K",
-            shell_complete=completes("nodes"),
-            help="Pull from this node (default: the node that ran rank 0).",
-        ),
+        _node("Pull from this node (default: the node that ran rank 0)."),
         click.Option(
             ["--all-nodes"], is_flag=True, help="Pull from every node, each into a folder of its own."
         ),
@@ -104,29 +106,26 @@ pull = Verb(
 
 exec_ = Verb(
     "exec",
-    "cloudddp.cli.actions.nodes:exec_",
+    "cloudddp.cli.actions.exec:exec_",
     passes_arguments=True,
     params=[
         ANYONE,
-        click.Option(
-            ["--node"],
-            type=int,
-            metavar="K",
-            shell_complete=completes("nodes"),
-            help="Run it on this node only.",
-        ),
+        _node("Run it on this node only; may be repeated.", multiple=True),
         click.Argument(["command"], nargs=-1, required=True, type=click.UNPROCESSED),
     ],
     help="""Run COMMAND on every node, in the project's folder. Redirect the output of what it leaves in the
     background.
 
-    A single word is a shell command line; several words are a program and its arguments. Exits with the
-    highest exit code of all nodes.
+    A single word is a shell command line; several words are a program and its arguments. Lines are shown as
+    they arrive, those of several nodes with the node. Standard input goes to every node, unless it is a
+    terminal; to a single node in any case. Ctrl-C ends the command on all nodes. Exits with the highest exit
+    code of all nodes, which are listed if one is not 0.
 
     \b
     Examples:
       cloudddp exec -- nvidia-smi -L
       cloudddp exec --node 1 'df -h / | tail -1'
+      cloudddp exec -- tar -xz < data.tar.gz
     """,
 )
 
@@ -171,6 +170,70 @@ ssh = _Ssh(
     Examples:
       cloudddp ssh 1 nvidia-smi
       cloudddp ssh -L 6006:localhost:6006 0
+    """,
+)
+
+ssh_config = Verb(
+    "ssh-config",
+    "cloudddp.cli.actions.nodes:ssh_config",
+    params=[
+        ANYONE,
+        click.Option(
+            ["--install"], is_flag=True, help="Put the line into ~/.ssh/config, unless it is there."
+        ),
+    ],
+    help="""Name the nodes for OpenSSH: editors, rsync, scp.
+
+    Prints the line for ~/.ssh/config with which OpenSSH reaches the nodes of the cluster NAME as NAME-0,
+    NAME-1 and so on: with its key, its route, and host keys that are checked as strictly as by cloudddp. It
+    is needed once: the nodes of later clusters are added, and `down` removes them.
+
+    \b
+    Examples:
+      cloudddp ssh-config --install
+      rsync -a training-0:project/runs/ runs/     # of a cluster named training
+    """,
+)
+
+forward = Verb(
+    "forward",
+    "cloudddp.cli.actions.forward:forward",
+    params=[
+        ANYONE,
+        _node("To this node (default: 0).", default=0),
+        click.Argument(["ports"], nargs=-1, required=True, metavar="LOCAL[:REMOTE]..."),
+    ],
+    help="""Forward ports of this computer to a node.
+
+    Until Ctrl-C. Only programs of this computer can connect to LOCAL. A program on the node listens on
+    REMOTE (default: the same number), on localhost.
+
+    \b
+    Examples:
+      cloudddp forward 8888
+      cloudddp forward 8080:80 6006 --node 1
+    """,
+)
+
+tensorboard = Verb(
+    "tensorboard",
+    "cloudddp.cli.actions.forward:tensorboard",
+    params=[
+        ANYONE,
+        click.Option(["--port"], type=_PORT, default=0, metavar="P", help="Port here (default: a free one)."),
+        click.Option(["--open", "browse"], is_flag=True, help="Open it in the browser."),
+        JOB,
+    ],
+    help="""Run TensorBoard on the node of rank 0, and forward it.
+
+    Until Ctrl-C, or until the connection breaks. It shows the event files below [job] outputs, or in the
+    project; with JOB those written since its start. Where the job's Python has no TensorBoard, pip installs
+    it into a folder of its own.
+
+    \b
+    Examples:
+      cloudddp tensorboard --open
+      cloudddp tensorboard 20261127-1015 --port 7007
     """,
 )
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shlex
 import signal
 import subprocess
 import threading
@@ -81,7 +82,8 @@ class ProxyCommand:
         )
 
     def openssh_options(self, _target: Target) -> list[str]:
-        return [f"ProxyCommand={self._command.replace('%', '%%')}"]
+        given = shlex.join(f"{name}={value}" for name, value in self._environment.items())
+        return [f"ProxyCommand={f'env {given} {self._command}'.replace('%', '%%')}"]
 
 
 class ProcessStream:

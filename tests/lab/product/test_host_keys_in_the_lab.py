@@ -109,7 +109,7 @@ def check(cli: CommandLine, lab: control.Simulator, folder: Path) -> list[str]:
     listing = cli.ok("exec", "--", "sudo -n ls -A /etc/ssh").splitlines()
     key_files = [line.split("] ")[1] for line in listing if "sshd_config" not in line]
     assert sorted(key_files) == sorted(["ssh_host_ed25519_key", "ssh_host_ed25519_key.pub"] * len(found))
-    text = cli.ok("exec", "--node", "0", "--", f'python3 -c "{USER_DATA}"').replace("[node 0] ", "")
+    text = cli.ok("exec", "--node", "0", "--", f'python3 -c "{USER_DATA}"')
     config = json.loads(text.partition("\n")[2])
     assert text.count("PRIVATE KEY") == 2  # the first line and the last of one key
     leaked = public_half(config["ssh_keys"]["ed25519_private"], folder)

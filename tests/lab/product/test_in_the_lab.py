@@ -260,7 +260,7 @@ def test_start_files_that_print_or_break_the_connection(cli: CommandLine) -> Non
     assert done.stderr.count("~/.bashrc") == 1
     assert "'from rc'" in done.stderr or "'environment ready'" in done.stderr
     assert "trained" in cli.ok("logs")
-    assert cli.ok("exec", "--node", "1", "--", "printf '\\0x'; echo") == "[node 1] \\x00x\n"
+    assert cli.ok("exec", "--node", "1", "--", "printf '\\0x'; echo") == "\\x00x\n"
     assert "1 file" in cli.ok("pull", "--node", "0")
     cli.ok("exec", "--node", "1", "--", "cp breaks ~/.bashrc; rm ~/.ssh/rc")
     done = cli("jobs", "--json")

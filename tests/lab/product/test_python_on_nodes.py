@@ -49,7 +49,7 @@ def test_set_up_and_ranks_use_the_environment_of_pytorch(lab_cli: CommandLine) -
     lab_cli.write("cloudddp.toml", TOML)
     lab_cli.write("sub/show.py", SHOW)
     lab_cli.ok("up", "-n", "1", "-t", "g5.xlarge")
-    assert "] 1024\n" in lab_cli.ok("exec", "ulimit -Sn")
+    assert lab_cli.ok("exec", "ulimit -Sn") == "1024\n"
     lines = [line.partition("] ")[2] for line in lab_cli.ok("launch", "sub/show.py").splitlines()]
     assert lines.count("hello of the program") == 2
     assert {"/opt/pytorch/bin/pip", "/opt/pytorch/bin/torchrun", "/opt/pytorch"} <= set(lines)

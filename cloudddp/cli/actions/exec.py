@@ -1,0 +1,133 @@
+"""`exec`: a command on nodes, with this process's input, its output as it arrives, and its exit codes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import secrets
+import shlex
+import signal
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+
+from cloudddp import timings
+from cloudddp.agent.client import Runner
+from cloudddp.cli import session as sessions
+from cloudddp.cli.console import Console
+from cloudddp.cluster.connect import PROJECT
+from cloudddp.config.command_line import GlobalOptions
+from cloudddp.files import payload_text
+from cloudddp.formats import table
+from cloudddp.job.follow.lines import LineSplitter
+from cloudddp.operations.node_connections import connected
+from cloudddp.ssh import fleet
+from cloudddp.ssh.running import CHUNK, CommandSpec
+from cloudddp.text import node_list, without_colours
+
+_MARK = "CLOUDDDP_EXEC="  # see infra/node/end-exec.sh
+_PIECES = 4  # of the input, each of up to CHUNK bytes, that a node may be behind the fastest
+_END_SECONDS = 20.0  # for a command to end after Ctrl-C
+_DRAIN_SECONDS = 1.0  # for its last output to arrive
+
+
+def exec_(
+    console: Console, options: GlobalOptions, *, anyone: bool, node: Collection[int], command: Sequence[str]
+) -> int:
+    session = sessions.start(console, options, anyone=anyone)
+    text = command[0] if len(command) == 1 else shlex.join(command)
+    with connected(session, partly=bool(node), needed=node or None) as (cluster, runner):
+        for rank in node:
+            cluster.require_node(rank)
+        ranks = sorted(set(node) or cluster.nodes)
+        is_one = len(ranks) == 1 and (node or not cluster.missing)
+        work = _Execution(console, runner, text, ranks, prefixed=not is_one)
+        runs = {rank: partial(work.run, rank) for rank in ranks}
+        outcome = fleet.each(runs, fatal=lambda _: False, on_stop=work.end)
+    if any(outcome.values.values()):
+        names = {128 + one: f" ({one.name})" for one in signal.Signals}  # what a shell returns
+        rows = [(str(rank), f"{code}{names.get(code, '')}") for rank, code in sorted(outcome.values.items())]
+        console.print(table(("NODE", "EXIT CODE"), rows), err=True)
+    return max(outcome.all().values(), default=0)
+
+
+class _Execution:
+    """A command that runs on nodes, and may last."""
+
+    def __init__(
+        self, console: Console, runner: Runner, text: str, ranks: Sequence[int], *, prefixed: bool
+    ) -> None:
+        """`prefixed`: each line begins with the node."""
+        self._mark = secrets.token_hex(8)
+        self._command = f'export {_MARK}{self._mark}; cd "$HOME"/{PROJECT} 2>/dev/null || cd; {text}'
+        self._console, self._runner, self._prefixed = console, runner, prefixed
+        self._lock = threading.Lock()
+        # The input for each node on which the command has not ended.
+        self._inputs = {rank: queue.Queue[bytes | None](_PIECES) for rank in ranks}
+        self._has_input = _has_input(len(ranks))
+        if self._has_input:
+            threading.Thread(target=self._read, daemon=True).start()
+
+    def run(self, node: int) -> int:
+        """Run it on a node and return its exit code; print each line as soon as it is complete."""
+        label = f"[node {node}] " if self._prefixed else ""
+        console, stdin = self._console, _pieces(self._inputs[node]) if self._has_input else b""
+
+        def show(lines: LineSplitter, write: Callable[[str], None], data: bytes, last: bool = False) -> None:
+            with self._lock:
+                for line in lines.feed(data, last=last):
+                    write(label + line)
+
+        out = partial(show, LineSplitter(), console.print_raw)
+        err = partial(show, LineSplitter(), lambda line: console.print(without_colours(line), err=True))
+        spec = CommandSpec(self._command, stdin, None, on_stdout=out, on_stderr=err, until_exit=True)
+        with timings.span("command", node):
+            try:
+                return self._runner.run(node, spec).exit_code
+            finally:
+                del self._inputs[node]
+                out(b"", last=True)
+                err(b"", last=True)
+
+    def end(self) -> None:
+        """End it on every node where it runs."""
+        command = f"sh -s -- '{_MARK}[{self._mark[0]}]{self._mark[1:]}'"
+        script = payload_text("infra/node/end-exec.sh").encode()
+        work = partial(self._runner.run, spec=CommandSpec(command, script, total_timeout=_END_SECONDS))
+        done = self._runner.each(work, nodes=list(self._inputs), fatal=lambda _: False)
+        if left := [*done.errors, *(node for node, result in done.values.items() if result.exit_code)]:
+            self._console.warn(f"the command may still run on {node_list(left)}")
+        deadline = time.monotonic() + _DRAIN_SECONDS
+        while self._inputs and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+    def _read(self) -> None:
+        """Read this process's input for all nodes, no faster than the slowest of them takes it."""
+        data: bytes | None = b""
+        while data is not None:
+            try:
+                data = os.read(0, CHUNK) or None
+            except OSError:
+                data = None
+            for node in list(self._inputs):
+                while (pieces := self._inputs.get(node)) is not None:
+                    with contextlib.suppress(queue.Full):
+                        pieces.put(data, timeout=0.5)
+                        break
+
+
+def _pieces(waiting: queue.Queue[bytes | None]) -> Iterator[bytes]:
+    """Yield the input of a node, b"" while there is nothing yet."""
+    while (piece := b"" if waiting.empty() else waiting.get()) is not None:
+        yield piece
+
+
+def _has_input(nodes: int) -> bool:
+    """Return whether commands get this process's input. Of a terminal only one on a single node does, and
+    not in the background, where reading would stop this process."""
+    try:
+        return not os.isatty(0) or (nodes == 1 and os.tcgetpgrp(0) == os.getpgrp())
+    except OSError:
+        return False

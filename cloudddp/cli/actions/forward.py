@@ -1,0 +1,125 @@
+"""`forward` and `tensorboard`: ports of this computer that lead to programs on a node."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+import time
+import webbrowser
+from collections.abc import Iterator, Sequence
+
+from cloudddp import signals
+from cloudddp.agent.client import Runner
+from cloudddp.cli import session as sessions
+from cloudddp.cli.console import Console
+from cloudddp.cluster import connect
+from cloudddp.cluster.connect import PROJECT
+from cloudddp.config.command_line import GlobalOptions
+from cloudddp.errors import CloudDDPError, Command, NodeError, UsageError
+from cloudddp.job import status
+from cloudddp.job import tensorboard as boards
+from cloudddp.operations.node_connections import connected
+from cloudddp.ssh.connection import LOOPBACK, Connection
+from cloudddp.ssh.forward import Forward
+from cloudddp.text import one_line, reason_of
+
+_POLL = 0.2  # seconds
+_PORTS = re.compile(r"([0-9]{1,5})(?::([0-9]{1,5}))?")
+
+
+def forward(
+    console: Console, options: GlobalOptions, *, anyone: bool, node: int, ports: Sequence[str]
+) -> None:
+    # Before the session, which may enter the simulator's network.
+    forwards = [_listening(*pair, "forward") for pair in [_pair(one) for one in ports]]
+    session = sessions.start(console, options, anyone=anyone)
+    with connected(session, only=node) as (_, runner), _until_interrupted(console):
+        for one in forwards:
+            connection = _serve(console, one, runner, node)
+            console.print(f"http://{LOOPBACK}:{one.local} is port {one.remote} of node {node}")
+        console.log("Ctrl-C ends this")
+        while connection.is_open:
+            time.sleep(_POLL)
+        again = Command("forward", *ports, "--node", str(node))
+        raise NodeError(f"{connection.target.label}: the SSH connection broke", hint=("repeat ", again))
+
+
+def _pair(given: str) -> tuple[int, int]:
+    """Return the ports of LOCAL or LOCAL:REMOTE. Raises UsageError."""
+    found = _PORTS.fullmatch(given)
+    pair = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if not all(0 < port < 1 << 16 for port in pair):
+        hint = "give LOCAL or LOCAL:REMOTE, each from 1 to 65535"
+        raise UsageError(f"not a port: {one_line(given, 50)!r}", hint=hint)
+    return pair
+
+
+def _listening(local: int, remote: int, *words: str) -> Forward:
+    """Listen on a port of this computer. Raises UsageError, with another port for the command."""
+    try:
+        return Forward(local, remote)
+    except OSError as error:
+        other = f"{Forward(0).local}" + (f":{remote}" if remote else "")
+        text = f"cannot listen on port {local} of this computer: {reason_of(error)}"
+        raise UsageError(text, hint=("another one: ", Command(*words, other))) from None
+
+
+def _serve(console: Console, one: Forward, runner: Runner, node: int) -> Connection:
+    """Begin to forward; return the connection to the node."""
+    connection = runner.connection(node)
+    assert connection is not None  # noqa: S101  only a dry run has none
+    if one.local == one.remote and connection.target.host.startswith("127."):
+        text = f"the simulator's process nodes share this computer's ports: {one.local} would lead to itself"
+        raise UsageError(text, hint=("for example ", Command("forward", f"{Forward(0).local}:{one.remote}")))
+    text = f"port {one.remote} of node {node} does not answer; does a program listen there yet?"
+    one.start(connection, lambda why: console.log(f"{text} ({why})"))
+    return connection
+
+
+@contextlib.contextmanager
+def _until_interrupted(console: Console) -> Iterator[None]:
+    """Take Ctrl-C as the end of the block, and no failure."""
+    try:
+        yield
+    except signals.Terminated:
+        raise
+    except KeyboardInterrupt:
+        console.log("ended")
+
+
+def tensorboard(
+    console: Console, options: GlobalOptions, *, anyone: bool, job_id: str | None, port: int, browse: bool
+) -> None:
+    one = _listening(port, 0, "tensorboard", "--port")
+    session = sessions.start(console, options, anyone=anyone)
+    job = session.settings.job
+    with connected(session, partly=True, needed=[]) as (cluster, runner), _until_interrupted(console):
+        record = status.find(status.list_jobs(runner), job_id)
+        node = min(runner.nodes) if record.rank_zero is None else record.rank_zero
+        runner.leave_out([other for other in runner.nodes if other != node])  # they may be idle, and end
+        since = None if job_id is None else record.started
+        logs = boards.find_logs(runner, node, PROJECT, job.outputs or (".",), since=since)
+        if not logs:
+            of_job = "" if since is None else f" since the start of job {record.id}"
+            hint = f"does the script write into {' or '.join(job.outputs) or 'the project'}?"
+            raise CloudDDPError(f"node {node} has no event files of TensorBoard{of_job}", hint=hint)
+        python = connect.probe(runner, cluster, python=job.python, only_files=True)[node].python
+
+        def show(remote: int) -> None:
+            one.remote, url = remote, f"http://{LOOPBACK}:{one.local}"
+            _serve(console, one, runner, node)
+            console.print(url)
+            if browse:
+                threading.Thread(target=_browse, args=(console, url), daemon=True).start()
+
+        console.log(f"starting TensorBoard on node {node} for {logs}; Ctrl-C ends it")
+        raise boards.run(runner, node, python, f"{PROJECT}/{logs}", show)
+
+
+def _browse(console: Console, url: str) -> None:
+    """Open the browser, which may return when it is closed."""
+    with contextlib.suppress(webbrowser.Error, OSError, ValueError):
+        if webbrowser.open(url):
+            return
+    console.log("there is no browser to open here: open the URL yourself")

@@ -1,0 +1,60 @@
+"""TensorBoard on a node: what it can show, and running it for as long as this process is connected."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import shlex
+from collections.abc import Callable, Sequence
+
+from cloudddp.agent.client import Runner
+from cloudddp.errors import NodeError
+from cloudddp.files import payload_text
+from cloudddp.ssh.running import CommandSpec
+from cloudddp.text import one_line
+
+_MAX_LISTING = 1 << 20  # bytes
+_START_SECONDS = 300.0  # pip may have to install it; then it writes a line each second
+_PORT = re.compile(rb"^([1-9]\d{3,4})\n", re.MULTILINE)
+
+
+def find_logs(
+    runner: Runner, node: int, project: str, folders: Sequence[str], *, since: float | None = None
+) -> str:
+    """Return the deepest folder of the project that has all event files below `folders`, '' if there are
+    none. `since`: only those that were written from then on, by the node's clock. Raises NodeError."""
+    newer = "" if since is None else f" -newermt @{int(since)}"
+    command = (
+        f'cd "$HOME"/{project} && find -H {shlex.join(f"./{one}" for one in folders)} -mindepth 1 '
+        f"-name '.*' -prune -o -type f -name 'events.out.tfevents.*'{newer} -print0 2> /dev/null "
+        f"| head -c {_MAX_LISTING}"
+    )
+    found = runner.run(node, CommandSpec(command)).stdout.decode(errors="surrogateescape")
+    return common_folder(found.split("\0")[:-1])
+
+
+def common_folder(files: Sequence[str]) -> str:
+    """Return the deepest folder that has all these files, '' for none. Pure."""
+    return posixpath.normpath(posixpath.commonpath(map(posixpath.dirname, files))) if files else ""
+
+
+def run(runner: Runner, node: int, python: str, logdir: str, on_port: Callable[[int], None]) -> NodeError:
+    """Run TensorBoard with a Python of the node, for a folder below the home folder, and return why it has
+    ended. `on_port` is called once it listens on that port of the node's loopback. It ends with the
+    connection, and if this function is interrupted. Raises NodeError."""
+    out = bytearray()
+
+    def receive(data: bytes) -> None:
+        if _PORT.search(out):
+            return
+        out.extend(data)
+        if port := _PORT.search(out):
+            on_port(int(port[1]))
+
+    command = f'sh -s -- {shlex.quote(python)} "$HOME"/{shlex.quote(logdir)}'
+    script = payload_text("infra/node/tensorboard.sh").encode()
+    spec = CommandSpec(command, script, _START_SECONDS, on_stdout=receive)
+    lines = runner.run(node, spec).stderr.decode(errors="replace").split("\n")
+    reason = one_line(next(filter(None, reversed(lines)), "no reason given"), 300)
+    hint = "[setup] environment can install tensorboard with the packages of the project"
+    return NodeError(f"node {node}: TensorBoard does not run: {reason}", hint=hint)

@@ -1,0 +1,259 @@
+"""`ssh-config` and `forward`: the nodes for OpenSSH, rsync, scp and an editor, and their ports here."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.harness import CommandLine, cannot, interrupt, wait_for
+
+# The start of an editor's remote session, as logs in public issues of VS Code Remote-SSH show it:
+# `ssh -v -T -D PORT -o ConnectTimeout=15 HOST bash`, and on stdin a script that prints a marker, looks at the
+# platform, starts a server on the node's loopback and prints its port between two marks. The editor then
+# connects to that port through -D (SOCKS).
+EDITOR = """
+echo "4f1c: running"
+uname -sm
+cat > server.py <<'end'
+import http.server
+server = http.server.HTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler)
+print(server.server_port, flush=True)
+server.handle_request()
+end
+echo of the node > page
+{python} server.py > port 2> /dev/null < /dev/null &
+while ! [ -s port ]; do sleep 0.1; done
+echo "4f1c: start"
+echo "listeningOn==127.0.0.1:$(cat port)=="
+echo "4f1c: end"
+wait
+"""
+
+
+def openssh(*programs: str) -> None:
+    for program in ("ssh", *programs):
+        if shutil.which(program) is None:
+            cannot(f"{program} is not installed")
+
+
+def run(*words: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, **more)
+
+
+def hosts_file(cli: CommandLine) -> Path | None:
+    """The file with the hosts of the test's cluster, if there is one."""
+    files = Path(cli.env["CLOUDDDP_HOME"]).glob("clusters/*/ssh_config")
+    return next((one for one in files if f"Host {cli.cluster}-" in one.read_text()), None)
+
+
+def loopback_only(port: int) -> bool:
+    """Whether exactly one socket listens on the port, on 127.0.0.1 (/proc/net/tcp, tcp6: state 0A)."""
+    text = "".join(Path(f"/proc/net/{name}").read_text() for name in ("tcp", "tcp6"))
+    lines = [line.split() for line in text.splitlines()]
+    found = [words[1] for words in lines if words[1].endswith(f":{port:04X}") and words[3] == "0A"]
+    return found == [f"0100007F:{port:04X}"]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@contextmanager
+def web_server(folder: Path) -> Iterator[int]:
+    """A program that listens on the loopback of a process node, which is this computer's; yield its port."""
+    words = [sys.executable, "-u", "-m", "http.server", "0", "--bind", "127.0.0.1"]
+    process = subprocess.Popen(
+        words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert process.stdout is not None
+    try:
+        found = re.search(r"port (\d+)", process.stdout.readline())
+        assert found
+        yield int(found[1])
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def fetch(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        return bytes(answer.read())
+
+
+def test_openssh_rsync_and_scp_reach_the_nodes_by_name(cli: Any, tmp_path: Path) -> None:
+    """The user's file keeps its contents and its mode; what it says of every host does not count."""
+    openssh("rsync", "scp")
+    cli.nodes(2)
+    odd = tmp_path / 'Application Support "100%d" [$x] *'
+    odd.symlink_to(cli.env["CLOUDDDP_HOME"])
+    cli.env.update(CLOUDDDP_HOME=str(odd), HOME=str(tmp_path))
+    user = tmp_path / ".ssh" / "config"
+    user.parent.mkdir(0o700)
+    before = "Host *\n  ForwardAgent yes\n  User root\n  StrictHostKeyChecking no"
+    user.write_text(before)
+    user.chmod(0o640)
+    line = cli.ok("ssh-config").strip()
+    assert (line.startswith('Include "'), line.count("\n"), user.read_text()) == (True, 0, before)
+    for _ in range(2):
+        assert cli.ok("ssh-config", "--install").strip() == line
+    assert user.read_text() == f"{line}\n\n{before}"
+    assert user.stat().st_mode & 0o777 == 0o640
+
+    one = f"{cli.cluster}-1"
+    asked = run("ssh", "-F", str(user), "-G", one).stdout
+    assert {"user ubuntu", "forwardagent no", "stricthostkeychecking true"} <= set(asked.splitlines()), asked
+    done = run("ssh", "-F", str(user), one, "echo here > there; pwd")
+    node = cli.ok("exec", "--node", "1", "--", "cd; pwd")
+    assert (done.returncode, done.stdout) == (0, node), done.stderr
+    assert "here" in cli.ok("exec", "--node", "1", "--", "cat ~/there")
+    sent = tmp_path / "sent"
+    sent.mkdir()
+    (sent / "a file").write_text("by rsync")
+    assert run("rsync", "-a", "-e", f"ssh -F {user}", f"{sent}/", f"{one}:got/").returncode == 0
+    assert run("scp", "-q", "-F", str(user), f"{one}:got/a file", str(tmp_path / "back")).returncode == 0
+    assert (tmp_path / "back").read_text() == "by rsync"
+
+
+def test_editor_starts_its_server_through_openssh(cli: Any, tmp_path: Path) -> None:
+    openssh()
+    if shutil.which("curl") is None:
+        cannot("curl is not installed")
+    cli.nodes(2)
+    cli.ok("ssh-config")
+    port = free_port()
+    words = f"ssh -v -T -F {hosts_file(cli)} -D {port} -o ConnectTimeout=15 {cli.cluster}-1 bash".split()
+    log = (tmp_path / "log").open("w")
+    process = subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=tmp_path
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(EDITOR.format(python=sys.executable))
+        process.stdin.close()
+        shown = [process.stdout.readline() for _ in range(5)]
+        assert shown[0] == "4f1c: running\n", (tmp_path / "log").read_text()
+        assert shown[1].startswith("Linux ")
+        found = re.fullmatch(r"listeningOn==(127\.0\.0\.1:\d+)==\n", shown[3])
+        assert found, shown
+        page = run("curl", "-sS", "--socks5", f"127.0.0.1:{port}", f"http://{found[1]}/page")
+        assert page.stdout == "of the node\n", page.stderr
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        log.close()
+
+
+def test_hosts_follow_the_clusters(cli: Any, ec2: Any, tmp_path: Path) -> None:
+    """Once the line is there, `up` adds the nodes, `resume` corrects them, and `down` removes them: also if
+    it ran on another computer, as soon as a command finds no cluster."""
+    openssh()
+    cli.env["HOME"] = str(tmp_path)
+    cli.write("cloudddp.toml", '[job]\nrendezvous = "direct"\nnproc_per_node = 1\n')
+    cli.write("fail.py", "raise SystemExit(5)")
+    cli.ok("up", "-n", "2")
+    assert hosts_file(cli) is None
+    cli.ok("ssh-config", "--install")
+    user = tmp_path / ".ssh" / "config"
+    assert (user.parent.stat().st_mode & 0o777, user.stat().st_mode & 0o777) == (0o700, 0o600)
+    assert "ssh-config" not in cli("up", "-n", "2").stderr  # it is not mentioned any more
+
+    def answers(node: int) -> str:
+        return run("ssh", "-F", str(user), f"{cli.cluster}-{node}", "pwd").stdout
+
+    old = answers(1)
+    assert cli("launch", "fail.py").returncode == 5
+    ids = [i["InstanceId"] for i in instances(ec2, cli.cluster)]
+    lost = next(one for one in ids if one in old)
+    ec2.terminate_instances(InstanceIds=[lost])
+    wait_for(lambda: len(instances(ec2, cli.cluster)) == 1, "the node has terminated")
+    cli("resume")
+    assert answers(1) not in ("", old)
+    assert answers(0)
+
+    file = hosts_file(cli)
+    assert file is not None
+    kept = file.read_bytes()
+    cli.ok("down", "-y")
+    assert (hosts_file(cli), (file.parent / "known_hosts").exists()) == (None, False)
+    file.write_bytes(kept)  # as if another computer had removed the cluster
+    assert cli("status").returncode == 1
+    assert hosts_file(cli) is None
+
+
+def instances(ec2: Any, cluster: str) -> list[dict[str, Any]]:
+    where = [
+        {"Name": "tag:cloudddp:cluster", "Values": [cluster]},
+        {"Name": "instance-state-name", "Values": ["running"]},
+    ]
+    return [i for r in ec2.describe_instances(Filters=where)["Reservations"] for i in r["Instances"]]
+
+
+def test_first_up_mentions_it_once(cli: Any) -> None:
+    """In the life of a state folder."""
+    mentioned = Path(cli.env["CLOUDDDP_HOME"]) / "ssh-config-mentioned"
+    mentioned.unlink(missing_ok=True)
+    found = [cli("up", "-n", "1").stderr.count("ssh-config` names the nodes") for _ in range(2)]
+    assert found == [1, 0]
+
+
+def test_ports_lead_to_the_node_until_ctrl_c(cli: Any, tmp_path: Path) -> None:
+    """They listen on the loopback only. Several connections at a time; large answers arrive whole."""
+    cli.nodes(2)
+    (tmp_path / "page").write_bytes(b"x" * 5_000_000)
+    one, other = free_port(), free_port()
+    with web_server(tmp_path) as remote:
+        process = cli.start("forward", f"{one}:{remote}", f"{other}:{remote}", "--node", "1")
+        assert process.stdout.readline() == f"http://127.0.0.1:{one} is port {remote} of node 1\n"
+        process.stdout.readline()
+        assert loopback_only(one)
+        assert loopback_only(other)
+        sizes: list[int] = []
+        urls = [f"http://127.0.0.1:{port}/page" for port in (one, other) * 3]
+        threads = [threading.Thread(target=lambda url=url: sizes.append(len(fetch(url)))) for url in urls]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sizes == [5_000_000] * 6
+    with pytest.raises(OSError):  # the connection is closed, or reset
+        fetch(urls[0])  # nothing listens on the node any more
+    code, _, err = interrupt(process)
+    assert (code, f"port {remote} of node 1 does not answer" in err) == (0, True), err
+    assert not loopback_only(one)
+
+
+def test_lost_connection_ends_the_forwarding(cli: Any, ec2: Any) -> None:
+    cli.ok("up", "-n", "1")
+    process = cli.start("forward", f"{free_port()}:1")
+    assert process.stdout.readline()
+    ec2.terminate_instances(InstanceIds=[i["InstanceId"] for i in instances(ec2, cli.cluster)])
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, "the SSH connection broke" in err, "forward" in err) == (1, True, True), err
+
+
+@pytest.mark.parametrize("given", ["0", "65536", "70000:1", "1:0", "a", "1:2:3", "-1", "１", "1:"])
+def test_invalid_ports_are_refused(line: CommandLine, given: str) -> None:
+    assert "not a port" in line.fails(2, "forward", "--", given)
+
+
+def test_port_in_use_is_named_with_another(line: CommandLine) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        for words in (("forward", f"{port}:80"), ("tensorboard", "--port", str(port))):
+            err = line.fails(2, *words)
+            assert f"cannot listen on port {port} of this computer" in err
+            assert re.search(rf"`cloudddp {words[0]} (--port )?\d+(:80)?`", err), err

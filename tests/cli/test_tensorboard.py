@@ -1,0 +1,72 @@
+"""`tensorboard`: on the node of rank 0, fetched through the forwarded port; it ends with the command."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.harness import interrupt, wait_for
+from support.jobs import direct, homes, newest
+
+WRITE = """
+import os
+from torch.utils.tensorboard import SummaryWriter
+
+if os.environ["RANK"] == "0":
+    for name in ("a", "b c"):
+        with SummaryWriter(f"runs/{name}") as writer:
+            writer.add_scalar("loss", 0.5, 1)
+"""
+
+
+def running() -> list[str]:
+    """The processes of TensorBoard on process nodes, which are this computer's."""
+    words = ["pgrep", "-f", "tensorboard.main|tensorboard_data_server"]
+    return subprocess.run(words, capture_output=True, text=True).stdout.split()
+
+
+def test_tensorboard_shows_the_job_and_ends_with_the_command(cli: Any, tmp_path: Path) -> None:
+    """By Ctrl-C, and if the command is killed. No browser is an information."""
+    pytest.importorskip("tensorboard")
+    pytest.importorskip("torch")
+    direct(cli, nodes=2)
+    cli.write("write.py", WRITE)
+    assert "no job has been launched" in cli.fails(1, "tensorboard")
+    cli.ok("launch", "write.py")
+    cli.env.update(BROWSER=str(tmp_path / "no-browser"), DISPLAY="", WAYLAND_DISPLAY="")
+    for words, number, expected in (
+        (("--open",), signal.SIGINT, 0),
+        (("--open", newest(cli)["id"]), signal.SIGKILL, -signal.SIGKILL),
+    ):
+        process = cli.start("tensorboard", *words)
+        url = process.stdout.readline().strip()
+        with urllib.request.urlopen(f"{url}/data/runs", timeout=30) as answer:
+            assert sorted(json.load(answer)) == ["a", "b c"]
+        code, _, err = interrupt(process, number)
+        assert code == expected, err
+        assert "open the URL yourself" in err
+        wait_for(lambda: not running(), "nothing of it runs")
+    left = [path for home in homes(cli) for path in home.parent.glob("tmp/tmp.*")]
+    wait_for(lambda: not any(path.exists() for path in left), "its files are gone")
+
+
+def test_what_is_missing_is_said(cli: Any) -> None:
+    """Event files, of the job that was named or in the configured outputs; and TensorBoard itself, where pip
+    cannot install it."""
+    direct(cli, nodes=1)
+    cli.write("idle.py", "open('events.out.tfevents.old', 'w').close()\n")
+    cli.ok("launch", "idle.py")
+    err = cli.fails(1, "tensorboard", CLOUDDDP_OUTPUTS="logs")
+    assert "node 0 has no event files of TensorBoard" in err
+    assert "into logs?" in err
+    cli.ok("exec", "--", "touch -d '1 hour ago' events.out.tfevents.old")
+    assert f"since the start of job {newest(cli)['id']}" in cli.fails(1, "tensorboard", newest(cli)["id"])
+    python = cli.write("python", '#!/bin/sh\necho "No module named pip" >&2\nexit 1\n')
+    python.chmod(0o755)
+    err = cli.fails(1, "tensorboard", CLOUDDDP_PYTHON=str(python))
+    assert "TensorBoard does not run" in err

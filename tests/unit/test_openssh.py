@@ -1,0 +1,77 @@
+"""The nodes in OpenSSH's configuration: routes, and the line in ~/.ssh/config."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.harness import cannot
+
+from cloudddp.job.tensorboard import common_folder
+from cloudddp.ssh import openssh
+from cloudddp.ssh.routes.command import ProxyCommand
+from cloudddp.ssh.target import Target
+
+
+def asked(config: str, name: str, tmp_path: Path) -> list[str]:
+    """Return what `ssh -G` makes of a configuration for a host."""
+    if shutil.which("ssh") is None:
+        cannot("OpenSSH's client is not installed")
+    (tmp_path / "config").write_text(config)
+    words = ["ssh", "-G", "-F", str(tmp_path / "config"), name]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def test_proxy_command_has_the_region_and_no_token_of_openssh(tmp_path: Path) -> None:
+    """It runs without cloudddp's environment; its own tokens were replaced before. Hosts do not mix: x-1 is
+    not x-11."""
+    route = ProxyCommand("sh -c 'aws ssm start-session --target i-1 %'", {"AWS_REGION": "eu-west-1"})
+    key = tmp_path / "a key"
+    hosts = {
+        "x-1": Target("node 1", "10.0.0.1", 2222, "ec2-user", key, ("ssh-ed25519 A",), route),
+        "x-11": Target("node 11", "10.0.0.11", 22, "ubuntu", key, ("ssh-ed25519 B",)),
+    }
+    config = openssh.config(hosts, tmp_path / "known hosts")
+    found = asked(config, "x-1", tmp_path)
+    command = "env AWS_REGION=eu-west-1 sh -c 'aws ssm start-session --target i-1 %%'"
+    assert f"proxycommand {command}" in found
+    assert {"hostname 10.0.0.1", "port 2222", "user ec2-user", "identitiesonly yes"} <= set(found)
+    assert not any(line.startswith("proxycommand") for line in asked(config, "x-11", tmp_path))
+    assert f"hostname {(other := 'other')}" in asked(config, other, tmp_path)
+
+
+def test_line_is_put_into_the_file_that_a_link_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dotfiles are often links into a repository. Bytes that are not UTF-8 stay."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("CLOUDDDP_HOME", str(tmp_path / 'a"b [c] %d$e'))
+    assert not openssh.is_included()
+    real = tmp_path / "dotfiles" / "config"
+    real.parent.mkdir()
+    real.write_bytes(b"# \xff\n")
+    real.chmod(0o644)
+    link = tmp_path / ".ssh" / "config"
+    link.parent.mkdir()
+    link.symlink_to(real)
+    for _ in range(2):
+        openssh.include()
+    line = f'Include "{tmp_path}/a?b ?c? ?d?e/clusters/*/ssh_config"'
+    assert link.is_symlink()
+    assert real.read_bytes() == f"{line}\n\n".encode() + b"# \xff\n"
+    assert real.stat().st_mode & 0o777 == 0o644
+    assert sorted(path.name for path in real.parent.iterdir()) == ["config"]
+
+
+@pytest.mark.parametrize(
+    ("files", "folder"),
+    [
+        ([], ""),
+        (["./runs/a/events.out.tfevents.1"], "runs/a"),
+        (["./runs/a/e", "./runs/b c/e"], "runs"),
+        (["./runs/a/e", "./logs/e"], "."),
+        (["./e"], "."),
+    ],
+)
+def test_folder_that_has_all_event_files(files: list[str], folder: str) -> None:
+    assert common_folder(files) == folder
