@@ -21,7 +21,7 @@ from typing import Any
 
 from cloudddp.errors import CloudDDPError, Command
 from cloudddp.files import Folder, open_private, state_home
-from cloudddp.tags import parse_cluster_id
+from cloudddp.tags import iso, parse_cluster_id, parse_time
 
 _ORPHAN_SECONDS = 86400.0  # of a key without a record, until it is removed
 USUAL_USER = "ubuntu"  # for clusters whose record names no login user
@@ -42,6 +42,12 @@ class ClusterRecord:
     connect: str = ""
     proxy_jump: str = ""
     proxy_command: str = ""
+    extended: bool = False  # `expires` was moved by `extend`
+    # For `cost`; "", 0 and None in records of earlier versions.
+    project: str = ""  # the name of the project's folder
+    created: str = ""
+    nodes: int = 0
+    node_hour: float | None = None  # USD for each node, as in its tag
 
 
 def known_clusters() -> list[ClusterRecord]:
@@ -54,6 +60,12 @@ def live_clusters() -> list[ClusterRecord]:
     """Return the known clusters whose deadline is ahead."""
     now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
     return [record for record in known_clusters() if record.expires > now]
+
+
+def history(endpoint: str) -> list[tuple[ClusterFolder, ClusterRecord]]:
+    """Return the clusters that were created on this computer, also those that are gone."""
+    found = [(folder, folder.record()) for folder in _folders()]
+    return [(folder, record) for folder, record in found if record and record.endpoint == endpoint]
 
 
 def folders_of(name: str, endpoint: str) -> list[ClusterFolder]:
@@ -277,6 +289,24 @@ class ClusterFolder:
             )
         return self.private_key
 
+    def record_deadline(self, expires: datetime) -> None:
+        """Record that `extend` has moved the deadline. Raises OSError, UsageError."""
+        if self.record() is not None:
+            found = json.loads(self._read(self.path / "cluster.json"))
+            found |= {"expires": iso(expires), "extended": True}
+            self.write(self.path / "cluster.json", f"{json.dumps(found, indent=2)}\n")
+
+    def moved_deadline(self) -> datetime | None:
+        """Return the deadline that `extend` has recorded on this computer, or None if it never has."""
+        record = self.record()
+        return parse_time(record.expires) if record is not None and record.extended is True else None
+
+    def interrupted_extension(self) -> str:
+        """Return the deadline to which `extend` was moving nodes, if not all have confirmed it, or ''."""
+        steps = [one for one in self.events() if one.get("event") in (EXTENDING, EXTENDED)]
+        found = steps[-1].get("expires") if steps and steps[-1]["event"] == EXTENDING else None
+        return found if isinstance(found, str) and parse_time(found) else ""
+
     @contextlib.contextmanager
     def being_created(self) -> Iterator[None]:
         """Mark the cluster as being created by this process. The mark ends with the process, also if it is
@@ -396,4 +426,6 @@ class ClusterFolder:
                 folder.remove(path.name)
 
 
+COST, GONE = "cost", "gone"
+EXTENDING, EXTENDED = "extend", "extended"  # events of `extend`: before its first change, and after the last
 _CREATED = "made"  # the event name in the journals of all versions

@@ -16,11 +16,13 @@ VERBS = {
     "allow-me": (f"{_CLUSTERS}:allow_me", "Allow SSH from this computer's current address."),
     "cancel": (f"{_JOBS}:cancel", "Stop every rank of a job on every node."),
     "completion": (f"{_NODES}:completion", "Print the completion script for a shell."),
+    "cost": (f"{_CLUSTERS}:cost", "Show what your clusters have cost, by month and project."),
     "doctor": (f"{_CLUSTERS}:doctor", "Check whether `up` would work, without creating anything."),
     "down": (f"{_CLUSTERS}:down", "Remove the cluster and verify that nothing is left."),
     "exec": (f"{_NODES}:exec_", "Run COMMAND on every node, in the project's folder."),
     "export": (f"{_EXPORT}:export", "Write the same job as a script for another launcher."),
     "forward": (f"{_NODES}:forward", "Forward ports of this computer to a node."),
+    "extend": (f"{_CLUSTERS}:extend", "Move the deadline of the cluster, to a later or an earlier time."),
     "init": (f"{_NODES}:init", "Write a short cloudddp.toml into FOLDER."),
     "jobs": (f"{_JOBS}:jobs", "List the cluster's jobs, their state and training progress."),
     "launch": (f"{_JOBS}:launch", "Sync the project and run SCRIPT with ARGS on every node."),
@@ -47,10 +49,10 @@ VERBS = {
 
 HEADINGS = {
     "Start": "init doctor up launch run".split(),
-    "Look": "ls status top jobs logs stacks".split(),
+    "Look": "ls status top cost jobs logs stacks".split(),
     "Reach": "ssh ssh-config forward tensorboard exec".split(),
     "Files": "sync pull report".split(),
-    "Continue": "resume watch allow-me".split(),
+    "Continue": "resume watch extend allow-me".split(),
     "End": "cancel down".split(),
     "Simulate and more": "sim export completion".split(),
 }

@@ -104,7 +104,7 @@ def find(aws: AWS, name: str | None = None) -> list[Cluster]:
 
 
 POWERED_OFF = "ended: its nodes powered off by themselves"
-_REMAINS = ("Elastic IP", "security group", "key pair")
+REMAINS = ("Elastic IP", "security group", "key pair")  # what may outlive the nodes of a cluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class Remains:
 def remains(aws: AWS, live: Iterable[Cluster], name: str | None = None) -> list[Remains]:
     """Return what is left of clusters of that name (or all), other than the live ones. Three AWS calls."""
     groups: dict[tuple[str, str], list[Resource]] = {}
-    for one in inventory.resources(aws, inventory.named(name), _REMAINS):
+    for one in inventory.resources(aws, inventory.named(name), REMAINS):
         groups.setdefault((one.tags.cluster, one.cluster_id), []).append(one)
     with_nodes = {(cluster.name, cluster.id) for cluster in live}
     return [
@@ -199,9 +199,9 @@ def _ended_by(instance: Instance, cluster: Cluster) -> str:
     if instance.reason_code == inventory.USER_SHUTDOWN:
         return f"somebody terminated it, with a `down` or another call ({reason})"
     if instance.reason_code == inventory.OWN_SHUTDOWN:
-        ended = instance.ended or datetime.now(UTC)
-        if cluster.expires is not None and ended >= cluster.expires:
-            return f"the cluster's deadline, {cluster.expires:%Y-%m-%d %H:%M} UTC, has ended it ({reason})"
+        ended, expires = instance.ended or datetime.now(UTC), instance.tags.expires or cluster.expires
+        if expires is not None and ended >= expires:
+            return f"the cluster's deadline, {expires:%Y-%m-%d %H:%M} UTC, has ended it ({reason})"
         return f"it has powered off by itself ({reason})"
     if instance.reason_code == inventory.SPOT_SHUTDOWN:
         return f"AWS has interrupted this spot instance ({reason})"

@@ -24,7 +24,6 @@ from cloudddp.cluster.prices import Cost
 from cloudddp.errors import CloudDDPError, Command, NodeError, Part, ToolCommand
 from cloudddp.tags import most_common
 
-_POWER_OFF = 300.0  # seconds; cloudddp-deadline.service needs at most 150, then the instance shuts down
 _UNKNOWN = datetime.max.replace(tzinfo=UTC)
 
 
@@ -164,7 +163,7 @@ class Cluster:
         if self.expires is None or not self._running:
             return 0.0
         late = (datetime.now(UTC) - self.expires).total_seconds()
-        return late if late > _POWER_OFF else 0.0
+        return late if late > prices.POWER_OFF.total_seconds() else 0.0
 
     @property
     def _running(self) -> list[str]:
@@ -226,6 +225,12 @@ class Cluster:
     def warnings(self) -> list[str]:
         """Sentences about a deadline that was missed, tags that cannot be used and foreign instances."""
         found = [warning for instance in self.live for warning in instance.warnings]
+        for rank, node in self.nodes.items():
+            if self.expires is not None and node.tags.expires not in (None, self.expires):
+                found.append(
+                    f"node {rank} ({node.id}) ends at {node.tags.expires:%Y-%m-%d %H:%M:%S} UTC, and the "
+                    f"cluster at {self.expires:%Y-%m-%d %H:%M:%S} UTC; `extend --until` moves both"
+                )
         if late := self.overdue:
             one = len(self._running) == 1
             found.append(

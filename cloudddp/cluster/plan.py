@@ -300,7 +300,7 @@ def plan_replacement(
         **launch,
         "MinCount": 1,
         "MaxCount": 1,
-        "TagSpecifications": [_with_rank(one, rank) for one in launch["TagSpecifications"]],
+        "TagSpecifications": [_with_tags(one, rank, expires) for one in launch["TagSpecifications"]],
         "UserData": user_data(identity, now, expires, units, idle),
     }
     params["ClientToken"] = client_token(identity.cluster_id, attempt, zone, params)
@@ -309,6 +309,8 @@ def plan_replacement(
     )
 
 
-def _with_rank(specification: Mapping[str, Any], rank: int) -> dict[str, Any]:
-    tags = [tag for tag in specification["Tags"] if tag["Key"] != TAG_NODE_RANK]
-    return {**specification, "Tags": [*tags, {"Key": TAG_NODE_RANK, "Value": str(rank)}]}
+def _with_tags(specification: Mapping[str, Any], rank: int, expires: datetime) -> dict[str, Any]:
+    """Return the tags of `up` with the rank, and with the deadline as it is now."""
+    own = {TAG_NODE_RANK: str(rank), TAG_EXPIRES: iso(expires)}
+    tags = [tag for tag in specification["Tags"] if tag["Key"] not in own]
+    return {**specification, "Tags": [*tags, *({"Key": key, "Value": own[key]} for key in own)]}

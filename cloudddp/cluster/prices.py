@@ -113,6 +113,7 @@ def _table() -> _Table:
     return msgspec.json.decode(TABLE.read_bytes(), type=_Table)
 
 
+POWER_OFF = timedelta(minutes=5)  # cloudddp-deadline.service needs at most 150 s, then the node shuts down
 _ROUNDING = timedelta(seconds=1)  # EC2 gives the end of an instance in whole seconds
 
 
@@ -138,6 +139,8 @@ def cost_so_far(members: Sequence[Instance], now: datetime) -> Cost:
     for member in members:
         start = _start(member) or min(starts)
         end = now if member.ended is None else min(member.ended + _ROUNDING, now)
+        if member.ended is None and not member.live and member.tags.expires is not None:
+            end = max(start, min(end, member.tags.expires + POWER_OFF))  # which ends a node that runs
         at_most = at_most or (member.ended is None and member.state not in ("pending", "running"))
         seconds += _billed_seconds(start, end)
     forgotten = max((most_common(member.tags.nodes for member in members) or 0) - len(members), 0)

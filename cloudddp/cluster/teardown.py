@@ -32,7 +32,7 @@ from cloudddp.errors import (
     UsageError,
     renewal_first,
 )
-from cloudddp.local_state import ClusterFolder, forget_orphans
+from cloudddp.local_state import COST, GONE, ClusterFolder, forget_orphans
 from cloudddp.tags import Tags
 
 Mine = Callable[[Instance | Resource], bool]
@@ -250,6 +250,7 @@ class _Teardown:
         left = {one.id for one in self.left}
         seen_live = [instance for instance in self._seen.values() if instance.live]
         if not left and not self.reasons:
+            _journal_costs(self._seen.values())
             ids = {one.cluster_id for one in self._seen.values()}
             forget(self._aws, (ids | {one.cluster_id for one in self._deleted.values()}) - {""})
             forget_orphans()
@@ -287,19 +288,32 @@ def forget(aws: AWS, cluster_ids: set[str]) -> None:
                 continue
             if any(instance.live for instance in inventory.instances(aws, inventory.with_id(one))):
                 continue
-            folder.journal("gone")
+            folder.journal(GONE)
             folder.forget()
+
+
+def _by_cluster(seen: Iterable[Instance]) -> dict[str, list[Instance]]:
+    clusters: dict[str, list[Instance]] = {}
+    for instance in seen:
+        clusters.setdefault(instance.cluster_id, []).append(instance)
+    return clusters
+
+
+def _journal_costs(seen: Iterable[Instance]) -> None:
+    """Record what the clusters have cost, for `cost`: AWS forgets them."""
+    for one, members in _by_cluster(seen).items():
+        with contextlib.suppress(OSError, CloudDDPError, ValueError):  # as for the termination
+            if (folder := ClusterFolder(one)).exists:
+                cost = prices.cost_so_far(members, datetime.now(UTC))
+                folder.journal(COST, usd=cost.usd, at_most=cost.at_most)
 
 
 def _cost(seen: Iterable[Instance]) -> Cost:
     """Return what those clusters have cost that had a live instance; the others had ended before."""
-    clusters: dict[str, list[Instance]] = {}
-    for instance in seen:
-        clusters.setdefault(instance.cluster_id, []).append(instance)
     now = datetime.now(UTC)
     return prices.total_cost(
         prices.cost_so_far(members, now)
-        for members in clusters.values()
+        for members in _by_cluster(seen).values()
         if any(member.live for member in members)
     )
 

@@ -66,6 +66,7 @@ def up(
     confirm: Callable[[Sequence[Plan], TypeInfo], None] = lambda *_: None,
     on_ready: Callable[[Cluster], None] = lambda _: None,
     looked_in: Sequence[AWS] = (),
+    project: str = "",
     on_others: Callable[[Sequence[Cluster]], None] = lambda _: None,
     dial: Dial = dial,
     check_route: Callable[[ClusterSpec], None] = connect.check_route,
@@ -74,12 +75,12 @@ def up(
     """Create the cluster and return when every node is ready to train; check it and return if it already
     exists.
 
-    `clouds` are the regions to try, in order; `looked_in`, those in which the cluster may exist, if they are
-    more. `on_others` is called with the caller's other clusters there. `confirm` is called with a plan per
-    region that can run the cluster, before anything is created, and raises to refuse. After any error or
-    interrupt everything is removed again, and that is verified. `on_ready` is called with the cluster if it
-    was created: from then on a caller that is interrupted has to remove it, even if this function does not
-    return. Raises UsageError, NameTaken, CloudDDPError, Interrupted, Leftovers.
+    `project` is recorded. `clouds` are the regions to try, in order; `looked_in`, those in which the cluster
+    may exist, if they are more. `on_others` is called with the caller's other clusters there. `confirm` is
+    called with a plan per region that can run the cluster, before anything is created, and raises to refuse.
+    After any error or interrupt everything is removed again, and that is verified. `on_ready` is called with
+    the cluster if it was created: from then on a caller that is interrupted has to remove it, even if this
+    function does not return. Raises UsageError, NameTaken, CloudDDPError, Interrupted, Leftovers.
     """
     check_settings(clouds, spec)
     looked = in_regions(looked_in or clouds, spec.name, progress)
@@ -100,7 +101,7 @@ def up(
         the_plan = offer.plan(spec, identity)
         files = partial(
             ClusterFolder(identity.cluster_id).create,
-            _record(offer.aws, spec, the_plan),
+            _record(offer.aws, spec, the_plan, project),
             private_key=private_key,
             host_public=identity.host_public,
         )
@@ -200,7 +201,7 @@ def _wait_running(
     return cluster
 
 
-def _record(aws: AWS, spec: ClusterSpec, the_plan: Plan) -> ClusterRecord:
+def _record(aws: AWS, spec: ClusterSpec, the_plan: Plan, project: str) -> ClusterRecord:
     return ClusterRecord(
         the_plan.cluster_id,
         spec.name,
@@ -211,6 +212,10 @@ def _record(aws: AWS, spec: ClusterSpec, the_plan: Plan) -> ClusterRecord:
         connect=spec.connect or "",
         proxy_jump=spec.proxy_jump or "",
         proxy_command=spec.proxy_command or "",
+        project=project,
+        created=iso(the_plan.created),
+        nodes=spec.nodes,
+        node_hour=the_plan.price.hour / spec.nodes,
     )
 
 

@@ -4,6 +4,7 @@ follows, and a report if the deadline ended the job."""
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
@@ -15,6 +16,7 @@ from cloudddp.errors import Command
 from cloudddp.formats import counted, dollars, duration, moment
 from cloudddp.job.job_request import NewJob
 from cloudddp.job.launch_record import s3_place_of
+from cloudddp.local_state import ClusterFolder
 from cloudddp.operations.reporter import Reporter
 from cloudddp.operations.unsaved_work import unsaved_work
 
@@ -22,15 +24,21 @@ NEAR = 1800.0  # seconds before the deadline from which a launch warns of it
 WARNINGS = (30.0, 10.0, 3.0)  # minutes before the deadline
 
 
+def expires(cluster: Cluster) -> datetime | None:
+    """Return the deadline of a cluster that was found a while ago: `extend` may have moved it since."""
+    moved = None
+    with contextlib.suppress(ValueError):  # without an id it has no folder
+        moved = ClusterFolder(cluster.id).moved_deadline()
+    return moved or cluster.expires
+
+
 def warn_if_near(console: Reporter, cluster: Cluster) -> None:
     """Warn if the nodes will terminate soon, which ends the job."""
-    if cluster.expires is None:
-        return
-    left = (cluster.expires - datetime.now(UTC)).total_seconds()
-    if left < NEAR:
+    ends, left = expires(cluster), _left(cluster)
+    if ends is not None and left < NEAR:
         when = f"in {duration(left)}" if left > 0 else "now"
         console.warn(
-            f"the nodes terminate {when}, at {moment(cluster.expires)} (the cluster's deadline), and this "
+            f"the nodes terminate {when}, at {moment(ends)} (the cluster's deadline), and this "
             "job ends with them; results that are not pulled by then are lost"
         )
 
@@ -39,30 +47,37 @@ def warn_if_near(console: Reporter, cluster: Cluster) -> None:
 def warnings(console: Reporter, cluster: Cluster | None, settings: Config) -> Iterator[None]:
     """Warn of the deadline 30, 10 and 3 minutes before it, while a job is followed, and name the results that
     it would delete. `cluster` None: never."""
-    timers = [] if cluster is None else _timers(console, cluster, settings)
-    for timer in timers:
-        timer.daemon = True
-        timer.start()
+    done = threading.Event()
+    if cluster is not None:
+        threading.Thread(target=_warn, args=(console, cluster, settings, done), daemon=True).start()
     try:
         yield
     finally:
-        for timer in timers:
-            timer.cancel()
+        done.set()
 
 
-def _timers(console: Reporter, cluster: Cluster, settings: Config) -> list[threading.Timer]:
-    if cluster.expires is None:
-        return []
-    left = (cluster.expires - datetime.now(UTC)).total_seconds()
-    before = [minutes * timing.current().minute for minutes in WARNINGS]
-    text = f", at {moment(cluster.expires)} (the cluster's deadline)"
+def _warn(console: Reporter, cluster: Cluster, settings: Config, done: threading.Event) -> None:
+    minute = timing.current().minute
+    before = [minutes * minute for minutes in WARNINGS]
+    previous = _left(cluster)
+    while True:
+        # `extend` may move it meanwhile, also to an earlier time.
+        if done.wait(min([minute / 2, *(previous - one for one in before if one < previous)])):
+            return
+        left = _left(cluster)
+        if left > 0 and any(left <= one < previous for one in before):
+            ends = moment(expires(cluster) or datetime.now(UTC))
+            when = f"in {duration(math.ceil(left))}, at {ends} (the cluster's deadline)"
+            console.warn(f"the nodes terminate {when}; ", Command("extend", "--hours", "H"), " moves it")
+            for message in unsaved_work(cluster, settings, jobs=False):
+                console.warn(*message)
+        previous = left
 
-    def warn(seconds: float) -> None:
-        console.warn(f"the nodes terminate in {duration(seconds)}{text}")
-        for message in unsaved_work(cluster, settings, jobs=False):
-            console.warn(*message)
 
-    return [threading.Timer(left - seconds, warn, [seconds]) for seconds in before if 0 < seconds < left]
+def _left(cluster: Cluster) -> float:
+    """Return the seconds until the deadline; infinity where there is none."""
+    ends = expires(cluster)
+    return math.inf if ends is None else (ends - datetime.now(UTC)).total_seconds()
 
 
 def report_leaving(console: Reporter, cluster: Cluster, settings: Config, job: NewJob) -> None:
@@ -72,7 +87,7 @@ def report_leaving(console: Reporter, cluster: Cluster, settings: Config, job: N
     if place is not None:
         kept = f"each node copies its results to {place.url} when the job has ended"
     if job.poweroff is not None:
-        until = f", at {moment(cluster.expires)} at the latest" if cluster.expires else ""
+        until = f", at {moment(ends)} at the latest" if (ends := expires(cluster)) else ""
         after = f"{duration(60 * job.poweroff)} after the job" if job.poweroff else "after the job"
         console.log(f"the nodes end by themselves {after}{until}; {kept}")
         return
@@ -90,11 +105,12 @@ def report_leaving(console: Reporter, cluster: Cluster, settings: Config, job: N
 
 
 def _at_most(cluster: Cluster) -> str:
-    if cluster.expires is None:
+    ends = expires(cluster)
+    if ends is None:
         return ""
-    left = max((cluster.expires - datetime.now(UTC)).total_seconds(), 0.0)
+    left = max(_left(cluster), 0.0)
     total = "" if cluster.hour is None else f", at most {dollars(cluster.hour * left / 3600)}"
-    return f"{total} until {moment(cluster.expires)}"
+    return f"{total} until {moment(ends)}"
 
 
 def report_not_started(console: Reporter, cluster: Cluster | None, job: NewJob, left: float | None) -> None:
@@ -113,7 +129,8 @@ def report_not_started(console: Reporter, cluster: Cluster | None, job: NewJob, 
     elif job.poweroff is not None:
         hour = cluster.hour if cluster is not None else None
         price = "" if hour is None else f" and cost {dollars(hour)} an hour"
-        until = f" until {moment(cluster.expires)}" if cluster is not None and cluster.expires else ""
+        ends = expires(cluster) if cluster is not None else None
+        until = f" until {moment(ends)}" if ends else ""
         console.log(
             f"job {job.id} was not started, so its --down does not end the nodes: they stay "
             f"up{until}{price}; ",
@@ -135,22 +152,24 @@ def announced_by_aws(cluster: Cluster, settings: Config, moment: float) -> bool:
     """Whether a notice to the ranks at that moment, in seconds since the epoch, was AWS's, and not the
     cluster's deadline."""
     early = (settings.job.save_minutes + 1) * timing.current().minute
-    return cluster.expires is None or cluster.expires.timestamp() - moment > early
+    ends = expires(cluster)
+    return ends is None or ends.timestamp() - moment > early
 
 
 def report_if_passed(
     console: Reporter, cluster: Cluster, settings: Config, job_id: str, ended: Collection[int]
 ) -> None:
     """Report that the deadline ended a job, if it did, and which results are lost."""
-    if not ended or not cluster.past_deadline or cluster.expires is None:
+    ends = expires(cluster)
+    if not ended or ends is None or ends > datetime.now(UTC):
         return
     place = s3_place_of(settings, job_id)
     console.log(
-        f"the deadline of cluster {cluster.name}, {moment(cluster.expires)}, ended job {job_id}; results "
+        f"the deadline of cluster {cluster.name}, {moment(ends)}, ended job {job_id}; results "
         "that were not pulled are lost"
         + ("" if place is None else f", but for what the nodes have copied to {place.url}: "),
         *([Command("pull", "--job", job_id)] if place is not None else []),
     )
     console.log(
-        "next time: ", Command("up", "--max-hours", "HOURS"), ", and ", Command("pull"), " while the job runs"
+        "next time: ", Command("extend", "--hours", "H"), ", and ", Command("pull"), " while the job runs"
     )

@@ -24,7 +24,7 @@ from cloudddp.errors import CloudDDPError, Command, Part, UsageError
 from cloudddp.files import check_home
 from cloudddp.operations import termination
 from cloudddp.operations.load_settings import enter_simulator, layers_of, report_other_region, tolerated
-from cloudddp.operations.reporter import ReporterT, ReporterT_co
+from cloudddp.operations.reporter import Reporter, ReporterT, ReporterT_co
 from cloudddp.tags import iso
 
 
@@ -190,7 +190,21 @@ class Session(Generic[ReporterT_co]):
                 found = lookup.get(aws, self.settings.cluster.name, self.ownership(aws))
         for warning in found.warnings:
             self.console.warn(warning)
+        warn_of_interrupted_extension(self.console, found)
         return found
+
+
+def warn_of_interrupted_extension(console: Reporter, found: Cluster) -> None:
+    """Warn if an `extend` of this computer was not completed: tags may say a later time than timers."""
+    expires = ""
+    with contextlib.suppress(OSError, CloudDDPError, ValueError):  # of another computer, or unreadable
+        expires = local_state.ClusterFolder(found.id).interrupted_extension()
+    if expires:
+        console.warn(
+            "an `extend` was not completed, so nodes may still end at an earlier deadline: ",
+            Command("extend", "--until", expires),
+            " completes it",
+        )
 
 
 @timings.spanned("settings")

@@ -127,3 +127,29 @@ def test_status_and_down_include_a_lost_node(cli: Any, ec2: Any, remains: Any) -
     assert f"the last one, {before['cluster_id']}, ended on 20" in done.stderr
     as_json = cli("status", "--json")
     assert (as_json.returncode, json.loads(as_json.stdout)) == (1, [])
+
+
+def test_cost_of_a_cluster_stays_known_after_it_is_gone(cli: Any) -> None:
+    cli.ok("up", "-n", "1")
+    (status,) = json.loads(cli.ok("status", "--json"))
+
+    def cost(**env: str) -> dict[str, Any]:
+        listed = json.loads(cli.ok("cost", "--json", **env))
+        (found,) = [one for one in listed if one["cluster_id"] == status["cluster_id"]]
+        return dict(found)
+
+    assert (cost()["usd"], cost()["running"]) == (pytest.approx(status["usd_so_far"], abs=0.01), True)
+    assert "so far" in cli.ok("cost")
+    report = cli.ok("down", "-y")
+    paid = float(report.split("$")[1].split()[0])
+    after = cost()
+    assert (after["usd"], after["running"]) == (pytest.approx(paid, abs=0.006), False)
+    assert (after["project"], after["usd_is_at_most"]) == ("project", False)
+    alone = cost(AWS_ACCESS_KEY_ID="", AWS_SECRET_ACCESS_KEY="")  # what `down` has recorded
+    assert (alone["usd"], alone["usd_is_at_most"]) == (pytest.approx(paid, abs=0.006), False)
+    broken = cli("cost", AWS_ACCESS_KEY_ID="", AWS_SECRET_ACCESS_KEY="")
+    assert broken.returncode == 0
+    assert "AWS could not be asked" in broken.stderr
+    assert status["cluster_id"] in broken.stdout
+    assert status["cluster_id"] not in cli.ok("cost", "--month", "2020-01")
+    assert "is not a month" in cli.fails(2, "cost", "--month", "11")

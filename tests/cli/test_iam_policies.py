@@ -140,6 +140,7 @@ def test_operator_cannot_touch_what_is_not_a_clusters(operator: control.Simulato
         ("delete_key_pair", {"KeyPairId": key}),
         ("create_tags", {"Resources": [instance], "Tags": own_tags}),  # would make it a cluster's
         ("create_tags", {"Resources": [instance], "Tags": [{"Key": "cloudddp:node-rank", "Value": "0"}]}),
+        ("create_tags", {"Resources": [volume], "Tags": [{"Key": "cloudddp:expires", "Value": "x"}]}),
         ("delete_tags", {"Resources": [instance]}),
         ("run_instances", request),
         ("create_security_group", {"GroupName": "more", "Description": "d"}),
@@ -151,8 +152,8 @@ def test_operator_cannot_touch_what_is_not_a_clusters(operator: control.Simulato
     administrator.terminate_instances(InstanceIds=[instance])
 
 
-def test_only_ranks_can_be_tagged_later(operator: control.Simulator) -> None:
-    """`up` tags nodes with their ranks if EC2 has not numbered them."""
+def test_only_ranks_and_deadlines_can_be_tagged_later(operator: control.Simulator) -> None:
+    """`up` tags nodes with their ranks if EC2 has not numbered them; `extend` moves the deadline."""
     administrator, ec2 = client_of(operator, "ec2"), own_client(operator, "ec2")
     image = administrator.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
     tags = [{"ResourceType": "instance", "Tags": [{"Key": TAG, "Value": "c-0123456789"}]}]
@@ -160,6 +161,7 @@ def test_only_ranks_can_be_tagged_later(operator: control.Simulator) -> None:
     instance = administrator.run_instances(**request, TagSpecifications=tags)["Instances"][0]["InstanceId"]
     rank = {"Key": "cloudddp:node-rank", "Value": "3"}
     ec2.create_tags(Resources=[instance], Tags=[rank])
+    ec2.create_tags(Resources=[instance], Tags=[{"Key": "cloudddp:expires", "Value": "2026-12-01T08:00:00Z"}])
     for other in ({"Key": TAG, "Value": "c-9876543210"}, {"Key": "cloudddp:owner", "Value": "user/eve"}):
         with refused("UnauthorizedOperation"):
             ec2.create_tags(Resources=[instance], Tags=[rank, other])

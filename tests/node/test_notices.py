@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from support.agentnode import FOREVER, Node, until
 from support.imds import Metadata
 
-from agent.node import imds
+from agent.node import deadline, imds
 from agent.watch import notices
 from cloudddp.agent.protocol.jobs import Cause, JobState, Verdict
 from cloudddp.agent.protocol.start import Deadline
@@ -120,14 +122,37 @@ def test_unreadable_notices_are_ignored(node: Node, metadata: Metadata) -> None:
     node.cancel()
 
 
-def test_deadline_is_announced_once_and_again_where_it_was_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deadline_is_announced_once_and_again_where_it_was_moved(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv(imds.VARIABLE, "")
     watch = notices.NoticeWatch(Deadline(100.0, "12:00"), 1.0)
     assert watch.announcement(90.0) is None
     found = [watch.announcement(110.0) for _ in range(2)]
     assert [one and one.detail for one in found] == ["the cluster's deadline is at 12:00", None]
-    watch._deadline = [replace(watch._deadline[0], detail="the cluster's deadline is at 13:00")]
+    monkeypatch.setattr(deadline, "MOVED", tmp_path / "deadline.json")
+    deadline.MOVED.write_text(json.dumps({"ends": time.time() + 95.0}))
     assert [watch.announcement(110.0) is None for _ in range(2)] == [False, True]
+
+
+@pytest.mark.parametrize(("given", "moved"), [(6.0, 60.0), (3600.0, 16.0)], ids=["later", "earlier"])
+def test_job_follows_a_deadline_that_is_moved(node: Node, given: float, moved: float) -> None:
+    """Also with nobody connected: `extend` leaves the new one on the node."""
+    node.start(SAVE, deadline=Deadline(given, "the old time"), save=15.0)
+    until((node.project / "ready").exists)
+    ends = time.time() + moved
+    (node.store / "deadline.json").write_text(json.dumps({"ends": ends}))
+    if moved > given:
+        time.sleep(given)  # the old one passes
+        assert not node.state().phase.ended
+        node.cancel()
+        return
+    _, verdict = end(node)
+    assert verdict.first is not None
+    assert (
+        verdict.first.detail
+        == f"the cluster's deadline is at {datetime.fromtimestamp(ends, UTC):%Y-%m-%d %H:%M} UTC"
+    )
 
 
 def test_deadline_is_a_notice(node: Node) -> None:

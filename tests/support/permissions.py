@@ -68,6 +68,7 @@ def _verbs(cli: CommandLine, sim: control.Simulator) -> Iterator[tuple[str, Any]
     yield "sync", cli("sync")
     yield "launch", cli("launch", "-d", "wait.py")
     yield "cancel", cli("cancel")
+    yield "extend", cli("extend", "--hours", "1")
     yield "allow-me", cli("allow-me")
     yield "allow-me", cli("allow-me", "--anyone")
     change_caller(sim, cli.cluster)

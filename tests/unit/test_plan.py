@@ -26,7 +26,7 @@ from cloudddp.errors import CloudDDPError, UsageError
 from cloudddp.files import payload_text
 from cloudddp.simulator.guest.cloud_init import shellify
 from cloudddp.ssh.target import generate_key
-from cloudddp.tags import TAG_NODE_RANK
+from cloudddp.tags import TAG_EXPIRES, TAG_NODE_RANK
 
 NOW = datetime(2026, 11, 20, 12, 0, 0, 654321, tzinfo=UTC)
 UNITS = (
@@ -370,6 +370,8 @@ def test_replacement_is_one_node_with_the_rank_that_it_takes() -> None:
     for one in sent_now["TagSpecifications"]:
         ranks = [tag["Value"] for tag in one["Tags"] if tag["Key"] == TAG_NODE_RANK]
         assert ranks == ["1"]
+        ends = [tag["Value"] for tag in one["Tags"] if tag["Key"] == TAG_EXPIRES]
+        assert ends == ["2026-11-20T12:10:00Z"]  # as it is now: `extend` may have moved that of `up`
 
 
 def test_replacement_that_could_not_boot_before_the_deadline_is_refused() -> None:

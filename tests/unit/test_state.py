@@ -95,7 +95,7 @@ def test_damaged_record_counts_as_none(tmp_path: Path, text: str) -> None:
 def test_record_of_another_version_is_read(tmp_path: Path) -> None:
     """An earlier version also wrote the login user and the time of creation."""
     folder = create(tmp_path)
-    older = {**json.loads((folder.path / "cluster.json").read_text()), "user": "ubuntu", "created": "x"}
+    older = {**json.loads((folder.path / "cluster.json").read_text()), "user": "ubuntu", "made": "x"}
     (folder.path / "cluster.json").write_text(json.dumps(older))
     assert folder.record() == RECORD
 

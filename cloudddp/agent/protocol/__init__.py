@@ -12,7 +12,7 @@ instead.
 Each module holds one topic, so that a step of the agent loads only what it needs:
 
     codec      JSON <-> dataclass; ProtocolError; several steps over one channel
-    machine    probe, poweroff
+    machine    probe, poweroff, deadline
     manifest   the files of a project
     transfer   the frames that bring the project's files
     file_steps receive, pack
@@ -52,9 +52,9 @@ NOT_STARTED = 127  # the exit code of a command that cannot be started, as in a 
 STATUS_VARIABLE = "CLOUDDDP_STATUS_FILE"  # the file in which rank 0 may report its training status
 STEP_VARIABLE = "CLOUDDDP_STEP_FILE"  # the file in which each rank may report its steps
 
-# Steps that any version may run while a job of another version runs: they read files and change nothing. What
-# they report about a store of another version may be incomplete.
-SAFE_STEPS = frozenset(("pack", "new_files", "readings"))
+# Steps that any version may run while a job of another version runs: they change nothing that another version
+# reads. What they report about a store of another version may be incomplete.
+SAFE_STEPS = frozenset(("pack", "new_files", "readings", "deadline"))
 
 
 class ExitCode(IntEnum):

@@ -1,5 +1,5 @@
 """A node itself, apart from its jobs: what it reports of itself before one starts (`probe`), and when it
-powers off once none runs (`poweroff`)."""
+powers off once none runs (`poweroff`), or at the deadline (`deadline`)."""
 
 from __future__ import annotations
 
@@ -77,6 +77,32 @@ class PowerOffRequest:
         check_range("seconds", self.seconds, 0, MAX_POWEROFF_WAIT)
         if self.job or self.change is not Change.EXTEND:
             check_job_id("job", self.job)
+
+
+@dataclass(frozen=True)
+class DeadlineReply:
+    """`ends`: when the timer ends the node, in seconds since the epoch; None: it is not armed."""
+
+    ends: Optional[float] = None
+
+    def __post_init__(self) -> None:
+        check_range("ends", self.ends, 0, MAX_TIME)
+
+
+@dataclass(frozen=True)
+class DeadlineRequest:
+    """Let the node end at `ends`, in seconds since the epoch, which is in `left` seconds by the clock of the
+    laptop. None: change nothing."""
+
+    ends: Optional[float] = None
+    left: float = 0.0
+
+    STEP = "deadline"
+    REPLY = DeadlineReply
+
+    def __post_init__(self) -> None:
+        check_range("ends", self.ends, 0, MAX_TIME)
+        check_range("left", self.left, 0, MAX_POWEROFF_WAIT)
 
 
 MAX_INTERFACE = 15  # characters (Linux: IFNAMSIZ - 1)

@@ -45,6 +45,7 @@ from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.job_request import NewJob, Script
 from cloudddp.job.results import pull
 from cloudddp.local_state import ClusterFolder
+from cloudddp.operations import deadlines
 from cloudddp.operations.node_connections import connected
 from cloudddp.operations.results import Left, collect, ended_nodes
 from cloudddp.operations.start_job import checked_script, start_job
@@ -377,7 +378,8 @@ def _keep(console: Console, settings: Config, cluster: Cluster, ending: _Ending)
 def _end_nodes_later(spec: ClusterSpec, cluster: Cluster, ending: _Ending) -> str:
     """Let the nodes end by themselves after --keep minutes; return how long they stay and what that costs."""
     seconds = ending.keep_files * timing.current().minute
-    limit = (cluster.expires - datetime.now(UTC)).total_seconds() if cluster.expires else math.inf
+    ends = deadlines.expires(cluster)
+    limit = (ends - datetime.now(UTC)).total_seconds() if ends else math.inf
     planned: set[int] = set()
     if ending.job and seconds < limit and planned_end.nodes_power_off():
         with contextlib.suppress(CloudDDPError, OSError):
@@ -387,14 +389,15 @@ def _end_nodes_later(spec: ClusterSpec, cluster: Cluster, ending: _Ending) -> st
     if not planned:
         return f"until its deadline, {_deadline(cluster)}, at {_price(cluster)}"
     cost = "" if cluster.hour is None else f", at most {dollars(cluster.hour * ending.keep_files / 60)}"
-    ends = moment(datetime.now(UTC) + timedelta(seconds=seconds))
+    gone = moment(datetime.now(UTC) + timedelta(seconds=seconds))
     rest = sorted(cluster.nodes.keys() - planned)
     others = f" ({node_list(rest)}: until the deadline, {_deadline(cluster)})" if rest else ""
-    return f"for {duration(60 * ending.keep_files)}, until {ends}{others}, at {_price(cluster)}{cost}"
+    return f"for {duration(60 * ending.keep_files)}, until {gone}{others}, at {_price(cluster)}{cost}"
 
 
 def _deadline(cluster: Cluster) -> str:
-    return moment(cluster.expires) if cluster.expires else "their deadline"
+    ends = deadlines.expires(cluster)
+    return moment(ends) if ends else "their deadline"
 
 
 def _price(cluster: Cluster) -> str:

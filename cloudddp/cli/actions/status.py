@@ -43,6 +43,8 @@ def status(console: Console, options: GlobalOptions, *, as_json: bool, watch: bo
             raise
     ownership = session.ownership(aws)
     _warn(console, live)
+    for one in live:
+        sessions.warn_of_interrupted_extension(console, one)
     credentials = aws.credentials_end()
     if as_json:
         console.print_json(

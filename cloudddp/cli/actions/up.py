@@ -20,7 +20,7 @@ from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.up import UpResult
 from cloudddp.config.command_line import Flag, GlobalOptions
 from cloudddp.errors import CloudDDPError, Command, Interrupted
-from cloudddp.formats import dollars
+from cloudddp.formats import dollars, duration
 from cloudddp.job import ranks
 
 
@@ -67,8 +67,17 @@ def _require_limits(existing: Cluster, session: Session, flags: Sequence[Flag]) 
     if beyond:
         raise CloudDDPError(
             f"cluster {existing.name!r} was created before and {' and '.join(beyond)}. Nothing was changed",
-            hint=("leave that option out to use it as it is, or remove it: ", Command("down")),
+            hint=("leave that option out, or move the deadline: ", Command("extend", "--until", "TIME")),
         )
+    if "max_hours" in given and existing.created and existing.expires:
+        life = (existing.expires - existing.created).total_seconds()
+        if life < 3600 * spec.max_hours - 1:
+            session.console.log(
+                f"cluster {existing.name!r} was created before, for {duration(life)}, and ends in "
+                f"{time_left(existing)}: ",
+                Command("extend", "--hours", "H"),
+                " moves its deadline",
+            )
 
 
 def bring_up(
@@ -105,5 +114,6 @@ def bring_up(
             confirm=agree,
             on_ready=on_ready,
             looked_in=session.looked_in(clouds),
+            project=session.root.name,
             on_others=name_others,
         )

@@ -1,4 +1,4 @@
-"""The verbs on clusters: up, down, status, top, ls, allow-me."""
+"""The verbs on clusters: up, down, extend, status, top, ls, cost, allow-me."""
 
 from __future__ import annotations
 
@@ -138,6 +138,60 @@ ls = Verb(
     \b
     Example:
       cloudddp ls --all-regions
+    """,
+)
+
+extend = Verb(
+    "extend",
+    "cloudddp.cli.actions.extend:extend",
+    params=[
+        click.Option(
+            ["--hours"],
+            type=Finite(0, 336, min_open=True),
+            metavar="H",
+            help="H hours after the present deadline.",
+        ),
+        click.Option(
+            ["--until"], metavar="TIME", help="A time: 18:00 or 2026-12-01T08:00 (local), 2026-12-01T08:00Z."
+        ),
+        click.Option(
+            ["--max-cost"],
+            type=Finite(0, min_open=True),
+            metavar="USD",
+            help="The time at which the whole cluster will have cost that much.",
+        ),
+        ANYONE,
+        YES,
+    ],
+    help="""Move the deadline of the cluster, to a later or an earlier time.
+
+    Moves the timer of every node, the tags and this computer's record, after it has shown both deadlines and
+    the cost. Running jobs are warned at the new one. At most 336 hours after the creation, and not beyond
+    max_cost of the configuration.
+
+    If a node cannot be reached, the others are moved, it is named, and the exit code is 1. It is safe to
+    repeat.
+
+    \b
+    Examples:
+      cloudddp extend --hours 4
+      cloudddp extend --until 18:00
+    """,
+)
+
+cost = Verb(
+    "cost",
+    "cloudddp.cli.actions.cost:cost",
+    params=[click.Option(["--month"], metavar="YYYY-MM", help="Only clusters that began in it."), JSON],
+    help="""Show what your clusters have cost, by month and project.
+
+    Also those that have ended: from AWS, which lists instances for an hour, and from what this computer has
+    recorded. A cluster that ended without `down` counts until its deadline ("at most"). Works without AWS,
+    with a warning. Estimates by list prices; data transfer, snapshots and taxes are not counted.
+
+    \b
+    Example:
+      cloudddp cost --month 2026-11
     """,
 )
 

@@ -11,6 +11,7 @@ import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -50,6 +51,9 @@ class Hosts(Protocol):
 
     def describe(self, instance_ids: list[str]) -> list[dict[str, Any]]:
         """Return ssh_port, home and processes (pids) of each node."""
+
+    def moved_deadline(self, instance_id: str) -> datetime | None:
+        """Return the node's deadline as it was changed on the node; None if it was not, or is not known."""
 
     def kill(self, instance_id: str) -> None:
         """End the node as a hardware failure would."""

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,7 +22,7 @@ from cloudddp.simulator.guest import log, on_node
 from cloudddp.simulator.hosts import lab_disk, node_process
 from cloudddp.simulator.hosts.host_setup import HostSetup
 from cloudddp.simulator.hosts.node_folder import nodes_folder
-from cloudddp.simulator.hosts.node_spec import NodeSpec
+from cloudddp.simulator.hosts.node_spec import NodeSpec, calendar_time
 from cloudddp.simulator.linux import kernel, processes
 from cloudddp.simulator.net.policy import S3, S3_PORT
 from cloudddp.simulator.net.router import Router, node_commands
@@ -151,6 +152,15 @@ class LabHosts:
                 }
             )
         return found
+
+    def moved_deadline(self, instance_id: str) -> datetime | None:
+        host = self._hosts.get(instance_id)
+        if host is None or not host.spec.user_data.timer:
+            return None
+        timer = f"/proc/{host.node.init.pid}/root/etc/systemd/system/{host.spec.user_data.timer}"
+        with contextlib.suppress(OSError):
+            return calendar_time(Path(timer).read_text())
+        return None
 
     # -- faults --------------------------------------------------------------------------------------------
 

@@ -105,7 +105,7 @@ class Lifecycle:
         hosts = self._hosts.describe([record.instance.id for record in records])
         found = []
         for record, host in zip(records, hosts, strict=True):
-            instance, deadline = record.instance, record.deadline
+            instance, deadline = record.instance, self._deadline(record)
             node = {
                 "instance_id": instance.id,
                 "state": instance.state,
@@ -260,11 +260,15 @@ class Lifecycle:
             time.sleep(_DEADLINE_INTERVAL)
             now = datetime.now(UTC)
             for record in list(self._records.values()):
-                if record.deadline and record.deadline <= now and record.instance.state == "running":
+                deadline = self._deadline(record)
+                if deadline and deadline <= now and record.instance.state == "running":
                     try:
                         self._powered_off(record)
                     except Exception:  # the thread must continue: other deadlines, and the next attempt
                         log.write(f"{record.instance.id}: {traceback.format_exc()}")
+
+    def _deadline(self, record: _Record) -> datetime | None:
+        return self._hosts.moved_deadline(record.instance.id) or record.deadline
 
     # -- transitions, each in a thread of its own ----------------------------------------------------------
 

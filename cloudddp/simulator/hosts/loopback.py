@@ -9,6 +9,7 @@ nothing of user data.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import os
 import shutil
@@ -17,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -106,6 +108,12 @@ class LoopbackHosts:
             }
             for instance_id in instance_ids
         ]
+
+    def moved_deadline(self, instance_id: str) -> datetime | None:
+        with contextlib.suppress(OSError, ValueError):
+            text = (self._folder(instance_id) / "run" / "deadline").read_text()
+            return datetime.strptime(text, "%a %Y-%m-%d %H:%M:%S UTC\n").replace(tzinfo=UTC)
+        return None
 
     # -- faults --------------------------------------------------------------------------------------------
 

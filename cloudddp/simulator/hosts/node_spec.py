@@ -180,6 +180,12 @@ def _deadline(files: Any, commands: Any) -> tuple[str, datetime | None]:
         path = PurePosixPath(name)
         if path.suffix != ".timer":
             continue
-        if found := _CALENDAR.search(cloud_init.content(entry).decode()):
-            return path.name, datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC)
+        if (found := calendar_time(cloud_init.content(entry).decode())) is not None:
+            return path.name, found
     return "", None
+
+
+def calendar_time(timer: str) -> datetime | None:
+    """Return the time of a timer's OnCalendar=, if it is one."""
+    found = _CALENDAR.search(timer)
+    return datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC) if found else None

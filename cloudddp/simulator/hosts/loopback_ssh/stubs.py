@@ -18,8 +18,8 @@ echo "simulated node: $(basename "$0") is refused: the node shares this computer
 exit 1
 """
 
-# `sudo` allows only the two steps of infra/node/host-key.sh, applied to the host key of the node's server:
-# the script itself would change this computer's /etc/ssh.
+# `sudo` allows only the two steps of infra/node/host-key.sh, applied to the host key of the node's server,
+# and a new deadline: the scripts themselves would change this computer's /etc.
 _SUDO = r"""#!/bin/sh
 cd "$(dirname "$0")/../run" || exit 1
 same() { [ "$(cut -d ' ' -f 1,2 "$1")" = "$2" ]; }
@@ -36,6 +36,10 @@ case "$1 $2 $3 $4 $5" in
     fi
     same host_key.pub "$6" || exit 1
     echo > reload
+    ;;
+"-n sh -s -- "*" UTC")
+    cat > /dev/null
+    date -u -d "@$6" '+%a %Y-%m-%d %H:%M:%S UTC' > deadline.new && mv deadline.new deadline
     ;;
 *)
     echo "simulated node: sudo is refused: the node shares this computer" >&2
@@ -104,9 +108,11 @@ while [ $# -gt 0 ]; do
     esac
     shift
 done
-active=inactive sub=dead load=not-found enabled= next= known=no
+elapse={elapse} active=inactive sub=dead load=not-found enabled= next= known=no
+moved=$(dirname "$0")/../run/deadline
+[ ! -e "$moved" ] || elapse=$(cat "$moved")
 if [ -n "$timer" ] && [ "$unit" = "$timer" ]; then
-    active=active sub=waiting load=loaded enabled=enabled next={elapse} known=yes
+    active=active sub=waiting load=loaded enabled=enabled next=$elapse known=yes
 fi
 case "$verb" in
 is-active) echo $active; [ $known = yes ] || exit 3 ;;
@@ -129,7 +135,7 @@ show)
     ;;
 list-timers)
     echo "NEXT UNIT"
-    if [ -n "$timer" ]; then echo {elapse} "$timer"; fi
+    if [ -n "$timer" ]; then echo "$elapse" "$timer"; fi
     ;;
 *)
     echo "simulated node: unsupported: systemctl $verb" >&2

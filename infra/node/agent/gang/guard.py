@@ -21,7 +21,7 @@ from typing import Any
 from agent.gang import step, supervisor
 from agent.jobs import job_record, phases, poweroff
 from agent.jobs.notify import Notifier
-from agent.node import kernel, processes, store
+from agent.node import deadline, kernel, processes, store
 from agent.node.shared_memory import SharedText, SupervisorHeartbeat
 from cloudddp.agent.protocol.jobs import Cause, Failure, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
@@ -73,8 +73,8 @@ def run(request: StartRequest) -> None:
     if request.results is not None and not asked_to_end:
         from agent.s3 import copies  # 35 ms, likewise
 
-        left = request.deadline.left if request.deadline is not None else float("inf")
-        copy = copies.Copy(request, request.results, began + left).start()
+        ends = time.monotonic() + deadline.left(request.deadline, began)
+        copy = copies.Copy(request, request.results, ends).start()
     wait = request.keep if _ends_the_node(folder, request) else request.poweroff
     if wait is not None:
         poweroff.after(

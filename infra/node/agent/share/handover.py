@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Optional
 
 from agent.jobs import job_record, phases
-from agent.node import store
+from agent.node import deadline, store
 from agent.node.link import ANSWER, REFUSED, Link, LinkError
 from agent.share import snapshot
 from cloudddp.agent.protocol.codec import decode, encode
@@ -66,9 +66,7 @@ def _run(request: StartRequest, wanted: SnapshotSearch, ending: int, keeper: Pee
 
 def _all_end(request: StartRequest, began: float) -> bool:
     """Whether the notice is that of the deadline, at which all nodes end."""
-    if request.deadline is None:
-        return False
-    return request.deadline.left - (time.monotonic() - began) <= request.save + ANSWER
+    return deadline.left(request.deadline, began) <= request.save + ANSWER
 
 
 # -- the node that ends --------------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ from cloudddp.agent.protocol.phases import VersionConflict
 STEPS = tuple(
     """
         probe receive setup start follow kill jobs new_files pulled pack stacks readings conclude poweroff
+        deadline
     """.split()
 )
 VERSION_FILE = "version"

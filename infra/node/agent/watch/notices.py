@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from typing import Optional
 
-from agent.node import imds
+from agent.node import deadline, imds
 from cloudddp.agent.protocol.jobs import Cause, Failure
 from cloudddp.agent.protocol.progress import PREEMPTED_EXIT_CODE
 from cloudddp.agent.protocol.start import Deadline
@@ -58,16 +59,12 @@ class Notice:
 class NoticeWatch:
     """Looks for notices in a thread."""
 
-    def __init__(self, deadline: Optional[Deadline], save: float) -> None:
-        self._deadline: list[Notice] = []
+    def __init__(self, given: Optional[Deadline], save: float) -> None:
         self._given: list[Notice] = []  # by AWS
         self._save = save
         self._announced = ""  # the deadline that was
-        if deadline is not None:
-            # A job that begins shortly before the deadline may use half of the time that is left.
-            early = min(save, deadline.left / 2)
-            detail = f"the cluster's deadline is at {deadline.at}"
-            self._deadline.append(Notice(time.monotonic() + deadline.left, early, detail))
+        self._requested = given
+        self._began = time.monotonic()
         address = imds.address()
         if address:
             self._metadata = imds.Metadata(address)
@@ -75,12 +72,21 @@ class NoticeWatch:
 
     def due(self) -> Optional[Notice]:
         """Return the notice that the ranks have to be told of now, or None."""
-        return next((one for one in (*self._given, *self._deadline) if one.is_due), None)
+        return next((one for one in (*self._given, *self._at_deadline()) if one.is_due), None)
+
+    def _at_deadline(self) -> list[Notice]:
+        """Return the notice of the deadline, which `extend` may move while the job runs."""
+        ends = time.monotonic() + deadline.left(self._requested, self._began)
+        if ends == math.inf:
+            return []
+        # A job that begins shortly before the deadline may use half of the time that is left.
+        early = min(self._save, (ends - self._began) / 2)
+        return [Notice(ends, early, f"the cluster's deadline is at {deadline.text(self._requested)}")]
 
     def announcement(self, early: float) -> Optional[Notice]:
         """Return the cluster's deadline when it is at most `early` seconds away: once, and again where it was
         moved."""
-        found = next((one for one in self._deadline if replace(one, early=early).is_due), None)
+        found = next((one for one in self._at_deadline() if replace(one, early=early).is_due), None)
         if found is None or found.detail == self._announced:
             return None
         self._announced = found.detail

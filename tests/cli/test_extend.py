@@ -1,0 +1,130 @@
+"""`extend`: tags, record and the timer of each node; a partial extension, and its repair."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.harness import listed_nodes
+
+from cloudddp.simulator import control
+from cloudddp.tags import iso
+
+
+def state_of(cli: Any) -> dict[str, Any]:
+    (found,) = json.loads(cli.ok("status", "--json"))
+    return dict(found)
+
+
+def ends(cli: Any) -> datetime:
+    return datetime.fromisoformat(state_of(cli)["expires"])
+
+
+def timers(simulator: Any, cli: Any) -> set[str]:
+    """Return the deadlines that the nodes themselves have."""
+    mine = {node["instance_id"] for node in listed_nodes(cli)}
+    return {str(node["deadline"]) for node in control.nodes(simulator) if node["instance_id"] in mine}
+
+
+def test_extend_moves_tags_record_and_timers(simulator: Any, cli: Any, ec2: Any) -> None:
+    cli.ok("up", "-n", "2", "-t", "g5.12xlarge", "--max-hours", "1")
+    before, cluster_id = ends(cli), state_of(cli)["cluster_id"]
+    near = cli("up", "-n", "2", "-t", "g5.12xlarge", "--max-hours", "9").stderr
+    assert "cloudddp extend --hours H" in near
+    done = cli("extend", "--hours", "2")
+    assert done.returncode == 0, done.stderr
+    after = before + timedelta(hours=2)
+    assert ends(cli) == after
+    assert f"{before:%Y-%m-%d %H:%M} UTC -> {after:%Y-%m-%d %H:%M} UTC, 2 h 00 min later" in done.stderr
+    assert "at most $22.86 more; at most $34.4" in done.stderr
+    assert f"the deadline is now {after:%Y-%m-%d %H:%M} UTC" in done.stdout
+    assert timers(simulator, cli) == {iso(after)}
+    record = json.loads((Path(simulator.home) / "clusters" / cluster_id / "cluster.json").read_text())
+    assert record["expires"] == iso(after)
+    tags = ec2.describe_tags()["Tags"]
+    own = {one["ResourceId"] for one in tags if one["Value"] == cluster_id}
+    moved = {one["ResourceId"] for one in tags if one["Value"] == iso(after)}
+    assert {one.partition("-")[0] for one in moved} == {"i", "key", "sg"}
+    assert moved <= own
+    earlier = (datetime.now(UTC) + timedelta(minutes=30)).replace(microsecond=0)
+    cli.ok("extend", "--until", earlier.isoformat())
+    assert (ends(cli), timers(simulator, cli)) == (earlier, {iso(earlier)})
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        ((), 2, "give one new deadline"),
+        (("--hours", "1", "--max-cost", "9"), 2, "give one new deadline"),
+        (("--hours", "nan"), 2, "not in the range"),
+        (("--until", "yesterday"), 2, "is not a time"),
+        (("--until", "2026-01-01T00:00"), 2, "in the past"),
+        (("--hours", "336"), 2, "336 hours after it was created"),
+    ],
+)
+def test_bad_input_is_one_sentence(cli: Any, words: tuple[str, ...], code: int, text: str) -> None:
+    if words and words[-1] in ("2026-01-01T00:00", "336"):
+        cli.nodes(1)
+    err = cli.fails(code, "extend", *words)
+    assert text in err, err
+
+
+def test_partial_extension_is_named_and_repaired(simulator: Any, cli: Any, ec2: Any) -> None:
+    cli.ok("up", "-n", "2", "-t", "g5.12xlarge", "--max-hours", "1")
+    before = ends(cli)
+    silent = next(node["instance_id"] for node in listed_nodes(cli) if node["node"] == 1)
+    ec2.stop_instances(InstanceIds=[silent])
+    err = cli.fails(1, "extend", "--hours", "2")
+    after = before + timedelta(hours=2)
+    assert f"node 1 ({silent}) was not reached and still ends at {before:%Y-%m-%d %H:%M} UTC" in err
+    assert f"cloudddp extend --until {iso(after)}" in err
+    warned = cli("status").stderr
+    assert f"node 1 ({silent}) ends at {before:%Y-%m-%d %H:%M:%S} UTC" in warned
+    ec2.start_instances(InstanceIds=[silent])
+    cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
+    cli.ok("extend", "--hours", "2")  # what was typed before: it counts from the earliest end
+    assert (ends(cli), timers(simulator, cli)) == (after, {iso(after)})
+    assert "warning" not in cli("status").stderr
+
+
+DENIED = {"CreateTags": {"code": "UnauthorizedOperation", "status": 403, "calls": 1}}
+
+
+def test_extension_that_changes_nothing_says_why(simulator: Any, cli: Any, ec2: Any) -> None:
+    """AWS refuses the tags; and no node can be reached."""
+    cli.ok("up", "-n", "1", "-t", "g5.12xlarge", "--max-hours", "1")
+    before = ends(cli)
+    cli.ok("sim", "conditions", json.dumps({"reject": DENIED}))
+    try:
+        assert "ec2:CreateTags" in cli.fails(1, "extend", "--hours", "2")
+    finally:
+        cli.ok("sim", "conditions", "--clear")
+    assert (ends(cli), timers(simulator, cli)) == (before, {iso(before)})
+    assert "warning" not in cli("status").stderr
+    ec2.stop_instances(InstanceIds=[node["instance_id"] for node in listed_nodes(cli)])
+    assert "is stop" in cli.fails(1, "extend", "--hours", "2")
+    assert ends(cli) == before
+
+
+def test_killed_extension_is_reported_and_completed(simulator: Any, cli: Any) -> None:
+    """It is killed when the tags say the new deadline and the timers the old one."""
+    cli.ok("up", "-n", "1", "-t", "g5.12xlarge", "--max-hours", "1")
+    before = ends(cli)
+    code = (
+        "import os\nfrom cloudddp.cluster import extend\ntimers = extend.timers\n"
+        "def killed(runner, request=None):\n"
+        "    return os.kill(os.getpid(), 9) if request else timers(runner)\n"
+        "extend.timers = killed\n"
+        "from cloudddp.__main__ import main\nmain()"
+    )
+    cli.start_code(code, "extend", "--hours", "2").communicate()
+    after = before + timedelta(hours=2)
+    assert (ends(cli), timers(simulator, cli)) == (after, {iso(before)})
+    warned = cli("status").stderr
+    assert f"cloudddp extend --until {iso(after)}" in warned
+    cli.ok("extend", "--hours", "2")
+    assert (ends(cli), timers(simulator, cli)) == (after, {iso(after)})
+    assert "not completed" not in cli("status").stderr

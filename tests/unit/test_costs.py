@@ -1,0 +1,126 @@
+"""What `cost` says of clusters that are gone, from the journal of this computer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.instances import inventory_instance
+
+from cloudddp.cli.views.costs import cost_json, costs_text
+from cloudddp.cluster.costs import ClusterCost, collect
+from cloudddp.cluster.model import Cluster
+from cloudddp.cluster.prices import Cost
+from cloudddp.local_state import ClusterFolder, ClusterRecord, history
+from cloudddp.tags import Tags
+
+START = datetime(2026, 11, 20, 12, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+RECORD = ClusterRecord(
+    "c-0123456789",
+    "demo",
+    "us-east-1",
+    "",
+    "2026-11-20T20:00:00Z",
+    project="digits",
+    created="2026-11-20T12:00:00Z",
+    nodes=2,
+    node_hour=1.5,
+)
+NODES = ("made", {"step": "nodes", "instances": ["i-1"]})
+
+
+@pytest.fixture
+def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function: record and events -> what `cost` finds at a moment."""
+    monkeypatch.setenv("CLOUDDDP_HOME", str(tmp_path / "home"))
+
+    def collected(
+        record: ClusterRecord,
+        *events: tuple[str, dict[str, Any]],
+        hours: float,
+        listed: tuple[Cluster, ...] = (),
+    ) -> list[ClusterCost]:
+        folder = ClusterFolder(record.id)
+        folder.create(record, private_key="k", host_public="k")
+        for name, fields in events:
+            folder.journal(name, **fields)
+        return collect(history(""), listed, START + hours * HOUR)
+
+    return collected
+
+
+@pytest.mark.parametrize(
+    ("events", "hours", "cost", "running"),
+    [
+        ((NODES,), 2, Cost(6.0, at_most=True), True),
+        ((NODES,), 100, Cost(24.25, at_most=True), False),  # until its deadline, and 5 minutes to power off
+        ((NODES, ("cost", {"usd": 7.5, "at_most": False})), 100, Cost(7.5), False),
+        (
+            (NODES, ("cost", {"usd": 7.5, "at_most": True}), ("cost", {"usd": 9, "at_most": True})),
+            100,
+            Cost(7.5, True),
+            False,
+        ),
+        ((NODES, ("cost", {"usd": None, "at_most": False})), 100, Cost(24.25, at_most=True), False),
+        ((NODES, ("cost", {"usd": "1e999", "at_most": 3})), 100, Cost(24.25, at_most=True), False),
+        ((NODES, ("cost", {"usd": float("nan")})), 100, Cost(24.25, at_most=True), False),
+    ],
+)
+def test_cost_of_a_cluster_that_aws_does_not_list(
+    found: Any, events: Any, hours: float, cost: Cost, running: bool
+) -> None:
+    (one,) = found(RECORD, *events, hours=hours)
+    assert (one.cost.usd, one.cost.at_most) == (pytest.approx(cost.usd), cost.at_most)
+    assert (one.running, one.project, one.month) == (running, "digits", "2026-11")
+
+
+def test_unknown_price_is_unknown_and_not_0(found: Any) -> None:
+    (one,) = found(replace(RECORD, node_hour=None), NODES, hours=100)
+    assert one.cost == Cost(None)
+    assert costs_text([one]).count("unknown") == 3  # the cluster, its month, the total
+    assert cost_json(one)["usd"] is None
+
+
+def test_cluster_without_nodes_is_left_out(found: Any) -> None:
+    assert found(RECORD, ("gone", {}), hours=1) == []
+
+
+def test_record_of_an_earlier_version_has_the_name_for_the_project(found: Any) -> None:
+    old = ClusterRecord("c-0123456789", "demo", "us-east-1", "", "2026-11-20T20:00:00Z")
+    (one,) = found(old, NODES, hours=100)
+    assert (one.project, one.cost, bool(one.created)) == ("demo", Cost(None), True)
+
+
+def test_what_aws_lists_comes_first(found: Any) -> None:
+    """Also clusters of the caller that another computer has created."""
+    tags = Tags("demo", "c-0123456789", "me", START, START + 8 * HOUR, nodes=1, price=1.0)
+    other = replace(tags, cluster="other", cluster_id="c-9876543210")
+    listed = tuple(
+        Cluster.of([inventory_instance("i-1", one)], name=one.cluster, cluster_id=one.cluster_id, region="r")
+        for one in (tags, other)
+    )
+    shown = found(RECORD, NODES, hours=3, listed=listed)
+    assert [(one.project, one.cost, one.running) for one in shown] == [
+        ("digits", Cost(3.0), True),
+        ("other", Cost(3.0), True),
+    ]
+
+
+def test_sums_by_month_and_project() -> None:
+    def one(project: str, month: int, cost: Cost) -> ClusterCost:
+        return ClusterCost("demo", "c-0123456789", "r", project, START.replace(month=month), False, cost)
+
+    text = costs_text(
+        [one("a", 10, Cost(1)), one("a", 11, Cost(2)), one("b", 11, Cost(4, True)), one("a", 11, Cost(None))]
+    )
+    _, sums = text.split("\n\n")
+    assert [line.split(maxsplit=3) for line in sums.splitlines()[1:4]] == [
+        ["2026-10", "a", "1", "$1.00"],
+        ["2026-11", "a", "2", "$2.00 and 1 unknown"],
+        ["2026-11", "b", "1", "at most $4.00"],
+    ]
+    assert sums.splitlines()[4].split(maxsplit=2) == ["total", "4", "at most $7.00 and 1 unknown"]
