@@ -70,7 +70,7 @@ def identity(resource: Resource) -> str:
     return resource.detail if resource.kind == "placement group" else resource.id
 
 
-NOTHING = Known()
+NOTHING: Known = Known()
 
 
 def created(request: Request, answer: Mapping[str, Any]) -> Resource | None:
