@@ -48,6 +48,7 @@ class ClusterRecord:
     created: str = ""
     nodes: int = 0
     node_hour: float | None = None  # USD for each node, as in its tag
+    spot: str = ""  # prefer: a node may be replaced by an on-demand one
 
 
 def known_clusters() -> list[ClusterRecord]:

@@ -7,14 +7,13 @@ Prices are a service to the user: an account that may not ask, or an answer that
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import Annotated
 
 import msgspec
 
-from cloudddp.aws.answers import Count, Record
+from cloudddp.aws.answers import Count, Id, Record
 from cloudddp.aws.client import AWS
 from cloudddp.config.schema import nearest
 from cloudddp.config.spec import ClusterSpec
@@ -49,6 +48,7 @@ class TypeInfo:
     network_cards: tuple[NetworkCard, ...] = ()
     max_efa: int = 0  # EFA interfaces; 0 without EFA
     cluster_placement: bool = False  # whether it can be in a placement group of strategy `cluster`
+    blocks: bool = False  # whether there are capacity blocks of it
 
     @property
     def family(self) -> str:
@@ -117,18 +117,27 @@ class _Type(Record, frozen=True):
     inference_accelerator_info: _Accelerators = _Accelerators()
     media_accelerator_info: _Accelerators = _Accelerators()
     placement_group_info: _Placement = _Placement()
+    supported_usage_classes: tuple[str, ...] = ()
 
 
-def require_known_type(aws: AWS, name: str) -> None:
-    """Raise UsageError for a type that is not in botocore's model of EC2. Makes no call."""
+def require_known_types(aws: AWS, spec: ClusterSpec) -> None:
+    """Raise UsageError for a type that is not in botocore's model of EC2, and for one price of several types.
+    Makes no call."""
     known = aws.client("ec2").meta.service_model.shape_for("InstanceType").enum
-    if name not in known:
+    for name in spec.types:
+        if name in known:
+            continue
         family = [k for k in known if k.split(".")[0] == name.split(".")[0]]
         near = nearest(name, family or known)
         raise UsageError(
             f"unknown instance type {name!r}",
             hint=f"{near if family or near.startswith('did') else 'for example g5.xlarge, p5.48xlarge'} "
             "(a type newer than your botocore: pip install -U botocore)",
+        )
+    if len(spec.types) > 1 and spec.price is not None:
+        raise UsageError(
+            f"cluster.price is that of one type, and there are {len(spec.types)}: {', '.join(spec.types)}",
+            hint="leave out price, or give one --instance-type",
         )
 
 
@@ -191,6 +200,7 @@ def _type_info(name: str, item: _Type) -> TypeInfo:
         network_cards=_cards(network, max_efa),
         max_efa=max_efa,
         cluster_placement="cluster" in item.placement_group_info.supported_strategies,
+        blocks="capacity-block" in item.supported_usage_classes,
     )
 
 
@@ -285,19 +295,21 @@ def _prices(entry: _Entry) -> list[float]:
     return [price for price in prices if 0 < price <= _HIGHEST_PRICE]
 
 
-def spot_prices(aws: AWS, instance_type: str, zones: Sequence[str]) -> tuple[float, float] | None:
-    """Return the lowest and the highest current spot price of these zones, USD per hour. One call."""
-    try:
-        answer = aws.call(
-            "ec2",
-            "describe_spot_price_history",
-            InstanceTypes=[instance_type],
-            ProductDescriptions=["Linux/UNIX"],
-            StartTime=datetime.now(UTC),  # the answer then has the price of each zone that is valid now
-        )
-        listed = answer.get("SpotPriceHistory", [])
-        prices = [float(one["SpotPrice"]) for one in listed if one.get("AvailabilityZone") in zones]
-    except (CloudDDPError, ValueError, KeyError, TypeError):
-        return None
-    prices = [price for price in prices if 0 < price <= _HIGHEST_PRICE]
-    return (min(prices), max(prices)) if prices else None
+class _SpotPrice(Record, frozen=True):
+    availability_zone: Id
+    spot_price: Annotated[str, msgspec.Meta(pattern=r"^\d{1,6}(\.\d{1,10})?\Z")]
+
+
+def spot_prices(aws: AWS, instance_type: str) -> dict[str, float]:
+    """Return the current spot price in each zone, USD per hour. One call. Raises AWSError."""
+    found = aws.listed(
+        "ec2",
+        "describe_spot_price_history",
+        "SpotPriceHistory",
+        _SpotPrice,
+        InstanceTypes=[instance_type],
+        ProductDescriptions=["Linux/UNIX"],
+        StartTime=datetime.now(UTC),  # the answer then has the price of each zone that is valid now
+    )
+    prices = {one_line(one.availability_zone, 40): float(one.spot_price) for one in found}
+    return {zone: price for zone, price in prices.items() if 0 < price <= _HIGHEST_PRICE}

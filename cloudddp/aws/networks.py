@@ -83,7 +83,7 @@ def candidates(aws: AWS, spec: ClusterSpec, *, reached_from: Sequence[str]) -> t
         raise _no_default_vpc(aws, found, reached_from)
     chosen = _in_order(spec, found, aws.region) if spec.subnets else found
     chosen = _in_zones(spec, chosen, aws.region)
-    chosen = _offered(spec, chosen, _zones_offering(aws, spec.instance_type), aws.region)
+    chosen = _offered(spec, chosen, zones_offering(aws, spec.instance_type), aws.region)
     if reached_from:
         chosen = _reachable(chosen, internet_access.route_tables(aws, chosen[0].vpc_id), reached_from)
         chosen = _unblocked(chosen, public_access_block(aws), aws.region)
@@ -250,7 +250,8 @@ def _names(values: Iterable[str]) -> str:
     return ", ".join(sorted(set(values)))
 
 
-def _zones_offering(aws: AWS, instance_type: str) -> set[str]:
+def zones_offering(aws: AWS, instance_type: str) -> set[str]:
+    """Return the zones of the region that offer a type. One AWS call."""
     found = aws.listed(
         "ec2",
         "describe_instance_type_offerings",

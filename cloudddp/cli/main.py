@@ -15,6 +15,7 @@ _EXPORT = "cloudddp.cli.commands.export"
 VERBS = {
     "allow-me": (f"{_CLUSTERS}:allow_me", "Allow SSH from this computer's current address."),
     "cancel": (f"{_JOBS}:cancel", "Stop every rank of a job on every node."),
+    "capacity": (f"{_CLUSTERS}:capacity", "Show where AWS has or sells capacity; buy nothing."),
     "completion": (f"{_NODES}:completion", "Print the completion script for a shell."),
     "cost": (f"{_CLUSTERS}:cost", "Show what your clusters have cost, by month and project."),
     "doctor": (f"{_CLUSTERS}:doctor", "Check whether `up` would work, without creating anything."),
@@ -48,7 +49,7 @@ VERBS = {
 }
 
 HEADINGS = {
-    "Start": "init doctor up launch run".split(),
+    "Start": "init doctor capacity up launch run".split(),
     "Look": "ls status top cost jobs logs stacks".split(),
     "Reach": "ssh ssh-config forward tensorboard exec".split(),
     "Files": "sync pull report".split(),

@@ -11,7 +11,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 import msgspec
@@ -85,7 +85,9 @@ def _create_in_any(
             offers = ()
             failures.append(_outage(error, ""))
         for offer in offers:
-            created = _create_in(offer, spec, create, failures, waiting)
+            if offer.label:
+                progress(f"trying {spec.nodes} x {offer.label} in {offer.aws.region}")
+            created = _create_in(offer, create, failures, waiting)
             if created is not None:
                 return created
         attempts = [one for failure in failures for one in failure.attempts]
@@ -117,26 +119,27 @@ def _why(attempts: Sequence[Attempt]) -> str:
 
 
 def _create_in(
-    offer: Offer, spec: ClusterSpec, create: Create, failures: list[NotLaunched], waiting: _Waiting
+    offer: Offer, create: Create, failures: list[NotLaunched], waiting: _Waiting
 ) -> tuple[Cluster, Plan] | None:
-    """Create the cluster in one region; None if no zone of it has capacity, which is added to `failures`.
+    """Create the cluster of one offer; None if no zone of it has capacity, which is added to `failures`.
 
     A launch that was accepted and failed later ends an attempt before the remaining zones were tried.
     """
     remaining: Sequence[str] = [subnet.zone for subnet in offer.context.subnets]
     while remaining:
-        paid = _remaining_budget(offer, spec, waiting)
+        paid = _remaining_budget(offer, waiting)
         waiting.nothing_exists = False
         try:
             return create(offer.only(remaining), paid)
         except NotLaunched as failure:
             waiting.nothing_exists = True
+            failure.attempts = tuple(replace(one, what=offer.label) for one in failure.attempts)
             failures.append(failure)
             waiting.add(failure)
             _check_accepted(failure, waiting)
             remaining = failure.remaining
         except AWSError as error:
-            if spec.wait_capacity == "0" or not error.transient:
+            if offer.spec.wait_capacity == "0" or not error.transient:
                 raise
             waiting.nothing_exists = True
             failures.append(_outage(error, offer.aws.region))
@@ -162,9 +165,10 @@ def _check_accepted(failure: NotLaunched, waiting: _Waiting) -> None:
     ) from None
 
 
-def _remaining_budget(offer: Offer, spec: ClusterSpec, waiting: _Waiting) -> ClusterSpec:
+def _remaining_budget(offer: Offer, waiting: _Waiting) -> ClusterSpec:
     """Return the settings with a max_cost without the cost so far. Raises CloudDDPError if it is too
     little."""
+    spec = offer.spec
     if spec.max_cost is None or not waiting.usd:
         return spec
     left = round(spec.max_cost - waiting.usd, 4)
@@ -196,6 +200,6 @@ def _failed(
         if isinstance(first, AWSError) and attempts[0].code in launch_errors.SCARCE:
             return AWSError(first.message, hint=launch_errors.advice(attempts, wider), code=first.code)
         return first
-    what = f"{spec.nodes} x {spec.instance_type}"
     billed = f"launches that AWS accepted and that ended cost at most {waiting.cost}" if waiting.usd else ""
-    return launch_errors.exhausted(what, attempts, spec.wait_capacity if waited else "", billed, wider=wider)
+    after = spec.wait_capacity if waited else ""
+    return launch_errors.exhausted(spec.title, attempts, after, billed, wider=wider)

@@ -66,6 +66,7 @@ class Check:
     detail: str
     fix: Text = ""
     region: str = ""
+    candidate: str = ""  # type and market, where there are several
 
 
 class ChecksFailed(CloudDDPError):
@@ -105,16 +106,22 @@ def examine(clouds: list[AWS], spec: ClusterSpec) -> Iterator[Check]:
     yield address
     yield _outgoing_ssh() if is_direct(spec) else _route(spec)
     for aws in clouds:
-        for check in _once(_region(aws, spec, ssh_from, owner)):
-            yield replace(check, name=f"{names[aws.region]}{check.name}", region=aws.region)
+        seen: list[Check] = []  # of this region: what does not depend on the type is shown once
+        for one in spec.candidates:
+            label = f"{one.label}: " if len(spec.candidates) > 1 else ""
+            for check in _once(_region(aws, one, ssh_from, owner), seen):
+                name = f"{names[aws.region]}{label}{check.name}"
+                yield replace(check, name=name, region=aws.region, candidate=label)
 
 
-def _once(checks: Iterator[Check]) -> Iterator[Check]:
-    """Yield equal checks once: several Elastic IPs are several equal requests."""
-    seen: list[Check] = []
+def _once(checks: Iterator[Check], seen: list[Check]) -> Iterator[Check]:
+    """Yield equal checks once: several Elastic IPs are several equal requests. A failure is one of each
+    candidate."""
+    failed: list[Check] = []
     for check in checks:
-        if check not in seen:
-            seen.append(check)
+        known = failed if check.status == "fail" else seen
+        if check not in known:
+            known.append(check)
             yield check
 
 
@@ -329,14 +336,15 @@ def _type_detail(info: TypeInfo) -> str:
 
 
 def _quota(aws: AWS, spec: ClusterSpec, info: TypeInfo) -> Check:
-    quota = quotas.quota_of(spec.instance_type, spot=spec.spot)
+    spot = bool(spec.spot)
+    quota = quotas.quota_of(spec.instance_type, spot=spot)
     if quota is None:
         return Check("quota", "warn", f"the vCPU quota of {info.family} is not checked")
     try:
         found = quotas.usage(aws, quota, spec.nodes * info.vcpus)
     except AWSError as error:
         return Check("quota", "warn", f"{quota.name} cannot be read: {error.message}", error.hint)
-    if caveat := quotas.caveat(spec.instance_type, spot=spec.spot):  # not a failure: another one may count
+    if caveat := quotas.caveat(spec.instance_type, spot=spot):  # not a failure: another one may count
         fix = "" if found.suffices else found.increase(aws.region)
         return Check("quota", "warn", f"{found.detail}; {caveat}", fix)
     if found.suffices:

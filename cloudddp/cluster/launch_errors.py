@@ -68,6 +68,7 @@ class Attempt:
     code: str
     reason: str
     transient: bool = False  # AWS did not answer, or throttled a call
+    what: str = ""  # type and market, where there are several
 
     @property
     def waiting_helps(self) -> bool:
@@ -97,10 +98,10 @@ class NotLaunched(CloudDDPError):
         self.usd = 0.0
 
 
-def attempt(region: str, zone: str, error: CloudDDPError) -> Attempt:
+def attempt(region: str, zone: str, error: CloudDDPError, what: str = "") -> Attempt:
     code = error.code if isinstance(error, AWSError) else ""
     transient = isinstance(error, AWSError) and error.transient and next_step(code) is Next.STOP
-    return Attempt(region, zone, code, _sentence(error.message, code), transient)
+    return Attempt(region, zone, code, _sentence(error.message, code), transient, what)
 
 
 def _sentence(message: str, code: str) -> str:
@@ -128,10 +129,12 @@ def exhausted(
     `wider`: see `advice`.
     """
     after = f" within {waited}" if waited else ""
-    wide = max(len(one.zone or one.region) for one in attempts)
+    places = [f"{one.what} {one.zone or one.region}".lstrip() for one in attempts]
+    wide = max(map(len, places))
     codes = max(len(one.code) for one in attempts)
     rows = "".join(
-        f"\n  {one.zone or one.region:{wide}}  {one.code:{codes}}  {one.reason}".rstrip() for one in attempts
+        f"\n  {place:{wide}}  {one.code:{codes}}  {one.reason}".rstrip()
+        for place, one in zip(places, attempts, strict=True)
     )
     more = f"\n  {billed}" if billed else ""
     return CloudDDPError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -43,12 +44,19 @@ _ROUNDING = 0.001  # USD
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """One region that can run the cluster, as far as AWS says without launching anything."""
+    """One type and market in one region that can run the cluster, as far as AWS says without launching
+    anything. `spec` has only that type and market."""
 
     aws: AWS
+    spec: ClusterSpec
     info: TypeInfo
     context: LaunchContext
     price: Price
+    label: str = ""  # type and market, where there are several
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.aws.region, self.label
 
     def plan(self, spec: ClusterSpec, identity: Identity) -> Plan:
         """Return the plan for a cluster whose lifetime begins now."""
@@ -71,24 +79,32 @@ class Offer:
 def resolve(
     clouds: Sequence[AWS], spec: ClusterSpec, ssh_sources: Callable[[AWS, ClusterSpec], tuple[str, ...]]
 ) -> tuple[list[Offer], list[Attempt]]:
-    """Return an offer per region that can run the cluster, in order, and why the other regions cannot.
+    """Return the offers in the order in which to try them, and why other candidates cannot run the cluster.
 
-    A fixed number of AWS calls per region. With one region its error is raised; with several, only if none is
-    left.
+    Candidates are the types with their markets, in each region; those of a type follow each other, unless the
+    settings demand the cheapest first. A fixed number of AWS calls for each. With one candidate its error is
+    raised; with several, only if none is left, or if an image cannot run all types.
     """
     ssh_from = () if spec.proxy_jump else ssh_sources(clouds[0], spec)
     owner = callers.owner(clouds[0])
     offers, excluded = [], []
-    for aws in clouds:
+    known: dict[tuple[str, str], _Answers] = {}
+    several = len(spec.candidates) > 1
+    places = [(one, aws) for one in spec.candidates for aws in clouds]
+    for one, aws in places:
+        label = one.label if several else ""
         try:
             # A jump host is looked up among the instances of each region.
-            offers.append(_offer(aws, spec, ssh_from or ssh_sources(aws, spec), owner))
+            offer = _offer(aws, one, ssh_from or ssh_sources(aws, one), owner, known)
+            offers.append(replace(offer, label=label))
         except CloudDDPError as error:
-            if len(clouds) == 1:
+            if len(places) == 1 or (several and isinstance(error, images.WrongArchitecture)):
                 raise
-            excluded.append(attempt(aws.region, "", error))
+            excluded.append(attempt(aws.region, "", error, label))
     if not offers:
-        raise exhausted(f"{spec.nodes} x {spec.instance_type}", excluded, wider=widening(spec))
+        raise exhausted(spec.title, excluded, wider=widening(spec))
+    if spec.by_price:
+        offers.sort(key=lambda offer: offer.price.lowest)
     return offers, excluded
 
 
@@ -102,7 +118,7 @@ class Offers:
         ssh_sources: Callable[[AWS, ClusterSpec], tuple[str, ...]],
     ) -> None:
         self._clouds, self._spec, self._ssh_sources = clouds, spec, ssh_sources
-        self._confirmed: dict[str, float] = {}  # region -> USD per hour that the user was shown
+        self._confirmed: dict[tuple[str, str], float] = {}  # key -> USD per hour that the user was shown
         self._found: tuple[list[Offer], list[Attempt]] = ([], [])
         self._resolved = 0.0
 
@@ -117,14 +133,14 @@ class Offers:
             self._found = resolve(self._clouds, self._spec, self._ssh_sources)
             self._resolved = time.monotonic()
             if first:
-                self._confirmed = {offer.aws.region: offer.price.hour for offer in self._found[0]}
+                self._confirmed = {offer.key: offer.price.hour for offer in self._found[0]}
             else:
                 self._found = self._affordable(), self._found[1]
         return self._found
 
     def _affordable(self) -> list[Offer]:
-        now = [offer for offer in self._found[0] if offer.aws.region in self._confirmed]
-        same = [offer for offer in now if offer.price.hour <= self._confirmed[offer.aws.region] + _ROUNDING]
+        now = [offer for offer in self._found[0] if offer.key in self._confirmed]
+        same = [offer for offer in now if offer.price.hour <= self._confirmed[offer.key] + _ROUNDING]
         if same:
             return same
         if not now:
@@ -133,19 +149,28 @@ class Offers:
             )
         region, hour = now[0].aws.region, now[0].price.hour
         raise CloudDDPError(
-            f"the price in {region} has risen from ${self._confirmed[region]:.2f} to ${hour:.2f} an hour "
+            f"the price in {region} has risen from ${self._confirmed[now[0].key]:.2f} to ${hour:.2f} an hour "
             "while `up` was waiting for capacity; nothing is running",
             hint=("to accept it: ", Command("up"), " again"),
         )
 
 
-def _offer(aws: AWS, spec: ClusterSpec, ssh_from: tuple[str, ...], owner: str) -> Offer:
-    info = instance_types.describe(aws, spec)
-    reservation = find_reservation(aws, spec)
-    usual = price(aws, spec, reservation)
-    image = images.find(aws, spec, info)
-    check_reservation_platform(reservation, image.platform)
-    found = subnets(aws, spec, ssh_from, reservation)
+_Answers = tuple[TypeInfo, Image, tuple[Subnet, ...], Price, Reservation | None]
+
+
+def _offer(
+    aws: AWS, spec: ClusterSpec, ssh_from: tuple[str, ...], owner: str, known: dict[tuple[str, str], _Answers]
+) -> Offer:
+    """Return the offer. `known` keeps the answers that are the same for both markets, by region and type."""
+    key = (aws.region, spec.instance_type)
+    if key not in known:
+        info = instance_types.describe(aws, spec)
+        reservation = find_reservation(aws, spec)
+        usual = price(aws, spec, reservation)
+        image = images.find(aws, spec, info)
+        check_reservation_platform(reservation, image.platform)
+        known[key] = info, image, subnets(aws, spec, ssh_from, reservation), usual, reservation
+    info, image, found, usual, reservation = known[key]
     offer = offer_of(aws, spec, info, image, found, usual, ssh_from, owner, reservation)
     check_addresses(offer, spec)
     require_launch(aws, spec, offer.plan(spec, new_identity()[0]).launches[0].request)
@@ -164,6 +189,12 @@ def offer_of(
     reservation: Reservation | None,
 ) -> Offer:
     """Return the offer that consists of these answers. One AWS call with `spot`, for the current price."""
+    spot: dict[str, float] = {}
+    if spec.spot:
+        with contextlib.suppress(CloudDDPError):  # they are shown, and decide nothing but the order
+            spot = instance_types.spot_prices(aws, spec.instance_type)
+    if spec.by_price:
+        found = tuple(sorted(found, key=lambda one: spot.get(one.zone, 0.0)))
     context = LaunchContext(
         aws.region,
         info,
@@ -176,13 +207,10 @@ def offer_of(
         own_placement_group=wants_placement_group(spec, info, reservation),
         reservation=reservation,
     )
-    spot = (
-        instance_types.spot_prices(aws, spec.instance_type, [one.zone for one in found])
-        if spec.spot
-        else None
-    )
-    full = replace(usual, disk_gb=max(spec.disk_gb, image.disk_gb), spot=spot)
-    return Offer(aws, info, context, full)
+    now = [spot[one.zone] for one in found if one.zone in spot]
+    current = (min(now), max(now)) if now else None
+    full = replace(usual, disk_gb=max(spec.disk_gb, image.disk_gb), spot=current)
+    return Offer(aws, spec, info, context, full)
 
 
 def check_addresses(offer: Offer, spec: ClusterSpec) -> None:
@@ -222,7 +250,7 @@ def price(aws: AWS, spec: ClusterSpec, reservation: Reservation | None = None) -
     if reservation is not None and reservation.block:
         return _price(aws, spec, prices.Listed(0.0, f"{reservation_title(reservation)} is prepaid"))
     found = (
-        prices.Listed(spec.price, "as given") if spec.price is not None else _listed(aws, spec.instance_type)
+        prices.Listed(spec.price, "as given") if spec.price is not None else listed(aws, spec.instance_type)
     )
     if found is None:
         raise UsageError(
@@ -249,7 +277,8 @@ def _price(aws: AWS, spec: ClusterSpec, listed: prices.Listed) -> Price:
     )
 
 
-def _listed(aws: AWS, instance_type: str) -> prices.Listed | None:
+def listed(aws: AWS, instance_type: str) -> prices.Listed | None:
+    """Return the price of a node on demand: AWS's own, else that of our table, else None. One AWS call."""
     now = instance_types.on_demand_price(aws, instance_type)
     if now is None:
         return prices.listed(instance_type, aws.region)

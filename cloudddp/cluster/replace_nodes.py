@@ -27,6 +27,7 @@ from cloudddp.cluster.create import CreatedResources
 from cloudddp.cluster.launch_errors import Next, NotLaunched, attempt, next_step
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import Replacement, plan_replacement
+from cloudddp.cluster.requests import is_spot, on_demand
 from cloudddp.cluster.user_data import Identity, idle_guard, units
 from cloudddp.cluster.wait_ready import check_intact, make_ready, wait_running
 from cloudddp.config import timing
@@ -176,11 +177,12 @@ def _launch(
     new: _New,
     progress: ProgressCallback,
 ) -> None:
-    """Launch a node for each missing rank. Raises NotLaunched if there is no capacity within
-    spec.wait_capacity."""
-    launch = _recorded_launch(folder)
+    """Launch a node for each missing rank, on demand where the settings allow it and there is no spot
+    capacity. Raises NotLaunched if there is no capacity within spec.wait_capacity."""
+    launch = recorded = _recorded_launch(folder)
     zone = next(iter(cluster.nodes.values())).zone
     record = folder.record()
+    either_market = is_spot(recorded) and "prefer" in (spec.spot, record.spot if record else "")
     expires = (parse_time(record.expires) if record else None) or cluster.expires
     if expires is None:
         raise CloudDDPError(
@@ -205,6 +207,7 @@ def _launch(
             units=units(),
             idle=idle_guard(cluster.idle_minutes, spec.ssh_port),
         )
+        number += 1
         progress(
             f"launching node {plan.rank}: {launch['InstanceType']} in {zone}, until {expires:%Y-%m-%d %H:%M} "
             "UTC"
@@ -213,13 +216,17 @@ def _launch(
             _launch_one(aws, cluster, plan, folder, new, progress)
             waiting.pop(0)
         except NotLaunched as failure:
+            if either_market and launch is recorded:
+                progress(f"no spot instance in {zone} ({failure.attempts[-1].reason}); trying on demand")
+                launch = on_demand(recorded)
+                continue
             left = deadline - time.monotonic()
             if left <= 0 or not any(one.waiting_helps for one in failure.attempts):
                 raise
             progress(f"no capacity in {zone}: next attempt in {min(pause, left):.0f} s (Ctrl-C ends)")
             time.sleep(min(pause, left))
             pause = min(pause * 1.5, timing.current().capacity_longest)
-        number += 1
+            launch = recorded
 
 
 def _recorded_launch(folder: ClusterFolder) -> dict[str, Any]:

@@ -263,6 +263,19 @@ def run_instances(
     return Request("nodes", "run_instances", params)
 
 
+def is_spot(launch: Mapping[str, Any]) -> bool:
+    """Return whether the parameters of a launch are for the spot market."""
+    options = launch.get("InstanceMarketOptions")
+    return isinstance(options, Mapping) and options.get("MarketType") == "spot"
+
+
+def on_demand(launch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of a spot launch as those of one on demand."""
+    kept = {key: value for key, value in launch.items() if key != "InstanceMarketOptions"}
+    tags = [one for one in launch["TagSpecifications"] if one["ResourceType"] != "spot-instances-request"]
+    return {**kept, "TagSpecifications": tags}
+
+
 def _root_volume(spec: ClusterSpec, image: Image) -> dict[str, Any]:
     return {
         "DeviceName": image.root_device,

@@ -51,7 +51,7 @@ def check_settings(clouds: Sequence[AWS], spec: ClusterSpec) -> None:
     `clouds`: the regions.
     """
     connect.check_route_settings(spec)
-    instance_types.require_known_type(clouds[0], spec.instance_type)
+    instance_types.require_known_types(clouds[0], spec)
     check_reservation_settings(spec)
     check_efa_settings(spec)
     for aws in clouds:
@@ -92,8 +92,12 @@ def up(
         progress(f"logging in to the jump host {spec.proxy_jump}, for up to {timing.current().connect:.0f} s")
     check_route(spec)
     offers = Offers([aws for aws in clouds if aws.region in looked.regions], spec, ssh_sources)
-    found, _ = offers.look()
-    confirm([offer.plan(spec, new_identity()[0]) for offer in found], found[0].info)
+    found, excluded = offers.look()
+    for one in excluded:
+        if one.what:
+            progress(f"left out: {one.what} in {one.region}: {one.reason}")
+    confirm([offer.plan(offer.spec, new_identity()[0]) for offer in found], found[0].info)
+    either_market = spec.spot == "prefer"
 
     def create(offer: Offer, spec: ClusterSpec) -> tuple[Cluster, Plan]:
         """Plan, for a lifetime that begins now (the user may have taken an hour to answer), and create."""
@@ -101,7 +105,7 @@ def up(
         the_plan = offer.plan(spec, identity)
         files = partial(
             ClusterFolder(identity.cluster_id).create,
-            _record(offer.aws, spec, the_plan, project),
+            _record(offer.aws, spec, the_plan, project, either_market=either_market),
             private_key=private_key,
             host_public=identity.host_public,
         )
@@ -112,8 +116,9 @@ def up(
     except AWSError as error:
         if error.code not in quotas.EXCEEDED:
             raise
-        vcpus = spec.nodes * found[0].info.vcpus
-        raise quotas.explained(found[0].aws, error, spec.instance_type, vcpus, spot=spec.spot) from None
+        aws, info = found[0].aws, found[0].info
+        vcpus, spot = spec.nodes * info.vcpus, bool(found[0].spec.spot)
+        raise quotas.explained(aws, error, info.name, vcpus, spot=spot) from None
 
 
 def _create(
@@ -201,7 +206,9 @@ def _wait_running(
     return cluster
 
 
-def _record(aws: AWS, spec: ClusterSpec, the_plan: Plan, project: str) -> ClusterRecord:
+def _record(
+    aws: AWS, spec: ClusterSpec, the_plan: Plan, project: str, *, either_market: bool
+) -> ClusterRecord:
     return ClusterRecord(
         the_plan.cluster_id,
         spec.name,
@@ -216,6 +223,7 @@ def _record(aws: AWS, spec: ClusterSpec, the_plan: Plan, project: str) -> Cluste
         created=iso(the_plan.created),
         nodes=spec.nodes,
         node_hour=the_plan.price.hour / spec.nodes,
+        spot="prefer" if either_market else "",
     )
 
 
@@ -243,8 +251,8 @@ def _check_existing(
     differences = []
     if len(nodes) != spec.nodes:
         differences.append(f"it has {len(nodes)} node{'s' * (len(nodes) != 1)}, {spec.nodes} were requested")
-    if cluster.type != spec.instance_type:
-        differences.append(f"its nodes are {cluster.type}, {spec.instance_type} was requested")
+    if cluster.type not in spec.types:
+        differences.append(f"its nodes are {cluster.type}, {' or '.join(spec.types)} was requested")
     if differences:
         raise CloudDDPError(
             f"cluster {cluster.name!r} already exists, but {'; '.join(differences)}. Nothing was changed",

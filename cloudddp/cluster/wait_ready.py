@@ -34,7 +34,7 @@ _LEAST_BOOT_SECONDS = 30.0  # for cloud-init, however late SSH answered
 def ready_minutes(spec: ClusterSpec, gpus: int) -> float:
     """Return the minutes that a node may take to boot: as set, or by the type and its number of GPUs.
     Pure."""
-    return spec.ready_minutes or power_minutes(spec.instance_type, gpus)
+    return spec.ready_minutes or max(power_minutes(one, gpus) for one in spec.types)
 
 
 @timings.spanned("wait: nodes run")

@@ -18,7 +18,7 @@ from typing import Any, NoReturn, get_args, get_origin
 
 import msgspec
 
-from cloudddp.config import data_checks
+from cloudddp.config import data_checks, gpus
 from cloudddp.config.command_line import Flag
 from cloudddp.config.schema import LISTS, SECTIONS, allowed, fields, nearest, unwrap
 from cloudddp.config.spec import (
@@ -190,6 +190,8 @@ def resolve(layers: Sequence[Layer]) -> Config:
             if section in LISTS:
                 data = _check_data(layer, content)
                 continue
+            if section == "cluster":
+                _choose_types(layer, content, chosen[section])
             for key, value in content.items():
                 checked = check_value(layer, section, key, value)
                 if key in TABLES:  # so that --env adds to the file's
@@ -197,6 +199,8 @@ def resolve(layers: Sequence[Layer]) -> Config:
                 if key == "tags":
                     _require(layer.origin_of(section, key), too_many_extra_tags(checked))
                 chosen[section][key] = checked
+    if wanted := chosen["cluster"].get("gpu"):
+        chosen["cluster"]["instance_type"] = ",".join(gpus.types(wanted))
     check_connection(cluster := ClusterSpec(**chosen["cluster"]))
     _check_stall(job := JobSpec(**chosen["job"]))
     _check_results(cluster, job)
@@ -209,6 +213,18 @@ def resolve(layers: Sequence[Layer]) -> Config:
         setup=setup,
         data=data,
     )
+
+
+def _choose_types(layer: Layer, content: Mapping[str, Any], chosen: dict[str, Any]) -> None:
+    """Let the types or the GPU of a layer replace those of lower ones. Raises UsageError if it has both."""
+    ways = {"instance_type", "gpu"}
+    if ways <= content.keys():
+        raise UsageError(
+            f"{layer.origin}: cluster.instance_type and cluster.gpu exclude each other",
+            hint="leave out one of them",
+        )
+    for key in ways if ways & content.keys() else ():
+        chosen.pop(key, None)
 
 
 def _check_stall(job: JobSpec) -> None:
@@ -269,6 +285,8 @@ def check_value(layer: Layer, section: str, key: str, value: Any) -> Any:
         hint = f"put it under [{elsewhere[0]}]" if elsewhere else nearest(key, list(known))
         raise UsageError(f"{origin}: unknown key {section}.{key}", hint=hint)
     given = _from_text(known[key], value) if layer.textual else _listed(section, known[key], value)
+    if key == "instance_type":
+        given = _joined(given)
     try:
         checked = msgspec.convert(given, known[key], strict=not layer.textual)
         _encode(checked)
@@ -286,6 +304,8 @@ def check_value(layer: Layer, section: str, key: str, value: Any) -> Any:
         _check_torchrun(origin, checked)
     if key == "tags":
         _require(origin, extra_tag_problem(checked))
+    if key == "gpu":
+        _require(origin, gpus.problem(checked), key)
     if key == "ssh_from":
         _check_blocks(origin, checked)
     too_long = key == "wait_capacity" and seconds_of(checked) > MAX_WAIT
@@ -299,10 +319,10 @@ def check_value(layer: Layer, section: str, key: str, value: Any) -> Any:
     return checked
 
 
-def _require(origin: str, problem: tuple[str, str] | None) -> None:
+def _require(origin: str, problem: tuple[str, str] | None, key: str = "tags") -> None:
     """Raise UsageError for a problem, given as (what is wrong, what is allowed)."""
     if problem is not None:
-        raise UsageError(f"{origin}: cluster.tags: {problem[0]}", hint=problem[1])
+        raise UsageError(f"{origin}: cluster.{key}: {problem[0]}", hint=problem[1])
 
 
 def _encode(value: Any) -> None:
@@ -352,6 +372,14 @@ def _listed(section: str, hint: Any, value: Any) -> Any:
     """Return a list for one string where [cluster] takes a list: zones = "us-east-1a"."""
     takes_list = section == "cluster" and get_origin(unwrap(hint)[0]) is tuple
     return [value] if takes_list and isinstance(value, str) else value
+
+
+def _joined(value: Any) -> Any:
+    """Return instance types, a list or a text with commas, as text: each once."""
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, list) or not all(isinstance(one, str) for one in parts):
+        return value
+    return ",".join(dict.fromkeys(part.strip() for part in parts))
 
 
 def _numeric(value: Any) -> Any:

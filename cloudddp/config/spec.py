@@ -80,6 +80,7 @@ _NOTIFY = (
     r"(https://([A-Za-z0-9._-]+|\[[0-9a-f:]+\])|http://(localhost|(127|10|192\.168|172\.(1[6-9]|2\d|3[01]))"
     r"(\.\d+)+))(:\d+)?([/?][!-~]{0,1900})?|(?![A-Za-z][A-Za-z0-9+.-]*://)(?=.*\S)[^\x00-\x1f\x7f]{1,2000}"
 )
+_TYPE = r"[a-z][a-z0-9-]*\.[a-z0-9-]+"
 
 
 class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,8 +90,22 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
     nodes: Annotated[int, limited(ge=1, le=MAX_NODES)] = 2
     instance_type: Annotated[
         str,
-        limited(allowed="an EC2 instance type such as g5.xlarge", pattern=r"^[a-z][a-z0-9-]*\.[a-z0-9-]+\Z"),
+        limited(
+            allowed="an EC2 instance type such as g5.xlarge, or up to 10 of them",
+            pattern=rf"^{_TYPE}(,{_TYPE}){{0,9}}\Z",
+        ),
     ] = "g5.xlarge"
+    gpu: (
+        Annotated[
+            str,
+            limited(
+                allowed="a GPU (any number in a node), or with its number: A10G, H100:8",
+                pattern=r"^[A-Za-z0-9-]{1,20}(:[1-9]\d?)?\Z",
+            ),
+        ]
+        | None
+    ) = None
+    order: Literal["list", "price"] | None = None
     max_hours: Annotated[float, limited(gt=0, le=336)] = 8.0
     idle_minutes: Annotated[
         float,
@@ -98,7 +113,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
     ] = 60.0
     max_cost: Annotated[float, limited(gt=0, le=1e7)] | None = None
     price: Annotated[float, limited(gt=0, le=1e4)] | None = None
-    spot: bool = False
+    spot: Annotated[bool | Literal["prefer"], limited(allowed="true, false or 'prefer'")] = False
     reservation: (
         Annotated[str, limited(allowed="an id such as cr-0123456789abcdef0", pattern=r"^cr-[0-9a-f]{8,17}\Z")]
         | None
@@ -194,6 +209,37 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
     imds_hop_limit: Literal[1, 2] = 1
     tags: Annotated[dict[str, str], limited(allowed="a table of KEY = 'value'")] = {}
     ready_minutes: Annotated[float, limited(gt=0, le=120)] | None = None
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """The instance types that would do, in order. All nodes are of one of them."""
+        return tuple(self.instance_type.split(","))
+
+    @property
+    def title(self) -> str:
+        """Nodes and types, for messages: 2 x p5.48xlarge or p4d.24xlarge."""
+        return f"{self.nodes} x {' or '.join(self.types)}"
+
+    @property
+    def label(self) -> str:
+        """Type and market of a candidate."""
+        return f"{self.instance_type} {'spot' if self.spot else 'on demand'}"
+
+    @property
+    def by_price(self) -> bool:
+        """Whether cheaper candidates are tried first."""
+        return (self.order or ("price" if self.gpu else "list")) == "price"
+
+    @property
+    def candidates(self) -> tuple[ClusterSpec, ...]:
+        """The settings for each type and market, in the order of the list: a type's spot instances before its
+        on-demand ones."""
+        markets = (True, False) if self.spot == "prefer" else (self.spot,)
+        return tuple(
+            msgspec.structs.replace(self, instance_type=one, spot=market)
+            for one in self.types
+            for market in markets
+        )
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,9 @@ from typing import Any
 
 from support.harness import ROOT, CommandLine, clean_environment, remaining
 
+import cloudddp
+from cloudddp import api
+
 TRAIN = """
 import os, sys, time
 print("rank", os.environ["RANK"], sys.argv[1:], "TOKEN" in os.environ, flush=True)
@@ -176,6 +179,7 @@ print(json.dumps(sorted({str(one.message) for one in found})))
 
 
 def test_import_loads_nothing_that_is_slow() -> None:
+    assert set(cloudddp._API) == set(api.__all__)
     code = "import sys, cloudddp; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())

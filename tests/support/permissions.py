@@ -54,6 +54,7 @@ def _verbs(cli: CommandLine, sim: control.Simulator) -> Iterator[tuple[str, Any]
     )
     cli.write("wait.py", "import time\ntime.sleep(600)\n")
     yield "doctor", _without_warnings(cli("doctor", "-n", "2", "-t", "g5.xlarge", "--json"))
+    yield "capacity", cli("capacity", "-n", "1", "-t", "p4d.24xlarge")
     with _excluded_from_a_block(sim):
         yield "up", cli("up", "-n", "2", "-t", "g5.xlarge")
     yield "up", cli("up", "-n", "2", "-t", "g5.xlarge")  # adopts it

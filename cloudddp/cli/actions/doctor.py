@@ -43,6 +43,8 @@ def _check(session: Session, *, as_json: bool) -> list[Check]:
     check_settings(clouds, spec)
     checks: list[Check] = []
     width = len(_LONGEST) + max((len(f"{aws.region}: ") for aws in clouds if len(clouds) > 1), default=0)
+    if len(spec.candidates) > 1:
+        width += max(len(f"{one.label}: ") for one in spec.candidates)
     for check in examine(clouds, spec):
         checks.append(check)
         if not as_json:
@@ -50,17 +52,17 @@ def _check(session: Session, *, as_json: bool) -> list[Check]:
     if as_json:
         console.print_json([_record(console, check) for check in checks])
     failed = [check.name for check in checks if check.status == "fail"]
-    if failed and not _a_region_passes(checks, [aws.region for aws in clouds]):
+    if failed and not _a_place_passes(checks):
         raise ChecksFailed(f"{counted(len(failed), 'check')} failed: {', '.join(failed)}", checks)
     return checks
 
 
-def _a_region_passes(checks: Sequence[Check], regions: Sequence[str]) -> bool:
-    """Return whether `up` would work in one of several regions: it leaves out the others."""
-    failed = {check.region for check in checks if check.status == "fail"}
-    return "" not in failed and any(
-        region not in failed and any(check.region == region for check in checks) for region in regions
-    )
+def _a_place_passes(checks: Sequence[Check]) -> bool:
+    """Return whether `up` would work with one of several types or in one of several regions: it leaves out
+    the others."""
+    failed = {(check.region, check.candidate) for check in checks if check.status == "fail"}
+    places = {(check.region, check.candidate) for check in checks if check.region}
+    return all(region for region, _ in failed) and not places <= failed
 
 
 def _shown(console: Console, check: Check, width: int) -> str:

@@ -18,6 +18,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from cloudddp.agent import program
 from cloudddp.agent.protocol.codec import decode, encode
 from cloudddp.agent.protocol.file_steps import ReceiveEvent, ReceiveReply, ReceiveRequest
@@ -273,7 +275,9 @@ def launch(console: Console, settings: Config, script: Script, root: Path) -> No
         recorder.on = True
         found = lookup.get(aws, settings.cluster.name)
         recorder.on = False
-        info = instance_types.describe(aws, settings.cluster)
+        info = instance_types.describe(
+            aws, msgspec.structs.replace(settings.cluster, instance_type=found.type)
+        )
         nodes = Nodes(
             found,
             gpus=info.gpus,
@@ -340,12 +344,12 @@ def _reserve(console: Console, spec: ClusterSpec) -> None:
 
     zone = simulated.reserve(
         str(spec.reservation),
-        instance_type=spec.instance_type,
+        instance_type=spec.types[0],
         count=spec.nodes,
         zone=spec.zones[0] if spec.zones else None,
     )
     console.print(
-        f"# Assumed: {spec.reservation} is an on-demand reservation for {spec.nodes} x {spec.instance_type} "
+        f"# Assumed: {spec.reservation} is an on-demand reservation for {spec.nodes} x {spec.types[0]} "
         f"in {zone}."
     )
 
@@ -357,7 +361,8 @@ def _bring_up(console: Console, aws: AWS, settings: Config, *, show: bool) -> tu
     shown: list[str] = []
 
     def agree(plans: Sequence[Plan], found: TypeInfo) -> None:
-        ranks.nproc(settings.job, [found.gpus] * settings.cluster.nodes)
+        for one in plans:
+            ranks.nproc(settings.job, [one.context.info.gpus] * settings.cluster.nodes)
         info.append(found)
         shown.append(lifecycle.plans(plans, found, settings.cluster))
         if show:

@@ -98,7 +98,8 @@ def bring_up(
 
         def agree(plans: Sequence[Plan], info: TypeInfo) -> None:
             progress.stop()
-            ranks.nproc(session.settings.job, [info.gpus] * spec.nodes)
+            for one in plans:
+                ranks.nproc(session.settings.job, [one.context.info.gpus] * spec.nodes)
             check(plans, clouds[0])
             console.print_text(lifecycle.plans(plans, info, spec, clouds[0].credentials_end()), err=True)
             console.must_confirm("Start these nodes?", yes=yes)

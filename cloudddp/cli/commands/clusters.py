@@ -1,4 +1,4 @@
-"""The verbs on clusters: up, down, extend, status, top, ls, cost, allow-me."""
+"""The verbs on clusters: up, down, extend, doctor, capacity, status, top, ls, cost, allow-me."""
 
 from __future__ import annotations
 
@@ -66,6 +66,33 @@ doctor = Verb(
     Examples:
       cloudddp doctor -n 4 -t p5.48xlarge --regions us-east-1,us-west-2
       cloudddp doctor --trial
+    """,
+)
+
+capacity = Verb(
+    "capacity",
+    "cloudddp.cli.actions.capacity:capacity",
+    params=[
+        *(one for one in CLUSTER_SETTINGS if one.key in ("nodes", "instance_type", "gpu", "regions")),
+        click.Option(
+            ["--days"],
+            type=int,
+            default=1,
+            metavar="D",
+            help="Days of a capacity block: 1 to 14, or whole weeks up to 182. [default: 1]",
+        ),
+        JSON,
+    ],
+    help="""Show where AWS has or sells capacity; buy nothing.
+
+    For each region and type: the zones that offer it, the prices on demand and on the spot market, AWS's
+    score of how likely N spot instances in one zone are (1 to 10), your quotas, and the capacity blocks for
+    sale, with the command that buys one. Only a launch shows what is free on demand.
+
+    \b
+    Examples:
+      cloudddp capacity -t p5.48xlarge -n 4 --days 2 --region us-east-2
+      cloudddp capacity --gpu H100:8 --json | jq '.[].blocks[].usd'
     """,
 )
 

@@ -123,6 +123,7 @@ class Conditions:
     """All conditions; see the module docstring."""
 
     capacity: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # zone -> type -> how many more
+    spot_capacity: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # likewise, in one launch
     quota: Mapping[str, int] = field(default_factory=dict)  # names: QUOTAS
     free_addresses: Mapping[str, int] = field(default_factory=dict)  # subnet -> how many more
     vpn: Mapping[str, str] = field(default_factory=dict)  # VPC -> the laptop's address

@@ -28,6 +28,7 @@ from cloudddp.simulator.conditions.model import (
 
 EXAMPLES: Mapping[str, Any] = {
     "capacity": {"us-east-1a": {"p5.48xlarge": 2}},
+    "spot_capacity": {"us-east-1a": {"g5.xlarge": 0}},
     "quota": {"on-demand-g": 64},
     "free_addresses": {"subnet-0123456789abcdef0": 3},
     "vpn": {"vpc-0123456789abcdef0": "10.8.0.10"},
@@ -110,6 +111,7 @@ def merge(conditions: Conditions, body: object, names: Names) -> Conditions:
         conditions = Conditions()
     readers: dict[str, Callable[[Any, Any], Any]] = {
         "capacity": lambda old, new: _by_zone(old, new, names, _count),
+        "spot_capacity": lambda old, new: _by_zone(old, new, names, _count),
         "quota": lambda old, new: _entries("quota", old, new, QUOTAS, _count),
         "free_addresses": lambda old, new: _entries("subnet", old, new, names.subnets, _count),
         "vpn": lambda old, new: _entries("VPC", old, new, names.vpcs, _address),

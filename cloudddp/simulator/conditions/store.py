@@ -115,6 +115,10 @@ class Store:
         """Return how many more instances of the type fit in the zone; None for no limit."""
         return self._conditions.capacity.get(zone, {}).get(instance_type)
 
+    def spot_capacity(self, zone: str, instance_type: str) -> int | None:
+        """Return how many spot instances of the type a launch in the zone may have; None for no limit."""
+        return self._conditions.spot_capacity.get(zone, {}).get(instance_type)
+
     def use_capacity(self, zone: str, instance_type: str, count: int) -> None:
         """Use `count` places in a zone, or free them if negative."""
         with self._lock:

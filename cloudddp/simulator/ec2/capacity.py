@@ -66,7 +66,10 @@ def grant(backend: Any, launch: Launch) -> int:
     _check_offering(backend, launch)
     granted = launch.max_count if launch.block else min(launch.max_count, _within_quota(backend, launch))
     granted = min(granted, _within_subnets(backend, launch, granted))
-    available = None if launch.reserved else CONDITIONS.capacity(launch.zone, launch.instance_type)
+    limits = [] if launch.reserved else [CONDITIONS.capacity(launch.zone, launch.instance_type)]
+    if launch.spot:
+        limits.append(CONDITIONS.spot_capacity(launch.zone, launch.instance_type))
+    available = min((one for one in limits if one is not None), default=None)
     if available is not None and available < launch.min_count:
         _insufficient_capacity(backend, launch)
     return granted if available is None else min(granted, available)

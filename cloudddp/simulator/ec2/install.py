@@ -11,7 +11,7 @@ _MODULES = """
     capacity regions images volumes ip_addresses gateways public_access interfaces
     security_groups key_pairs security_group_rules placement spot reservations filters
     run_instances instance_status instance_states requests late_listing
-    role_sessions prices speed
+    role_sessions prices offerings speed
 """.split()
 _VALIDATIONS = (
     "ENABLE_AMI_VALIDATION",

@@ -1,0 +1,89 @@
+"""What EC2 says of the capacity of an instance type: how likely spot instances are, and which capacity blocks
+are for sale. Read-only: nothing here buys one.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+import msgspec
+
+from cloudddp.aws.answers import Id, Record
+from cloudddp.aws.client import AWS
+from cloudddp.errors import ToolCommand
+
+LONGEST = 182  # days of a capacity block
+
+
+def is_duration(days: int) -> bool:
+    """Return whether capacity blocks of so many days exist: 1 to 14, and further whole weeks up to 26 (EC2
+    User Guide, "Capacity Blocks for ML")."""
+    return 1 <= days <= 14 or (14 < days <= LONGEST and days % 7 == 0)
+
+
+class Block(Record, frozen=True):
+    """A capacity block for sale: so many instances in one zone, paid in advance."""
+
+    capacity_block_offering_id: Id
+    availability_zone: Id
+    instance_count: Annotated[int, msgspec.Meta(ge=1, le=10_000)]
+    start_date: datetime
+    end_date: datetime
+    upfront_fee: Annotated[str, msgspec.Meta(pattern=r"^\d{1,12}(\.\d{1,10})?\Z")]
+    currency_code: str = "USD"
+
+    @property
+    def usd(self) -> float:
+        return float(self.upfront_fee)
+
+    @property
+    def usd_per_hour(self) -> float:
+        """The price of one instance."""
+        hours = (self.end_date - self.start_date).total_seconds() / 3600
+        return self.usd / (self.instance_count * max(hours, 1.0))
+
+    def purchase(self, region: str) -> ToolCommand:
+        """Return the command with which the user may buy it."""
+        words = ("aws", "ec2", "purchase-capacity-block", "--capacity-block-offering-id")
+        more = ("--instance-platform", "Linux/UNIX", "--region", region)
+        return ToolCommand(*words, self.capacity_block_offering_id, *more)
+
+
+class _Zone(Record, frozen=True):
+    zone_id: Id
+    zone_name: Id
+
+
+class _Score(Record, frozen=True):
+    availability_zone_id: Id
+    score: Annotated[int, msgspec.Meta(ge=0, le=10)]
+
+
+def spot_scores(aws: AWS, instance_type: str, count: int) -> dict[str, int]:
+    """Return for each zone how likely it is to get so many spot instances at once: 1 to 10. Two calls. Raises
+    AWSError."""
+    scores = aws.listed(
+        "ec2",
+        "get_spot_placement_scores",
+        "SpotPlacementScores",
+        _Score,
+        InstanceTypes=[instance_type],
+        TargetCapacity=count,
+        TargetCapacityUnitType="units",
+        SingleAvailabilityZone=True,
+        RegionNames=[aws.region],
+    )
+    zones = aws.listed("ec2", "describe_availability_zones", "AvailabilityZones", _Zone)
+    names = {one.zone_id: one.zone_name for one in zones}
+    return {names.get(one.availability_zone_id, one.availability_zone_id): one.score for one in scores}
+
+
+def blocks(aws: AWS, instance_type: str, count: int, days: int) -> tuple[Block, ...]:
+    """Return the capacity blocks for sale that are so long and have so many instances, the earliest first. A
+    call a page. Raises AWSError."""
+    call = ("ec2", "describe_capacity_block_offerings", "CapacityBlockOfferings", Block)
+    found = aws.listed(
+        *call, InstanceType=instance_type, InstanceCount=count, CapacityDurationHours=24 * days
+    )
+    return tuple(sorted((b for b in found if b.currency_code == "USD"), key=lambda b: (b.start_date, b.usd)))

@@ -1,0 +1,138 @@
+"""`up` with several types and two markets: the first one with capacity is launched, and later commands accept
+it."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from support.harness import remaining
+
+ZONES = [f"us-east-1{letter}" for letter in "abcdef"]
+
+
+def none_of(*types: str) -> dict[str, Any]:
+    return {zone: dict.fromkeys(types, 0) for zone in ZONES}
+
+
+def nodes(ec2: Any, cluster: str) -> list[tuple[str, str]]:
+    """Type and market of each live node."""
+    where = [
+        {"Name": "tag:cloudddp:cluster", "Values": [cluster]},
+        {"Name": "instance-state-name", "Values": ["pending", "running"]},
+    ]
+    found = ec2.describe_instances(Filters=where)["Reservations"]
+    return sorted(
+        (i["InstanceType"], i.get("InstanceLifecycle", "on demand")) for r in found for i in r["Instances"]
+    )
+
+
+def test_next_type_is_launched_and_accepted_later(cli: Any, conditions: Any, ec2: Any) -> None:
+    """Nothing is left of the type without capacity. max_cost is a deadline from the price of what runs."""
+    conditions(capacity=none_of("g6.xlarge"), prices={"g6.xlarge": 1.0, "g5.xlarge": 4.0})
+    done = cli("up", "-n", "2", "-t", "g6.xlarge,g5.xlarge", "--max-cost", "8.5")
+    assert done.returncode == 0, done.stderr
+    assert "trying 2 x g6.xlarge on demand in us-east-1" in done.stderr
+    assert "trying 2 x g5.xlarge on demand in us-east-1" in done.stderr
+    assert re.search(r"deadline  in 1 h 0\d min to 4 h 0\d min, by the price", done.stderr)
+    assert nodes(ec2, cli.cluster) == [("g5.xlarge", "on demand")] * 2
+    assert re.search(r"is ready; its nodes terminate in 1 h 0\d min", done.stdout)
+    assert (len(remaining(ec2, cli.cluster).groups), len(remaining(ec2, cli.cluster).keys)) == (1, 1)
+    assert "is already up" in cli.ok("up", "-n", "2", "-t", "g6.xlarge,g5.xlarge")
+    err = cli.fails(1, "up", "-n", "2", "-t", "g6.xlarge,g4dn.xlarge")
+    assert "its nodes are g5.xlarge, g6.xlarge or g4dn.xlarge was requested" in err
+
+
+def test_plan_shows_every_candidate_in_80_columns(cli: Any, conditions: Any, ec2: Any) -> None:
+    conditions(capacity=none_of("g5.xlarge", "p4d.24xlarge"), spot_prices={"us-east-1a": {"g5.xlarge": 0.11}})
+    done = cli("up", "-n", "2", "-t", "p4d.24xlarge,g5.xlarge", "--spot", "prefer", "--regions", "us-east-1")
+    assert done.returncode == 1
+    plan = done.stderr.partition("trying")[0]
+    rows = [line.split() for line in plan.splitlines() if re.match(r"  \d  ", line)]
+    assert [(row[1], row[5]) for row in rows] == [
+        ("p4d.24xlarge", "spot"),
+        ("p4d.24xlarge", "on"),
+        ("g5.xlarge", "spot"),
+        ("g5.xlarge", "on"),
+    ]
+    assert "$0.11" in plan
+    whole = [line for line in plan.splitlines() if not line.startswith(("  at most", "  network"))]
+    assert max(map(len, whole)) <= 80, plan  # the others break at words on a terminal
+    assert "2 x p4d.24xlarge or g5.xlarge could not be launched in any of these zones:" in done.stderr
+    assert re.search(r"^  g5.xlarge spot us-east-1a +Insufficient", done.stderr, re.MULTILINE)
+    assert re.search(r"^  p4d.24xlarge on demand us-east-1a +Insufficient", done.stderr, re.MULTILINE)
+    assert remaining(ec2, cli.cluster).nothing
+
+
+def test_spot_is_preferred_and_a_lost_node_is_replaced_on_demand(cli: Any, conditions: Any, ec2: Any) -> None:
+    """The option is remembered: `resume` has none for the market. A further one is a spot instance again."""
+    cli.write("cloudddp.toml", '[job]\nrendezvous = "direct"\nnproc_per_node = 1\n')
+    cli.write("script.py", "raise SystemExit(3)\n")
+    cli.ok("up", "-n", "2", "-t", "g5.12xlarge", "--spot", "prefer")
+    assert nodes(ec2, cli.cluster) == [("g5.12xlarge", "spot")] * 2
+    assert cli("launch", "script.py").returncode == 3
+    conditions(spot_capacity=none_of("g5.12xlarge"))
+    done = cli("resume", "--replace", "1")
+    assert done.returncode == 3, done.stderr
+    assert "no spot instance in us-east-1" in done.stderr
+    assert nodes(ec2, cli.cluster) == [("g5.12xlarge", "on demand"), ("g5.12xlarge", "spot")]
+    cli.ok("down", "-y")
+    assert remaining(ec2, cli.cluster).nothing
+
+
+@pytest.mark.parametrize("short", ["capacity", "quota"])
+def test_on_demand_nodes_if_there_is_no_spot_capacity(
+    cli: Any, conditions: Any, ec2: Any, short: str
+) -> None:
+    conditions(**({"quota": {"spot-g": 0}} if short == "quota" else {"spot_capacity": none_of("g5.xlarge")}))
+    done = cli("up", "-n", "2", "-t", "g5.xlarge", "--spot", "prefer")
+    assert done.returncode == 0, done.stderr
+    assert nodes(ec2, cli.cluster) == [("g5.xlarge", "on demand")] * 2
+    status = json.loads(cli.ok("status", "--json"))[0]
+    assert status["usd_per_hour_is_at_most"] is False
+
+
+def test_spot_alone_never_falls_back(cli: Any, conditions: Any, ec2: Any) -> None:
+    conditions(spot_capacity=none_of("g5.xlarge"))
+    err = cli.fails(1, "up", "-n", "2", "-t", "g5.xlarge", "--spot")
+    assert "There is no Spot capacity available" in err
+    assert remaining(ec2, cli.cluster).nothing
+
+
+def test_dry_run_shows_the_candidates_and_launches_the_first(cli: Any) -> None:
+    done = cli("up", "-n", "2", "--gpu", "T4:1", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("aws ec2 RunInstances") - done.stdout.count("DryRun: true") == 1
+    assert re.search(r'InstanceType: "g4dn.xlarge"', done.stdout)
+    assert re.search(r"^  5  g4dn.16xlarge +1 x T4 +on demand", done.stdout, re.MULTILINE)
+
+
+def test_doctor_checks_each_candidate(cli: Any, conditions: Any) -> None:
+    """It passes if one of them would work."""
+    conditions(quota={"on-demand-p": 8})
+    found = json.loads(cli.ok("doctor", "-n", "2", "-t", "p5.48xlarge,g5.xlarge", "--json"))
+    status = {one["name"]: one["status"] for one in found}
+    assert status["p5.48xlarge on demand: quota"] == "fail"
+    assert status["g5.xlarge on demand: quota"] == "pass"
+    assert "g5.xlarge on demand: image" not in status  # as that of the first one
+    conditions(quota={"on-demand-g": 0})
+    assert cli("doctor", "-n", "2", "-t", "p5.48xlarge,g5.xlarge").returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-t", "g5.xlarge,g5.hugelarge"], "unknown instance type 'g5.hugelarge'"),
+        (["--gpu", "H1000"], "no instance type has a GPU H1000"),
+        (["-t", "g5.xlarge", "--gpu", "A10G"], "exclude each other"),
+        (["-t", "g5.xlarge,g6.xlarge", "--price", "1"], "cluster.price is that of one type, and there are 2"),
+        (["--spot", "prefer", "--reservation", "cr-0123456789abcdef0"], "spot instances cannot use"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_called(
+    cli: Any, faults: Any, words: list[str], message: str
+) -> None:
+    assert message in cli.fails(2, "up", *words)
+    assert faults.count("DescribeInstances") == 0

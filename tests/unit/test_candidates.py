@@ -1,0 +1,223 @@
+"""Several instance types, a GPU in place of types, and two markets: what is tried, and in which order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from cloudddp.aws.client import AWS
+from cloudddp.cli.commands.clusters import up
+from cloudddp.cli.commands.jobs import run
+from cloudddp.cluster import offers, prices
+from cloudddp.config import gpus, settings
+from cloudddp.config.settings import Layer
+from cloudddp.config.spec import ClusterSpec
+from cloudddp.errors import CloudDDPError, UsageError
+from cloudddp.simulator.aws import CONDITIONS, rehearse
+from cloudddp.simulator.ec2 import catalog
+
+
+def cluster(*layers: dict[str, Any], textual: bool = False) -> ClusterSpec:
+    """The settings of layers, the one with the highest precedence first."""
+    found = [Layer(f"layer {at}", {"cluster": layer}, textual=textual) for at, layer in enumerate(layers)]
+    return settings.resolve(found).cluster
+
+
+# -- GPUs ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wanted", "types"),
+    [
+        ("H100:8", ["p5.48xlarge"]),
+        ("h100", ["p5.4xlarge", "p5.48xlarge"]),
+        ("A100", ["p4d.24xlarge"]),
+        ("A100-80GB:8", ["p4de.24xlarge"]),
+        ("H200", ["p5en.48xlarge", "p5e.48xlarge"]),
+        ("A10G:4", ["g5.12xlarge", "g5.24xlarge"]),
+        (
+            "L4:1",
+            [
+                "g6.xlarge",
+                "g6.2xlarge",
+                "g6.4xlarge",
+                "g6.8xlarge",
+                "g6.16xlarge",
+                "gr6.4xlarge",
+                "gr6.8xlarge",
+            ],
+        ),
+        ("V100:8", ["p3.16xlarge", "p3dn.24xlarge"]),
+        ("H100:3", []),
+        ("P100", []),
+    ],
+)
+def test_types_of_a_gpu(wanted: str, types: list[str]) -> None:
+    assert list(gpus.types(wanted)) == types
+    assert (gpus.problem(wanted) is None) == bool(types)
+
+
+def test_table_of_gpus_is_that_of_ec2_and_has_every_type_with_a_price() -> None:
+    """EC2's own descriptions, from moto's copy, which has no P3 but p3dn any more."""
+    known = {name: (gpu, count) for gpu, found in gpus._TYPES.items() for name, count in found.items()}
+    for name, (gpu, count) in known.items():
+        if name in catalog.types():
+            listed = catalog.gpus(name)
+            model = listed[0][0].removeprefix("NVIDIA ").replace(" ", "-").replace("PRO-Server", "PRO")
+            assert len(listed) == count, name
+            assert gpu.removesuffix("-80GB") == model, name
+            assert gpu.endswith("-80GB") == (model == "A100" and listed[0][1] > 50_000), name
+    table = json.loads(prices.TABLE.read_bytes())["regions"]
+    assert {name for region in table.values() for name in region["types"]} <= set(known)
+    assert max(len(found) for found in gpus._TYPES.values()) <= 10  # types that a cluster may name
+
+
+# -- settings ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "textual"),
+    [
+        ("p5.48xlarge, g5.xlarge,p5.48xlarge", True),
+        ("p5.48xlarge,g5.xlarge", False),
+        (["p5.48xlarge", "g5.xlarge"], False),
+    ],
+)
+def test_types_are_a_list_or_a_text_with_commas(value: Any, textual: bool) -> None:
+    found = cluster({"instance_type": value}, textual=textual)
+    assert found.types == ("p5.48xlarge", "g5.xlarge")
+    assert found.title == "2 x p5.48xlarge or g5.xlarge"
+
+
+def test_type_or_gpu_of_the_stronger_source_counts() -> None:
+    assert cluster({"gpu": "H100:8"}, {"instance_type": "g5.xlarge"}).types == ("p5.48xlarge",)
+    weaker_gpu = cluster({"instance_type": "g5.xlarge"}, {"gpu": "H100:8"})
+    assert (weaker_gpu.types, weaker_gpu.gpu) == (("g5.xlarge",), None)
+
+
+@pytest.mark.parametrize(
+    ("values", "message", "hint"),
+    [
+        ({"gpu": "X9000"}, "cluster.gpu: no instance type has a GPU X9000", "known: T4, V100, A10G"),
+        ({"gpu": "H100:3"}, "no instance type has 3 x H100", "available: H100:1, H100:8"),
+        ({"gpu": "H100:0"}, "cluster.gpu = 'H100:0' is not allowed", "A10G, H100:8"),
+        ({"gpu": "H100", "instance_type": "g5.xlarge"}, "exclude each other", "leave out one"),
+        ({"instance_type": []}, "cluster.instance_type = \\[\\] is not allowed", "up to 10"),
+        ({"instance_type": [f"g5.{n}xlarge" for n in range(11)]}, "not allowed", "up to 10"),
+        ({"instance_type": ["g5.xlarge", 5]}, "not allowed", "up to 10"),
+        ({"spot": "maybe"}, "cluster.spot = 'maybe' is not allowed", "true, false or 'prefer'"),
+        ({"spot": 1}, "cluster.spot = 1 is not allowed", "true, false or 'prefer'"),
+        ({"order": "random"}, "cluster.order = 'random' is not allowed", "one of list, price"),
+    ],
+)
+def test_wrong_values_are_refused(values: dict[str, Any], message: str, hint: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        cluster(values)
+    assert hint in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("verb", "words", "spot", "script"),
+    [
+        (run, ["--spot", "train.py", "--x"], "true", "train.py"),
+        (run, ["--spot", "prefer", "train.py"], "prefer", "train.py"),
+        (run, ["--spot=prefer", "train.py", "prefer"], "prefer", "train.py"),
+        (run, ["train.py"], None, "train.py"),
+        (up, ["--spot", "-n", "2"], "true", None),
+        (up, ["-n", "2", "--spot"], "true", None),
+        (up, ["--spot=false"], "false", None),
+    ],
+)
+def test_spot_takes_the_next_word_only_if_it_is_prefer(
+    verb: Any, words: list[str], spot: str | None, script: str | None
+) -> None:
+    params = verb.make_context(verb.name, words).params
+    assert (params["spot"], params.get("script")) == (spot, script)
+
+
+# -- candidates ----------------------------------------------------------------------------------------------
+
+A, B = "p4d.24xlarge", "g5.12xlarge"
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"instance_type": A}, [(A, False)]),
+        ({"instance_type": A, "spot": True}, [(A, True)]),
+        ({"instance_type": A, "spot": "prefer"}, [(A, True), (A, False)]),
+        ({"instance_type": f"{A},{B}"}, [(A, False), (B, False)]),
+        ({"instance_type": f"{A},{B}", "spot": "prefer"}, [(A, True), (A, False), (B, True), (B, False)]),
+    ],
+)
+def test_candidates_are_in_the_order_of_the_list(values: dict[str, Any], expected: Any) -> None:
+    spec = ClusterSpec(**values)
+    assert [(one.instance_type, one.spot) for one in spec.candidates] == expected
+
+
+def test_one_type_and_market_is_the_settings_themselves() -> None:
+    assert ClusterSpec().candidates == (ClusterSpec(),)
+
+
+@pytest.fixture
+def account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[AWS]]:
+    """Two regions of moto in this process, with prices."""
+    monkeypatch.setenv("CLOUDDDP_HOME", str(tmp_path))
+    with rehearse("nodes"):
+        spot = {"us-east-1c": {A: 4.0}, "us-east-1a": {A: 6.0}}
+        CONDITIONS.update({"prices": {A: 20.0, B: 5.0, "g5g.xlarge": 1.0}, "spot_prices": spot})
+        yield [AWS(region="us-east-1"), AWS(region="us-west-2")]
+        CONDITIONS.update({"clear": True})
+
+
+def resolved(clouds: list[AWS], **values: Any) -> tuple[list[offers.Offer], list[Any]]:
+    spec = msgspec.structs.replace(ClusterSpec(), zones=(), **values)
+    return offers.resolve(clouds, spec, lambda *_: ("203.0.113.7/32",))
+
+
+def test_offers_are_in_the_order_of_the_list_and_then_of_the_regions(account: list[AWS]) -> None:
+    found, excluded = resolved(account, instance_type=f"{A},{B}")
+    assert [(one.label, one.aws.region) for one in found] == [
+        (f"{A} on demand", "us-east-1"),
+        (f"{A} on demand", "us-west-2"),
+        (f"{B} on demand", "us-east-1"),
+        (f"{B} on demand", "us-west-2"),
+    ]
+    assert excluded == []
+    assert {
+        one.plan(one.spec, offers.new_identity()[0]).launches[0].request.params["InstanceType"]
+        for one in found
+    } == {A, B}
+
+
+def test_offers_by_price_begin_with_the_cheapest_one_and_its_cheapest_zone(account: list[AWS]) -> None:
+    found, _ = resolved(account[:1], instance_type=f"{A},{B}", spot="prefer", order="price")
+    assert [one.price.lowest for one in found] == sorted(one.price.lowest for one in found)
+    cheapest = found[0]
+    assert (cheapest.label, cheapest.price.lowest) == (f"{B} spot", min(one.price.lowest for one in found))
+    spot = next(one for one in found if one.label == f"{A} spot")
+    assert spot.context.subnets[0].zone == "us-east-1c"
+
+
+def test_candidate_that_a_region_lacks_is_left_out_with_its_reason(account: list[AWS]) -> None:
+    found, excluded = resolved(account[:1], instance_type=f"c5.large,{B}")
+    assert [one.label for one in found] == [f"{B} on demand"]
+    assert [(one.what, one.reason) for one in excluded] == [("c5.large on demand", "c5.large has no GPU")]
+    with pytest.raises(CloudDDPError, match=r"c5\.large or m5\.large could not be launched in any"):
+        resolved(account[:1], instance_type="c5.large,m5.large")
+
+
+def test_image_for_one_of_two_architectures_is_refused(account: list[AWS]) -> None:
+    ec2 = account[0].client("ec2")
+    image = next(
+        one["ImageId"]
+        for one in ec2.describe_images(Owners=["amazon"])["Images"]
+        if one["Architecture"] == "x86_64"
+    )
+    with pytest.raises(UsageError, match=rf"image {image} is for x86_64, g5g\.xlarge is arm64"):
+        resolved(account[:1], instance_type=f"{B},g5g.xlarge", image=image)
