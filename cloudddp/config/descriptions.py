@@ -106,6 +106,10 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
             'More options of torchrun, such as ["--numa-binding=node"]. Not those that cloudddp sets itself.'
         ),
         "python": "Python on the nodes. If empty: /opt/pytorch/bin/python where it exists, else python3.",
+        "container": (
+            "Docker image in which ranks and setup commands run, with the GPUs, EFA devices and network of "
+            "the node; every node pulls it before the job. `python` is then a path in the image (python3)."
+        ),
         "stop_grace": "Seconds between SIGTERM and SIGKILL when ranks are stopped.",
         "save_minutes": (
             "Minutes before the cluster's deadline, and before a scheduled maintenance of a node, at which "
@@ -196,6 +200,13 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         ),
         "path": "Where ranks find it in the project. Default: the source's own path, or its last part.",
         "mode": "How nodes get it: a copy on each node's disk.",
+    },
+    "shared": {
+        "path": "Where ranks find it in the project.",
+        "source": (
+            "Where it is: node0, on whose disk it ends with that node; or the id of a file system of EFS or "
+            "FSx for Lustre in the cluster's VPC, which outlives the cluster."
+        ),
     },
     "setup": {
         "environment": (

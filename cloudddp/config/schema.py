@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from cloudddp.config.descriptions import DESCRIPTIONS
-from cloudddp.config.spec import ClusterSpec, DataSpec, JobSpec, SetupSpec, SyncSpec
+from cloudddp.config.spec import ClusterSpec, DataSpec, JobSpec, SetupSpec, SharedSpec, SyncSpec
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {
     "cluster": ClusterSpec,
@@ -26,8 +26,9 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "sync": SyncSpec,
     "setup": SetupSpec,
     "data": DataSpec,
+    "shared": SharedSpec,
 }
-LISTS = ("data",)  # sections that a file may have several times: [[data]]
+LISTS = ("data", "shared")  # sections that a file may have several times: [[data]]
 
 
 def fields(section: str) -> dict[str, Any]:
@@ -98,6 +99,7 @@ INTRODUCTION = {
     "content, after the sync.",
     "data": "Folders that jobs read; the section may be repeated. They do not count against sync.max_mb, and "
     "the variable `CLOUDDDP_DATA_PATH`, with the path in capitals, has where a folder is on the nodes.",
+    "shared": "Folders that all nodes read and write; the section may be repeated.",
 }
 
 

@@ -26,7 +26,6 @@ from cloudddp.config.spec import (
     MAX_WAIT,
     ClusterSpec,
     Config,
-    DataSpec,
     JobSpec,
     SetupSpec,
     SyncSpec,
@@ -182,13 +181,13 @@ def resolve(layers: Sequence[Layer]) -> Config:
     Raises UsageError, naming the origin, the key, the value and what is allowed.
     """
     chosen: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS if name not in LISTS}
-    data: tuple[DataSpec, ...] = ()
+    lists: dict[str, tuple[Any, ...]] = {}
     for layer in reversed(layers):
         for section, content in layer.values.items():
             if section not in SECTIONS:
                 unknown_section(layer.origin, section)
             if section in LISTS:
-                data = _check_data(layer, content)
+                lists[section] = _check_list(layer, section, content)
                 continue
             if section == "cluster":
                 _choose_types(layer, content, chosen[section])
@@ -204,14 +203,15 @@ def resolve(layers: Sequence[Layer]) -> Config:
     check_connection(cluster := ClusterSpec(**chosen["cluster"]))
     _check_stall(job := JobSpec(**chosen["job"]))
     _check_results(cluster, job)
-    data_checks.check(cluster, job, data)
+    _check_container(cluster, job)
+    data_checks.check(cluster, job, lists.get("data", ()), lists.get("shared", ()))
     _check_packages(setup := SetupSpec(**chosen["setup"]))
     return Config(
         cluster=cluster,
         job=job,
         sync=SyncSpec(**chosen["sync"]),
         setup=setup,
-        data=data,
+        **lists,
     )
 
 
@@ -253,16 +253,31 @@ def _check_results(cluster: ClusterSpec, job: JobSpec) -> None:
         )
 
 
-def _check_data(layer: Layer, content: Any) -> tuple[DataSpec, ...]:
-    """Return the [[data]] of a file. Raises UsageError."""
-    found: list[DataSpec] = []
+def _check_container(cluster: ClusterSpec, job: JobSpec) -> None:
+    """Raise UsageError where nodes are to pull from ECR and have no role that may allow it."""
+    registry = (job.container or "").partition("/")[0]
+    if ".dkr.ecr" in registry and cluster.instance_profile is None:
+        raise UsageError(
+            f"job.container = {job.container} needs cluster.instance_profile: the nodes log in to ECR with "
+            "its role",
+            hint="give --instance-profile PROFILE to `up` (infra/iam/container.json is its policy)",
+        )
+
+
+def _check_list(layer: Layer, section: str, content: Any) -> tuple[Any, ...]:
+    """Return the [[data]] or [[shared]] of a file. Raises UsageError."""
+    kind: Any = SECTIONS[section]
+    found: list[Any] = []
+    needed = "source" if section == "data" else "path"
     for one in content if isinstance(content, list) else [content]:
         if not isinstance(one, dict):
-            unknown_section(layer.origin, "data")
-        values = {key: check_value(layer, "data", key, value) for key, value in one.items()}
-        if "source" not in values:
-            raise UsageError(f"{layer.origin}: [[data]] has no source", hint='add source = "FOLDER"')
-        if problem := data_checks.problem(spec := DataSpec(**values), found):
+            unknown_section(layer.origin, section)
+        values = {key: check_value(layer, section, key, value) for key, value in one.items()}
+        if needed not in values:
+            raise UsageError(
+                f"{layer.origin}: [[{section}]] has no {needed}", hint=f'add {needed} = "FOLDER"'
+            )
+        if problem := data_checks.problem(spec := kind(**values), found):
             raise UsageError(f"{layer.origin}: {problem}", hint='give another path = "FOLDER"')
         found.append(spec)
     return tuple(found)

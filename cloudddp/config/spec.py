@@ -255,6 +255,16 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_restarts: Annotated[int, limited(ge=0, le=100)] = 0
     torchrun_args: tuple[str, ...] = ()
     python: str = ""
+    container: (
+        Annotated[
+            str,
+            limited(
+                allowed="an image such as pytorch/pytorch:2.9.1-cuda12.8-cudnn9-runtime",
+                pattern=r"^(?!.*//)[A-Za-z0-9][A-Za-z0-9._/:@-]{0,498}[A-Za-z0-9]\Z",
+            ),
+        ]
+        | None
+    ) = None
     stop_grace: Annotated[float, limited(ge=0, le=600)] = 10.0
     save_minutes: Annotated[float, limited(ge=0, le=15)] = 3.0
     retries: Annotated[int, limited(ge=0, le=100)] = 0
@@ -368,6 +378,26 @@ class DataSpec(msgspec.Struct, frozen=True, kw_only=True):
         return DATA + re.sub(r"[^A-Z0-9]+", "_", self.place.upper()).strip("_")
 
 
+NODE_0 = "node0"  # as the source of a shared folder
+
+
+class SharedSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """[[shared]]: a folder that all nodes read and write."""
+
+    path: Relative
+    source: Annotated[
+        str,
+        limited(
+            allowed="node0, or the id of an EFS or FSx for Lustre file system, such as fs-0123456789abcdef0",
+            pattern=rf"^({NODE_0}|fs-[0-9a-f]{{8,40}})\Z",
+        ),
+    ] = NODE_0
+
+    @property
+    def place(self) -> str:
+        return posixpath.normpath(self.path)
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True):
     """All settings."""
 
@@ -376,6 +406,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     sync: SyncSpec = SyncSpec()
     setup: SetupSpec = SetupSpec()
     data: tuple[DataSpec, ...] = ()
+    shared: tuple[SharedSpec, ...] = ()
+
+    @property
+    def links(self) -> tuple[str, ...]:
+        """Paths in the project that are links on the nodes."""
+        return (*(one.place for one in self.data if one.is_s3), *(one.place for one in self.shared))
 
     @property
     def data_paths(self) -> dict[str, str]:

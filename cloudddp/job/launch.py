@@ -9,22 +9,30 @@ from __future__ import annotations
 import re
 import shlex
 import threading
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 
 from cloudddp.agent import client
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.frames import FollowRequest
 from cloudddp.agent.protocol.machine import ProbeReply
-from cloudddp.agent.protocol.start import DataCopy, SetupReply, SetupRequest, StartRequest
+from cloudddp.agent.protocol.start import (
+    Container,
+    DataCopy,
+    SetupReply,
+    SetupRequest,
+    SharedFolder,
+    StartRequest,
+)
 from cloudddp.cluster.connect import PROJECT, probe
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import packages
-from cloudddp.config.spec import Config
-from cloudddp.errors import CloudDDPError, Command, Interrupted, NodeError, UsageError
-from cloudddp.job import project_files, ranks, sync, unsent
+from cloudddp.config.spec import Config, JobSpec
+from cloudddp.errors import CloudDDPError, Command, Interrupted, NodeError, Text, UsageError
+from cloudddp.job import containers, project_files, ranks, shared_folders, sync, unsent
 from cloudddp.job import start_ranks as starting
 from cloudddp.job.cancel import abort_launch
 from cloudddp.job.follow.lines import LineSplitter
@@ -32,6 +40,7 @@ from cloudddp.job.job_request import NewJob, Script, find_script, localhost_line
 from cloudddp.job.poweroff import Hold
 from cloudddp.job.py_spy import Sending
 from cloudddp.job.ranks import Host
+from cloudddp.job.shared_folders import Sources
 from cloudddp.job.sync import UNKNOWN, Origin, Progress
 from cloudddp.text import one_line
 
@@ -41,6 +50,7 @@ _NO_INDEX = re.compile(
     r"simulated node: there is no package index|name resolution|NewConnectionError|Network is unreachable|"
     r"ConnectTimeout|dns error|error sending request"
 )
+_SHARED_HINT: Text = ("correct it with ", Command("exec", "--", "COMMAND"), ", and repeat the command")
 CLOCK_SKEW = 5.0  # seconds; more makes it uncertain which rank failed first, and breaks certificates
 
 
@@ -78,7 +88,7 @@ def prepare(
     return found
 
 
-def _check_inputs(root: Path, names: Sequence[str], sent: Container[str]) -> None:
+def _check_inputs(root: Path, names: Sequence[str], sent: Collection[str]) -> None:
     """Raise UsageError for a setup input that is not sent: its changes would not run the setup again."""
     for name in names:
         if name in sent:
@@ -104,9 +114,10 @@ def launch(
     secret_files: Iterable[Path] = (),
     origin: Origin = UNKNOWN,
     on_setup_line: OnSetupLine = lambda _node, _line: None,
+    sources: Sources = MappingProxyType({}),
 ) -> Sending:
     """Sync, set up and start the script's ranks on every node; return when all have been started.
-    `secret_files` are not sent.
+    `secret_files` are not sent, `sources` are the file systems of [[shared]].
 
     What is returned is still being sent, by a thread: the ranks do not need it.
 
@@ -124,7 +135,7 @@ def launch(
         runner,
         cluster,
         manifest=files.digest,
-        python=config.job.python,
+        python="" if config.job.container else config.job.python,
         efa=int(require_efa),
         then=(StartRequest.STEP, FollowRequest.STEP),
     )
@@ -135,8 +146,10 @@ def launch(
     hold.begin(runner, probes)
     ranks.nproc(config.job, [probes[node].gpus for node in sorted(probes)])
     versions = sync.update(runner, cluster, probes, config, files, progress, origin, job=job.id)
-    _set_up(runner, probes, config, job, progress, on_setup_line)
-    hosts = _hosts(cluster, probes, config.job.python)
+    addresses = {node: cluster.nodes[node].private_ip for node in probes}
+    shared = shared_folders.of_nodes(config.shared, addresses, sources)
+    images = _set_up(runner, probes, config, job, shared, progress, on_setup_line)
+    hosts = _hosts(cluster, probes, config.job)
     plans = ranks.plan(
         config.job, hosts, job.script, job_id=job.id, cluster=cluster.name, require_efa=require_efa
     )
@@ -147,7 +160,9 @@ def launch(
         f"node{'s' * (len(plans) != 1)}"
     )
     try:
-        started = starting.start(runner, cluster, probes, config, plans, job, files.manifest, versions)
+        started = starting.start(
+            runner, cluster, probes, config, plans, job, files.manifest, versions, images
+        )
     except Exception:  # some nodes may have started
         _abort(runner, job.id, progress)
         raise
@@ -220,9 +235,10 @@ def _check_nodes(
         progress(f"warning: the nodes report different numbers of GPUs: {sorted(counts)}")
 
 
-def _hosts(cluster: Cluster, probes: Mapping[int, ProbeReply], python: str) -> list[Host]:
+def _hosts(cluster: Cluster, probes: Mapping[int, ProbeReply], spec: JobSpec) -> list[Host]:
     """Return the nodes of a job. They are numbered from 0, also where the cluster has lost some of its
     nodes."""
+    inside = (spec.python or containers.PYTHON) if spec.container else ""
     return [
         Host(
             rank=number,
@@ -230,7 +246,7 @@ def _hosts(cluster: Cluster, probes: Mapping[int, ProbeReply], python: str) -> l
             interface=reply.interface,
             gpus=reply.gpus,
             cpus=reply.cpus,
-            python=reply.python or python,
+            python=inside or reply.python or spec.python,
             free_port=reply.free_port,
         )
         for number, (node, reply) in enumerate(sorted(probes.items()))
@@ -242,17 +258,24 @@ def _set_up(
     probes: Mapping[int, ProbeReply],
     config: Config,
     job: NewJob,
+    shared: Mapping[int, tuple[SharedFolder, ...]],
     progress: Progress,
     on_line: OnSetupLine,
-) -> None:
-    """Run the setup commands on the nodes where they have not run yet. Raises NodeError, Interrupted."""
+) -> dict[int, Container]:
+    """Run the setup commands on the nodes where they have not run yet; return the containers of the job, with
+    the ids of their images. Raises NodeError, Interrupted."""
+    images = containers.of_nodes(config.job, probes)
     copied = [one.source for one in config.data if one.is_s3]
     if copied:
         progress(f"copying {', '.join(copied)} where it differs")
+    if images:
+        progress(f"pulling {config.job.container} where it is missing")
     if config.setup.run:
         progress("running the setup commands where they have not run yet")
-    if not (copied or config.setup.run):
-        return
+    if config.shared:
+        progress(f"mounting {', '.join(one.place for one in config.shared)} on all nodes")
+    if not (copied or config.setup.run or images or config.shared):
+        return {}
 
     def request(node: int) -> SetupRequest:
         return SetupRequest(
@@ -266,10 +289,21 @@ def _set_up(
             python=config.job.python,  # which a command may create
             paths=config.data_paths,
             data=tuple(DataCopy(*_bucket_of(one.source), one.place) for one in config.data if one.is_s3),
+            container=images.get(node),
+            shared=shared[node],
         )
 
+    requests = {node: request(node) for node in probes}
+    # What a node exports is there before others mount it.
+    first = {
+        node: replace(one, commands=(), inputs=(), data=(), container=None)
+        for node, one in requests.items()
+        if any(folder.clients for folder in one.shared)
+    }
     try:
-        replies = _set_up_nodes(runner, {node: request(node) for node in probes}, on_line)
+        replies = _set_up_nodes(runner, first, on_line) if first else {}
+        if not any(reply.exit_code or reply.cancelled for reply in replies.values()):
+            replies = _set_up_nodes(runner, requests, on_line)
     except Exception:  # the other nodes continue with it
         _abort(runner, job.id, progress)
         raise
@@ -281,6 +315,9 @@ def _set_up(
     for node, reply in replies.items():
         if reply.exit_code:
             raise _setup_error(node, reply, config)
+    if images:
+        containers.same_image(next(iter(images.values())), replies)
+    return {node: replace(one, id=replies[node].image) for node, one in images.items()}
 
 
 def _bucket_of(url: str) -> tuple[str, str]:
@@ -309,8 +346,12 @@ def _set_up_nodes(
 
 def _setup_error(node: int, reply: SetupReply, config: Config) -> NodeError:
     """Return the error for a setup that failed. Its output was shown as it was written."""
+    if reply.image:
+        return containers.error(node, reply)
     command = one_line(reply.command)
     if reply.data:
+        if command.startswith("[[shared]]"):
+            return NodeError(f"node {node}: {command}: {_last_line(reply)}", hint=_SHARED_HINT)
         why = one_line(reply.output.strip().rpartition("\n")[2].removeprefix(f"{command.rstrip('/')}: "), 400)
         return NodeError(
             f"node {node}: {command} was not copied: {why}",
@@ -326,6 +367,10 @@ def _setup_error(node: int, reply: SetupReply, config: Config) -> NodeError:
     return NodeError(
         f"node {node}: setup command exited with code {reply.exit_code}: {command}", hint=_setup_hint(reply)
     )
+
+
+def _last_line(reply: SetupReply) -> str:
+    return one_line(reply.output.strip().rpartition("\n")[2] or f"exit code {reply.exit_code}", 400)
 
 
 def _install_hint(reply: SetupReply, config: Config) -> str:

@@ -243,8 +243,9 @@ def _with_data(files: Snapshot, data: Mapping[str, Path], secret_files: Iterable
 
 
 def _check_links(files: Snapshot, config: Config) -> None:
-    """Raise UsageError for data from S3, which is a link on the nodes, in the place of files."""
-    _refuse_in_place_of(files, [one.place for one in config.data if one.is_s3])
+    """Raise UsageError for what is a link on the nodes, data from S3 and shared folders, in the place of
+    files."""
+    _refuse_in_place_of(files, config.links)
 
 
 def _refuse_in_place_of(files: Snapshot, places: Iterable[str]) -> None:
@@ -252,7 +253,7 @@ def _refuse_in_place_of(files: Snapshot, places: Iterable[str]) -> None:
         for name in files.manifest:
             if file_listing.is_below(name, [place]) or file_listing.is_below(place, [name]):
                 raise UsageError(
-                    f"[[data]] would be at {place}, where the project has {name}",
+                    f"[[data]] or [[shared]] would be at {place}, where the project has {name}",
                     hint='give another path = "FOLDER"',
                 )
 

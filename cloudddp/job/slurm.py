@@ -131,6 +131,11 @@ class SlurmOptions:
 def render(config: Config, script: Script, options: SlurmOptions) -> str:
     """Return the sbatch script. Raises UsageError for settings that it cannot have."""
     job = config.job
+    if job.container is not None:
+        raise UsageError(
+            "job.container is set, and the Slurm script starts ranks without a container",
+            hint="remove it, and give your site's option for containers with --sbatch",
+        )
     ranks, gpus = _ranks_and_gpus(config, options)
     _check_time(options.time, job.save_minutes)
     for word in (*script.argv, job.python, *config.setup.run, *options.setup):

@@ -15,7 +15,7 @@ from cloudddp.agent.protocol.gang import Gang, Unreachable
 from cloudddp.agent.protocol.machine import ProbeReply
 from cloudddp.agent.protocol.phases import Peer
 from cloudddp.agent.protocol.snapshots import SnapshotSearch, matches
-from cloudddp.agent.protocol.start import MAX_LEFT, Deadline, OnStall, StartReply, StartRequest
+from cloudddp.agent.protocol.start import MAX_LEFT, Container, Deadline, OnStall, StartReply, StartRequest
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import timing
@@ -46,9 +46,11 @@ def start(
     job: NewJob,
     files: Collection[str],
     versions: Mapping[int, int],
+    images: Mapping[int, Container],
 ) -> dict[int, StartReply]:
     """Start the ranks on every node, and return the replies by node. `files` are those of the project,
-    `versions` what each node has of them. Raises NodeError; then ranks may run on some nodes."""
+    `versions` what each node has of them, `images` in which containers ranks run. Raises NodeError; then
+    ranks may run on some nodes."""
     gang, deadline = _gang(cluster, probes, config), _deadline(cluster)
     save = config.job.save_minutes * timing.current().minute
     results = s3_destination_of(config, job.id)
@@ -83,6 +85,7 @@ def start(
             paths=config.data_paths,
             notify=config.job.notify_target,
             announce=ANNOUNCE_MINUTES * timing.current().minute,
+            container=images.get(plan.node),
         )
         for plan in plans
     }

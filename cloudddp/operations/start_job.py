@@ -12,8 +12,9 @@ import msgspec
 
 from cloudddp import signals
 from cloudddp.agent.client import Runner
+from cloudddp.aws import file_systems
 from cloudddp.cluster.model import Cluster
-from cloudddp.config.spec import Config
+from cloudddp.config.spec import NODE_0, Config
 from cloudddp.errors import (
     CloudDDPError,
     Command,
@@ -74,6 +75,7 @@ def start_job(
     session = _without_torch(session)
     deadlines.warn_if_near(session.console, cluster)
     check_nodes_min(session.settings, len(cluster.nodes) + cluster.missing)
+    sources = _shared_sources(session, cluster)
     record = launch_record.of_launch(
         job,
         session.settings,
@@ -109,6 +111,7 @@ def start_job(
                 secret_files=secret_files,
                 origin=origin_of(session),
                 on_setup_line=session.console.setup_line,
+                sources=sources,
             )
         launch_record.add_steps(folder, record, steps)
         return sending
@@ -121,6 +124,14 @@ def start_job(
         if nodes_stay:
             deadlines.report_not_started(session.console, cluster, job, hold.left)
         raise
+
+
+def _shared_sources(session: Session[Reporter], cluster: Cluster) -> dict[str, tuple[str, str]]:
+    """Return the file systems of [[shared]] that AWS has, by id. Raises CloudDDPError, before a node is
+    asked."""
+    names = {one.source for one in session.settings.shared} - {NODE_0}
+    nodes = list(cluster.nodes.values())
+    return {name: file_systems.find(session.aws(), name, nodes) for name in sorted(names)}
 
 
 def _without_torch(session: Session[ReporterT]) -> Session[ReporterT]:

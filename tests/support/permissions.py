@@ -168,7 +168,7 @@ def _services(patterns: set[str]) -> set[str]:
 @functools.cache
 def operations(prefix: str) -> frozenset[str]:
     """Return the actions of a service, as botocore knows its operations."""
-    names = {"servicequotas": "service-quotas"}
+    names = {"servicequotas": "service-quotas", "elasticfilesystem": "efs"}
     model = botocore.session.get_session().get_service_model(names.get(prefix, prefix))
     return frozenset(f"{prefix}:{name}" for name in model.operation_names)
 

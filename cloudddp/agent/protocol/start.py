@@ -15,6 +15,7 @@ from cloudddp.agent.protocol.codec import (
     check_length,
     check_project,
     check_range,
+    is_plain,
 )
 from cloudddp.agent.protocol.copies import MAX_BUCKET, MAX_KEY, Destination
 from cloudddp.agent.protocol.gang import Gang, Unreachable
@@ -28,6 +29,7 @@ MAX_MOMENT = 40  # characters
 MAX_PARTS, MAX_PART = 16, 40  # parts of a start, and characters of the name of one
 MAX_STALL = 1e5  # minutes
 MAX_DATA = 100  # copies
+MAX_IMAGE = 500  # characters
 
 
 class OnStall(Enum):
@@ -55,11 +57,29 @@ class Process:
 
 
 @dataclass(frozen=True)
+class Container:
+    """The Docker image in which ranks and setup commands run. `gpus`: they get the node's GPUs. `torch`:
+    ranks need it, for torchrun. `id`: what the image's name stood for when it was set up; '' before."""
+
+    image: str
+    gpus: bool = False
+    torch: bool = True
+    id: str = ""
+
+    def __post_init__(self) -> None:
+        check_length("image", self.image, MAX_IMAGE)
+        check_length("id", self.id, MAX_IMAGE)
+        if self.image.startswith("-") or self.id.startswith("-"):
+            raise ProtocolError("not an image")
+
+
+@dataclass(frozen=True)
 class SetupReply:
     """How the setup ended. `command` is the one that failed, with the end of its `output`; `data`: what
-    failed is a copy from S3, and `command` is its URL. `cancelled`: the job was cancelled meanwhile, and no
-    process of its setup is left. `read_only`: the environment of Python that the command was not allowed to
-    change, or ''."""
+    failed is a copy from S3, or a shared folder, and `command` names it. `cancelled`: the job was cancelled
+    meanwhile, and no process of its setup is left. `read_only`: the environment of Python that the command
+    was not allowed to change, or ''. `image`: the id of the container's image; after a failure, its name
+    where that image or Docker has failed, and no command of the user."""
 
     exit_code: int
     command: str = ""
@@ -67,9 +87,11 @@ class SetupReply:
     cancelled: bool = False
     read_only: str = ""
     data: bool = False
+    image: str = ""
 
     def __post_init__(self) -> None:
         check_range("exit_code", self.exit_code, -255, 255)
+        check_length("image", self.image, MAX_IMAGE)
         check_length("command", self.command, MAX_TEXT)
         check_length("output", self.output, MAX_TEXT)
         check_length("read_only", self.read_only, MAX_PATH)
@@ -90,11 +112,42 @@ class DataCopy:
         check_length("path", self.path, MAX_PATH)
 
 
+class FileSystem(Enum):
+    """Of a shared folder: as `mount -t` names it."""
+
+    NFS = "nfs4"
+    LUSTRE = "lustre"
+
+
+@dataclass(frozen=True)
+class SharedFolder:
+    """A folder that all nodes share, and find at `path` in the project: `below` it in what is mounted from
+    `source`. Without a source it is a folder of this node, which exports it to the addresses `clients`.
+    `owned`: this node counts what is in it as its own results."""
+
+    path: str
+    source: str = ""
+    kind: FileSystem = FileSystem.NFS
+    below: str = ""
+    clients: tuple[str, ...] = ()
+    owned: bool = False
+
+    def __post_init__(self) -> None:
+        check_length("path", self.path, MAX_PATH)
+        check_length("below", self.below, MAX_PATH)
+        check_length("clients", self.clients, MAX_NODES)
+        for text in (self.source, *self.clients):
+            check_length("source", text, MAX_TEXT)
+            if text.startswith("-") or not is_plain(text or "x", ".-:/@_"):
+                raise ProtocolError("not an address of a file system")
+
+
 @dataclass(frozen=True)
 class SetupRequest:
-    """Copy `data`, where it differs, and run `commands` in the project unless they ran here before with the
-    same contents of `inputs` (paths in the project). They belong to the job that is being launched. The
-    environment of `python` (a path on the node, '' for the node's default) is active while they run."""
+    """Mount `shared` folders, copy `data`, where it differs, and run `commands` in the project unless they
+    ran here before with the same contents of `inputs` (paths in the project). They belong to the job that is
+    being launched. The environment of `python` (a path on the node, '' for the node's default) is active
+    while they run."""
 
     job: str
     node: int
@@ -106,6 +159,8 @@ class SetupRequest:
     python: str = ""
     data: tuple[DataCopy, ...] = ()
     paths: dict[str, str] = field(default_factory=dict)  # variables that have absolute paths in the project
+    container: Optional[Container] = None  # in which the commands run, and the environment of `python` is
+    shared: tuple[SharedFolder, ...] = ()
 
     STEP = "setup"
     REPLY = SetupReply
@@ -117,6 +172,7 @@ class SetupRequest:
         check_length("script", self.script, MAX_TEXT)
         check_length("python", self.python, MAX_PATH)
         check_length("data", self.data, MAX_DATA)
+        check_length("shared", self.shared, MAX_DATA)
         check_length("paths", self.paths, MAX_DATA)
 
 
@@ -197,6 +253,7 @@ class StartRequest:
     paths: dict[str, str] = field(default_factory=dict)  # as for SetupRequest
     notify: str = ""
     announce: float = 1800.0
+    container: Optional[Container] = None  # in which the ranks run
 
     STEP = "start"
     REPLY = StartReply

@@ -126,6 +126,8 @@ class Nodes:
         message = data.partition(b"\n")[0]
         if step == StartRequest.STEP:
             start = decode(message, StartRequest)
+            if start.container is not None:
+                yield f"  in a container of {start.container.image}:"
             for process in start.processes:
                 yield from _process(start.env, process, self._hidden)
         elif step == SetupRequest.STEP:
@@ -295,6 +297,7 @@ def launch(console: Console, settings: Config, script: Script, root: Path) -> No
             root=root,
             progress=lambda text: console.print(f"\n# {console.render(text)}"),
             hold=Hold(job),
+            sources={one.source: ("nfs4", f"{one.source}:/") for one in settings.shared},
         )
         console.print("\n# End of the dry run. Nothing was started.")
 

@@ -91,6 +91,7 @@ JOB_PARAMETERS = (
     click.Option(["-m", "module"], is_flag=True, help="SCRIPT is a module, as in `python -m`."),
     SettingOption("job", "nproc_per_node", "--nproc-per-node", metavar="K", standard="gpu"),
     SettingOption("job", "rendezvous", "--rendezvous", metavar="HOW", standard="c10d", rare=True),
+    SettingOption("job", "container", "--container", metavar="IMAGE", rare=True),
     SettingOption("job", "retries", "--retries", metavar="N", standard="0"),
     NODES_MIN,
     SettingOption("job", "stall_minutes", "--stall-minutes", metavar="MIN", standard="10", rare=True),

@@ -7,6 +7,7 @@ import sys
 from . import on_node
 
 BIN = ("systemctl", "sudo", "cloud-init", "nvidia-smi", "fi_info")  # commands in /usr/bin
+LOCAL_BIN = ("docker",)  # in /usr/local/bin, where this computer may have one that would come first
 SBIN = ("poweroff", "halt", "reboot", "shutdown")  # commands in /usr/sbin
 
 # Command -> module, function. A node runs a dozen commands at each boot: only what one needs is imported, and
@@ -18,6 +19,7 @@ _COMMANDS = {
     "cloud-init": ("cloud_init", "status"),
     "nvidia-smi": ("devices", "nvidia_smi"),
     "fi_info": ("devices", "fi_info"),
+    "docker": ("docker", "main"),
 }
 
 

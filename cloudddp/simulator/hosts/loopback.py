@@ -206,6 +206,8 @@ def _create_files(folder: Path, spec: NodeSpec) -> None:
         gpus=tuple(name for name, _ in spec.gpus),
         efa_devices=spec.efa_devices,
         user_data=spec.user_data,
+        address=spec.private_ip,
+        exports=folder.parents[1] / "exports",
         failed_gpus=spec.boot.failed_gpus,
     )
     for name, text in scripts.items():

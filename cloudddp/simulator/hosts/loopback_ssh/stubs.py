@@ -7,19 +7,27 @@ would change the machine: a loopback node shares it with the user.
 from __future__ import annotations
 
 import shlex
+import sys
+from pathlib import Path
 
+import cloudddp.simulator
 from cloudddp.simulator.guest import devices, services
 from cloudddp.simulator.hosts.node_spec import UserData
 
-_REFUSED = ("poweroff", "shutdown", "reboot", "halt")
+_PACKAGES = str(Path(cloudddp.simulator.__path__[0]).parents[1])
+_RUN_DOCKER = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); from cloudddp.simulator.guest import docker; "
+    "sys.exit(docker.main(sys.argv[1:]))"
+)
+_REFUSED = ("poweroff", "shutdown", "reboot", "halt", "exportfs", "mount.nfs4", "mount.lustre")
 
 _REFUSAL = """#!/bin/sh
 echo "simulated node: $(basename "$0") is refused: the node shares this computer" >&2
 exit 1
 """
 
-# `sudo` allows only the two steps of infra/node/host-key.sh, applied to the host key of the node's server,
-# and a new deadline: the scripts themselves would change this computer's /etc.
+# `sudo` allows only the two steps of infra/node/host-key.sh, applied to the host key of the node's server, a
+# new deadline (the scripts would change this computer's /etc), and shared folders, which are links here.
 _SUDO = r"""#!/bin/sh
 cd "$(dirname "$0")/../run" || exit 1
 same() { [ "$(cut -d ' ' -f 1,2 "$1")" = "$2" ]; }
@@ -41,12 +49,36 @@ case "$1 $2 $3 $4 $5" in
     cat > /dev/null
     date -u -d "@$6" '+%a %Y-%m-%d %H:%M:%S UTC' > deadline.new && mv deadline.new deadline
     ;;
+"-n sh -s -- share-folder")
+    cat > /dev/null
+    folder=${6#\"}
+    mkdir -p @EXPORTS@
+    ln -sfn "${folder%%\"*}" @EXPORTS@/@ADDRESS@
+    printf '%s\n' "${6#*\" }" > @EXPORTS@/@ADDRESS@.clients
+    ;;
+"-n mount -t nfs4 -o")
+    exported=@EXPORTS@/${7%%:*}
+    if ! grep -qF "@ADDRESS@(" "$exported.clients" 2> /dev/null; then
+        echo "mount.nfs4: access denied by server while mounting $7" >&2
+        exit 32
+    fi
+    rmdir "$8" && ln -s "$(readlink "$exported")" "$8" && echo "$8" >> mounts
+    echo "simulated node: a link stands in for the network file system"
+    ;;
+"-n umount --lazy "*)
+    rm "$4"
+    echo "$(grep -vxF "$4" mounts)" > mounts
+    ;;
 *)
     echo "simulated node: sudo is refused: the node shares this computer" >&2
     exit 1
     ;;
 esac
 """  # noqa: E501
+
+_FINDMNT = """#!/bin/sh
+cat "$(dirname "$0")/../run/mounts" 2> /dev/null
+"""
 
 _CLOUD_INIT = """#!/bin/sh
 [ "$1" = status ] && { echo "status: done"; exit 0; }
@@ -71,6 +103,10 @@ LIST
     exit 1
     ;;
 esac
+"""
+
+_DOCKER = f"""#!/bin/sh
+exec {shlex.quote(sys.executable)} -ISc {shlex.quote(_RUN_DOCKER)} {shlex.quote(_PACKAGES)} "$@"
 """
 
 _NO_EFA = """#!/bin/sh
@@ -146,10 +182,17 @@ esac
 
 
 def scripts(
-    *, gpus: tuple[str, ...], efa_devices: int, user_data: UserData, failed_gpus: int = 0
+    *,
+    gpus: tuple[str, ...],
+    efa_devices: int,
+    user_data: UserData,
+    address: str,
+    exports: Path,
+    failed_gpus: int = 0,
 ) -> dict[str, str]:
-    """Return name and text of each command, for a node with these GPUs, of which the last have failed, and
-    EFA devices."""
+    """Return name and text of each command, for a node with these GPUs, of which the last have failed, EFA
+    devices and address. `exports` has what nodes export."""
+    sudo = _SUDO.replace("@ADDRESS@", address).replace("@EXPORTS@", shlex.quote(str(exports)))
     elapse = services.systemd_time(user_data.deadline.timestamp()) if user_data.deadline else ""
     systemctl = _SYSTEMCTL.format(timer=shlex.quote(user_data.timer), elapse=shlex.quote(elapse))
     good = len(gpus) - min(failed_gpus, len(gpus))
@@ -163,8 +206,10 @@ def scripts(
     return {
         **dict.fromkeys(_REFUSED, _REFUSAL),
         "cloud-init": _CLOUD_INIT,
-        "sudo": _SUDO,
+        "sudo": sudo,
+        "findmnt": _FINDMNT,
         "nvidia-smi": _GPUS.format(list="\n".join(listed), code=code) if gpus else _NO_GPU,
         "fi_info": _EFA.format(list=domains) if efa_devices else _NO_EFA,
         "systemctl": systemctl,
+        "docker": _DOCKER,
     }

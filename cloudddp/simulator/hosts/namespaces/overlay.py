@@ -52,8 +52,8 @@ def create(overlay: Path) -> None:
     # A node's /usr is read-only: without this, each command would spend half of its time compiling.
     compileall.compile_dir(package, quiet=2)
     python = Path(sys.base_prefix) / "bin" / "python3"
-    for folder, names in (("bin", dispatch.BIN), ("sbin", dispatch.SBIN)):
-        (overlay / folder).mkdir()
+    for folder, names in (("bin", dispatch.BIN), ("sbin", dispatch.SBIN), ("local/bin", dispatch.LOCAL_BIN)):
+        (overlay / folder).mkdir(parents=True)
         for name in names:
             path = overlay / folder / name
             path.write_text(_COMMAND.format(python=python, folder=rootfs.GUEST, name=name))

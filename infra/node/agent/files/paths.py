@@ -59,6 +59,20 @@ def replaceable(folder: Path, name: str) -> Path:
     return target
 
 
+def link_to(project: Path, name: str, folder: Path, section: str) -> None:
+    """Make a path in the project a link to a folder. Raises OSError, also where the project has something
+    else there."""
+    link = inside(project, name)
+    if link.is_symlink():
+        if link.readlink() == folder:
+            return
+        link.unlink()
+    elif link.exists():
+        raise FileExistsError(f"{section} path = {name}: the project has a file or folder there")
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(folder)
+
+
 def on_one_line(text: str) -> str:
     """Return a name with line breaks, control characters and bytes that are not UTF-8 escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Optional
 
-from agent.files import paths, records
+from agent.files import paths, records, shared
 from agent.files.selection import NewFile
 from agent.files.sync_record import Synced
 from agent.files.tree import Found, LeftOut, Tree
@@ -59,7 +59,7 @@ class Scan:
         self._present = frozenset(present)
         self.folder, self.since, self.again, self.seconds = folder, since, again, seconds
         self.outputs = [os.path.normpath(name) for name in outputs]
-        self.scratch = frozenset(os.path.normpath(name) for name in scratch)
+        self.scratch = frozenset(os.path.normpath(name) for name in (*scratch, *shared.places().elsewhere))
         self.manifest = Synced(folder).recorded
         self.synced = {str(parent) for name in self.manifest for parent in Path(name).parents}
         self.record = records.pulled(folder)

@@ -310,6 +310,8 @@ class FactCollector:
         first = request.processes[0] if request.processes else None
         word = (first.launcher or first.rank)[0] if first else ""
         python = commands.program(word, store.project_folder(request.project))
+        if request.container:  # all nodes have the same image: `launch` has compared its ids
+            python = ""
         threading.Thread(target=self._collect, args=(python,), daemon=True).start()
 
     def _collect(self, python: str) -> None:

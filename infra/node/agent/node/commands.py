@@ -82,7 +82,7 @@ def activated(python: str) -> dict[str, str]:
     return variables
 
 
-def agent_command(*words: str) -> list[str]:
+def agent_command(*words: str, python: str = sys.executable) -> list[str]:
     """Return the command that runs this agent: isolated from the user's environment and without
     site-packages."""
-    return [sys.executable, "-IS", "-X", "utf8", os.path.abspath(sys.argv[0]), *words]
+    return [python, "-IS", "-X", "utf8", os.path.abspath(sys.argv[0]), *words]

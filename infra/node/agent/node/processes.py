@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
-from agent.node import store
+from agent.node import docker, store
 from agent.node.commands import run_quietly
 from agent.node.kernel import born as born
 from agent.node.kernel import stat
@@ -152,6 +152,8 @@ def end(
         deadline = min(planned, latest())
         pids = find(task)
         if not pids or time.monotonic() > deadline + GIVE_UP_SECONDS:
+            if docker.remove_noted(task.record.parent):  # also one that was about to start
+                continue
             return len(ended), len(pids)
         ended.update(pids)
         if time.monotonic() > deadline:

@@ -8,10 +8,11 @@ import re
 import resource
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from agent.node import kernel, processes, store
+from agent.node import docker, kernel, processes, store
 from agent.node.commands import activated, agent_command, program
 from cloudddp.agent.protocol import ATTEMPT_VARIABLE, SUPERVISOR_VARIABLE, TASK_VARIABLE
 from cloudddp.agent.protocol.start import Process, StartRequest
@@ -30,20 +31,27 @@ def launch(
 
     Each attempt has a rendezvous id of its own: torchrun would find the members of the last one.
     """
-    project = store.project_folder(request.project)
+    project, folder = store.project_folder(request.project), store.job_folder(request.job)
+    python = program((process.launcher or process.rank)[0], project)
     argv = [program(word, project) for word in process.launcher[:1]] + list(process.launcher[1:])
     if attempt:
         argv = [f"{word}-{attempt}" if word.startswith("--rdzv-id=") else word for word in argv]
     if process.rank:
-        argv += agent_command("rank", request.job, program(process.rank[0], project), *process.rank[1:])
-    python = program((process.launcher or process.rank)[0], project)
+        own = python if request.container else sys.executable  # the image may have it elsewhere
+        words = (program(process.rank[0], project), *process.rank[1:])
+        argv += agent_command("rank", request.job, *words, python=own)
     data = {name: str(project / path) for name, path in request.paths.items()}
-    given = {**os.environ, **activated(python), **data, **request.env, **process.env}
-    recorder = flight_recorder(store.job_folder(request.job), torch, given)
-    env = {**given, **recorder, TASK_VARIABLE: task.mark}
+    base = docker.user_variables() if request.container else {**os.environ, **activated(python)}
+    given = {**base, **data, **request.env, **process.env}
+    env = {**given, **flight_recorder(folder, torch, given), TASK_VARIABLE: task.mark}
     env[ATTEMPT_VARIABLE] = str(attempt)
     env[SUPERVISOR_VARIABLE] = kernel.name(os.getpid())
-    with open(store.job_folder(request.job) / "launcher.log", "ab") as log:
+    if request.container:
+        docker.allow()
+        name = docker.note(folder, f"cloudddp-{request.job}-{attempt}-{process.env.get('RANK', 'ranks')}")
+        argv = docker.command(request.container, argv, project, env, name)
+        env = {**os.environ, **env}
+    with open(folder / "launcher.log", "ab") as log:
         return subprocess.Popen(
             argv,
             cwd=str(project),

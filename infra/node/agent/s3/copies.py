@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Optional
 
+from agent.files import shared
 from agent.files.paths import on_one_line
 from agent.files.scan import Scan
 from agent.files.tree import Found, Tree
@@ -197,8 +198,10 @@ def _below(
     folder: Path, names: Sequence[str], prefix: str, notes: _Notes, *, log: bool = False
 ) -> Iterator[File]:
     roots = [os.path.normpath(name) for name in names]
-    tree = Tree(str(folder), roots, notes.left_out, since=0 if log else phases.first_began())
-    existing = [root for root in roots if os.path.lexists(folder / root)]
+    other = set(() if log else shared.places().elsewhere)
+    since = 0 if log else phases.first_began()
+    tree = Tree(str(folder), roots, notes.left_out, since=since, skip=other.__contains__)
+    existing = [root for root in roots if os.path.lexists(folder / root) and not shared.is_below(root, other)]
     return _keyed((one for root in existing for one in tree.below(root)), prefix, notes, log=log)
 
 

@@ -26,15 +26,7 @@ def link_folder(copy: DataCopy, project: Path) -> Path:
     digest = hashlib.sha256(f"{copy.bucket}/{copy.prefix}".encode()).hexdigest()[:12]
     folder = _disk() / FOLDER / f"{Path(copy.path).name}-{digest}"
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-    link = paths.inside(project, copy.path)
-    if link.is_symlink():
-        if link.readlink() == folder:
-            return folder
-        link.unlink()
-    elif link.exists():
-        raise FileExistsError(f"[[data]] path = {copy.path}: the project has a file or folder there")
-    link.parent.mkdir(parents=True, exist_ok=True)
-    link.symlink_to(folder)
+    paths.link_to(project, copy.path, folder, "[[data]]")
     return folder
 
 

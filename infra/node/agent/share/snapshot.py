@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from agent.files import paths, records, selection
+from agent.files import shared as shared_folders
 from agent.files.records import Received
 from agent.files.scan import Scan
 from agent.jobs import phases
@@ -59,7 +60,7 @@ def written(search: SnapshotSearch) -> tuple[tuple[Snapshot, ...], tuple[str, ..
     what is beyond the limits."""
     project, began = store.project_folder(search.project), phases.first_began()
     copied = records.received(project)
-    scan = Scan(project, search.outputs, search.scratch, began, again=0)
+    scan = Scan(project, search.outputs, (*search.scratch, *shared_folders.places().paths), began, again=0)
     own, copies = [], []
     for one in scan if began else ():
         is_output = one.place in scan.outputs if search.outputs else one.place != f"{REPLACED}/"
@@ -100,13 +101,15 @@ def _is_usable(name: str) -> bool:
 def _found(search: SnapshotSearch) -> list[Snapshot]:
     """Return the files that match, the newest first."""
     project = store.project_folder(search.project)
-    excluded = set(search.exclude)
+    excluded, everywhere = set(search.exclude), shared_folders.places().paths
     copied = records.received(project)
     found: dict[str, Snapshot] = {}
     for pattern in search.patterns:
         # Before Python 3.13 a pattern that ends with ** finds folders only.
         for path in project.glob(f"{pattern}/*" if pattern.endswith("**") else pattern):
             name = path.relative_to(project).as_posix()
+            if shared_folders.is_below(name, everywhere):
+                continue
             with contextlib.suppress(OSError):
                 info = os.lstat(path)
                 if stat.S_ISREG(info.st_mode) and _is_usable(name) and name not in excluded:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, Optional, Union
 
+from agent.files import shared
 from agent.files.paths import on_one_line
 from agent.files.scan import Scan
 from agent.files.selection import choose
@@ -170,8 +171,11 @@ class Packer:
     def _below(self) -> Iterator[Found]:
         """Yield what is at or below the paths of the request."""
         since = 0 if self._of_job or self._request.all else phases.first_began()
-        tree = Tree(self._folder, self._roots, self._output.left_out, since=since)
+        own = () if since == 0 else shared.places().elsewhere  # what the user names is sent
+        tree = Tree(self._folder, self._roots, self._output.left_out, since=since, skip=own.__contains__)
         for root in self._roots:
+            if shared.is_below(root, own):
+                continue
             if os.path.lexists(os.path.join(self._folder, root)):
                 yield from tree.below(root)
             else:

@@ -14,15 +14,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, Optional
 
-from agent.files import paths
+from agent.files import paths, shared
 from agent.jobs import phases
-from agent.node import kernel, machine, processes, store
-from agent.node.commands import activated
+from agent.node import docker, kernel, machine, processes, store
+from agent.node.commands import activated, program, run_quietly
 from agent.s3 import boto_process, data
 from cloudddp.agent.protocol import TASK_VARIABLE
 from cloudddp.agent.protocol.codec import MAX_TEXT, STDERR_END
 from cloudddp.agent.protocol.copies import url_of
-from cloudddp.agent.protocol.start import SetupReply, SetupRequest
+from cloudddp.agent.protocol.start import MAX_IMAGE, Container, SetupReply, SetupRequest
 
 REQUEST = SetupRequest
 CANCELLED = 130
@@ -41,13 +41,14 @@ def step(request: SetupRequest) -> SetupReply:
     folder = store.project_folder(request.project)
     stamp = store.ROOT / f"setup-{folder.name}-{_digest(request, folder)[:16]}"
     with store.locked("setup"):
-        if stamp.exists() and not request.data:
+        if stamp.exists() and not (request.data or request.container or request.shared):
             return SetupReply(exit_code=0)
         return _set_up(request, folder, stamp)
 
 
 def _digest(request: SetupRequest, folder: Path) -> str:
-    content = hashlib.sha256(json.dumps(request.commands).encode())
+    inside = [request.container.image, request.container.torch, request.python] if request.container else []
+    content = hashlib.sha256(json.dumps([*request.commands, *inside]).encode())
     for name in request.inputs:
         with contextlib.suppress(OSError):
             data = paths.inside(folder, name).read_bytes()
@@ -73,7 +74,14 @@ def _set_up(request: SetupRequest, project: Path, stamp: Path) -> SetupReply:
     store.write(task.record, own)
     with _open_log(folder) as log:
         copy = _Copy(log)
-        reply = _copy_data(request, project, task.mark, folder, copy)
+        reply = _share(request, project, task.mark, folder, copy)
+        if not (reply.exit_code or reply.cancelled):
+            reply = _copy_data(request, project, task.mark, folder, copy)
+        if request.container and not (reply.exit_code or reply.cancelled):
+            reply = _pull(request.container, project, task.mark, folder, copy)
+        image = "" if reply.exit_code else reply.image
+        if image and request.container:
+            request = replace(request, container=replace(request.container, id=image))
         if not (reply.exit_code or reply.cancelled or stamp.exists()):
             reply = _run_all(request, project, task.mark, folder, copy)
     if reply.cancelled:
@@ -82,13 +90,13 @@ def _set_up(request: SetupRequest, project: Path, stamp: Path) -> SetupReply:
         code = reply.exit_code if reply.exit_code > 0 else 128 - reply.exit_code
         with contextlib.suppress(OSError):  # a command may have deleted the whole store
             store.write(task.record, replace(own, ended=time.time(), exit_code=min(code, 255)))
-        if DENIED in reply.output:
+        if DENIED in reply.output and request.container is None:
             return replace(reply, read_only=_read_only(_active(request, project).get("VIRTUAL_ENV", "")))
         return reply
     task.record.unlink(missing_ok=True)
     store.create_root()
     stamp.write_text("done\n")
-    return reply
+    return replace(reply, image=image)
 
 
 def _active(request: SetupRequest, project: Path) -> dict[str, str]:
@@ -101,6 +109,24 @@ def _open_log(folder: Path) -> BinaryIO:
     """Open the log of the commands' output. A pipe would wait for what a command leaves in the background."""
     number = os.open(folder / phases.SETUP_LOG, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
     return open(number, "r+b", buffering=0)
+
+
+def _share(request: SetupRequest, project: Path, mark: str, folder: Path, copy: _Copy) -> SetupReply:
+    """Mount the shared folders, and link them in the project."""
+    shown = f"[[shared]] {', '.join(one.path for one in request.shared)}"
+    problem = shared.missing(request.shared)
+    try:
+        for argv, given in () if problem or not request.shared else shared.commands(request.shared):
+            reply = _run(argv, shown, project, {**os.environ, TASK_VARIABLE: mark}, folder, copy, given)
+            if reply.exit_code:
+                return replace(reply, data=True)
+        if request.shared and not problem:
+            shared.link(request.shared, project)
+    except OSError as error:
+        problem = f"{error.strerror or error}"
+    if problem:
+        return SetupReply(exit_code=1, command=shown, output=problem[:MAX_TEXT], data=True)
+    return SetupReply(exit_code=0)
 
 
 def _copy_data(request: SetupRequest, project: Path, mark: str, folder: Path, copy: _Copy) -> SetupReply:
@@ -123,14 +149,48 @@ def _copy_data(request: SetupRequest, project: Path, mark: str, folder: Path, co
     return SetupReply(exit_code=0)
 
 
+def _pull(container: Container, project: Path, mark: str, folder: Path, copy: _Copy) -> SetupReply:
+    """Pull the image unless the node has it; return its id."""
+    docker.allow()
+    ask = [docker.program(), "image", "inspect", "--format={{.Id}}", container.image]
+    reply, found = SetupReply(exit_code=0), run_quietly(ask).strip()
+    if not found:
+        argv, shown = ["bash", "-c", docker.pull(container.image)], f"docker pull {container.image}"
+        env = {**boto_process.environment(), TASK_VARIABLE: mark}
+        reply = _run(argv, shown, project, env, folder, copy)
+        found = container.image if reply.exit_code else run_quietly(ask).strip()
+    return replace(reply, image=found[:MAX_IMAGE])
+
+
 def _run_all(request: SetupRequest, project: Path, mark: str, folder: Path, copy: _Copy) -> SetupReply:
     places = {name: str(project / path) for name, path in request.paths.items()}
     for command in request.commands:
-        env = {**os.environ, **_active(request, project), **places, **request.env, TASK_VARIABLE: mark}
-        reply = _run(["bash", "-c", command], command, project, env, folder, copy)
+        own = {} if request.container else {**os.environ, **_active(request, project)}
+        env = {**own, **places, **request.env, TASK_VARIABLE: mark}
+        argv, env = _contained(request, ["bash", "-c", command], project, env, folder)
+        reply = _run(argv, command, project, env, folder, copy)
         if reply.exit_code:
+            if request.container is not None and reply.output.startswith("docker: "):
+                reply = replace(reply, image=request.container.image)
             return reply
-    return SetupReply(exit_code=0)
+    if request.container is None:
+        return SetupReply(exit_code=0)
+    python = program(request.python or "python3", project)
+    words = [python, "-c", docker.CHECK, *(["torch"] if request.container.torch else [])]
+    argv, env = _contained(request, words, project, {TASK_VARIABLE: mark}, folder)
+    shown = f"docker run {request.container.image} {python}"
+    return replace(_run(argv, shown, project, env, folder, copy), image=request.container.image)
+
+
+def _contained(
+    request: SetupRequest, argv: list[str], project: Path, env: dict[str, str], folder: Path
+) -> tuple[list[str], dict[str, str]]:
+    """Return a command, and its environment, as it runs in the job's container, if it has one."""
+    if request.container is None:
+        return argv, env
+    name = docker.note(folder, f"cloudddp-{request.job}-setup-{time.monotonic_ns()}")
+    own = {**docker.user_variables(), **docker.PIP, **env}
+    return docker.command(request.container, argv, project, own, name), {**os.environ, **own}
 
 
 class _Copy:

@@ -1,0 +1,105 @@
+"""[[shared]]: folders that all nodes share. They are in ~/cloudddp-shared, with links in the project.
+
+The first node exports one folder of its disk, which has those of all [[shared]] with source = "node0"; or an
+EFS or Lustre file system is mounted. All nodes see the same files, so that only one, the owner, counts them
+as results, and none copies them to others. `findmnt` reads the kernel's table: a look at a mount whose server
+has gone would wait for it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent.files import paths
+from agent.node import store
+from agent.node.commands import run_quietly
+from cloudddp.agent.protocol.start import FileSystem, SharedFolder
+
+FOLDER = Path.home() / "cloudddp-shared"
+EXPORTED = FOLDER / "node0"
+RECORD = store.ROOT / "shared.json"
+# What AWS recommends for EFS. The exports are `insecure`, since noresvport means a port above 1023.
+OPTIONS = {
+    FileSystem.NFS: "nfsvers=4.1,rsize=1048576,wsize=1048576,hard,timeo=600,retrans=2,noresvport",
+    FileSystem.LUSTRE: "relatime,flock",
+}
+# sync: what a rank has saved is on the disk, also if the node reboots. fsid=0: clients mount ADDRESS:/.
+EXPORT_OPTIONS = "rw,sync,no_subtree_check,insecure,fsid=0"
+EXPORT = b"""set -e
+mkdir -p /etc/exports.d
+printf '%s\\n' "$2" > /etc/exports.d/cloudddp.exports
+systemctl start nfs-server
+exportfs -ra
+"""
+PACKAGES = {
+    "exportfs": "nfs-kernel-server (on Amazon Linux nfs-utils)",
+    "mount.nfs4": "nfs-common (on Amazon Linux nfs-utils)",
+    "mount.lustre": "the Lustre client",
+}
+
+
+@dataclass(frozen=True)
+class Places:
+    """The paths of shared folders in the project, and those of them that count on another node."""
+
+    paths: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()
+
+
+def places() -> Places:
+    return store.read(RECORD, Places) or Places()
+
+
+def is_below(name: str, folders: Collection[str]) -> bool:
+    return any(f"{name}/".startswith(f"{one}/") for one in folders)
+
+
+def missing(folders: Sequence[SharedFolder]) -> str:
+    """Return which program is missing on this node, and the package that has it; '' if none is."""
+    needed = {f"mount.{one.kind.value}" for one in folders if one.source}
+    needed |= {"exportfs" for one in folders if one.clients}
+    path = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
+    absent = [name for name in sorted(needed) if shutil.which(name, path=path) is None]
+    return f"{absent[0]} is missing: install {PACKAGES[absent[0]]}" if absent else ""
+
+
+def commands(folders: Sequence[SharedFolder]) -> Iterator[tuple[list[str], bytes]]:
+    """Yield what has to run, with its stdin, so that the file systems are mounted, and no others. Raises
+    OSError."""
+    listed = run_quietly(["findmnt", "-rno", "TARGET", "-t", "nfs4,lustre"]).splitlines()
+    mounted = {one for one in listed if one.startswith(f"{FOLDER}/")}
+    wanted = {str(_mount_point(one)): one for one in folders if one.source}
+    for target in sorted(mounted - wanted.keys()):  # of a node that was replaced, or was the first one
+        yield ["sudo", "-n", "umount", "--lazy", target], b""
+    for one in folders:
+        if not one.source:
+            (EXPORTED / one.below).mkdir(parents=True, exist_ok=True)
+    if clients := next((one.clients for one in folders if one.clients), ()):
+        line = " ".join([f'"{EXPORTED}"', *(f"{address}({EXPORT_OPTIONS})" for address in clients)])
+        yield ["sudo", "-n", "sh", "-s", "--", "share-folder", line], EXPORT
+    for target, one in wanted.items():
+        if target not in mounted:
+            os.makedirs(target, exist_ok=True)
+            yield (
+                ["sudo", "-n", "mount", "-t", one.kind.value, "-o", OPTIONS[one.kind], one.source, target],
+                b"",
+            )
+
+
+def _mount_point(one: SharedFolder) -> Path:
+    return FOLDER / re.sub(r"[^A-Za-z0-9.-]", "_", one.source)
+
+
+def link(folders: Sequence[SharedFolder], project: Path) -> None:
+    """Link the project's paths to the folders. Raises OSError, also where the project has something else
+    there."""
+    for one in folders:
+        base = _mount_point(one) if one.source else EXPORTED
+        paths.link_to(project, one.path, base / one.below, "[[shared]]")
+    elsewhere = tuple(one.path for one in folders if not one.owned)
+    store.write(RECORD, Places(tuple(one.path for one in folders), elsewhere))

@@ -1,0 +1,248 @@
+"""Ranks and setup commands in a container: what it sees, its signals and exit codes, and that none is left.
+
+The `docker` is the simulator's; as root, a container sees nothing of this computer but its mounts and
+programs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import jail
+from support.agentnode import FOREVER, HANG_GUARD, Node, alive, processes_of, until
+
+from cloudddp.agent.protocol.jobs import Cause
+from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.protocol.start import Container, Process, SetupReply, SetupRequest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
+IMAGE = "train:1"
+
+
+def with_docker(node: Node, tmp_path: Path, *, jailed: bool) -> Node:
+    folder = jail.install(tmp_path / "bin", jailed=jailed)
+    (tmp_path / "tmp").mkdir()
+    paths = (str(folder), str(Path(sys.executable).parent), os.environ["PATH"])
+    node.variables |= {"PATH": os.pathsep.join(paths), "TMPDIR": str(tmp_path / "tmp")}
+    return node
+
+
+@pytest.fixture
+def docker(node: Node, tmp_path: Path) -> Node:
+    """A node with Docker."""
+    return with_docker(node, tmp_path, jailed=os.getuid() == 0)
+
+
+@pytest.fixture
+def plain(node: Node, tmp_path: Path) -> Node:
+    """A node with the simulator's Docker as it is."""
+    return with_docker(node, tmp_path, jailed=False)
+
+
+def set_up(node: Node, *commands: str, image: str = IMAGE, torch: bool = False, **more: Any) -> SetupReply:
+    request = SetupRequest(
+        job=node.id(),
+        node=0,
+        project="p",
+        script="script.py",
+        commands=commands,
+        container=Container(image, torch=torch),
+        **more,
+    )
+    return node.call(request)
+
+
+def start(node: Node, *scripts: str, image: str = IMAGE, **more: Any) -> None:
+    """Start ranks in an image that is set up."""
+    found = set_up(node, image=image, job="job-0") if "job" in more else set_up(node, image=image)
+    assert found.exit_code == 0, found
+    processes = [
+        Process((), ("python3", node.script(code)), {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank, code in enumerate(scripts)
+    ]
+    container = Container(image, id=found.image)
+    node.start(processes=processes, container=container, **more)
+
+
+def calls(node: Node, verb: str) -> list[list[str]]:
+    lines = (node.home / ".simulated-docker/calls").read_text().splitlines()
+    return [words for words in map(json.loads, lines) if words[0] == verb]
+
+
+def test_rank_sees_its_variables_and_the_mounts_and_nothing_else(docker: Node) -> None:
+    outside = docker.home.parent / "outside"
+    outside.write_text("not mounted")
+    (docker.home / "private").write_text("not mounted")
+    (docker.project / "code.txt").write_text("mounted")
+    (docker.home / "cloudddp-data").mkdir()
+    code = f"""
+import json, os, pathlib
+home = pathlib.Path.home()
+pathlib.Path("written").write_text("by the rank")
+(home / ".cache").mkdir(exist_ok=True)
+print(json.dumps({{
+    "env": dict(os.environ), "cwd": os.getcwd(), "home": sorted(os.listdir(home)),
+    "outside": os.path.exists({str(outside)!r}), "code": open("code.txt").read(),
+}}))
+"""
+    docker.variables["OF_THE_NODE"] = "secret"
+    start(docker, code, env={"TOKEN": "a b\n'c'"}, paths={"CLOUDDDP_DATA_X": "x"})
+    followed = docker.follow()
+    assert followed.state.phase is JobPhase.SUCCEEDED, followed.logs
+    seen = json.loads(followed.logs[0])
+    assert seen["env"]["TOKEN"] == "a b\n'c'"
+    assert seen["env"]["CLOUDDDP_DATA_X"] == f"{docker.project}/x"
+    assert seen["env"]["HOME"] == str(docker.home)
+    assert "OF_THE_NODE" not in seen["env"]
+    assert (seen["cwd"], seen["code"]) == (str(docker.project), "mounted")
+    assert (docker.project / "written").read_text() == "by the rank"
+    if os.getuid() == 0:
+        assert seen["home"] == [".cache", ".cloudddp", "cloudddp-data", "p"]
+        assert not seen["outside"]
+    (words,) = (one for one in calls(docker, "run") if f"--name=cloudddp-{docker.id()}-0-0" in one)
+    text = " ".join(words)
+    assert "a b" not in text, "values of variables are not in argv"
+    assert "--env=TOKEN" in words
+    for option in (
+        "--pid=host",
+        "--network=host",
+        "--ipc=host",
+        "--ulimit=memlock=-1",
+        "--rm",
+        "--pull=never",
+    ):
+        assert option in words
+    assert "--gpus=all" not in words
+    record = json.loads((docker.folder() / "container.json").read_text())
+    assert record["id"].startswith("sha256:")
+
+
+def test_exit_code_of_a_rank_in_a_container(docker: Node) -> None:
+    start(docker, "import sys; print('about to fail', file=sys.stderr); sys.exit(7)")
+    state = docker.follow().state
+    assert state.phase is JobPhase.FAILED
+    assert state.verdict is not None and state.verdict.first is not None
+    assert (state.verdict.exit_code, state.verdict.first.cause) == (7, Cause.RANK)
+
+
+SAVES = """
+import signal, sys, time
+def save(*_):
+    open("saved", "a").write("x")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+open("ready", "w")
+while True: time.sleep(0.05)
+"""
+
+
+def test_rank_gets_sigterm_once_and_no_container_is_left(docker: Node) -> None:
+    start(docker, SAVES)
+    until(lambda: (docker.project / "ready").exists())
+    assert docker.cancel().left == 0
+    assert (docker.project / "saved").read_text() == "x"
+    assert docker.ended().phase is JobPhase.CANCELLED
+    names = [f"cloudddp-{docker.id()}-0-0"]
+    assert any(set(names) <= set(words) for words in calls(docker, "rm"))
+    assert list((docker.home / ".simulated-docker/containers").iterdir()) == []
+
+
+def container_pid(node: Node) -> int:
+    path = node.home / f".simulated-docker/containers/cloudddp-{node.id()}-0-0"
+    return int(until(lambda: path.exists() and path.read_text()))
+
+
+def test_containers_of_a_client_that_was_killed_are_ended(docker: Node) -> None:
+    """Docker's client, and then the whole agent, may die while containers live."""
+    start(docker, FOREVER, FOREVER)
+    docker.rank_pid(0)
+    docker.rank_pid(1)
+    inside = container_pid(docker)
+    client = int(Path(f"/proc/{inside}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    os.kill(client, signal.SIGKILL)
+    assert docker.ended().phase is JobPhase.FAILED
+    until(lambda: not alive(inside))
+    assert list((docker.home / ".simulated-docker/containers").iterdir()) == []
+
+
+def test_ranks_in_containers_end_without_their_agent(docker: Node) -> None:
+    guard = None
+    start(docker, FOREVER, grace=1.0)
+    pid, supervisor = docker.rank_pid(0), docker.supervisor_pid()
+    guard = int(Path(f"/proc/{supervisor}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    for one in (guard, supervisor):
+        os.kill(one, signal.SIGKILL)
+    until(lambda: not alive(pid))
+    assert docker.cancel().left == 0
+
+
+def test_setup_runs_in_the_container_once_and_keeps_its_home(docker: Node) -> None:
+    for _ in range(2):
+        reply = set_up(
+            docker, "mkdir -p ~/.local && echo x >> ~/.local/installed", 'echo "$A" >> log', env={"A": "b"}
+        )
+        assert reply.exit_code == 0
+        assert reply.image.startswith("sha256:")
+    assert (docker.project / "log").read_text() == "b\n"
+    assert len(calls(docker, "pull")) == 1
+    assert not (docker.home / ".local").exists() or os.getuid() != 0
+    if os.getuid() == 0:
+        start(docker, "import pathlib; print((pathlib.Path.home() / '.local/installed').read_text())")
+        assert docker.follow().logs[0] == b"x\n\n"
+    assert set_up(docker, "echo other-image >> log", image="other:2").exit_code == 0
+    assert len(calls(docker, "pull")) == 2
+
+
+@pytest.mark.parametrize(
+    ("image", "torch", "said"),
+    [
+        ("no-such-image:1", False, "repository does not exist"),
+        ("no-torch:1", True, "it has no torch"),
+    ],
+)
+def test_image_that_cannot_be_used_is_named(plain: Node, image: str, torch: bool, said: str) -> None:
+    reply = set_up(plain, image=image, torch=torch)
+    assert (reply.exit_code, reply.image) == (1, image)
+    assert said in reply.output
+    assert set_up(plain, image="train:1", torch=False).exit_code == 0
+
+
+def test_missing_docker_and_python_are_named(plain: Node, tmp_path: Path) -> None:
+    reply = set_up(plain, python="no-python")
+    assert (reply.exit_code, reply.image) == (127, IMAGE)
+    assert "executable file not found" in reply.output
+    bare = tmp_path / "programs"
+    bare.mkdir()
+    (bare / "bash").symlink_to("/bin/bash")
+    plain.variables["PATH"] = str(bare)
+    reply = set_up(plain)
+    assert (reply.exit_code, reply.image) == (127, IMAGE)
+    assert "docker: not found" in reply.output.replace("command not found", "not found")
+
+
+def test_failing_command_of_the_setup_is_no_failure_of_the_image(docker: Node) -> None:
+    reply = set_up(docker, "echo why; exit 3")
+    assert (reply.exit_code, reply.image, reply.output) == (3, "", "why\n")
+
+
+def test_cancelled_setup_leaves_no_container(docker: Node) -> None:
+    request = SetupRequest(
+        job=docker.id(),
+        node=0,
+        project="p",
+        script="script.py",
+        commands=("touch began; sleep 600",),
+        container=Container(IMAGE, torch=False),
+    )
+    process = docker.begin(request)
+    until(lambda: (docker.project / "began").exists())
+    assert docker.cancel(grace=0.5).left == 0
+    assert process.wait(HANG_GUARD) == 0
+    assert set(processes_of(docker.home)) == set()
+    assert list((docker.home / ".simulated-docker/containers").iterdir()) == []

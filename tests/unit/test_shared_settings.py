@@ -1,0 +1,186 @@
+"""[[shared]]: its settings, what each node is asked for, and which file systems of AWS nodes reach."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+
+from cloudddp.agent.protocol.codec import ProtocolError
+from cloudddp.agent.protocol.start import FileSystem, SharedFolder
+from cloudddp.aws import file_systems
+from cloudddp.aws.client import AWS
+from cloudddp.aws.inventory import Instance
+from cloudddp.config import settings
+from cloudddp.config.settings import Layer
+from cloudddp.config.spec import Config
+from cloudddp.errors import CloudDDPError, UsageError
+from cloudddp.job import project_files
+from cloudddp.job.shared_folders import of_nodes
+from cloudddp.tags import Tags
+
+ADDRESSES = {0: "10.0.0.4", 1: "10.0.0.5", 2: "10.0.0.6"}
+
+
+def resolved(*shared: Any, **more: Any) -> Config:
+    return settings.resolve([Layer("file", {"shared": list(shared), **more})])
+
+
+def test_settings() -> None:
+    config = resolved(
+        {"path": "shared"}, {"path": "big/", "source": "fs-0123abcd"}, job={"outputs": ["shared"]}
+    )
+    assert [(one.place, one.source) for one in config.shared] == [("shared", "node0"), ("big", "fs-0123abcd")]
+    assert config.links == ("shared", "big")
+
+
+@pytest.mark.parametrize(
+    ("shared", "said"),
+    [
+        ({"source": "node0"}, "has no path"),
+        ({"path": "../up"}, "shared.path"),
+        ({"path": "/abs"}, "shared.path"),
+        ({"path": "."}, "has no path in the project"),
+        ({"path": "results/x"}, "overlaps results"),
+        ({"path": ".git"}, "overlaps .git"),
+        ({"path": "data/x"}, "overlaps data"),
+        ({"path": "s", "source": "node1"}, "shared.source"),
+        ({"path": "s", "source": "fs-1; reboot"}, "shared.source"),
+        ({"path": "s", "size": 1}, "unknown key shared.size"),
+    ],
+)
+def test_bad_settings_are_refused(shared: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)):
+        resolved(shared, data=[{"source": "data"}])
+    with pytest.raises(UsageError, match="overlaps the path s"):
+        resolved({"path": "s"}, {"path": "s/t"})
+
+
+def test_files_of_the_project_are_not_hidden(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared/code.py").touch()
+    with pytest.raises(UsageError, match=r"would be at shared, where the project has shared/code\.py"):
+        project_files.of_config(tmp_path, resolved({"path": "shared"}))
+
+
+def test_first_node_exports_and_the_others_mount() -> None:
+    config = resolved({"path": "shared"}, {"path": "efs", "source": "fs-0123abcd"})
+    found = of_nodes(config.shared, ADDRESSES, {"fs-0123abcd": ("lustre", "fs.aws@tcp:/abc")})
+    own, fs = found[0]
+    assert own == SharedFolder("shared", below="shared", clients=("10.0.0.5", "10.0.0.6"), owned=True)
+    assert found[2][0] == SharedFolder("shared", "10.0.0.4:/", below="shared")
+    assert fs == SharedFolder("efs", "fs.aws@tcp:/abc", FileSystem.LUSTRE, owned=True)
+    assert found[1][1] == replace(fs, owned=False)
+    remaining = of_nodes(config.shared[:1], {1: "10.0.0.5", 2: "10.0.0.6"}, {})
+    assert remaining[1][0].clients == ("10.0.0.6",), "node 0 is lost: the next one exports"
+
+
+@pytest.mark.parametrize("text", ["-o", "10.0.0.4:/ x", "a;b", "10.0.0.4(rw)"])
+def test_text_that_is_no_source_is_refused(text: str) -> None:
+    with pytest.raises(ProtocolError):
+        SharedFolder("shared", text)
+    with pytest.raises(ProtocolError):
+        SharedFolder("shared", clients=(text,))
+
+
+# -- what AWS has --------------------------------------------------------------------------------------------
+
+
+class Account:
+    """A VPC with a node and its group, and another group for file systems."""
+
+    def __init__(self) -> None:
+        self.ec2 = boto3.client("ec2", "us-east-1")
+        vpcs = self.ec2.describe_vpcs()["Vpcs"]
+        self.vpc = vpcs[0]["VpcId"]
+        self.subnets = [
+            one["SubnetId"]
+            for one in sorted(self.ec2.describe_subnets()["Subnets"], key=lambda one: one["AvailabilityZone"])
+        ]
+        self.own, self.other = self.group("own"), self.group("other")
+        interface = self.ec2.create_network_interface(SubnetId=self.subnets[0], Groups=[self.own])
+        found = interface["NetworkInterface"]
+        values = ("running", "", "", "g5.xlarge", found["AvailabilityZone"], False, found["PrivateIpAddress"])
+        rest = ("", "r-1", 0, "", None, None, Tags(), found["NetworkInterfaceId"], (self.own,))
+        self.node = Instance("i-1", *values, *rest)
+
+    def group(self, name: str, vpc: str = "") -> str:
+        created = self.ec2.create_security_group(GroupName=name, Description=name, VpcId=vpc or self.vpc)
+        return str(created["GroupId"])
+
+    def admit(self, port: int, **source: Any) -> None:
+        rule = {"IpProtocol": "tcp", "FromPort": port, "ToPort": port, **source}
+        self.ec2.authorize_security_group_ingress(GroupId=self.other, IpPermissions=[rule])
+
+    def efs(self, subnet: str, group: str = "") -> str:
+        client = boto3.client("efs", "us-east-1")
+        name = str(client.create_file_system(CreationToken=subnet)["FileSystemId"])
+        client.create_mount_target(FileSystemId=name, SubnetId=subnet, SecurityGroups=[group or self.other])
+        return name
+
+    def find(self, name: str) -> file_systems.Source:
+        return file_systems.find(AWS(region="us-east-1"), name, [self.node])
+
+
+@pytest.fixture
+def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[Account]:
+    moto = pytest.importorskip("moto", reason="the extra `sim`")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    with moto.mock_aws():
+        yield Account()
+
+
+def test_efs_is_mounted_by_the_address_in_the_nodes_zone(account: Account) -> None:
+    name = account.efs(account.subnets[0])
+    account.admit(2049, UserIdGroupPairs=[{"GroupId": account.own}])
+    kind, source = account.find(name)
+    (target,) = boto3.client("efs", "us-east-1").describe_mount_targets(FileSystemId=name)["MountTargets"]
+    assert (kind, source) == ("nfs4", f"{target['IpAddress']}:/")
+
+
+def test_group_that_keeps_the_nodes_out_is_named_with_the_rule(account: Account) -> None:
+    name = account.efs(account.subnets[0])
+    account.admit(988, UserIdGroupPairs=[{"GroupId": account.own}])
+    account.admit(2049, IpRanges=[{"CidrIp": "192.0.2.0/24"}])
+    with pytest.raises(CloudDDPError, match=r"no rule of sg-.* opens TCP port 2049") as refused:
+        account.find(name)
+    assert "authorize-security-group-ingress" in str(refused.value.hint)
+    account.admit(2049, IpRanges=[{"CidrIp": f"{account.node.private_ip}/16"}])
+    assert account.find(name)[0] == "nfs4"
+
+
+def test_unknown_file_system_is_a_usage_error(account: Account) -> None:
+    with pytest.raises(UsageError, match="no file system fs-0123456789abcdef0 of EFS or FSx in us-east-1"):
+        account.find("fs-0123456789abcdef0")
+
+
+def test_efs_without_a_mount_target_and_in_another_vpc(account: Account) -> None:
+    bare = boto3.client("efs", "us-east-1").create_file_system(CreationToken="bare")["FileSystemId"]
+    with pytest.raises(CloudDDPError, match="no mount target that is available"):
+        account.find(bare)
+    vpc = account.ec2.create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"]
+    subnet = account.ec2.create_subnet(VpcId=vpc, CidrBlock="10.9.0.0/20")["Subnet"]["SubnetId"]
+    with pytest.raises(CloudDDPError, match=f"is in {vpc}, and the cluster in {account.vpc}"):
+        account.find(account.efs(subnet, account.group("there", vpc)))
+
+
+def test_fsx_for_lustre(account: Account) -> None:
+    """moto has no network interfaces of FSx, and so no group that could keep the nodes out."""
+    fsx = boto3.client("fsx", "us-east-1")
+    made = fsx.create_file_system(
+        FileSystemType="LUSTRE", StorageCapacity=1200, SubnetIds=[account.subnets[0]]
+    )
+    name = made["FileSystem"]["FileSystemId"]
+    with pytest.raises(CloudDDPError):
+        account.find(name)
+    windows = fsx.create_file_system(
+        FileSystemType="WINDOWS", StorageCapacity=300, SubnetIds=[account.subnets[0]]
+    )
+    with pytest.raises(UsageError, match="is FSx for WINDOWS"):
+        account.find(windows["FileSystem"]["FileSystemId"])
