@@ -336,7 +336,7 @@ def test_error_names_file_key_value_and_what_is_allowed(tmp_path: Path) -> None:
         ("[env]\nA = '1'", "'env'", "[job]"),
         ("cluster = 2", "cluster must be a table", "[cluster]"),
         ("[[cluster]]\nnodes = 2", "cluster must be a table", "[cluster]"),
-        ("[zzz]\n", "'zzz'", "cluster, data, job, setup, sync"),
+        ("[zzz]\n", "'zzz'", "cluster, data, job, setup, shared, sync"),
     ],
 )
 def test_misplaced_or_misspelt_name_gets_a_suggestion(

@@ -25,6 +25,7 @@ from cloudddp.agent.protocol.readings import READINGS_FILE
 from cloudddp.agent.protocol.results import FACTS_FILE
 from cloudddp.agent.protocol.sentences import signal_name
 from cloudddp.cluster.prices import billed_hours
+from cloudddp.config.schema import LISTS
 from cloudddp.config.spec import Config
 from cloudddp.files import Folder
 from cloudddp.job import failure_text
@@ -226,7 +227,7 @@ def _settings(found: Evidence) -> Html:
     if found.launch is None:
         return joined("It was not launched from this computer, so its settings are not known here.")
     given, standard = (msgspec.to_builtins(one) for one in (found.launch.config, Config()))
-    rows = [("data", json.dumps(data))] if (data := given.pop("data")) else []
+    rows = [(name, json.dumps(listed)) for name in LISTS if (listed := given.pop(name))]
     for section, values in given.items():
         changed = [(key, value) for key, value in values.items() if value != standard[section].get(key)]
         rows += [(f"{section}.{key}", json.dumps(value, ensure_ascii=False)) for key, value in changed]

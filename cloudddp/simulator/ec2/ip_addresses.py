@@ -118,6 +118,9 @@ def _assign(subnet: Any, requested: str | list[str] | None, backend: Any) -> str
     if not address or not in_subnet(subnet, str(address)):
         # Outside the subnet only if moto has chosen it at random, as for a NAT gateway.
         return str(subnet.get_available_subnet_ip(backend))
+    # moto has given it to the mount target of EFS whose interface this is.
+    if hasattr(subnet._subnet_ips.get(address), "set_network_interface"):
+        return str(address)
     if address in subnet._subnet_ips:
         client_error("InvalidIPAddress.InUse", f"Address {address} is in use.")
     subnet.request_ip(address, backend)
