@@ -32,6 +32,7 @@ from bench.link import bench_link
 from bench.machines import bench_machines
 from bench.pull import bench_pull
 from bench.recovery import bench_recovery
+from bench.report import bench_report
 from bench.scale import bench_scale
 from bench.sync import bench_sync
 from bench.top import bench_top
@@ -43,6 +44,7 @@ BENCHES: dict[str, Callable[[Options], None]] = {
     "sync": bench_sync,
     "pull": bench_pull,
     "lab": bench_lab,
+    "report": bench_report,
     "launch": bench_launch,
     "scale": bench_scale,
     "top": bench_top,

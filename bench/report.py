@@ -1,7 +1,5 @@
 """`cloudddp report`: seconds and bytes for a job of 10,000 steps on 2 nodes with 8 ranks and GPUs each: a
 reading every 2 s, and a line of metrics.jsonl and a record of TensorBoard's file for each step.
-
-`python -m bench.report [FOLDER]` leaves the project there.
 """
 
 from __future__ import annotations
@@ -10,14 +8,12 @@ import json
 import math
 import random
 import struct
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from bench.harness import Options, compare, environment, script
 from cloudddp.agent.protocol.codec import encode
 from cloudddp.agent.protocol.gang import Facts
 from cloudddp.agent.protocol.jobs import Cause, Failure, RankRecord, Verdict
@@ -113,18 +109,10 @@ def fill(root: Path) -> Path:
     return folder
 
 
-def main() -> None:
-    with tempfile.TemporaryDirectory() as temporary:
-        root = Path(sys.argv[1] if sys.argv[1:] else temporary)
-        folder = fill(root)
-        seconds = []
-        for _ in range(5):
-            began = time.perf_counter()
-            subprocess.run([sys.executable, "-m", "cloudddp", "report", JOB], cwd=root, check=True)
-            seconds.append(time.perf_counter() - began)
-        size = (folder / "report.html").stat().st_size
-        print(f"{min(seconds):.2f} to {max(seconds):.2f} s, {size / 1e6:.2f} MB")
-
-
-if __name__ == "__main__":
-    main()
+def bench_report(_: Options) -> None:
+    print(f"report: whole process, {STEPS:,} steps, {NODES} x {RANKS} ranks")
+    with tempfile.TemporaryDirectory() as root:
+        folder, config = fill(Path(root)), Path(root, "cloudddp.toml")
+        config.touch()
+        compare([[script("cloudddp"), "--config", str(config), "report", JOB]], environment(f"{root}/home"))
+        print(f"{(folder / 'report.html').stat().st_size / 1e6:.2f} MB")

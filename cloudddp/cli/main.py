@@ -32,6 +32,7 @@ VERBS = {
         f"{_CLUSTERS}:ls",
         "List cloudddp clusters, and remains, of any owner.",
     ),
+    "preflight": (f"{_NODES}:preflight", "Check the nodes as a launch does, and measure their network."),
     "pull": (f"{_NODES}:pull", "Copy results from the nodes to this computer."),
     "report": (f"{_JOBS}:report", "Write one HTML page about a job: what ran, how it went, plots."),
     "resume": (f"{_JOBS}:resume", "Replace lost nodes and start a job again from its snapshot."),
@@ -50,7 +51,7 @@ VERBS = {
 
 HEADINGS = {
     "Start": "init doctor capacity up launch run".split(),
-    "Look": "ls status top cost jobs logs stacks".split(),
+    "Look": "ls status top cost jobs logs stacks preflight".split(),
     "Reach": "ssh ssh-config forward tensorboard exec".split(),
     "Files": "sync pull report".split(),
     "Continue": "resume watch extend allow-me".split(),

@@ -284,6 +284,7 @@ def _root_volume(spec: ClusterSpec, image: Image) -> dict[str, Any]:
             "VolumeType": "gp3",
             "Throughput": spec.disk_throughput,
             "Iops": iops_of(spec.disk_throughput),
+            **({"VolumeInitializationRate": spec.volume_init_rate} if spec.volume_init_rate else {}),
             "Encrypted": True,
             **({"KmsKeyId": spec.kms_key} if spec.kms_key else {}),
             "DeleteOnTermination": True,

@@ -71,6 +71,11 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
             "Throughput of the root volume in MiB/s: a new volume is read from its snapshot at first. Above "
             "125, each MiB/s costs about $0.04 a month, above 750 about $0.06; the price includes it."
         ),
+        "volume_init_rate": (
+            "Rate in MiB/s at which AWS copies the image to the root volume after its creation; else each "
+            "block comes when it is first read. Billed per GiB of the image and node, once; the price does "
+            "not include it."
+        ),
         "kms_key": (
             "KMS key of the root volume: an id, alias/NAME or an ARN. Default: the account's key for EBS."
         ),

@@ -183,6 +183,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
     ) = None
     disk_gb: Annotated[int, limited(ge=8, le=16384)] = 150
     disk_throughput: Annotated[int, limited(ge=125, le=2000)] = 500
+    volume_init_rate: Annotated[int, limited(ge=100, le=300)] | None = None
     kms_key: (
         Annotated[
             str,

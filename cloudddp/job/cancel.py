@@ -72,9 +72,9 @@ def cancel(runner: Runner, job_id: str, *, grace: float) -> Cancelled:
     return done
 
 
-def abort_launch(runner: Runner, job_id: str, *, grace: float = 1.0) -> list[int]:
+def abort_launch(runner: Runner, job_id: str, *, grace: float = 1.0, forget: bool = False) -> list[int]:
     """Stop everything that an interrupted or failed launch has started; return the nodes on which processes
-    may be left.
+    may be left. `forget`: no record of the job stays on the nodes.
 
     It opens new connections, since the failure or the interrupt has closed the old ones.
     """
@@ -83,16 +83,18 @@ def abort_launch(runner: Runner, job_id: str, *, grace: float = 1.0) -> list[int
 
     def stop(node: int) -> bool:
         runner.reconnect(node)
-        return bool(kill(runner, node, job_id, grace=grace, token=token).left)
+        return bool(kill(runner, node, job_id, grace=grace, token=token, forget=forget).left)
 
     outcome = runner.each(stop, fatal=lambda _: False)
     return sorted({*outcome.errors, *(node for node, left in outcome.values.items() if left)})
 
 
-def kill(runner: Runner, node: int, job_id: str, *, grace: float, token: str) -> KillReply:
+def kill(
+    runner: Runner, node: int, job_id: str, *, grace: float, token: str, forget: bool = False
+) -> KillReply:
     """Kill the processes of a job on one node and verify that they are gone. Raises NodeError.
 
     `grace`: seconds between SIGTERM and SIGKILL.
     """
-    request = KillRequest(job=job_id, grace=grace, token=token)
+    request = KillRequest(job=job_id, grace=grace, token=token, forget=forget)
     return client.call(runner, node, request, timeout=grace + REPLY_SECONDS)

@@ -13,10 +13,13 @@ from cloudddp.job.outcome import ExitedRank, JobStatus, concluded, outcome, rebo
 from cloudddp.text import one_line
 
 LONGEST_DETAIL = 300  # characters of what a program wrote
+_LONGEST_STALL = 800  # of where all ranks are
 _MODULE = re.compile(
     r"(?:ModuleNotFoundError|ImportError|Error while finding module|python\S*): .*No module named '?([\w.]+)"
 )
 _FILE = re.compile(r"(?:FileNotFoundError|No such file or directory)\b.*?: '([^'\n]{1,4096})'")
+# Lines of PyTorch's watchdog, and the reason of a stall: some rank did not join a collective.
+_WAITED = re.compile(r"Watchdog caught collective operation timeout|the job has stalled")
 _LOCAL_RANK = re.compile(r"the following arguments are required: .*--local[_-]rank")
 
 
@@ -80,7 +83,8 @@ def sentence(failure: Failure) -> str:
 
     A rank that had exited with code 0 before comes first where it is the likely cause.
     """
-    what, exited = what_failed(failure, one_line(failure.detail, LONGEST_DETAIL)), failure.exited
+    longest = _LONGEST_STALL if failure.cause is Cause.STALL else LONGEST_DETAIL
+    what, exited = what_failed(failure, one_line(failure.detail, longest)), failure.exited
     if exited is None:
         return what
     who = f"rank {exited.rank} on node {exited.node}"
@@ -92,6 +96,11 @@ def sentence(failure: Failure) -> str:
     return (
         f"{who} exited with code 0 while other ranks were still running, the likely cause: {ago} later {what}"
     )
+
+
+def waited_for_ranks(lines: Iterable[str]) -> bool:
+    """Return whether a job failed because ranks waited for others, by its last lines and its cause."""
+    return _WAITED.search("\n".join(lines)) is not None
 
 
 def advice(

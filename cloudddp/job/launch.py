@@ -30,7 +30,7 @@ from cloudddp.agent.protocol.start import (
 from cloudddp.cluster.connect import PROJECT, probe
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import packages
-from cloudddp.config.spec import Config, JobSpec
+from cloudddp.config.spec import Config
 from cloudddp.errors import CloudDDPError, Command, Interrupted, NodeError, Text, UsageError
 from cloudddp.job import containers, project_files, ranks, shared_folders, sync, unsent
 from cloudddp.job import start_ranks as starting
@@ -39,7 +39,7 @@ from cloudddp.job.follow.lines import LineSplitter
 from cloudddp.job.job_request import NewJob, Script, find_script, localhost_line
 from cloudddp.job.poweroff import Hold
 from cloudddp.job.py_spy import Sending
-from cloudddp.job.ranks import Host
+from cloudddp.job.ranks import Host, NodePlan
 from cloudddp.job.shared_folders import Sources
 from cloudddp.job.sync import UNKNOWN, Origin, Progress
 from cloudddp.text import one_line
@@ -140,8 +140,8 @@ def launch(
         then=(StartRequest.STEP, FollowRequest.STEP),
     )
     if require_efa:
-        _check_efa(probes, tagged=cluster.require_efa)
-    _check_nodes(cluster, probes, config, progress)  # before the files of a job that still runs are changed
+        check_efa(probes, tagged=cluster.require_efa)
+    check_nodes(cluster, probes, config, progress)  # before the files of a job that still runs are changed
     origin.check(probes)
     hold.begin(runner, probes)
     ranks.nproc(config.job, [probes[node].gpus for node in sorted(probes)])
@@ -149,19 +149,15 @@ def launch(
     addresses = {node: cluster.nodes[node].private_ip for node in probes}
     shared = shared_folders.of_nodes(config.shared, addresses, sources)
     images = _set_up(runner, probes, config, job, shared, progress, on_setup_line)
-    hosts = _hosts(cluster, probes, config.job)
-    plans = ranks.plan(
-        config.job, hosts, job.script, job_id=job.id, cluster=cluster.name, require_efa=require_efa
-    )
-    plans = [replace(one, node=node) for one, node in zip(plans, sorted(probes), strict=True)]
-    total = sum(plan.ranks for plan in plans)
+    planned = plans(cluster, probes, config, job, require_efa=require_efa)
+    total = sum(plan.ranks for plan in planned)
     progress(
-        f"starting job {job.id}: {total} rank{'s' * (total != 1)} on {len(plans)} "
-        f"node{'s' * (len(plans) != 1)}"
+        f"starting job {job.id}: {total} rank{'s' * (total != 1)} on {len(planned)} "
+        f"node{'s' * (len(planned) != 1)}"
     )
     try:
         started = starting.start(
-            runner, cluster, probes, config, plans, job, files.manifest, versions, images
+            runner, cluster, probes, config, planned, job, files.manifest, versions, images
         )
     except Exception:  # some nodes may have started
         _abort(runner, job.id, progress)
@@ -174,7 +170,8 @@ def _check_rank_counts(config: Config, nodes: int) -> None:
     ranks.nproc(config.job, [0] * nodes)
 
 
-def _check_efa(probes: Mapping[int, ProbeReply], *, tagged: bool) -> None:
+def check_efa(probes: Mapping[int, ProbeReply], *, tagged: bool) -> None:
+    """Raise NodeError for a node without an EFA device. `tagged`: the cluster was created with them."""
     for node, reply in probes.items():
         if not reply.efa:
             raise NodeError(
@@ -199,9 +196,11 @@ def _check_efa(probes: Mapping[int, ProbeReply], *, tagged: bool) -> None:
             )
 
 
-def _check_nodes(
+def check_nodes(
     cluster: Cluster, probes: Mapping[int, ProbeReply], config: Config, progress: Progress
 ) -> None:
+    """Raise CloudDDPError where a job runs, NodeError for a node that lacks GPUs or Python; report clocks
+    that differ."""
     now = datetime.now(UTC).timestamp()
     for node, reply in probes.items():
         for job in reply.running:
@@ -235,22 +234,28 @@ def _check_nodes(
         progress(f"warning: the nodes report different numbers of GPUs: {sorted(counts)}")
 
 
-def _hosts(cluster: Cluster, probes: Mapping[int, ProbeReply], spec: JobSpec) -> list[Host]:
-    """Return the nodes of a job. They are numbered from 0, also where the cluster has lost some of its
-    nodes."""
-    inside = (spec.python or containers.PYTHON) if spec.container else ""
-    return [
+def plans(
+    cluster: Cluster, probes: Mapping[int, ProbeReply], config: Config, job: NewJob, *, require_efa: bool
+) -> list[NodePlan]:
+    """Return what each node starts. Nodes of a job are numbered from 0, also where the cluster has lost some
+    of its nodes."""
+    inside = (config.job.python or containers.PYTHON) if config.job.container else ""
+    hosts = [
         Host(
             rank=number,
             private_ip=cluster.nodes[node].private_ip,
             interface=reply.interface,
             gpus=reply.gpus,
             cpus=reply.cpus,
-            python=inside or reply.python or spec.python,
+            python=inside or reply.python or config.job.python,
             free_port=reply.free_port,
         )
         for number, (node, reply) in enumerate(sorted(probes.items()))
     ]
+    found = ranks.plan(
+        config.job, hosts, job.script, job_id=job.id, cluster=cluster.name, require_efa=require_efa
+    )
+    return [replace(one, node=node) for one, node in zip(found, sorted(probes), strict=True)]
 
 
 def _set_up(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import platform
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +46,7 @@ class LaunchFacts(msgspec.Struct, frozen=True, kw_only=True):
     hour: float | None = None
     spot: bool = False
     version: _Text = __version__
-    python: _Text = platform.python_version()
+    python: _Text = ".".join(map(str, sys.version_info[:3]))
     steps: Annotated[tuple[tuple[_Seconds, _Text], ...], Meta(max_length=1 << 16)] = ()
     commit: _Text = ""  # '' outside a git repository
     changed: _Texts = ()

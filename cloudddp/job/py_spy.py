@@ -25,13 +25,15 @@ from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.file_steps import ReceiveReply
 from cloudddp.agent.protocol.manifest import FILE, Entry
 from cloudddp.agent.protocol.phases import Peer
-from cloudddp.agent.protocol.stacks import MAX_STACKS, TOOLS, RankStack, StacksReply, StacksRequest
+from cloudddp.agent.protocol.stacks import MAX_DUMPS, MAX_STACKS, TOOLS, StacksReply, StacksRequest
 from cloudddp.agent.protocol.start import StartReply
 from cloudddp.agent.protocol.transfer import Listing
+from cloudddp.cluster.connect import PROJECT
 from cloudddp.cluster.model import Cluster
 from cloudddp.errors import CloudDDPError, Text
 from cloudddp.job.transfer import Transfer
 from cloudddp.ssh.fleet import Outcome
+from cloudddp.text import one_line
 
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}  # other names of the same
 WAIT = 120.0  # seconds that `launch` waits at its end for py-spy to be sent
@@ -152,7 +154,7 @@ def _platform() -> str:
 
 def gather_stacks(
     runner: Runner, cluster: Cluster, job_id: str, progress: Callable[[Text], None]
-) -> dict[int, tuple[RankStack, ...]]:
+) -> dict[int, StacksReply]:
     """Return the stacks of the ranks that run, by node.
 
     Raises NodeError; NoSuchJob if a node does not know the job.
@@ -170,7 +172,20 @@ def gather_stacks(
             progress(f"sending py-spy to node {', '.join(map(str, sorted(alike)))}")
             tool.send(runner, alike, progress).all()
         replies |= _ask(runner, StacksRequest(job_id), lacking)
-    return {node: reply.ranks for node, reply in sorted(replies.items())}
+    return dict(sorted(replies.items()))
+
+
+def analyzed_dumps(runner: Runner, job_id: str, found: Mapping[int, StacksReply], python: str) -> str:
+    """Return what PyTorch's analyzer concludes from the flight recorder's dumps, '' where there are none.
+
+    They are pickles of ranks: they pass through here as text, to the node that analyzes them. `python`:
+    job.python. Raises NodeError.
+    """
+    packed = {node: reply.packed for node, reply in found.items() if reply.packed}
+    if not packed:
+        return ""
+    request = StacksRequest(job_id, dumps=tuple(packed.values())[:MAX_DUMPS], project=PROJECT, python=python)
+    return one_line(client.call(runner, min(packed), request, timeout=STACKS_SECONDS).conclusion)
 
 
 def _ask(runner: Runner, request: StacksRequest, nodes: Iterable[int]) -> dict[int, StacksReply]:

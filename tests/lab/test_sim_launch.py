@@ -29,15 +29,18 @@ def test_all_instances_have_the_profile(account: Account) -> None:
 
 def test_volume_performance(account: Account) -> None:
     ebs = {"VolumeSize": 100, "VolumeType": "gp3", "Iops": 6000, "Throughput": 500}
+    ebs["VolumeInitializationRate"] = 300
     (instance,) = account.launch(BlockDeviceMappings=[{"DeviceName": "/dev/sda1", "Ebs": ebs}])
     wanted = [{"Name": "attachment.instance-id", "Values": [instance["InstanceId"]]}]
     (volume,) = account.ec2.describe_volumes(Filters=wanted)["Volumes"]
     assert (volume["Iops"], volume["Throughput"], volume["VolumeType"]) == (6000, 500, "gp3")
+    assert volume["VolumeInitializationRate"] == 300
     account.launch(
         BlockDeviceMappings=[{"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 100, "VolumeType": "gp3"}}]
     )
     (other,) = (v for v in account.ec2.describe_volumes()["Volumes"] if v["VolumeId"] != volume["VolumeId"])
     assert (other["Iops"], other["Throughput"]) == (3000, 125)
+    assert not other.get("VolumeInitializationRate")
 
 
 @pytest.mark.parametrize(

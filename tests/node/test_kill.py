@@ -14,7 +14,7 @@ import pytest
 from support.agentnode import FOREVER, Node, Refused, alive, gone, until
 from support.gangs import Processes, kill, parent_of
 
-from cloudddp.agent.protocol.jobs import Cause, KillReply, Verdict
+from cloudddp.agent.protocol.jobs import Cause, KillReply, KillRequest, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import Process
 
@@ -238,3 +238,16 @@ def test_supervisor_ends_them_although_its_record_is_damaged(node: Node, project
     (project / "go").touch()
     until(lambda: not alive(guard))
     assert not alive(pid)
+
+
+def test_job_is_forgotten_once_it_has_ended(node: Node) -> None:
+    node.start(FOREVER)
+    node.rank_pid()
+    request = KillRequest(node.id(), 1.0, "a-token", forget=True)
+    assert node.call(request).phase is JobPhase.CANCELLED
+    assert not node.folder().exists()
+    assert node.jobs() == ()
+    node.start("", job="job-2")
+    node.ended("job-2")
+    node.cancel("job-2")
+    assert node.folder("job-2").exists()

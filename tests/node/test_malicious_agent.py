@@ -76,6 +76,24 @@ def test_invalid_job_id_never_becomes_a_path(victim: Victim, verb: str) -> None:
     assert sorted(victim.cli.cwd.rglob("*")) == before
 
 
+@pytest.mark.parametrize(
+    "frames", ['reading {"at": "x"}\n', "end\n", "hello\n"], ids=["type", "another step", "junk"]
+)
+def test_invalid_reading_is_reported_as_the_reason_why_there_is_none(victim: Victim, frames: str) -> None:
+    victim.answers("readings", frames)
+    done = victim("top", "--once")
+    assert done.code == 1
+    assert "there are no readings of node 0" in done.err
+    assert "node 0 sent an answer that cloudddp cannot read" in (done.folder / "out.txt").read_text()
+    assert_harmless(done)
+
+
+def test_names_of_metrics_are_escaped(victim: Victim) -> None:
+    victim.answers("readings", 'reading {"at": 1.0, "metrics": {"\\u001b]0;x\\u0007\\n\\u202e": 1}}\n')
+    for words in (["--once"], ["--once", "--json"]):
+        assert_harmless(victim("top", *words))
+
+
 def test_invalid_frame_ends_the_logs_and_names_the_node(victim: Victim) -> None:
     victim.answers("follow", [BAD_FRAMES["a frame of 100 GB"]])
     refused(victim("logs", "-f"))

@@ -53,12 +53,13 @@ class Pair(Gangs):
         on_stall: OnStall = OnStall.KILL,
         minutes: float = STALL_MINUTES,
         retries: int = 0,
+        **env: str,
     ) -> None:
         requests = {}
         for node in self.nodes:
             (node.project / "script.py").write_text(code)
             ranks = [
-                Process((), (sys.executable, "script.py"), {"RANK": str(2 * node.number + k)})
+                Process((), (sys.executable, "script.py"), {"RANK": str(2 * node.number + k), **env})
                 for k in range(2)
             ]
             request = node.starting(processes=ranks, gang=self.gang, grace=1.0)
@@ -91,6 +92,38 @@ def test_stalled_job_ends_on_all_nodes_and_names_the_rank_that_is_elsewhere(pair
     for rank in range(4):
         text = (pair.nodes[rank // 2].folder() / "stacks" / f"{rank}.txt").read_text()
         assert ("load_batch" if rank == 2 else "all_reduce") in text
+
+
+# Rank 3 answers as NCCL's RAS, for the whole job.
+ANSWERS = """
+import os, socket, threading
+report = (
+    "Communicators... (0.00s)\\n\\nErrors\\n\\n#0-0 (cf264af53edbe986) INCOMPLETE\\n"
+    "  Missing communicator data from 1 rank\\n  The missing rank: 2\\n"
+)
+def answer():
+    while True:
+        connection, _ = server.accept()
+        connection.recv(99)
+        connection.sendall(b"SERVER PROTOCOL 2\\n")
+        connection.recv(99)
+        connection.sendall(b"OK\\n" + report.encode())
+        connection.close()
+if os.environ["RANK"] == "3":
+    server = socket.create_server(("127.0.0.1", int(os.environ["NCCL_RAS_ADDR"].rpartition(":")[2])))
+    threading.Thread(target=answer, daemon=True).start()
+"""
+
+
+def test_stall_has_what_nccl_reports_of_all_ranks(pair: Pair) -> None:
+    pair.run(ANSWERS + HANG, NCCL_RAS_ADDR=f"127.0.0.1:{free_port()}")
+    verdict = pair.verdict()
+    assert verdict.first is not None
+    assert verdict.first.detail.endswith(
+        "; NCCL RAS: #0-0 INCOMPLETE: Missing communicator data from 1 rank, The missing rank: 2"
+    )
+    for node in pair.nodes:
+        assert "The missing rank: 2" in (node.folder() / "stacks" / "nccl-ras.txt").read_text()
 
 
 def test_stall_that_is_left_alone_is_kept_on_all_nodes_until_a_rank_does_something(pair: Pair) -> None:
@@ -252,3 +285,10 @@ def test_hang_of_a_real_training_is_explained_and_dumps_are_in_the_folder_of_the
         dump = pair.nodes[rank // 2].folder() / "flight-recorder" / f"rank_{rank}"
         entries = pickle.loads(dump.read_bytes())["entries"]  # noqa: S301  of the rank above
         assert "gloo:all_reduce" in {one["profiling_name"] for one in entries}, torch.__version__
+    packed = tuple(node.call(StacksRequest(node.id())).packed for node in pair.nodes)
+    first = pair.nodes[0]
+    request = StacksRequest(first.id(), dumps=packed, project="p", python=sys.executable)
+    found = first.call(request).conclusion
+    assert found == (
+        "flight recorder: all ranks have joined the same collectives, as far as they are recorded"
+    )  # all wrote their dumps at the same step

@@ -23,7 +23,7 @@ _CHANGING = (
     (r"\(\d+(\.\d)? s\)", "(1.0 s)"),
     (r"\bin \d+ h \d\d min\b", "in 1 h 59 min"),
     (r"\b(\d+ min )?\d+ s\b(?! per node)", "5 s"),
-    (r"\b\d+ files, \d+ bytes, to\b", "9 files, 1000 bytes, to"),
+    (r"\b\d+ files, [\d.]+ (bytes|KiB), to\b", "9 files, 1000 bytes, to"),
     (r"\$\d+\.\d+ (so far|on AWS)", r"$0.00 \1"),
     (r"\$\d+\.\d+ until", "$4.19 until"),
 )

@@ -50,6 +50,8 @@ SLOW = {
     "cli/test_lost_state.py": "waits for boots; tests/cli/test_down.py has a lost folder",
     "cli/test_node_ranks.py": "5 to 11 s each; tests/unit/test_rank_assignment.py has the rule",
     "cli/test_packaging.py": "30 s: a wheel and its environment",
+    "cli/test_preflight_verb.py::"
+    "test_slow_node_is_named": "15 s: torch on three nodes; tests/unit/test_bandwidth.py has the rule",
     "cli/test_paused_client.py": "6 s each; tests/unit/test_follow_liveness.py has the rule",
     "cli/test_pull_nodes.py": "large files; tests/node/test_pull_continues.py has the transfer",
     "cli/test_remains.py": "2 s each; tests/cli/test_regions_searched.py has addresses that remain",

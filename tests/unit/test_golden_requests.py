@@ -59,12 +59,14 @@ def vpc(aws: Any, **tags: str) -> Vpc:
 
 
 def organization(_: Any) -> dict[str, Any]:
-    """An account whose organization requires tags and a key of its own."""
+    """An account whose organization requires tags and a key of its own. Its volumes are initialized at a
+    rate."""
     return {
         "tags": {"CostCenter": "4711", "Team": "vision"},
         "kms_key": "alias/training",
         "instance_profile": "nodes",
         "imds_hop_limit": 2,
+        "volume_init_rate": 200,
     }
 
 

@@ -17,6 +17,7 @@ from cloudddp import __version__
 from cloudddp.aws.images import Image
 from cloudddp.aws.instance_types import MAX_TCP_TIMEOUT, TypeInfo
 from cloudddp.aws.networks import Subnet
+from cloudddp.cli.views import lifecycle
 from cloudddp.cluster.plan import Plan, plan, plan_replacement
 from cloudddp.cluster.prices import Price
 from cloudddp.cluster.requests import Interface, LaunchContext, Ref, Request, client_token
@@ -188,6 +189,15 @@ def test_nodes_use_imdsv2_encryption_and_delete_on_termination() -> None:
 def test_volume_has_the_iops_that_its_throughput_needs(throughput: int, iops: int) -> None:
     (disk,) = params(planned(ClusterSpec(disk_throughput=throughput)), "nodes")["BlockDeviceMappings"]
     assert (disk["Ebs"]["Throughput"], disk["Ebs"]["Iops"]) == (throughput, iops)
+
+
+def test_volumes_are_initialized_at_a_rate_and_the_plan_says_that_it_is_billed() -> None:
+    spec = ClusterSpec(volume_init_rate=300)
+    the_plan = planned(spec)
+    assert params(the_plan, "nodes")["BlockDeviceMappings"][0]["Ebs"]["VolumeInitializationRate"] == 300
+    shown = lifecycle.plan(the_plan, CONTEXT.info, spec)
+    assert "at 300 MiB/s, in 2 min 33 s; billed per GiB, up to 45 on each node (aws.amazon.com" in shown
+    assert "MiB/s" not in lifecycle.plan(planned(), CONTEXT.info, ClusterSpec())
 
 
 @pytest.mark.parametrize(("default", "wanted"), [(350, {"TcpEstablishedTimeout": 432_000}), (432_000, None)])

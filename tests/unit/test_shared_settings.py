@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,12 @@ class Account:
     def efs(self, subnet: str, group: str = "") -> str:
         client = boto3.client("efs", "us-east-1")
         name = str(client.create_file_system(CreationToken=subnet)["FileSystemId"])
-        client.create_mount_target(FileSystemId=name, SubnetId=subnet, SecurityGroups=[group or self.other])
+        (found,) = self.ec2.describe_subnets(SubnetIds=[subnet])["Subnets"]
+        address = str(ip_network(found["CidrBlock"])[200])
+        groups = [group or self.other]
+        client.create_mount_target(
+            FileSystemId=name, SubnetId=subnet, IpAddress=address, SecurityGroups=groups
+        )
         return name
 
     def find(self, name: str) -> file_systems.Source:

@@ -210,6 +210,7 @@ def test_every_number_has_a_lower_limit() -> None:
         ("cluster", "max_cost", 0.0),
         ("cluster", "price", 0.0),
         ("cluster", "disk_gb", 7),
+        ("cluster", "volume_init_rate", 99),
         ("cluster", "ssh_port", 65536),
         ("cluster", "ssh_port", 0),
         ("job", "nproc_per_node", 0),

@@ -16,7 +16,7 @@ from cloudddp.agent.protocol.jobs import MAX_AGO, MAX_LINE, MAX_RANKS, Exited, F
 from cloudddp.agent.protocol.phases import MAX_NODES, MAX_TOKEN, Peer
 from cloudddp.agent.protocol.progress import MAX_STRAGGLERS, LeftStall, Pace, Straggler
 from cloudddp.agent.protocol.snapshots import Offer
-from cloudddp.agent.protocol.stacks import Position
+from cloudddp.agent.protocol.stacks import MAX_SENTENCE, Position
 
 MAX_FACT = 300  # characters
 MAX_FAILURES = 300  # in one report: each rank has at most one
@@ -111,6 +111,7 @@ class Message:
     report: Optional[Report] = None  # of ENDED
     paces: tuple[Pace, ...] = ()  # of HEARTBEAT: how long steps take on the ranks of the node
     stacks: tuple[Position, ...] = ()  # of STACKS
+    nccl: str = ""  # of STACKS: what NCCL's RAS reports of all ranks
     stall: Optional[LeftStall] = None  # of LEFT
     stragglers: tuple[Straggler, ...] = ()  # of STRAGGLERS: all that are known
     verdict: Optional[Verdict] = None  # of VERDICT, and of RESTART: of the attempt that has failed
@@ -125,6 +126,7 @@ class Message:
         check_range("idle", self.idle, 0, MAX_AGO)
         check_length("paces", self.paces, MAX_RANKS)
         check_length("stacks", self.stacks, MAX_RANKS)
+        check_length("nccl", self.nccl, MAX_SENTENCE)
         check_length("stragglers", self.stragglers, MAX_STRAGGLERS)
         check_range("grace", self.grace, 0, MAX_AGO)
 

@@ -296,11 +296,13 @@ class KillReply:
 @dataclass(frozen=True)
 class KillRequest:
     """Cancel a job: end every process of it on this node, SIGTERM, and SIGKILL after `grace` seconds. The
-    supervisor of the node tells the others. `token` is the same on all nodes, and no other cancel has it."""
+    supervisor of the node tells the others. `token` is the same on all nodes, and no other cancel has it.
+    `forget`: remove all records of the job, too, once it has ended."""
 
     job: str
     grace: float
     token: str
+    forget: bool = False
 
     STEP = "kill"
     REPLY = KillReply

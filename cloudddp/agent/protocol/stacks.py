@@ -7,7 +7,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Optional
 
-from cloudddp.agent.protocol.codec import MAX_COUNT, check_job_id, check_length, check_range
+from cloudddp.agent.protocol.codec import (
+    MAX_COUNT,
+    MAX_PATH,
+    check_job_id,
+    check_length,
+    check_project,
+    check_range,
+)
 from cloudddp.agent.protocol.jobs import MAX_RANKS
 from cloudddp.agent.protocol.phases import MAX_RANK
 
@@ -17,6 +24,9 @@ MAX_STACKS = 16 << 20  # bytes of a reply
 MAX_TOOL = 1 << 26  # bytes of a program
 TOOLS = ".cloudddp-tools"  # the project, as a transfer knows it, whose only file is py-spy
 SHOWN_GROUPS = 6
+MAX_SENTENCE = 1000  # characters of what NCCL or PyTorch has found
+MAX_PACKED = 1 << 20  # characters of the dumps of one node
+MAX_DUMPS = 60  # nodes whose dumps are analyzed: one request has them all
 
 
 @dataclass(frozen=True)
@@ -54,30 +64,47 @@ class RankStack:
 
 @dataclass(frozen=True)
 class StacksReply:
-    """The stacks of the ranks that run on this node. `lacks_tool`: py-spy is missing there."""
+    """The stacks of the ranks that run on this node. `lacks_tool`: py-spy is missing there. `nccl`: what
+    NCCL's RAS reports of all ranks, '' where it does not answer. `packed`: the dumps of PyTorch's flight
+    recorder, '' for none. `conclusion`: of its analyzer, from the dumps of the request."""
 
     ranks: tuple[RankStack, ...]
     lacks_tool: bool = False
     platform: str = ""  # such as linux-x86_64
+    nccl: str = ""
+    packed: str = ""
+    conclusion: str = ""
 
     def __post_init__(self) -> None:
         check_length("ranks", self.ranks, MAX_RANKS)
+        check_length("nccl", self.nccl, MAX_SENTENCE)
+        check_length("packed", self.packed, MAX_PACKED)
+        check_length("conclusion", self.conclusion, MAX_SENTENCE)
         check_length("platform", self.platform, MAX_WORD)
 
 
 @dataclass(frozen=True)
 class StacksRequest:
     """Read the stacks of a job's ranks on this node, and keep them in the job's folder. `install`: get py-spy
-    with pip where it is missing."""
+    with pip where it is missing. With `dumps`, those of all nodes, only analyze these with `python`, which is
+    as for a probe."""
 
     job: str
     install: bool = True
+    dumps: tuple[str, ...] = ()
+    project: str = "project"
+    python: str = ""
 
     STEP = "stacks"
     REPLY = StacksReply
 
     def __post_init__(self) -> None:
         check_job_id("job", self.job)
+        check_project(self.project)
+        check_length("python", self.python, MAX_PATH)
+        check_length("dumps", self.dumps, MAX_DUMPS)
+        for one in self.dumps:
+            check_length("a dump", one, MAX_PACKED)
 
 
 def summary(positions: Iterable[Position]) -> str:

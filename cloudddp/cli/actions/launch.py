@@ -15,6 +15,7 @@ from cloudddp.cli.session import Session
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.command_line import Flag, GlobalOptions, variable_flags
 from cloudddp.errors import EXIT_LEFTOVERS, Command, Interrupted, Text, UsageError
+from cloudddp.job.failure_text import waited_for_ranks
 from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.job_request import KEEP_MINUTES, NewJob, Script
 from cloudddp.job.results.restore import results_here
@@ -117,6 +118,12 @@ def _report_next(console: Console, finished: JobResult) -> None:
             " copies logs, verdict and stacks, ",
             Command("down"),
             " stops the bill",
+        )
+    if finished.exit_code and waited_for_ranks((*finished.last_lines, finished.cause)):
+        console.log(
+            Command("stacks", finished.job),
+            " reads the dumps of PyTorch's flight recorder, which ranks with NCCL leave: which rank did not "
+            "join which collective",
         )
 
 

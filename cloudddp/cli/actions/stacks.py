@@ -12,7 +12,7 @@ from cloudddp.config.command_line import GlobalOptions
 from cloudddp.errors import CloudDDPError, Command
 from cloudddp.job import status
 from cloudddp.job.failure_text import exited_text
-from cloudddp.job.py_spy import gather_stacks
+from cloudddp.job.py_spy import analyzed_dumps, gather_stacks
 from cloudddp.job.status import JobRecord
 from cloudddp.operations.node_connections import connected
 from cloudddp.text import one_line
@@ -26,31 +26,45 @@ def stacks(
     session = sessions.start(console, options, anyone=anyone)
     with connected(session, partly=True) as (cluster, runner):
         record = status.find(status.list_jobs(runner), job_id)
-        if record.status.ended:
-            raise CloudDDPError(
-                f"job {record.id} has ended ({record.status}): none of its ranks runs",
-                hint=(
-                    Command("logs", record.id),
-                    " shows its last lines, ",
-                    Command("pull"),
-                    " copies its logs and verdict",
-                ),
-            )
+        if record.setup and record.status.ended:
+            raise _nothing(record)
         found = gather_stacks(runner, cluster, record.id, console.log)
+        dumps = analyzed_dumps(runner, record.id, found, session.settings.job.python)
         record = status.find(status.list_jobs(runner), record.id)  # a rank may have exited meanwhile
-    if not any(found.values()):
-        raise CloudDDPError(
-            f"no rank of job {record.id} runs yet", hint=(Command("logs", record.id), " shows what it does")
-        )
+    ranks = {node: reply.ranks for node, reply in found.items()}
+    if not any(ranks.values()) and not dumps:
+        raise _nothing(record)
+    nccl = next((one_line(reply.nccl) for reply in found.values() if reply.nccl), "")
+    seen = [one for one in (nccl, dumps) if one]
     if as_json:
-        console.print_json(_json(record, found))
+        console.print_json({**_json(record, ranks), "collectives": seen})
         return
-    console.print(_sentence(record, found))
-    for node, ranks in sorted(found.items()):
-        for rank in ranks:
+    if record.status.ended:
+        console.log(f"job {record.id} has ended ({record.status}): its ranks had left these dumps")
+    for line in filter(None, (_sentence(record, ranks), *seen)):
+        console.print(line)
+    for node, listed in sorted(ranks.items()):
+        for rank in listed:
             console.print(f"\nrank {rank.position.rank} on node {node}:")
             for line in rank.text.splitlines():
                 console.print(f"  {one_line(line, LONGEST_LINE)}")
+
+
+def _nothing(record: JobRecord) -> CloudDDPError:
+    if not record.status.ended:
+        return CloudDDPError(
+            f"no rank of job {record.id} runs yet", hint=(Command("logs", record.id), " shows what it does")
+        )
+    return CloudDDPError(
+        f"job {record.id} has ended ({record.status}): none of its ranks runs, and none has left a dump of "
+        "PyTorch's flight recorder",
+        hint=(
+            Command("logs", record.id),
+            " shows its last lines, ",
+            Command("pull"),
+            " copies its logs and verdict",
+        ),
+    )
 
 
 def _sentence(record: JobRecord, found: Mapping[int, tuple[RankStack, ...]]) -> str:

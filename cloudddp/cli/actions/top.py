@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import closing, nullcontext
+from datetime import UTC, datetime
 
 from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console, live_lines
@@ -42,7 +43,8 @@ def top(
         return Snapshot(readings.cluster, readings.nodes, interval, now, clock, readings.problem)
 
     def write(now: Snapshot) -> None:
-        plain = [text for text, _ in views.lines(now, width_of(sys.stdout))]
+        at = [] if once else [f"{datetime.fromtimestamp(now.now, UTC):%Y-%m-%d %H:%M:%S} UTC"]
+        plain = [*at, *(text for text, _ in views.lines(now, width_of(sys.stdout)))]
         for text in [json.dumps(views.top_json(now))] if as_json else plain:
             console.print(text)
 

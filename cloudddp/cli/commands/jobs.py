@@ -187,7 +187,9 @@ stacks = Verb(
     help="""Show where every rank of a job is, in a sentence and as stacks.
 
     Without JOB, those of the job that is running. The ranks stop for a moment while py-spy reads them, and go
-    on.
+    on. Where NCCL's RAS answers (NCCL 2.24 or newer), and where ranks have left dumps of PyTorch's flight
+    recorder, a sentence each says which ranks are missing in a collective; for the dumps also after the end
+    of the job.
 
     \b
     Example:

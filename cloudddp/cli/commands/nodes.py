@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from cloudddp.cli.commands.options import ANYONE, JOB, YES
+from cloudddp.cli.commands.options import ANYONE, JOB, JSON, YES
 from cloudddp.cli.lazy_commands import Verb, completes
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
@@ -70,6 +70,32 @@ sync = Verb(
     \b
     Example:
       cloudddp sync --results
+    """,
+)
+
+preflight = Verb(
+    "preflight",
+    "cloudddp.cli.actions.preflight:preflight",
+    params=[
+        ANYONE,
+        click.Option(
+            ["--bandwidth"],
+            is_flag=True,
+            help="Also measure all-reduce between each pair of nodes, then between all: with NCCL on GPUs, "
+            "with gloo elsewhere.",
+        ),
+        JSON,
+    ],
+    help="""Check the nodes as a launch does, and measure their network.
+
+    Without a job: every node connects to every other one; GPUs, driver, Python, torch, CUDA and NCCL have to
+    be the same on all, clocks alike, disks not full. Exits with 1 if a check fails, or a node is slow. It is
+    refused while a job runs, and leaves nothing on the nodes.
+
+    \b
+    Examples:
+      cloudddp preflight
+      cloudddp preflight --bandwidth --json | jq .slow_nodes
     """,
 )
 

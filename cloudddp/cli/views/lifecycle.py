@@ -106,6 +106,13 @@ def _only(the_plan: Plan, info: TypeInfo, spec: ClusterSpec) -> list[str]:
 def _settings(the_plan: Plan, spec: ClusterSpec, credentials_end: datetime | None) -> list[str]:
     """Return what does not depend on the type."""
     lines = []
+    if spec.volume_init_rate:
+        gib = the_plan.context.image.disk_gb
+        seconds = gib * 1024 / spec.volume_init_rate
+        lines.append(
+            f"  volumes   filled from the image at {spec.volume_init_rate} MiB/s, in {duration(seconds)}; "
+            f"billed per GiB, up to {gib} on each node (aws.amazon.com/ebs/pricing), not counted above"
+        )
     if spec.idle_minutes:
         lines.append(
             f"  idle      a node ends after {duration(60 * spec.idle_minutes)} without a job and an SSH "

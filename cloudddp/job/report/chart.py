@@ -11,7 +11,7 @@ from collections.abc import Collection
 from cloudddp.job.report.series import Chart, Point, thin
 from cloudddp.text import visible
 
-_POINTS, _LINES = 4000, 250  # of a chart
+_POINTS, _OF_LINE, _LINES = 6000, 800, 250  # of a chart: points, of one line at most, and lines
 _COLOURS = 8
 _LOGIN = re.compile(r"(://)[^/@\s'\"]+@")  # of a URL
 
@@ -56,7 +56,7 @@ def figure(chart: Chart, marked: Collection[str] = ()) -> Html:
     said = {name: f"{name}, straggler" if name in marked else name for name in chosen}
     legend = [tag("li", tag("b", class_=colour), said[name]) for name, colour in colours.items()]
     legend += [tag("li", f"{len(groups) - len(chosen)} in grey")] if len(groups) > len(chosen) else []
-    most, many = max(16, _POINTS // len(chart.lines)), len(chart.lines) > _COLOURS
+    most, many = max(16, min(_OF_LINE, _POINTS // len(chart.lines))), len(chart.lines) > _COLOURS
     lines = {name: thin(one, most, mean=many and name not in marked) for name, one in chart.lines.items()}
     xs = [x for line in lines.values() for x, _ in line]
     left, right = min(xs), max(xs)

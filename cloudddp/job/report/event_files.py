@@ -8,7 +8,7 @@ with the number as simple_value = 2 or in tensor = 8 (tensorflow/core: event.pro
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
 MAX_RECORD = 1 << 16  # bytes; longer ones are images or graphs
@@ -43,17 +43,16 @@ def scalars(file: BinaryIO, most: int) -> Iterator[Scalar]:
 def _event(data: bytes) -> Iterator[Scalar]:
     fields = list(_fields(data))
     step = next((value for number, value in fields if number == 2 and isinstance(value, int)), 0)
-    for summary in (value for number, value in fields if number == 5 and isinstance(value, bytes)):
-        for value in (
-            value for number, value in _fields(summary) if number == 1 and isinstance(value, bytes)
-        ):
-            parts = dict(_fields(value))
-            tag, simple, tensor = parts.get(1), parts.get(2), parts.get(8)
-            found = (
-                _unpacked("<f", simple) if simple else _tensor(tensor) if isinstance(tensor, bytes) else None
-            )
-            if isinstance(tag, bytes) and found is not None:
-                yield tag[:MAX_TAG].decode(errors="replace"), step - (step >> 63 << 64), found
+    for one in (one for summary in _messages(fields, 5) for one in _messages(_fields(summary), 1)):
+        parts = dict(_fields(one))
+        tag, simple, tensor = parts.get(1), parts.get(2), parts.get(8)
+        found = _tensor(tensor) if isinstance(tensor, bytes) else _unpacked("<f", simple)
+        if isinstance(tag, bytes) and found is not None:
+            yield tag[:MAX_TAG].decode(errors="replace"), step - (step >> 63 << 64), found
+
+
+def _messages(fields: Iterable[Field], wanted: int) -> list[bytes]:
+    return [value for number, value in fields if number == wanted and isinstance(value, bytes)]
 
 
 def _tensor(data: bytes) -> float | None:

@@ -98,6 +98,7 @@ def _create_and_attach(
         iops=requested.get("Iops"),
         throughput=requested.get("Throughput") or (_GP3_THROUGHPUT if volume_type == "gp3" else None),
     )
+    volume.volume_initialization_rate = requested.get("VolumeInitializationRate")
     instance.ec2_backend.attach_volume(volume.id, instance.id, device_path, delete_on_termination)
 
 

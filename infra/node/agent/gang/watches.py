@@ -41,7 +41,7 @@ class Watches:
         elif message.kind is Kind.STALLED:
             self._stall.gather()
         elif message.kind is Kind.STACKS:
-            self._stall.heard_stacks(node, message.stacks)
+            self._stall.heard_stacks(node, message.stacks, message.nccl)
         elif message.kind is Kind.LEFT and message.stall is not None:
             job_record.keep_stall(self._folder, message.stall)
         elif message.kind is Kind.STRAGGLERS:
@@ -73,7 +73,7 @@ class Watches:
             yield Message(Kind.STALLED)
         found = self._stall.gathered()
         if found is not None:
-            yield Message(Kind.STACKS, stacks=found)
+            yield found
         if (over := self._stall.over()) is not None:
             yield self._left(over)
 

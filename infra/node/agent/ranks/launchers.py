@@ -54,7 +54,8 @@ def launch(
     with open(folder / "launcher.log", "ab") as log:
         return subprocess.Popen(
             argv,
-            cwd=str(project),
+            # Nothing was sent to the nodes before the first `cloudddp preflight`.
+            cwd=str(project if project.is_dir() else Path.home()),
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=log,

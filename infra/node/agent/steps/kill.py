@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +30,12 @@ def step(request: KillRequest) -> KillReply:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise  # a disk that is full prevents the start, too, which writes more
-    return _end_setup(folder, request.grace) if job is None else _end_job(folder, job, request)
+    if job is None:
+        return _end_setup(folder, request.grace)
+    reply = _end_job(folder, job, request)
+    if request.forget and not reply.left and phases.phase_of(folder).ended:
+        shutil.rmtree(folder, ignore_errors=True)
+    return reply
 
 
 def _mark(folder: Path, token: str) -> None:

@@ -1,4 +1,5 @@
-"""`stacks`: read the stacks of a job's ranks on this node."""
+"""`stacks`: read the stacks of a job's ranks on this node, and PyTorch's dumps; or analyze those of all
+nodes."""
 
 from __future__ import annotations
 
@@ -6,8 +7,8 @@ import sys
 from typing import Union
 
 from agent.jobs import phases, rank_records
-from agent.node import store
-from agent.watch import py_spy, stacks
+from agent.node import machine, store
+from agent.watch import flight_recorder, py_spy, stacks
 from cloudddp.agent.protocol import ExitCode
 from cloudddp.agent.protocol.stacks import StacksReply, StacksRequest
 
@@ -19,11 +20,17 @@ def step(request: StacksRequest) -> Union[StacksReply, int]:
     if not phases.was_started(folder):
         sys.stderr.write(f"no job {request.job} on this node\n")
         return int(ExitCode.NO_JOB)
+    if request.dumps:
+        python = machine.find_python(request.python, store.project_folder(request.project))
+        return StacksReply((), conclusion=flight_recorder.analyze(folder, python, request.dumps))
     platform = py_spy.platform()
     ranks = rank_records.running(folder)
     if not ranks:
-        return StacksReply((), platform=platform)
+        return StacksReply((), platform=platform, packed=flight_recorder.pack(folder))
     python = stacks.python_of(ranks[0])
     if not py_spy.find(python) and not request.install:
         return StacksReply((), lacks_tool=True, platform=platform)
-    return StacksReply(tuple(stacks.gather(folder)), lacks_tool=not py_spy.install(python), platform=platform)
+    found = stacks.gather(folder)
+    lacks_tool = not py_spy.install(python)
+    packed = flight_recorder.pack(folder)
+    return StacksReply(found.ranks, lacks_tool, platform, nccl=found.nccl, packed=packed)

@@ -66,11 +66,11 @@ class Measuring:
 
 def _rank(folder: Path, rank: int, cores: Optional[float], pace: Optional[Pace]) -> RankReading:
     report = step_report(store.step_file(folder, rank))
-    step = report.step if report is not None else None
+    step, seconds = (None, None) if report is None else (report.step, report.work_seconds)
+    own = seconds is not None
     if pace is not None:
-        return RankReading(rank, cores, step, float(f"{pace.seconds:.4g}"), pace.own)
-    seconds = report.work_seconds if report is not None else None
-    return RankReading(rank, cores, step, seconds, seconds is not None)
+        seconds, own = pace.seconds, pace.own
+    return RankReading(rank, cores, step, None if seconds is None else float(f"{seconds:.4g}"), own)
 
 
 class Recorder:

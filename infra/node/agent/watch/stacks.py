@@ -1,17 +1,19 @@
-"""The stacks of a job's ranks on this node. They are kept in the job's folder, which `pull` copies."""
+"""The stacks of a job's ranks on this node, and what NCCL reports of all ranks. Both are kept in the job's
+folder, which `pull` copies."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import threading
+import time
 from pathlib import Path
-from typing import Optional
+from typing import NamedTuple, Optional
 
 from agent.jobs import rank_records
 from agent.node import processes, store
 from agent.ranks import launchers
-from agent.watch import py_spy, stack_dump
+from agent.watch import py_spy, ras, stack_dump
 from cloudddp.agent.protocol.codec import is_plain
 from cloudddp.agent.protocol.jobs import RankRecord
 from cloudddp.agent.protocol.stacks import MAX_STACK, MAX_WORD, Position, RankStack
@@ -22,13 +24,28 @@ MISSING = (
     "py-spy is missing, so that stacks are less exact: only the kernel's state of the threads is known; "
     "`launch` sends it from a computer that has cloudddp[stacks]"
 )
+RAS = "nccl-ras.txt"  # beside the stacks
+DUMP_SECONDS, DUMP_PAUSE = 3.0, 0.1  # for PyTorch to write a dump that was asked for; between two looks
 CANDIDATES = 3  # processes of a rank to try: the script may have been started by a shell
 
 
-def gather(folder: Path) -> list[RankStack]:
+class Gathered(NamedTuple):
+    """`nccl`: what NCCL's RAS reports of all ranks, in a sentence, or ''."""
+
+    ranks: tuple[RankStack, ...] = ()
+    nccl: str = ""
+
+
+def gather(folder: Path) -> Gathered:
     """Return the stacks of the ranks that run on this node, after writing them to `stacks/RANK.txt`."""
-    ask_flight_recorder(folder)
+    asked = time.time()
+    dumps = ask_flight_recorder(folder)
     records = rank_records.running(folder)
+    answers: list[str] = []
+    where = ras.address(records[0].pid or 0) if records else (ras.HOST, ras.PORT)
+    # In a thread, which is not waited for: a name may take long to resolve.
+    query = threading.Thread(target=lambda: answers.append(ras.ask(*where)), daemon=True)
+    query.start()
     tool = py_spy.install(python_of(records[0])) if records else ""
     found: dict[int, RankStack] = {}
 
@@ -42,26 +59,43 @@ def gather(folder: Path) -> list[RankStack]:
         thread.start()
     for thread in threads:
         thread.join()
-    stacks = [found[rank] for rank in sorted(found)]
+    query.join(ras.SECONDS)
+    report = "".join(answers)
+    stacks = tuple(found[rank] for rank in sorted(found))
     with contextlib.suppress(OSError):  # a full disk
         (folder / FOLDER).mkdir(mode=0o700, exist_ok=True)
         for one in stacks:
             store.replace(
                 folder / FOLDER / f"{one.position.rank}.txt", one.text.encode(errors="replace") + b"\n"
             )
-    return stacks
+        if report:
+            store.replace(folder / FOLDER / RAS, report.encode(errors="replace"))
+    _await(dumps, asked)
+    return Gathered(stacks, ras.summary(report))
 
 
-def ask_flight_recorder(folder: Path) -> None:
+def ask_flight_recorder(folder: Path) -> list[Path]:
     """Ask PyTorch for the dumps of its flight recorder: a rank with NCCL reads a pipe that is named after its
-    number."""
+    number. Return the files that it will write."""
+    asked = []
     for path in (folder / launchers.PIPES).glob("*.pipe"):
         with contextlib.suppress(OSError):  # nobody reads it
             descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
             try:
                 os.write(descriptor, b"1\n")
+                asked.append(folder / launchers.DUMPS / path.stem)
             finally:
                 os.close(descriptor)
+    return asked
+
+
+def _await(dumps: list[Path], since: float) -> None:
+    """Wait a moment for dumps that are written after a time."""
+    end = time.monotonic() + DUMP_SECONDS
+    while any(not path.exists() or path.stat().st_mtime < since for path in dumps):
+        if time.monotonic() > end:
+            return
+        time.sleep(DUMP_PAUSE)
 
 
 def python_of(record: RankRecord) -> str:

@@ -18,7 +18,7 @@ from agent.ranks.causes import last_lines
 from agent.watch import stacks
 from agent.watch.activity import Activity
 from cloudddp.agent.protocol.codec import MAX_TEXT
-from cloudddp.agent.protocol.gang import Observed
+from cloudddp.agent.protocol.gang import Kind, Message, Observed
 from cloudddp.agent.protocol.jobs import MAX_AGO, Cause, Failure
 from cloudddp.agent.protocol.progress import LeftStall
 from cloudddp.agent.protocol.stacks import Position, elsewhere, summary
@@ -37,7 +37,8 @@ class Stall:
         self._idle: dict[int, float] = {}  # of the other nodes
         self._declared_at: Optional[float] = None
         self._thread: Optional[threading.Thread] = None
-        self._own: Optional[tuple[Position, ...]] = None
+        self._own: Optional[stacks.Gathered] = None
+        self._nccl: dict[int, str] = {}  # by node: what NCCL reports
         self._positions: dict[int, tuple[Position, ...]] = {}  # by node
         self._concluded = False
         self._left: Optional[LeftStall] = None
@@ -49,8 +50,9 @@ class Stall:
     def heard_idle(self, node: int, seconds: float) -> None:
         self._idle[node] = seconds
 
-    def heard_stacks(self, node: int, positions: tuple[Position, ...]) -> None:
+    def heard_stacks(self, node: int, positions: tuple[Position, ...], nccl: str) -> None:
         self._positions[node] = positions
+        self._nccl[node] = nccl
 
     def is_due(self, others: set[int]) -> bool:
         """Whether this node has to declare a stall: all nodes are idle. After one that was left alone, the
@@ -65,22 +67,24 @@ class Stall:
     def gather(self) -> None:
         """Read the stacks of this node's ranks, in a thread."""
         self._declared_at = time.monotonic()
-        self._positions = {}
+        self._positions, self._nccl = {}, {}
         self._thread = threading.Thread(target=self._gather, daemon=True)
         self._thread.start()
 
     def _gather(self) -> None:
-        found: tuple[Position, ...] = ()
+        found = stacks.Gathered()
         with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: no thread can be started
-            found = tuple(one.position for one in stacks.gather(self._folder))
+            found = stacks.gather(self._folder)
         self._own = found
 
-    def gathered(self) -> Optional[tuple[Position, ...]]:
+    def gathered(self) -> Optional[Message]:
         """Return where this node's ranks are, once, when it is known."""
         found, self._own = self._own, None
-        if found is not None:
-            self._positions[self._node] = found
-        return found
+        if found is None:
+            return None
+        positions = tuple(one.position for one in found.ranks)
+        self.heard_stacks(self._node, positions, found.nccl)
+        return Message(Kind.STACKS, stacks=positions, nccl=found.nccl)
 
     def leave(self, detail: str) -> LeftStall:
         """Return the record of a stall that is left alone."""
@@ -113,8 +117,8 @@ class Stall:
         node = self._node if alone is None else known[alone.rank]
         waited = f"{self._limit / 60:g} min" if self._limit >= 60 else f"{self._limit:g} s"
         detail = f"no output, CPU or GPU activity of any rank for {waited}"
-        if found := summary(positions):
-            detail += f"; {found}"
+        nccl = next((self._nccl[one] for one in sorted(self._nccl) if self._nccl[one]), "")
+        detail = "; ".join(filter(None, (detail, summary(positions), nccl)))
         failure = Failure(
             node, Cause.STALL, rank=None if alone is None else alone.rank, detail=detail[:MAX_TEXT]
         )

@@ -1,0 +1,249 @@
+"""NCCL's RAS: a server that speaks its protocol, with the answers of NCCL's documentation."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from agent.watch import ras
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
+
+HEAD = """NCCL version 2.29.1 compiled with CUDA 13.0
+CUDA runtime version 13000, driver version 13000
+
+Job summary
+===========
+
+  Nodes  Processes         GPUs  Processes     GPUs
+(total)   per node  per process    (total)  (total)
+      4          8            1         32       32
+
+Communicators... (0.00s)
+=============
+
+Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
+    #  in group  per comm  per node  per comm  in group
+"""
+FINE = f"""{HEAD}    0         8         4         1         4        32   RUNNING      OK
+
+Errors
+======
+
+Warnings
+========
+
+"""
+# NCCL's documentation, "RAS", 2.24 to 2.29, and the formats of src/ras/client_support.cc.
+MISMATCH = f"""{HEAD}    0         1         4         8        32        32   RUNNING  MISMATCH
+
+Errors
+======
+
+Warnings
+========
+
+#0-0 (27a079b828ff1a75) MISMATCH
+  Communicator ranks have different collective operation counts
+  26 ranks have launched up to operation 6650
+  6 ranks have launched up to operation 6649
+  Rank 0 -- GPU 0 managed by process 483072 on node 172.16.64.210
+  Rank 2 -- GPU 2 managed by process 483074 on node 172.16.64.210
+  Rank 3 -- GPU 3 managed by process 483075 on node 172.16.64.210
+  Rank 4 -- GPU 4 managed by process 483076 on node 172.16.64.210
+  Rank 5 -- GPU 5 managed by process 483077 on node 172.16.64.210
+  Rank 7 -- GPU 7 managed by process 483079 on node 172.16.64.210
+"""
+ONE_BEHIND = MISMATCH[: MISMATCH.index("  Communicator ranks")] + (
+    "  Communicator ranks have different AllReduce operation counts\n"
+    "  31 ranks have launched up to operation 42\n"
+    "  Rank 5 has not launched any operations -- GPU 5 managed by process 7 on node 172.16.64.210\n"
+)
+OLD_INCOMPLETE = f"""{HEAD}    0         1         4       7-8        32        32   RUNNING  INCOMPLETE
+
+Errors
+======
+
+INCOMPLETE
+  Missing communicator data from 1 job process
+  Process 3487984 on node 172.16.64.213 managing GPU 5
+
+#0-0 (cf264af53edbe986) INCOMPLETE
+  Missing communicator data from 1 rank
+  The missing rank: 21
+
+Warnings
+========
+
+TIMEOUT
+  Encountered 2 communication timeouts while gathering communicator data
+"""
+DEAD = OLD_INCOMPLETE.replace(
+    "INCOMPLETE\n  Missing communicator data from 1 job process\n",
+    "DEAD\n  1 job process is considered dead (unreachable via the RAS network)\n",
+).replace("The missing rank: 21", "Rank 21 -- GPU 5 managed by process 3487984 on node 172.16.64.213")
+ERROR = f"""{HEAD}
+Errors
+======
+
+#0-0 (cf264af53edbe986) ERROR
+  Asynchronous error on 1 rank
+  Rank 3 reported Unhandled system error -- GPU 3 managed by process 9 on node 172.16.64.213
+
+#1-0 (cf264af53edbe987) ERROR
+  Initialization errors on 2 ranks
+  2 ranks reported Remote process exited
+
+Warnings
+========
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (FINE, "no rank is missing, and none is behind"),
+        (
+            MISMATCH,
+            "#0-0 MISMATCH: Communicator ranks have different collective operation counts, "
+            "26 ranks have launched up to operation 6650, "
+            "6 ranks have launched up to operation 6649: ranks 0, 2-5 and 7",
+        ),
+        (
+            ONE_BEHIND,
+            "#0-0 MISMATCH: Communicator ranks have different AllReduce operation counts, "
+            "31 ranks have launched up to operation 42, Rank 5 has not launched any operations",
+        ),
+        (
+            OLD_INCOMPLETE,
+            "INCOMPLETE: Missing communicator data from 1 job process, "
+            "Process 3487984 on node 172.16.64.213 managing GPU 5; "
+            "#0-0 INCOMPLETE: Missing communicator data from 1 rank, The missing rank: 21",
+        ),
+        (
+            DEAD,
+            "DEAD: 1 job process is considered dead (unreachable via the RAS network), "
+            "Process 3487984 on node 172.16.64.213 managing GPU 5; "
+            "#0-0 INCOMPLETE: Missing communicator data from 1 rank: rank 21",
+        ),
+        (
+            ERROR,
+            "#0-0 ERROR: Asynchronous error on 1 rank, Rank 3 reported Unhandled system error; "
+            "#1-0 ERROR: Initialization errors on 2 ranks, 2 ranks reported Remote process exited",
+        ),
+    ],
+)
+def test_report_in_a_sentence(text: str, sentence: str) -> None:
+    assert ras.summary(text) == f"NCCL RAS: {sentence}"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "HTTP/1.0 400 Bad Request\n", "\0" * 5000, "Rank 99999999999999999999\n"]
+)
+def test_other_texts_say_nothing(text: str) -> None:
+    assert ras.summary(text) == ""
+
+
+def test_hostile_report_stays_short() -> None:
+    many = "".join(f"  Rank {rank} -- GPU 0\n" for rank in range(0, 20_000, 2))
+    text = f"{HEAD}\nErrors\n\n#0-0 (0) INCOMPLETE\n{many}" + "#1-0 (0) INCOMPLETE\n  Rank 1 --\n" * 5000
+    assert len(ras.summary(text)) <= ras.MAX_SENTENCE
+
+
+@contextlib.contextmanager
+def serving(serve: Callable[[socket.socket], None]) -> Iterator[int]:
+    """Run a server for one connection; yield its port."""
+
+    def run() -> None:
+        with contextlib.suppress(OSError):
+            connection, _ = listener.accept()
+            with connection:
+                serve(connection)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        yield listener.getsockname()[1]
+    thread.join(20)
+
+
+def nccl(connection: socket.socket) -> None:
+    """The dialogue of NCCL's client_support.cc."""
+    with connection.makefile("rwb") as lines:
+        for line in lines:
+            word = line.strip().lower()
+            if word.startswith(b"client protocol "):
+                lines.write(b"SERVER PROTOCOL 2\n")
+            elif word.startswith(b"timeout "):
+                lines.write(b"OK\n")
+            elif word == b"verbose status":
+                lines.write(MISMATCH.encode())
+                return
+            else:
+                lines.write(b"ERROR: Unknown command\n")
+            lines.flush()
+
+
+def garbage(connection: socket.socket) -> None:
+    connection.recv(100)
+    connection.sendall(b"220 mail.example.com ESMTP\r\n" * 1000)
+
+
+def endless(connection: socket.socket) -> None:
+    connection.recv(100)
+    connection.sendall(b"SERVER PROTOCOL 2\n")
+    with contextlib.suppress(OSError):
+        while True:
+            connection.sendall(b"x" * (1 << 16))
+
+
+def test_report_is_asked_for() -> None:
+    with serving(nccl) as port:
+        assert ras.ask("127.0.0.1", port) == MISMATCH
+
+
+def test_other_servers_are_left() -> None:
+    with serving(garbage) as port:
+        assert ras.ask("127.0.0.1", port) == ""
+    assert ras.ask("127.0.0.1", port) == ""  # refused
+    assert ras.ask("127.0.0.1", 1 << 20) == ""
+
+
+def test_answer_is_bounded_in_bytes_and_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(endless) as port:
+        assert len(ras.ask("127.0.0.1", port)) <= ras.MAX_BYTES + (1 << 16)
+    monkeypatch.setattr(ras, "SECONDS", 0.3)
+    release = threading.Event()
+    with serving(lambda _: release.wait(10) and None) as port:
+        began = time.monotonic()
+        assert ras.ask("127.0.0.1", port) == ""
+        assert time.monotonic() - began < 5
+        release.set()
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("10.0.0.7:4000", ("10.0.0.7", 4000)),
+        ("[::1]:4000", ("::1", 4000)),
+        (":4000", ("localhost", 4000)),
+        ("nonsense", ("localhost", 28028)),
+        (None, ("localhost", 28028)),
+    ],
+)
+def test_address_is_that_of_the_rank(value: str | None, expected: tuple[str, int]) -> None:
+    env = {} if value is None else {"NCCL_RAS_ADDR": value}
+    command = [sys.executable, "-ISc", "print(flush=True); input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as rank:
+        assert rank.stdout is not None
+        rank.stdout.readline()
+        assert ras.address(rank.pid) == expected
+        rank.kill()
+    assert ras.address(0) == ("localhost", 28028)

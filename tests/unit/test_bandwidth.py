@@ -1,0 +1,95 @@
+"""Bandwidth between nodes: the schedule of pairs, what ranks print, and which node is slow."""
+
+from __future__ import annotations
+
+import json
+from itertools import combinations
+
+import pytest
+
+import bandwidth
+from cloudddp.aws import instance_types
+from cloudddp.aws.client import AWS
+from cloudddp.cli.actions import preflight as shown
+from cloudddp.config.spec import ClusterSpec
+from cloudddp.job import preflight
+from cloudddp.job.preflight import Measured
+from cloudddp.simulator.aws import rehearse
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 4, 7, 16])
+def test_every_pair_is_measured_once_in_rounds_of_disjoint_pairs(nodes: int) -> None:
+    rounds = bandwidth.rounds(nodes)
+    assert sorted(pair for one in rounds for pair in one) == list(combinations(range(nodes), 2))
+    for one in rounds:
+        busy = [node for pair in one for node in pair]
+        assert len(busy) == len(set(busy)) >= nodes - 1 - nodes % 2
+    assert len(rounds) <= nodes
+
+
+def found(nodes: int, slow: dict[int, float], usual: float = 10e9) -> list[Measured]:
+    """Return what was measured where some nodes have less than the usual bandwidth, in parts of it."""
+    pairs = [
+        Measured(pair, 2, 1 << 23, 0.01, usual * min(slow.get(node, 1.0) for node in pair))
+        for pair in combinations(range(nodes), 2)
+    ]
+    return [*pairs, Measured(tuple(range(nodes)), nodes, 1 << 23, 0.01, usual, True)]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "slow", "expected"),
+    [
+        (8, {}, {}),
+        (3, {1: 0.2}, {1: 0.2}),
+        (5, {0: 0.5, 3: 0.6}, {0: 0.5, 3: 0.6}),
+        (6, {2: 0.75}, {}),
+        (2, {1: 0.1}, {}),
+        (1, {}, {}),
+    ],
+)
+def test_slow_nodes_have_no_fast_pair(nodes: int, slow: dict[int, float], expected: dict[int, float]) -> None:
+    assert preflight.slow_nodes(found(nodes, slow)[:-1]) == pytest.approx(expected)
+
+
+def test_lines_of_ranks_are_decoded_and_bounded() -> None:
+    fine = {"nodes": [1, 2], "ranks": 2, "size": 1 << 23, "seconds": 0.5, "bus": 1e9}
+    line = preflight.MARK + json.dumps(fine)
+    assert preflight.read(line) == Measured((1, 2), 2, 1 << 23, 0.5, 1e9)
+    assert preflight.MARK == bandwidth.MARK
+    assert preflight.read("epoch 1") is None
+    for wrong in (
+        {"bus": -1},
+        {"bus": "1"},
+        {"nodes": [0] * 5000},
+        {"nodes": [-1]},
+        {"size": 1 << 60},
+        {"more": 1},
+        {"ranks": None},
+    ):
+        assert preflight.read(preflight.MARK + json.dumps(fine | wrong)) is None
+    assert preflight.read(preflight.MARK + "[" * 100_000) is None
+
+
+def test_table_has_80_columns_and_the_slowest_pairs_of_many() -> None:
+    lines = shown.measured_table(found(32, {7: 0.25})).splitlines()
+    assert len(lines) == 1 + shown.SHOWN + 1
+    assert max(map(len, lines)) <= 80
+    assert all("7" in line.split()[0].split("-") for line in lines[1 : 1 + shown.SHOWN])
+    assert lines[1].split()[1:] == ["2", "8.0", "MiB", "10.0", "ms", "2.50", "25%"]
+    assert lines[-1].split()[0] == "all"
+
+
+@pytest.mark.parametrize(
+    ("instance_type", "gbits"),
+    [
+        ("g5.xlarge", 2.5),
+        ("g5.12xlarge", 40),
+        ("p4d.24xlarge", 400),
+        ("p5.48xlarge", 3200),
+        ("p6-b200.48xlarge", 3200),
+    ],
+)
+def test_network_of_a_type_is_what_ec2_sustains(instance_type: str, gbits: float) -> None:
+    with rehearse("nodes"):
+        spec = ClusterSpec(instance_type=instance_type)
+        assert instance_types.describe(AWS(region="us-east-1"), spec).gbits == gbits
