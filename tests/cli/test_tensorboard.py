@@ -41,15 +41,17 @@ def test_tensorboard_shows_the_job_and_ends_with_the_command(cli: Any, tmp_path:
     cli.env.update(BROWSER=str(tmp_path / "no-browser"), DISPLAY="", WAYLAND_DISPLAY="")
     for words, number, expected in (
         (("--open",), signal.SIGINT, 0),
-        (("--open", newest(cli)["id"]), signal.SIGKILL, -signal.SIGKILL),
+        ((newest(cli)["id"],), signal.SIGKILL, -signal.SIGKILL),
     ):
         process = cli.start("tensorboard", *words)
         url = process.stdout.readline().strip()
         with urllib.request.urlopen(f"{url}/data/runs", timeout=30) as answer:
             assert sorted(json.load(answer)) == ["a", "b c"]
+        assert "starting TensorBoard on node 0 for runs" in process.stderr.readline()
+        if "--open" in words:
+            assert "no browser to open here: open the URL yourself" in process.stderr.readline()
         code, _, err = interrupt(process, number)
         assert code == expected, err
-        assert "open the URL yourself" in err
         wait_for(lambda: not running(), "nothing of it runs")
     left = [path for home in homes(cli) for path in home.parent.glob("tmp/tmp.*")]
     wait_for(lambda: not any(path.exists() for path in left), "its files are gone")

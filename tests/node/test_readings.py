@@ -137,8 +137,9 @@ def gpus(node: Node) -> None:
 
 @pytest.mark.usefixtures("gpus")
 def test_readings_are_streamed_until_the_laptop_disconnects(node: Node) -> None:
-    node.start(REPORTS, REPORTS, first_rank=4)
-    until((node.folder() / "steps" / "5.json").exists)
+    node.start(REPORTS, REPORTS)
+    until((node.folder() / "steps" / "1.json").exists)
+    until((node.folder() / store.STATUS_FILE).exists)
     step = node.begin(ReadingsRequest(0.2))
     assert step.stdout is not None
     frames, found = FrameDecoder(), []
@@ -150,8 +151,10 @@ def test_readings_are_streamed_until_the_laptop_disconnects(node: Node) -> None:
     assert all(isinstance(one, Reading) for one in readings)  # the state has not changed
     last = readings[-1]
     assert last.gpus == tuple(GpuReading(n, 90 + n, 70000 + n, 81559, 61, 650.02 + n / 10) for n in (0, 1))
-    assert [(one.rank, one.seconds, one.own) for one in last.ranks] == [(4, 0.25, True), (5, 0.25, True)]
+    assert [(one.rank, one.seconds, one.own) for one in last.ranks] == [(0, 0.25, True), (1, 0.25, True)]
     assert all(one.cores is not None and (one.step or 0) > 1 for one in last.ranks)
+    assert last.metrics["loss"] == 0.5
+    assert last.metrics["step"] > 1
     step.stdout.close()
     assert step.wait(10) == 0
     node.cancel(grace=0)

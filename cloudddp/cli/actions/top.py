@@ -71,7 +71,7 @@ def top(
 
 def _wait_for_all(view: Callable[[], Snapshot]) -> None:
     """Wait until every node has sent something, or does not answer."""
-    deadline = time.monotonic() + timing.current().connect
+    deadline = time.monotonic() + 2 * timing.current().connect
     while time.monotonic() < deadline and views.CONNECTING in map((now := view()).state, now.ranks):
         time.sleep(0.05)
 
