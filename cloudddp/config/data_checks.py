@@ -6,7 +6,7 @@ import json
 import posixpath
 from collections.abc import Sequence
 
-from cloudddp.config.spec import DATA, RESULTS, ClusterSpec, DataSpec, JobSpec, SharedSpec
+from cloudddp.config.spec import DATA, RESULTS, DataSpec, JobSpec, SharedSpec
 from cloudddp.errors import UsageError
 
 MOST = 50  # a request to an agent has at most 100 (agent.protocol.start)
@@ -38,30 +38,11 @@ def _overlap(one: str, other: str) -> bool:
     return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
 
 
-def check(
-    cluster: ClusterSpec, job: JobSpec, data: Sequence[DataSpec], shared: Sequence[SharedSpec] = ()
-) -> None:
-    """Raise UsageError for data and shared folders that contradict other settings, or are too many for a
-    request to an agent."""
-    for section, specs in (("data", data), ("shared", shared)):
-        if len(specs) > MOST:
-            raise UsageError(
-                f"{len(specs)} times [[{section}]], and at most {MOST} are possible",
-                hint="name the folder above them",
-            )
-    _check_role(cluster, data)
+def check(job: JobSpec, data: Sequence[DataSpec], shared: Sequence[SharedSpec]) -> None:
+    """Raise UsageError for data and shared folders where others are, or results, or files of cloudddp."""
     _check_places(job, data, (*job.not_sent, RESULTS))
     # Results may be in a shared folder, and it may be in theirs.
     _check_places(job, shared, (RESULTS, *(one.place for one in data)))
-
-
-def _check_role(cluster: ClusterSpec, data: Sequence[DataSpec]) -> None:
-    """Raise UsageError where nodes are to read from S3 and have no role that may allow it."""
-    if cluster.instance_profile is None and (buckets := [one.source for one in data if one.is_s3]):
-        raise UsageError(
-            f"[[data]] source = {buckets[0]} needs cluster.instance_profile: the nodes read it with its role",
-            hint="give --instance-profile PROFILE to `up` (infra/iam/data.json is its policy)",
-        )
 
 
 def _check_places(job: JobSpec, data: Sequence[DataSpec | SharedSpec], others: Sequence[str]) -> None:

@@ -26,6 +26,7 @@ from cloudddp.config.spec import (
     MAX_WAIT,
     ClusterSpec,
     Config,
+    DataSpec,
     JobSpec,
     SetupSpec,
     SyncSpec,
@@ -202,9 +203,8 @@ def resolve(layers: Sequence[Layer]) -> Config:
         chosen["cluster"]["instance_type"] = ",".join(gpus.types(wanted))
     check_connection(cluster := ClusterSpec(**chosen["cluster"]))
     _check_stall(job := JobSpec(**chosen["job"]))
-    _check_results(cluster, job)
-    _check_container(cluster, job)
-    data_checks.check(cluster, job, lists.get("data", ()), lists.get("shared", ()))
+    _check_role(cluster, job, lists.get("data", ()))
+    data_checks.check(job, lists.get("data", ()), lists.get("shared", ()))
     _check_packages(setup := SetupSpec(**chosen["setup"]))
     return Config(
         cluster=cluster,
@@ -242,26 +242,19 @@ def _check_stall(job: JobSpec) -> None:
         )
 
 
-def _check_results(cluster: ClusterSpec, job: JobSpec) -> None:
-    """Raise UsageError where nodes are to write to S3 and have no role that may allow it."""
-    if job.results_s3 is not None and cluster.instance_profile is None:
-        raise UsageError(
-            f"job.results_s3 = {job.results_s3} needs cluster.instance_profile: the nodes write there with "
-            "its role",
-            hint="give --instance-profile PROFILE to `up` (infra/iam/README.md has its policy), or remove "
-            "results_s3",
-        )
-
-
-def _check_container(cluster: ClusterSpec, job: JobSpec) -> None:
-    """Raise UsageError where nodes are to pull from ECR and have no role that may allow it."""
-    registry = (job.container or "").partition("/")[0]
-    if ".dkr.ecr" in registry and cluster.instance_profile is None:
-        raise UsageError(
-            f"job.container = {job.container} needs cluster.instance_profile: the nodes log in to ECR with "
-            "its role",
-            hint="give --instance-profile PROFILE to `up` (infra/iam/container.json is its policy)",
-        )
+def _check_role(cluster: ClusterSpec, job: JobSpec, data: Sequence[DataSpec]) -> None:
+    """Raise UsageError where nodes need permissions and have no role that may have them."""
+    image = job.container if job.container and ".dkr.ecr" in job.container.partition("/")[0] else None
+    for name, value, use, policy in (
+        ("job.results_s3", job.results_s3, "write there", "README.md"),
+        ("job.container", image, "log in to ECR", "container.json"),
+        *(("[[data]] source", one.source, "read it", "data.json") for one in data if one.is_s3),
+    ):
+        if value is not None and cluster.instance_profile is None:
+            raise UsageError(
+                f"{name} = {value} needs cluster.instance_profile: the nodes {use} with its role",
+                hint=f"give --instance-profile PROFILE to `up` (infra/iam/{policy} has its policy)",
+            )
 
 
 def _check_list(layer: Layer, section: str, content: Any) -> tuple[Any, ...]:
@@ -280,6 +273,11 @@ def _check_list(layer: Layer, section: str, content: Any) -> tuple[Any, ...]:
         if problem := data_checks.problem(spec := kind(**values), found):
             raise UsageError(f"{layer.origin}: {problem}", hint='give another path = "FOLDER"')
         found.append(spec)
+    if len(found) > data_checks.MOST:
+        raise UsageError(
+            f"{layer.origin}: {len(found)} times [[{section}]], and at most {data_checks.MOST} are possible",
+            hint="name the folder above them",
+        )
     return tuple(found)
 
 

@@ -63,6 +63,9 @@ Zone = Annotated[
     str,
     limited(allowed="an availability zone such as us-east-1a", pattern=r"^[a-z]{2,5}(-[a-z]+)+-\d[a-z]\Z"),
 ]
+Image = Annotated[
+    str, limited(allowed="an image such as pytorch/pytorch", pattern=r"^[A-Za-z0-9][\w./:@-]{0,254}\Z")
+]
 Subnet = Annotated[
     str,
     limited(
@@ -256,16 +259,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_restarts: Annotated[int, limited(ge=0, le=100)] = 0
     torchrun_args: tuple[str, ...] = ()
     python: str = ""
-    container: (
-        Annotated[
-            str,
-            limited(
-                allowed="an image such as pytorch/pytorch:2.9.1-cuda12.8-cudnn9-runtime",
-                pattern=r"^(?!.*//)[A-Za-z0-9][A-Za-z0-9._/:@-]{0,498}[A-Za-z0-9]\Z",
-            ),
-        ]
-        | None
-    ) = None
+    container: Image | None = None
     stop_grace: Annotated[float, limited(ge=0, le=600)] = 10.0
     save_minutes: Annotated[float, limited(ge=0, le=15)] = 3.0
     retries: Annotated[int, limited(ge=0, le=100)] = 0

@@ -12,48 +12,27 @@ from cloudddp.errors import Command, NodeError, Text
 from cloudddp.text import one_line
 
 PYTHON = "python3"  # of an image, where job.python is empty
-_LONGEST = 300  # characters of Docker's own words
 
-_AMI = "use the Deep Learning AMI, or install it"
-# In the output of Docker, of the AWS CLI and of the agent's check (agent/node/docker.py) -> what is wrong,
-# and what to do. {image} and {why}, the last line of the output, are put in.
-_PROBLEMS: Mapping[str, tuple[str, Text]] = {
-    r"(?m)docker: (command )?not found": ("Docker is not installed", _AMI),
-    "Cannot connect to the Docker daemon": (
-        "Docker's daemon does not run",
-        (Command("exec", "--", "sudo systemctl start docker"), " starts it"),
+# In a line of Docker, of the AWS CLI or of the agent's check (agent/node/docker.py) -> what to do.
+_HINTS: Mapping[str, Text] = {
+    "(docker|aws): (command )?not found|select device driver": (
+        "use the Deep Learning AMI, or install Docker, NVIDIA's Container Toolkit and, for ECR, the AWS CLI"
     ),
-    "permission denied while trying to connect": (
-        "the login user may not use Docker, and sudo asks it for a password",
-        ("add it to the group docker: ", Command("exec", "--", "sudo usermod -aG docker $USER")),
+    "connect to the Docker daemon": (
+        Command("exec", "--", "sudo systemctl start docker && sudo usermod -aG docker $USER"),
+        " starts it, and lets the login user use it",
     ),
-    "no space left on device": (
-        "{image} does not fit on the disk",
-        ("create the cluster with a larger one: ", Command("up", "--disk-gb", "GIB")),
+    "no space left on device": ("create the cluster with a larger disk: ", Command("up", "--disk-gb", "GIB")),
+    "Unable to locate credentials|AccessDenied|not authorized|no basic auth": (
+        "the role of cluster.instance_profile needs the policy infra/iam/container.json"
     ),
-    "could not select device driver": ("the NVIDIA Container Toolkit is missing", _AMI),
-    r"aws: (command )?not found": ("the AWS CLI is missing, which logs in to ECR", _AMI),
-    "Unable to locate credentials|AccessDenied|not authorized to perform|no basic auth": (
-        "the role of cluster.instance_profile may not pull {image}",
-        "infra/iam/container.json is the policy that it needs",
+    "denied|unauthorized|manifest|resolve reference|exec format": (
+        "correct job.container, for the nodes' kind of processor; nodes log in to ECR only"
     ),
-    "manifest unknown|repository .*not (found|exist)|failed to resolve reference|denied: |unauthorized": (
-        "{image} does not exist, or needs a login",
-        "correct job.container; the nodes log in to ECR only",
+    "executable file|no such file|its Python": (
+        "it needs bash for [setup], and Python 3.9 or newer; job.python is its path in the image"
     ),
-    "no matching manifest|exec format error": (
-        "{image} is for another kind of processor",
-        "choose an image for the instance type's architecture",
-    ),
-    r"stat \S+|executable file not found": (
-        "{image} lacks a program: {why}",
-        "it needs bash for [setup], and Python: set job.python to its path in the image",
-    ),
-    "it has no torch": (
-        "{image} has no torch, and torchrun needs it",
-        "use an image with PyTorch, or start ranks without torchrun: --rendezvous direct",
-    ),
-    r"its Python is \d": ("{image}: {why}", "ranks need Python 3.9 or newer there; set job.python"),
+    "no torch": "use an image with PyTorch, or start ranks without torchrun: --rendezvous direct",
 }
 
 
@@ -65,29 +44,11 @@ def of_nodes(job: JobSpec, probes: Mapping[int, ProbeReply]) -> dict[int, Contai
     return {node: Container(job.container, bool(one.gpus), torch) for node, one in probes.items()}
 
 
-def same_image(asked: Container, replies: Mapping[int, SetupReply]) -> None:
-    """Raise NodeError where nodes have different images of one name: a tag has moved, and some have pulled it
-    before."""
-    nodes: dict[str, list[str]] = {}
-    for node, reply in sorted(replies.items()):
-        nodes.setdefault(reply.image, []).append(str(node))
-    if len(nodes) > 1:
-        listed = "; ".join(f"{one_line(image, 20)} on node {', '.join(on)}" for image, on in nodes.items())
-        raise NodeError(
-            f"{asked.image} is not the same image on all nodes: {listed}",
-            hint=(Command("exec", "--", f"docker pull {asked.image}"), " gets the newest one everywhere"),
-        )
-
-
-def error(node: int, reply: SetupReply) -> NodeError:
-    """Return the error of a node whose Docker or image has failed."""
-    lines = [
-        line for line in reply.output.splitlines() if line.strip() and not line.startswith("Run 'docker")
-    ]
-    why = one_line(lines[-1] if lines else f"exit code {reply.exit_code}", _LONGEST)
-    for pattern, (what, hint) in _PROBLEMS.items():
-        if re.search(pattern, reply.output):
-            return NodeError(f"node {node}: {what.format(image=one_line(reply.image), why=why)}", hint=hint)
-    return NodeError(
-        f"node {node}: {one_line(reply.command)}: {why}", hint="correct it and repeat the command"
-    )
+def error(node: int, reply: SetupReply, name: str) -> NodeError:
+    """Return the error of a node whose Docker or image has failed: the line that there is a hint for, or the
+    last one."""
+    lines = [one for one in reply.output.splitlines() if one.strip() and not one.startswith("Run 'docker")]
+    known = ((line, hint) for pattern, hint in _HINTS.items() for line in lines if re.search(pattern, line))
+    last = lines[-1] if lines else f"exit code {reply.exit_code}"
+    line, hint = next(known, (last, "correct it and repeat the command"))
+    return NodeError(f"node {node}: {name}: {one_line(line, 300)}", hint=hint)

@@ -50,7 +50,6 @@ _NO_INDEX = re.compile(
     r"simulated node: there is no package index|name resolution|NewConnectionError|Network is unreachable|"
     r"ConnectTimeout|dns error|error sending request"
 )
-_SHARED_HINT: Text = ("correct it with ", Command("exec", "--", "COMMAND"), ", and repeat the command")
 CLOCK_SKEW = 5.0  # seconds; more makes it uncertain which rank failed first, and breaks certificates
 
 
@@ -320,9 +319,7 @@ def _set_up(
     for node, reply in replies.items():
         if reply.exit_code:
             raise _setup_error(node, reply, config)
-    if images:
-        containers.same_image(next(iter(images.values())), replies)
-    return {node: replace(one, id=replies[node].image) for node, one in images.items()}
+    return {node: replace(one, image=replies[node].image or one.image) for node, one in images.items()}
 
 
 def _bucket_of(url: str) -> tuple[str, str]:
@@ -352,12 +349,14 @@ def _set_up_nodes(
 def _setup_error(node: int, reply: SetupReply, config: Config) -> NodeError:
     """Return the error for a setup that failed. Its output was shown as it was written."""
     if reply.image:
-        return containers.error(node, reply)
+        return containers.error(node, reply, config.job.container or "")
     command = one_line(reply.command)
     if reply.data:
+        last = reply.output.strip().rpartition("\n")[2] or f"exit code {reply.exit_code}"
+        why = one_line(last.removeprefix(f"{command.rstrip('/')}: "), 400)
         if command.startswith("[[shared]]"):
-            return NodeError(f"node {node}: {command}: {_last_line(reply)}", hint=_SHARED_HINT)
-        why = one_line(reply.output.strip().rpartition("\n")[2].removeprefix(f"{command.rstrip('/')}: "), 400)
+            hint: Text = ("correct it with ", Command("exec", "--", "COMMAND"), ", and repeat the command")
+            return NodeError(f"node {node}: {command} was not mounted: {why}", hint=hint)
         return NodeError(
             f"node {node}: {command} was not copied: {why}",
             hint="correct [[data]] in cloudddp.toml, or the role of cluster.instance_profile, and repeat the "
@@ -372,10 +371,6 @@ def _setup_error(node: int, reply: SetupReply, config: Config) -> NodeError:
     return NodeError(
         f"node {node}: setup command exited with code {reply.exit_code}: {command}", hint=_setup_hint(reply)
     )
-
-
-def _last_line(reply: SetupReply) -> str:
-    return one_line(reply.output.strip().rpartition("\n")[2] or f"exit code {reply.exit_code}", 400)
 
 
 def _install_hint(reply: SetupReply, config: Config) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cloudddp.agent.protocol.start import FileSystem, SharedFolder
+from cloudddp.agent.protocol.start import SharedFolder
 from cloudddp.config.spec import NODE_0, SharedSpec
 
-Sources = Mapping[str, tuple[str, str]]
-"""Id of a file system -> type and source, as mount(8) takes them (aws/file_systems.py)."""
+Sources = Mapping[str, str]
+"""Id of a file system -> its source, as mount(8) takes it (aws/file_systems.py)."""
 
 
 def of_nodes(
@@ -22,8 +22,7 @@ def of_nodes(
     def of_node(one: SharedSpec, node: int) -> SharedFolder:
         owned = node == first
         if one.source != NODE_0:
-            kind, source = sources[one.source]
-            return SharedFolder(one.place, source, FileSystem(kind), owned=owned)
+            return SharedFolder(one.place, sources[one.source], owned=owned)
         if owned:
             return SharedFolder(one.place, below=one.place, clients=others, owned=True)
         return SharedFolder(one.place, f"{addresses[first]}:/", below=one.place)

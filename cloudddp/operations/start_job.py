@@ -126,12 +126,12 @@ def start_job(
         raise
 
 
-def _shared_sources(session: Session[Reporter], cluster: Cluster) -> dict[str, tuple[str, str]]:
+def _shared_sources(session: Session[Reporter], cluster: Cluster) -> dict[str, str]:
     """Return the file systems of [[shared]] that AWS has, by id. Raises CloudDDPError, before a node is
     asked."""
     names = {one.source for one in session.settings.shared} - {NODE_0}
-    nodes = list(cluster.nodes.values())
-    return {name: file_systems.find(session.aws(), name, nodes) for name in sorted(names)}
+    node = next(iter(cluster.nodes.values()))
+    return {name: file_systems.find(session.aws(), name, node) for name in sorted(names)}
 
 
 def _without_torch(session: Session[ReporterT]) -> Session[ReporterT]:

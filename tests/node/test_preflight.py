@@ -17,7 +17,7 @@ from agent.gang import preflight
 from agent.ranks import causes
 from cloudddp.agent.protocol.jobs import Cause
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.protocol.start import Process
+from cloudddp.agent.protocol.start import Container, Process
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 
@@ -89,6 +89,19 @@ def test_versions_that_differ(gangs: Make, tmp_path: Path) -> None:
         "torch differs: 2.11.0 on node 0; 2.10.0 on node 1; CUDA differs: 12.8 on node 0; 12.6 on node "
         "1; NCCL differs: 2.27.3 on node 0; 2.26.2 on node 1"
     )
+
+
+def test_images_that_differ(gangs: Make) -> None:
+    """A tag has moved, and one node has pulled it before. No container is started, so no Docker is needed."""
+    job = gangs(2, preflight=True)
+    requests = {}
+    for node in job.nodes:
+        own = (Process((), ("python3", node.script(FOREVER)), {"RANK": str(node.number)}),)
+        container = Container(f"sha256:{node.number}")
+        requests[node] = node.starting(processes=own, gang=job.gang, container=container)
+    job.start_requests(requests)
+    said = "the image of job.container differs: sha256:0 on node 0; sha256:1 on node 1"
+    assert refused(job) == said
 
 
 @pytest.mark.skipif(

@@ -35,11 +35,9 @@ def set_up(
     return node.call(request)
 
 
-def programs(node: Node, number: int, tmp_path: Path) -> None:
+def programs(node: Node, number: int) -> None:
     """Give a node the programs of a node of the simulator; `sudo` also records its arguments."""
-    scripts = stubs.scripts(
-        gpus=(), efa_devices=0, user_data=UserData(), address=ADDRESSES[number], exports=tmp_path / "exports"
-    )
+    scripts = stubs.scripts(gpus=(), efa_devices=0, user_data=UserData(), address=ADDRESSES[number])
     (node.home.parent / "run").mkdir(parents=True)
     folder = node.home.parent / "bin"
     folder.mkdir()
@@ -55,8 +53,8 @@ def pair(node: Node, tmp_path: Path) -> tuple[Node, Node]:
     """Two nodes of a simulator; the first one exports."""
     found = []
     for number in (0, 1):
-        one = Node(tmp_path / f"node{number}/home")
-        programs(one, number, tmp_path)
+        one = Node(tmp_path / f"nodes/node{number}/home")
+        programs(one, number)
         found.append(one)
     return found[0], found[1]
 
@@ -91,8 +89,8 @@ def test_first_node_that_was_replaced_is_mounted_anew(pair: tuple[Node, Node], t
     set_up(first, OWN)
     assert set_up(second, OTHER).exit_code == 0
     (first.project / "shared/lost").touch()
-    third = Node(tmp_path / "node2/home")
-    programs(third, 2, tmp_path)
+    third = Node(tmp_path / "nodes/node2/home")
+    programs(third, 2)
     set_up(third, OWN)
     moved = SharedFolder("shared", f"{ADDRESSES[2]}:/", below="shared")
     assert set_up(second, moved).exit_code == 0

@@ -62,8 +62,8 @@ class Report:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a node is like: `gpus` as `8 x NVIDIA H100`, versions, and `defects` in words. '' where something
-    is missing."""
+    """What a node is like: `gpus` as `8 x NVIDIA H100`, versions (in a container the id of its image), and
+    `defects` in words. '' where something is missing."""
 
     gpus: str = ""
     driver: str = ""
@@ -71,11 +71,13 @@ class Facts:
     torch: str = ""
     cuda: str = ""
     nccl: str = ""
+    image: str = ""
     defects: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_length("defects", self.defects, 20)
-        for text in (self.gpus, self.driver, self.python, self.torch, self.cuda, self.nccl, *self.defects):
+        versions = (self.python, self.torch, self.cuda, self.nccl, self.image)
+        for text in (self.gpus, self.driver, *versions, *self.defects):
             check_length("a fact", text, MAX_FACT)
 
 

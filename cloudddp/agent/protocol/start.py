@@ -15,7 +15,6 @@ from cloudddp.agent.protocol.codec import (
     check_length,
     check_project,
     check_range,
-    is_plain,
 )
 from cloudddp.agent.protocol.copies import MAX_BUCKET, MAX_KEY, Destination
 from cloudddp.agent.protocol.gang import Gang, Unreachable
@@ -29,7 +28,6 @@ MAX_MOMENT = 40  # characters
 MAX_PARTS, MAX_PART = 16, 40  # parts of a start, and characters of the name of one
 MAX_STALL = 1e5  # minutes
 MAX_DATA = 100  # copies
-MAX_IMAGE = 500  # characters
 
 
 class OnStall(Enum):
@@ -58,19 +56,15 @@ class Process:
 
 @dataclass(frozen=True)
 class Container:
-    """The Docker image in which ranks and setup commands run. `gpus`: they get the node's GPUs. `torch`:
-    ranks need it, for torchrun. `id`: what the image's name stood for when it was set up; '' before."""
+    """The Docker image in which ranks and setup commands run: its name, or, once a node has it, its id.
+    `gpus`: they get the node's GPUs. `torch`: ranks need it, for torchrun."""
 
     image: str
     gpus: bool = False
     torch: bool = True
-    id: str = ""
 
     def __post_init__(self) -> None:
-        check_length("image", self.image, MAX_IMAGE)
-        check_length("id", self.id, MAX_IMAGE)
-        if self.image.startswith("-") or self.id.startswith("-"):
-            raise ProtocolError("not an image")
+        check_length("image", self.image, MAX_PATH)
 
 
 @dataclass(frozen=True)
@@ -78,8 +72,8 @@ class SetupReply:
     """How the setup ended. `command` is the one that failed, with the end of its `output`; `data`: what
     failed is a copy from S3, or a shared folder, and `command` names it. `cancelled`: the job was cancelled
     meanwhile, and no process of its setup is left. `read_only`: the environment of Python that the command
-    was not allowed to change, or ''. `image`: the id of the container's image; after a failure, its name
-    where that image or Docker has failed, and no command of the user."""
+    was not allowed to change, or ''. `image`: the id of the container's image; after a failure, its id or
+    name where that image or Docker has failed, and '' for a command of the user."""
 
     exit_code: int
     command: str = ""
@@ -91,7 +85,7 @@ class SetupReply:
 
     def __post_init__(self) -> None:
         check_range("exit_code", self.exit_code, -255, 255)
-        check_length("image", self.image, MAX_IMAGE)
+        check_length("image", self.image, MAX_PATH)
         check_length("command", self.command, MAX_TEXT)
         check_length("output", self.output, MAX_TEXT)
         check_length("read_only", self.read_only, MAX_PATH)
@@ -112,34 +106,22 @@ class DataCopy:
         check_length("path", self.path, MAX_PATH)
 
 
-class FileSystem(Enum):
-    """Of a shared folder: as `mount -t` names it."""
-
-    NFS = "nfs4"
-    LUSTRE = "lustre"
-
-
 @dataclass(frozen=True)
 class SharedFolder:
     """A folder that all nodes share, and find at `path` in the project: `below` it in what is mounted from
-    `source`. Without a source it is a folder of this node, which exports it to the addresses `clients`.
-    `owned`: this node counts what is in it as its own results."""
+    `source`, HOST:/ (NFS) or HOST@tcp:/NAME (Lustre). Without a source it is a folder of this node, which
+    exports it to the addresses `clients`. `owned`: this node counts what is in it as its own results."""
 
     path: str
     source: str = ""
-    kind: FileSystem = FileSystem.NFS
     below: str = ""
     clients: tuple[str, ...] = ()
     owned: bool = False
 
     def __post_init__(self) -> None:
-        check_length("path", self.path, MAX_PATH)
-        check_length("below", self.below, MAX_PATH)
         check_length("clients", self.clients, MAX_NODES)
-        for text in (self.source, *self.clients):
-            check_length("source", text, MAX_TEXT)
-            if text.startswith("-") or not is_plain(text or "x", ".-:/@_"):
-                raise ProtocolError("not an address of a file system")
+        for text in (self.path, self.source, self.below, *self.clients):
+            check_length("shared", text, MAX_PATH)
 
 
 @dataclass(frozen=True)

@@ -297,7 +297,7 @@ def launch(console: Console, settings: Config, script: Script, root: Path) -> No
             root=root,
             progress=lambda text: console.print(f"\n# {console.render(text)}"),
             hold=Hold(job),
-            sources={one.source: ("nfs4", f"{one.source}:/") for one in settings.shared},
+            sources={one.source: f"{one.source}:/" for one in settings.shared},
         )
         console.print("\n# End of the dry run. Nothing was started.")
 

@@ -207,7 +207,6 @@ def _create_files(folder: Path, spec: NodeSpec) -> None:
         efa_devices=spec.efa_devices,
         user_data=spec.user_data,
         address=spec.private_ip,
-        exports=folder.parents[1] / "exports",
         failed_gpus=spec.boot.failed_gpus,
     )
     for name, text in scripts.items():

@@ -8,17 +8,10 @@ from __future__ import annotations
 
 import shlex
 import sys
-from pathlib import Path
 
-import cloudddp.simulator
-from cloudddp.simulator.guest import devices, services
+from cloudddp.simulator.guest import devices, docker, services
 from cloudddp.simulator.hosts.node_spec import UserData
 
-_PACKAGES = str(Path(cloudddp.simulator.__path__[0]).parents[1])
-_RUN_DOCKER = (
-    "import sys; sys.path.insert(0, sys.argv.pop(1)); from cloudddp.simulator.guest import docker; "
-    "sys.exit(docker.main(sys.argv[1:]))"
-)
 _REFUSED = ("poweroff", "shutdown", "reboot", "halt", "exportfs", "mount.nfs4", "mount.lustre")
 
 _REFUSAL = """#!/bin/sh
@@ -52,22 +45,19 @@ case "$1 $2 $3 $4 $5" in
 "-n sh -s -- share-folder")
     cat > /dev/null
     folder=${6#\"}
-    mkdir -p @EXPORTS@
-    ln -sfn "${folder%%\"*}" @EXPORTS@/@ADDRESS@
-    printf '%s\n' "${6#*\" }" > @EXPORTS@/@ADDRESS@.clients
+    mkdir -p ../../../exports
+    ln -sfn "${folder%%\"*}" ../../../exports/@ADDRESS@
     ;;
 "-n mount -t nfs4 -o")
-    exported=@EXPORTS@/${7%%:*}
-    if ! grep -qF "@ADDRESS@(" "$exported.clients" 2> /dev/null; then
+    if ! exported=$(readlink "../../../exports/${7%%:*}"); then
         echo "mount.nfs4: access denied by server while mounting $7" >&2
         exit 32
     fi
-    rmdir "$8" && ln -s "$(readlink "$exported")" "$8" && echo "$8" >> mounts
+    rmdir "$8" && ln -s "$exported" "$8"
     echo "simulated node: a link stands in for the network file system"
     ;;
 "-n umount --lazy "*)
     rm "$4"
-    echo "$(grep -vxF "$4" mounts)" > mounts
     ;;
 *)
     echo "simulated node: sudo is refused: the node shares this computer" >&2
@@ -77,7 +67,7 @@ esac
 """  # noqa: E501
 
 _FINDMNT = """#!/bin/sh
-cat "$(dirname "$0")/../run/mounts" 2> /dev/null
+find "$HOME/cloudddp-shared" -maxdepth 1 -type l 2> /dev/null
 """
 
 _CLOUD_INIT = """#!/bin/sh
@@ -106,7 +96,7 @@ esac
 """
 
 _DOCKER = f"""#!/bin/sh
-exec {shlex.quote(sys.executable)} -ISc {shlex.quote(_RUN_DOCKER)} {shlex.quote(_PACKAGES)} "$@"
+exec {shlex.quote(sys.executable)} -IS {shlex.quote(docker.__file__)} "$@"
 """
 
 _NO_EFA = """#!/bin/sh
@@ -187,12 +177,10 @@ def scripts(
     efa_devices: int,
     user_data: UserData,
     address: str,
-    exports: Path,
     failed_gpus: int = 0,
 ) -> dict[str, str]:
     """Return name and text of each command, for a node with these GPUs, of which the last have failed, EFA
-    devices and address. `exports` has what nodes export."""
-    sudo = _SUDO.replace("@ADDRESS@", address).replace("@EXPORTS@", shlex.quote(str(exports)))
+    devices and address."""
     elapse = services.systemd_time(user_data.deadline.timestamp()) if user_data.deadline else ""
     systemctl = _SYSTEMCTL.format(timer=shlex.quote(user_data.timer), elapse=shlex.quote(elapse))
     good = len(gpus) - min(failed_gpus, len(gpus))
@@ -206,7 +194,7 @@ def scripts(
     return {
         **dict.fromkeys(_REFUSED, _REFUSAL),
         "cloud-init": _CLOUD_INIT,
-        "sudo": sudo,
+        "sudo": _SUDO.replace("@ADDRESS@", address),
         "findmnt": _FINDMNT,
         "nvidia-smi": _GPUS.format(list="\n".join(listed), code=code) if gpus else _NO_GPU,
         "fi_info": _EFA.format(list=domains) if efa_devices else _NO_EFA,

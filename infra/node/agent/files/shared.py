@@ -18,15 +18,15 @@ from pathlib import Path
 from agent.files import paths
 from agent.node import store
 from agent.node.commands import run_quietly
-from cloudddp.agent.protocol.start import FileSystem, SharedFolder
+from cloudddp.agent.protocol.start import SharedFolder
 
 FOLDER = Path.home() / "cloudddp-shared"
 EXPORTED = FOLDER / "node0"
 RECORD = store.ROOT / "shared.json"
-# What AWS recommends for EFS. The exports are `insecure`, since noresvport means a port above 1023.
+# Of mounts, by type: what AWS recommends. noresvport means a port above 1023, so that exports are `insecure`.
 OPTIONS = {
-    FileSystem.NFS: "nfsvers=4.1,rsize=1048576,wsize=1048576,hard,timeo=600,retrans=2,noresvport",
-    FileSystem.LUSTRE: "relatime,flock",
+    "nfs4": "nfsvers=4.1,rsize=1048576,wsize=1048576,hard,timeo=600,retrans=2,noresvport",
+    "lustre": "relatime,flock",
 }
 # sync: what a rank has saved is on the disk, also if the node reboots. fsid=0: clients mount ADDRESS:/.
 EXPORT_OPTIONS = "rw,sync,no_subtree_check,insecure,fsid=0"
@@ -59,36 +59,33 @@ def is_below(name: str, folders: Collection[str]) -> bool:
     return any(f"{name}/".startswith(f"{one}/") for one in folders)
 
 
-def missing(folders: Sequence[SharedFolder]) -> str:
-    """Return which program is missing on this node, and the package that has it; '' if none is."""
-    needed = {f"mount.{one.kind.value}" for one in folders if one.source}
-    needed |= {"exportfs" for one in folders if one.clients}
-    path = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
-    absent = [name for name in sorted(needed) if shutil.which(name, path=path) is None]
-    return f"{absent[0]} is missing: install {PACKAGES[absent[0]]}" if absent else ""
-
-
 def commands(folders: Sequence[SharedFolder]) -> Iterator[tuple[list[str], bytes]]:
     """Yield what has to run, with its stdin, so that the file systems are mounted, and no others. Raises
-    OSError."""
-    listed = run_quietly(["findmnt", "-rno", "TARGET", "-t", "nfs4,lustre"]).splitlines()
+    OSError, also for a program that this node lacks."""
+    wanted = {str(_mount_point(one)): one.source for one in folders if one.source}
+    listed = run_quietly(["findmnt", "-rno", "TARGET", "-t", ",".join(OPTIONS)]).splitlines()
     mounted = {one for one in listed if one.startswith(f"{FOLDER}/")}
-    wanted = {str(_mount_point(one)): one for one in folders if one.source}
     for target in sorted(mounted - wanted.keys()):  # of a node that was replaced, or was the first one
         yield ["sudo", "-n", "umount", "--lazy", target], b""
     for one in folders:
         if not one.source:
             (EXPORTED / one.below).mkdir(parents=True, exist_ok=True)
     if clients := next((one.clients for one in folders if one.clients), ()):
+        _require("exportfs")
         line = " ".join([f'"{EXPORTED}"', *(f"{address}({EXPORT_OPTIONS})" for address in clients)])
         yield ["sudo", "-n", "sh", "-s", "--", "share-folder", line], EXPORT
-    for target, one in wanted.items():
-        if target not in mounted:
-            os.makedirs(target, exist_ok=True)
-            yield (
-                ["sudo", "-n", "mount", "-t", one.kind.value, "-o", OPTIONS[one.kind], one.source, target],
-                b"",
-            )
+    for target in sorted(wanted.keys() - mounted):
+        source = wanted[target]
+        kind = "lustre" if "@" in source else "nfs4"
+        _require(f"mount.{kind}")
+        os.makedirs(target, exist_ok=True)
+        yield ["sudo", "-n", "mount", "-t", kind, "-o", OPTIONS[kind], source, target], b""
+
+
+def _require(name: str) -> None:
+    path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
+    if shutil.which(name, path=path) is None:
+        raise FileNotFoundError(f"{name} is missing: install {PACKAGES[name]}")
 
 
 def _mount_point(one: SharedFolder) -> Path:

@@ -101,7 +101,7 @@ def _fatal_xids() -> list[str]:
 def problems(own: int, found: Mapping[int, Facts], skews: Mapping[int, float]) -> list[str]:
     """Return why a job should not start: defects of nodes, and what is not the same on all of them. Pure."""
     listed = [f"node {node}: {one}" for node, facts in sorted(found.items()) for one in facts.defects]
-    for name in ("gpus", "driver", "python", "torch", "cuda", "nccl"):
+    for name in ("gpus", "driver", "python", "torch", "cuda", "nccl", "image"):
         values: dict[str, list[int]] = {}
         for node, facts in sorted(found.items()):
             values.setdefault(getattr(facts, name), []).append(node)
@@ -122,4 +122,5 @@ LABELS = {
     "python": "Python",
     "nccl": "NCCL",
     "cuda": "CUDA",
+    "image": "the image of job.container",
 }

@@ -309,9 +309,8 @@ class FactCollector:
         self._on_found = on_found
         first = request.processes[0] if request.processes else None
         word = (first.launcher or first.rank)[0] if first else ""
-        python = commands.program(word, store.project_folder(request.project))
-        if request.container:  # all nodes have the same image: `launch` has compared its ids
-            python = ""
+        self._image = request.container.image if request.container else ""
+        python = "" if self._image else commands.program(word, store.project_folder(request.project))
         threading.Thread(target=self._collect, args=(python,), daemon=True).start()
 
     def _collect(self, python: str) -> None:
@@ -322,7 +321,7 @@ class FactCollector:
             found = preflight.facts(python, Path.home())
             copying.join()
             defects = [one[:MAX_FACT] for one in problems if one]
-            self.found = replace(found, defects=(*found.defects, *defects))
+            self.found = replace(found, image=self._image, defects=(*found.defects, *defects))
         finally:
             self.found = self.found or Facts()
             with contextlib.suppress(OSError):  # the socket is full, or closed

@@ -39,7 +39,6 @@ STATE_FILE = "state.json"
 SETUP_FILE = "setup.json"
 SETUP_LOG = "setup.log"
 VERDICT_FILE = "verdict.json"
-CONTAINER_FILE = "container.json"  # protocol.start.Container: the image, and its id
 COPIED_FILE = "copied.json"
 UNREACHABLE_FILE = "unreachable.json"
 REBOOTED_FILE = "rebooted.json"

@@ -41,16 +41,13 @@ def launch(
         words = (program(process.rank[0], project), *process.rank[1:])
         argv += agent_command("rank", request.job, *words, python=own)
     data = {name: str(project / path) for name, path in request.paths.items()}
-    base = docker.user_variables() if request.container else {**os.environ, **activated(python)}
+    base = {} if request.container else {**os.environ, **activated(python)}
     given = {**base, **data, **request.env, **process.env}
     env = {**given, **flight_recorder(folder, torch, given), TASK_VARIABLE: task.mark}
     env[ATTEMPT_VARIABLE] = str(attempt)
     env[SUPERVISOR_VARIABLE] = kernel.name(os.getpid())
     if request.container:
-        docker.allow()
-        name = docker.note(folder, f"cloudddp-{request.job}-{attempt}-{process.env.get('RANK', 'ranks')}")
-        argv = docker.command(request.container, argv, project, env, name)
-        env = {**os.environ, **env}
+        argv, env = docker.command(request.container, argv, project, env, folder)
     with open(folder / "launcher.log", "ab") as log:
         return subprocess.Popen(
             argv,

@@ -10,19 +10,19 @@ import select
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Optional
 
 from agent.files import paths, shared
 from agent.jobs import phases
 from agent.node import docker, kernel, machine, processes, store
-from agent.node.commands import activated, program, run_quietly
+from agent.node.commands import activated, program
 from agent.s3 import boto_process, data
 from cloudddp.agent.protocol import TASK_VARIABLE
 from cloudddp.agent.protocol.codec import MAX_TEXT, STDERR_END
 from cloudddp.agent.protocol.copies import url_of
-from cloudddp.agent.protocol.start import MAX_IMAGE, Container, SetupReply, SetupRequest
+from cloudddp.agent.protocol.start import Container, SetupReply, SetupRequest
 
 REQUEST = SetupRequest
 CANCELLED = 130
@@ -38,25 +38,37 @@ def step(request: SetupRequest) -> SetupReply:
     They belong to the job that is being launched: until they have ended the job is in the phase SETUP, and
     `kill` ends them. What they leave in the background afterwards belongs to no job.
     """
-    folder = store.project_folder(request.project)
-    stamp = store.ROOT / f"setup-{folder.name}-{_digest(request, folder)[:16]}"
+    project = store.project_folder(request.project)
     with store.locked("setup"):
-        if stamp.exists() and not (request.data or request.container or request.shared):
+        every_time = request.shared or request.data or request.container
+        if not every_time and _stamp(request, project).exists():
             return SetupReply(exit_code=0)
-        return _set_up(request, folder, stamp)
+        return _set_up(request, project)
 
 
-def _digest(request: SetupRequest, folder: Path) -> str:
-    inside = [request.container.image, request.container.torch, request.python] if request.container else []
-    content = hashlib.sha256(json.dumps([*request.commands, *inside]).encode())
+def _stamp(request: SetupRequest, project: Path) -> Path:
+    """Return the file that is there where the commands ran with the same content, in the same image."""
+    image = [request.container.image, request.container.torch, request.python] if request.container else []
+    content = hashlib.sha256(json.dumps([*request.commands, *image]).encode())
     for name in request.inputs:
         with contextlib.suppress(OSError):
-            data = paths.inside(folder, name).read_bytes()
+            data = paths.inside(project, name).read_bytes()
             content.update(f"\n{name} {len(data)}\n".encode(errors="surrogateescape") + data)
-    return content.hexdigest()
+    return store.ROOT / f"setup-{project.name}-{content.hexdigest()[:16]}"
 
 
-def _set_up(request: SetupRequest, project: Path, stamp: Path) -> SetupReply:
+@dataclass(frozen=True)
+class _Setup:
+    """A setup that runs: `folder` is that of the job, and its processes have the `mark`."""
+
+    request: SetupRequest
+    project: Path
+    folder: Path
+    mark: str
+    copy: _Copy
+
+
+def _set_up(request: SetupRequest, project: Path) -> SetupReply:
     folder = store.job_folder(request.job)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     task = phases.setup_task(folder, request.node)
@@ -73,30 +85,27 @@ def _set_up(request: SetupRequest, project: Path, stamp: Path) -> SetupReply:
     )
     store.write(task.record, own)
     with _open_log(folder) as log:
-        copy = _Copy(log)
-        reply = _share(request, project, task.mark, folder, copy)
-        if not (reply.exit_code or reply.cancelled):
-            reply = _copy_data(request, project, task.mark, folder, copy)
-        if request.container and not (reply.exit_code or reply.cancelled):
-            reply = _pull(request.container, project, task.mark, folder, copy)
-        image = "" if reply.exit_code else reply.image
-        if image and request.container:
-            request = replace(request, container=replace(request.container, id=image))
-        if not (reply.exit_code or reply.cancelled or stamp.exists()):
-            reply = _run_all(request, project, task.mark, folder, copy)
-    if reply.cancelled:
+        setup = _Setup(request, project, folder, task.mark, _Copy(log))
+        failed = _share(setup) or _copy_data(setup) or _pull(setup)
+        if request.container and not failed:
+            image = docker.id_of(request.container.image) or request.container.image
+            request = replace(request, container=replace(request.container, image=image))
+        stamp = _stamp(request, project)
+        if not (failed or stamp.exists()):
+            failed = _run_all(replace(setup, request=request))
+    if failed is None:
+        task.record.unlink(missing_ok=True)
+        store.create_root()
+        stamp.write_text("done\n")
+        return SetupReply(exit_code=0, image=request.container.image if request.container else "")
+    if failed.cancelled:
         processes.end(task, grace=1.0)
-    if reply.exit_code:
-        code = reply.exit_code if reply.exit_code > 0 else 128 - reply.exit_code
-        with contextlib.suppress(OSError):  # a command may have deleted the whole store
-            store.write(task.record, replace(own, ended=time.time(), exit_code=min(code, 255)))
-        if DENIED in reply.output and request.container is None:
-            return replace(reply, read_only=_read_only(_active(request, project).get("VIRTUAL_ENV", "")))
-        return reply
-    task.record.unlink(missing_ok=True)
-    store.create_root()
-    stamp.write_text("done\n")
-    return replace(reply, image=image)
+    code = failed.exit_code if failed.exit_code > 0 else 128 - failed.exit_code
+    with contextlib.suppress(OSError):  # a command may have deleted the whole store
+        store.write(task.record, replace(own, ended=time.time(), exit_code=min(code, 255)))
+    if DENIED in failed.output and request.container is None:
+        return replace(failed, read_only=_read_only(_active(request, project).get("VIRTUAL_ENV", "")))
+    return failed
 
 
 def _active(request: SetupRequest, project: Path) -> dict[str, str]:
@@ -111,26 +120,28 @@ def _open_log(folder: Path) -> BinaryIO:
     return open(number, "r+b", buffering=0)
 
 
-def _share(request: SetupRequest, project: Path, mark: str, folder: Path, copy: _Copy) -> SetupReply:
+# Each part returns None, or how it failed.
+
+
+def _share(setup: _Setup) -> Optional[SetupReply]:
     """Mount the shared folders, and link them in the project."""
-    shown = f"[[shared]] {', '.join(one.path for one in request.shared)}"
-    problem = shared.missing(request.shared)
+    folders = setup.request.shared
+    shown = f"[[shared]] {', '.join(one.path for one in folders)}"
     try:
-        for argv, given in () if problem or not request.shared else shared.commands(request.shared):
-            reply = _run(argv, shown, project, {**os.environ, TASK_VARIABLE: mark}, folder, copy, given)
-            if reply.exit_code:
-                return replace(reply, data=True)
-        if request.shared and not problem:
-            shared.link(request.shared, project)
+        for argv, given in shared.commands(folders) if folders else ():
+            if failed := _run(setup, argv, shown, dict(os.environ), given):
+                return replace(failed, data=True)
+        if folders:
+            shared.link(folders, setup.project)
     except OSError as error:
-        problem = f"{error.strerror or error}"
-    if problem:
-        return SetupReply(exit_code=1, command=shown, output=problem[:MAX_TEXT], data=True)
-    return SetupReply(exit_code=0)
+        problem = str(error.strerror or error)[:MAX_TEXT]
+        return SetupReply(exit_code=1, command=shown, output=problem, data=True)
+    return None
 
 
-def _copy_data(request: SetupRequest, project: Path, mark: str, folder: Path, copy: _Copy) -> SetupReply:
+def _copy_data(setup: _Setup) -> Optional[SetupReply]:
     """Copy what differs of [[data]] from S3, with the Python of the job or of the image."""
+    request, project = setup.request, setup.project
     own = [found for name in (request.python, "") if (found := machine.find_python(name, project))]
     python = boto_process.find(own) if request.data else ""
     for one in request.data:
@@ -141,56 +152,41 @@ def _copy_data(request: SetupRequest, project: Path, mark: str, folder: Path, co
             problem = f"{error.strerror or error}"
         if problem:
             return SetupReply(exit_code=1, command=shown, output=problem[:MAX_TEXT], data=True)
-        env = {**boto_process.environment(), TASK_VARIABLE: mark}
-        wanted = data.request(one, where)
-        reply = _run(boto_process.command(python, "download"), shown, project, env, folder, copy, wanted)
-        if reply.exit_code:
-            return replace(reply, data=True)
-    return SetupReply(exit_code=0)
+        env, wanted = boto_process.environment(), data.request(one, where)
+        if failed := _run(setup, boto_process.command(python, "download"), shown, env, wanted):
+            return replace(failed, data=True)
+    return None
 
 
-def _pull(container: Container, project: Path, mark: str, folder: Path, copy: _Copy) -> SetupReply:
-    """Pull the image unless the node has it; return its id."""
+def _pull(setup: _Setup) -> Optional[SetupReply]:
+    """Pull the image unless the node has it."""
+    if (container := setup.request.container) is None:
+        return None
     docker.allow()
-    ask = [docker.program(), "image", "inspect", "--format={{.Id}}", container.image]
-    reply, found = SetupReply(exit_code=0), run_quietly(ask).strip()
-    if not found:
-        argv, shown = ["bash", "-c", docker.pull(container.image)], f"docker pull {container.image}"
-        env = {**boto_process.environment(), TASK_VARIABLE: mark}
-        reply = _run(argv, shown, project, env, folder, copy)
-        found = container.image if reply.exit_code else run_quietly(ask).strip()
-    return replace(reply, image=found[:MAX_IMAGE])
+    if docker.id_of(container.image):
+        return None
+    argv, env = ["bash", "-c", docker.pull(container.image)], boto_process.environment()
+    failed = _run(setup, argv, f"docker pull {container.image}", env)
+    return failed and replace(failed, image=container.image)
 
 
-def _run_all(request: SetupRequest, project: Path, mark: str, folder: Path, copy: _Copy) -> SetupReply:
+def _run_all(setup: _Setup) -> Optional[SetupReply]:
+    """Run the commands, and whether ranks can run in the container, which a command may have made so."""
+    request, project, container = setup.request, setup.project, setup.request.container
     places = {name: str(project / path) for name, path in request.paths.items()}
     for command in request.commands:
-        own = {} if request.container else {**os.environ, **_active(request, project)}
-        env = {**own, **places, **request.env, TASK_VARIABLE: mark}
-        argv, env = _contained(request, ["bash", "-c", command], project, env, folder)
-        reply = _run(argv, command, project, env, folder, copy)
-        if reply.exit_code:
-            if request.container is not None and reply.output.startswith("docker: "):
-                reply = replace(reply, image=request.container.image)
-            return reply
-    if request.container is None:
-        return SetupReply(exit_code=0)
+        base = {} if container else {**os.environ, **_active(request, project)}
+        env = {**base, **places, **request.env}
+        if failed := _run(setup, ["bash", "-c", command], command, env, inside=container):
+            if container and failed.output.startswith("docker: "):
+                return replace(failed, image=container.image)
+            return failed
+    if container is None:
+        return None
     python = program(request.python or "python3", project)
-    words = [python, "-c", docker.CHECK, *(["torch"] if request.container.torch else [])]
-    argv, env = _contained(request, words, project, {TASK_VARIABLE: mark}, folder)
-    shown = f"docker run {request.container.image} {python}"
-    return replace(_run(argv, shown, project, env, folder, copy), image=request.container.image)
-
-
-def _contained(
-    request: SetupRequest, argv: list[str], project: Path, env: dict[str, str], folder: Path
-) -> tuple[list[str], dict[str, str]]:
-    """Return a command, and its environment, as it runs in the job's container, if it has one."""
-    if request.container is None:
-        return argv, env
-    name = docker.note(folder, f"cloudddp-{request.job}-setup-{time.monotonic_ns()}")
-    own = {**docker.user_variables(), **docker.PIP, **env}
-    return docker.command(request.container, argv, project, own, name), {**os.environ, **own}
+    words = [python, "-c", docker.CHECK, *(["torch"] if container.torch else [])]
+    failed = _run(setup, words, python, {}, inside=container)
+    return failed and replace(failed, image=container.image)
 
 
 class _Copy:
@@ -236,23 +232,25 @@ def _read_only(environment: str) -> str:
 
 
 def _run(
+    setup: _Setup,
     argv: list[str],
     shown: str,
-    project: Path,
     env: dict[str, str],
-    folder: Path,
-    copy: _Copy,
     given: bytes = b"",
-) -> SetupReply:
-    """Run a program, unless the job has been cancelled; return its exit code and the end of its output.
-    `given` is its stdin."""
+    inside: Optional[Container] = None,
+) -> Optional[SetupReply]:
+    """Run a program, unless the job has been cancelled, `inside` a container if there is one; return None, or
+    how it failed, with the end of its output. `given` is its stdin."""
+    copy, env = setup.copy, {**env, TASK_VARIABLE: setup.mark}
+    if inside:
+        argv, env = docker.command(inside, argv, setup.project, env, setup.folder)
     begin = os.fstat(copy.log.fileno()).st_size
     with store.locked("jobs"):  # `kill` either finds the process or comes first
-        if phases.is_stopping(folder):
+        if phases.is_stopping(setup.folder):
             return SetupReply(exit_code=CANCELLED, command=shown[:MAX_TEXT], cancelled=True)
         child = subprocess.Popen(
             argv,
-            cwd=project,
+            cwd=setup.project,
             env=env,
             stdin=subprocess.PIPE if given else subprocess.DEVNULL,
             stdout=copy.log,
@@ -267,10 +265,10 @@ def _run(
             code = child.wait(PAUSE)
         copy.update()
         copy.leave_with_the_client()
-    if phases.is_stopping(folder):
+    if phases.is_stopping(setup.folder):
         return SetupReply(exit_code=CANCELLED, command=shown[:MAX_TEXT], cancelled=True)
     if not code:
-        return SetupReply(exit_code=0)
+        return None
     end = os.fstat(copy.log.fileno()).st_size
     first = max(begin, end - OUTPUT_BYTES)
     output = os.pread(copy.log.fileno(), max(end - first, 0), first).decode(errors="replace")

@@ -52,8 +52,6 @@ def _record(request: StartRequest, folder: Path) -> None:
         folder / phases.JOB_FILE,
         phases.JobFile(request.node, request.ranks, request.log_mb, request.stop_grace, request.poweroff),
     )
-    if request.container:
-        store.write(folder / phases.CONTAINER_FILE, request.container)
     (folder / phases.BEGAN).touch()
     store.write(
         folder / phases.STATE_FILE,
