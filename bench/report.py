@@ -47,11 +47,7 @@ def readings(node: int, draw: random.Random) -> Iterator[Reading]:
         )
         ranks = tuple(
             RankReading(
-                r,
-                1.0,
-                step,
-                SECONDS * draw.uniform(0.9, 1.1) * (1 + 0.9 * (r == SLOW and number > 1500)),
-                own=True,
+                r, 1.0, step, SECONDS * draw.uniform(0.9, 1.1) * (1.9 if r == SLOW and number > 1500 else 1)
             )
             for r in range(node * RANKS, (node + 1) * RANKS)
         )

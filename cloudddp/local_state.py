@@ -14,18 +14,21 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from cloudddp.errors import CloudDDPError, Command
 from cloudddp.files import Folder, open_private, state_home
-from cloudddp.tags import iso, parse_cluster_id, parse_time
+from cloudddp.tags import parse_cluster_id
 
 _ORPHAN_SECONDS = 86400.0  # of a key without a record, until it is removed
 USUAL_USER = "ubuntu"  # for clusters whose record names no login user
 SSH_CONFIG = "ssh_config"
+MOVING, MOVED = "moving", "moved"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +45,16 @@ class ClusterRecord:
     connect: str = ""
     proxy_jump: str = ""
     proxy_command: str = ""
-    extended: bool = False  # `expires` was moved by `extend`
+    extended: str = (
+        ""  # `expires` was moved by `extend`: MOVING until every node has confirmed it, then MOVED
+    )
     # For `cost`; "", 0 and None in records of earlier versions.
     project: str = ""  # the name of the project's folder
     created: str = ""
     nodes: int = 0
     node_hour: float | None = None  # USD for each node, as in its tag
+    usd: float | None = None  # what it has cost, once it is gone and AWS has said how long it ran
+    usd_is_at_most: bool = False
     spot: str = ""  # prefer: a node may be replaced by an on-demand one
 
 
@@ -63,10 +70,15 @@ def live_clusters() -> list[ClusterRecord]:
     return [record for record in known_clusters() if record.expires > now]
 
 
-def history(endpoint: str) -> list[tuple[ClusterFolder, ClusterRecord]]:
-    """Return the clusters that were created on this computer, also those that are gone."""
-    found = [(folder, folder.record()) for folder in _folders()]
-    return [(folder, record) for folder, record in found if record and record.endpoint == endpoint]
+def history(endpoint: str) -> list[ClusterRecord]:
+    """Return the clusters whose nodes were created on this computer, also those that are gone."""
+    found = []
+    for folder in _folders():
+        with contextlib.suppress(OSError, CloudDDPError):  # an unreadable journal counts as empty
+            record = folder.record()
+            if record is not None and record.endpoint == endpoint and folder.created_instances():
+                found.append(record)
+    return found
 
 
 def folders_of(name: str, endpoint: str) -> list[ClusterFolder]:
@@ -105,12 +117,12 @@ def folders_by_job(beginning: str) -> dict[str, ClusterFolder]:
     return {job: one for one in _folders() for job in one.jobs() if job.startswith(beginning)}
 
 
-def drop_ssh_configs(name: str, endpoint: str | None = None, *, but: str = "") -> None:
-    """Remove the hosts of clusters of that name from OpenSSH's configuration, also at one endpoint only."""
+def drop_ssh_configs(name: str, *, but: str) -> None:
+    """Remove the hosts of other clusters of that name from OpenSSH's configuration."""
     for folder in _folders():
         if folder.id != but and folder.ssh_config.exists():
             record = folder.record()
-            if record is None or (record.name == name and endpoint in (None, record.endpoint)):
+            if record is None or record.name == name:
                 folder.remove(folder.ssh_config)
 
 
@@ -268,10 +280,8 @@ class ClusterFolder:
         Unknown keys are ignored: other versions of cloudddp write more or fewer of them.
         """
         try:
-            found = json.loads(self._read(self.path / "cluster.json"))
-            known = {field.name: found[field.name] for field in fields(ClusterRecord) if field.name in found}
-            return ClusterRecord(**known)
-        except (OSError, ValueError, TypeError, LookupError):
+            return msgspec.json.decode(self._read(self.path / "cluster.json"), type=ClusterRecord)
+        except (OSError, ValueError, RecursionError):  # msgspec's own errors are ValueErrors
             return None
 
     def login_key(self) -> Path:
@@ -290,23 +300,12 @@ class ClusterFolder:
             )
         return self.private_key
 
-    def record_deadline(self, expires: datetime) -> None:
-        """Record that `extend` has moved the deadline. Raises OSError, UsageError."""
-        if self.record() is not None:
-            found = json.loads(self._read(self.path / "cluster.json"))
-            found |= {"expires": iso(expires), "extended": True}
-            self.write(self.path / "cluster.json", f"{json.dumps(found, indent=2)}\n")
-
-    def moved_deadline(self) -> datetime | None:
-        """Return the deadline that `extend` has recorded on this computer, or None if it never has."""
+    def update(self, **fields: Any) -> None:
+        """Change fields of the record, if there is one. Raises OSError, UsageError."""
         record = self.record()
-        return parse_time(record.expires) if record is not None and record.extended is True else None
-
-    def interrupted_extension(self) -> str:
-        """Return the deadline to which `extend` was moving nodes, if not all have confirmed it, or ''."""
-        steps = [one for one in self.events() if one.get("event") in (EXTENDING, EXTENDED)]
-        found = steps[-1].get("expires") if steps and steps[-1]["event"] == EXTENDING else None
-        return found if isinstance(found, str) and parse_time(found) else ""
+        if record is not None:
+            text = json.dumps(asdict(replace(record, **fields)), indent=2)
+            self.write(self.path / "cluster.json", f"{text}\n")
 
     @contextlib.contextmanager
     def being_created(self) -> Iterator[None]:
@@ -427,6 +426,4 @@ class ClusterFolder:
                 folder.remove(path.name)
 
 
-COST, GONE = "cost", "gone"
-EXTENDING, EXTENDED = "extend", "extended"  # events of `extend`: before its first change, and after the last
 _CREATED = "made"  # the event name in the journals of all versions

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,13 +27,13 @@ class Call:
     reporter: Callback
     anyone: bool = False
 
-    def session(self, flags: Sequence[Flag] = (), env: Mapping[str, str] | None = None) -> Session[Reporter]:
+    def session(self, env: Mapping[str, str] | None = None) -> Session[Reporter]:
         given = dict(env or {})
         more = [Flag("env", "job", "env", given)] if given else []
         return sessions.start(
             self.reporter,
             self.options,
-            flags=[*self.flags, *flags, *more],
+            flags=[*self.flags, *more],
             anyone=self.anyone,
             variables=[f"{name}={value}" for name, value in given.items()],
         )

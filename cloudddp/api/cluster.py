@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from cloudddp.api.call import Call, flags_of
 from cloudddp.api.callback import warn_in_event_loop
-from cloudddp.cluster import lookup
 from cloudddp.cluster import model as clusters
 from cloudddp.errors import CloudDDPError, Leftovers, render
 from cloudddp.job import cancel as cancelling
@@ -22,7 +21,7 @@ from cloudddp.job.follow.follower import JobFollower
 from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.job_request import KEEP_MINUTES, NewJob, Script
 from cloudddp.operations.node_connections import connected
-from cloudddp.operations.results import collect, ended_nodes
+from cloudddp.operations.results import collect, ended_nodes, ended_nodes_query
 from cloudddp.operations.start_job import checked_script, start_job
 from cloudddp.operations.teardown import take_down
 from cloudddp.operations.unsaved_work import unsaved_work
@@ -47,10 +46,9 @@ class Node:
 class Job:
     """A job on a cluster. `id` is its job id."""
 
-    def __init__(self, call: Call, job_id: str, cluster_id: str) -> None:
+    def __init__(self, call: Call, job_id: str) -> None:
         self._call = call
         self.id = job_id
-        self._cluster_id = cluster_id
 
     def __repr__(self) -> str:
         return f"<cloudddp.Job {self.id}>"
@@ -80,12 +78,7 @@ class Job:
                 status.find(status.list_jobs(runner), self.id).nodes,
                 Policy(),
                 on_line=show,
-                ended_instances=lambda: {
-                    node: one.report
-                    for node, one in lookup.ended_nodes(
-                        session.aws(), cluster, cluster.nodes, stopped=True
-                    ).items()
-                },
+                ended_instances=ended_nodes_query(session.aws, cluster),
             )
             with closing(follower):
                 return follower.run(timeout)
@@ -175,7 +168,8 @@ class Cluster:
         not recorded. `settings`: of [job]. Raises UsageError before anything is sent, CloudDDPError.
         """
         warn_in_event_loop("launch")
-        session = self._call.session(flags_of(settings, "job"), env)
+        call = replace(self._call, flags=(*self._call.flags, *flags_of(settings, "job")))
+        session = call.session(env)
         script_there = checked_script(session, Script(script, tuple(args), module))
         job = NewJob(script_there, None, keep=KEEP_MINUTES)
         with connected(session, whole=True) as (cluster, runner):
@@ -184,14 +178,14 @@ class Cluster:
             except KeyboardInterrupt:
                 cancelling.abort_launch(runner, job.id)
                 raise
-        self._jobs.append(Job(self._call, job.id, self.id))
+        self._jobs.append(Job(call, job.id))
         return self._jobs[-1]
 
     def job(self, job_id: str | None = None) -> Job:
         """Return a job of this cluster, by default the newest. Raises CloudDDPError for none."""
         with connected(self._call.session(), partly=True, needed=()) as (_, runner):
             found = status.find(status.list_jobs(runner), job_id)
-        return Job(self._call, found.id, self.id)
+        return Job(self._call, found.id)
 
     def down(self, *, discard: bool = False) -> None:
         """Terminate the nodes, remove everything else, and verify that nothing is left.

@@ -60,6 +60,7 @@ def _up(call: Call) -> Cluster:
             progress=call.reporter,
             confirm=agree,
             looked_in=session.looked_in(clouds),
+            project=session.root.name,
         )
     except KeyboardInterrupt:
         raise Interrupted("interrupted while nothing was being created") from None
@@ -103,7 +104,7 @@ def run(
     """
     warn_in_event_loop("run")
     call = new_call(cluster, config, region, profile, on_progress, settings)
-    session = call.session(env=env)
+    session = call.session(env)
     checked_script(session, Script(script, tuple(args), module), fresh=True)
     made = _up(call)
     if not made.created:

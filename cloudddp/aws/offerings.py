@@ -61,8 +61,8 @@ class _Score(Record, frozen=True):
 
 
 def spot_scores(aws: AWS, instance_type: str, count: int) -> dict[str, int]:
-    """Return for each zone how likely it is to get so many spot instances at once: 1 to 10. Two calls. Raises
-    AWSError."""
+    """Return for each zone AWS's score of getting so many spot instances at once, up to 10; for a single type
+    it is always low (API reference), so that only zones can be compared. Two calls. Raises AWSError."""
     scores = aws.listed(
         "ec2",
         "get_spot_placement_scores",
@@ -83,7 +83,7 @@ def blocks(aws: AWS, instance_type: str, count: int, days: int) -> tuple[Block, 
     """Return the capacity blocks for sale that are so long and have so many instances, the earliest first. A
     call a page. Raises AWSError."""
     call = ("ec2", "describe_capacity_block_offerings", "CapacityBlockOfferings", Block)
-    found = aws.listed(
-        *call, InstanceType=instance_type, InstanceCount=count, CapacityDurationHours=24 * days
-    )
-    return tuple(sorted((b for b in found if b.currency_code == "USD"), key=lambda b: (b.start_date, b.usd)))
+    hours = 24 * days
+    found = aws.listed(*call, InstanceType=instance_type, InstanceCount=count, CapacityDurationHours=hours)
+    in_usd = (block for block in found if block.currency_code == "USD")
+    return tuple(sorted(in_usd, key=lambda block: (block.start_date, block.usd)))

@@ -29,7 +29,7 @@ from cloudddp.errors import CloudDDPError, NotConfirmed, StepUpdate, Text, parts
 from cloudddp.formats import wrapped
 from cloudddp.text import one_line, visible_in_colour, without_colours
 
-_guarded: dict[str, TextIO] = {}  # the streams as they were
+_guarded: dict[str, io.TextIOWrapper] = {}  # the streams as they were
 
 
 class _Guarded(io.TextIOWrapper):
@@ -79,22 +79,18 @@ def write_raw(line: str) -> None:
 @contextlib.contextmanager
 def live_lines() -> Iterator[Callable[[Iterable[tuple[str, str]]], None]]:
     """Yield a function that shows lines, each with a style of rich, on the terminal that stdout is, in place
-    of those before; the last ones stay. Their texts are escaped, and fit the terminal."""
+    of those before; the last ones stay. Their texts are escaped, and fit the width of the terminal."""
     # rich takes 50 ms to import, and only a terminal needs it.
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text as RichText
 
-    stream = _guarded.get("stdout", sys.stdout)
-
-    def show(lines: Iterable[tuple[str, str]]) -> None:
-        code = stream.encoding  # of which this stream refuses what the guarded one replaces
-        texts = [RichText(text.encode(code, "replace").decode(code), style) for text, style in lines]
-        live.update(RichText("\n", no_wrap=True).join(texts), refresh=True)
-
+    stream = _guarded["stdout"]
+    stream.reconfigure(errors="replace")
     console = Console(file=stream, highlight=False)
     with Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
-        yield show
+        line_break = RichText("\n", no_wrap=True)
+        yield lambda lines: live.update(line_break.join(RichText(*line) for line in lines), refresh=True)
 
 
 def unguarded_stderr() -> TextIO:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from cloudddp.cli.console import Console
 from cloudddp.operations import session as sessions
-from cloudddp.operations.session import is_elsewhere, start, warn_of_interrupted_extension
+from cloudddp.operations.session import is_elsewhere, start
 
 Session = sessions.Session[Console]
 
-__all__ = ["Session", "is_elsewhere", "start", "warn_of_interrupted_extension"]
+__all__ = ["Session", "is_elsewhere", "start"]

@@ -240,17 +240,17 @@ def write_ssh_config(cluster: Cluster, found: Mapping[int, Target]) -> Path:
     hosts = {f"{cluster.name}-{rank}": target for rank, target in found.items() if target.host_keys}
     known = "".join(f"{one.known_as} {key}\n" for one in hosts.values() for key in one.host_keys)
     config = openssh.config(hosts, folder.known_hosts)
-    for path, text in ((folder.known_hosts, known), (folder.ssh_config, config)):
-        if folder.read(path) != text:
-            folder.write(path, text)
-    drop_ssh_configs(cluster.name, but=cluster.id)
+    if (folder.read(folder.known_hosts), folder.read(folder.ssh_config)) != (known, config):
+        folder.write(folder.known_hosts, known)
+        folder.write(folder.ssh_config, config)
+        drop_ssh_configs(cluster.name, but=cluster.id)
     return folder.ssh_config
 
 
 def _update_ssh_config(cluster: Cluster, spec: ClusterSpec, progress: ProgressCallback) -> None:
-    """Write the hosts again where they are in use: nodes may have new addresses and host keys. Not for a part
-    of a cluster, which would remove the others."""
-    if cluster.missing or not (ClusterFolder(cluster.id).ssh_config.exists() or openssh.is_included()):
+    """Write the hosts again: nodes may have new addresses and host keys. Not for a part of a cluster, which
+    would remove the others."""
+    if cluster.missing:
         return
     try:
         write_ssh_config(cluster, targets(cluster, spec)[0])

@@ -115,8 +115,7 @@ def examine(clouds: list[AWS], spec: ClusterSpec) -> Iterator[Check]:
 
 
 def _once(checks: Iterator[Check], seen: list[Check]) -> Iterator[Check]:
-    """Yield equal checks once: several Elastic IPs are several equal requests. A failure is one of each
-    candidate."""
+    """Yield equal checks once, such as those of several Elastic IPs; failures once for each candidate."""
     failed: list[Check] = []
     for check in checks:
         known = failed if check.status == "fail" else seen

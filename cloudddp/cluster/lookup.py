@@ -104,7 +104,7 @@ def find(aws: AWS, name: str | None = None) -> list[Cluster]:
 
 
 POWERED_OFF = "ended: its nodes powered off by themselves"
-REMAINS = ("Elastic IP", "security group", "key pair")  # what may outlive the nodes of a cluster
+_REMAINS = ("Elastic IP", "security group", "key pair")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class Remains:
 def remains(aws: AWS, live: Iterable[Cluster], name: str | None = None) -> list[Remains]:
     """Return what is left of clusters of that name (or all), other than the live ones. Three AWS calls."""
     groups: dict[tuple[str, str], list[Resource]] = {}
-    for one in inventory.resources(aws, inventory.named(name), REMAINS):
+    for one in inventory.resources(aws, inventory.named(name), _REMAINS):
         groups.setdefault((one.tags.cluster, one.cluster_id), []).append(one)
     with_nodes = {(cluster.name, cluster.id) for cluster in live}
     return [

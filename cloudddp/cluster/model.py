@@ -227,10 +227,8 @@ class Cluster:
         found = [warning for instance in self.live for warning in instance.warnings]
         for rank, node in self.nodes.items():
             if self.expires is not None and node.tags.expires not in (None, self.expires):
-                found.append(
-                    f"node {rank} ({node.id}) ends at {node.tags.expires:%Y-%m-%d %H:%M:%S} UTC, and the "
-                    f"cluster at {self.expires:%Y-%m-%d %H:%M:%S} UTC; `extend --until` moves both"
-                )
+                ends = f"node {rank} ({node.id}) ends at {node.tags.expires:%Y-%m-%d %H:%M:%S} UTC"
+                found.append(f"{ends}, and the cluster at {self.expires:%Y-%m-%d %H:%M:%S} UTC")
         if late := self.overdue:
             one = len(self._running) == 1
             found.append(

@@ -81,9 +81,9 @@ def resolve(
 ) -> tuple[list[Offer], list[Attempt]]:
     """Return the offers in the order in which to try them, and why other candidates cannot run the cluster.
 
-    Candidates are the types with their markets, in each region; those of a type follow each other, unless the
-    settings demand the cheapest first. A fixed number of AWS calls for each. With one candidate its error is
-    raised; with several, only if none is left, or if an image cannot run all types.
+    Candidates are the types with their markets, in each region, in the order of the settings or by price. A
+    fixed number of AWS calls for each. With one candidate its error is raised; with several, only if none is
+    left, or if an image cannot run all types.
     """
     ssh_from = () if spec.proxy_jump else ssh_sources(clouds[0], spec)
     owner = callers.owner(clouds[0])

@@ -32,7 +32,7 @@ from cloudddp.errors import (
     UsageError,
     renewal_first,
 )
-from cloudddp.local_state import COST, GONE, ClusterFolder, forget_orphans
+from cloudddp.local_state import ClusterFolder, forget_orphans
 from cloudddp.tags import Tags
 
 Mine = Callable[[Instance | Resource], bool]
@@ -250,7 +250,7 @@ class _Teardown:
         left = {one.id for one in self.left}
         seen_live = [instance for instance in self._seen.values() if instance.live]
         if not left and not self.reasons:
-            _journal_costs(self._seen.values())
+            _record_costs(self._seen.values())
             ids = {one.cluster_id for one in self._seen.values()}
             forget(self._aws, (ids | {one.cluster_id for one in self._deleted.values()}) - {""})
             forget_orphans()
@@ -288,7 +288,7 @@ def forget(aws: AWS, cluster_ids: set[str]) -> None:
                 continue
             if any(instance.live for instance in inventory.instances(aws, inventory.with_id(one))):
                 continue
-            folder.journal(GONE)
+            folder.journal("gone")
             folder.forget()
 
 
@@ -299,13 +299,13 @@ def _by_cluster(seen: Iterable[Instance]) -> dict[str, list[Instance]]:
     return clusters
 
 
-def _journal_costs(seen: Iterable[Instance]) -> None:
-    """Record what the clusters have cost, for `cost`: AWS forgets them."""
+def _record_costs(seen: Iterable[Instance]) -> None:
+    """Record what the clusters have cost, for `cost`: AWS forgets their instances, one after another."""
     for one, members in _by_cluster(seen).items():
         with contextlib.suppress(OSError, CloudDDPError, ValueError):  # as for the termination
-            if (folder := ClusterFolder(one)).exists:
-                cost = prices.cost_so_far(members, datetime.now(UTC))
-                folder.journal(COST, usd=cost.usd, at_most=cost.at_most)
+            folder, cost = ClusterFolder(one), prices.cost_so_far(members, datetime.now(UTC))
+            if (record := folder.record()) is not None and record.usd is None:
+                folder.update(usd=cost.usd, usd_is_at_most=cost.at_most)
 
 
 def _cost(seen: Iterable[Instance]) -> Cost:

@@ -76,12 +76,12 @@ Subnet = Annotated[
 
 
 NOTIFY = (
-    "https://HOST/... (http:// with localhost or a private IPv4 address) without a user name, '$NAME' for a "
-    "variable of the job, or a command of one line and at most 2000 characters"
+    "https://HOST/... (http:// with localhost) without a user name, '$NAME' for a variable of the job, or a "
+    "command of one line and at most 2000 characters"
 )
 _NOTIFY = (
-    r"(https://([A-Za-z0-9._-]+|\[[0-9a-f:]+\])|http://(localhost|(127|10|192\.168|172\.(1[6-9]|2\d|3[01]))"
-    r"(\.\d+)+))(:\d+)?([/?][!-~]{0,1900})?|(?![A-Za-z][A-Za-z0-9+.-]*://)(?=.*\S)[^\x00-\x1f\x7f]{1,2000}"
+    r"(https://([A-Za-z0-9._-]+|\[[0-9a-f:]+\])|http://(localhost|127(\.\d+){3}))(:\d+)?([/?][!-~]{0,1900})?"
+    r"|(?![A-Za-z][A-Za-z0-9+.-]*://)(?=.*\S)[^\x00-\x1f\x7f]{1,2000}"
 )
 _TYPE = r"[a-z][a-z0-9-]*\.[a-z0-9-]+"
 

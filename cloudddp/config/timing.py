@@ -30,6 +30,7 @@ class Timing:
     overdue: float = 120.0
     offline: float = 300.0  # of failed reconnects while no node answers: probably this computer is offline
     reconnect: float = 1.0  # before each attempt to reconnect to a node
+    reading: float = 2.0  # between two readings of what a node measures (`top`)
     bars: float = 5.0  # between two states of a line that a progress bar overwrites
     no_output: float = 60.0  # without output of any rank, until that is reported, and again after as long
 

@@ -43,10 +43,8 @@ def cancel(runner: Runner, job_id: str, *, grace: float) -> Cancelled:
     Raises NodeError where processes survive, where nothing was stopped of a job that has not ended, or where
     a node cannot be reached.
     """
-    token = secrets.token_hex(8)
-    outcome = runner.each(
-        lambda node: kill(runner, node, job_id, grace=grace, token=token), fatal=lambda _: False
-    )
+    request = KillRequest(job_id, grace, secrets.token_hex(8))
+    outcome = runner.each(lambda node: _kill(runner, node, request), fatal=lambda _: False)
     replies = outcome.all()
     surviving = {node: reply.left for node, reply in replies.items() if reply.left}
     if surviving:
@@ -78,23 +76,16 @@ def abort_launch(runner: Runner, job_id: str, *, grace: float = 1.0, forget: boo
 
     It opens new connections, since the failure or the interrupt has closed the old ones.
     """
-
-    token = secrets.token_hex(8)
+    request = KillRequest(job_id, grace, secrets.token_hex(8), forget)
 
     def stop(node: int) -> bool:
         runner.reconnect(node)
-        return bool(kill(runner, node, job_id, grace=grace, token=token, forget=forget).left)
+        return bool(_kill(runner, node, request).left)
 
     outcome = runner.each(stop, fatal=lambda _: False)
     return sorted({*outcome.errors, *(node for node, left in outcome.values.items() if left)})
 
 
-def kill(
-    runner: Runner, node: int, job_id: str, *, grace: float, token: str, forget: bool = False
-) -> KillReply:
-    """Kill the processes of a job on one node and verify that they are gone. Raises NodeError.
-
-    `grace`: seconds between SIGTERM and SIGKILL.
-    """
-    request = KillRequest(job=job_id, grace=grace, token=token, forget=forget)
-    return client.call(runner, node, request, timeout=grace + REPLY_SECONDS)
+def _kill(runner: Runner, node: int, request: KillRequest) -> KillReply:
+    """Kill the processes of a job on one node and verify that they are gone. Raises NodeError."""
+    return client.call(runner, node, request, timeout=request.grace + REPLY_SECONDS)

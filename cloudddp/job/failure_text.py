@@ -18,8 +18,6 @@ _MODULE = re.compile(
     r"(?:ModuleNotFoundError|ImportError|Error while finding module|python\S*): .*No module named '?([\w.]+)"
 )
 _FILE = re.compile(r"(?:FileNotFoundError|No such file or directory)\b.*?: '([^'\n]{1,4096})'")
-# Lines of PyTorch's watchdog, and the reason of a stall: some rank did not join a collective.
-_WAITED = re.compile(r"Watchdog caught collective operation timeout|the job has stalled")
 _LOCAL_RANK = re.compile(r"the following arguments are required: .*--local[_-]rank")
 
 
@@ -96,11 +94,6 @@ def sentence(failure: Failure) -> str:
     return (
         f"{who} exited with code 0 while other ranks were still running, the likely cause: {ago} later {what}"
     )
-
-
-def waited_for_ranks(lines: Iterable[str]) -> bool:
-    """Return whether a job failed because ranks waited for others, by its last lines and its cause."""
-    return _WAITED.search("\n".join(lines)) is not None
 
 
 def advice(

@@ -138,8 +138,6 @@ def launch(
         efa=int(require_efa),
         then=(StartRequest.STEP, FollowRequest.STEP),
     )
-    if require_efa:
-        check_efa(probes, tagged=cluster.require_efa)
     check_nodes(cluster, probes, config, progress)  # before the files of a job that still runs are changed
     origin.check(probes)
     hold.begin(runner, probes)
@@ -169,7 +167,7 @@ def _check_rank_counts(config: Config, nodes: int) -> None:
     ranks.nproc(config.job, [0] * nodes)
 
 
-def check_efa(probes: Mapping[int, ProbeReply], *, tagged: bool) -> None:
+def _check_efa(probes: Mapping[int, ProbeReply], *, tagged: bool) -> None:
     """Raise NodeError for a node without an EFA device. `tagged`: the cluster was created with them."""
     for node, reply in probes.items():
         if not reply.efa:
@@ -198,8 +196,10 @@ def check_efa(probes: Mapping[int, ProbeReply], *, tagged: bool) -> None:
 def check_nodes(
     cluster: Cluster, probes: Mapping[int, ProbeReply], config: Config, progress: Progress
 ) -> None:
-    """Raise CloudDDPError where a job runs, NodeError for a node that lacks GPUs or Python; report clocks
-    that differ."""
+    """Raise CloudDDPError where a job runs, NodeError for a node that lacks EFA, GPUs or Python; report
+    clocks that differ."""
+    if config.cluster.require_efa or cluster.require_efa:
+        _check_efa(probes, tagged=cluster.require_efa)
     now = datetime.now(UTC).timestamp()
     for node, reply in probes.items():
         for job in reply.running:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
@@ -32,30 +31,18 @@ from cloudddp.text import node_list, one_line
 MARK = "cloudddp-bandwidth "  # begins the lines of bandwidth.py
 SLOW = 0.7  # of the median: a node whose best pair has less is slow
 # The project's folder is on the path of `python -c`, before the standard library.
-_CODE = "import sys; sys.path[:] = filter(None, sys.path)\n"
+_CODE = "# cloudddp preflight\nimport sys; sys.path[:] = filter(None, sys.path)\n"
 
 
 class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All-reduce between the ranks of some nodes, or of all (`whole`): `bus` is in bytes a second, `size` in
-    bytes."""
+    """The bandwidth of all-reduce in bytes a second, between two nodes, or between all."""
 
-    nodes: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, le=1024)], ...], msgspec.Meta(max_length=1024)]
-    ranks: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
-    size: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
-    seconds: Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+    nodes: tuple[int, ...]
     bus: Annotated[float, msgspec.Meta(ge=0, le=1e15)]
-    whole: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Code(Script):
-    """A script that ranks get as an argument, so that no file of it is on the nodes."""
-
-    code: str = "pass"
 
     @property
-    def argv(self) -> list[str]:
-        return ["-c", self.code]
+    def is_pair(self) -> bool:
+        return len(self.nodes) == 2
 
 
 def read(line: str) -> Measured | None:
@@ -66,12 +53,13 @@ def read(line: str) -> Measured | None:
         return None
 
 
-def slow_nodes(pairs: Sequence[Measured]) -> dict[int, float]:
+def slow_nodes(found: Sequence[Measured]) -> dict[int, float]:
     """Return the slow nodes, each with its best pair in parts of the median of all nodes: a slow node has no
     fast pair, and the others have one with each other. Of two nodes none is slower than the other. Pure."""
+    pairs = [one for one in found if one.is_pair]
     nodes = sorted({node for pair in pairs for node in pair.nodes})
     best = {node: max(pair.bus for pair in pairs if node in pair.nodes) for node in nodes}
-    median = statistics.median(best.values()) if len(best) > 2 else 0.0
+    median = statistics.median([*best.values()] or [0.0])
     return {node: bus / median for node, bus in best.items() if bus < SLOW * median}
 
 
@@ -80,29 +68,26 @@ def run(
 ) -> list[Measured]:
     """Do the checks, and measure; nothing of it stays on the nodes. Raises CloudDDPError where a job runs,
     NodeError where a check or a rank fails."""
-    code = _CODE + payload_text("infra/node/bandwidth.py") if bandwidth else "pass"
-    job = NewJob(_Code("cloudddp preflight", code=code))
+    code = _CODE + (payload_text("infra/node/bandwidth.py") if bandwidth else "")
+    job = NewJob(Script("-c", (code,)))
     require_efa = config.cluster.require_efa or cluster.require_efa
-    config = _settings(config, bandwidth=bandwidth)
+    config = msgspec.structs.replace(config, job=_settings(config.job), setup=SetupSpec(), data=(), shared=())
     probes = probe(runner, cluster, python=config.job.python, efa=int(require_efa))
-    if require_efa:
-        launch.check_efa(probes, tagged=cluster.require_efa)
     launch.check_nodes(cluster, probes, config, progress)
     plans = launch.plans(cluster, probes, config, job, require_efa=require_efa)
     versions = dict.fromkeys(probes, 0)  # of the project's files: any
-    progress(f"checking {len(plans)} node{'s' * (len(plans) != 1)}")
     measured: list[Measured] = []
     try:
         start_ranks.start(runner, cluster, probes, config, plans, job, (), versions, {})
         if bandwidth:
-            progress("measuring all-reduce: first torch is imported, then come all pairs, then all nodes")
+            progress("measuring all-reduce: between the nodes of each pair, then between all")
         _follow(runner, cluster, job, measured)
     finally:
         with signals.protected(lambda: progress("still removing the check from the nodes")):
             left = cancel.abort_launch(runner, job.id, forget=True)
         if left:
             progress(f"warning: processes or records of the check may be left on {node_list(left)}")
-    return sorted(measured, key=lambda one: (one.whole, one.nodes))
+    return sorted(measured, key=lambda one: (not one.is_pair, one.nodes))
 
 
 def _follow(runner: Runner, cluster: Cluster, job: NewJob, measured: list[Measured]) -> None:
@@ -119,18 +104,9 @@ def _follow(runner: Runner, cluster: Cluster, job: NewJob, measured: list[Measur
         raise NodeError(f"the check was not completed: {result.cause or result.status}{last}")
 
 
-def _settings(config: Config, *, bandwidth: bool) -> Config:
-    """Return the settings of the job: what decides how ranks start, and nothing else of the user's job."""
-    own = config.job
-    job = JobSpec(
-        python=own.python,
-        env=own.env,
-        heartbeat=own.heartbeat,
-        nproc_per_node=own.nproc_per_node if bandwidth else 1,
-        rendezvous=own.rendezvous if bandwidth else "direct",
-        master_port=own.master_port,
-        torchrun_args=own.torchrun_args,
-        stall_minutes=0,
-        share_mb=0,
+def _settings(job: JobSpec) -> JobSpec:
+    """Return the settings of the check: how ranks start on the hosts, and nothing else of the user's job."""
+    python = "" if job.container else job.python  # which is a path in the image
+    return JobSpec(
+        python=python, env=job.env, nproc_per_node=job.nproc_per_node, rendezvous="direct", share_mb=0
     )
-    return msgspec.structs.replace(config, job=job, setup=SetupSpec(), data=(), shared=())

@@ -176,11 +176,8 @@ def gather_stacks(
 
 
 def analyzed_dumps(runner: Runner, job_id: str, found: Mapping[int, StacksReply], python: str) -> str:
-    """Return what PyTorch's analyzer concludes from the flight recorder's dumps, '' where there are none.
-
-    They are pickles of ranks: they pass through here as text, to the node that analyzes them. `python`:
-    job.python. Raises NodeError.
-    """
+    """Return what PyTorch's analyzer concludes from the dumps of the flight recorder, '' where there are
+    none. They pass through here as text, to the node that analyzes them with job.python. Raises NodeError."""
     packed = {node: reply.packed for node, reply in found.items() if reply.packed}
     if not packed:
         return ""

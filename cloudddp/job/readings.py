@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 
 from cloudddp.agent import client, replies
@@ -20,79 +20,105 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.config import timing
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import CloudDDPError, NodeError
+from cloudddp.job import status
+from cloudddp.job.status import JobRecord
 from cloudddp.local_state import ClusterFolder
 from cloudddp.text import reason_of
 
-HISTORY = 150  # readings of each node that are kept
+HISTORY = 60  # readings of each node that are kept
+READY, CONNECTING, SILENT = "ready", "connecting", "not responding"
 
 
 @dataclass(frozen=True, slots=True)
 class NodeReadings:
-    """What one node has sent: the state of its newest job, and the last readings, the newest last. `at`: when
-    that arrived, by the monotonic clock. `problem`: why none arrives, '' while they do."""
+    """What one node has sent: the state of its newest job, and the last readings, the newest last. `problem`:
+    why none arrives, '' while they do."""
 
     job: JobState | None = None
     readings: tuple[Reading, ...] = ()
-    at: float | None = None
     problem: str = ""
 
-    def received(self, frame: object, now: float) -> NodeReadings:
-        """Return it with what the node has sent. Pure. Raises ProtocolError for what no agent sends here."""
+    def received(self, frame: object) -> NodeReadings:
+        """Return it with what the node has sent. Raises ProtocolError for what no agent sends here."""
         if isinstance(frame, JobState):
-            same = self.job is not None and self.job.job == frame.job
-            return replace(self, job=frame, readings=self.readings if same else ())
+            return replace(self, job=frame)
         if isinstance(frame, Reading):
-            return replace(self, readings=(*self.readings, frame)[-HISTORY:], at=now, problem="")
+            return replace(self, readings=(*self.readings, frame)[-HISTORY:], problem="")
         raise ProtocolError("it has a frame of another step")
 
 
-class ClusterReadings:
-    """What was received from the nodes of a cluster, where a reading arrives every `interval` seconds."""
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A cluster as AWS listed it last, and what its nodes have sent, by node rank."""
 
-    def __init__(self, cluster: Cluster, spec: ClusterSpec, interval: float) -> None:
-        self.cluster = cluster  # as AWS has listed it last
-        self.problem = ""  # why the last query failed
-        self._spec, self._interval = spec, interval
-        self._known: dict[str, NodeReadings] = {}  # by instance; each is written by one thread
-        self._closed = threading.Event()
+    cluster: Cluster
+    nodes: Mapping[int, NodeReadings]
 
     @property
-    def nodes(self) -> dict[int, NodeReadings]:
-        """By node rank."""
-        found = self.cluster.nodes.items()
-        return {node: self._known[one.id] for node, one in found if one.id in self._known}
+    def states(self) -> dict[int, str]:
+        """`ready`, or why there are no readings, of each node, also of those that have ended."""
+        live = self.cluster.nodes
+        return {node: self._state(node) for node in sorted({*range(len(live) + self.cluster.missing), *live})}
 
-    def start(self, aws: Callable[[], AWS]) -> None:
-        """Read until `close`. Raises CloudDDPError if this computer has no key of the cluster."""
-        ClusterFolder(self.cluster.id).login_key()
+    def _state(self, node: int) -> str:
+        instance, known = self.cluster.nodes.get(node), self.nodes.get(node, NodeReadings())
+        if instance is None or instance.state != "running":
+            return "lost" if instance is None else instance.state
+        return SILENT if known.problem else READY if known.readings else CONNECTING
+
+    @property
+    def ready(self) -> dict[int, NodeReadings]:
+        """The nodes that are ready; each has a reading."""
+        return {node: self.nodes[node] for node, state in self.states.items() if state == READY}
+
+    @property
+    def job(self) -> JobRecord | None:
+        """The newest job of the nodes that are ready."""
+        states = {node: one.job for node, one in self.ready.items() if one.job is not None}
+        newest = max((one.job for one in states.values()), default="")
+        same = {node: one for node, one in states.items() if one.job == newest}
+        return status.record(newest, same) if same else None
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The numbers that rank 0 last reported."""
+        newest = (one.readings[-1].metrics for one in self.ready.values())
+        return next(filter(None, newest), {})
+
+
+class ClusterReadings:
+    """What is received from the nodes of a cluster, until this process ends."""
+
+    def __init__(self, cluster: Cluster, spec: ClusterSpec, aws: Callable[[], AWS]) -> None:
+        """Raises CloudDDPError if this computer has no key of the cluster."""
+        ClusterFolder(cluster.id).login_key()
+        self._cluster, self._spec, self._aws = cluster, spec, aws
+        self._known: dict[str, NodeReadings] = {}  # by instance; each is written by one thread
         self._read_new_nodes()
-        threading.Thread(target=self._ask, args=(aws,), daemon=True).start()
+        threading.Thread(target=self._ask, daemon=True).start()
 
-    def close(self) -> None:
-        self._closed.set()
+    def snapshot(self) -> Snapshot:
+        cluster = self._cluster
+        known = {node: self._known.get(one.id, NodeReadings()) for node, one in cluster.nodes.items()}
+        return Snapshot(cluster, known)
 
     def _read_new_nodes(self) -> None:
-        for node, one in self.cluster.nodes.items():
+        for node, one in self._cluster.nodes.items():
             if one.id not in self._known:
                 self._known[one.id] = NodeReadings()
                 threading.Thread(target=self._follow, args=(node, one.id), daemon=True).start()
 
-    def _ask(self, aws: Callable[[], AWS]) -> None:
-        while not self._closed.wait(2 * timing.current().ask_again):
-            try:
-                found = lookup.refresh(aws(), self.cluster.name, self.cluster.id)
-                self.cluster, self.problem = found or replace(self.cluster, nodes={}, foreign=()), ""
+    def _ask(self) -> None:
+        while True:
+            time.sleep(2 * timing.current().ask_again)
+            with suppress(CloudDDPError):  # the next time, perhaps
+                found = lookup.refresh(self._aws(), self._cluster.name, self._cluster.id)
+                self._cluster = found or replace(self._cluster, nodes={})
                 self._read_new_nodes()
-            except CloudDDPError as error:
-                self.problem = error.message
 
     def _follow(self, node: int, instance: str) -> None:
         """Read from a node until its instance has ended."""
-        pause = 0.0
-        while not self._closed.wait(pause):
-            cluster = self.cluster.only([instance])
-            if not cluster.nodes:
-                return
+        while (cluster := self._cluster.only([instance])).nodes:
             try:
                 self._read(cluster, node, instance)
             except ProtocolError as error:
@@ -100,7 +126,7 @@ class ClusterReadings:
             except Exception as error:
                 problem = reason_of(error)
             self._known[instance] = replace(self._known[instance], problem=problem)
-            pause = 5 * timing.current().reconnect
+            time.sleep(5 * timing.current().reconnect)
 
     def _read(self, cluster: Cluster, node: int, instance: str) -> None:
         """Read from a node until that breaks; raise why."""
@@ -108,13 +134,12 @@ class ClusterReadings:
 
         def receive(data: bytes) -> None:
             for frame in frames.feed(data):
-                self._known[instance] = self._known[instance].received(frame, time.monotonic())
+                self._known[instance] = self._known[instance].received(frame)
 
         runner, _ = connect.connect_reachable(cluster, self._spec)
-        silence = max(limits.silence, 2 * self._interval + limits.quiet)
-        request = ReadingsRequest(self._interval)
+        request = ReadingsRequest(limits.reading)
         with closing(runner):
             result = client.run_step(
-                runner, node, request, timeout=silence, on_stdout=receive, span=False, is_last=True
+                runner, node, request, timeout=limits.silence, on_stdout=receive, span=False, is_last=True
             )
         raise NodeError(f"node {node}: {replies.failure_text(result)}")

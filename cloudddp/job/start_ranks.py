@@ -26,7 +26,6 @@ from cloudddp.job.launch_record import s3_destination_of
 from cloudddp.job.ranks import NodePlan
 from cloudddp.text import one_line
 
-ANNOUNCE_MINUTES = 30.0  # before the cluster's deadline
 _LISTED_PAIRS = 4
 # Name -> the parts of the start at which it begins and ends.
 _LAPS = {
@@ -84,7 +83,6 @@ def start(
             version=versions[plan.node],
             paths=config.data_paths,
             notify=config.job.notify_target,
-            announce=ANNOUNCE_MINUTES * timing.current().minute,
             container=images.get(plan.node),
         )
         for plan in plans

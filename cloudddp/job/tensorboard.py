@@ -18,15 +18,12 @@ _START_SECONDS = 300.0  # pip may have to install it; then it writes a line each
 _PORT = re.compile(rb"^([1-9]\d{3,4})\n", re.MULTILINE)
 
 
-def find_logs(
-    runner: Runner, node: int, project: str, folders: Sequence[str], *, since: float | None = None
-) -> str:
+def find_logs(runner: Runner, node: int, project: str, folders: Sequence[str]) -> str:
     """Return the deepest folder of the project that has all event files below `folders`, '' if there are
-    none. `since`: only those that were written from then on, by the node's clock. Raises NodeError."""
-    newer = "" if since is None else f" -newermt @{int(since)}"
+    none. Raises NodeError."""
     command = (
         f'cd "$HOME"/{project} && find -H {shlex.join(f"./{one}" for one in folders)} -mindepth 1 '
-        f"-name '.*' -prune -o -type f -name 'events.out.tfevents.*'{newer} -print0 2> /dev/null "
+        f"-name '.*' -prune -o -type f -name 'events.out.tfevents.*' -print0 2> /dev/null "
         f"| head -c {_MAX_LISTING}"
     )
     found = runner.run(node, CommandSpec(command)).stdout.decode(errors="surrogateescape")

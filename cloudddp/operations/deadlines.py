@@ -19,6 +19,7 @@ from cloudddp.job.launch_record import s3_place_of
 from cloudddp.local_state import ClusterFolder
 from cloudddp.operations.reporter import Reporter
 from cloudddp.operations.unsaved_work import unsaved_work
+from cloudddp.tags import parse_time
 
 NEAR = 1800.0  # seconds before the deadline from which a launch warns of it
 WARNINGS = (30.0, 10.0, 3.0)  # minutes before the deadline
@@ -26,10 +27,8 @@ WARNINGS = (30.0, 10.0, 3.0)  # minutes before the deadline
 
 def expires(cluster: Cluster) -> datetime | None:
     """Return the deadline of a cluster that was found a while ago: `extend` may have moved it since."""
-    moved = None
-    with contextlib.suppress(ValueError):  # without an id it has no folder
-        moved = ClusterFolder(cluster.id).moved_deadline()
-    return moved or cluster.expires
+    record = ClusterFolder(cluster.id).record() if cluster.id else None
+    return (parse_time(record.expires) if record and record.extended else None) or cluster.expires
 
 
 def warn_if_near(console: Reporter, cluster: Cluster) -> None:
@@ -58,16 +57,14 @@ def warnings(console: Reporter, cluster: Cluster | None, settings: Config) -> It
 
 def _warn(console: Reporter, cluster: Cluster, settings: Config, done: threading.Event) -> None:
     minute = timing.current().minute
-    before = [minutes * minute for minutes in WARNINGS]
     previous = _left(cluster)
-    while True:
-        # `extend` may move it meanwhile, also to an earlier time.
-        if done.wait(min([minute / 2, *(previous - one for one in before if one < previous)])):
-            return
-        left = _left(cluster)
-        if left > 0 and any(left <= one < previous for one in before):
-            ends = moment(expires(cluster) or datetime.now(UTC))
-            when = f"in {duration(math.ceil(left))}, at {ends} (the cluster's deadline)"
+    while not done.wait(minute / 12):
+        ends, left = (
+            expires(cluster),
+            _left(cluster),
+        )  # `extend` may move it meanwhile, also to an earlier time
+        if ends is not None and left > 0 and any(left <= one * minute < previous for one in WARNINGS):
+            when = f"in {duration(left)}, at {moment(ends)} (the cluster's deadline)"
             console.warn(f"the nodes terminate {when}; ", Command("extend", "--hours", "H"), " moves it")
             for message in unsaved_work(cluster, settings, jobs=False):
                 console.warn(*message)

@@ -16,6 +16,7 @@ from pathlib import Path
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.file_steps import Selection
 from cloudddp.agent.protocol.results import NewFilesReply
+from cloudddp.aws.client import AWS
 from cloudddp.cluster import lookup
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.cluster.lookup import EndedNode
@@ -78,6 +79,17 @@ def ended_nodes(
         with contextlib.suppress(CloudDDPError):  # also where the credentials can no longer be loaded
             return lookup.ended_nodes(session.aws(finishing=True), cluster, finished.doubtful)
     return {}
+
+
+def ended_nodes_query(aws: Callable[[], AWS], cluster: Cluster) -> Callable[[], Mapping[int, str]]:
+    """Return a function that queries AWS for nodes that have ended, on a new connection. Any thread may call
+    it."""
+
+    def query() -> dict[int, str]:
+        ended = lookup.ended_nodes(aws(), cluster, cluster.nodes, stopped=True)
+        return {node: one.report for node, one in ended.items()}
+
+    return query
 
 
 def collect(

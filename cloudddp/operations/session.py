@@ -24,7 +24,7 @@ from cloudddp.errors import CloudDDPError, Command, Part, UsageError
 from cloudddp.files import check_home
 from cloudddp.operations import termination
 from cloudddp.operations.load_settings import enter_simulator, layers_of, report_other_region, tolerated
-from cloudddp.operations.reporter import Reporter, ReporterT, ReporterT_co
+from cloudddp.operations.reporter import ReporterT, ReporterT_co
 from cloudddp.tags import iso
 
 
@@ -114,7 +114,6 @@ class Session(Generic[ReporterT_co]):
         name, found = self.settings.cluster.name, self.look_beyond(asked)
         places = found.own(name, anyone=self.anyone)
         if not places:
-            local_state.drop_ssh_configs(name, asked.endpoint)
             raise termination.no_cluster(error, name, asked, found)
         if len(places) > 1 or self.options.region:
             raise is_elsewhere(name, asked, places)
@@ -188,23 +187,20 @@ class Session(Generic[ReporterT_co]):
             with meanwhile():
                 aws = self.relocated(aws, error)
                 found = lookup.get(aws, self.settings.cluster.name, self.ownership(aws))
-        for warning in found.warnings:
-            self.console.warn(warning)
-        warn_of_interrupted_extension(self.console, found)
+        self.warn_of(found)
         return found
 
-
-def warn_of_interrupted_extension(console: Reporter, found: Cluster) -> None:
-    """Warn if an `extend` of this computer was not completed: tags may say a later time than timers."""
-    expires = ""
-    with contextlib.suppress(OSError, CloudDDPError, ValueError):  # of another computer, or unreadable
-        expires = local_state.ClusterFolder(found.id).interrupted_extension()
-    if expires:
-        console.warn(
-            "an `extend` was not completed, so nodes may still end at an earlier deadline: ",
-            Command("extend", "--until", expires),
-            " completes it",
-        )
+    def warn_of(self, found: Cluster) -> None:
+        """Warn of what AWS shows, and of an `extend` of this computer that was not completed: tags may say a
+        later time than timers."""
+        for warning in found.warnings:
+            self.console.warn(warning)
+        record = local_state.ClusterFolder(found.id).record() if found.id else None
+        if record is not None and record.extended == local_state.MOVING:
+            again = Command("extend", "--until", record.expires)
+            self.console.warn(
+                "an `extend` was not completed, so nodes may end earlier: ", again, " completes it"
+            )
 
 
 @timings.spanned("settings")

@@ -19,7 +19,7 @@ class Forward(socketserver.ThreadingTCPServer):
     allow_reuse_address = daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self, local: int, remote: int = 0) -> None:
+    def __init__(self, local: int = 0, remote: int = 0) -> None:
         """`local`: 0 for any that is free. Raises OSError if it is in use."""
         super().__init__((LOOPBACK, local), socketserver.BaseRequestHandler)
         self.local, self.remote = int(self.socket.getsockname()[1]), remote

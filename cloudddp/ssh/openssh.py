@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 
 from cloudddp.config import timing
-from cloudddp.errors import UsageError
-from cloudddp.files import Folder, resolved, state_home
+from cloudddp.files import state_home
 from cloudddp.local_state import SSH_CONFIG
 from cloudddp.ssh.target import Target
 
-USER_CONFIG = "~/.ssh/config"
 _LOST_KEEPALIVES = 120  # until a session ends: half an hour, in which a laptop may sleep
 # What the pattern of an Include may mean otherwise; `%` and `$` since OpenSSH 9.9.
 _SPECIAL = re.compile(r"""[\x00-\x1f"'\\*?\[\]%$]""")
@@ -53,28 +49,3 @@ def _value(path: Path) -> str:
 def include_line() -> str:
     """Return the line that includes the hosts of every cluster of this computer."""
     return f'Include "{_SPECIAL.sub("?", str(state_home()))}/clusters/*/{SSH_CONFIG}"'
-
-
-def is_included() -> bool:
-    """Return whether the user's configuration has that line."""
-    with contextlib.suppress(OSError, RuntimeError):  # there may be no home folder
-        lines = Path(USER_CONFIG).expanduser().read_bytes().splitlines()
-        return include_line().encode() in map(bytes.strip, lines)
-    return False
-
-
-def include() -> None:
-    """Put the line at the top of the user's configuration, where no Host restricts it, unless it is there.
-    Contents and mode stay, and a symbolic link stays one. Raises OSError, UsageError."""
-    if is_included():
-        return
-    try:
-        path = resolved(Path(USER_CONFIG).expanduser())
-    except RuntimeError:
-        raise UsageError(f"there is no home folder for {USER_CONFIG}", hint="set HOME") from None
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    before, mode = b"", 0o600
-    with contextlib.suppress(FileNotFoundError):
-        before, mode = path.read_bytes(), stat.S_IMODE(path.stat().st_mode)
-    with Folder.at(path.parent) as folder:
-        folder.replace(path.name, f"{include_line()}\n\n".encode() + before, mode)

@@ -1,8 +1,7 @@
 """What the ranks of `cloudddp preflight --bandwidth` run: the bandwidth of all-reduce between the nodes.
 
 First every pair of nodes, in rounds of disjoint pairs that are measured at once, then all nodes. The first
-rank of each group prints a line: a mark, and JSON with its nodes, the number of its ranks, and of the size
-that was fastest its bytes, the seconds of one all-reduce, and bytes a second of bus bandwidth: that of
+rank of each group prints a line: a mark, and JSON with its nodes and bytes a second of bus bandwidth: that of
 nccl-tests (doc/PERFORMANCE.md), 2 (n - 1) / n x size / time, which does not depend on the number of ranks
 where the slowest link limits it. The laptop puts this file into the command of the ranks.
 """
@@ -14,8 +13,8 @@ from datetime import timedelta
 from typing import Any, Optional
 
 MARK = "cloudddp-bandwidth "
-GPU_SIZES, CPU_SIZES = (8 << 20, 64 << 20, 256 << 20), (1 << 20, 8 << 20)
-BUDGET, ENOUGH = 0.3, 2.0  # seconds for the all-reduces of one size; of one, after which none is larger
+GPU_SIZE, CPU_SIZE = 128 << 20, 8 << 20  # bytes
+TIMES = 5
 GIVE_UP = timedelta(seconds=120)  # for a collective whose other ranks do not come
 
 
@@ -39,54 +38,34 @@ def main() -> None:
     if gpu:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if gpu else "gloo", timeout=GIVE_UP)
-    own = torch.tensor([int(os.environ["CLOUDDDP_NODE_RANK"])], device=device)
-    gathered = [torch.zeros_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(gathered, own)
-    nodes = [int(one) for one in gathered]  # of each rank
+    nodes = [0] * dist.get_world_size()  # of each rank
+    dist.all_gather_object(nodes, int(os.environ["CLOUDDDP_NODE_RANK"]))
+    data = torch.zeros((GPU_SIZE if gpu else CPU_SIZE) // 4, device=device)
+
+    def measure(ranks: list[int], group: Any = None) -> None:
+        dist.all_reduce(data, group=group)  # which also connects the ranks
+        data[0].item()  # waits for the GPU
+        began = time.perf_counter()
+        for _ in range(TIMES):
+            dist.all_reduce(data, group=group)
+        data[0].item()
+        seconds = (time.perf_counter() - began) / TIMES
+        if dist.get_rank() == ranks[0]:
+            bus = 2 * (len(ranks) - 1) / len(ranks) * data.nbytes / seconds
+            print(MARK + json.dumps({"nodes": sorted({nodes[one] for one in ranks}), "bus": bus}), flush=True)
+
     for pairs in rounds(max(nodes) + 1):
         members = [[rank for rank, node in enumerate(nodes) if node in pair] for pair in pairs]
         # On all ranks: with use_local_synchronization ranks may disagree in the name of a group (2.15).
         groups = [dist.new_group(ranks, timeout=GIVE_UP) for ranks in members]
-        for pair, ranks, group in zip(pairs, members, groups):
+        for ranks, group in zip(members, groups):
             if dist.get_rank() in ranks:
-                measure(pair, ranks, group, device)
+                measure(ranks, group)
                 dist.destroy_process_group(group)
         dist.barrier()
-    if len(nodes) > 1:
-        measure(sorted(set(nodes)), range(len(nodes)), None, device, whole=True)
+    if len(nodes) > 1 and max(nodes) != 1:  # two nodes are a pair
+        measure(list(range(len(nodes))))
     dist.destroy_process_group()
-
-
-def measure(nodes: Any, ranks: Any, group: Any, device: Any, *, whole: bool = False) -> None:
-    """Measure all-reduce in a group; its first rank prints the fastest size."""
-    import torch
-    import torch.distributed as dist
-
-    def seconds(data: Any, times: int) -> float:
-        """Return the time of one all-reduce: that of the slowest rank, so that all ranks go on alike."""
-        began = time.perf_counter()
-        for _ in range(times):
-            dist.all_reduce(data, group=group)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        spent = torch.tensor([(time.perf_counter() - began) / times], device=device)
-        dist.all_reduce(spent, dist.ReduceOp.MAX, group=group)
-        return float(spent)
-
-    found = []
-    for size in GPU_SIZES if device.type == "cuda" else CPU_SIZES:
-        data = torch.zeros(size // 4, device=device)
-        seconds(data, 1)  # which also connects the ranks
-        one = seconds(data, 1)
-        spent = seconds(data, max(1, min(20, int(BUDGET / max(one, 1e-6)))))
-        found.append((2 * (len(ranks) - 1) / len(ranks) * size / spent, size, spent))
-        if one > ENOUGH:
-            break
-    if int(os.environ["RANK"]) == min(ranks):
-        line = dict(
-            zip(("bus", "size", "seconds"), max(found)), nodes=list(nodes), ranks=len(ranks), whole=whole
-        )
-        print(MARK + json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,13 @@
 # Ends a command of `cloudddp exec` and all that it has started, in any group of processes, and exits with 1 if something is
 # left:
 #
-#   sh -s -- PATTERN < end-exec.sh
+#   sh -s -- MARK < end-exec.sh
 #
-# The shell of the command has a mark in its arguments, and what it started has it in its environment. PATTERN spells the
-# mark in another way, so that this script does not find itself.
+# The shell of the command has CLOUDDDP_EXEC=MARK in its arguments, and what it started has it in its environment.
 for signal in INT TERM KILL; do
     look=0
     while [ $look -lt 25 ]; do
-        pids=$(grep -lzse "$1" /proc/[0-9]*/environ /proc/[0-9]*/cmdline | cut -d / -f 3 | sort -u)
+        pids=$(grep -lzse "[C]LOUDDDP_EXEC=$1" /proc/[0-9]*/environ /proc/[0-9]*/cmdline | cut -d / -f 3 | sort -u)
         [ -n "$pids" ] || exit 0
         # shellcheck disable=SC2086  # one word for each process
         [ $look != 0 ] || kill -s $signal $pids 2> /dev/null

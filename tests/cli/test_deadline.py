@@ -33,7 +33,7 @@ def test_near_deadline_is_warned_of_and_unpulled_results_are_named(cli: Any, ec2
     seen = ""
     while "to keep them, first: `cloudddp pull`" not in seen and (line := process.stderr.readline()):
         seen += line
-    assert "warning: the nodes terminate in 54 s" in seen
+    assert re.search("warning: the nodes terminate in 5[1-4] s", seen), seen
     assert "not pulled from node 0: model.pt (1 byte) of job " in seen
     assert "is running" not in seen
     interrupt(process)

@@ -71,7 +71,7 @@ def test_exit_codes_are_listed_if_one_is_not_0(cli: Any) -> None:
     assert cli("exec", "--", "true").stderr == ""
     done = cli("exec", "--", f'[ "$HOME" = {home} ] || exit 3; sh -c "kill -9 \\$\\$"')
     assert (done.returncode, done.stdout) == (137, "")
-    assert done.stderr.endswith("NODE  EXIT CODE\n0     3\n1     137 (SIGKILL)\n")
+    assert done.stderr.endswith("NODE  EXIT CODE\n0     3\n1     137\n")
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def test_extend_moves_tags_record_and_timers(simulator: Any, cli: Any, ec2: Any)
     after = before + timedelta(hours=2)
     assert ends(cli) == after
     assert f"{before:%Y-%m-%d %H:%M} UTC -> {after:%Y-%m-%d %H:%M} UTC, 2 h 00 min later" in done.stderr
-    assert "at most $22.86 more; at most $34.4" in done.stderr
+    assert "at most $34.4" in done.stderr
     assert f"the deadline is now {after:%Y-%m-%d %H:%M} UTC" in done.stdout
     assert timers(simulator, cli) == {iso(after)}
     record = json.loads((Path(simulator.home) / "clusters" / cluster_id / "cluster.json").read_text())
@@ -47,8 +47,7 @@ def test_extend_moves_tags_record_and_timers(simulator: Any, cli: Any, ec2: Any)
     tags = ec2.describe_tags()["Tags"]
     own = {one["ResourceId"] for one in tags if one["Value"] == cluster_id}
     moved = {one["ResourceId"] for one in tags if one["Value"] == iso(after)}
-    assert {one.partition("-")[0] for one in moved} == {"i", "key", "sg"}
-    assert moved <= own
+    assert moved == {one for one in own if one.startswith("i-")}
     earlier = (datetime.now(UTC) + timedelta(minutes=30)).replace(microsecond=0)
     cli.ok("extend", "--until", earlier.isoformat())
     assert (ends(cli), timers(simulator, cli)) == (earlier, {iso(earlier)})
@@ -79,7 +78,9 @@ def test_partial_extension_is_named_and_repaired(simulator: Any, cli: Any, ec2: 
     ec2.stop_instances(InstanceIds=[silent])
     err = cli.fails(1, "extend", "--hours", "2")
     after = before + timedelta(hours=2)
-    assert f"node 1 ({silent}) was not reached and still ends at {before:%Y-%m-%d %H:%M} UTC" in err
+    assert (
+        f"not confirmed by node 1, which may still have the previous one, {before:%Y-%m-%d %H:%M} UTC" in err
+    )
     assert f"cloudddp extend --until {iso(after)}" in err
     warned = cli("status").stderr
     assert f"node 1 ({silent}) ends at {before:%Y-%m-%d %H:%M:%S} UTC" in warned
@@ -115,8 +116,8 @@ def test_killed_extension_is_reported_and_completed(simulator: Any, cli: Any) ->
     before = ends(cli)
     code = (
         "import os\nfrom cloudddp.cluster import extend\ntimers = extend.timers\n"
-        "def killed(runner, request=None):\n"
-        "    return os.kill(os.getpid(), 9) if request else timers(runner)\n"
+        "def killed(runner, new=None):\n"
+        "    return os.kill(os.getpid(), 9) if new else timers(runner)\n"
         "extend.timers = killed\n"
         "from cloudddp.__main__ import main\nmain()"
     )
@@ -128,3 +129,9 @@ def test_killed_extension_is_reported_and_completed(simulator: Any, cli: Any) ->
     cli.ok("extend", "--hours", "2")
     assert (ends(cli), timers(simulator, cli)) == (after, {iso(after)})
     assert "not completed" not in cli("status").stderr
+    earlier = datetime.now(UTC) + timedelta(minutes=30)
+    cli.start_code(code, "extend", "--until", earlier.isoformat()).communicate()
+    assert (ends(cli), timers(simulator, cli)) == (
+        after,
+        {iso(after)},
+    )  # lowered once the nodes have confirmed it

@@ -45,6 +45,7 @@ def test_report_of_a_job(cli: Any, tmp_path: Path) -> None:
         "ranks started on node 1", "on demand)", "+rank = int(os.environ", "Python 3", "job.rendezvous",
     ):  # fmt: skip
         assert part in page, part
+    assert '"python": "3.' in (folder / "logs" / "node1" / "facts.json").read_text()
     assert "from-the-" not in page
     assert "<script" not in page
     (folder / "report.html").unlink()

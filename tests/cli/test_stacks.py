@@ -45,7 +45,10 @@ def test_stacks_of_a_running_job(cli: Any) -> None:
     cli.ok("cancel")
     ended = cli("stacks")
     assert ended.returncode == 1
-    assert "has ended (cancelled)" in ended.stderr
+    assert "(cancelled): no rank runs, and none has left a dump" in ended.stderr
+    cli.write("cloudddp.toml", '[setup]\nrun = ["false"]\n')
+    cli("launch", "hang.py")
+    assert "(failed): no rank runs, and none has left a dump" in cli("stacks").stderr
 
 
 # Dumps as ProcessGroupNCCL writes them when a collective takes too long: rank 1 has not joined the second.
@@ -75,7 +78,7 @@ def test_dumps_of_a_job_that_has_ended_are_analyzed(cli: Any) -> None:
     cli.write("dumps.py", DUMPS)
     failed = cli("launch", "dumps.py")
     assert failed.returncode == 1
-    (advice,) = [line for line in failed.stderr.splitlines() if "flight recorder" in line]
+    (advice,) = [line for line in failed.stderr.splitlines() if "did not join the collective" in line]
     job = advice.split("stacks ")[1].split("`")[0]
     sentence = (
         "flight recorder: Not all ranks joining collective, sequence number: 2; group info: 0:default_pg; "

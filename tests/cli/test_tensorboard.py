@@ -58,16 +58,13 @@ def test_tensorboard_shows_the_job_and_ends_with_the_command(cli: Any, tmp_path:
 
 
 def test_what_is_missing_is_said(cli: Any) -> None:
-    """Event files, of the job that was named or in the configured outputs; and TensorBoard itself, where pip
-    cannot install it."""
+    """Event files in the configured outputs; and TensorBoard itself, where pip cannot install it."""
     direct(cli, nodes=1)
     cli.write("idle.py", "open('events.out.tfevents.old', 'w').close()\n")
     cli.ok("launch", "idle.py")
     err = cli.fails(1, "tensorboard", CLOUDDDP_OUTPUTS="logs")
     assert "node 0 has no event files of TensorBoard" in err
     assert "into logs?" in err
-    cli.ok("exec", "--", "touch -d '1 hour ago' events.out.tfevents.old")
-    assert f"since the start of job {newest(cli)['id']}" in cli.fails(1, "tensorboard", newest(cli)["id"])
     python = cli.write("python", '#!/bin/sh\necho "No module named pip" >&2\nexit 1\n')
     python.chmod(0o755)
     err = cli.fails(1, "tensorboard", CLOUDDDP_PYTHON=str(python))

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from agent.node import store
-from agent.watch.activity import Activity
+from agent.watch.activity import Activity, GpuLoad, gpu_load
+from agent.watch.gpus import Gpus
 from cloudddp.agent.protocol.jobs import RankRecord
+from cloudddp.agent.protocol.readings import GpuReading
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 
@@ -78,7 +80,7 @@ def nothing(_: Rank) -> None:
 def test_activity_of_a_rank(rank: Rank, act: Callable[[Rank], object], is_active: bool) -> None:
     """The kernel counts whole ticks of 10 ms: one in a short interval says nothing about a rank that only
     waits."""
-    activity = Activity(rank.folder, limit=3.0)
+    activity = Activity(rank.folder, 3.0, Gpus(3.0))
     interval = activity._interval
     activity.forget_output()
     rank.start()
@@ -92,7 +94,7 @@ def test_activity_of_a_rank(rank: Rank, act: Callable[[Rank], object], is_active
 
 def test_time_until_the_launcher_starts_its_ranks_is_no_stall(rank: Rank) -> None:
     """torchrun imports torch first, which takes long on a busy machine."""
-    activity = Activity(rank.folder, limit=0.2)
+    activity = Activity(rank.folder, 0.2, Gpus(0.2))
     activity.forget_output()
     time.sleep(0.4)
     assert activity.idle() < 0.2
@@ -100,3 +102,21 @@ def test_time_until_the_launcher_starts_its_ranks_is_no_stall(rank: Rank) -> Non
     activity.idle()
     time.sleep(0.4)
     assert activity.idle() > 0.2
+
+
+@pytest.mark.parametrize(
+    ("loads", "found"),
+    [
+        ([], GpuLoad(active=False, hung=False)),
+        ([(0, 0), (5, 0)], GpuLoad(active=False, hung=False)),
+        ([(None, None)], GpuLoad(active=False, hung=False)),
+        ([(97, 40), (100, 0)], GpuLoad(active=True, hung=False)),
+        ([(100, 40)], GpuLoad(active=True, hung=False)),
+        ([(100, None)], GpuLoad(active=True, hung=False)),
+        ([(100, 0), (0, 0), (99, 1)], GpuLoad(active=False, hung=True)),
+    ],
+)
+def test_load_of_gpus(loads: list[tuple[float | None, float | None]], found: GpuLoad) -> None:
+    """A collective that waits keeps the GPU at 100 %, and moves no data."""
+    gpus = [GpuReading(at, load, memory_utilization=memory) for at, (load, memory) in enumerate(loads)]
+    assert gpu_load(gpus) == found

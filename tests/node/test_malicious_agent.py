@@ -82,8 +82,6 @@ def test_invalid_job_id_never_becomes_a_path(victim: Victim, verb: str) -> None:
 def test_invalid_reading_is_reported_as_the_reason_why_there_is_none(victim: Victim, frames: str) -> None:
     victim.answers("readings", frames)
     done = victim("top", "--once")
-    assert done.code == 1
-    assert "there are no readings of node 0" in done.err
     assert "node 0 sent an answer that cloudddp cannot read" in (done.folder / "out.txt").read_text()
     assert_harmless(done)
 

@@ -130,8 +130,8 @@ def test_deadline_is_announced_once_and_again_where_it_was_moved(
     assert watch.announcement(90.0) is None
     found = [watch.announcement(110.0) for _ in range(2)]
     assert [one and one.detail for one in found] == ["the cluster's deadline is at 12:00", None]
-    monkeypatch.setattr(deadline, "MOVED", tmp_path / "deadline.json")
-    deadline.MOVED.write_text(json.dumps({"ends": time.time() + 95.0}))
+    monkeypatch.setattr(deadline, "MOVED", tmp_path / "deadline")
+    deadline.MOVED.write_text(f"{time.time() + 95.0:.0f}\n")
     assert [watch.announcement(110.0) is None for _ in range(2)] == [False, True]
 
 
@@ -141,7 +141,7 @@ def test_job_follows_a_deadline_that_is_moved(node: Node, given: float, moved: f
     node.start(SAVE, deadline=Deadline(given, "the old time"), save=15.0)
     until((node.project / "ready").exists)
     ends = time.time() + moved
-    (node.store / "deadline.json").write_text(json.dumps({"ends": ends}))
+    (node.store / "deadline").write_text(f"{ends}\n")
     if moved > given:
         time.sleep(given)  # the old one passes
         assert not node.state().phase.ended

@@ -61,11 +61,6 @@ Warnings
   Rank 5 -- GPU 5 managed by process 483077 on node 172.16.64.210
   Rank 7 -- GPU 7 managed by process 483079 on node 172.16.64.210
 """
-ONE_BEHIND = MISMATCH[: MISMATCH.index("  Communicator ranks")] + (
-    "  Communicator ranks have different AllReduce operation counts\n"
-    "  31 ranks have launched up to operation 42\n"
-    "  Rank 5 has not launched any operations -- GPU 5 managed by process 7 on node 172.16.64.210\n"
-)
 OLD_INCOMPLETE = f"""{HEAD}    0         1         4       7-8        32        32   RUNNING  INCOMPLETE
 
 Errors
@@ -85,10 +80,6 @@ Warnings
 TIMEOUT
   Encountered 2 communication timeouts while gathering communicator data
 """
-DEAD = OLD_INCOMPLETE.replace(
-    "INCOMPLETE\n  Missing communicator data from 1 job process\n",
-    "DEAD\n  1 job process is considered dead (unreachable via the RAS network)\n",
-).replace("The missing rank: 21", "Rank 21 -- GPU 5 managed by process 3487984 on node 172.16.64.213")
 ERROR = f"""{HEAD}
 Errors
 ======
@@ -112,49 +103,36 @@ Warnings
         (FINE, "no rank is missing, and none is behind"),
         (
             MISMATCH,
-            "#0-0 MISMATCH: Communicator ranks have different collective operation counts, "
-            "26 ranks have launched up to operation 6650, "
-            "6 ranks have launched up to operation 6649: ranks 0, 2-5 and 7",
-        ),
-        (
-            ONE_BEHIND,
-            "#0-0 MISMATCH: Communicator ranks have different AllReduce operation counts, "
-            "31 ranks have launched up to operation 42, Rank 5 has not launched any operations",
+            "#0-0 (27a079b828ff1a75) MISMATCH; "
+            "Communicator ranks have different collective operation counts; "
+            "26 ranks have launched up to operation 6650; 6 ranks have launched up to operation 6649; "
+            "Rank 0; Rank 2; Rank 3; Rank 4; Rank 5; Rank 7",
         ),
         (
             OLD_INCOMPLETE,
-            "INCOMPLETE: Missing communicator data from 1 job process, "
+            "INCOMPLETE; Missing communicator data from 1 job process; "
             "Process 3487984 on node 172.16.64.213 managing GPU 5; "
-            "#0-0 INCOMPLETE: Missing communicator data from 1 rank, The missing rank: 21",
-        ),
-        (
-            DEAD,
-            "DEAD: 1 job process is considered dead (unreachable via the RAS network), "
-            "Process 3487984 on node 172.16.64.213 managing GPU 5; "
-            "#0-0 INCOMPLETE: Missing communicator data from 1 rank: rank 21",
+            "#0-0 (cf264af53edbe986) INCOMPLETE; Missing communicator data from 1 rank; "
+            "The missing rank: 21; "
+            "TIMEOUT; Encountered 2 communication timeouts while gathering communicator data",
         ),
         (
             ERROR,
-            "#0-0 ERROR: Asynchronous error on 1 rank, Rank 3 reported Unhandled system error; "
-            "#1-0 ERROR: Initialization errors on 2 ranks, 2 ranks reported Remote process exited",
+            "#0-0 (cf264af53edbe986) ERROR; Asynchronous error on 1 rank; "
+            "Rank 3 reported Unhandled system error; "
+            "#1-0 (cf264af53edbe987) ERROR; Initialization errors on 2 ranks; "
+            "2 ranks reported Remote process exited",
         ),
+        ("", ""),
     ],
 )
 def test_report_in_a_sentence(text: str, sentence: str) -> None:
-    assert ras.summary(text) == f"NCCL RAS: {sentence}"
+    assert ras.summary(text) == (sentence and f"NCCL RAS: {sentence}")
 
 
-@pytest.mark.parametrize(
-    "text", ["", "HTTP/1.0 400 Bad Request\n", "\0" * 5000, "Rank 99999999999999999999\n"]
-)
-def test_other_texts_say_nothing(text: str) -> None:
-    assert ras.summary(text) == ""
-
-
-def test_hostile_report_stays_short() -> None:
-    many = "".join(f"  Rank {rank} -- GPU 0\n" for rank in range(0, 20_000, 2))
-    text = f"{HEAD}\nErrors\n\n#0-0 (0) INCOMPLETE\n{many}" + "#1-0 (0) INCOMPLETE\n  Rank 1 --\n" * 5000
-    assert len(ras.summary(text)) <= ras.MAX_SENTENCE
+def test_sentence_of_a_long_report_is_short() -> None:
+    many = "".join(f"  Rank {rank} -- GPU 0\n" for rank in range(20_000))
+    assert len(ras.summary(HEAD + ras.ERRORS + many)) == ras.MAX_SENTENCE
 
 
 @contextlib.contextmanager
@@ -179,9 +157,7 @@ def nccl(connection: socket.socket) -> None:
     with connection.makefile("rwb") as lines:
         for line in lines:
             word = line.strip().lower()
-            if word.startswith(b"client protocol "):
-                lines.write(b"SERVER PROTOCOL 2\n")
-            elif word.startswith(b"timeout "):
+            if word.startswith(b"timeout "):
                 lines.write(b"OK\n")
             elif word == b"verbose status":
                 lines.write(MISMATCH.encode())
@@ -198,7 +174,7 @@ def garbage(connection: socket.socket) -> None:
 
 def endless(connection: socket.socket) -> None:
     connection.recv(100)
-    connection.sendall(b"SERVER PROTOCOL 2\n")
+    connection.sendall(f"OK\n{HEAD}{ras.ERRORS}".encode())
     with contextlib.suppress(OSError):
         while True:
             connection.sendall(b"x" * (1 << 16))
@@ -218,7 +194,7 @@ def test_other_servers_are_left() -> None:
 
 def test_answer_is_bounded_in_bytes_and_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(endless) as port:
-        assert len(ras.ask("127.0.0.1", port)) <= ras.MAX_BYTES + (1 << 16)
+        assert ras.MAX_BYTES - 10 <= len(ras.ask("127.0.0.1", port)) <= ras.MAX_BYTES + (1 << 16)
     monkeypatch.setattr(ras, "SECONDS", 0.3)
     release = threading.Event()
     with serving(lambda _: release.wait(10) and None) as port:

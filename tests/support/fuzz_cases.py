@@ -31,7 +31,7 @@ up -y; up -y -n 2 -t g5.xlarge --max-hours 1; up -y --spot --max-cost 5; up; dow
 status --json; ls; ls --json; launch train.py; launch -d train.py --lr 1; launch -m main; run -y train.py
 run -y -n 2 -m main a b; jobs; jobs --json; logs; logs -f; logs --rank 0; cancel; sync; pull; pull runs
 pull --to out; exec -- id; exec id; ssh; ssh 0 id; init; init new; init --example new
-init --example trainer new; allow-me; extend --hours 1; extend --until 18:00; cost; cost --month 2026-11
+init --example trainer new; allow-me; extend --hours 1; extend --until 18:00; cost; cost --json
 sim status; sim stop; sim env; sim fault kill 0; sim interrupt 0
 sim conditions; --version; --help; up --help; sim --help""".replace("\n", "; ").split("; ")
 VARIABLES = {

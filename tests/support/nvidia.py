@@ -12,7 +12,7 @@ import sys, time
 pause = int(sys.argv[sys.argv.index("-lms") + 1]) / 1000
 while True:
     for index in range({count}):
-        print(f"{{index}}, {{90 + index}}, {{70000 + index}}, 81559, 61, 650.{{index}}2")
+        print(f"{{index}}, {{90 + index}}, {{70000 + index}}, 81559, 61, 650.{{index}}2, 40")
     sys.stdout.flush()
     time.sleep(pause)
 ' "$@"

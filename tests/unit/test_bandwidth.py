@@ -30,10 +30,10 @@ def test_every_pair_is_measured_once_in_rounds_of_disjoint_pairs(nodes: int) -> 
 def found(nodes: int, slow: dict[int, float], usual: float = 10e9) -> list[Measured]:
     """Return what was measured where some nodes have less than the usual bandwidth, in parts of it."""
     pairs = [
-        Measured(pair, 2, 1 << 23, 0.01, usual * min(slow.get(node, 1.0) for node in pair))
+        Measured(pair, usual * min(slow.get(node, 1.0) for node in pair))
         for pair in combinations(range(nodes), 2)
     ]
-    return [*pairs, Measured(tuple(range(nodes)), nodes, 1 << 23, 0.01, usual, True)]
+    return pairs if nodes == 2 else [*pairs, Measured(tuple(range(nodes)), usual)]
 
 
 @pytest.mark.parametrize(
@@ -48,23 +48,22 @@ def found(nodes: int, slow: dict[int, float], usual: float = 10e9) -> list[Measu
     ],
 )
 def test_slow_nodes_have_no_fast_pair(nodes: int, slow: dict[int, float], expected: dict[int, float]) -> None:
-    assert preflight.slow_nodes(found(nodes, slow)[:-1]) == pytest.approx(expected)
+    assert preflight.slow_nodes(found(nodes, slow)) == pytest.approx(expected)
 
 
 def test_lines_of_ranks_are_decoded_and_bounded() -> None:
-    fine = {"nodes": [1, 2], "ranks": 2, "size": 1 << 23, "seconds": 0.5, "bus": 1e9}
+    fine = {"nodes": [1, 2], "bus": 1e9}
     line = preflight.MARK + json.dumps(fine)
-    assert preflight.read(line) == Measured((1, 2), 2, 1 << 23, 0.5, 1e9)
+    assert preflight.read(line) == Measured((1, 2), 1e9)
     assert preflight.MARK == bandwidth.MARK
     assert preflight.read("epoch 1") is None
     for wrong in (
         {"bus": -1},
         {"bus": "1"},
-        {"nodes": [0] * 5000},
-        {"nodes": [-1]},
-        {"size": 1 << 60},
+        {"bus": 1e16},
+        {"nodes": ["0"]},
+        {"nodes": None},
         {"more": 1},
-        {"ranks": None},
     ):
         assert preflight.read(preflight.MARK + json.dumps(fine | wrong)) is None
     assert preflight.read(preflight.MARK + "[" * 100_000) is None
@@ -75,8 +74,8 @@ def test_table_has_80_columns_and_the_slowest_pairs_of_many() -> None:
     assert len(lines) == 1 + shown.SHOWN + 1
     assert max(map(len, lines)) <= 80
     assert all("7" in line.split()[0].split("-") for line in lines[1 : 1 + shown.SHOWN])
-    assert lines[1].split()[1:] == ["2", "8.0", "MiB", "10.0", "ms", "2.50", "25%"]
-    assert lines[-1].split()[0] == "all"
+    assert lines[1].split()[1:] == ["2.50"]
+    assert lines[-1].split() == ["all", "10.00"]
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ OTHER_JOB = encode_frame(replace(job("succeeded", rank(1, 0)), job="another"))
         pytest.param(END, "it ends without the job's state", id="end without a state"),
         pytest.param(running(1) + END, "it ends while the job is running", id="end while the job runs"),
         pytest.param(OTHER_JOB + END, "it has the state of job another", id="state of another job"),
-        pytest.param(encode_frame(Reading(1.0)), "it has a reading in this place", id="a reading"),
+        pytest.param(encode_frame(Reading(1.0)), "it has a frame of another step", id="a reading"),
     ],
 )
 def test_stream_that_contradicts_itself_is_an_error_of_its_node(frames: bytes, why: str) -> None:

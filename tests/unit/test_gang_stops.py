@@ -20,7 +20,6 @@ from agent.gang.events import (
     LeaveStall,
     MessageReceived,
     NoticeReceived,
-    Notify,
     RanksChecked,
     RanksEnded,
     Restart,
@@ -79,15 +78,6 @@ def test_ranks_of_all_nodes_may_save_as_long_as_a_notice_allows() -> None:
     assert (job.first.cause, job.verdict().exit_code, job.verdict().refusal) == (Cause.NOTICE, 143, "")
 
 
-def test_notice_of_aws_is_sent_by_its_node_and_the_deadline_by_none() -> None:
-    """The deadline was announced before, and the verdict has it."""
-    for by_aws in (True, False):
-        job = Job(2).joined()
-        job.event(1, NoticeReceived(NOTICE, 100.0, by_aws))
-        job.event(1, NoticeReceived(NOTICE, 90.0, by_aws))
-        assert (job.did(0, Notify), job.did(1, Notify)) == ([], [Notify("notice", NOTICE)] * by_aws)
-
-
 def test_later_stop_can_only_shorten_the_grace() -> None:
     job = Job(2).joined()
     job.event(1, NoticeReceived(NOTICE, 100.0))
@@ -102,7 +92,6 @@ def test_stall_that_is_left_alone() -> None:
     job = Job(2, leaves_stalls=True).joined()
     job.event(0, STALL)
     assert job.did(0, LeaveStall) == [LeaveStall("no output")]
-    assert job.did(0, Notify) == [Notify("stalled", STALL.observed.failure)]
     assert not any(state.is_ending for state in job.states)
 
 

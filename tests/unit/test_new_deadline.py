@@ -16,7 +16,7 @@ from cloudddp.errors import CloudDDPError, UsageError
 
 NOW = datetime(2026, 11, 20, 12, 0, 0, 654321, tzinfo=UTC)
 HOUR = timedelta(hours=1)
-LIMITS = Limits(NOW, NOW + 2 * HOUR, NOW - 4 * HOUR, so_far=8.0, hour=2.0)
+LIMITS = Limits(NOW, NOW + 2 * HOUR, NOW + 300 * HOUR, so_far=8.0, hour=2.0)
 
 
 @pytest.mark.parametrize(
@@ -39,15 +39,14 @@ def test_new_deadline(wanted: dict[str, Any], hours: float) -> None:
     [
         ({"until": NOW - HOUR}, LIMITS, "in the past"),
         ({"until": NOW + timedelta(seconds=30)}, LIMITS, "less than a minute ahead"),
-        ({"usd": 7}, LIMITS, "has cost \\$8.00 already"),
-        ({"hours": 331}, LIMITS, "336 hours after it was created"),
+        ({"usd": 7}, LIMITS, "cost so far: \\$8.00"),
+        ({"hours": 299}, LIMITS, "336 hours after it was created"),
         ({"usd": 1e9}, LIMITS, "336 hours after it was created"),
         ({"usd": 9}, replace(LIMITS, so_far=None), "price of this cluster is unknown"),
         ({"usd": 9}, replace(LIMITS, hour=None), "price of this cluster is unknown"),
-        ({"hours": 1}, replace(LIMITS, present=None), "present deadline is unknown"),
-        ({"hours": 3}, replace(LIMITS, max_cost=17), "up to \\$18.00, and cluster.max_cost is 17"),
-        ({"hours": 3}, replace(LIMITS, max_cost=17, hour=None), "unknown amount"),
-        ({"hours": 3}, replace(LIMITS, latest=NOW + 4 * HOUR), "capacity block"),
+        ({"hours": 3}, replace(LIMITS, max_cost=17), "would be \\$18.00, and cluster.max_cost is 17"),
+        ({"hours": 3}, replace(LIMITS, max_cost=17, hour=None), "price unknown"),
+        ({"hours": 3}, replace(LIMITS, last=NOW + 4 * HOUR), "capacity block"),
     ],
 )
 def test_refused(wanted: dict[str, Any], limits: Limits, words: str) -> None:
@@ -69,24 +68,20 @@ def test_longest_life_is_that_of_max_hours() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "at", "found"),
+    ("text", "found"),
     [
-        ("18:00", 12, "2026-11-20 18:00"),
-        ("9:30", 22, "2026-11-21 09:30"),  # has passed, and the next one is soon
-        ("2026-12-01T08:00", 12, "2026-12-01 08:00"),
+        ("18:00", datetime(2026, 11, 20, 18).astimezone()),  # of today, in local time
+        ("2026-12-01T08:00", datetime(2026, 12, 1, 8).astimezone()),
+        ("2026-12-01T08:00+05:00", datetime(2026, 12, 1, 3, tzinfo=UTC)),
     ],
 )
-def test_time_without_a_zone_is_local(text: str, at: int, found: str) -> None:
-    now = datetime(2026, 11, 20, at).astimezone()
-    assert f"{parse_until(text, now):%Y-%m-%d %H:%M}" == found
+def test_until(text: str, found: datetime) -> None:
+    assert parse_until(text, datetime(2026, 11, 20, 12)) == found
 
 
-def test_zone_is_kept() -> None:
-    now = datetime(2026, 11, 20, 12).astimezone()
-    assert parse_until("2026-12-01T08:00Z", now) == datetime(2026, 12, 1, 8, tzinfo=UTC)
-
-
-@pytest.mark.parametrize("text", ["", "25:00", "tomorrow", "nan", "2026-13-01", "18", "11:00"])
+@pytest.mark.parametrize(
+    "text", ["", "25:00", "tomorrow", "nan", "2026-13-01", "0001-01-01", "9999-12-31T23:59-14:00"]
+)
 def test_other_texts_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--until"):
-        parse_until(text, datetime(2026, 11, 20, 12).astimezone())
+        parse_until(text, datetime(2026, 11, 20, 12))

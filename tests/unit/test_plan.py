@@ -195,9 +195,9 @@ def test_volumes_are_initialized_at_a_rate_and_the_plan_says_that_it_is_billed()
     spec = ClusterSpec(volume_init_rate=300)
     the_plan = planned(spec)
     assert params(the_plan, "nodes")["BlockDeviceMappings"][0]["Ebs"]["VolumeInitializationRate"] == 300
-    shown = lifecycle.plan(the_plan, CONTEXT.info, spec)
-    assert "at 300 MiB/s, in 2 min 33 s; billed per GiB, up to 45 on each node (aws.amazon.com" in shown
-    assert "MiB/s" not in lifecycle.plan(planned(), CONTEXT.info, ClusterSpec())
+    shown = lifecycle.plans([the_plan], CONTEXT.info, spec)
+    assert "at 300 MiB/s; billed per GiB, up to 45 on each node (aws.amazon.com/ebs/pricing)" in shown
+    assert "MiB/s" not in lifecycle.plans([planned()], CONTEXT.info, ClusterSpec())
 
 
 @pytest.mark.parametrize(("default", "wanted"), [(350, {"TcpEstablishedTimeout": 432_000}), (432_000, None)])

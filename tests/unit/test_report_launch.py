@@ -94,6 +94,13 @@ def test_values_of_variables_are_not_recorded(root: Path) -> None:
     assert "+key = '****'\n+lr = 1\n+****\n" in found.diff
 
 
+def test_where_notifications_go_is_not_recorded(root: Path) -> None:
+    """The URL of a webhook is a secret, and often in cloudddp.toml."""
+    url = "https://hooks.example.com/T0/B0/very-secret"
+    change(root, "train.py", text=f'notify = "{url}"\n')
+    assert 'notify = "****"' in facts(root, config=Config(job=JobSpec(notify=url))).diff
+
+
 def test_long_changes_are_cut(root: Path) -> None:
     change(root, "train.py", text="x" * 99 + "\n" + "y\n" * 200_000)
     change(root, "runs.txt", text="z" * (2 << 20))

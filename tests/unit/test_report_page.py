@@ -22,7 +22,7 @@ from cloudddp.agent.protocol.jobs import Cause, Failure, RankRecord, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.progress import LeftStall, Straggler
 from cloudddp.agent.protocol.readings import GpuReading, RankReading, Reading
-from cloudddp.config.spec import ClusterSpec, Config, JobSpec, SetupSpec
+from cloudddp.config.spec import ClusterSpec, Config, JobSpec, SetupSpec, SharedSpec
 from cloudddp.job.launch_record import LaunchFacts, LaunchRecord
 from cloudddp.job.report import REPORT, chart, event_files, page, series
 from cloudddp.job.report.page import Evidence
@@ -109,7 +109,12 @@ def launch_record(text: str = "train.py", **facts: Any) -> LaunchRecord:
         job=JOB,
         root="/p",
         target=text,
-        config=Config(cluster=ClusterSpec(name="c"), job=JobSpec(retries=3), setup=SetupSpec(run=(text,))),
+        config=Config(
+            cluster=ClusterSpec(name="c"),
+            job=JobSpec(retries=3),
+            setup=SetupSpec(run=(text,)),
+            shared=(SharedSpec(path="shared"),),
+        ),
         names=("WANDB_API_KEY",),
         facts=LaunchFacts(**{**known, **facts}),
     )
@@ -165,7 +170,7 @@ def test_page_tells_how_a_job_went(folder: Path) -> None:
         "straggler from step 60: rank 3 takes 2.0 x", "rank 3 has caught up", "stall: ranks 0 and 1 wait",
         "restart 1 of 3", "killed by SIGTERM", "8 x NVIDIA H100570.13.12.32.8.012.82.27.3", "WANDB_API_KEY",
         "i-1p5.48xlargeus-east-1a98.32", "job.retries3", "Commit 4f1e2d", " M train.py", "+lr = 2",
-        "secret by name): .env", "all_reduce (train.py:12)",
+        "secret by name): .env", "all_reduce (train.py:12)", 'shared[{"path": "shared"',
     ):  # fmt: skip
         assert part in text, part
     assert "hello" not in text

@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import threading
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -85,11 +86,22 @@ def test_missing_key_error_has_a_hint(tmp_path: Path) -> None:
     assert "cloudddp down" in render(caught.value.hint)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"id": "c-1"}', '{"unknown": 1}'])
+WRONG_TYPE = json.dumps({**asdict(RECORD), "nodes": "two"})
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"id": "c-1"}', '{"unknown": 1}', "[" * 9999, WRONG_TYPE])
 def test_damaged_record_counts_as_none(tmp_path: Path, text: str) -> None:
     folder = create(tmp_path)
     (folder.path / "cluster.json").write_text(text)
     assert folder.record() is None
+
+
+def test_fields_of_a_record_are_updated_where_there_is_one(tmp_path: Path) -> None:
+    folder, other = create(tmp_path), ClusterFolder("c-9999999999", root=tmp_path)
+    folder.update(extended="moving")
+    folder.update(usd=1.5)
+    other.update(usd=1.5)
+    assert (folder.record(), other.record()) == (replace(RECORD, extended="moving", usd=1.5), None)
 
 
 def test_record_of_another_version_is_read(tmp_path: Path) -> None:

@@ -79,32 +79,6 @@ class PowerOffRequest:
             check_job_id("job", self.job)
 
 
-@dataclass(frozen=True)
-class DeadlineReply:
-    """`ends`: when the timer ends the node, in seconds since the epoch; None: it is not armed."""
-
-    ends: Optional[float] = None
-
-    def __post_init__(self) -> None:
-        check_range("ends", self.ends, 0, MAX_TIME)
-
-
-@dataclass(frozen=True)
-class DeadlineRequest:
-    """Let the node end at `ends`, in seconds since the epoch, which is in `left` seconds by the clock of the
-    laptop. None: change nothing."""
-
-    ends: Optional[float] = None
-    left: float = 0.0
-
-    STEP = "deadline"
-    REPLY = DeadlineReply
-
-    def __post_init__(self) -> None:
-        check_range("ends", self.ends, 0, MAX_TIME)
-        check_range("left", self.left, 0, MAX_POWEROFF_WAIT)
-
-
 MAX_INTERFACE = 15  # characters (Linux: IFNAMSIZ - 1)
 MAX_FOLDERS = 8 << 20  # bytes of a reply that holds the digests of a project's folders
 MAX_GPUS = 256

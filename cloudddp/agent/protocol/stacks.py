@@ -103,8 +103,6 @@ class StacksRequest:
         check_project(self.project)
         check_length("python", self.python, MAX_PATH)
         check_length("dumps", self.dumps, MAX_DUMPS)
-        for one in self.dumps:
-            check_length("a dump", one, MAX_PACKED)
 
 
 def summary(positions: Iterable[Position]) -> str:

@@ -199,14 +199,13 @@ class StartRequest:
     `gang`. `env` is common to all processes; it may hold secrets. None of it is written to the disk. A job
     that fails is started again `retries` times in an hour.
 
-    `notify`: a URL or a command that gets the events of the job, '' for none; it may be a secret. `announce`:
-    so many seconds before the `deadline` that is an event. `save`: seconds before the `deadline`, and before
-    a scheduled maintenance, at which the ranks are told to save and end. `poweroff`: the node powers off so
-    many seconds after the end of the job; None: it does not. `keep`: likewise after a stall that ends the
-    nodes, and at least so long where the `results` are not all in S3. `results`: where the node copies its
-    results then; None: nowhere. `snapshots`: of which the newest is sent to a node that stays if this one is
-    about to end; None: none is. `version`: that of the project's files that this launch has sent or compared
-    (transfer.py); the job is refused where they have another one."""
+    `notify`: a URL or a command that gets the events of the job, '' for none; it may be a secret. `save`:
+    seconds before the `deadline`, and before a scheduled maintenance, at which the ranks are told to save and
+    end. `poweroff`: the node powers off so many seconds after the end of the job; None: it does not. `keep`:
+    likewise after a stall that ends the nodes, and at least so long where the `results` are not all in S3.
+    `results`: where the node copies its results then; None: nowhere. `snapshots`: of which the newest is sent
+    to a node that stays if this one is about to end; None: none is. `version`: that of the project's files
+    that this launch has sent or compared (transfer.py); the job is refused where they have another one."""
 
     job: str
     node: int
@@ -234,7 +233,6 @@ class StartRequest:
     version: int = 0
     paths: dict[str, str] = field(default_factory=dict)  # as for SetupRequest
     notify: str = ""
-    announce: float = 1800.0
     container: Optional[Container] = None  # in which the ranks run
 
     STEP = "start"
@@ -261,7 +259,6 @@ class StartRequest:
         check_range("alone_seconds", self.alone_seconds, 0, MAX_SAVE)
         check_range("straggler_seconds", self.straggler_seconds, 0, MAX_SAVE)
         check_range("save", self.save, 0, MAX_SAVE)
-        check_range("announce", self.announce, 0, MAX_LEFT)
         check_length("notify", self.notify, MAX_PATH)
         check_range("poweroff", self.poweroff, 0, MAX_LEFT)
         check_range("version", self.version, 0, MAX_SIZE)

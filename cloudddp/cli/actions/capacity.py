@@ -32,5 +32,5 @@ def capacity(
         texts = [*map(view.place, found), view.purchases(found, console.render)]
         console.print_text("\n\n".join(text for text in texts if text))
     if all(place.info is None for place in found):
-        hint = next(iter(found[0].problems.values())).hint
-        raise CloudDDPError("no region has the type, or answers", hint=hint)
+        (problem, *_) = found[0].problems.values()
+        raise CloudDDPError("no region has the type, or answers", hint=problem.hint)

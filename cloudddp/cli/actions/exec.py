@@ -7,9 +7,7 @@ import os
 import queue
 import secrets
 import shlex
-import signal
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 
@@ -27,10 +25,8 @@ from cloudddp.ssh import fleet
 from cloudddp.ssh.running import CHUNK, CommandSpec
 from cloudddp.text import node_list, without_colours
 
-_MARK = "CLOUDDDP_EXEC="  # see infra/node/end-exec.sh
 _PIECES = 4  # of the input, each of up to CHUNK bytes, that a node may be behind the fastest
 _END_SECONDS = 20.0  # for a command to end after Ctrl-C
-_DRAIN_SECONDS = 1.0  # for its last output to arrive
 
 
 def exec_(
@@ -47,8 +43,7 @@ def exec_(
         runs = {rank: partial(work.run, rank) for rank in ranks}
         outcome = fleet.each(runs, fatal=lambda _: False, on_stop=work.end)
     if any(outcome.values.values()):
-        names = {128 + one: f" ({one.name})" for one in signal.Signals}  # what a shell returns
-        rows = [(str(rank), f"{code}{names.get(code, '')}") for rank, code in sorted(outcome.values.items())]
+        rows = [(str(rank), str(code)) for rank, code in sorted(outcome.values.items())]
         console.print(table(("NODE", "EXIT CODE"), rows), err=True)
     return max(outcome.all().values(), default=0)
 
@@ -60,20 +55,18 @@ class _Execution:
         self, console: Console, runner: Runner, text: str, ranks: Sequence[int], *, prefixed: bool
     ) -> None:
         """`prefixed`: each line begins with the node."""
-        self._mark = secrets.token_hex(8)
-        self._command = f'export {_MARK}{self._mark}; cd "$HOME"/{PROJECT} 2>/dev/null || cd; {text}'
+        self._mark = secrets.token_hex(8)  # by which infra/node/end-exec.sh finds it
+        self._command = f'export CLOUDDDP_EXEC={self._mark}; cd "$HOME"/{PROJECT} 2>/dev/null || cd; {text}'
         self._console, self._runner, self._prefixed = console, runner, prefixed
         self._lock = threading.Lock()
         # The input for each node on which the command has not ended.
         self._inputs = {rank: queue.Queue[bytes | None](_PIECES) for rank in ranks}
-        self._has_input = _has_input(len(ranks))
-        if self._has_input:
-            threading.Thread(target=self._read, daemon=True).start()
+        threading.Thread(target=self._read, daemon=True).start()
 
     def run(self, node: int) -> int:
         """Run it on a node and return its exit code; print each line as soon as it is complete."""
         label = f"[node {node}] " if self._prefixed else ""
-        console, stdin = self._console, _pieces(self._inputs[node]) if self._has_input else b""
+        console, stdin = self._console, _pieces(self._inputs[node])
 
         def show(lines: LineSplitter, write: Callable[[str], None], data: bytes, last: bool = False) -> None:
             with self._lock:
@@ -93,24 +86,16 @@ class _Execution:
 
     def end(self) -> None:
         """End it on every node where it runs."""
-        command = f"sh -s -- '{_MARK}[{self._mark[0]}]{self._mark[1:]}'"
         script = payload_text("infra/node/end-exec.sh").encode()
-        work = partial(self._runner.run, spec=CommandSpec(command, script, total_timeout=_END_SECONDS))
+        spec = CommandSpec(f"sh -s -- {self._mark}", script, total_timeout=_END_SECONDS)
+        work = partial(self._runner.run, spec=spec)
         done = self._runner.each(work, nodes=list(self._inputs), fatal=lambda _: False)
         if left := [*done.errors, *(node for node, result in done.values.items() if result.exit_code)]:
             self._console.warn(f"the command may still run on {node_list(left)}")
-        deadline = time.monotonic() + _DRAIN_SECONDS
-        while self._inputs and time.monotonic() < deadline:
-            time.sleep(0.02)
 
     def _read(self) -> None:
         """Read this process's input for all nodes, no faster than the slowest of them takes it."""
-        data: bytes | None = b""
-        while data is not None:
-            try:
-                data = os.read(0, CHUNK) or None
-            except OSError:
-                data = None
+        for data in _own_input():
             for node in list(self._inputs):
                 while (pieces := self._inputs.get(node)) is not None:
                     with contextlib.suppress(queue.Full):
@@ -118,16 +103,15 @@ class _Execution:
                         break
 
 
+def _own_input() -> Iterator[bytes | None]:
+    """Yield this process's input, and None at its end. That of a terminal stays there: `ssh` is for that."""
+    with contextlib.suppress(OSError):  # it is closed
+        while not os.isatty(0) and (data := os.read(0, CHUNK)):
+            yield data
+    yield None
+
+
 def _pieces(waiting: queue.Queue[bytes | None]) -> Iterator[bytes]:
     """Yield the input of a node, b"" while there is nothing yet."""
     while (piece := b"" if waiting.empty() else waiting.get()) is not None:
         yield piece
-
-
-def _has_input(nodes: int) -> bool:
-    """Return whether commands get this process's input. Of a terminal only one on a single node does, and
-    not in the background, where reading would stop this process."""
-    try:
-        return not os.isatty(0) or (nodes == 1 and os.tcgetpgrp(0) == os.getpgrp())
-    except OSError:
-        return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from contextlib import closing
 from functools import partial
 from typing import NoReturn, ParamSpec
@@ -31,6 +31,7 @@ from cloudddp.job.follow.follower import JobFollower
 from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.project_scan import listing_of
 from cloudddp.operations import deadlines
+from cloudddp.operations.results import ended_nodes_query
 from cloudddp.text import node_list, with_colours, without_colours
 
 P = ParamSpec("P")
@@ -161,17 +162,6 @@ def _cancel_now(console: Console, runner: Runner, job_id: str, grace: float) -> 
         done = cancel.cancel(runner, job_id, grace=grace)
     stopped = f" ({done.training.stopped})" if done.training and done.training.stopped else ""
     raise JobStopped(job_id, f"job {job_id} cancelled{f', {done.text}' if done.text else ''}{stopped}")
-
-
-def ended_nodes_query(aws: Callable[[], AWS], cluster: Cluster) -> Callable[[], Mapping[int, str]]:
-    """Return a function that queries AWS for nodes that have ended, on a new connection. Any thread may call
-    it."""
-
-    def query() -> dict[int, str]:
-        ended = lookup.ended_nodes(aws(), cluster, cluster.nodes, stopped=True)
-        return {node: one.report for node, one in ended.items()}
-
-    return query
 
 
 def line_printer(

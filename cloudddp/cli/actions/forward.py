@@ -31,8 +31,7 @@ _PORTS = re.compile(r"([0-9]{1,5})(?::([0-9]{1,5}))?")
 def forward(
     console: Console, options: GlobalOptions, *, anyone: bool, node: int, ports: Sequence[str]
 ) -> None:
-    # Before the session, which may enter the simulator's network.
-    forwards = [_listening(*pair, "forward") for pair in [_pair(one) for one in ports]]
+    forwards = [_listening(one) for one in ports]  # first: the session may enter the simulator's network
     session = sessions.start(console, options, anyone=anyone)
     with connected(session, only=node) as (_, runner), _until_interrupted(console):
         for one in forwards:
@@ -45,24 +44,18 @@ def forward(
         raise NodeError(f"{connection.target.label}: the SSH connection broke", hint=("repeat ", again))
 
 
-def _pair(given: str) -> tuple[int, int]:
-    """Return the ports of LOCAL or LOCAL:REMOTE. Raises UsageError."""
+def _listening(given: str) -> Forward:
+    """Listen on LOCAL of LOCAL or LOCAL:REMOTE. Raises UsageError."""
     found = _PORTS.fullmatch(given)
-    pair = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
-    if not all(0 < port < 1 << 16 for port in pair):
+    local, remote = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if not (0 < local < 1 << 16 and 0 < remote < 1 << 16):
         hint = "give LOCAL or LOCAL:REMOTE, each from 1 to 65535"
         raise UsageError(f"not a port: {one_line(given, 50)!r}", hint=hint)
-    return pair
-
-
-def _listening(local: int, remote: int, *words: str) -> Forward:
-    """Listen on a port of this computer. Raises UsageError, with another port for the command."""
     try:
         return Forward(local, remote)
     except OSError as error:
-        other = f"{Forward(0).local}" + (f":{remote}" if remote else "")
         text = f"cannot listen on port {local} of this computer: {reason_of(error)}"
-        raise UsageError(text, hint=("another one: ", Command(*words, other))) from None
+        raise UsageError(text, hint=f"give another one: LOCAL:{remote}") from None
 
 
 def _serve(console: Console, one: Forward, runner: Runner, node: int) -> Connection:
@@ -71,7 +64,7 @@ def _serve(console: Console, one: Forward, runner: Runner, node: int) -> Connect
     assert connection is not None  # noqa: S101  only a dry run has none
     if one.local == one.remote and connection.target.host.startswith("127."):
         text = f"the simulator's process nodes share this computer's ports: {one.local} would lead to itself"
-        raise UsageError(text, hint=("for example ", Command("forward", f"{Forward(0).local}:{one.remote}")))
+        raise UsageError(text, hint=f"give another one: LOCAL:{one.remote}")
     text = f"port {one.remote} of node {node} does not answer; does a program listen there yet?"
     one.start(connection, lambda why: console.log(f"{text} ({why})"))
     return connection
@@ -89,21 +82,19 @@ def _until_interrupted(console: Console) -> Iterator[None]:
 
 
 def tensorboard(
-    console: Console, options: GlobalOptions, *, anyone: bool, job_id: str | None, port: int, browse: bool
+    console: Console, options: GlobalOptions, *, anyone: bool, job_id: str | None, browse: bool
 ) -> None:
-    one = _listening(port, 0, "tensorboard", "--port")
+    one = Forward()
     session = sessions.start(console, options, anyone=anyone)
     job = session.settings.job
     with connected(session, partly=True, needed=[]) as (cluster, runner), _until_interrupted(console):
         record = status.find(status.list_jobs(runner), job_id)
         node = min(runner.nodes) if record.rank_zero is None else record.rank_zero
         runner.leave_out([other for other in runner.nodes if other != node])  # they may be idle, and end
-        since = None if job_id is None else record.started
-        logs = boards.find_logs(runner, node, PROJECT, job.outputs or (".",), since=since)
+        logs = boards.find_logs(runner, node, PROJECT, job.outputs or (".",))
         if not logs:
-            of_job = "" if since is None else f" since the start of job {record.id}"
             hint = f"does the script write into {' or '.join(job.outputs) or 'the project'}?"
-            raise CloudDDPError(f"node {node} has no event files of TensorBoard{of_job}", hint=hint)
+            raise CloudDDPError(f"node {node} has no event files of TensorBoard", hint=hint)
         python = connect.probe(runner, cluster, python=job.python, only_files=True)[node].python
 
         def show(remote: int) -> None:
@@ -119,7 +110,5 @@ def tensorboard(
 
 def _browse(console: Console, url: str) -> None:
     """Open the browser, which may return when it is closed."""
-    with contextlib.suppress(webbrowser.Error, OSError, ValueError):
-        if webbrowser.open(url):
-            return
-    console.log("there is no browser to open here: open the URL yourself")
+    if not webbrowser.open(url):
+        console.log("there is no browser to open here: open the URL yourself")

@@ -15,7 +15,6 @@ from cloudddp.cli.session import Session
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.command_line import Flag, GlobalOptions, variable_flags
 from cloudddp.errors import EXIT_LEFTOVERS, Command, Interrupted, Text, UsageError
-from cloudddp.job.failure_text import waited_for_ranks
 from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.job_request import KEEP_MINUTES, NewJob, Script
 from cloudddp.job.results.restore import results_here
@@ -23,6 +22,8 @@ from cloudddp.local_state import ClusterFolder
 from cloudddp.operations import deadlines
 from cloudddp.operations.node_connections import connected
 from cloudddp.operations.start_job import checked_script
+
+WATCHDOG = "Watchdog caught collective operation timeout"  # of PyTorch: some rank did not join a collective
 
 
 def launch(
@@ -119,12 +120,8 @@ def _report_next(console: Console, finished: JobResult) -> None:
             Command("down"),
             " stops the bill",
         )
-    if finished.exit_code and waited_for_ranks((*finished.last_lines, finished.cause)):
-        console.log(
-            Command("stacks", finished.job),
-            " reads the dumps of PyTorch's flight recorder, which ranks with NCCL leave: which rank did not "
-            "join which collective",
-        )
+    if any(WATCHDOG in line for line in finished.last_lines):
+        console.log(Command("stacks", finished.job), " names the ranks that did not join the collective")
 
 
 def _launch(session: Session, job: NewJob, *, detach: bool) -> JobResult | None:

@@ -17,7 +17,6 @@ from cloudddp.agent.protocol.jobs import MAX_RANKS
 from cloudddp.agent.protocol.phases import MAX_RANK
 from cloudddp.cli import session as sessions
 from cloudddp.cli.actions.follow import (
-    ended_nodes_query,
     is_note,
     line_printer,
     quiet_reporter,
@@ -39,6 +38,7 @@ from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.status import JobRecord
 from cloudddp.operations import deadlines
 from cloudddp.operations.node_connections import connected
+from cloudddp.operations.results import ended_nodes_query
 from cloudddp.text import node_list
 
 MOST_TAIL = 1_000_000  # lines of each rank

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 from collections.abc import Sequence
@@ -11,8 +10,7 @@ from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
 from cloudddp.cluster import connect
 from cloudddp.config.command_line import GlobalOptions
-from cloudddp.errors import CloudDDPError, Command, Text, ToolCommand, UsageError
-from cloudddp.files import state_home, write_atomic
+from cloudddp.errors import CloudDDPError, Command, UsageError
 from cloudddp.ssh import openssh
 
 _WITH_VALUE = "BbcDEeFIiJLlmOoPpQRSWw"  # options of OpenSSH's `ssh`
@@ -57,30 +55,6 @@ def _ssh_words(words: Sequence[str]) -> tuple[Sequence[str], int, Sequence[str]]
     return words[:at], int(node), words[at + 1 :]
 
 
-def ssh_config(console: Console, options: GlobalOptions, *, anyone: bool, install: bool) -> None:
-    cluster = (session := sessions.start(console, options, anyone=anyone)).cluster()
-    connect.complete_host_keys(cluster, session.settings.cluster, progress=console.log)
-    targets, lost = connect.targets(cluster, session.settings.cluster)
-    for error in lost.values():
-        console.warn(str(error))
-    connect.write_ssh_config(cluster, targets)
-    if install:
-        openssh.include()
+def ssh_config(console: Console, _: GlobalOptions) -> None:
     console.print(openssh.include_line())
-    where, host = openssh.USER_CONFIG, ToolCommand("ssh", f"{cluster.name}-{min(targets, default=0)}")
-    if openssh.is_included():
-        console.log(f"{where} has this line, also for later clusters; now, for example: ", host)
-    else:
-        console.log(
-            f"needed once, at the top of {where}: ", Command("ssh-config", "--install"), " puts it there"
-        )
-
-
-def mention_ssh_config() -> Text:
-    """Return a sentence about it for the user's first `up`, '' later."""
-    path = state_home() / "ssh-config-mentioned"
-    with contextlib.suppress(OSError, CloudDDPError):  # what matters was done
-        if not path.exists() and not openssh.is_included():
-            write_atomic(path, "")
-            return ("editors, rsync, scp: ", Command("ssh-config"), " names the nodes for OpenSSH")
-    return ""
+    console.log("needed once, at the top of ~/.ssh/config: then NAME-0 is node 0 of the cluster NAME")

@@ -26,7 +26,7 @@ def stacks(
     session = sessions.start(console, options, anyone=anyone)
     with connected(session, partly=True) as (cluster, runner):
         record = status.find(status.list_jobs(runner), job_id)
-        if record.setup and record.status.ended:
+        if record.setup:
             raise _nothing(record)
         found = gather_stacks(runner, cluster, record.id, console.log)
         dumps = analyzed_dumps(runner, record.id, found, session.settings.job.python)
@@ -39,8 +39,6 @@ def stacks(
     if as_json:
         console.print_json({**_json(record, ranks), "collectives": seen})
         return
-    if record.status.ended:
-        console.log(f"job {record.id} has ended ({record.status}): its ranks had left these dumps")
     for line in filter(None, (_sentence(record, ranks), *seen)):
         console.print(line)
     for node, listed in sorted(ranks.items()):
@@ -51,19 +49,10 @@ def stacks(
 
 
 def _nothing(record: JobRecord) -> CloudDDPError:
-    if not record.status.ended:
-        return CloudDDPError(
-            f"no rank of job {record.id} runs yet", hint=(Command("logs", record.id), " shows what it does")
-        )
     return CloudDDPError(
-        f"job {record.id} has ended ({record.status}): none of its ranks runs, and none has left a dump of "
-        "PyTorch's flight recorder",
-        hint=(
-            Command("logs", record.id),
-            " shows its last lines, ",
-            Command("pull"),
-            " copies its logs and verdict",
-        ),
+        f"job {record.id} ({record.status}): no rank runs, and none has left a dump of PyTorch's flight "
+        "recorder",
+        hint=(Command("logs", record.id), " shows its last lines"),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -28,7 +27,7 @@ def status(console: Console, options: GlobalOptions, *, as_json: bool, watch: bo
     if watch:
         from cloudddp.cli.actions.top import top  # with all that connects to nodes
 
-        top(console, options, as_json=as_json)
+        top(console, options, anyone=False, as_json=as_json, once=False)
         return
     session = sessions.start(console, options, tolerant_verb="status")
     name, aws = session.settings.cluster.name, session.aws()
@@ -42,9 +41,8 @@ def status(console: Console, options: GlobalOptions, *, as_json: bool, watch: bo
                 console.print_json([])
             raise
     ownership = session.ownership(aws)
-    _warn(console, live)
     for one in live:
-        sessions.warn_of_interrupted_extension(console, one)
+        session.warn_of(one)
     credentials = aws.credentials_end()
     if as_json:
         console.print_json(
@@ -83,7 +81,8 @@ def ls(console: Console, options: GlobalOptions, *, as_json: bool, all_regions: 
         rest = region_search.rest(next(iter(found.answers)), found.regions)
         found, left = found.merged(rest), left | _all_remains(console, rest)
     without_nodes = [one for remains in left.values() for one in remains]
-    _warn(console, found.every)
+    for cluster in found.every:
+        session.warn_of(cluster)
     if as_json:
         console.print_json(
             [entry for aws in left for entry in _json(session, aws, found.live(aws), left[aws])]
@@ -129,8 +128,3 @@ def _json(session: Session, aws: AWS, live: list[Cluster], left: list[Remains]) 
     ownership = session.ownership(aws)
     clusters = [views.cluster_json(c, ownership, aws.credentials_end(), termination.planned(c)) for c in live]
     return clusters + [views.remains_json(one, ownership) for one in left]
-
-
-def _warn(console: Console, found: Iterable[Cluster]) -> None:
-    for text in (text for cluster in found for text in cluster.warnings):
-        console.warn(text)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
-from cloudddp import signals
+from cloudddp import local_state, signals
 from cloudddp.aws.client import AWS
 from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.cli import session as sessions
-from cloudddp.cli.actions.nodes import mention_ssh_config
 from cloudddp.cli.console import Console
 from cloudddp.cli.session import Session
 from cloudddp.cli.views import lifecycle
@@ -44,8 +43,8 @@ def up(console: Console, options: GlobalOptions, *, flags: Sequence[Flag], dry_r
     if created.plan is None:
         _require_limits(created.cluster, session, flags)
     console.log("next: ", Command("launch", "SCRIPT"), "   (", Command("down"), " stops the bill)")
-    if hint := mention_ssh_config():
-        console.log(hint)
+    if created.plan is not None and len(local_state.history(session.aws().endpoint)) == 1:  # the first ever
+        console.log("editors, rsync, scp: ", Command("ssh-config"), " names the nodes for OpenSSH")
 
 
 def _require_limits(existing: Cluster, session: Session, flags: Sequence[Flag]) -> None:

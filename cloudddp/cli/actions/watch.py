@@ -10,7 +10,6 @@ from contextlib import closing
 from cloudddp.cli import session as sessions
 from cloudddp.cli.actions import planned_end
 from cloudddp.cli.actions.follow import (
-    ended_nodes_query,
     line_printer,
     quiet_reporter,
     report_end,
@@ -35,6 +34,7 @@ from cloudddp.job.outcome import JobStatus
 from cloudddp.job.poweroff import PutOff
 from cloudddp.local_state import ClusterFolder
 from cloudddp.operations import deadlines
+from cloudddp.operations.results import ended_nodes_query
 from cloudddp.text import node_list
 
 _AGAIN = 1.0  # seconds between two looks

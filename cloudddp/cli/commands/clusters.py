@@ -85,9 +85,9 @@ capacity = Verb(
     ],
     help="""Show where AWS has or sells capacity; buy nothing.
 
-    For each region and type: the zones that offer it, the prices on demand and on the spot market, AWS's
-    score of how likely N spot instances in one zone are (1 to 10), your quotas, and the capacity blocks for
-    sale, with the command that buys one. Only a launch shows what is free on demand.
+    For each region and type: the zones that offer it, the prices on demand and on the spot market, AWS's spot
+    placement score of N instances in one zone, your quotas, and the capacity blocks for sale, with the
+    command that buys one. Only a launch shows what is free on demand.
 
     \b
     Examples:
@@ -118,30 +118,19 @@ top = Verb(
         ANYONE,
         JSON,
         click.Option(["--once"], is_flag=True, help="Show one reading of every node, and exit."),
-        click.Option(
-            ["--interval"],
-            type=Finite(min=1, max=3600),
-            default=2.0,
-            show_default=True,
-            metavar="SECONDS",
-            help="Time between two readings.",
-        ),
     ],
     help="""Show GPUs, ranks, progress and cost as they are now, live.
 
-    Of each GPU the utilization, memory, temperature and power; of each rank the cores that it and its
-    children use, its step and the time of a step, if it reports them, and whether it is slow; each beside the
-    GPU that has the same place on the node. Above, every number that rank 0 writes into its status file. If
-    not all ranks fit the terminal, slow ones are first. Jobs that start or end meanwhile are followed.
+    Each rank is beside the GPU that has the same place on the node; slow ranks are first. Above are the
+    numbers that rank 0 writes into its status file. Jobs that start or end meanwhile are followed.
 
-    Ends with Ctrl-C, and exits with 0. Without a terminal it prints a line per rank and reading; with --json,
-    an object per reading on a line of its own. Nodes that do not answer are shown and retried; with --once
-    the exit code is then 1. AWS is asked once in 30 seconds.
+    Ends with Ctrl-C, and exits with 0. The nodes measure every 2 seconds. Without a terminal it prints a line
+    per rank each time; with --json, an object. Nodes that do not answer are shown and retried.
 
     \b
     Examples:
       cloudddp top
-      cloudddp top --once --json | jq '.job.metrics.loss'
+      cloudddp top --once --json | jq '.metrics.loss'
     """,
 )
 
@@ -179,7 +168,7 @@ extend = Verb(
             help="H hours after the present deadline.",
         ),
         click.Option(
-            ["--until"], metavar="TIME", help="A time: 18:00 or 2026-12-01T08:00 (local), 2026-12-01T08:00Z."
+            ["--until"], metavar="TIME", help="18:00 (today), 2026-12-01T08:00 (local) or 2026-12-01T08:00Z."
         ),
         click.Option(
             ["--max-cost"],
@@ -192,9 +181,9 @@ extend = Verb(
     ],
     help="""Move the deadline of the cluster, to a later or an earlier time.
 
-    Moves the timer of every node, the tags and this computer's record, after it has shown both deadlines and
-    the cost. Running jobs are warned at the new one. At most 336 hours after the creation, and not beyond
-    max_cost of the configuration.
+    Moves the timer and the tag of every node, after it has shown both deadlines and the cost. Running jobs
+    are warned at the new one. At most 336 hours after the creation, and not beyond max_cost of the
+    configuration.
 
     If a node cannot be reached, the others are moved, it is named, and the exit code is 1. It is safe to
     repeat.
@@ -209,7 +198,7 @@ extend = Verb(
 cost = Verb(
     "cost",
     "cloudddp.cli.actions.cost:cost",
-    params=[click.Option(["--month"], metavar="YYYY-MM", help="Only clusters that began in it."), JSON],
+    params=[JSON],
     help="""Show what your clusters have cost, by month and project.
 
     Also those that have ended: from AWS, which lists instances for an hour, and from what this computer has
@@ -218,7 +207,7 @@ cost = Verb(
 
     \b
     Example:
-      cloudddp cost --month 2026-11
+      cloudddp cost --json | jq 'map(.usd) | add'
     """,
 )
 

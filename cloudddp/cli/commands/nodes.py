@@ -11,7 +11,6 @@ from cloudddp.cli.commands.options import ANYONE, JOB, JSON, YES
 from cloudddp.cli.lazy_commands import Verb, completes
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
-_PORT = click.IntRange(0, 65535)
 
 
 def _node(text: str, **more: Any) -> click.Option:
@@ -89,8 +88,9 @@ preflight = Verb(
     help="""Check the nodes as a launch does, and measure their network.
 
     Without a job: every node connects to every other one; GPUs, driver, Python, torch, CUDA and NCCL have to
-    be the same on all, clocks alike, disks not full. Exits with 1 if a check fails, or a node is slow. It is
-    refused while a job runs, and leaves nothing on the nodes.
+    be the same on all, clocks alike, disks not full. It runs on the hosts, also with [job] container, and
+    mounts no [[shared]] folder. It is refused while a job runs, and leaves nothing on the nodes. Exits with 1
+    if a check fails, or a node is slow.
 
     \b
     Examples:
@@ -144,8 +144,8 @@ exec_ = Verb(
 
     A single word is a shell command line; several words are a program and its arguments. Lines are shown as
     they arrive, those of several nodes with the node. Standard input goes to every node, unless it is a
-    terminal; to a single node in any case. Ctrl-C ends the command on all nodes. Exits with the highest exit
-    code of all nodes, which are listed if one is not 0.
+    terminal. Ctrl-C ends the command on all nodes. Exits with the highest exit code of all nodes, which are
+    listed if one is not 0.
 
     \b
     Examples:
@@ -202,21 +202,17 @@ ssh = _Ssh(
 ssh_config = Verb(
     "ssh-config",
     "cloudddp.cli.actions.nodes:ssh_config",
-    params=[
-        ANYONE,
-        click.Option(
-            ["--install"], is_flag=True, help="Put the line into ~/.ssh/config, unless it is there."
-        ),
-    ],
+    only_own_options=True,
+    params=[],
     help="""Name the nodes for OpenSSH: editors, rsync, scp.
 
-    Prints the line for ~/.ssh/config with which OpenSSH reaches the nodes of the cluster NAME as NAME-0,
-    NAME-1 and so on: with its key, its route, and host keys that are checked as strictly as by cloudddp. It
-    is needed once: the nodes of later clusters are added, and `down` removes them.
+    Prints the line for the top of ~/.ssh/config with which OpenSSH reaches the nodes of each cluster NAME as
+    NAME-0, NAME-1 and so on: with its key, its route, and host keys that are checked as strictly as by
+    cloudddp. It is needed once: `up` adds the nodes of later clusters, and `down` removes them.
 
     \b
     Examples:
-      cloudddp ssh-config --install
+      cloudddp ssh-config
       rsync -a training-0:project/runs/ runs/     # of a cluster named training
     """,
 )
@@ -246,20 +242,19 @@ tensorboard = Verb(
     "cloudddp.cli.actions.forward:tensorboard",
     params=[
         ANYONE,
-        click.Option(["--port"], type=_PORT, default=0, metavar="P", help="Port here (default: a free one)."),
         click.Option(["--open", "browse"], is_flag=True, help="Open it in the browser."),
         JOB,
     ],
     help="""Run TensorBoard on the node of rank 0, and forward it.
 
-    Until Ctrl-C, or until the connection breaks. It shows the event files below [job] outputs, or in the
-    project; with JOB those written since its start. Where the job's Python has no TensorBoard, pip installs
-    it into a folder of its own.
+    That of JOB, or of the newest job. Until Ctrl-C, or until the connection breaks. It shows the event files
+    below [job] outputs, or in the project. Where the job's Python has no TensorBoard, pip installs it into a
+    folder of its own.
 
     \b
     Examples:
       cloudddp tensorboard --open
-      cloudddp tensorboard 20261127-1015 --port 7007
+      cloudddp tensorboard 20261127-1015
     """,
 )
 

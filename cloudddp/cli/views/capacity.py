@@ -41,7 +41,7 @@ def place(found: Place) -> str:
         )
         for one in found.blocks[:MOST]
     ]
-    lines += _table(("ZONE", "SPOT/H", "SPOT SCORE"), zones)
+    lines += _table(("ZONE", "SPOT/H", "SPOT SCORE (OF 10, LOW FOR A SINGLE TYPE)"), zones)
     lines += _table(("CAPACITY BLOCK", "ZONE", "START (UTC)", "USD", "NODE/H"), blocks)
     if len(found.blocks) > MOST:
         lines.append(f"  and {len(found.blocks) - MOST} later ones: --json")

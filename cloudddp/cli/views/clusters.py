@@ -16,10 +16,6 @@ UNKNOWN_OWNER = "an unknown owner"
 
 
 def cluster(found: Cluster, ownership: Ownership, planned: PlannedEnd | None = None) -> str:
-    hour = found.hour
-    price = "price unknown" if hour is None else f"{dollars(hour)} an hour"
-    if found.spot:
-        price = "spot, " + (price if hour is None else f"at most {price}")
     head = f"cluster {found.name} ({found.id or 'no id'}) in {found.region}, created by {found.owner or '-'}"
     if not ownership.owns(found):
         head += f" (not yours; {ownership.caller})"
@@ -29,9 +25,17 @@ def cluster(found: Cluster, ownership: Ownership, planned: PlannedEnd | None = N
             f"{'has' if found.missing == 1 else 'have'} ended"
         )
     if found.live:
-        head += f"\n  {price}, {amount(found.cost())} so far; {end_of(found)}"
+        head += f"\n  {spending(found)}"
         head += "".join(f"\n  {line}" for line in _earlier(found, planned))
     return head + "\n" + nodes_table(found)
+
+
+def spending(found: Cluster) -> str:
+    """Return the price, the cost so far and the time left, as a sentence."""
+    price = "price unknown" if found.hour is None else f"{dollars(found.hour)} an hour"
+    if found.spot:
+        price = "spot, " + (price if found.hour is None else f"at most {price}")
+    return f"{price}, {amount(found.cost())} so far; {end_of(found)}"
 
 
 def end_of(found: Cluster) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
 from typing import Any
 
 from cloudddp.cluster.costs import ClusterCost
@@ -12,39 +11,28 @@ from cloudddp.formats import table
 
 def costs_text(found: Sequence[ClusterCost]) -> str:
     """Return a table of clusters, and one of the sums by month and project."""
-    rows = [
-        (
-            f"{one.created:%Y-%m-%d %H:%M}" if one.created else "unknown",
-            one.project,
-            one.name,
-            one.id,
-            one.region,
-            _sum([one]) + (" so far" if one.running else ""),
-        )
-        for one in found
-    ]
+    rows = []
+    groups: dict[tuple[str, str], list[ClusterCost]] = {}
+    for one in found:
+        started = f"{one.created:%Y-%m-%d %H:%M}" if one.created else "unknown"
+        so_far = " so far" if one.running else ""
+        rows.append((started, one.project, one.name, one.id, one.region, _sum([one]) + so_far))
+        groups.setdefault((one.month or "unknown", one.project), []).append(one)
     header = ("STARTED (UTC)", "PROJECT", "CLUSTER", "ID", "REGION", "COST")
     clusters = table(
         header, rows, redundant=("REGION",), elastic=("PROJECT", "CLUSTER"), spare=("ID", "CLUSTER")
     )
-
-    def key(one: ClusterCost) -> tuple[str, str]:
-        return one.month or "unknown", one.project
-
-    groups = [(*name, list(members)) for name, members in groupby(sorted(found, key=key), key)]
-    sums = [
-        (month, project, str(len(members)), _sum(members))
-        for month, project, members in (*groups, ("total", "", list(found)))
-    ]
+    sums = [(*name, str(len(members)), _sum(members)) for name, members in sorted(groups.items())]
+    sums.append(("total", "", str(len(found)), _sum(found)))
     return f"{clusters}\n\n" + table(("MONTH", "PROJECT", "CLUSTERS", "COST"), sums, elastic=("PROJECT",))
 
 
 def _sum(members: Sequence[ClusterCost]) -> str:
     known = [one.cost for one in members if one.cost.usd is not None]
-    unknown = len(members) - len(known)
     if not known:
         return "unknown"
     most = "at most " if any(cost.at_most for cost in known) else ""
+    unknown = len(members) - len(known)
     more = f" and {unknown} unknown" if unknown else ""
     return f"{most}${sum(cost.usd or 0.0 for cost in known):.2f}{more}"
 

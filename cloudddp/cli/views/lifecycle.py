@@ -52,7 +52,7 @@ def _candidates(found: Sequence[Plan], spec: ClusterSpec) -> list[str]:
         (
             str(number),
             one.context.info.name,
-            f"{one.context.info.gpus} x {one.context.info.gpu_name.removeprefix('NVIDIA ')}",
+            f"{one.context.info.gpus} x {one.context.info.gpu_name.removeprefix('NVIDIA ') or 'GPU'}",
             "spot" if is_spot(one.launches[0].request.params) else "on demand",
             one.region,
             " ".join(launch.zone.removeprefix(one.region) for launch in one.launches),
@@ -107,11 +107,9 @@ def _settings(the_plan: Plan, spec: ClusterSpec, credentials_end: datetime | Non
     """Return what does not depend on the type."""
     lines = []
     if spec.volume_init_rate:
-        gib = the_plan.context.image.disk_gb
-        seconds = gib * 1024 / spec.volume_init_rate
         lines.append(
-            f"  volumes   filled from the image at {spec.volume_init_rate} MiB/s, in {duration(seconds)}; "
-            f"billed per GiB, up to {gib} on each node (aws.amazon.com/ebs/pricing), not counted above"
+            f"  volumes   filled from the image at {spec.volume_init_rate} MiB/s; billed per GiB, up to "
+            f"{the_plan.context.image.disk_gb} on each node (aws.amazon.com/ebs/pricing), not counted above"
         )
     if spec.idle_minutes:
         lines.append(
@@ -201,7 +199,7 @@ def nothing(name: str, regions: Sequence[str], denied: Sequence[str]) -> str:
     """Return that there is no cluster of that name in these regions; `denied`, by a policy of the
     organization."""
     more = f"; denied by your organization: {', '.join(denied)}" if denied else ""
-    return f"cluster {name} does not exist; nothing to do (asked: {formats.region_list(regions)}{more})"
+    return f"cluster {name} does not exist; nothing to do (asked: {', '.join(regions)}{more})"
 
 
 def down(report: DownReport, name: str, *, simulated: bool, region: str = "") -> str:

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from cloudddp.agent import client, replies
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.codec import ProtocolError
-from cloudddp.agent.protocol.frames import Dropped, End, FollowRequest, Heartbeat, Log
+from cloudddp.agent.protocol.frames import Dropped, End, FollowRequest, Frame, Heartbeat, Log
 from cloudddp.agent.protocol.jobs import JobState
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.protocol.readings import Reading
 from cloudddp.agent.replies import FrameDecoder
 from cloudddp.config.timing import Timing
 from cloudddp.errors import NodeError
@@ -257,7 +256,7 @@ class NodeStream:
         since = time.time() - self._liveness.silence(self._node)
         self._emit(NodeLost(self._node, _reason(error), since))
 
-    def _event(self, frame: Log | Dropped | JobState | Reading | End) -> Event:
+    def _event(self, frame: Frame) -> Event:
         """Return the event of a frame. Raises ProtocolError for a frame that no agent sends in this place."""
         match frame:
             case Log():
@@ -271,8 +270,6 @@ class NodeStream:
                     raise ProtocolError(f"it has the state of job {frame.job}")
                 self._phase = frame.phase
                 return JobUpdate(self._node, frame)
-            case Reading():
-                raise ProtocolError("it has a reading in this place")
             case End():
                 if self._phase is None:
                     raise ProtocolError("it ends without the job's state")
@@ -280,6 +277,7 @@ class NodeStream:
                     raise ProtocolError(f"it ends while the job is {self._phase.value}")
                 self._ended = True
                 return NodeFinished(self._node)
+        raise ProtocolError("it has a frame of another step")
 
     def _may_recover(self, error: Exception) -> bool:
         """Note that the connection has broken; return False if the node is lost."""

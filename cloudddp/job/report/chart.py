@@ -65,7 +65,8 @@ def figure(chart: Chart, marked: Collection[str] = ()) -> Html:
     paths = [tag("path", d=f"M0 {100 - _percent(y, marks):.1f}h1000", class_="grid") for y in marks]
     for name in sorted(lines, key=lambda name: name in marked)[-_LINES:]:
         path = _path(lines[name], left, (right - left) or 1, marks)
-        paths.append(tag("path", tag("title", name), d=path, class_=colours.get(_group(name), "other")))
+        look = colours.get(_group(name), "other") + " dot" * (len(lines[name]) == 1)
+        paths.append(tag("path", tag("title", name), d=path, class_=look))
     box = {"viewBox": "0 0 1000 100", "preserveAspectRatio": "none", "role": "img", "aria_label": chart.title}
     return tag(
         "figure",

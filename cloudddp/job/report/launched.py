@@ -29,7 +29,8 @@ def facts(
     typed: Sequence[str], cluster: Cluster, config: Config, root: Path, secret_files: Iterable[Path]
 ) -> LaunchFacts:
     """Return what is known before a launch. Raises UsageError where git is missing."""
-    lines = {line for value in config.job.env.values() for line in value.splitlines()}
+    values = (*config.job.env.values(), config.job.notify or "")
+    lines = {line for value in values for line in value.splitlines()}
     secrets = sorted((line for line in lines if len(line) >= _SHORTEST), key=len, reverse=True)
 
     def hide(text: str) -> str:

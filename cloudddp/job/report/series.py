@@ -116,7 +116,7 @@ def of_readings(files: Mapping[int, Path]) -> list[Chart]:
             memory = None if gpu.memory is None else gpu.memory / 1024
             values += [("GPU utilization", "%", name, gpu.utilization), ("GPU memory", "GiB", name, memory)]
             values += [("GPU power", "W", name, gpu.power), ("GPU temperature", "°C", name, gpu.temperature)]
-        metrics = [(name, value) for name, value in row.metrics.items() if _is_drawable(value)]
+        metrics = [one for one in row.metrics.items() if one[0] != "steps" and _is_drawable(one[1])]
         values += [(f"{name}, as reported", "", f"node {node}", value) for name, value in metrics]
         for title, unit, name, value in values:
             if value is not None:

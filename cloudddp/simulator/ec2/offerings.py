@@ -31,17 +31,14 @@ def _scores(response: Any) -> Any:
     best: dict[str, int] = {}
     for name in response._get_param("InstanceTypes", []):
         for zone in catalog.zones(backend.region_name, name):
-            best[zone] = max(best.get(zone, 1), _score(zone, name, count))
+            left = CONDITIONS.spot_capacity(zone, name)
+            low = 2 + zlib.crc32(f"{zone}{name}".encode()) % 3  # as AWS's are for a single type
+            best[zone] = max(best.get(zone, 1), 1 if left is not None and left < count else low)
     scores = [
         {"Region": backend.region_name, "AvailabilityZoneId": ids[zone], "Score": score}
         for zone, score in sorted(best.items())
     ]
     return result(SpotPlacementScores=scores)
-
-
-def _score(zone: str, name: str, count: int) -> int:
-    left = CONDITIONS.spot_capacity(zone, name)
-    return 1 if left is not None and left < count else 2 + zlib.crc32(f"{zone}{name}".encode()) % 8
 
 
 def _blocks(response: Any) -> Any:

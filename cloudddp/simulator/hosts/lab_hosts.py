@@ -154,12 +154,10 @@ class LabHosts:
         return found
 
     def moved_deadline(self, instance_id: str) -> datetime | None:
-        host = self._hosts.get(instance_id)
-        if host is None or not host.spec.user_data.timer:
-            return None
-        timer = f"/proc/{host.node.init.pid}/root/etc/systemd/system/{host.spec.user_data.timer}"
-        with contextlib.suppress(OSError):
-            return calendar_time(Path(timer).read_text())
+        with contextlib.suppress(KeyError, OSError, ValueError):
+            host = self._hosts[instance_id]
+            units = Path(f"/proc/{host.node.init.pid}/root/etc/systemd/system")
+            return calendar_time((units / host.spec.user_data.timer).read_text())
         return None
 
     # -- faults --------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ case "$1 $2 $3 $4 $5" in
     same host_key.pub "$6" || exit 1
     echo > reload
     ;;
-"-n sh -s -- "*" UTC")
+"-n sh -s -- move-deadline")
     cat > /dev/null
     date -u -d "@$6" '+%a %Y-%m-%d %H:%M:%S UTC' > deadline.new && mv deadline.new deadline
     ;;

@@ -94,11 +94,10 @@ class RanksChecked:
 
 @dataclass(frozen=True)
 class NoticeReceived:
-    """This node is about to end; the ranks may save for `grace` seconds. `by_aws`: before the deadline."""
+    """This node is about to end; the ranks may save for `grace` seconds."""
 
     failure: Failure
     grace: float
-    by_aws: bool = False
 
 
 @dataclass(frozen=True)
@@ -211,14 +210,6 @@ class Note:
 
 
 @dataclass(frozen=True)
-class Notify:
-    """Send this event to whom the job notifies."""
-
-    event: str
-    failure: Failure
-
-
-@dataclass(frozen=True)
 class LeaveStall:
     """Keep, here and on the other nodes, that a stall is left alone."""
 
@@ -251,7 +242,6 @@ Action = Union[
     AnnounceStop,
     WaitForRanks,
     Note,
-    Notify,
     LeaveStall,
     RecordUnreachable,
     End,

@@ -73,7 +73,7 @@ def run(request: StartRequest) -> None:
     if request.results is not None and not asked_to_end:
         from agent.s3 import copies  # 35 ms, likewise
 
-        ends = time.monotonic() + deadline.left(request.deadline, began)
+        ends, _ = deadline.current(request.deadline, began)
         copy = copies.Copy(request, request.results, ends).start()
     wait = request.keep if _ends_the_node(folder, request) else request.poweroff
     if wait is not None:
@@ -92,7 +92,6 @@ def run(request: StartRequest) -> None:
         copy.join()
     if transfer is not None:
         transfer.join()
-    notifier.join()
 
 
 def _ends_the_node(folder: Path, request: StartRequest) -> bool:

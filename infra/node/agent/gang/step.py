@@ -17,7 +17,6 @@ from typing import Any, Callable, Optional
 from agent.gang import decision, events, joining
 from agent.gang.decision import Arrived
 from agent.gang.state import NEVER, GangState
-from agent.jobs import notify
 from agent.ranks.causes import Seen
 from cloudddp.agent.protocol.gang import Kind, Message, Observed
 from cloudddp.agent.protocol.jobs import Cause, Failure, Verdict
@@ -243,14 +242,11 @@ class _Step:
 
     def _notice_received(self, event: events.NoticeReceived) -> None:
         """Tell the ranks of all nodes to save: this node is about to end."""
-        if event.by_aws and not self.state.is_ending:
-            self._do(events.Notify(notify.NOTICE, event.failure))
         self._fail(event.failure, grace=event.grace)
 
     def _stalled(self, event: events.Stalled) -> None:
         observed, state = event.observed, self.state
         self._do(events.Note(f"stalled: {observed.failure.detail}"))
-        self._do(events.Notify(notify.STALLED, observed.failure))
         if state.policy.leaves_stalls:
             self._do(events.LeaveStall(observed.failure.detail))
         else:

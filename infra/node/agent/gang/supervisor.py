@@ -24,12 +24,13 @@ from agent.gang.mesh import Mesh
 from agent.gang.state import GangState, Policy, initial
 from agent.gang.watches import Watches
 from agent.jobs import job_record, phases, poweroff
-from agent.jobs.notify import DEADLINE, Notifier
+from agent.jobs.notify import ANNOUNCE_SECONDS, DEADLINE, NOTICE, STALLED, Notifier
 from agent.node import commands, kernel, processes, store
 from agent.node.shared_memory import SupervisorHeartbeat, last_line
 from agent.ranks import attempt, causes, launchers
 from agent.ranks.attempt import Attempt, Look
-from agent.watch.measure import Recorder
+from agent.watch.gpus import Gpus
+from agent.watch.measure import RECORD_SECONDS, Recorder
 from agent.watch.notices import NoticeWatch
 from cloudddp.agent.protocol.gang import MAX_FACT, Facts, Kind, Message
 from cloudddp.agent.protocol.start import OnStall, StartRequest
@@ -83,7 +84,8 @@ class _Supervisor:
         self._state = _initial_state(request)
         self._facts: Optional[FactCollector] = None
         self._notices = NoticeWatch(request.deadline, request.save)
-        self._recorder = Recorder(self._record.folder)
+        self._gpus = Gpus(RECORD_SECONDS)
+        self._recorder = Recorder(self._record.folder, self._gpus)
         self._heartbeat_at = 0.0
         self._cancelled_at: Optional[float] = None
         self._guard = os.getppid()
@@ -93,7 +95,7 @@ class _Supervisor:
     def _begin(self, number: int) -> None:
         """Forget what is known of the last attempt."""
         self._attempt = Attempt(self._request, self._record.folder, number)
-        self._watches = Watches(self._request, self._record.folder, number)
+        self._watches = Watches(self._request, self._record.folder, number, self._gpus)
 
     def run(self) -> None:
         """Run the job to its verdict. An error of this process is sent to the others before it ends the
@@ -126,7 +128,6 @@ class _Supervisor:
         self._mesh.flush(LAST_WORDS)
         if os.getppid() != self._guard:
             self._notifier.conclude()
-            self._notifier.join()
 
     def _on_signal(self, number: int, _: Any) -> None:
         self._signal = number
@@ -176,10 +177,12 @@ class _Supervisor:
         yield events.RanksChecked(look is Look.FAILED, look is Look.ENDED, self._attempt.succeeded)
         if look is Look.RUNNING and not self._state.is_ending and (notice := self._notices.due()) is not None:
             failure, grace = notice.failure(self._request.node), notice.grace(self._request.stop_grace)
-            yield events.NoticeReceived(failure, grace, notice.by_aws)
+            if notice.by_aws:
+                self._notifier.post(NOTICE, failure)
+            yield events.NoticeReceived(failure, grace)
         if self._state.is_ending:
             return
-        if self._state.is_first and (near := self._notices.announcement(self._request.announce)) is not None:
+        if self._state.is_first and (near := self._notices.announcement(ANNOUNCE_SECONDS)) is not None:
             self._notifier.post(DEADLINE, near.failure(self._request.node))
         if not self._state.ranks_started:
             yield from self._while_copying()
@@ -209,6 +212,7 @@ class _Supervisor:
         for message in self._watches.stall(is_first=state.is_first, others=others):
             self._send(message)
         if state.is_first and (found := self._watches.stalled(state.left)) is not None:
+            self._notifier.post(STALLED, found.failure)
             yield events.Stalled(found)
 
     def _while_others_end(self) -> Iterator[events.Event]:
@@ -238,7 +242,6 @@ class _Supervisor:
             events.AnnounceStop: self._announce_stop,
             events.WaitForRanks: lambda _: self._wait_for_ranks(),
             events.Note: self._note,
-            events.Notify: lambda one: self._notifier.post(one.event, one.failure),
             events.LeaveStall: lambda one: self._send(self._watches.leave_stall(one.detail)),
             events.RecordUnreachable: lambda one: self._record.unreachable(one.missing),
             events.End: lambda one: self._record.end(one.verdict),

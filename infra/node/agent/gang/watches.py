@@ -9,6 +9,7 @@ from typing import Callable, Optional
 
 from agent.jobs import job_record
 from agent.share.spread import Spread
+from agent.watch.gpus import Gpus
 from agent.watch.isolation import IsolationWatch
 from agent.watch.stall import Stall
 from agent.watch.stragglers import StragglerWatch
@@ -20,9 +21,9 @@ from cloudddp.agent.protocol.start import StartRequest
 class Watches:
     """The watches of one attempt. What they yield is sent to the other nodes."""
 
-    def __init__(self, request: StartRequest, folder: Path, attempt: int) -> None:
+    def __init__(self, request: StartRequest, folder: Path, attempt: int, gpus: Gpus) -> None:
         self._request = request
-        self._folder = folder
+        self._folder, self._gpus = folder, gpus
         self.spread = _spread(request, attempt)  # what copies files before the ranks start, if anything does
         self._stragglers = StragglerWatch(request.node, folder, request.straggler_seconds)
         self.begin()
@@ -30,7 +31,7 @@ class Watches:
     def begin(self) -> None:
         """The ranks start now: until then they could not do anything."""
         request = self._request
-        self._stall = Stall(request.node, self._folder, request.stall_minutes)
+        self._stall = Stall(request.node, self._folder, request.stall_minutes, self._gpus)
         self._isolation = IsolationWatch(request.node, request.gang.peers, request.alone_seconds)
 
     def take(self, node: int, message: Message) -> None:
@@ -41,7 +42,7 @@ class Watches:
         elif message.kind is Kind.STALLED:
             self._stall.gather()
         elif message.kind is Kind.STACKS:
-            self._stall.heard_stacks(node, message.stacks, message.nccl)
+            self._stall.heard_stacks(node, message)
         elif message.kind is Kind.LEFT and message.stall is not None:
             job_record.keep_stall(self._folder, message.stall)
         elif message.kind is Kind.STRAGGLERS:

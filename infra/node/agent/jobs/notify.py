@@ -33,22 +33,20 @@ from cloudddp.agent.protocol.sentences import what_failed
 from cloudddp.agent.protocol.start import StartRequest
 
 STALLED, NOTICE, DEADLINE, PREEMPTED = "stalled", "notice", "deadline", "preempted"  # besides the phases
+ANNOUNCE_SECONDS = 1800.0  # before the deadline
 ORDER_SECONDS = 3.0  # for an earlier message to arrive before the verdict
 LONGEST, LONGEST_DETAIL = 2000, 300  # characters; Discord takes no more
 SHORTEST_SECRET = 6  # characters of a value that is looked for in what a program wrote
-TRY_SECONDS, POST_SECONDS, COMMAND_SECONDS = 9.5, 20.0, 60.0
+TRY_SECONDS, SECONDS = 9.5, 20.0  # for one POST; for a delivery
 
 
 @dataclass(frozen=True)
 class News:
-    """What has happened. `exit_code` is that of the job, once it has ended; `line` the last one that the
-    failed rank has written."""
+    """What has happened. `exit_code` is that of the job, once it has ended."""
 
     event: str
     failure: Optional[Failure] = None
     exit_code: Optional[int] = None
-    restarts: int = 0
-    line: str = ""
 
 
 class Notifier:
@@ -77,22 +75,17 @@ class Notifier:
         found = phases.verdict(store.job_folder(self._request.job))
         if found is None or found.decided_by != self._request.node:
             return
-        is_notice = found.first is not None and found.first.cause is Cause.NOTICE
-        saved = found.first is None and found.exit_code == PREEMPTED_EXIT_CODE
-        event = PREEMPTED if is_notice or saved else found.phase.value
-        line = "".join(found.last_lines[-1:])
+        last, saved = "".join(found.last_lines[-1:]), found.exit_code == PREEMPTED_EXIT_CODE
+        first = found.first and replace(found.first, detail=found.first.detail or last)
+        is_preempted = first.cause is Cause.NOTICE if first else saved
         for one in self._sent:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 one.wait(ORDER_SECONDS)
-        self._send(News(event, found.first, found.exit_code, found.restarts, line))
+        self._send(News(PREEMPTED if is_preempted else found.phase.value, first, found.exit_code))
 
     @property
     def runs(self) -> bool:
         return any(one.poll() is None for one in self._sent)
-
-    def join(self) -> None:
-        for one in self._sent:
-            one.wait()
 
     def _send(self, news: News) -> None:
         if not self._request.notify:
@@ -109,16 +102,10 @@ class Notifier:
 def payload(request: StartRequest, news: News, training: Optional[TrainingStatus]) -> dict[str, Any]:
     """Return the message as JSON: `text` is what Slack shows, `content` what Discord shows. Pure."""
     failure, cluster = news.failure, request.env.get("CLOUDDDP_CLUSTER", "")
-    detail = _clean(request, failure.detail or news.line if failure else "")
-    why = what_failed(failure, detail[:LONGEST_DETAIL]) if failure else ""
-    if news.event == DEADLINE:
-        why = detail
-    elif news.event == STALLED:
-        why += f"; on_stall = {request.on_stall.value}"
-    verb = ""
-    if news.exit_code is not None:
-        verb = f" {news.event}" if news.event in ("succeeded", "failed") else f" was {news.event}"
-    text = f"job {request.job} on cluster {cluster}{verb}" + (f": {why}" if why else "")
+    text = f"[{news.event}] job {request.job} on cluster {cluster}"
+    if failure is not None:
+        detail = _clean(request, failure.detail)[:LONGEST_DETAIL]
+        text += f": {detail if news.event == DEADLINE else what_failed(failure, detail)}"
     text += f" ({training.progress})" if training and training.progress else ""
     text = re.sub("<(?=[!@#])", "< ", text)[:LONGEST]  # <!channel> and <@user> are mentions in Slack
     return {
@@ -128,12 +115,9 @@ def payload(request: StartRequest, news: News, training: Optional[TrainingStatus
         "event": news.event,
         "job": request.job,
         "cluster": cluster,
-        **{name: getattr(failure, name, None) for name in ("node", "rank", "signal")},
-        "cause": failure and failure.cause.value,
-        "detail": detail,
+        "node": failure and failure.node,
+        "rank": failure and failure.rank,
         "exit_code": news.exit_code,
-        "restarts": news.restarts,
-        **{name: getattr(training, name, None) for name in ("step", "steps")},
     }
 
 
@@ -154,23 +138,22 @@ def main() -> int:
     head, _, body = sys.stdin.buffer.read().partition(b"\n")
     request, news = decode(head, StartRequest), decode(body, News)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])  # the guard blocks it
-    message = payload(request, news, rank_records.training_status(store.job_folder(request.job)))
-    is_url = request.notify.startswith(("https://", "http://"))
-    seconds = POST_SECONDS if is_url else COMMAND_SECONDS
+    folder = store.job_folder(request.job)
+    message = payload(request, news, rank_records.training_status(folder))
 
     def log(why: str) -> None:
         note = _clean(request, f"notification of '{news.event}' was not sent: {why}")
         print(note, file=sys.stderr, flush=True)
         if news.exit_code is not None:  # before the end, a note would pass for a sign of life
-            job_record.note(store.job_folder(request.job), note, launcher=True)
+            job_record.note(folder, note, launcher=True)
 
     def give_up() -> None:
-        log(f"it took longer than {seconds:.0f} s")
+        log(f"it took longer than {SECONDS:.0f} s")
         os.killpg(0, signal.SIGKILL)
 
-    limit = threading.Timer(seconds, give_up)  # a server may answer byte by byte, and a resolver never
-    limit.daemon = True
+    limit = threading.Timer(SECONDS, give_up)  # a server may answer byte by byte, and a resolver never
     limit.start()
+    is_url = request.notify.startswith(("https://", "http://"))
     why = _post(request.notify, json.dumps(message)) if is_url else _run(request, message)
     limit.cancel()
     if why:
@@ -193,11 +176,10 @@ def _post(target: str, body: str) -> str:
             connection.request("POST", path, body, headers)
             status = connection.getresponse().status
             why = "" if status // 100 == 2 else f"{url.hostname}: HTTP {status}"
-            if status < 500 and status != 429:  # Too Many Requests
+            if status < 500:
                 break
         except (OSError, http.client.HTTPException, ValueError) as error:  # whose text may have the URL
-            reason = getattr(error, "verify_message", "") or getattr(error, "strerror", "")
-            why = f"{url.hostname}: {reason or type(error).__name__}"
+            why = f"{url.hostname}: {getattr(error, 'strerror', '') or type(error).__name__}"
     return why
 
 
@@ -212,7 +194,6 @@ def _run(request: StartRequest, message: dict[str, Any]) -> str:
             ["bash", "-lc", 'eval "$CLOUDDDP_NOTIFY"'],
             cwd=project,
             env={**env, "CLOUDDDP_NOTIFY": request.notify},
-            input=json.dumps(message).encode(),
             check=False,
         )
     except (OSError, ValueError) as error:  # ValueError: a NUL in a variable

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import signal
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from math import isfinite
 from pathlib import Path
 from typing import Any, Optional
 
@@ -17,9 +15,10 @@ from agent.node import processes, store
 from cloudddp.agent.protocol.codec import MAX_COUNT
 from cloudddp.agent.protocol.jobs import RankRecord
 from cloudddp.agent.protocol.progress import TrainingState, TrainingStatus
-from cloudddp.agent.protocol.readings import MAX_METRIC_NAME, MAX_METRICS
+from cloudddp.agent.protocol.readings import MAX_METRICS
 
 STATUS_LIMIT = 1 << 14  # bytes of a training status
+LARGEST_METRIC = 1e300  # also integers may be larger than a float can be
 
 
 def read(folder: Path) -> list[RankRecord]:
@@ -68,12 +67,12 @@ def training_status(folder: Path) -> Optional[TrainingStatus]:
 
 def metrics(folder: Path) -> dict[str, float]:
     """Return the numbers that rank 0 last reported, whatever their names; the first ones of too many."""
-    found: dict[str, float] = {}
-    for name, value in _report(folder)[0].items():
-        with contextlib.suppress(OverflowError):  # an integer that no float can hold
-            if type(value) in (int, float) and isfinite(value) and len(name) <= MAX_METRIC_NAME:
-                found[name] = float(value)
-    return dict(list(found.items())[:MAX_METRICS])
+    numbers = [
+        (name, float(value))
+        for name, value in _report(folder)[0].items()
+        if type(value) in (int, float) and abs(value) < LARGEST_METRIC
+    ]
+    return dict(numbers[:MAX_METRICS])
 
 
 def _report(folder: Path) -> tuple[dict[str, Any], float]:

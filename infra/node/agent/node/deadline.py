@@ -1,4 +1,4 @@
-"""The cluster's deadline on this node: the timer that ends it, and where `extend` has moved it to."""
+"""The cluster's deadline for a job: as its launch was given it, or where `extend` has moved it since."""
 
 from __future__ import annotations
 
@@ -9,50 +9,19 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Optional
 
 from agent.node import store
-from agent.node.commands import run_quietly
-from cloudddp.agent.protocol.machine import DeadlineReply
 
 if TYPE_CHECKING:
     from cloudddp.agent.protocol.start import Deadline
 
-TIMER = "cloudddp-deadline.timer"
-MOVED = store.ROOT / "deadline.json"  # a DeadlineReply, by this node's clock, which jobs that run follow
+# Seconds since the epoch by this node's clock, written by infra/node/move-deadline.sh.
+MOVED = store.ROOT / "deadline"
 
 
-def timer() -> dict[str, str]:
-    """Return systemd's ActiveState and NextElapseUSecRealtime of the timer, in UTC."""
-    names = "ActiveState,NextElapseUSecRealtime"
-    shown = run_quietly(["env", "TZ=UTC", "systemctl", "show", TIMER, "-p", names])
-    return dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
-
-
-def elapses() -> Optional[float]:
-    """Return when the timer ends this node, in seconds since the epoch; None where it is not armed."""
-    shown = timer()
-    with contextlib.suppress(ValueError, KeyError):
-        if shown["ActiveState"] == "active":
-            found = datetime.strptime(shown["NextElapseUSecRealtime"], "%a %Y-%m-%d %H:%M:%S UTC")
-            return found.replace(tzinfo=timezone.utc).timestamp()
-    return None
-
-
-def left(given: Optional[Deadline], began: float) -> float:
-    """Return how many seconds this node has left: as it was `given` to a job that began at `began`, by the
-    monotonic clock, unless `extend` has moved it; infinity where nothing ends it."""
-    moved = _moved()
-    if moved is not None:
-        return moved - time.time()
-    return math.inf if given is None else began + given.left - time.monotonic()
-
-
-def text(given: Optional[Deadline]) -> str:
-    """Return when this node ends, for people."""
-    moved = _moved()
-    if moved is not None:
-        return f"{datetime.fromtimestamp(moved, timezone.utc):%Y-%m-%d %H:%M} UTC"
-    return "" if given is None else given.at
-
-
-def _moved() -> Optional[float]:
-    found = store.read(MOVED, DeadlineReply)
-    return None if found is None else found.ends
+def current(given: Optional[Deadline], began: float) -> tuple[float, str]:
+    """Return when this node ends, by the monotonic clock, and as text; infinity and '' where nothing ends it.
+    `given`: to a job that began at `began`, by that clock."""
+    with contextlib.suppress(OSError, ValueError, OverflowError):
+        moved = float(store.read_bytes(MOVED, 64))
+        text = f"{datetime.fromtimestamp(moved, timezone.utc):%Y-%m-%d %H:%M} UTC"
+        return time.monotonic() + moved - time.time(), text
+    return (math.inf, "") if given is None else (began + given.left, given.at)

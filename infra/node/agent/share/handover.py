@@ -66,7 +66,8 @@ def _run(request: StartRequest, wanted: SnapshotSearch, ending: int, keeper: Pee
 
 def _all_end(request: StartRequest, began: float) -> bool:
     """Whether the notice is that of the deadline, at which all nodes end."""
-    return deadline.left(request.deadline, began) <= request.save + ANSWER
+    ends, _ = deadline.current(request.deadline, began)
+    return ends - time.monotonic() <= request.save + ANSWER
 
 
 # -- the node that ends --------------------------------------------------------------------------------------

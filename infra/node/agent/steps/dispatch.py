@@ -35,7 +35,6 @@ from cloudddp.agent.protocol.phases import VersionConflict
 STEPS = tuple(
     """
         probe receive setup start follow kill jobs new_files pulled pack stacks readings conclude poweroff
-        deadline
     """.split()
 )
 VERSION_FILE = "version"

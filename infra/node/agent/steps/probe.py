@@ -13,7 +13,8 @@ from typing import Optional
 from agent.files.scan import was_written_by_jobs
 from agent.files.sync_record import origin_of, settled
 from agent.jobs import phases, poweroff
-from agent.node import cuda, deadline, machine, store
+from agent.node import cuda, machine, store
+from agent.node.commands import run_quietly
 from cloudddp.agent.protocol.machine import MAX_FOLDERS, BootStage, ProbeReply, ProbeRequest
 from cloudddp.agent.protocol.manifest import (
     MAX_FILES,
@@ -24,6 +25,7 @@ from cloudddp.agent.protocol.manifest import (
 )
 
 REQUEST = ProbeRequest
+TIMER = "cloudddp-deadline.timer"
 WROTE_SECONDS = 0.2  # for the answer whether earlier jobs wrote anything
 
 
@@ -33,7 +35,7 @@ def step(request: ProbeRequest) -> ProbeReply:
     if request.boot_seconds:
         machine.wait_for_boot(request.boot_seconds)
         _report(BootStage.BOOTED)
-    timer = deadline.timer() if request.deadline else {}
+    timer = _deadline_timer() if request.deadline else {}
     counted = wrote = None
     if not request.only_files:  # nvidia-smi loads the driver; meanwhile files can be looked at
         counted = _Found(lambda: machine.count_gpus(request.gpus, request.gpu_seconds))
@@ -97,6 +99,11 @@ def _usable_gpus(python: str, request: ProbeRequest) -> tuple[Optional[int], str
     if not request.torch_seconds:
         return None, ""
     return cuda.usable_gpus(python, request.torch_seconds, request.gpu_seconds)
+
+
+def _deadline_timer() -> dict[str, str]:
+    shown = run_quietly(["systemctl", "show", TIMER, "-p", "ActiveState,NextElapseUSecRealtime"])
+    return dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
 
 
 def _different_folders(folder: Path, digest: str) -> tuple[Optional[dict[str, str]], int]:

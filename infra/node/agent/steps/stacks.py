@@ -4,6 +4,7 @@ nodes."""
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Union
 
 from agent.jobs import phases, rank_records
@@ -31,6 +32,5 @@ def step(request: StacksRequest) -> Union[StacksReply, int]:
     if not py_spy.find(python) and not request.install:
         return StacksReply((), lacks_tool=True, platform=platform)
     found = stacks.gather(folder)
-    lacks_tool = not py_spy.install(python)
-    packed = flight_recorder.pack(folder)
-    return StacksReply(found.ranks, lacks_tool, platform, nccl=found.nccl, packed=packed)
+    lacks_tool, packed = not py_spy.install(python), flight_recorder.pack(folder)
+    return replace(found, lacks_tool=lacks_tool, platform=platform, packed=packed)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 from agent.jobs import phases, rank_records
 from agent.node import kernel, processes, store
-from agent.node.commands import run_quietly
+from agent.watch.gpus import Gpus
+from cloudddp.agent.protocol.readings import GpuReading
 
 LONGEST_INTERVAL = 10.0  # seconds between two looks
 LOOKS = 20  # in the time after which a job is stalled
@@ -24,9 +24,6 @@ START_SECONDS = 900.0
 CPU_SHARE = 0.05
 IO_RATE = 100_000  # bytes per second that a rank reads and writes: a download, or a snapshot that is saved
 SPINNING = 1.5  # cores that a rank may use while it waits for a GPU: cudaStreamSynchronize spins on one
-GPU_INTERVAL = 30.0
-GPU_SECONDS = 20.0
-GPU_QUERY = ["nvidia-smi", "--query-gpu=utilization.gpu,utilization.memory", "--format=csv,noheader,nounits"]
 BUSY_GPU = 5  # percent
 # The kernel of a collective polls a flag until the other ranks arrive. While it hangs, nvidia-smi shows 100 %
 # utilization (a kernel runs) and almost none of the memory (it moves no data).
@@ -38,18 +35,12 @@ class GpuLoad(NamedTuple):
     hung: bool
 
 
-def gpu_load(text: str) -> Optional[GpuLoad]:
-    """Return what utilizations say, as nvidia-smi prints them: lines of `100, 0`. None for no GPU. Pure."""
-    pairs = []
-    for line in text.splitlines():
-        with contextlib.suppress(ValueError):
-            gpu, memory = line.split(",")
-            pairs.append((int(gpu), int(memory)))
-    if not pairs:
-        return None
-    hung = [gpu >= HUNG_GPU and memory <= HUNG_MEMORY for gpu, memory in pairs]
-    active = any(gpu > BUSY_GPU and not stuck for (gpu, _), stuck in zip(pairs, hung))
-    return GpuLoad(active, any(hung) and not active)
+def gpu_load(gpus: Iterable[GpuReading]) -> GpuLoad:
+    """Return what utilizations say; of no GPU, that there is no load. Pure."""
+    loads = [(one.utilization or 0, one.memory_utilization) for one in gpus]
+    busy = [(gpu, memory) for gpu, memory in loads if gpu > BUSY_GPU]
+    hung = [gpu for gpu, memory in busy if gpu >= HUNG_GPU and memory is not None and memory <= HUNG_MEMORY]
+    return GpuLoad(active=len(hung) < len(busy), hung=0 < len(hung) == len(busy))
 
 
 class _Usage(NamedTuple):
@@ -62,9 +53,9 @@ class _Usage(NamedTuple):
 class Activity:
     """The last activity of this node's ranks, by the monotonic clock."""
 
-    def __init__(self, folder: Path, limit: float) -> None:
+    def __init__(self, folder: Path, limit: float, gpus: Gpus) -> None:
         """`limit`: seconds without activity after which the job is stalled; 0 where nobody wants to know."""
-        self._folder = folder
+        self._folder, self._gpus = folder, gpus
         self._interval = min(limit / LOOKS, LONGEST_INTERVAL)
         self._enabled = limit > 0
         self._began = self._active_at = self._looked_at = time.monotonic()
@@ -73,10 +64,6 @@ class Activity:
         self._earlier = set(rank_records.read(folder)) if limit > 0 else set()
         self._files: list[tuple[str, int, int]] = []
         self._usage: dict[int, _Usage] = {}  # by rank
-        self._gpu_load: Optional[GpuLoad] = None
-        self._gpus_asked = 0.0
-        self._gpus_answered = 0.0
-        self._asking: Optional[threading.Thread] = None
 
     def idle(self) -> float:
         """Return for how many seconds the ranks have done nothing."""
@@ -102,11 +89,8 @@ class Activity:
         if changed or busy or is_starting:
             self._active_at = now
             return
-        self._ask_gpus(now)
-        load = self._gpu_load
-        if load is not None and load.active and self._gpus_answered > self._active_at:
-            self._active_at = self._gpus_answered
-        if spins and not (load is not None and load.hung):
+        load = gpu_load(self._gpus.read())
+        if load.active or (spins and not load.hung):
             self._active_at = now
 
     def _list_files(self) -> list[tuple[str, int, int]]:
@@ -139,33 +123,14 @@ class Activity:
             before = self._usage.get(rank, usage)
             self._usage[rank] = usage
             # One tick less: it may have begun before the last look.
-            cores = max(grown(before.cpu, usage.cpu) - 1, 0) / kernel.TICKS / seconds
-            io = grown(before.io, usage.io) / seconds
+            cores = max(_grown(before.cpu, usage.cpu) - 1, 0) / kernel.TICKS / seconds
+            io = _grown(before.io, usage.io) / seconds
             busy = busy or cores > SPINNING or io > IO_RATE
             spins = spins or cores > CPU_SHARE
         return busy, spins
 
-    def _ask_gpus(self, now: float) -> None:
-        """Ask nvidia-smi, in a thread: with a broken GPU it takes long."""
-        running = self._asking is not None and self._asking.is_alive()
-        pause = min(GPU_INTERVAL, LOOKS / 2 * self._interval)
-        if (
-            running
-            or now - self._gpus_asked < pause
-            or now - self._active_at < pause
-            or shutil.which(GPU_QUERY[0]) is None
-        ):
-            return
-        self._gpus_asked = now
-        self._asking = threading.Thread(target=self._gpus, daemon=True)
-        self._asking.start()
 
-    def _gpus(self) -> None:
-        self._gpu_load = gpu_load(run_quietly(GPU_QUERY, GPU_SECONDS))
-        self._gpus_answered = time.monotonic()
-
-
-def grown(before: dict[int, int], after: dict[int, int]) -> int:
+def _grown(before: dict[int, int], after: dict[int, int]) -> int:
     """Return how much the processes have used since; a process that is new has used all of it."""
     return sum(max(value - before.get(pid, 0), 0) for pid, value in after.items())
 

@@ -21,40 +21,32 @@ from pathlib import Path
 from typing import Any
 
 from agent.node import store
+from agent.ranks.launchers import DUMPS
 from cloudddp.agent.protocol.stacks import MAX_PACKED, MAX_SENTENCE
 
-FOLDER, ANALYSIS = "flight-recorder", "analysis.txt"  # in a job's folder, and in that
+ANALYSIS = "analysis.txt"  # beside the dumps
 MAX_DUMP = 1 << 28  # bytes
-KEPT, FRAMES = 200, 12  # of the newest entries of a rank; of an entry that is not completed
+KEPT = 200  # of the newest entries of a rank
 SECONDS = 90.0  # for the analyzer, which imports torch
-MAX_OUTPUT = 1 << 18  # bytes
-MISSING = "the torch of the ranks has no analyzer of dumps"
-# Without tabulate the analyzer fails where it prints a table. It logs to stderr.
-SCRIPT = f"""
-import base64, json, os, pickle, sys, tempfile, types, zlib
-sys.path[:] = filter(None, sys.path)
-try:
-    import tabulate
-except ImportError:
-    table = lambda rows, headers=(): "\\n".join(map(str, rows))
-    sys.modules["tabulate"] = types.SimpleNamespace(tabulate=table)
-try:
-    from torch.distributed.flight_recorder import fr_trace
-except ImportError:
-    sys.exit({MISSING!r})
+# Without tabulate, which torch does not install, the analyzer fails where it prints a table.
+SCRIPT = """
+import base64, json, pickle, sys, tempfile, types, zlib
+table = lambda rows, headers=(): "\\n".join(map(str, rows))
+sys.modules["tabulate"] = types.SimpleNamespace(tabulate=table)
+from torch.distributed.flight_recorder import fr_trace
 with tempfile.TemporaryDirectory() as folder:
     for packed in sys.stdin.read().split():
-        data = zlib.decompressobj().decompress(base64.b64decode(packed), {MAX_DUMP})
-        for rank, dump in json.loads(data).items():
-            with open(os.path.join(folder, "rank_%d" % int(rank)), "wb") as file:
-                pickle.dump(dump, file)
+        dump = json.loads(zlib.decompress(base64.b64decode(packed)))
+        with open(f"{folder}/rank_{dump['rank']}", "wb") as file:
+            pickle.dump(dump, file)
     fr_trace.main([folder, "--prefix", "rank_", "--allow-incomplete-ranks"])
 """
-# Lines of a finding (torch/distributed/flight_recorder/components/types.py), of which the first is reported.
-FINDING = re.compile(
+# Lines of the analyzer (torch/distributed/flight_recorder/components/types.py): a finding, and its details.
+FOUND = re.compile(
     r"(?:Not all ranks joining|Collective sequence number|Input/output mismatch|We cannot decide what's).*"
+    r"|^(?:group info|collective|missing ranks|error msg): .*",
+    re.MULTILINE,
 )
-DETAIL = re.compile(r"^(?:group info|collective|missing ranks|error msg): .*", re.M)
 
 
 class _Plain(pickle.Unpickler):
@@ -65,24 +57,19 @@ class _Plain(pickle.Unpickler):
 
 
 def pack(folder: Path) -> str:
-    """Return the dumps of a job's ranks on this node, without old entries, as one word; '' for none."""
-    found = {}
-    for path in sorted((folder / FOLDER).glob("rank_*")):
+    """Return the dumps of a job's ranks on this node, a word each, without old entries and without the stacks
+    of those that are completed; '' for none."""
+    words = []
+    for path in sorted((folder / DUMPS).glob("rank_*")):
         with contextlib.suppress(Exception):  # a damaged pickle raises almost anything
             dump = _Plain(io.BytesIO(store.read_bytes(path, MAX_DUMP))).load()
-            found[int(path.name[len("rank_") :])] = json.loads(json.dumps(_cut(dump)))
-    packed = base64.b64encode(zlib.compress(json.dumps(found).encode())).decode() if found else ""
+            entries = dump["entries"][-KEPT:]
+            for one in entries:
+                one["frames"] = one["frames"] if one["state"] != "completed" else []
+            cut = {**dump, "entries": entries, "rank": int(path.name[len("rank_") :])}
+            words.append(base64.b64encode(zlib.compress(json.dumps(cut).encode())).decode())
+    packed = " ".join(words)
     return packed if len(packed) <= MAX_PACKED else ""
-
-
-def _cut(dump: dict[str, Any]) -> dict[str, Any]:
-    entries, groups = dump["entries"][-KEPT:], dump["pg_config"]
-    unknown = {tuple(entry["process_group"]) for entry in entries if entry["process_group"][0] not in groups}
-    if len(unknown) == 1 and "" in groups:  # gloo's has no name (2.15)
-        ((name, title),) = unknown
-        groups = {name: {**groups[""], "name": name, "desc": title}}
-    shown = [{**one, "frames": one["frames"][: FRAMES * (one["state"] != "completed")]} for one in entries]
-    return {"version": dump["version"], "pg_config": groups, "entries": shown}
 
 
 def analyze(folder: Path, python: str, packed: Sequence[str]) -> str:
@@ -90,31 +77,27 @@ def analyze(folder: Path, python: str, packed: Sequence[str]) -> str:
     try:
         done = subprocess.run(
             [python or "python3", "-c", SCRIPT],
-            input="\n".join(packed).encode(),
+            input=" ".join(packed),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
             timeout=SECONDS,
             cwd="/",
             check=False,
         )
-        output, failed = done.stdout[:MAX_OUTPUT].decode(errors="replace"), done.returncode != 0
+        output, failed = done.stdout, done.returncode != 0
     except (OSError, subprocess.TimeoutExpired) as error:
         output, failed = str(error), True
     with contextlib.suppress(OSError):  # a full disk
-        store.replace(folder / FOLDER / ANALYSIS, output.encode(errors="replace"))
+        store.replace(folder / DUMPS / ANALYSIS, output.encode(errors="replace"))
     return conclusion(output, failed=failed)
 
 
 def conclusion(output: str, *, failed: bool = False) -> str:
-    """Return what the analyzer has found first, as a sentence. Pure."""
-    lines = ["all ranks have joined the same collectives, as far as they are recorded"]
+    """Return what the analyzer has found, as a sentence. Pure."""
+    found = "; ".join(dict.fromkeys(FOUND.findall(output)))
     if failed:
-        last = (output.strip().splitlines() or ["it wrote nothing"])[-1]
-        lines = [last if last == MISSING else f"the analyzer failed: {last}"]
-    elif found := FINDING.search(output):
-        following = FINDING.search(output, found.end())
-        lines = [
-            found[0],
-            *DETAIL.findall(output, found.end(), following.start() if following else len(output)),
-        ]
-    return f"flight recorder: {'; '.join(lines)}"[:MAX_SENTENCE]
+        found = f"PyTorch's analyzer failed: {''.join(output.splitlines()[-1:])}"
+    found = found or "all ranks have joined the same collectives, as far as they are recorded"
+    return f"flight recorder: {found}"[:MAX_SENTENCE]

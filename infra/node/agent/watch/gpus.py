@@ -2,41 +2,35 @@
 
 from __future__ import annotations
 
-import shutil
+import contextlib
 import signal
 import subprocess
 import threading
 import time
-from math import isfinite
 from typing import Optional
 
 from agent.node import kernel
-from cloudddp.agent.protocol.codec import ProtocolError
-from cloudddp.agent.protocol.readings import MAX_GPUS, GpuReading
+from cloudddp.agent.protocol.readings import GpuReading
 
-FIELDS = "index,utilization.gpu,memory.used,memory.total,temperature.gpu,power.draw"
-COMMAND = ["nvidia-smi", f"--query-gpu={FIELDS}", "--format=csv,noheader,nounits"]
-AGAIN = 30.0  # seconds from one start to the next, where it has ended
+FIELDS = "index,utilization.gpu,memory.used,memory.total,temperature.gpu,power.draw,utilization.memory"
+COMMAND = ["nvidia-smi", f"--query-gpu={FIELDS}", "--format=csv,noheader,nounits", "-lms"]
+AGAIN = 30.0  # seconds until the next start, where it has ended
 LATE = 10.0  # seconds by which its output may be late: it hangs where a GPU is broken
-LONGEST_LINE = 4096  # bytes
 
 
 def gpu_of(line: str) -> Optional[GpuReading]:
-    """Return the GPU of a line such as `0, 97, 71012, 81559, 61, 651.32`; None for anything else. A cell that
-    holds no number (`[N/A]`, `[Not Supported]`), or is missing, is None. Pure."""
-    numbers = [*map(_number, line.split(",")), *[None] * 5][:6]
-    index, load, used, total, heat = (one if one is None else round(one) for one in numbers[:5])
-    try:
-        return None if index is None else GpuReading(index, load, used, total, heat, numbers[5])
-    except ProtocolError:  # out of range
-        return None
+    """Return the GPU of a line such as `0, 97, 71012, 81559, 61, 651.32, 40`; None for anything else. A cell
+    that holds no number (`[N/A]`, `[Not Supported]`) is None. Pure."""
+    index, *cells = line.split(",")
+    with contextlib.suppress(ValueError):  # also ProtocolError: out of range
+        return GpuReading(int(index), *map(_number, cells[:6]))
+    return None
 
 
 def _number(cell: str) -> Optional[float]:
-    try:
-        return found if isfinite(found := float(cell)) else None
-    except ValueError:
-        return None
+    with contextlib.suppress(ValueError):
+        return float(cell)
+    return None
 
 
 class Gpus:
@@ -44,40 +38,28 @@ class Gpus:
 
     def __init__(self, interval: float) -> None:
         self._interval = interval
-        self._process: Optional[subprocess.Popen[bytes]] = None
-        self._started_at = self._answered_at = float("-inf")
-        self._found: dict[int, GpuReading] = {}  # by index
-        self.answered = threading.Event()
+        self._found: dict[int, tuple[float, GpuReading]] = {}  # by index, with the time of the line
+        self.answered = threading.Event()  # nvidia-smi has, or it has ended
+        threading.Thread(target=self._follow, daemon=True).start()
 
     def read(self) -> tuple[GpuReading, ...]:
-        """Return the GPUs as they were printed last; never wait for nvidia-smi. Call it in the main thread:
-        nvidia-smi ends with the thread that has started it."""
-        now = time.monotonic()
-        if not self.runs and now - self._started_at >= AGAIN and shutil.which(COMMAND[0]):
-            self._started_at = now
-            self._start([*COMMAND, "-lms", str(round(self._interval * 1000))])
-        if now - self._answered_at > self._interval + LATE:
-            return ()
-        return tuple(gpu for _, gpu in sorted(self._found.copy().items()))
+        """Return the GPUs as they were printed last; never wait for nvidia-smi."""
+        oldest = time.monotonic() - self._interval - LATE
+        return tuple(gpu for _, (at, gpu) in sorted(self._found.copy().items()) if at > oldest)
 
-    @property
-    def runs(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    def _start(self, command: list[str]) -> None:
-        none, end = subprocess.DEVNULL, kernel.death_signal(signal.SIGKILL)
-        try:
-            self._process = subprocess.Popen(
-                command, stdin=none, stdout=subprocess.PIPE, stderr=none, preexec_fn=end
-            )
-        except OSError:
-            return
-        threading.Thread(target=self._follow, args=(self._process,), daemon=True).start()
-
-    def _follow(self, process: subprocess.Popen[bytes]) -> None:
-        with process:
-            while process.stdout and (line := process.stdout.readline(LONGEST_LINE)):
-                gpu = gpu_of(line.decode(errors="replace"))
-                if gpu is not None and gpu.index < MAX_GPUS:
-                    self._found[gpu.index], self._answered_at = gpu, time.monotonic()
-                    self.answered.set()
+    def _follow(self) -> None:
+        command, end = [*COMMAND, str(round(self._interval * 1000))], kernel.death_signal(signal.SIGKILL)
+        none, pipe = subprocess.DEVNULL, subprocess.PIPE
+        while True:
+            with (
+                contextlib.suppress(OSError),
+                subprocess.Popen(
+                    command, stdin=none, stdout=pipe, stderr=none, text=True, errors="replace", preexec_fn=end
+                ) as process,
+            ):
+                for line in process.stdout or ():
+                    if (gpu := gpu_of(line)) is not None:
+                        self._found[gpu.index] = time.monotonic(), gpu
+                        self.answered.set()
+            self.answered.set()
+            time.sleep(AGAIN)

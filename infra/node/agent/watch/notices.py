@@ -76,12 +76,12 @@ class NoticeWatch:
 
     def _at_deadline(self) -> list[Notice]:
         """Return the notice of the deadline, which `extend` may move while the job runs."""
-        ends = time.monotonic() + deadline.left(self._requested, self._began)
+        ends, at = deadline.current(self._requested, self._began)
         if ends == math.inf:
             return []
         # A job that begins shortly before the deadline may use half of the time that is left.
         early = min(self._save, (ends - self._began) / 2)
-        return [Notice(ends, early, f"the cluster's deadline is at {deadline.text(self._requested)}")]
+        return [Notice(ends, early, f"the cluster's deadline is at {at}")]
 
     def announcement(self, early: float) -> Optional[Notice]:
         """Return the cluster's deadline when it is at most `early` seconds away: once, and again where it was
@@ -129,6 +129,5 @@ def _maintenance(metadata: imds.Metadata, save: float) -> Optional[Notice]:
 
 def _notice(ends: datetime, now: datetime, early: float, verb: str, why: str) -> Notice:
     left = max((ends - now).total_seconds(), 0.0)
-    return Notice(
-        time.monotonic() + left, early, f"AWS {verb} it at {ends:%H:%M:%S} UTC ({why})", by_aws=True
-    )
+    detail = f"AWS {verb} it at {ends:%H:%M:%S} UTC ({why})"
+    return Notice(time.monotonic() + left, early, detail, by_aws=True)

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import Optional
 
 from agent.jobs import rank_records
 from agent.node import processes, store
@@ -16,7 +16,7 @@ from agent.ranks import launchers
 from agent.watch import py_spy, ras, stack_dump
 from cloudddp.agent.protocol.codec import is_plain
 from cloudddp.agent.protocol.jobs import RankRecord
-from cloudddp.agent.protocol.stacks import MAX_STACK, MAX_WORD, Position, RankStack
+from cloudddp.agent.protocol.stacks import MAX_STACK, MAX_WORD, Position, RankStack, StacksReply
 
 FOLDER = "stacks"  # in a job's folder
 AT_ONCE = 8  # ranks of which py-spy reads the stack at the same time
@@ -29,23 +29,12 @@ DUMP_SECONDS, DUMP_PAUSE = 3.0, 0.1  # for PyTorch to write a dump that was aske
 CANDIDATES = 3  # processes of a rank to try: the script may have been started by a shell
 
 
-class Gathered(NamedTuple):
-    """`nccl`: what NCCL's RAS reports of all ranks, in a sentence, or ''."""
-
-    ranks: tuple[RankStack, ...] = ()
-    nccl: str = ""
-
-
-def gather(folder: Path) -> Gathered:
-    """Return the stacks of the ranks that run on this node, after writing them to `stacks/RANK.txt`."""
+def gather(folder: Path) -> StacksReply:
+    """Return the stacks of the ranks that run on this node, and what NCCL's RAS reports of all ranks, after
+    writing them to `stacks/RANK.txt` and beside."""
     asked = time.time()
     dumps = ask_flight_recorder(folder)
     records = rank_records.running(folder)
-    answers: list[str] = []
-    where = ras.address(records[0].pid or 0) if records else (ras.HOST, ras.PORT)
-    # In a thread, which is not waited for: a name may take long to resolve.
-    query = threading.Thread(target=lambda: answers.append(ras.ask(*where)), daemon=True)
-    query.start()
     tool = py_spy.install(python_of(records[0])) if records else ""
     found: dict[int, RankStack] = {}
 
@@ -59,8 +48,7 @@ def gather(folder: Path) -> Gathered:
         thread.start()
     for thread in threads:
         thread.join()
-    query.join(ras.SECONDS)
-    report = "".join(answers)
+    report = ras.ask(*ras.address(records[0].pid or 0)) if records else ""
     stacks = tuple(found[rank] for rank in sorted(found))
     with contextlib.suppress(OSError):  # a full disk
         (folder / FOLDER).mkdir(mode=0o700, exist_ok=True)
@@ -71,7 +59,7 @@ def gather(folder: Path) -> Gathered:
         if report:
             store.replace(folder / FOLDER / RAS, report.encode(errors="replace"))
     _await(dumps, asked)
-    return Gathered(stacks, ras.summary(report))
+    return StacksReply(stacks, nccl=ras.summary(report))
 
 
 def ask_flight_recorder(folder: Path) -> list[Path]:

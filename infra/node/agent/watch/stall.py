@@ -17,11 +17,12 @@ from typing import Optional
 from agent.ranks.causes import last_lines
 from agent.watch import stacks
 from agent.watch.activity import Activity
+from agent.watch.gpus import Gpus
 from cloudddp.agent.protocol.codec import MAX_TEXT
 from cloudddp.agent.protocol.gang import Kind, Message, Observed
 from cloudddp.agent.protocol.jobs import MAX_AGO, Cause, Failure
 from cloudddp.agent.protocol.progress import LeftStall
-from cloudddp.agent.protocol.stacks import Position, elsewhere, summary
+from cloudddp.agent.protocol.stacks import StacksReply, elsewhere, summary
 
 GATHER_SECONDS = 120.0  # for all nodes to report their stacks
 
@@ -29,17 +30,16 @@ GATHER_SECONDS = 120.0  # for all nodes to report their stacks
 class Stall:
     """The watch over one attempt of a job, on one node."""
 
-    def __init__(self, node: int, folder: Path, minutes: float) -> None:
+    def __init__(self, node: int, folder: Path, minutes: float, gpus: Gpus) -> None:
         self._node = node
         self._folder = folder
         self._limit = minutes * 60.0
-        self._activity = Activity(folder, self._limit)
+        self._activity = Activity(folder, self._limit, gpus)
         self._idle: dict[int, float] = {}  # of the other nodes
         self._declared_at: Optional[float] = None
         self._thread: Optional[threading.Thread] = None
-        self._own: Optional[stacks.Gathered] = None
-        self._nccl: dict[int, str] = {}  # by node: what NCCL reports
-        self._positions: dict[int, tuple[Position, ...]] = {}  # by node
+        self._own: Optional[Message] = None
+        self._found: dict[int, Message] = {}  # by node: where its ranks are, and what NCCL reports
         self._concluded = False
         self._left: Optional[LeftStall] = None
 
@@ -50,9 +50,8 @@ class Stall:
     def heard_idle(self, node: int, seconds: float) -> None:
         self._idle[node] = seconds
 
-    def heard_stacks(self, node: int, positions: tuple[Position, ...], nccl: str) -> None:
-        self._positions[node] = positions
-        self._nccl[node] = nccl
+    def heard_stacks(self, node: int, found: Message) -> None:
+        self._found[node] = found
 
     def is_due(self, others: set[int]) -> bool:
         """Whether this node has to declare a stall: all nodes are idle. After one that was left alone, the
@@ -67,24 +66,23 @@ class Stall:
     def gather(self) -> None:
         """Read the stacks of this node's ranks, in a thread."""
         self._declared_at = time.monotonic()
-        self._positions, self._nccl = {}, {}
+        self._found = {}
         self._thread = threading.Thread(target=self._gather, daemon=True)
         self._thread.start()
 
     def _gather(self) -> None:
-        found = stacks.Gathered()
+        found = StacksReply(())
         with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: no thread can be started
             found = stacks.gather(self._folder)
-        self._own = found
+        positions = tuple(one.position for one in found.ranks)
+        self._own = Message(Kind.STACKS, stacks=positions, nccl=found.nccl)
 
     def gathered(self) -> Optional[Message]:
         """Return where this node's ranks are, once, when it is known."""
         found, self._own = self._own, None
-        if found is None:
-            return None
-        positions = tuple(one.position for one in found.ranks)
-        self.heard_stacks(self._node, positions, found.nccl)
-        return Message(Kind.STACKS, stacks=positions, nccl=found.nccl)
+        if found is not None:
+            self._found[self._node] = found
+        return found
 
     def leave(self, detail: str) -> LeftStall:
         """Return the record of a stall that is left alone."""
@@ -108,16 +106,16 @@ class Stall:
         time to."""
         if self._declared_at is None or self._concluded:
             return None
-        if not nodes <= self._positions.keys() and time.monotonic() - self._declared_at < GATHER_SECONDS:
+        if not nodes <= self._found.keys() and time.monotonic() - self._declared_at < GATHER_SECONDS:
             return None
         self._concluded = True
-        known = {one.rank: node for node, found in self._positions.items() for one in found}
-        positions = [one for found in self._positions.values() for one in found]
+        known = {one.rank: node for node, found in self._found.items() for one in found.stacks}
+        positions = [one for found in self._found.values() for one in found.stacks]
         alone = elsewhere(positions)
         node = self._node if alone is None else known[alone.rank]
         waited = f"{self._limit / 60:g} min" if self._limit >= 60 else f"{self._limit:g} s"
         detail = f"no output, CPU or GPU activity of any rank for {waited}"
-        nccl = next((self._nccl[one] for one in sorted(self._nccl) if self._nccl[one]), "")
+        nccl = next((found.nccl for found in self._found.values() if found.nccl), "")
         detail = "; ".join(filter(None, (detail, summary(positions), nccl)))
         failure = Failure(
             node, Cause.STALL, rank=None if alone is None else alone.rank, detail=detail[:MAX_TEXT]
