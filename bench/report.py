@@ -16,7 +16,7 @@ from pathlib import Path
 from bench.harness import Options, compare, environment, script
 from cloudddp.agent.protocol.codec import encode
 from cloudddp.agent.protocol.gang import Facts
-from cloudddp.agent.protocol.jobs import Cause, Failure, RankRecord, Verdict
+from cloudddp.agent.protocol.jobs import Cause, Failure, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.progress import Straggler
 from cloudddp.agent.protocol.readings import GpuReading, RankReading, Reading
@@ -69,8 +69,7 @@ def fill(root: Path) -> Path:
     state = {"started": BEGAN, "ended": end, "restarts": 1, "script": "train.py --epochs 10"}
     for node in range(NODES):
         logs = folder / "logs" / f"node{node}"
-        for below in ("ranks", "stacks"):
-            (logs / below).mkdir(parents=True, exist_ok=True)
+        (logs / "ranks").mkdir(parents=True, exist_ok=True)
         with (logs / "readings.jsonl").open("wb") as file:
             file.writelines(encode(row) + b"\n" for row in readings(node, draw))
         for name, record in (
@@ -84,14 +83,8 @@ def fill(root: Path) -> Path:
         ):
             (logs / name).write_text(json.dumps(record))
         for rank in range(node * RANKS, (node + 1) * RANKS):
-            failed = rank == SLOW
-            ended = RankRecord(rank, 1 if failed else 143, end + (not failed), None if failed else 15)
-            (logs / "ranks" / f"{rank}.json").write_bytes(encode(ended))
             (logs / "ranks" / f"{rank}.log").write_text(
                 "--- cloudddp: restart 1 of 3 after rank 3 failed ---\n"
-            )
-            (logs / "stacks" / f"{rank}.txt").write_text(
-                "Thread MainThread\n  all_reduce (train.py:12)\n" * 40
             )
     runs = folder / "runs"
     runs.mkdir(exist_ok=True)
@@ -111,4 +104,4 @@ def bench_report(_: Options) -> None:
         folder, config = fill(Path(root)), Path(root, "cloudddp.toml")
         config.touch()
         compare([[script("cloudddp"), "--config", str(config), "report", JOB]], environment(f"{root}/home"))
-        print(f"{(folder / 'report.html').stat().st_size / 1e6:.2f} MB")
+        print(f"{(folder / 'logs' / 'report.html').stat().st_size / 1e6:.2f} MB")

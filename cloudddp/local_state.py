@@ -112,9 +112,9 @@ def forget_orphans() -> None:
                 folder.forget()
 
 
-def folders_by_job(beginning: str) -> dict[str, ClusterFolder]:
-    """Return the clusters of the jobs that were launched here and whose ids begin like that."""
-    return {job: one for one in _folders() for job in one.jobs() if job.startswith(beginning)}
+def folder_of_job(job_id: str) -> ClusterFolder | None:
+    """Return the cluster on which a job was launched from this computer."""
+    return next((one for one in _folders() if job_id in one.jobs()), None)
 
 
 def drop_ssh_configs(name: str, *, but: str) -> None:
@@ -426,4 +426,5 @@ class ClusterFolder:
                 folder.remove(path.name)
 
 
+LAUNCH = "launch"  # an event for each step of the launch of a `job`
 _CREATED = "made"  # the event name in the journals of all versions

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from cloudddp.errors import StepUpdate, Text, parts, render
 
@@ -19,7 +19,6 @@ class Callback:
     """A Reporter, and the Steps of its operations, for a callback."""
 
     live = False
-    typed: Sequence[str] = ()
 
     def __init__(self, on_progress: OnProgress | None) -> None:
         self._call = on_progress

@@ -4,6 +4,7 @@ are for sale. Read-only: nothing here buys one.
 
 from __future__ import annotations
 
+import shlex
 from datetime import datetime
 from typing import Annotated
 
@@ -11,7 +12,6 @@ import msgspec
 
 from cloudddp.aws.answers import Id, Record
 from cloudddp.aws.client import AWS
-from cloudddp.errors import ToolCommand
 
 LONGEST = 182  # days of a capacity block
 
@@ -31,7 +31,6 @@ class Block(Record, frozen=True):
     start_date: datetime
     end_date: datetime
     upfront_fee: Annotated[str, msgspec.Meta(pattern=r"^\d{1,12}(\.\d{1,10})?\Z")]
-    currency_code: str = "USD"
 
     @property
     def usd(self) -> float:
@@ -43,11 +42,11 @@ class Block(Record, frozen=True):
         hours = (self.end_date - self.start_date).total_seconds() / 3600
         return self.usd / (self.instance_count * max(hours, 1.0))
 
-    def purchase(self, region: str) -> ToolCommand:
+    def purchase(self, region: str) -> str:
         """Return the command with which the user may buy it."""
         words = ("aws", "ec2", "purchase-capacity-block", "--capacity-block-offering-id")
         more = ("--instance-platform", "Linux/UNIX", "--region", region)
-        return ToolCommand(*words, self.capacity_block_offering_id, *more)
+        return shlex.join((*words, self.capacity_block_offering_id, *more))
 
 
 class _Zone(Record, frozen=True):
@@ -85,5 +84,4 @@ def blocks(aws: AWS, instance_type: str, count: int, days: int) -> tuple[Block, 
     call = ("ec2", "describe_capacity_block_offerings", "CapacityBlockOfferings", Block)
     hours = 24 * days
     found = aws.listed(*call, InstanceType=instance_type, InstanceCount=count, CapacityDurationHours=hours)
-    in_usd = (block for block in found if block.currency_code == "USD")
-    return tuple(sorted(in_usd, key=lambda block: (block.start_date, block.usd)))
+    return tuple(sorted(found, key=lambda block: (block.start_date, block.usd)))

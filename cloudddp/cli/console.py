@@ -215,7 +215,6 @@ class Console:
 
     def __init__(self, options: GlobalOptions | None = None) -> None:
         self.options = options or GlobalOptions()
-        self.typed: Sequence[str] = ()  # the words of the command line, without values of variables
         self._progress: Progress | None = None
 
     def render(self, text: Text) -> str:

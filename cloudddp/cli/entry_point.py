@@ -47,7 +47,6 @@ def run(arguments: Sequence[str]) -> int:
     """Run a command line, without the program's name, and return the exit code."""
     guard_streams()
     console = Console()
-    console.typed = _without_values(arguments)
     try:
         return _run(console, arguments)
     finally:

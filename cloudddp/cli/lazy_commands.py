@@ -91,23 +91,6 @@ class SettingOption(click.Option):
         return {key: value for key, _, value in pairs}
 
 
-class OptionalValue(SettingOption):
-    """A setting that its name alone switches on. The word after it is its value only if it is one of these:
-    click would take the script in `run --spot train.py`."""
-
-    words = ("prefer", "true", "false")
-
-    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
-        super().add_to_parser(parser, ctx)
-        take = parser._get_value_from_state
-
-        def value(name: str, option: Any, state: Any) -> Any:
-            alone = option.obj is self and (not state.rargs or state.rargs[0] not in self.words)
-            return "true" if alone else take(name, option, state)
-
-        parser._get_value_from_state = value
-
-
 def completes(kind: str) -> Any:
     """Return a function for `shell_complete`: one of cli/known_names.py, which is loaded when it is
     called."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from cloudddp.cli.lazy_commands import OptionalValue, Verb
+from cloudddp.cli.lazy_commands import Verb
 from cloudddp.errors import Command, UsageError
 
 # Options of `launch` and `run` whose loss costs money or results. All others reach the script: `--config`,
@@ -163,8 +163,7 @@ def _options_again(ctx: click.Context, command: click.Command, before: Sequence[
         if not isinstance(parameter, click.Option) or parameter.hidden or parameter.name is None:
             continue
         words.append(parameter.opts[0])
-        alone = isinstance(parameter, OptionalValue) and values[parameter.name] == "true"
-        if not parameter.is_flag and not alone:
+        if not parameter.is_flag:
             value = values[parameter.name]
             word = str(value.pop(0) if isinstance(value, list) else value)
             words.append(

@@ -88,14 +88,13 @@ def resolve(
     ssh_from = () if spec.proxy_jump else ssh_sources(clouds[0], spec)
     owner = callers.owner(clouds[0])
     offers, excluded = [], []
-    known: dict[tuple[str, str], _Answers] = {}
     several = len(spec.candidates) > 1
     places = [(one, aws) for one in spec.candidates for aws in clouds]
     for one, aws in places:
         label = one.label if several else ""
         try:
             # A jump host is looked up among the instances of each region.
-            offer = _offer(aws, one, ssh_from or ssh_sources(aws, one), owner, known)
+            offer = _offer(aws, one, ssh_from or ssh_sources(aws, one), owner)
             offers.append(replace(offer, label=label))
         except CloudDDPError as error:
             if len(places) == 1 or (several and isinstance(error, images.WrongArchitecture)):
@@ -155,22 +154,13 @@ class Offers:
         )
 
 
-_Answers = tuple[TypeInfo, Image, tuple[Subnet, ...], Price, Reservation | None]
-
-
-def _offer(
-    aws: AWS, spec: ClusterSpec, ssh_from: tuple[str, ...], owner: str, known: dict[tuple[str, str], _Answers]
-) -> Offer:
-    """Return the offer. `known` keeps the answers that are the same for both markets, by region and type."""
-    key = (aws.region, spec.instance_type)
-    if key not in known:
-        info = instance_types.describe(aws, spec)
-        reservation = find_reservation(aws, spec)
-        usual = price(aws, spec, reservation)
-        image = images.find(aws, spec, info)
-        check_reservation_platform(reservation, image.platform)
-        known[key] = info, image, subnets(aws, spec, ssh_from, reservation), usual, reservation
-    info, image, found, usual, reservation = known[key]
+def _offer(aws: AWS, spec: ClusterSpec, ssh_from: tuple[str, ...], owner: str) -> Offer:
+    info = instance_types.describe(aws, spec)
+    reservation = find_reservation(aws, spec)
+    usual = price(aws, spec, reservation)
+    image = images.find(aws, spec, info)
+    check_reservation_platform(reservation, image.platform)
+    found = subnets(aws, spec, ssh_from, reservation)
     offer = offer_of(aws, spec, info, image, found, usual, ssh_from, owner, reservation)
     check_addresses(offer, spec)
     require_launch(aws, spec, offer.plan(spec, new_identity()[0]).launches[0].request)
@@ -193,8 +183,6 @@ def offer_of(
     if spec.spot:
         with contextlib.suppress(CloudDDPError):  # they are shown, and decide nothing but the order
             spot = instance_types.spot_prices(aws, spec.instance_type)
-    if spec.by_price:
-        found = tuple(sorted(found, key=lambda one: spot.get(one.zone, 0.0)))
     context = LaunchContext(
         aws.region,
         info,

@@ -12,12 +12,7 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
             "the project's folder."
         ),
         "nodes": "Number of nodes.",
-        "instance_type": "EC2 instance type of every node; of several, one that has capacity.",
-        "gpu": "In place of a type: a GPU, such as A10G or H100:8.",
-        "order": (
-            "With several types: try them in the order of the list, or by price per node-hour. Default: "
-            "list; with gpu, price."
-        ),
+        "instance_type": "EC2 instance type of every node; or several (A,B), or a GPU (H100:8).",
         "max_hours": "Nodes terminate after this many hours. This cannot be switched off.",
         "idle_minutes": (
             "A node that had no job and no SSH connection for so many minutes terminates by itself; 0 "
@@ -25,7 +20,7 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         ),
         "max_cost": "Maximum cost of the cluster in USD, enforced as an earlier deadline.",
         "price": "USD per node and hour, for an instance type whose price cloudddp does not know.",
-        "spot": "Use spot instances (AWS may interrupt them at any time); prefer: else on-demand ones.",
+        "spot": "Use spot instances (AWS may interrupt them at any time); 'prefer': else on-demand ones.",
         "reservation": "Id of an on-demand capacity reservation or a capacity block to launch into.",
         "placement_group": (
             "Place two nodes or more close together, in a placement group of strategy cluster."

@@ -78,13 +78,16 @@ class Layer:
 
 
 def from_flags(flags: Iterable[Flag]) -> Layer:
-    """Return the settings given as options as one layer. The last of several values wins; tables are
-    merged."""
+    """Return the settings given as options as one layer. The last of several values wins; tables are merged.
+    Raises UsageError for two options that give the same setting."""
     values: dict[str, dict[str, Any]] = {}
-    options = {}
+    options: dict[tuple[str, str], str] = {}
     for flag in flags:
         section = values.setdefault(flag.section, {})
         merged = isinstance(flag.value, Mapping)
+        other = options.get((flag.section, flag.key), flag.option)
+        if other != flag.option and not merged:
+            raise UsageError(f"{other} and {flag.option} exclude each other", hint="leave out one of them")
         section[flag.key] = {**section.get(flag.key, {}), **flag.value} if merged else flag.value
         options[flag.section, flag.key] = flag.option
     return Layer("the command line", values, textual=True, options=options)
@@ -190,8 +193,6 @@ def resolve(layers: Sequence[Layer]) -> Config:
             if section in LISTS:
                 lists[section] = _check_list(layer, section, content)
                 continue
-            if section == "cluster":
-                _choose_types(layer, content, chosen[section])
             for key, value in content.items():
                 checked = check_value(layer, section, key, value)
                 if key in TABLES:  # so that --env adds to the file's
@@ -199,8 +200,6 @@ def resolve(layers: Sequence[Layer]) -> Config:
                 if key == "tags":
                     _require(layer.origin_of(section, key), too_many_extra_tags(checked))
                 chosen[section][key] = checked
-    if wanted := chosen["cluster"].get("gpu"):
-        chosen["cluster"]["instance_type"] = ",".join(gpus.types(wanted))
     check_connection(cluster := ClusterSpec(**chosen["cluster"]))
     _check_stall(job := JobSpec(**chosen["job"]))
     _check_role(cluster, job, lists.get("data", ()))
@@ -213,18 +212,6 @@ def resolve(layers: Sequence[Layer]) -> Config:
         setup=setup,
         **lists,
     )
-
-
-def _choose_types(layer: Layer, content: Mapping[str, Any], chosen: dict[str, Any]) -> None:
-    """Let the types or the GPU of a layer replace those of lower ones. Raises UsageError if it has both."""
-    ways = {"instance_type", "gpu"}
-    if ways <= content.keys():
-        raise UsageError(
-            f"{layer.origin}: cluster.instance_type and cluster.gpu exclude each other",
-            hint="leave out one of them",
-        )
-    for key in ways if ways & content.keys() else ():
-        chosen.pop(key, None)
 
 
 def _check_stall(job: JobSpec) -> None:
@@ -298,8 +285,8 @@ def check_value(layer: Layer, section: str, key: str, value: Any) -> Any:
         hint = f"put it under [{elsewhere[0]}]" if elsewhere else nearest(key, list(known))
         raise UsageError(f"{origin}: unknown key {section}.{key}", hint=hint)
     given = _from_text(known[key], value) if layer.textual else _listed(section, known[key], value)
-    if key == "instance_type":
-        given = _joined(given)
+    if key == "instance_type" and isinstance(given, list):
+        given = ",".join(map(str, given))
     try:
         checked = msgspec.convert(given, known[key], strict=not layer.textual)
         _encode(checked)
@@ -317,7 +304,7 @@ def check_value(layer: Layer, section: str, key: str, value: Any) -> Any:
         _check_torchrun(origin, checked)
     if key == "tags":
         _require(origin, extra_tag_problem(checked))
-    if key == "gpu":
+    if key == "instance_type" and "." not in checked:
         _require(origin, gpus.problem(checked), key)
     if key == "ssh_from":
         _check_blocks(origin, checked)
@@ -385,14 +372,6 @@ def _listed(section: str, hint: Any, value: Any) -> Any:
     """Return a list for one string where [cluster] takes a list: zones = "us-east-1a"."""
     takes_list = section == "cluster" and get_origin(unwrap(hint)[0]) is tuple
     return [value] if takes_list and isinstance(value, str) else value
-
-
-def _joined(value: Any) -> Any:
-    """Return instance types, a list or a text with commas, as text: each once."""
-    parts = value.split(",") if isinstance(value, str) else value
-    if not isinstance(parts, list) or not all(isinstance(one, str) for one in parts):
-        return value
-    return ",".join(dict.fromkeys(part.strip() for part in parts))
 
 
 def _numeric(value: Any) -> Any:

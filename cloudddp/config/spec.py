@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from cloudddp.config import gpus
 from cloudddp.errors import UsageError
 
 MAX_WAIT = 14 * 86400  # seconds
@@ -84,6 +85,7 @@ _NOTIFY = (
     r"|(?![A-Za-z][A-Za-z0-9+.-]*://)(?=.*\S)[^\x00-\x1f\x7f]{1,2000}"
 )
 _TYPE = r"[a-z][a-z0-9-]*\.[a-z0-9-]+"
+_GPU = r"[A-Za-z0-9-]{1,20}(:[1-9]\d?)?"
 
 
 class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,21 +96,10 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
     instance_type: Annotated[
         str,
         limited(
-            allowed="an EC2 instance type such as g5.xlarge, or up to 10 of them",
-            pattern=rf"^{_TYPE}(,{_TYPE}){{0,9}}\Z",
+            allowed="an EC2 instance type such as g5.xlarge, up to 10 of them, or a GPU: A10G, H100:8",
+            pattern=rf"^({_TYPE}(,{_TYPE}){{0,9}}|{_GPU})\Z",
         ),
     ] = "g5.xlarge"
-    gpu: (
-        Annotated[
-            str,
-            limited(
-                allowed="a GPU (any number in a node), or with its number: A10G, H100:8",
-                pattern=r"^[A-Za-z0-9-]{1,20}(:[1-9]\d?)?\Z",
-            ),
-        ]
-        | None
-    ) = None
-    order: Literal["list", "price"] | None = None
     max_hours: Annotated[float, limited(gt=0, le=336)] = 8.0
     idle_minutes: Annotated[
         float,
@@ -217,7 +208,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def types(self) -> tuple[str, ...]:
         """The instance types that would do, in order. All nodes are of one of them."""
-        return tuple(self.instance_type.split(","))
+        return gpus.types(self.instance_type) or tuple(dict.fromkeys(self.instance_type.split(",")))
 
     @property
     def title(self) -> str:
@@ -231,8 +222,8 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def by_price(self) -> bool:
-        """Whether cheaper candidates are tried first."""
-        return (self.order or ("price" if self.gpu else "list")) == "price"
+        """Whether cheaper candidates are tried first: if a GPU was given, in place of types."""
+        return "." not in self.instance_type
 
     @property
     def candidates(self) -> tuple[ClusterSpec, ...]:

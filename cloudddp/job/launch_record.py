@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,6 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from cloudddp import __version__
 from cloudddp.agent.protocol.codec import has_job_id_format
 from cloudddp.agent.protocol.copies import Destination, url_of
 from cloudddp.config import settings, timing
@@ -32,26 +30,18 @@ from cloudddp.text import one_line
 
 _Text = Annotated[str, Meta(max_length=1 << 20)]
 _Texts = Annotated[tuple[_Text, ...], Meta(max_length=1 << 16)]
-_Seconds = Annotated[float, Meta(ge=0, le=1e11)]  # since the epoch
 
 
 class LaunchFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What only the report of the job needs. `nodes`: rank, id, type and zone; `hour`: USD of one node. Times
-    are seconds since the epoch by this computer's clock. `changed`: lines of `git status`; `withheld`:
-    changed files that `diff` leaves out."""
+    """What only the report of the job needs. `nodes`: rank, id, type and zone; `hour`: USD of one node;
+    `changed`: lines of `git status`."""
 
-    typed: _Text
-    began: _Seconds
     nodes: Annotated[tuple[tuple[int, _Text, _Text, _Text], ...], Meta(max_length=1 << 16)]
     hour: float | None = None
     spot: bool = False
-    version: _Text = __version__
-    python: _Text = ".".join(map(str, sys.version_info[:3]))
-    steps: Annotated[tuple[tuple[_Seconds, _Text], ...], Meta(max_length=1 << 16)] = ()
     commit: _Text = ""  # '' outside a git repository
     changed: _Texts = ()
     diff: _Text = ""
-    withheld: _Texts = ()
 
 
 class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,14 +116,6 @@ def keep(folder: ClusterFolder, record: LaunchRecord) -> None:
             f"another launch began at the same moment and has the id {record.job}; nothing was started",
             hint="repeat the command",
         ) from None
-
-
-def add_steps(folder: ClusterFolder, record: LaunchRecord, steps: Sequence[tuple[float, str]]) -> None:
-    """Add when the steps of a launch began to its record. Never fails: the ranks run."""
-    facts = record.facts and msgspec.structs.replace(record.facts, steps=tuple(steps))
-    complete = msgspec.structs.replace(record, facts=facts)
-    with contextlib.suppress(OSError, UsageError):
-        folder.write(folder.job(record.job), json.dumps(msgspec.to_builtins(complete)))
 
 
 def drop(folder: ClusterFolder, job_id: str) -> None:

@@ -16,7 +16,7 @@ import posixpath
 import re
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -45,7 +45,7 @@ MAX_LINKS = 40  # on the way to a file, as in Linux
 RESULTS = spec.RESULTS
 
 # In the syntax of .gitignore, for names in lower case. docs/security.md explains them to users.
-_SECRETS = tuple(
+SECRETS = tuple(
     word
     for line in """
     # variables
@@ -158,7 +158,7 @@ def of_config(root: Path, config: Config, *, secret_files: Iterable[Path] = ()) 
     project.require(root)
     keep_out = (*config.job.not_sent, RESULTS)
     secret_files = tuple(secret_files)
-    secret = frozenset(_names_below(root, secret_files))
+    secret = frozenset(names_below(root, secret_files))
     files = snapshot(
         root,
         exclude=config.sync.exclude,
@@ -227,7 +227,7 @@ def _with_data(files: Snapshot, data: Mapping[str, Path], secret_files: Iterable
     for place, folder in data.items():
         listed = file_listing.Listed()
         file_listing.include_ignored(listed, folder, lambda _: True, _refuse_unreadable)
-        known = frozenset(_names_below(folder, secret_files))
+        known = frozenset(names_below(folder, secret_files))
         secrets = _secrets(folder, listed, listed.files, known)
         withheld |= {f"{place}/{name}" for name in secrets.values()}
         for name in listed.files.keys() - secrets.keys():
@@ -265,26 +265,13 @@ def _refuse_unreadable(error: OSError) -> None:
     )
 
 
-def _names_below(root: Path, paths: Iterable[Path]) -> Iterator[str]:
+def names_below(root: Path, paths: Iterable[Path]) -> Iterator[str]:
+    """Yield those of the paths that are in a project, relative to it."""
     base = root.resolve()
     for path in paths:
         for found in (path.absolute(), path.resolve()):  # a link to it is not sent either
             if found.is_relative_to(base):
                 yield found.relative_to(base).as_posix()
-
-
-def shown_names(root: Path, config: Config, secret_files: Iterable[Path]) -> Callable[[str], bool]:
-    """Return whether a report may show what has changed in a file of that name: not in one that is not sent,
-    nor in one that holds secrets by its name, also if git tracks it."""
-    known = frozenset(_names_below(root, secret_files))
-    excluded = file_listing.matcher((*file_listing.NEVER_SENT, *config.sync.exclude))
-    secrets, outputs = file_listing.matcher(_SECRETS), (*config.job.not_sent, RESULTS)
-
-    def may_show(name: str) -> bool:
-        hidden = name in known or excluded(name) or secrets(name.lower())
-        return not (hidden or file_listing.is_below(name, map(posixpath.normpath, outputs)))
-
-    return may_show
 
 
 def snapshot(
@@ -349,7 +336,7 @@ def _secrets(
 ) -> dict[str, str]:
     """Return the files to withhold: `known` ones, and those that hold secrets by their names, unless git
     tracks them. The value is the file, or the folder that has such a name."""
-    matches = file_listing.matcher(_SECRETS)
+    matches = file_listing.matcher(SECRETS)
     found = {}
 
     def is_secret(name: str) -> bool:

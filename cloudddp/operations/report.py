@@ -1,4 +1,4 @@
-"""Writes the report of a job beside its results."""
+"""Writes the report of a job beside its logs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cloudddp.errors import CloudDDPError
 from cloudddp.formats import from_here
 from cloudddp.job import launch_record
 from cloudddp.job.report import page
-from cloudddp.local_state import folders_by_job
+from cloudddp.local_state import folder_of_job
 from cloudddp.operations.reporter import Reporter
 from cloudddp.text import reason_of
 
@@ -24,7 +24,7 @@ def write_report(console: Reporter, job_id: str, folder: Path) -> None:
 
 def write(job_id: str, folder: Path) -> Path:
     """Write the report from what is on this computer; return its path. Raises OSError."""
-    cluster, launch, journal = folders_by_job(job_id).get(job_id), None, []
+    cluster, launch, journal = folder_of_job(job_id), None, []
     with contextlib.suppress(CloudDDPError, OSError, ValueError):
         if cluster is not None:
             journal = cluster.events()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import TracebackType
 from typing import Protocol, TypeVar
 
@@ -28,10 +27,7 @@ class Steps(Protocol):
 
 
 class Reporter(Protocol):
-    """Takes messages, and asks questions where somebody can answer. `typed`: the words of the command line,
-    without values of variables."""
-
-    typed: Sequence[str]
+    """Takes messages, and asks questions where somebody can answer."""
 
     def log(self, *texts: Text) -> None: ...
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +31,7 @@ from cloudddp.job.poweroff import Hold
 from cloudddp.job.py_spy import Sending
 from cloudddp.job.report import launched
 from cloudddp.job.sync import Origin
-from cloudddp.local_state import ClusterFolder
+from cloudddp.local_state import LAUNCH, ClusterFolder
 from cloudddp.operations import deadlines
 from cloudddp.operations.reporter import Reporter, ReporterT
 from cloudddp.operations.session import Session
@@ -85,10 +85,9 @@ def start_job(
         env_files=session.env_files,
         nodes=[node.id for node in cluster.nodes.values()],
     )
-    secret_files, typed = [Path(one) for one in session.env_files], session.console.typed
-    facts = launched.facts(typed, cluster, session.settings, session.root, secret_files)
+    secret_files = [Path(one) for one in session.env_files]
+    facts = launched.facts(cluster, session.settings, session.root, secret_files)
     record = msgspec.structs.replace(record, facts=facts)
-    steps: list[tuple[float, str]] = []
     folder = ClusterFolder(cluster.id)
     launch_record.keep(folder, record)
     hold = Hold(job)
@@ -98,9 +97,10 @@ def start_job(
             def note(text: Text) -> None:
                 progress(text)
                 if not isinstance(text, StepUpdate):
-                    steps.append((time.time(), render(text)))
+                    with contextlib.suppress(OSError, UsageError):
+                        folder.journal(LAUNCH, job=job.id, text=render(text))
 
-            sending = launch.launch(
+            return launch.launch(
                 runner,
                 cluster,
                 session.settings,
@@ -113,8 +113,6 @@ def start_job(
                 on_setup_line=session.console.setup_line,
                 sources=sources,
             )
-        launch_record.add_steps(folder, record, steps)
-        return sending
     except signals.HungUp:
         raise  # what has started continues
     except (Exception, KeyboardInterrupt):

@@ -12,7 +12,7 @@ import pytest
 
 from cloudddp.aws.client import AWS
 from cloudddp.cli.commands.clusters import up
-from cloudddp.cli.commands.jobs import run
+from cloudddp.cli.lazy_commands import SettingOption
 from cloudddp.cluster import offers, prices
 from cloudddp.config import gpus, settings
 from cloudddp.config.settings import Layer
@@ -64,7 +64,7 @@ def test_types_of_a_gpu(wanted: str, types: list[str]) -> None:
 
 def test_table_of_gpus_is_that_of_ec2_and_has_every_type_with_a_price() -> None:
     """EC2's own descriptions, from moto's copy, which has no P3 but p3dn any more."""
-    known = {name: (gpu, count) for gpu, found in gpus._TYPES.items() for name, count in found.items()}
+    known = {name: (gpu, count) for gpu, found in gpus.table().items() for name, count in found.items()}
     for name, (gpu, count) in known.items():
         if name in catalog.types():
             listed = catalog.gpus(name)
@@ -74,7 +74,7 @@ def test_table_of_gpus_is_that_of_ec2_and_has_every_type_with_a_price() -> None:
             assert gpu.endswith("-80GB") == (model == "A100" and listed[0][1] > 50_000), name
     table = json.loads(prices.TABLE.read_bytes())["regions"]
     assert {name for region in table.values() for name in region["types"]} <= set(known)
-    assert max(len(found) for found in gpus._TYPES.values()) <= 10  # types that a cluster may name
+    assert max(len(found) for found in gpus.table().values()) <= 10  # types that a cluster may name
 
 
 # -- settings ------------------------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ def test_table_of_gpus_is_that_of_ec2_and_has_every_type_with_a_price() -> None:
 @pytest.mark.parametrize(
     ("value", "textual"),
     [
-        ("p5.48xlarge, g5.xlarge,p5.48xlarge", True),
+        ("p5.48xlarge,g5.xlarge,p5.48xlarge", True),
         ("p5.48xlarge,g5.xlarge", False),
         (["p5.48xlarge", "g5.xlarge"], False),
     ],
@@ -94,25 +94,21 @@ def test_types_are_a_list_or_a_text_with_commas(value: Any, textual: bool) -> No
     assert found.title == "2 x p5.48xlarge or g5.xlarge"
 
 
-def test_type_or_gpu_of_the_stronger_source_counts() -> None:
-    assert cluster({"gpu": "H100:8"}, {"instance_type": "g5.xlarge"}).types == ("p5.48xlarge",)
-    weaker_gpu = cluster({"instance_type": "g5.xlarge"}, {"gpu": "H100:8"})
-    assert (weaker_gpu.types, weaker_gpu.gpu) == (("g5.xlarge",), None)
-
-
 @pytest.mark.parametrize(
     ("values", "message", "hint"),
     [
-        ({"gpu": "X9000"}, "cluster.gpu: no instance type has a GPU X9000", "known: T4, V100, A10G"),
-        ({"gpu": "H100:3"}, "no instance type has 3 x H100", "available: H100:1, H100:8"),
-        ({"gpu": "H100:0"}, "cluster.gpu = 'H100:0' is not allowed", "A10G, H100:8"),
-        ({"gpu": "H100", "instance_type": "g5.xlarge"}, "exclude each other", "leave out one"),
+        (
+            {"instance_type": "X9000"},
+            "cluster.instance_type: no instance type has a GPU X9000",
+            "a type such as g5.xlarge, or T4, V100, A10G",
+        ),
+        ({"instance_type": "H100:3"}, "no instance type has 3 x H100", "available: H100:1, H100:8"),
+        ({"instance_type": "H100:0"}, "cluster.instance_type = 'H100:0' is not allowed", "A10G, H100:8"),
         ({"instance_type": []}, "cluster.instance_type = \\[\\] is not allowed", "up to 10"),
         ({"instance_type": [f"g5.{n}xlarge" for n in range(11)]}, "not allowed", "up to 10"),
         ({"instance_type": ["g5.xlarge", 5]}, "not allowed", "up to 10"),
         ({"spot": "maybe"}, "cluster.spot = 'maybe' is not allowed", "true, false or 'prefer'"),
         ({"spot": 1}, "cluster.spot = 1 is not allowed", "true, false or 'prefer'"),
-        ({"order": "random"}, "cluster.order = 'random' is not allowed", "one of list, price"),
     ],
 )
 def test_wrong_values_are_refused(values: dict[str, Any], message: str, hint: str) -> None:
@@ -121,23 +117,11 @@ def test_wrong_values_are_refused(values: dict[str, Any], message: str, hint: st
     assert hint in str(caught.value.hint)
 
 
-@pytest.mark.parametrize(
-    ("verb", "words", "spot", "script"),
-    [
-        (run, ["--spot", "train.py", "--x"], "true", "train.py"),
-        (run, ["--spot", "prefer", "train.py"], "prefer", "train.py"),
-        (run, ["--spot=prefer", "train.py", "prefer"], "prefer", "train.py"),
-        (run, ["train.py"], None, "train.py"),
-        (up, ["--spot", "-n", "2"], "true", None),
-        (up, ["-n", "2", "--spot"], "true", None),
-        (up, ["--spot=false"], "false", None),
-    ],
-)
-def test_spot_takes_the_next_word_only_if_it_is_prefer(
-    verb: Any, words: list[str], spot: str | None, script: str | None
-) -> None:
-    params = verb.make_context(verb.name, words).params
-    assert (params["spot"], params.get("script")) == (spot, script)
+def test_gpu_and_preferred_spot_on_the_command_line() -> None:
+    params = up.make_context("up", ["--gpu", "H100:8", "--prefer-spot"]).params
+    flags = [one.flag(params[one.name]) for one in up.params if isinstance(one, SettingOption) and one.name]
+    spec = settings.resolve([settings.from_flags(one for one in flags if one is not None)]).cluster
+    assert (spec.types, spec.spot, spec.by_price) == (("p5.48xlarge",), "prefer", True)
 
 
 # -- candidates ----------------------------------------------------------------------------------------------
@@ -195,13 +179,15 @@ def test_offers_are_in_the_order_of_the_list_and_then_of_the_regions(account: li
     } == {A, B}
 
 
-def test_offers_by_price_begin_with_the_cheapest_one_and_its_cheapest_zone(account: list[AWS]) -> None:
-    found, _ = resolved(account[:1], instance_type=f"{A},{B}", spot="prefer", order="price")
+def test_types_of_a_gpu_begin_with_the_cheapest_offer(account: list[AWS]) -> None:
+    CONDITIONS.update({"prices": {"g5.12xlarge": 9.0, "g5.24xlarge": 5.0}})
+    found, _ = resolved(account[:1], instance_type="A10G:4", spot="prefer")
     assert [one.price.lowest for one in found] == sorted(one.price.lowest for one in found)
-    cheapest = found[0]
-    assert (cheapest.label, cheapest.price.lowest) == (f"{B} spot", min(one.price.lowest for one in found))
-    spot = next(one for one in found if one.label == f"{A} spot")
-    assert spot.context.subnets[0].zone == "us-east-1c"
+    assert [one.label for one in found if not one.spec.spot] == [
+        "g5.24xlarge on demand",
+        "g5.12xlarge on demand",
+    ]
+    assert len(found) == 4
 
 
 def test_candidate_that_a_region_lacks_is_left_out_with_its_reason(account: list[AWS]) -> None:

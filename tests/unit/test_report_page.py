@@ -18,13 +18,13 @@ import pytest
 from bench import report as example
 from cloudddp.agent.protocol.codec import encode
 from cloudddp.agent.protocol.gang import Facts
-from cloudddp.agent.protocol.jobs import Cause, Failure, RankRecord, Verdict
+from cloudddp.agent.protocol.jobs import Cause, Failure, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.progress import LeftStall, Straggler
 from cloudddp.agent.protocol.readings import GpuReading, RankReading, Reading
 from cloudddp.config.spec import ClusterSpec, Config, JobSpec, SetupSpec, SharedSpec
 from cloudddp.job.launch_record import LaunchFacts, LaunchRecord
-from cloudddp.job.report import REPORT, chart, event_files, page, series
+from cloudddp.job.report import chart, event_files, page, series
 from cloudddp.job.report.page import Evidence
 from cloudddp.job.results.restore import results_here
 
@@ -100,11 +100,6 @@ def put(folder: Path, node: int = 0, **records: Any) -> None:
 
 
 def launch_record(text: str = "train.py", **facts: Any) -> LaunchRecord:
-    known = {
-        "typed": f"cloudddp launch {text}",
-        "began": 990.0,
-        "nodes": ((0, "i-1", "p5.48xlarge", "us-east-1a"),),
-    }
     return LaunchRecord(
         job=JOB,
         root="/p",
@@ -116,7 +111,7 @@ def launch_record(text: str = "train.py", **facts: Any) -> LaunchRecord:
             shared=(SharedSpec(path="shared"),),
         ),
         names=("WANDB_API_KEY",),
-        facts=LaunchFacts(**{**known, **facts}),
+        facts=LaunchFacts(nodes=((0, "i-1", "p5.48xlarge", "us-east-1a"),), **facts),
     )
 
 
@@ -125,12 +120,9 @@ def test_page_says_what_is_missing(tmp_path: Path) -> None:
     for sentence in (
         "it had not ended when its logs were pulled",
         "Nothing is known of when it ran.",
-        "No metrics.jsonl and no TensorBoard files",
-        "The nodes recorded no readings",
-        "No records of ranks were pulled.",
+        "Neither metrics.jsonl, TensorBoard files nor readings",
         "its settings are not known here",
         "No revision is known",
-        "No stacks were collected.",
     ):
         assert sentence in text
 
@@ -144,36 +136,39 @@ def test_page_tells_how_a_job_went(folder: Path) -> None:
         stragglers={"known": [vars(Straggler(3, 0, 0.4, 0.2, 60, 1100.0, until=1200.0))]},
         stall=LeftStall(1300.0, "ranks 0 and 1 wait in all_reduce"),
         facts=Facts("8 x NVIDIA H100", "570.1", "3.12.3", "2.8.0", "12.8", "2.27.3"),
-        **{"ranks/3": RankRecord(3, 7, 4599.0), "ranks/0": RankRecord(0, 143, 4600.0, 15)},
     )
     (folder / "logs" / "node0" / "ranks" / "0.log").write_text("--- cloudddp: restart 1 of 3 ---\nhello\n")
-    (folder / "logs" / "node0" / "stacks").mkdir()
-    (folder / "logs" / "node0" / "stacks" / "3.txt").write_text("all_reduce (train.py:12)")
     journal = (
         {"time": "1970-01-01T00:10:00.000+00:00", "event": "ready"},
+        {"time": "1970-01-01T00:16:35.000+00:00", "event": "launch", "job": JOB, "text": "sending 4 files"},
+        {
+            "time": "1970-01-01T00:16:35.000+00:00",
+            "event": "launch",
+            "job": "other",
+            "text": "of another job",
+        },
         {"time": "1970-01-01T03:00:00.000+00:00", "event": "gone"},
         {"time": "soon", "event": "gone"},
     )
     facts = {
         "hour": 98.32,
-        "steps": ((995.0, "sending 4 files"),),
         "commit": "4f1e2d",
         "changed": (" M train.py", "?? new.py"),
         "diff": "-lr = 1\n+lr = 2",
-        "withheld": (".env",),
     }
     text = text_of(folder, launch_record(**facts), journal)
     for part in (
-        "cloudddp launch train.py", "failed, exit code 7", "rank 3 on node 0 exited with code 7", "60.0 min",
+        "train.py", "failed, exit code 7", "rank 3 on node 0 exited with code 7", "60.0 min",
         "loss is nan", "$98.32 for that time (1 x $98.32 an hour on demand)", "00:10:00 UTCnodes ready",
-        "03:00:00 UTCnodes removed", "00:16:35 UTCsending 4 files", "00:16:40 UTCranks started on node 0",
+        "03:00:00 UTCcluster removed", "00:16:35 UTCsending 4 files", "00:16:40 UTCranks started on node 0",
         "straggler from step 60: rank 3 takes 2.0 x", "rank 3 has caught up", "stall: ranks 0 and 1 wait",
-        "restart 1 of 3", "killed by SIGTERM", "8 x NVIDIA H100570.13.12.32.8.012.82.27.3", "WANDB_API_KEY",
+        "restart 1 of 3", "8 x NVIDIA H100570.13.12.32.8.012.82.27.3", "WANDB_API_KEY",
         "i-1p5.48xlargeus-east-1a98.32", "job.retries3", "Commit 4f1e2d", " M train.py", "+lr = 2",
-        "secret by name): .env", "all_reduce (train.py:12)", 'shared[{"path": "shared"',
+        'shared[{"path": "shared"',
     ):  # fmt: skip
         assert part in text, part
     assert "hello" not in text
+    assert "of another job" not in text
     assert "at most $" in text_of(folder, launch_record(hour=98.32, spot=True))
 
 
@@ -187,26 +182,17 @@ def test_nothing_that_anybody_wrote_becomes_a_part_of_the_page(folder: Path, att
         verdict=Verdict(JobPhase.FAILED, 1, 0, first, (words,), refusal=words, at=2.0),
         facts=Facts(*[words[:60]] * 6),
         stall=LeftStall(1.0, words),
-        **{"ranks/0": RankRecord(0, 1, 2.0, error=words)},
     )
     logs = folder / "logs" / "node0"
     (logs / "ranks" / "0.log").write_text(f"--- cloudddp: {words} ---\n")
-    (logs / "stacks").mkdir()
-    (logs / "stacks" / "0.txt").write_text(words)
     (logs / "readings.jsonl").write_bytes(encode(Reading(1.0, metrics={words[:60]: 1.0})) + b"\n")
     hostile = folder / words.replace("/", "|").replace("\0", "")
     hostile.mkdir()
     (hostile / "metrics.jsonl").write_text(json.dumps({words: 1, "kind": words, "step": 2}))
     (hostile / "x.tfevents.1").write_bytes(example.event(1, **{words[:60]: 2.0}))
-    facts = {
-        "commit": attack,
-        "changed": (attack,),
-        "diff": attack,
-        "withheld": (attack,),
-        "steps": ((1.0, attack),),
-    }
-    launch = launch_record(attack, **facts, version=attack, python=attack)
-    elements = parsed(Evidence(JOB, folder, launch, ({"time": attack, "event": attack},)))
+    launch = launch_record(attack, commit=attack, changed=(attack,), diff=attack)
+    step = {"time": "1970-01-01T00:10:00.000+00:00", "event": "launch", "job": JOB, "text": attack}
+    elements = parsed(Evidence(JOB, folder, launch, ({"time": attack, "event": attack}, step)))
     assert elements.text.count("alert(1)") >= (5 if "alert" in attack else 0)
     assert not set("\x1b\x00\u202e") & set(elements.text)
 
@@ -218,26 +204,18 @@ def test_login_in_a_url_is_not_shown(folder: Path) -> None:
 
 
 def test_unreadable_records_are_left_out(folder: Path) -> None:
-    for name in ("verdict", "state", "stragglers", "stall", "facts", "ranks/0", "ranks/x", "ranks/-1"):
+    for name in ("verdict", "state", "stragglers", "stall", "facts"):
         for content in (b"", b"{", b"[]", b"\xff", b'{"started": 1e300}', b'{"known": [1]}', b"[" * 100_000):
             (folder / "logs" / "node0" / f"{name}.json").write_bytes(content)
             assert "Job 2026" in text_of(folder)
 
 
-def test_report_of_the_job_itself_is_kept(folder: Path, tmp_path: Path) -> None:
-    """Ours goes beside the logs then, and it is replaced, also where it is a link."""
-    assert page.write(Evidence(JOB, folder, None, ())) == folder / REPORT
-    assert page.write(Evidence(JOB, folder, None, ())) == folder / REPORT
-    assert results_here(tmp_path) == []
-    (folder / REPORT).write_text("of the job")
-    assert page.write(Evidence(JOB, folder, None, ())) == folder / "logs" / REPORT
-    assert (folder / REPORT).read_text() == "of the job"
-    assert results_here(tmp_path) == [folder]
+def test_report_is_beside_the_logs_and_takes_the_place_of_a_link(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("kept")
-    (folder / REPORT).unlink()
-    (folder / REPORT).symlink_to(tmp_path / "precious")
-    page.write(Evidence(JOB, folder, None, ()))
+    (folder / "logs" / page.REPORT).symlink_to(tmp_path / "precious")
+    assert page.write(Evidence(JOB, folder, None, ())) == folder / "logs" / page.REPORT
     assert (tmp_path / "precious").read_text() == "kept"
+    assert results_here(tmp_path) == []
 
 
 # -- numbers -------------------------------------------------------------------------------------------------
@@ -289,8 +267,6 @@ def test_thinned_points_keep_extremes_and_order() -> None:
     assert {points[0], points[4321], points[8765], points[-1]} <= set(found)
     assert found == sorted(found)
     assert series.thin(points[:50], 50) == points[:50]
-    means = series.thin(points, 100, mean=True)
-    assert all(0.2 < y < 0.8 for _, y in means)
 
 
 @pytest.mark.parametrize(
@@ -364,8 +340,6 @@ def test_files_of_tensorboard_are_read(folder: Path) -> None:
     with tensorboard.SummaryWriter(folder / "run") as writer:
         for step in (0, 1, 300, 2**40):
             writer.add_scalar("loss", 0.5 + step, step)
-            writer.add_scalar("new", 0.25, step, new_style=True)
-            writer.add_scalar("double", 1 / 3, step, new_style=True, double_precision=True)
         writer.add_scalar("nan", float("nan"), 1)
         writer.add_scalar("before", 2.0, -5)
         writer.add_text("text", "x" * 100_000)
@@ -373,11 +347,10 @@ def test_files_of_tensorboard_are_read(folder: Path) -> None:
         writer.add_scalars("pair", {"a": 1.0}, 2)
     found = charts_of(folder)
     assert found["loss"]["run"][:3] == [(0, 0.5), (1, 1.5), (300, 300.5)]
-    assert found["new"]["run"] == [(0, 0.25), (1, 0.25), (300, 0.25), (2**40, 0.25)]
-    assert found["double"]["run"][0][1] == pytest.approx(1 / 3, rel=1e-12)
+    assert found["loss"]["run"][3][0] == 2**40
     assert found["before"]["run"] == [(-5, 2.0)]
     assert found["pair"]["run/pair_a"] == [(2, 1.0)]
-    assert found.keys() == {"loss", "new", "double", "before", "pair"}
+    assert found.keys() == {"loss", "before", "pair"}
 
 
 def test_truncated_event_files_give_what_is_complete() -> None:

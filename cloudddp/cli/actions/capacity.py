@@ -10,7 +10,7 @@ from cloudddp.cli.console import Console
 from cloudddp.cli.views import capacity as view
 from cloudddp.cluster.survey import survey
 from cloudddp.config.command_line import Flag, GlobalOptions
-from cloudddp.errors import CloudDDPError, UsageError
+from cloudddp.errors import CloudDDPError, Command, UsageError
 
 
 def capacity(
@@ -27,10 +27,13 @@ def capacity(
     instance_types.require_known_types(clouds[0], spec)
     found = survey(clouds, spec, days)
     if as_json:
-        console.print_json([view.record(place, spec.nodes, console.render) for place in found])
+        console.print_json([view.record(place, spec.nodes) for place in found])
     else:
-        texts = [*map(view.place, found), view.purchases(found, console.render)]
-        console.print_text("\n\n".join(text for text in texts if text))
+        console.print_text("\n\n".join(map(view.place, found)))
+    if sold := [place for place in found if place.blocks]:
+        nodes, words = str(spec.nodes), ("--reservation", "cr-...", "-t", sold[0].type)
+        use = Command("up", *words, "-n", nodes, "--region", sold[0].region)
+        console.log("from its start on, a block is used with the id of its reservation: ", use)
     if all(place.info is None for place in found):
         (problem, *_) = found[0].problems.values()
         raise CloudDDPError("no region has the type, or answers", hint=problem.hint)

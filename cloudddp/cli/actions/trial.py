@@ -132,8 +132,7 @@ class Trial:
     def _session(self) -> Session:
         """Return the session of a cluster with one cheap node, whatever the configuration files say of it."""
         given = {flag.key for flag in self.flags}
-        chosen = given | ({"instance_type"} if "gpu" in given else set())
-        flags = [*(flag for flag in _CHEAP if flag.key not in chosen), *self.flags, _ONE]
+        flags = [*(flag for flag in _CHEAP if flag.key not in given), *self.flags, _ONE]
         session = sessions.start(
             self.console, replace(self.options, cluster=f"trial-{self.suffix}"), flags=flags
         )

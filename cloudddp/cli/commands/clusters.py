@@ -73,7 +73,7 @@ capacity = Verb(
     "capacity",
     "cloudddp.cli.actions.capacity:capacity",
     params=[
-        *(one for one in CLUSTER_SETTINGS if one.key in ("nodes", "instance_type", "gpu", "regions")),
+        *(one for one in CLUSTER_SETTINGS if one.key in ("nodes", "instance_type", "regions")),
         click.Option(
             ["--days"],
             type=int,

@@ -201,16 +201,16 @@ stacks = Verb(
 report = Verb(
     "report",
     "cloudddp.cli.actions.report:report",
-    params=[JOB, click.Option(["--open", "browse"], is_flag=True, help="Open it in the browser.")],
+    params=[JOB],
     help="""Write one HTML page about a job: what ran, how it went, plots.
 
-    Without JOB, about the newest one whose results were pulled. It is made from what is on this computer, so
-    also when the nodes are gone; `pull` and `run` write it, too. The page loads nothing from anywhere, and no
-    value of a variable is in it.
+    Without JOB, about the newest one whose results were pulled; a beginning of the id will do. It is made
+    from what is on this computer, so also when the nodes are gone; `pull` and `run` write it, too. The page
+    loads nothing from anywhere, and no value of a variable is in it.
 
     \b
     Example:
-      cloudddp report --open
+      cloudddp report 20261127
     """,
 )
 

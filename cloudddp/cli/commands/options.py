@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from cloudddp.cli.lazy_commands import OptionalValue, SettingOption, completes
+from cloudddp.cli.lazy_commands import SettingOption, completes
 
 
 class Finite(click.FloatRange):
@@ -39,9 +39,9 @@ DRY_RUN = click.Option(
 CLUSTER_SETTINGS = (
     SettingOption("cluster", "nodes", "-n", "--nodes", metavar="N", standard="2"),
     SettingOption("cluster", "instance_type", "-t", "--instance-type", metavar="TYPE", standard="g5.xlarge"),
-    SettingOption("cluster", "gpu", "--gpu", metavar="GPU[:N]"),
-    SettingOption("cluster", "order", "--order", metavar="HOW", rare=True),
-    OptionalValue("cluster", "spot", "--spot", metavar="[prefer]"),
+    SettingOption("cluster", "instance_type", "--gpu", metavar="GPU[:N]", standard="g5.xlarge", rare=True),
+    SettingOption("cluster", "spot", "--spot", is_flag=True),
+    SettingOption("cluster", "spot", "--prefer-spot", is_flag=True, flag_value="prefer", rare=True),
     SettingOption("cluster", "reservation", "--reservation", metavar="ID", rare=True),
     SettingOption(
         "cluster", "placement_group", "--no-placement-group", is_flag=True, flag_value="false", rare=True

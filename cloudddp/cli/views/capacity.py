@@ -3,35 +3,43 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Sequence
 from typing import Any
 
-from cloudddp.aws.offerings import Block
 from cloudddp.cluster.survey import Place
-from cloudddp.errors import Command, Text
 from cloudddp.formats import dollars, table
 from cloudddp.tags import iso
 
-MOST = 5  # capacity blocks of a place that the text shows
 _WIDTH = 76  # of a line of a command that continues on the next one
 
 
 def place(found: Place) -> str:
-    """Return what one region has of one type."""
-    price = f"{dollars(found.price.usd)} per node-hour ({found.price.source})" if found.price else "unknown"
-    problems = [f"  {kind}: {error.message}" for kind, error in found.problems.items()]
+    """Return what one region has of one type, with the command that buys the first capacity block."""
     lines = [f"{found.type} in {found.region}"]
-    if found.info is None:
-        return "\n".join(lines + problems)
-    lines.append(f"  on demand  {price}")
-    for market, quota in found.quotas.items():
-        used = f"{quota.needed} vCPUs needed, {quota.used} of {quota.limit} in use"
-        lines.append(f"  quota      {market}: {used}{'' if quota.suffices else ': too few'}")
-    zones = [
-        (zone, dollars(found.spot.get(zone)) if zone in found.spot else "-", str(found.scores.get(zone, "-")))
-        for zone in found.zones
-    ]
-    blocks = [
+    if found.info is not None:
+        price = found.price
+        usual = f"{dollars(price.usd)} per node-hour ({price.source})" if price else "unknown"
+        lines.append(f"on demand  {usual}")
+        for market, quota in found.quotas.items():
+            used = f"{quota.needed} vCPUs needed, {quota.used} of {quota.limit} in use"
+            lines.append(f"quota      {market}: {used}{'' if quota.suffices else ': too few'}")
+        zones = [
+            (
+                zone,
+                dollars(found.spot.get(zone)) if zone in found.spot else "-",
+                str(found.scores.get(zone, "-")),
+            )
+            for zone in found.zones
+        ]
+        lines += table(("ZONE", "SPOT/H", "SPOT SCORE (OF 10, LOW FOR A SINGLE TYPE)"), zones).split("\n")
+        lines += _blocks(found)
+    lines += [f"{kind}: {error.message}" for kind, error in found.problems.items()]
+    return "\n  ".join(lines)
+
+
+def _blocks(found: Place) -> list[str]:
+    if not found.blocks:
+        return [] if "blocks" in found.problems else ["no capacity block of this length is for sale"]
+    rows = [
         (
             one.capacity_block_offering_id,
             one.availability_zone,
@@ -39,41 +47,17 @@ def place(found: Place) -> str:
             f"{one.usd:,.2f}",
             f"{one.usd_per_hour:.2f}",
         )
-        for one in found.blocks[:MOST]
+        for one in found.blocks
     ]
-    lines += _table(("ZONE", "SPOT/H", "SPOT SCORE (OF 10, LOW FOR A SINGLE TYPE)"), zones)
-    lines += _table(("CAPACITY BLOCK", "ZONE", "START (UTC)", "USD", "NODE/H"), blocks)
-    if len(found.blocks) > MOST:
-        lines.append(f"  and {len(found.blocks) - MOST} later ones: --json")
-    if not blocks and "blocks" not in found.problems:
-        lines.append("  no capacity block of this length is for sale")
-    return "\n".join(lines + problems)
+    command = textwrap.wrap(found.blocks[0].purchase(found.region), _WIDTH - 6, break_on_hyphens=False)
+    return [
+        *table(("CAPACITY BLOCK", "ZONE", "START (UTC)", "USD", "NODE/H"), rows).split("\n"),
+        "To buy the first one (AWS charges it at once, and it cannot be cancelled):",
+        "  " + " \\\n      ".join(command),
+    ]
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return [f"  {line}" for line in table(header, rows).split("\n")] if rows else []
-
-
-def purchases(found: Sequence[Place], render: Callable[[Text], str]) -> str:
-    """Return the commands that buy the blocks that are shown, and how to use one; '' for none."""
-    lines = ["To buy a block (AWS charges it at once, and it cannot be cancelled):"]
-    blocks = [(one, place) for place in found for one in place.blocks[:MOST]]
-    if not blocks:
-        return ""
-    for one, place in blocks:
-        command = textwrap.wrap(f"  {_purchase(one, place, render)}", _WIDTH, break_on_hyphens=False)
-        lines.append(" \\\n      ".join(command))
-    one, place = blocks[0]
-    words = ("--reservation", "cr-...", "-t", place.type, "-n", str(one.instance_count))
-    use = render(Command("up", *words, "--region", place.region)).strip("`")
-    return "\n".join([*lines, "From its start on, with the reservation id that this answers:", f"  {use}"])
-
-
-def _purchase(block: Block, place: Place, render: Callable[[Text], str]) -> str:
-    return render(block.purchase(place.region)).strip("`")
-
-
-def record(found: Place, nodes: int, render: Callable[[Text], str]) -> dict[str, Any]:
+def record(found: Place, nodes: int) -> dict[str, Any]:
     """Return the JSON document of a place."""
     return {
         "region": found.region,
@@ -98,7 +82,7 @@ def record(found: Place, nodes: int, render: Callable[[Text], str]) -> dict[str,
                 "ends": iso(one.end_date),
                 "usd": one.usd,
                 "usd_per_hour": round(one.usd_per_hour, 4),
-                "purchase": _purchase(one, found, render),
+                "purchase": one.purchase(found.region),
             }
             for one in found.blocks
         ],

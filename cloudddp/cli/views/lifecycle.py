@@ -18,62 +18,34 @@ from cloudddp.cluster.teardown import DownReport
 from cloudddp.cluster.up import UpResult
 from cloudddp.config.spec import ClusterSpec, connection_mode
 from cloudddp.errors import Command, Text
-from cloudddp.formats import counted, dollars, duration, moment, table
+from cloudddp.formats import counted, dollars, duration, moment
 
 
 def plans(
     found: Sequence[Plan], info: TypeInfo, spec: ClusterSpec, credentials_end: datetime | None = None
 ) -> str:
-    """Return what is about to be created, in the first region that has capacity, and when the credentials
-    end."""
-    several = len(spec.candidates) > 1
-    lines = _candidates(found, spec) if several else _only(found[0], info, spec)
-    lines += _settings(found[0], spec, credentials_end)
-    networks: dict[str, list[str]] = {}
-    for one in found if several else found[:1]:
-        text = ", ".join(_network(one, one.context.info, spec))
-        networks.setdefault(text, []).append(one.context.info.name)
-    for text, types in networks.items():
-        label = f"{', '.join(dict.fromkeys(types))}: " if len(networks) > 1 else ""
-        lines += [f"  network   {label}{text}"] if text else []
-    wait = f"if no zone has capacity, tries again for {spec.wait_capacity}"
-    if not several:
-        lines.append(f"  where     {_zones(found[0])}" + (f"; {wait}" if spec.wait_capacity != "0" else ""))
-        lines += [f"            else {_zones(one)}, {dollars(one.price.hour)} an hour" for one in found[1:]]
-    elif spec.wait_capacity != "0":
-        lines.append(f"  where     {wait}")
+    """Return what is about to be created, with the first type and in the first region that has capacity, and
+    when the credentials end."""
+    lines = [plan(found[0], info, spec, credentials_end), f"  where     {_zones(found[0])}"]
+    if spec.wait_capacity != "0":
+        lines[-1] += f"; if no zone has capacity, tries again for {spec.wait_capacity}"
+    lines += [f"            else {_else(one, spec)}" for one in found[1:]]
     warnings = dict.fromkeys(one.image.warning for one in found if one.image.warning)
     return "\n".join(lines + [f"  warning   {text}" for text in warnings])
 
 
-def _candidates(found: Sequence[Plan], spec: ClusterSpec) -> list[str]:
-    """Return the types and markets of which the first one with capacity is launched, and their prices."""
-    rows = [
-        (
-            str(number),
-            one.context.info.name,
-            f"{one.context.info.gpus} x {one.context.info.gpu_name.removeprefix('NVIDIA ') or 'GPU'}",
-            "spot" if is_spot(one.launches[0].request.params) else "on demand",
-            one.region,
-            " ".join(launch.zone.removeprefix(one.region) for launch in one.launches),
-            dollars(one.price.lowest),
-            dollars(one.price.hour),
-        )
-        for number, one in enumerate(found, start=1)
-    ]
-    header = ("", "TYPE", "GPUS", "MARKET", "REGION", "ZONES", "NODE/H", "ALL/H")
-    lives = sorted(one.hours for one in found)
-    first, last = (duration(hours * 3600) for hours in (lives[0], lives[-1]))
-    until = f"in {first}" if first == last else f"in {first} to {last}, by the price of what is launched"
-    low, high = (dollars(choose(one.cost for one in found)) for choose in (min, max))
-    return [
-        f"cluster {spec.name}: {counted(spec.nodes, 'node')}, all of the first of these that has capacity",
-        *(f"  {line}" for line in table(header, rows, elastic=("GPUS",), spare=("ZONES",)).split("\n")),
-        "  price     NODE/H: a node now, in its cheapest zone; ALL/H: the cluster at most",
-        f"  deadline  {until}: the nodes then terminate",
-        f"  at most   {low if low == high else f'{low} to {high}'} until then; data transfer, snapshots and "
-        "taxes are not counted",
-    ]
+def _else(the_plan: Plan, spec: ClusterSpec) -> str:
+    """Return what is created where the candidates before have no capacity."""
+    price = the_plan.price
+    market = "spot" if _is_spot(the_plan) else "on demand"
+    what = f"{the_plan.context.info.name} {market} in " if len(spec.candidates) > 1 else ""
+    now = f"now {dollars(price.spot[0])} per node, at most " if price.spot else ""
+    most = f"at most {dollars(the_plan.cost)} in {duration(the_plan.hours * 3600)}"
+    return f"{what}{_zones(the_plan)}, {now}{dollars(price.hour)} an hour, {most}"
+
+
+def _is_spot(the_plan: Plan) -> bool:
+    return is_spot(the_plan.launches[0].request.params)
 
 
 def _zones(the_plan: Plan) -> str:
@@ -81,14 +53,15 @@ def _zones(the_plan: Plan) -> str:
     return f"{the_plan.region}: {zones[0]}" + (f", else {' or '.join(zones[1:])}" if zones[1:] else "")
 
 
-def _only(the_plan: Plan, info: TypeInfo, spec: ClusterSpec) -> list[str]:
-    """Return what a cluster of one type and market is, until when, and what it costs."""
+def plan(the_plan: Plan, info: TypeInfo, spec: ClusterSpec, credentials_end: datetime | None = None) -> str:
+    """Return what a cluster in one region is, until when, and what it costs."""
     gpus = f"{info.gpus} x {info.gpu_name}" if info.gpus else "no GPU"
-    price, kind = the_plan.price, "spot, at most " if spec.spot else ""
+    price, kind = the_plan.price, "spot, at most " if _is_spot(the_plan) else ""
+    context = the_plan.context
     total, node, extras = _parts(price)
     hourly = f"{node} per node ({price.source})" if price.node_hour else price.source
     lines = [
-        f"cluster {spec.name}: {spec.nodes} x {spec.instance_type} ({gpus} each)",
+        f"cluster {spec.name}: {spec.nodes} x {info.name} ({gpus} each)",
         f"  price     {kind}{total} an hour: {hourly}, "
         f"{extras} for {'disks and addresses' if price.addresses else 'disks'}",
         f"  deadline  {moment(the_plan.expires)}, in {duration(the_plan.hours * 3600)}: the nodes then "
@@ -96,16 +69,6 @@ def _only(the_plan: Plan, info: TypeInfo, spec: ClusterSpec) -> list[str]:
         f"  at most   {dollars(the_plan.cost)} until then; data transfer, snapshots and taxes are not "
         "counted",
     ]
-    if price.spot:
-        low, high = price.spot
-        now = dollars(low) if low == high else f"{dollars(low)} to {dollars(high)}"
-        lines.insert(2, f"  spot      now {now} per node, depending on the zone; it may change at any time")
-    return lines
-
-
-def _settings(the_plan: Plan, spec: ClusterSpec, credentials_end: datetime | None) -> list[str]:
-    """Return what does not depend on the type."""
-    lines = []
     if spec.volume_init_rate:
         lines.append(
             f"  volumes   filled from the image at {spec.volume_init_rate} MiB/s; billed per GiB, up to "
@@ -118,13 +81,19 @@ def _settings(the_plan: Plan, spec: ClusterSpec, credentials_end: datetime | Non
         )
     if (how := _access(spec)) is not None:
         lines.append(f"  access    {how}")
+    if price.spot:
+        low, high = price.spot
+        now = dollars(low) if low == high else f"{dollars(low)} to {dollars(high)}"
+        lines.insert(2, f"  spot      now {now} per node, depending on the zone; it may change at any time")
     if ending := formats.credentials_end(credentials_end):
         early = credentials_end is not None and credentials_end < the_plan.expires
         until = ", before the deadline: log in again by then to use or remove the cluster" if early else ""
         lines.append(f"  login     {ending}{until}")
-    if (reservation := the_plan.context.reservation) is not None:
-        lines.append(f"  capacity  {_capacity(reservation)}")
-    return lines
+    if context.reservation is not None:
+        lines.append(f"  capacity  {_capacity(context.reservation)}")
+    if network := _network(the_plan, info, spec):
+        lines.append(f"  network   {', '.join(network)}")
+    return "\n".join(lines)
 
 
 def _parts(price: Price) -> tuple[str, str, str]:

@@ -48,16 +48,17 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
 
 
 def figure(chart: Chart, marked: Collection[str] = ()) -> Html:
-    """Return a chart. Lines have the colour of their group, which is what their names have before a comma; of
-    many groups only those that are `marked` have one. Many lines are drawn as means."""
-    groups = list(dict.fromkeys(map(_group, chart.lines)))
-    chosen = groups if len(groups) <= _COLOURS else [name for name in groups if name in marked]
+    """Return a chart. Of many lines only those that are `marked` have a colour."""
+    many = len(chart.lines) > _COLOURS
+    chosen = [name for name in chart.lines if name in marked or not many]
     colours = {name: f"c{number % _COLOURS}" for number, name in enumerate(chosen)}
-    said = {name: f"{name}, straggler" if name in marked else name for name in chosen}
-    legend = [tag("li", tag("b", class_=colour), said[name]) for name, colour in colours.items()]
-    legend += [tag("li", f"{len(groups) - len(chosen)} in grey")] if len(groups) > len(chosen) else []
-    most, many = max(16, min(_OF_LINE, _POINTS // len(chart.lines))), len(chart.lines) > _COLOURS
-    lines = {name: thin(one, most, mean=many and name not in marked) for name, one in chart.lines.items()}
+    legend = [
+        tag("li", tag("b", class_=colour), name, ", straggler" if name in marked else "")
+        for name, colour in colours.items()
+    ]
+    legend += [tag("li", f"{len(chart.lines) - len(chosen)} in grey")] if many else []
+    most = max(16, min(_OF_LINE, _POINTS // len(chart.lines)))
+    lines = {name: thin(one, most) for name, one in chart.lines.items()}
     xs = [x for line in lines.values() for x, _ in line]
     left, right = min(xs), max(xs)
     marks = ticks(*_range([y for line in lines.values() for _, y in line], chart.unit))
@@ -65,7 +66,7 @@ def figure(chart: Chart, marked: Collection[str] = ()) -> Html:
     paths = [tag("path", d=f"M0 {100 - _percent(y, marks):.1f}h1000", class_="grid") for y in marks]
     for name in sorted(lines, key=lambda name: name in marked)[-_LINES:]:
         path = _path(lines[name], left, (right - left) or 1, marks)
-        look = colours.get(_group(name), "other") + " dot" * (len(lines[name]) == 1)
+        look = colours.get(name, "other") + " dot" * (len(lines[name]) == 1)
         paths.append(tag("path", tag("title", name), d=path, class_=look))
     box = {"viewBox": "0 0 1000 100", "preserveAspectRatio": "none", "role": "img", "aria_label": chart.title}
     return tag(
@@ -73,21 +74,16 @@ def figure(chart: Chart, marked: Collection[str] = ()) -> Html:
         tag("figcaption", chart.title, tag("span", f" {chart.unit}")),
         tag("div", tag("div", *scale, class_="y"), tag("svg", *paths, **box), class_="plot"),
         tag("div", tag("i", f"{left:.6g}"), tag("i", chart.x), tag("i", f"{right:.6g}"), class_="x"),
-        tag("ul", *legend) if len(groups) > 1 else "",
+        tag("ul", *legend) if len(chart.lines) > 1 else "",
     )
-
-
-def _group(name: str) -> str:
-    return name.partition(", ")[0]
 
 
 def _range(values: list[float], unit: str) -> tuple[float, float]:
     """Return what the axis covers: from 0 on where that takes not much more space."""
     low, high = (0.0, 100.0) if unit == "%" else (min(values), max(values))
-    is_flat = high - low <= max(1e-9 * abs(high), 1e-250)
-    if is_flat and high <= 1e-250:
-        return low, low + max(abs(low), 1.0)
-    return 0.0 if is_flat or 0 <= low < high * 0.7 else low, high
+    if high - low <= max(1e-9 * abs(high), 1e-250):  # a flat line
+        return (0.0, high) if high > 1e-250 else (low, low + max(abs(low), 1.0))
+    return 0.0 if 0 <= low < high * 0.7 else low, high
 
 
 def _percent(value: float, marks: list[float]) -> float:

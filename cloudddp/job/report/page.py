@@ -19,38 +19,38 @@ from cloudddp.agent.protocol import NOTE
 from cloudddp.agent.protocol.codec import MAX_REPLY, MAX_TIME, ProtocolError, check_range
 from cloudddp.agent.protocol.copies import LOGS
 from cloudddp.agent.protocol.gang import Facts
-from cloudddp.agent.protocol.jobs import RankRecord, Verdict
+from cloudddp.agent.protocol.jobs import Verdict
 from cloudddp.agent.protocol.progress import LeftStall, Straggler
 from cloudddp.agent.protocol.readings import READINGS_FILE
 from cloudddp.agent.protocol.results import FACTS_FILE
-from cloudddp.agent.protocol.sentences import signal_name
 from cloudddp.cluster.prices import billed_hours
 from cloudddp.config.schema import LISTS
 from cloudddp.config.spec import Config
 from cloudddp.files import Folder
 from cloudddp.job import failure_text
 from cloudddp.job.launch_record import LaunchRecord
-from cloudddp.job.report import MARK, REPORT, is_report, series
+from cloudddp.job.report import series
 from cloudddp.job.report.chart import Html, figure, joined, tag
+from cloudddp.local_state import LAUNCH
 
-MAX_NODES, MAX_RANKS, MAX_NOTES = 256, 4096, 100
-MAX_STACKS, MAX_STACK = 64, 1 << 13  # files, bytes of each
+MAX_NODES, MAX_NOTES = 256, 100
+REPORT = "report.html"
 # An element that somebody has smuggled in could neither load nor run anything.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-_HEAD = Html(f"""<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+_HEAD = Html(f"""<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <meta http-equiv="Content-Security-Policy" content="{POLICY}"><meta name="color-scheme" content="light dark">
 """)
-_EVENTS = {"made": "launched", "ready": "ready", "terminate": "terminated", "gone": "removed"}
+_EVENTS = {"made": "nodes launched", "ready": "nodes ready", "gone": "cluster removed"}
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class State:
-    """What the report needs of the state of a job on a node."""
+    """When the ranks of a node were started."""
 
     started: float | None = None
-    restarts: int = 0
 
     def __post_init__(self) -> None:
         check_range("started", self.started, 0, MAX_TIME)
@@ -77,40 +77,26 @@ class Evidence:
 
     def read(self, name: str, kind: type[T]) -> dict[int, T]:
         """Return the records of that name by node, without those that are missing or unreadable."""
-        found = {node: _decoded(path / name, kind) for node, path in self.nodes.items()}
-        return {node: one for node, one in found.items() if one is not None}
-
-    def of_ranks(self, pattern: str) -> list[tuple[int, int, Path]]:
-        """Return rank, node and path of the files of ranks, below the logs of each node."""
-        found = [(node, path) for node, logs in self.nodes.items() for path in logs.glob(pattern)]
-        named = [
-            (int(path.stem), node, path) for node, path in found if re.fullmatch("[0-9]{1,6}", path.stem)
-        ]
-        return sorted(named)[:MAX_RANKS]
-
-
-def _decoded(path: Path, kind: type[T]) -> T | None:
-    try:
-        with path.open("rb") as file:
-            return replies.decode(file.read(MAX_REPLY + 1), kind)
-    except (OSError, ProtocolError):
-        return None
+        found = {}
+        for node, path in self.nodes.items():
+            with contextlib.suppress(OSError, ProtocolError), (path / name).open("rb") as file:
+                found[node] = replies.decode(file.read(MAX_REPLY + 1), kind)
+        return found
 
 
 def write(found: Evidence) -> Path:
-    """Write the report into the folder of the results, or beside the logs if the job has written a
-    report.html there; return its path. Raises OSError."""
-    is_free = is_report(found.folder / REPORT) or not (found.folder / REPORT).exists()
-    target = found.folder if is_free else found.folder / LOGS
+    """Write the report beside the logs in the folder of the results, where nothing of the job is; return its
+    path. Raises OSError."""
+    target = found.folder / LOGS
     target.mkdir(parents=True, exist_ok=True)
     with Folder.at(target) as folder:
-        folder.replace(REPORT, MARK + page(found).encode(), 0o644)
+        folder.replace(REPORT, page(found).encode(), 0o644)
     return target / REPORT
 
 
 def page(found: Evidence) -> Html:
     """Return the page. The title of each section is the name of its function."""
-    sections = (_what_happened, _timeline, _plots, _ranks, _nodes, _settings, _code, _stacks)
+    sections = (_what_happened, _timeline, _plots, _nodes, _settings, _code)
     titles = [section.__name__[1:].replace("_", " ").capitalize() for section in sections]
     parts = [tag("section", tag("h2", name), one(found)) for name, one in zip(titles, sections, strict=True)]
     style = tag("style", Html(Path(__file__).with_suffix(".css").read_text()))
@@ -134,8 +120,7 @@ def _folded(title: str, inside: object) -> Html:
 
 def _what_happened(found: Evidence) -> Html:
     verdict, launch, facts, states = found.verdict, found.launch, found.facts, found.states.values()
-    rows: list[tuple[str, object]] = [("command", facts and facts.typed and tag("code", facts.typed))]
-    rows += [("script", launch and tag("code", launch.script.shown))]
+    rows: list[tuple[str, object]] = [("script", launch and tag("code", launch.script.shown))]
     rows += [("continues", launch and launch.resumed_from)]
     if verdict is None:
         rows += [("state", "unknown: it had not ended when its logs were pulled, or they were not pulled")]
@@ -159,11 +144,12 @@ def _what_happened(found: Evidence) -> Html:
 
 
 def _timeline(found: Evidence) -> Html:
-    rows = [(found.facts.began, "launch"), *found.facts.steps] if found.facts else []
+    rows: list[tuple[float, str]] = []
     for event in found.journal:
-        if what := _EVENTS.get(str(event.get("event"))):
-            with contextlib.suppress(ValueError):
-                rows.append((datetime.fromisoformat(str(event.get("time"))).timestamp(), f"nodes {what}"))
+        is_own = event.get("event") == LAUNCH and event.get("job") == found.job
+        what = event.get("text") if is_own else _EVENTS.get(str(event.get("event")))
+        with contextlib.suppress(ValueError):
+            rows += [(datetime.fromisoformat(str(event.get("time"))).timestamp(), str(what))] if what else []
     for node, state in found.states.items():
         rows += [(state.started, f"ranks started on node {node}")] if state.started else []
     for one in found.slow:
@@ -177,8 +163,8 @@ def _timeline(found: Evidence) -> Html:
 
 
 def _notes(found: Evidence) -> Html:
-    """Return what the agents have written into the log of the first rank, such as restarts."""
-    logs = [path for _, _, path in found.of_ranks("ranks/*.log")[:1]]
+    """Return what the agents have written into the log of rank 0, such as restarts."""
+    logs = (path / "ranks" / "0.log" for path in found.nodes.values())
     lines = (line for path in logs for _, line in series.lines(path, series.MAX_READ))
     notes = [line.decode(errors="replace")[len(NOTE) :] for line in lines if line.startswith(NOTE.encode())]
     listed = tag("ul", *(tag("li", one.strip("- \n")) for one in notes[:MAX_NOTES]))
@@ -189,23 +175,11 @@ def _plots(found: Evidence) -> Html:
     of_results = series.of_results(found.folder, LOGS)
     of_nodes = series.of_readings({node: path / READINGS_FILE for node, path in found.nodes.items()})
     charts, slow = [*of_nodes, *of_results], {f"rank {one.rank}" for one in found.slow}
-    said = ["More metrics are left out."] if len(charts) > series.MAX_CHARTS else []
-    if not of_results:
-        said.append("No metrics.jsonl and no TensorBoard files with numbers are among the results.")
-    if not of_nodes:
-        said.append("The nodes recorded no readings of GPUs and ranks, or they were not pulled.")
+    if not charts:
+        return joined("Neither metrics.jsonl, TensorBoard files nor readings of the nodes were pulled.")
     drawn = [figure(chart, slow) for chart in charts[: series.MAX_CHARTS]]
-    return joined(tag("div", *drawn, class_="charts"), *(tag("p", one) for one in said))
-
-
-def _ranks(found: Evidence) -> Html:
-    slow, rows = {one.rank: one.text for one in found.slow}, []
-    for rank, node, path in found.of_ranks("ranks/*.json"):
-        if one := _decoded(path, RankRecord):
-            how = "had not ended" if one.exit_code is None else f"exit code {one.exit_code}"
-            how = f"killed by {signal_name(one.signal)}" if one.signal else how
-            rows.append((rank, node, how, _when(one.ended) if one.ended else "", slow.get(rank, one.error)))
-    return _table(rows, "rank|node|end|time|") or joined("No records of ranks were pulled.")
+    more = "More metrics are left out." if len(charts) > series.MAX_CHARTS else ""
+    return joined(tag("div", *drawn, class_="charts"), more)
 
 
 def _nodes(found: Evidence) -> Html:
@@ -215,10 +189,7 @@ def _nodes(found: Evidence) -> Html:
     for node in sorted({*launched, *known}):
         versions = astuple(known.get(node, Facts()))[:6]
         rows.append((node, *launched.get(node, ("", "", "")), price, *versions))
-    said = (
-        f"Launched by cloudddp {facts.version}, Python {facts.python}. " if facts else "Launched elsewhere. "
-    )
-    said += "" if known else "No versions of the nodes are known: their preflight records them."
+    said = "" if known else "No versions of the nodes are known: their preflight records them."
     header = "node|instance|type|zone|USD an hour|GPUs|driver|Python|torch|CUDA|NCCL"
     return joined(_table(rows, header), tag("p", said))
 
@@ -242,14 +213,4 @@ def _code(found: Evidence) -> Html:
         return joined("No revision is known: launched elsewhere, or the project was in no git repository.")
     changed = tag("pre", "\n".join(git.changed)) if git.changed else tag("p", "Nothing was changed since.")
     diff = _folded("What was changed", tag("pre", git.diff)) if git.diff else ""
-    hidden = f"Not shown (large, not sent, or a secret by name): {', '.join(git.withheld)}"
-    return joined(tag("p", "Commit ", tag("code", git.commit)), changed, diff, hidden if git.withheld else "")
-
-
-def _stacks(found: Evidence) -> Html:
-    parts: list[object] = []
-    for rank, node, path in found.of_ranks("stacks/*.txt")[:MAX_STACKS]:
-        with contextlib.suppress(OSError), path.open("rb") as file:
-            text = file.read(MAX_STACK).decode(errors="replace")
-            parts.append(_folded(f"rank {rank} on node {node}", tag("pre", text)))
-    return joined(*parts or ["No stacks were collected."])
+    return joined(tag("p", "Commit ", tag("code", git.commit)), changed, diff)

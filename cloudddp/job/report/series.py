@@ -6,8 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,23 +34,19 @@ class Chart:
     title: str
     unit: str
     x: str
-    lines: Mapping[str, list[Point]]
+    lines: dict[str, list[Point]]
 
 
-def thin(points: list[Point], most: int, *, mean: bool = False) -> list[Point]:
-    """Return at most `most` (4 or more) of the points, by x: of each part the smallest and the largest, or
-    its mean."""
+def thin(points: list[Point], most: int) -> list[Point]:
+    """Return at most `most` (4 or more) of the points, by x: of each part the smallest and the largest."""
     points = sorted(points, key=lambda point: point[0])
     if len(points) <= most:
         return points
-    parts, found = most // 2 - 1, [] if mean else points[:1]
+    parts, found = most // 2 - 1, points[:1]
     for number in range(parts):
         part = points[len(points) * number // parts : len(points) * (number + 1) // parts]
-        if mean:
-            found.append((part[len(part) // 2][0], sum(y for _, y in part) / len(part)))
-        else:
-            found += sorted((min(part, key=lambda one: one[1]), max(part, key=lambda one: one[1])))
-    return found if mean else [*found, points[-1]]
+        found += sorted((min(part, key=lambda one: one[1]), max(part, key=lambda one: one[1])))
+    return [*found, points[-1]]
 
 
 def lines(path: Path, most: int) -> Iterator[tuple[int, bytes]]:
@@ -71,13 +66,32 @@ def of_results(folder: Path, without: str) -> list[Chart]:
     for here, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if Path(here, name) != folder / without)
         files += [Path(here, one) for one in sorted(names) if one == METRICS or EVENTS in one]
-    found: dict[str, dict[str, list[Point]]] = {}
-    for path in [path for path in files[:MAX_FILES] if path.is_file()]:
-        read, source = _metrics if path.name == METRICS else _events, str(path.parent.relative_to(folder))
-        for name, step, value in read(path, MAX_READ // len(files)):
-            if _is_drawable(step) and _is_drawable(value) and (name in found or len(found) <= MAX_CHARTS):
-                found.setdefault(name, {}).setdefault(source, []).append((step, value))
-    return [Chart(name, "", "step", lines) for name, lines in found.items()]
+    files = [path for path in files[:MAX_FILES] if path.is_file()]
+    return _charts(
+        (name, "", "step", path.parent.relative_to(folder).as_posix(), step, value)
+        for path in files
+        for name, step, value in (_metrics if path.name == METRICS else _events)(path, MAX_READ // len(files))
+    )
+
+
+def of_readings(files: Mapping[int, Path]) -> list[Chart]:
+    """Return charts of what the nodes have measured, over the minutes since the first reading."""
+    rows = [(node, row) for node, path in files.items() for row in _readings(path, MAX_READ // len(files))]
+    began = min((row.at for _, row in rows), default=0.0)
+    return _charts(
+        (title, unit, "minutes", name, round((row.at - began) / 60, 2), value)
+        for node, row in rows
+        for title, unit, name, value in _measured(node, row)
+    )
+
+
+def _charts(values: Iterable[tuple[str, str, str, str, Any, Any]]) -> list[Chart]:
+    """Return charts of values, given with their title, unit, x, the name of their line, and the point."""
+    found: dict[str, Chart] = {}
+    for title, unit, x, name, at, value in values:
+        if _is_drawable(at) and _is_drawable(value) and (title in found or len(found) <= MAX_CHARTS):
+            found.setdefault(title, Chart(title, unit, x, {})).lines.setdefault(name, []).append((at, value))
+    return list(found.values())
 
 
 def _is_drawable(value: Any) -> bool:
@@ -98,33 +112,19 @@ def _metrics(path: Path, most: int) -> Iterator[tuple[str, Any, Any]]:
                 yield from ((f"{kind}{name[:200]}", found.get("step", number), found[name]) for name in names)
 
 
-def of_readings(files: Mapping[int, Path]) -> list[Chart]:
-    """Return charts of what the nodes have measured, over the minutes since the first reading."""
-    points: defaultdict[tuple[str, str], defaultdict[str, list[Point]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
-    rows = [(node, row) for node, path in files.items() for row in _readings(path, MAX_READ // len(files))]
-    began = min((row.at for _, row in rows), default=0.0)
-    for node, row in rows:
-        at = round((row.at - began) / 60, 2)
-        values: list[tuple[str, str, str, float | None]] = []
-        for rank in row.ranks:
-            name = f"rank {rank.rank}"
-            values += [("Step time", "s", name, rank.seconds), ("Processor time", "cores", name, rank.cores)]
-        for gpu in row.gpus:
-            name = f"node {node}, GPU {gpu.index}"
-            memory = None if gpu.memory is None else gpu.memory / 1024
-            values += [("GPU utilization", "%", name, gpu.utilization), ("GPU memory", "GiB", name, memory)]
-            values += [("GPU power", "W", name, gpu.power), ("GPU temperature", "°C", name, gpu.temperature)]
-        metrics = [one for one in row.metrics.items() if one[0] != "steps" and _is_drawable(one[1])]
-        values += [(f"{name}, as reported", "", f"node {node}", value) for name, value in metrics]
-        for title, unit, name, value in values:
-            if value is not None:
-                points[title, unit][name].append((at, value))
-    return [Chart(title, unit, "minutes", lines) for (title, unit), lines in points.items()]
-
-
 def _readings(path: Path, most: int) -> Iterator[Reading]:
     for _, line in lines(path, most):
         with contextlib.suppress(ProtocolError):
             yield replies.decode(line, Reading)
+
+
+def _measured(node: int, row: Reading) -> Iterator[tuple[str, str, str, float | None]]:
+    for rank in row.ranks:
+        yield "Step time", "s", f"rank {rank.rank}", rank.seconds
+    for gpu in row.gpus:
+        name = f"node {node}, GPU {gpu.index}"
+        yield "GPU utilization", "%", name, gpu.utilization
+        yield "GPU memory", "GiB", name, gpu.memory and gpu.memory / 1024
+    for metric, value in row.metrics.items():
+        if metric != "steps":
+            yield f"{metric}, as reported", "", f"node {node}", value

@@ -20,7 +20,6 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.config.spec import JobSpec
 from cloudddp.errors import CloudDDPError, Command, Text, UsageError
 from cloudddp.job import project_files
-from cloudddp.job.report import is_report
 from cloudddp.job.results import new_files, safe_names
 from cloudddp.job.results.pull import LOGS, Pulled
 from cloudddp.job.sync import report_replaced
@@ -28,11 +27,10 @@ from cloudddp.job.transfer import Transfer
 
 
 def results_here(root: Path) -> list[Path]:
-    """Return the folders of results in a project, by job, the newest last, that have more than logs
-    and the report."""
+    """Return the folders of results in a project, by job, the newest last, that have more than logs."""
     base = root / project_files.RESULTS
     found = sorted(path for path in base.glob("*") if is_job_id(path.name) and path.is_dir())
-    return [path for path in found if any(one.name != LOGS and not is_report(one) for one in path.iterdir())]
+    return [path for path in found if any(one.name != LOGS for one in path.iterdir())]
 
 
 def restore(
@@ -99,7 +97,6 @@ def _entries(root: Path, without: Collection[str]) -> Iterator[tuple[str, Entry]
     for folder, folders, names in os.walk(root):
         if Path(folder) == root:
             folders[:] = [name for name in folders if name not in without]
-            names = [name for name in names if not is_report(root / name)]
         folders[:] = [name for name in folders if not safe_names.guarded(name)]
         links = [name for name in folders if (Path(folder) / name).is_symlink()]
         for name in (*names, *links):
