@@ -212,6 +212,26 @@ class Verb(_WithGlobalOptions):
         super().__init__(name, params=every, help=inspect.cleandoc(help), context_settings=settings)
         self.action = action
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read `--spot prefer` as one option. To click a flag has no value, and an option that may have one
+        would take the script in `run --spot train.py` for it."""
+        while args[(at := self.own_words(ctx, args)) - 1 : at + 1] == ["--spot", "prefer"]:
+            args = [*args[: at - 1], "--prefer-spot", *args[at + 1 :]]
+        own = ["--prefer-spot" if word == "--spot=prefer" else word for word in args[:at]]
+        return super().parse_args(ctx, [*own, *args[at:]])
+
+    def own_words(self, ctx: click.Context, args: Sequence[str]) -> int:
+        """Return how many words at the beginning are options of this verb, with their values."""
+        has_value = {
+            name: isinstance(one, click.Option) and not one.is_flag
+            for one in self.get_params(ctx)
+            for name in one.opts
+        }
+        at = 0
+        while at < len(args) and (name := args[at].partition("=")[0]) in has_value and args[at] != "--":
+            at += 2 if has_value[name] and name == args[at] else 1
+        return at
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Describe the options; of rare ones only the names, unless all are wanted."""
         params = [one for one in self.get_params(ctx) if isinstance(one, click.Option)]

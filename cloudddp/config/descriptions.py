@@ -20,7 +20,9 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         ),
         "max_cost": "Maximum cost of the cluster in USD, enforced as an earlier deadline.",
         "price": "USD per node and hour, for an instance type whose price cloudddp does not know.",
-        "spot": "Use spot instances (AWS may interrupt them at any time); 'prefer': else on-demand ones.",
+        "spot": (
+            "Use spot instances (AWS may interrupt them at any time); `--spot prefer`: else on-demand ones."
+        ),
         "reservation": "Id of an on-demand capacity reservation or a capacity block to launch into.",
         "placement_group": (
             "Place two nodes or more close together, in a placement group of strategy cluster."

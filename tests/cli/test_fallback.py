@@ -49,7 +49,7 @@ def test_next_type_is_launched_and_accepted_later(cli: Any, conditions: Any, ec2
 
 def test_plan_shows_every_candidate(cli: Any, conditions: Any, ec2: Any) -> None:
     conditions(capacity=none_of("g5.xlarge", "p4d.24xlarge"), spot_prices={"us-east-1a": {"g5.xlarge": 0.11}})
-    done = cli("up", "-n", "2", "-t", "p4d.24xlarge,g5.xlarge", "--prefer-spot", *ZONE)
+    done = cli("up", "-n", "2", "-t", "p4d.24xlarge,g5.xlarge", "--spot", "prefer", *ZONE)
     assert done.returncode == 1
     plan = done.stderr.partition("trying")[0]
     assert "2 x p4d.24xlarge (8 x NVIDIA A100 each)\n  price     spot, at most $" in plan
@@ -69,7 +69,7 @@ def test_spot_is_preferred_and_a_lost_node_is_replaced_on_demand(cli: Any, condi
     """The option is remembered: `resume` has none for the market. A further one is a spot instance again."""
     cli.write("cloudddp.toml", '[job]\nrendezvous = "direct"\nnproc_per_node = 1\n')
     cli.write("script.py", "raise SystemExit(3)\n")
-    cli.ok("up", "-n", "2", "-t", "g5.12xlarge", "--prefer-spot", *ZONE)
+    cli.ok("up", "-n", "2", "-t", "g5.12xlarge", "--spot", "prefer", *ZONE)
     assert nodes(ec2, cli.cluster) == [("g5.12xlarge", "spot")] * 2
     assert cli("launch", "script.py").returncode == 3
     conditions(spot_capacity=none_of("g5.12xlarge"))
@@ -86,7 +86,7 @@ def test_on_demand_nodes_if_there_is_no_spot_capacity(
     cli: Any, conditions: Any, ec2: Any, short: str
 ) -> None:
     conditions(**({"quota": {"spot-g": 0}} if short == "quota" else {"spot_capacity": none_of("g5.xlarge")}))
-    done = cli("up", "-n", "2", "-t", "g5.xlarge", "--prefer-spot", *ZONE)
+    done = cli("up", "-n", "2", "-t", "g5.xlarge", "--spot", "prefer", *ZONE)
     assert done.returncode == 0, done.stderr
     assert nodes(ec2, cli.cluster) == [("g5.xlarge", "on demand")] * 2
     status = json.loads(cli.ok("status", "--json"))[0]
@@ -126,9 +126,9 @@ def test_doctor_checks_each_candidate(cli: Any, conditions: Any) -> None:
         (["-t", "g5.xlarge,g5.hugelarge"], "unknown instance type 'g5.hugelarge'"),
         (["--gpu", "H1000"], "no instance type has a GPU H1000"),
         (["-t", "g5.xlarge", "--gpu", "A10G"], "--instance-type and --gpu exclude each other"),
-        (["--spot", "--prefer-spot"], "--spot and --prefer-spot exclude each other"),
+        (["--spot", "--spot", "prefer"], "--spot and --prefer-spot exclude each other"),
         (["-t", "g5.xlarge,g6.xlarge", "--price", "1"], "cluster.price is that of one type, and there are 2"),
-        (["--prefer-spot", "--reservation", "cr-0123456789abcdef0"], "spot instances cannot use"),
+        (["--spot", "prefer", "--reservation", "cr-0123456789abcdef0"], "spot instances cannot use"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_called(

@@ -118,7 +118,7 @@ def test_wrong_values_are_refused(values: dict[str, Any], message: str, hint: st
 
 
 def test_gpu_and_preferred_spot_on_the_command_line() -> None:
-    params = up.make_context("up", ["--gpu", "H100:8", "--prefer-spot"]).params
+    params = up.make_context("up", ["--gpu", "H100:8", "--spot", "prefer"]).params
     flags = [one.flag(params[one.name]) for one in up.params if isinstance(one, SettingOption) and one.name]
     spec = settings.resolve([settings.from_flags(one for one in flags if one is not None)]).cluster
     assert (spec.types, spec.spot, spec.by_price) == (("p5.48xlarge",), "prefer", True)

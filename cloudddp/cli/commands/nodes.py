@@ -161,14 +161,7 @@ class _Ssh(Verb):
     read an option inside `-L6006:localhost:6006`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        own = {
-            name: isinstance(one, click.Option) and not one.is_flag
-            for one in self.get_params(ctx)
-            for name in one.opts
-        }
-        at = 0
-        while at < len(args) and (name := args[at].partition("=")[0]) in own and args[at] != "--":
-            at += 2 if own[name] and name == args[at] else 1
+        at = self.own_words(ctx, args)
         return super().parse_args(ctx, [*args[:at], "--", *args[at:]])
 
 

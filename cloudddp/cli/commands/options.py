@@ -41,7 +41,7 @@ CLUSTER_SETTINGS = (
     SettingOption("cluster", "instance_type", "-t", "--instance-type", metavar="TYPE", standard="g5.xlarge"),
     SettingOption("cluster", "instance_type", "--gpu", metavar="GPU[:N]", standard="g5.xlarge", rare=True),
     SettingOption("cluster", "spot", "--spot", is_flag=True),
-    SettingOption("cluster", "spot", "--prefer-spot", is_flag=True, flag_value="prefer", rare=True),
+    SettingOption("cluster", "spot", "--prefer-spot", is_flag=True, flag_value="prefer", hidden=True),  # Verb
     SettingOption("cluster", "reservation", "--reservation", metavar="ID", rare=True),
     SettingOption(
         "cluster", "placement_group", "--no-placement-group", is_flag=True, flag_value="false", rare=True
