@@ -31,7 +31,7 @@ from cloudddp.text import node_list, one_line
 MARK = "cloudddp-bandwidth "  # begins the lines of bandwidth.py
 SLOW = 0.7  # of the median: a node whose best pair has less is slow
 # The project's folder is on the path of `python -c`, before the standard library.
-_CODE = "# cloudddp preflight\nimport sys; sys.path[:] = filter(None, sys.path)\n"
+_CODE = "# preflight of cloudddp\nimport sys; sys.path[:] = filter(None, sys.path)\n"
 
 
 class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
