@@ -190,8 +190,8 @@ class Cluster:
     def down(self, *, discard: bool = False) -> None:
         """Terminate the nodes, remove everything else, and verify that nothing is left.
 
-        Without `discard`, nodes with a running job or with results that were not pulled stay, and
-        CloudDDPError names them. Raises Leftovers, with what is left and its price, if AWS refuses.
+        Raises Leftovers: without `discard`, where nodes have a running job or results that were not pulled,
+        which then stay; and with what is left and its price, if AWS refuses.
         """
         warn_in_event_loop("down")
         session = self._call.session()
@@ -212,8 +212,8 @@ class Cluster:
         if not self.created:
             self._call.reporter.log(f"cluster {self.name} existed before, and stays up")
             return
-        with contextlib.suppress(CloudDDPError):  # what is not pulled keeps the nodes
-            for job in self._jobs:
+        for job in self._jobs:
+            with contextlib.suppress(CloudDDPError):  # what is not pulled keeps the nodes
                 self._finish(job)
         self.down()
 

@@ -81,6 +81,24 @@ cluster.down(discard=True)
     assert remaining(ec2, cli.cluster).nothing
 
 
+def test_first_job_that_cannot_be_finished_does_not_keep_the_others(cli: CommandLine, ec2: Any) -> None:
+    """The nodes do not know the first one."""
+    code = """
+try:
+    with cloudddp.up(nodes=1, **settings) as cluster:
+        first = cluster.launch("train.py")
+        first.wait()
+        second = cluster.launch("train.py", ["wait"])
+        cluster._jobs[0].id = "20200101-000000-aaaa"
+except cloudddp.Leftovers:
+    pass
+print(json.dumps(second.id))
+"""
+    ((second,), _) = run(cli, code)
+    assert (cli.cwd / "results" / second / "model-0.pt").exists()
+    assert remaining(ec2, cli.cluster).nothing
+
+
 def test_error_in_the_block_removes_the_cluster_and_stops_its_job(cli: CommandLine, ec2: Any) -> None:
     code = """
 try:
