@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 import pytest
-from support.harness import remaining
+from support.harness import remaining, running_instances
 
 ZONE = ("--zones", "us-east-1a")  # each refused launch costs a second: botocore repeats it
 
@@ -19,14 +19,8 @@ def none_of(*types: str) -> dict[str, Any]:
 
 def nodes(ec2: Any, cluster: str) -> list[tuple[str, str]]:
     """Type and market of each live node."""
-    where = [
-        {"Name": "tag:cloudddp:cluster", "Values": [cluster]},
-        {"Name": "instance-state-name", "Values": ["pending", "running"]},
-    ]
-    found = ec2.describe_instances(Filters=where)["Reservations"]
-    return sorted(
-        (i["InstanceType"], i.get("InstanceLifecycle", "on demand")) for r in found for i in r["Instances"]
-    )
+    found = running_instances(ec2, cluster)
+    return sorted((i["InstanceType"], i.get("InstanceLifecycle", "on demand")) for i in found)
 
 
 def test_next_type_is_launched_and_accepted_later(cli: Any, conditions: Any, ec2: Any) -> None:
@@ -91,13 +85,6 @@ def test_on_demand_nodes_if_there_is_no_spot_capacity(
     assert nodes(ec2, cli.cluster) == [("g5.xlarge", "on demand")] * 2
     status = json.loads(cli.ok("status", "--json"))[0]
     assert status["usd_per_hour_is_at_most"] is False
-
-
-def test_spot_alone_never_falls_back(cli: Any, conditions: Any, ec2: Any) -> None:
-    conditions(spot_capacity=none_of("g5.xlarge"))
-    err = cli.fails(1, "up", "-n", "2", "-t", "g5.xlarge", "--spot", *ZONE)
-    assert "There is no Spot capacity available" in err
-    assert remaining(ec2, cli.cluster).nothing
 
 
 def test_dry_run_shows_the_candidates_and_launches_the_first(cli: Any) -> None:

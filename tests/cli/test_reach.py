@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.harness import CommandLine, cannot, interrupt, wait_for
+from support.agentnode import free_port
+from support.harness import CommandLine, cannot, instances_of, interrupt, wait_for
 
 # The start of an editor's remote session, as logs in public issues of VS Code Remote-SSH show it:
 # `ssh -v -T -D PORT -o ConnectTimeout=15 HOST bash`, and on stdin a script that prints a marker, looks at the
@@ -62,11 +63,6 @@ def loopback_only(port: int) -> bool:
     lines = [line.split() for line in text.splitlines()]
     found = [words[1] for words in lines if words[1].endswith(f":{port:04X}") and words[3] == "0A"]
     return found == [f"0100007F:{port:04X}"]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 @contextmanager
@@ -164,10 +160,10 @@ def test_hosts_follow_the_clusters(cli: Any, ec2: Any, tmp_path: Path) -> None:
 
     old = answers(1)
     assert cli("launch", "fail.py").returncode == 5
-    ids = [i["InstanceId"] for i in instances(ec2, cli.cluster)]
+    ids = instances_of(ec2, cli.cluster)
     lost = next(one for one in ids if one in old)
     ec2.terminate_instances(InstanceIds=[lost])
-    wait_for(lambda: len(instances(ec2, cli.cluster)) == 1, "the node has terminated")
+    wait_for(lambda: len(instances_of(ec2, cli.cluster)) == 1, "the node has terminated")
     cli("resume")
     assert answers(1) not in ("", old)
     assert answers(0)
@@ -176,14 +172,6 @@ def test_hosts_follow_the_clusters(cli: Any, ec2: Any, tmp_path: Path) -> None:
     assert file is not None
     cli.ok("down", "-y")
     assert (hosts_file(cli), (file.parent / "known_hosts").exists()) == (None, False)
-
-
-def instances(ec2: Any, cluster: str) -> list[dict[str, Any]]:
-    where = [
-        {"Name": "tag:cloudddp:cluster", "Values": [cluster]},
-        {"Name": "instance-state-name", "Values": ["running"]},
-    ]
-    return [i for r in ec2.describe_instances(Filters=where)["Reservations"] for i in r["Instances"]]
 
 
 def test_up_mentions_it_for_the_first_cluster_of_a_computer(cli: Any, tmp_path: Path) -> None:
@@ -231,7 +219,7 @@ def test_lost_connection_ends_the_forwarding(cli: Any, ec2: Any) -> None:
     cli.ok("up", "-n", "1")
     process = cli.start("forward", f"{free_port()}:1")
     assert process.stdout.readline()
-    ec2.terminate_instances(InstanceIds=[i["InstanceId"] for i in instances(ec2, cli.cluster)])
+    ec2.terminate_instances(InstanceIds=instances_of(ec2, cli.cluster))
     _, err = process.communicate(timeout=60)
     assert (process.returncode, "the SSH connection broke" in err, "forward" in err) == (1, True, True), err
 
