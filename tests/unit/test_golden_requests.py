@@ -1,5 +1,5 @@
-"""The exact requests of `up`, for six instance types, for two of them in five other accounts, and where
-another type and market are launched than the first ones, are those in tests/golden/requests.
+"""The exact requests of `up`, for six instance types, and for two of them in five other accounts, are those
+in tests/golden/requests.
 
 A change shows as a diff, a call on each line. After one that is wanted:
 UPDATE_GOLDEN=1 python -m pytest tests/unit/test_golden_requests.py
@@ -26,7 +26,7 @@ from cloudddp.aws.client import AWS
 from cloudddp.cli.actions.rehearsal import Nodes
 from cloudddp.cluster import up
 from cloudddp.config.spec import ClusterSpec
-from cloudddp.simulator.aws import CONDITIONS, rehearse
+from cloudddp.simulator.aws import rehearse
 
 FOLDER = Path(__file__).resolve().parents[1] / "golden/requests"
 ONE_CARD, SEVERAL_CARDS = "g5.xlarge", "p4d.24xlarge"
@@ -85,13 +85,6 @@ def reserved(aws: Any, instance_type: str) -> dict[str, Any]:
     return {"reservation": answer["CapacityReservation"]["CapacityReservationId"]}
 
 
-def scarce(_: Any, instance_type: str) -> dict[str, Any]:
-    """An account in which one type has no capacity, and the other none on the spot market."""
-    zone = ZONES[1]
-    CONDITIONS.update({"capacity": {zone: {"g6.xlarge": 0}}, "spot_capacity": {zone: {instance_type: 0}}})
-    return {"instance_type": f"g6.xlarge,{instance_type}", "spot": "prefer", "zones": (zone,)}
-
-
 ACCOUNTS: dict[str, Callable[[Any, str], dict[str, Any]]] = {
     "default": lambda *_: {},
     "custom-vpc": lambda aws, _: custom_vpc(aws),
@@ -99,17 +92,10 @@ ACCOUNTS: dict[str, Callable[[Any, str], dict[str, Any]]] = {
     "organization": lambda aws, _: organization(aws),
     "spot": lambda *_: {"spot": True},
     "reservation": reserved,
-    "fall-back": scarce,
 }
 CASES = [
     *[("default", name) for name in TYPES],
-    *[
-        (account, name)
-        for account in ACCOUNTS
-        if account not in ("default", "fall-back")
-        for name in (SEVERAL_CARDS, ONE_CARD)
-    ],
-    ("fall-back", ONE_CARD),
+    *[(account, name) for account in ACCOUNTS if account != "default" for name in (SEVERAL_CARDS, ONE_CARD)],
 ]
 
 
@@ -138,7 +124,6 @@ def requests(instance_type: str, prepare: Callable[[Any, str], dict[str, Any]]) 
             f"{service} {aws.client(service).meta.method_to_api_mapping[method]}"
             for service, method, _ in calls
         ]
-        CONDITIONS.update({"clear": True})
     names = Names()
     return [
         {"call": operation, "params": names.replace(params)}
