@@ -86,12 +86,6 @@ def test_invalid_reading_is_reported_as_the_reason_why_there_is_none(victim: Vic
     assert_harmless(done)
 
 
-def test_names_of_metrics_are_escaped(victim: Victim) -> None:
-    victim.answers("readings", 'reading {"at": 1.0, "metrics": {"\\u001b]0;x\\u0007\\n\\u202e": 1}}\n')
-    for words in (["--once"], ["--once", "--json"]):
-        assert_harmless(victim("top", *words))
-
-
 def test_invalid_frame_ends_the_logs_and_names_the_node(victim: Victim) -> None:
     victim.answers("follow", [BAD_FRAMES["a frame of 100 GB"]])
     refused(victim("logs", "-f"))
