@@ -16,24 +16,14 @@ from agent.watch import ras
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 
-HEAD = """NCCL version 2.29.1 compiled with CUDA 13.0
-CUDA runtime version 13000, driver version 13000
-
-Job summary
-===========
-
-  Nodes  Processes         GPUs  Processes     GPUs
-(total)   per node  per process    (total)  (total)
-      4          8            1         32       32
-
-Communicators... (0.00s)
+HEAD = """Communicators... (0.00s)
 =============
 
 Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
     #  in group  per comm  per node  per comm  in group
+    0         1         4         8        32        32   RUNNING      OK
 """
-FINE = f"""{HEAD}    0         8         4         1         4        32   RUNNING      OK
-
+FINE = f"""{HEAD}
 Errors
 ======
 
@@ -42,8 +32,7 @@ Warnings
 
 """
 # NCCL's documentation, "RAS", 2.24 to 2.29, and the formats of src/ras/client_support.cc.
-MISMATCH = f"""{HEAD}    0         1         4         8        32        32   RUNNING  MISMATCH
-
+MISMATCH = f"""{HEAD}
 Errors
 ======
 
@@ -52,17 +41,12 @@ Warnings
 
 #0-0 (27a079b828ff1a75) MISMATCH
   Communicator ranks have different collective operation counts
-  26 ranks have launched up to operation 6650
-  6 ranks have launched up to operation 6649
+  30 ranks have launched up to operation 6650
+  2 ranks have launched up to operation 6649
   Rank 0 -- GPU 0 managed by process 483072 on node 172.16.64.210
-  Rank 2 -- GPU 2 managed by process 483074 on node 172.16.64.210
-  Rank 3 -- GPU 3 managed by process 483075 on node 172.16.64.210
-  Rank 4 -- GPU 4 managed by process 483076 on node 172.16.64.210
-  Rank 5 -- GPU 5 managed by process 483077 on node 172.16.64.210
   Rank 7 -- GPU 7 managed by process 483079 on node 172.16.64.210
 """
-OLD_INCOMPLETE = f"""{HEAD}    0         1         4       7-8        32        32   RUNNING  INCOMPLETE
-
+OLD_INCOMPLETE = f"""{HEAD}
 Errors
 ======
 
@@ -105,8 +89,8 @@ Warnings
             MISMATCH,
             "#0-0 (27a079b828ff1a75) MISMATCH; "
             "Communicator ranks have different collective operation counts; "
-            "26 ranks have launched up to operation 6650; 6 ranks have launched up to operation 6649; "
-            "Rank 0; Rank 2; Rank 3; Rank 4; Rank 5; Rank 7",
+            "30 ranks have launched up to operation 6650; 2 ranks have launched up to operation 6649; "
+            "Rank 0; Rank 7",
         ),
         (
             OLD_INCOMPLETE,
@@ -216,10 +200,8 @@ def test_answer_is_bounded_in_bytes_and_in_time(monkeypatch: pytest.MonkeyPatch)
 )
 def test_address_is_that_of_the_rank(value: str | None, expected: tuple[str, int]) -> None:
     env = {} if value is None else {"NCCL_RAS_ADDR": value}
-    command = [sys.executable, "-ISc", "print(flush=True); input()"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as rank:
-        assert rank.stdout is not None
-        rank.stdout.readline()
-        assert ras.address(rank.pid) == expected
+    with subprocess.Popen(["sleep", "60"], env=env) as rank:
+        found = ras.address(rank.pid)
         rank.kill()
+    assert found == expected
     assert ras.address(0) == ("localhost", 28028)
