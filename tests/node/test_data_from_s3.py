@@ -13,7 +13,7 @@ from support.agentnode import Node
 from support.imds import Metadata, given_a_role
 from support.s3_server import S3
 
-from cloudddp.agent.protocol.start import DataCopy, SetupReply, SetupRequest
+from cloudddp.agent.protocol.start import DataCopy, SetupReply
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 
@@ -33,17 +33,8 @@ def put(s3: S3, **objects: bytes | str) -> None:
 
 
 def copy(node: Node, *commands: str, prefix: str = "sets/one", path: str = "data") -> SetupReply:
-    return node.call(
-        SetupRequest(
-            job=node.id("job-1"),
-            node=0,
-            project="p",
-            script="script.py",
-            commands=commands,
-            data=(DataCopy(BUCKET, prefix, path),),
-            paths={"CLOUDDDP_DATA_DATA": path},
-        )
-    )
+    data = (DataCopy(BUCKET, prefix, path),)
+    return node.set_up(*commands, data=data, paths={"CLOUDDDP_DATA_DATA": path})
 
 
 def reads(s3: S3) -> int:

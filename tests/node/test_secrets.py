@@ -13,8 +13,6 @@ from pathlib import Path
 import pytest
 from support.agentnode import FOREVER, Node, alive, until
 
-from cloudddp.agent.protocol.start import SetupRequest
-
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 
 SECRET = "hunter2-the-value-of-a-variable"
@@ -64,13 +62,6 @@ def test_environment_larger_than_a_pipe_reaches_the_ranks(node: Node) -> None:
 
 
 def test_set_up_leaves_no_secret_in_a_file(node: Node) -> None:
-    request = SetupRequest(
-        job=node.id(),
-        node=0,
-        project="p",
-        script="script.py",
-        commands=('case "$TOKEN" in hunter2*) ;; *) exit 9 ;; esac',),
-        env={"TOKEN": SECRET},
-    )
-    assert node.call(request).exit_code == 0
+    reply = node.set_up('case "$TOKEN" in hunter2*) ;; *) exit 9 ;; esac', env={"TOKEN": SECRET})
+    assert reply.exit_code == 0
     assert files_with_the_secret(node.home) == []

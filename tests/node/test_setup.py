@@ -14,7 +14,7 @@ import pytest
 from support.agentnode import HANG_GUARD, Node, alive, processes_of, until
 
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.protocol.start import Process, SetupReply, SetupRequest
+from cloudddp.agent.protocol.start import Process, SetupReply
 from cloudddp.agent.replies import decode
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
@@ -22,19 +22,11 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs
 WAIT_FOR_GATE = "while [ ! -e go ]; do sleep 0.05; done"
 
 
-def request(node: Node, *commands: str, job: str = "job-1", **more: Any) -> SetupRequest:
-    return SetupRequest(job=node.id(job), node=0, project="p", script="script.py", commands=commands, **more)
-
-
-def set_up(node: Node, *commands: str, **more: Any) -> SetupReply:
-    return node.call(request(node, *commands, **more))
-
-
 def test_set_up_runs_once_for_the_same_content(node: Node) -> None:
     def log_of(*commands: str, content: str) -> str:
         (node.project / "requirements.txt").write_text(content)
         for _ in range(2):
-            reply = set_up(node, *commands, inputs=("requirements.txt",), env={"MINE": "x y"})
+            reply = node.set_up(*commands, inputs=("requirements.txt",), env={"MINE": "x y"})
             assert reply == SetupReply(exit_code=0)
         return (node.project / "log").read_text()
 
@@ -45,21 +37,21 @@ def test_set_up_runs_once_for_the_same_content(node: Node) -> None:
     for a, b in (("xy", "z"), ("x", "yz")):  # content that moves between inputs is a change
         (node.project / "a").write_text(a)
         (node.project / "b").write_text(b)
-        assert set_up(node, "echo moved >> log2", inputs=("a", "b")).exit_code == 0
+        assert node.set_up("echo moved >> log2", inputs=("a", "b")).exit_code == 0
     assert (node.project / "log2").read_text() == "moved\nmoved\n"
 
 
 def test_failed_command_stops_the_set_up_and_is_repeated(node: Node) -> None:
     failing = "echo out; echo err >&2; exit 3"
     for _ in range(2):
-        reply = set_up(node, "echo fine", failing, "touch never")
+        reply = node.set_up("echo fine", failing, "touch never")
         assert reply == SetupReply(exit_code=3, command=failing, output="out\nerr\n")
     assert not (node.project / "never").exists()
 
 
 def running(node: Node, command: str, **more: Any) -> subprocess.Popen[bytes]:
     """Return the process of a set-up whose command has started."""
-    process = node.begin(request(node, f"touch began; {command}", **more))
+    process = node.begin(node.setting_up(f"touch began; {command}", **more))
     until(lambda: (node.project / "began").exists())
     return process
 
@@ -72,7 +64,7 @@ def test_cancel_ends_every_process_of_a_set_up(node: Node) -> None:
     assert process.stdout is not None
     assert decode(process.stdout.read().rstrip(), SetupReply).cancelled
     assert process.wait(HANG_GUARD) == 0
-    assert set_up(node, "touch ran", job="job-2").exit_code == 0
+    assert node.set_up("touch ran", job="job-2").exit_code == 0
     assert (node.project / "ran").exists()
 
 
@@ -90,13 +82,13 @@ def test_cancel_between_two_commands_stops_the_set_up(node: Node) -> None:
     folder = node.folder()
     folder.mkdir(parents=True)
     (folder / "cancel").touch()
-    assert set_up(node, "touch never").cancelled
+    assert node.set_up("touch never").cancelled
     assert not (node.project / "never").exists()
 
 
 def test_set_up_waits_for_that_of_another_launch(node: Node) -> None:
     first = running(node, f"{WAIT_FOR_GATE}; echo 1 >> order")
-    second = node.begin(request(node, "echo 2 >> order", job="job-2"))
+    second = node.begin(node.setting_up("echo 2 >> order", job="job-2"))
     (node.project / "go").touch()
     assert (first.wait(HANG_GUARD), second.wait(HANG_GUARD)) == (0, 0)
     assert (node.project / "order").read_text() == "1\n2\n"
@@ -104,7 +96,7 @@ def test_set_up_waits_for_that_of_another_launch(node: Node) -> None:
 
 def test_background_process_of_a_set_up_outlives_the_job(node: Node) -> None:
     """A service that it starts serves the next jobs, too: the set-up runs only once."""
-    assert set_up(node, "sleep 600 & echo $! > pid").exit_code == 0
+    assert node.set_up("sleep 600 & echo $! > pid").exit_code == 0
     pid = int((node.project / "pid").read_text())
     node.start("print('ran')")
     assert node.follow().state.phase is JobPhase.SUCCEEDED
@@ -115,9 +107,9 @@ def test_background_process_of_a_set_up_outlives_the_job(node: Node) -> None:
 
 def test_set_up_that_deletes_the_store_succeeds(node: Node) -> None:
     for _ in range(2):
-        assert set_up(node, f"rm -rf {node.store}; echo run >> log").exit_code == 0
+        assert node.set_up(f"rm -rf {node.store}; echo run >> log").exit_code == 0
     assert (node.project / "log").read_text() == "run\n"
-    assert set_up(node, f"rm -rf {node.store}; exit 3").exit_code == 3
+    assert node.set_up(f"rm -rf {node.store}; exit 3").exit_code == 3
     node.start("print('ran')")
     assert node.follow().state.phase is JobPhase.SUCCEEDED
 
@@ -143,11 +135,11 @@ def test_set_up_runs_in_the_environment_of_the_ranks_python(node: Node, environm
     """Otherwise `pip` is the system's, which refuses to install (PEP 668), or installs where ranks do not
     look."""
     show = 'echo "$VIRTUAL_ENV"; command -v python; torchrun-of-image; exit 3'
-    reply = set_up(node, show, python=str(environment / "bin/python"))
+    reply = node.set_up(show, python=str(environment / "bin/python"))
     assert reply.output == f"{environment}\n{environment}/bin/python\ntorchrun of the image\n"
-    reply = set_up(node, 'echo "$PATH"; exit 3', python=str(environment / "bin/python"), env={"PATH": "/bin"})
+    reply = node.set_up('echo "$PATH"; exit 3', python=str(environment / "bin/python"), env={"PATH": "/bin"})
     assert reply.output == "/bin\n", "variables of the user win"
-    reply = set_up(node, 'echo "$PATH"; exit 3', python=shutil.which("python3"))
+    reply = node.set_up('echo "$PATH"; exit 3', python=shutil.which("python3"))
     assert reply.output == f"{os.environ['PATH']}\n", "it is the first one on PATH already"
 
 
@@ -155,7 +147,7 @@ def test_set_up_runs_in_the_environment_of_the_ranks_python(node: Node, environm
 def test_command_uses_the_environment_that_an_earlier_one_created(node: Node, python: str) -> None:
     folder = python.partition("/bin")[0]
     create = f"mkdir -p {folder}/bin && ln -s {sys.executable} {python} && touch {folder}/pyvenv.cfg"
-    reply = set_up(node, create, 'command -v python; echo "$VIRTUAL_ENV"; exit 3', python=python)
+    reply = node.set_up(create, 'command -v python; echo "$VIRTUAL_ENV"; exit 3', python=python)
     first, second = reply.output.splitlines()
     assert first.endswith(f"{folder.strip('~')}/bin/python")
     assert second.endswith(folder.strip("~"))
@@ -178,7 +170,7 @@ def test_environment_that_may_not_be_changed_is_named(node: Node, environment: P
     packages.rmdir()
     packages.symlink_to("/proc/sys")  # which nobody may write to
     for text, read_only in (("Permission denied", str(environment)), ("no such package", "")):
-        reply = set_up(node, f"echo '{text}'; exit 1", python=str(environment / "bin/python"))
+        reply = node.set_up(f"echo '{text}'; exit 1", python=str(environment / "bin/python"))
         assert reply.read_only == read_only
 
 
@@ -199,7 +191,7 @@ def test_set_up_keeps_its_node_until_the_connection_is_gone(node: Node) -> None:
 
 
 def test_output_with_a_byte_that_ends_a_step_is_passed_on(node: Node) -> None:
-    done = node.run(request(node, "printf 'before x\\000y after\\n'"))
+    done = node.run(node.setting_up("printf 'before x\\000y after\\n'"))
     assert done.returncode == 0
     assert b"before xy after" in done.stderr
     assert b"\0" not in done.stderr

@@ -31,7 +31,7 @@ from cloudddp.agent.protocol.gang import Gang
 from cloudddp.agent.protocol.jobs import JobsRequest, JobState, KillReply, KillRequest
 from cloudddp.agent.protocol.machine import MAX_FOLDERS, ProbeReply, ProbeRequest
 from cloudddp.agent.protocol.phases import Peer
-from cloudddp.agent.protocol.start import Process, StartReply, StartRequest
+from cloudddp.agent.protocol.start import Process, SetupReply, SetupRequest, StartReply, StartRequest
 from cloudddp.agent.replies import FrameDecoder, decode
 
 T = TypeVar("T")
@@ -221,6 +221,13 @@ class Node:
         name = f"script{next(self._numbers)}.py"
         (self.project / name).write_text(code)
         return name
+
+    def setting_up(self, *commands: str, job: str = "job-1", **more: Any) -> SetupRequest:
+        place: dict[str, Any] = {"node": self.number, "project": "p", "script": "script.py"}
+        return SetupRequest(job=self.id(job), commands=commands, **place, **more)
+
+    def set_up(self, *commands: str, **more: Any) -> SetupReply:
+        return self.call(self.setting_up(*commands, **more))
 
     def start(self, *scripts: str, job: str = "job-1", **changes: Any) -> int:
         """Start one rank per script, as `rendezvous = "direct"` does; return the pid of the supervisor's
