@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.exposed import command_lines, files_with
 from support.harness import interrupt
 from support.jobs import direct, lines_by_rank
 from support.repositories import git
@@ -44,27 +45,6 @@ def test_variables_reach_the_ranks(cli: Any) -> None:
         "E": "two\nlines",
         "EMPTY": "",
     }
-
-
-def command_lines() -> list[bytes]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            found.append((entry / "cmdline").read_bytes() if entry.name.isdigit() else b"")
-        except OSError:
-            continue
-    return found
-
-
-def files_with(secret: str, *folders: Path) -> list[Path]:
-    found = []
-    for path in (path for folder in folders for path in folder.rglob("*")):
-        try:
-            if path.is_file() and secret.encode() in path.read_bytes():
-                found.append(path)
-        except OSError:
-            continue
-    return found
 
 
 def test_values_are_in_no_command_line_file_or_message(cli: Any, tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 from support.agentnode import FOREVER, HANG_GUARD, WAITING, alive, free_port, gang_of, until
-from support.gangs import Gangs, Make
+from support.exposed import command_lines, files_with
+from support.gangs import Make
 
 from agent.gang.mesh import Mesh
 from cloudddp.agent.protocol.codec import ProtocolError
@@ -251,29 +252,21 @@ def test_memory_of_an_agent_is_bounded(gangs: Make) -> None:
 # -- the secret ----------------------------------------------------------------------------------------------
 
 
-def secrets_on_disk(job: Gangs) -> list[Path]:
-    secret = job.gang.secret.encode()
-    files = [path for node in job.nodes for path in node.home.rglob("*") if path.is_file()]
-    return [path for path in files if secret in path.read_bytes()]
-
-
 def test_secret_of_the_gang_is_in_no_file_and_no_command_line_nor_the_environment_of_a_rank(
     gangs: Make,
 ) -> None:
     job = gangs(2)
     job.start(FOREVER, FOREVER)
     ranks = [pid for number in range(2) for pid in job.pids(number).ranks]
-    assert secrets_on_disk(job) == []
-    secret, lines = job.gang.secret.encode(), []
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            lines.append((entry / "cmdline").read_bytes())
+    homes = [node.home for node in job.nodes]
+    assert files_with(job.gang.secret, *homes) == []
+    secret, lines = job.gang.secret.encode(), command_lines()
     assert any(b"start" in line for line in lines)
     assert not any(secret in line for line in lines)
     assert not any(secret in Path(f"/proc/{pid}/environ").read_bytes() for pid in ranks)
     job[0].cancel()
     job.verdict()
-    assert secrets_on_disk(job) == []
+    assert files_with(job.gang.secret, *homes) == []
 
 
 def test_gang_that_names_a_node_twice_is_refused() -> None:

@@ -3,7 +3,6 @@ job."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import stat
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.agentnode import FOREVER, Node, alive, until
+from support.exposed import command_lines, files_with
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 
@@ -19,30 +19,22 @@ SECRET = "hunter2-the-value-of-a-variable"
 CHECK = "import os, sys\nsys.exit(0 if os.environ['TOKEN'].startswith('hunter2') else 9)\n"
 
 
-def files_with_the_secret(home: Path) -> list[str]:
-    found = [path for path in home.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
-    return [str(path.relative_to(home)) for path in found]
-
-
 def test_secret_is_in_no_file_and_no_command_line(node: Node) -> None:
     node.start(FOREVER, env={"TOKEN": SECRET})
     rank = node.rank_pid()
-    lines = []
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            lines.append((entry / "cmdline").read_bytes())
+    lines = command_lines()
     assert any(str(node.agent).encode() in line and b"start" in line for line in lines)
     assert not any(SECRET.encode() in line for line in lines)
     assert f"TOKEN={SECRET}".encode() in Path(f"/proc/{rank}/environ").read_bytes().split(b"\0")
-    assert files_with_the_secret(node.home) == []
+    assert files_with(SECRET, node.home) == []
     for path in (node.folder() / "job.json", node.folder() / "state.json"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(node.folder().stat().st_mode) == 0o700
     node.cancel()
-    assert files_with_the_secret(node.home) == []
+    assert files_with(SECRET, node.home) == []
     node.start(CHECK, CHECK, env={"TOKEN": SECRET}, job="job-2")
     assert node.follow("job-2").state.exit_code == 0
-    assert files_with_the_secret(node.home) == []
+    assert files_with(SECRET, node.home) == []
 
 
 def test_secret_is_in_no_file_after_the_supervisor_was_killed(node: Node) -> None:
@@ -50,9 +42,9 @@ def test_secret_is_in_no_file_after_the_supervisor_was_killed(node: Node) -> Non
     node.rank_pid()
     os.kill(node.supervisor_pid(), signal.SIGKILL)
     until(lambda: not alive(guard))
-    assert files_with_the_secret(node.home) == []
+    assert files_with(SECRET, node.home) == []
     assert node.cancel(grace=0).left == 0
-    assert files_with_the_secret(node.home) == []
+    assert files_with(SECRET, node.home) == []
 
 
 def test_environment_larger_than_a_pipe_reaches_the_ranks(node: Node) -> None:
@@ -64,4 +56,4 @@ def test_environment_larger_than_a_pipe_reaches_the_ranks(node: Node) -> None:
 def test_set_up_leaves_no_secret_in_a_file(node: Node) -> None:
     reply = node.set_up('case "$TOKEN" in hunter2*) ;; *) exit 9 ;; esac', env={"TOKEN": SECRET})
     assert reply.exit_code == 0
-    assert files_with_the_secret(node.home) == []
+    assert files_with(SECRET, node.home) == []
