@@ -16,7 +16,7 @@ from support.packed import sent
 from cloudddp.agent.protocol.file_steps import PackRequest, Selection
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.results import NewFilesReply, NewFilesRequest
-from cloudddp.agent.protocol.start import SetupReply, SetupRequest, SharedFolder
+from cloudddp.agent.protocol.start import SetupReply, SharedFolder
 from cloudddp.simulator.hosts.loopback_ssh import stubs
 from cloudddp.simulator.hosts.node_spec import UserData
 
@@ -26,13 +26,8 @@ OWN = SharedFolder("shared", below="shared", clients=(ADDRESSES[1],), owned=True
 OTHER = SharedFolder("shared", f"{ADDRESSES[0]}:/", below="shared")
 
 
-def set_up(
-    node: Node, *folders: SharedFolder, commands: tuple[str, ...] = (), job: str = "job-1"
-) -> SetupReply:
-    request = SetupRequest(
-        job=node.id(job), node=node.number, project="p", script="s.py", commands=commands, shared=folders
-    )
-    return node.call(request)
+def set_up(node: Node, *folders: SharedFolder, commands: tuple[str, ...] = ()) -> SetupReply:
+    return node.set_up(*commands, shared=folders)
 
 
 def programs(node: Node, number: int) -> None:
