@@ -13,6 +13,7 @@ from pathlib import Path
 
 import paramiko
 import pytest
+from support.harness import wait_for
 from support.hostilessh import listening
 from support.jumpserver import JumpServer
 from support.sshserver import Site, refusal
@@ -66,10 +67,7 @@ def test_each_node_has_a_process_that_ends_with_its_connection(ssh_site: Site, j
         assert found == {rank: b"%d\n" % rank for rank in range(3)}
         assert len(children()) == 3
     assert sorted(jump.streams) == sorted(("127.0.0.1", port) for port in ports)
-    deadline = time.monotonic() + 30
-    while children():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for(lambda: not children(), "the processes have ended")
 
 
 # In the place of ssh: records when it begins to log in, and when the node's first bytes have come.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from support.harness import wait_for
 from support.sshserver import Site, refusal
 
 from cloudddp.config.spec import ClusterSpec, check_connection, connection_mode, expand_proxy_command
@@ -41,15 +41,6 @@ def by(site: Site, command: str, port: int = 1) -> Target:
     return site.target(port, route=ProxyCommand(command, {"AWS_REGION": "eu-west-1"}))
 
 
-def gone(pid: int) -> bool:
-    deadline = time.monotonic() + 30
-    while Path(f"/proc/{pid}").exists():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
-
-
 def test_command_carries_the_connection_and_ends_with_it(
     ssh_site: Site, program: str, tmp_path: Path
 ) -> None:
@@ -58,14 +49,15 @@ def test_command_carries_the_connection_and_ends_with_it(
     assert connection.run(CommandSpec("cat", stdin=data, limit=1 << 24)).stdout == data
     (pid,) = map(int, (tmp_path / "pids").read_text().split())
     connection.close()
-    assert gone(pid)
+    wait_for(lambda: not Path(f"/proc/{pid}").exists(), "the command has ended")
 
 
 def test_refused_host_key_ends_the_command(ssh_site: Site, program: str, tmp_path: Path) -> None:
     other = ssh_site.server(algorithm="ecdsa-sha2-nistp256")
     error = refusal(by(ssh_site, f"{program} {other.port} {tmp_path / 'pids'}"))
     assert "refused" in error.message
-    assert gone(int((tmp_path / "pids").read_text()))
+    pid = (tmp_path / "pids").read_text().strip()
+    wait_for(lambda: not Path(f"/proc/{pid}").exists(), "the command has ended")
 
 
 def test_command_gets_the_region(ssh_site: Site, tmp_path: Path) -> None:
