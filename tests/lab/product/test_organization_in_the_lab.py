@@ -11,7 +11,7 @@ from pathlib import Path
 import boto3
 import pytest
 from support import organization
-from support.harness import TIMEOUT, CommandLine, cannot, clean_environment, remaining
+from support.harness import TIMEOUT, CommandLine, cannot, clean_environment, remaining, running_instances
 
 from cloudddp.simulator import control
 from cloudddp.simulator.hosts import lab_namespaces
@@ -65,8 +65,7 @@ def test_whole_job_in_an_organization_with_a_capacity_block_and_efa(
     )
     cli.write("reduce.py", REDUCE)
     cli.ok("up", "-n", "2", "-t", "p4d.24xlarge", "--reservation", BLOCK, "--require-efa")
-    running = [{"Name": "instance-state-name", "Values": ["running"]}]
-    nodes = [i for r in ec2.describe_instances(Filters=running)["Reservations"] for i in r["Instances"]]
+    nodes = running_instances(ec2, cli.cluster)
     assert [len(node["NetworkInterfaces"]) for node in nodes] == [5, 5]
     assert {node["InstanceLifecycle"] for node in nodes} == {"capacity-block"}
     assert not any(node["Placement"].get("GroupName") for node in nodes)

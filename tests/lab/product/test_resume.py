@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.harness import CommandLine, listed_nodes, remaining, wait_for
+from support.harness import CommandLine, listed_nodes, remaining, running_instances, wait_for
 from support.jobs import written
 
 TOML = '[job]\nrendezvous = "direct"\nnproc_per_node = 1\nheartbeat = 4\n[job.env]\nOMP_NUM_THREADS = "1"\n'
@@ -51,12 +51,7 @@ def live(cli: CommandLine) -> list[str]:
 
 
 def described(ec2: Any, cluster: str) -> dict[str, dict[str, Any]]:
-    where = [
-        {"Name": "tag:cloudddp:cluster", "Values": [cluster]},
-        {"Name": "instance-state-name", "Values": ["pending", "running"]},
-    ]
-    found = ec2.describe_instances(Filters=where)["Reservations"]
-    return {i["InstanceId"]: i for r in found for i in r["Instances"]}
+    return {one["InstanceId"]: one for one in running_instances(ec2, cluster)}
 
 
 def test_lost_node_is_replaced_and_the_job_starts_again(cli: CommandLine, ec2: Any) -> None:
