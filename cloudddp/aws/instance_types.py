@@ -49,7 +49,6 @@ class TypeInfo:
     max_efa: int = 0  # EFA interfaces; 0 without EFA
     cluster_placement: bool = False  # whether it can be in a placement group of strategy `cluster`
     blocks: bool = False  # whether there are capacity blocks of it
-    gbits: float = 0.0  # Gbit/s of its network that EC2 sustains, 0 where it does not say
 
     @property
     def family(self) -> str:
@@ -95,7 +94,6 @@ class _Card(Record, frozen=True):
     network_card_index: _Number = 0
     maximum_network_interfaces: _Number = 1
     interface_types: list[str] | None = None
-    baseline_bandwidth_in_gbps: Annotated[float, msgspec.Meta(ge=0, le=1e5)] = 0.0
 
 
 class _Network(Record, frozen=True):
@@ -104,7 +102,6 @@ class _Network(Record, frozen=True):
     efa_supported: bool = False
     efa_info: _Efa = _Efa()
     network_cards: tuple[_Card, ...] = ()
-    network_performance: str = ""
 
 
 class _Placement(Record, frozen=True):
@@ -168,7 +165,6 @@ def describe(aws: AWS, spec: ClusterSpec) -> TypeInfo:
     return info
 
 
-_PERFORMANCE = re.compile(r"(?:(\d{1,3})x )?(\d{1,6}(?:\.\d{1,3})?) Gigabit\Z")
 _LARGE = 12  # 12xlarge: the smallest size with more than one GPU of most families
 
 
@@ -203,7 +199,6 @@ def _type_info(name: str, item: _Type) -> TypeInfo:
         tcp_timeout=tracking.default_tcp_established_timeout or MAX_TCP_TIMEOUT,
         network_cards=_cards(network, max_efa),
         max_efa=max_efa,
-        gbits=_gbits(network),
         cluster_placement="cluster" in item.placement_group_info.supported_strategies,
         blocks="capacity-block" in item.supported_usage_classes,
     )
@@ -211,14 +206,6 @@ def _type_info(name: str, item: _Type) -> TypeInfo:
 
 def _max_efa(network: _Network) -> int:
     return network.efa_info.maximum_efa_interfaces if network.efa_supported else 0
-
-
-def _gbits(network: _Network) -> float:
-    """Return what a node's network sustains. NetworkPerformance says it for large types, `4x 100 Gigabit`;
-    the sum of the cards may be wrong there (1600 for p6-b200). Of `Up to 10 Gigabit` only the card has it."""
-    if found := _PERFORMANCE.match(network.network_performance):
-        return int(found[1] or 1) * float(found[2])
-    return sum(card.baseline_bandwidth_in_gbps for card in network.network_cards)
 
 
 def _cards(network: _Network, max_efa: int) -> tuple[NetworkCard, ...]:

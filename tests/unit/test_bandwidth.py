@@ -8,13 +8,9 @@ from itertools import combinations
 import pytest
 
 import bandwidth
-from cloudddp.aws import instance_types
-from cloudddp.aws.client import AWS
 from cloudddp.cli.actions import preflight as shown
-from cloudddp.config.spec import ClusterSpec
 from cloudddp.job import preflight
 from cloudddp.job.preflight import Measured
-from cloudddp.simulator.aws import rehearse
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 3, 4, 7, 16])
@@ -76,19 +72,3 @@ def test_table_has_80_columns_and_the_slowest_pairs_of_many() -> None:
     assert all("7" in line.split()[0].split("-") for line in lines[1 : 1 + shown.SHOWN])
     assert lines[1].split()[1:] == ["2.50"]
     assert lines[-1].split() == ["all", "10.00"]
-
-
-@pytest.mark.parametrize(
-    ("instance_type", "gbits"),
-    [
-        ("g5.xlarge", 2.5),
-        ("g5.12xlarge", 40),
-        ("p4d.24xlarge", 400),
-        ("p5.48xlarge", 3200),
-        ("p6-b200.48xlarge", 3200),
-    ],
-)
-def test_network_of_a_type_is_what_ec2_sustains(instance_type: str, gbits: float) -> None:
-    with rehearse("nodes"):
-        spec = ClusterSpec(instance_type=instance_type)
-        assert instance_types.describe(AWS(region="us-east-1"), spec).gbits == gbits

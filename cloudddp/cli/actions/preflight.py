@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-from cloudddp.aws import instance_types
 from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
 from cloudddp.config.command_line import GlobalOptions
@@ -24,12 +23,10 @@ def preflight(
 ) -> int:
     session = sessions.start(console, options, anyone=anyone)
     with connected(session, whole=True) as (cluster, runner), console.progress() as progress:
-        spec = msgspec.structs.replace(session.settings.cluster, instance_type=cluster.type, allow_cpu=True)
-        gbits = instance_types.describe(session.aws(), spec).gbits if bandwidth else 0.0
         found = checks.run(runner, cluster, session.settings, bandwidth=bandwidth, progress=progress)
     slow = checks.slow_nodes(found)
     if as_json:
-        shown = {"nodes": len(cluster.nodes), "instance_type": cluster.type, "network_gbits": gbits or None}
+        shown = {"nodes": len(cluster.nodes), "instance_type": cluster.type}
         console.print_json({**shown, "measured": msgspec.to_builtins(found), "slow_nodes": sorted(slow)})
     else:
         console.print(
@@ -37,8 +34,6 @@ def preflight(
         )
         if found:
             console.print(f"\n{measured_table(found)}")
-        if gbits:
-            console.print(f"\n{cluster.type}: {gbits:g} Gbit/s, {gbits / 8:.1f} GB/s a node (EC2's figure)")
     for node, part in slow.items():
         console.fail(f"node {node} is slow: its fastest pair has {part:.0%} of that of the median node")
         console.log(Command("resume", "--replace", str(node)), " replaces its machine")
