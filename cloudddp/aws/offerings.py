@@ -13,14 +13,6 @@ import msgspec
 from cloudddp.aws.answers import Id, Record
 from cloudddp.aws.client import AWS
 
-LONGEST = 182  # days of a capacity block
-
-
-def is_duration(days: int) -> bool:
-    """Return whether capacity blocks of so many days exist: 1 to 14, and further whole weeks up to 26 (EC2
-    User Guide, "Capacity Blocks for ML")."""
-    return 1 <= days <= 14 or (14 < days <= LONGEST and days % 7 == 0)
-
 
 class Block(Record, frozen=True):
     """A capacity block for sale: so many instances in one zone, paid in advance."""

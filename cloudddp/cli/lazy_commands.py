@@ -60,11 +60,12 @@ class SettingOption(click.Option):
         *names: str,
         standard: str = "",
         rare: bool = False,
+        description: str = "",
         **settings: Any,
     ) -> None:
         """`standard` is the default as the help shows it; '' where it shows none. `rare`: `--help` only names
-        it, `--help-all` describes it."""
-        description = _negated(DESCRIPTIONS[section][key], settings)
+        it, `--help-all` describes it. `description`: the help, where it is not that of the setting."""
+        description = description or _negated(DESCRIPTIONS[section][key], settings)
         shown = f" [default: {standard}]" if standard else ""
         super().__init__(names, help=description + shown, **settings)
         self.section = section

@@ -113,7 +113,7 @@ def test_doctor_checks_each_candidate(cli: Any, conditions: Any) -> None:
         (["-t", "g5.xlarge,g5.hugelarge"], "unknown instance type 'g5.hugelarge'"),
         (["--gpu", "H1000"], "no instance type has a GPU H1000"),
         (["-t", "g5.xlarge", "--gpu", "A10G"], "--instance-type and --gpu exclude each other"),
-        (["--spot", "--spot", "prefer"], "--spot and --prefer-spot exclude each other"),
+        (["--spot", "--spot", "prefer"], "--spot and --spot=prefer exclude each other"),
         (["-t", "g5.xlarge,g6.xlarge", "--price", "1"], "cluster.price is that of one type, and there are 2"),
         (["--spot", "prefer", "--reservation", "cr-0123456789abcdef0"], "spot instances cannot use"),
     ],

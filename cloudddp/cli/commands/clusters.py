@@ -7,6 +7,10 @@ import click
 from cloudddp.cli.commands.options import ANYONE, CLUSTER_SETTINGS, DRY_RUN, JSON, YES, Finite
 from cloudddp.cli.lazy_commands import Verb
 
+# Lengths of capacity blocks: 1 to 14 days, then whole weeks up to 26 (EC2 User Guide, "Capacity Blocks for
+# ML").
+BLOCK_DAYS = [str(days) for days in (*range(1, 15), *range(21, 183, 7))]
+
 up = Verb(
     "up",
     "cloudddp.cli.actions.up:up",
@@ -76,8 +80,8 @@ capacity = Verb(
         *(one for one in CLUSTER_SETTINGS if one.key in ("nodes", "instance_type", "regions")),
         click.Option(
             ["--days"],
-            type=int,
-            default=1,
+            type=click.Choice(BLOCK_DAYS),
+            default="1",
             metavar="D",
             help="Days of a capacity block: 1 to 14, or whole weeks up to 182. [default: 1]",
         ),

@@ -39,9 +39,19 @@ DRY_RUN = click.Option(
 CLUSTER_SETTINGS = (
     SettingOption("cluster", "nodes", "-n", "--nodes", metavar="N", standard="2"),
     SettingOption("cluster", "instance_type", "-t", "--instance-type", metavar="TYPE", standard="g5.xlarge"),
-    SettingOption("cluster", "instance_type", "--gpu", metavar="GPU[:N]", standard="g5.xlarge", rare=True),
+    SettingOption(
+        "cluster",
+        "instance_type",
+        "--gpu",
+        metavar="GPU[:N]",
+        rare=True,
+        description="A GPU in place of an instance type, and how many on each node (H100:8): the cheapest type "
+        "that has capacity.",
+    ),
     SettingOption("cluster", "spot", "--spot", is_flag=True),
-    SettingOption("cluster", "spot", "--prefer-spot", is_flag=True, flag_value="prefer", hidden=True),  # Verb
+    SettingOption(
+        "cluster", "spot", "--prefer-spot", "--spot=prefer", is_flag=True, flag_value="prefer", hidden=True
+    ),
     SettingOption("cluster", "reservation", "--reservation", metavar="ID", rare=True),
     SettingOption(
         "cluster", "placement_group", "--no-placement-group", is_flag=True, flag_value="false", rare=True

@@ -37,6 +37,8 @@ def place(found: Place) -> str:
 
 
 def _blocks(found: Place) -> list[str]:
+    if found.info and not found.info.blocks:
+        return ["AWS sells no capacity blocks of this type"]
     if not found.blocks:
         return [] if "blocks" in found.problems else ["no capacity block of this length is for sale"]
     rows = [

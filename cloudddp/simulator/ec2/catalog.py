@@ -62,11 +62,6 @@ def strategies(instance_type: str) -> list[str]:
     return list(_type(instance_type).get("PlacementGroupInfo", {}).get("SupportedStrategies", []))
 
 
-def has_blocks(instance_type: str) -> bool:
-    """Return whether there are capacity blocks of the type."""
-    return "capacity-block" in _type(instance_type).get("SupportedUsageClasses", [])
-
-
 @lru_cache(maxsize=1024)
 def zones(region: str, instance_type: str) -> tuple[str, ...]:
     """Return the zones of a region that offer the type, in order."""

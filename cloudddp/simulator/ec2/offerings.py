@@ -9,7 +9,7 @@ from typing import Any
 
 from cloudddp.simulator.ec2 import catalog
 from cloudddp.simulator.ec2.catalog import CONDITIONS
-from cloudddp.simulator.ec2.patch import add, client_error, result
+from cloudddp.simulator.ec2.patch import add, result
 
 _FEE = 0.2  # USD per vCPU and hour
 _LOW = 3  # of 10, as AWS's scores are for a single type
@@ -38,8 +38,6 @@ def _scores(response: Any) -> Any:
 def _blocks(response: Any) -> Any:
     """Answer with a block in each zone, which begin tomorrow, the day after, and so on."""
     name = response._get_param("InstanceType")
-    if not catalog.has_blocks(name):
-        client_error("Unsupported", f"The instance type '{name}' is not supported for Capacity Blocks.")
     count = response._get_int_param("InstanceCount")
     hours = response._get_int_param("CapacityDurationHours")
     start = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0) + _STARTS
