@@ -218,6 +218,12 @@ class Verb(_WithGlobalOptions):
         would take the script in `run --spot train.py` for it."""
         while args[(at := self.own_words(ctx, args)) - 1 : at + 1] == ["--spot", "prefer"]:
             args = [*args[: at - 1], "--prefer-spot", *args[at + 1 :]]
+        if args[at - 1 : at] == ["--spot"] and at < len(args):
+            # As in resolve_command.
+            import difflib
+
+            if difflib.get_close_matches("prefer", args[at : at + 1], cutoff=0.82):
+                ctx.fail(f"--spot {args[at]!r} is not allowed. Did you mean `--spot prefer`?")
         own = ["--prefer-spot" if word == "--spot=prefer" else word for word in args[:at]]
         return super().parse_args(ctx, [*own, *args[at:]])
 

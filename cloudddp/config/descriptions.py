@@ -32,8 +32,8 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         "allow_cpu": "Accept nodes without a GPU, or with defective ones.",
         "region": "AWS region. Default: AWS_REGION, or that of the AWS profile.",
         "regions": (
-            "Regions in which `up` and `capacity` look for capacity, in this order. Other commands use the one "
-            "where the cluster is."
+            "Regions in which `up` and `capacity` look for capacity, in this order. Other commands use the "
+            "one where the cluster is."
         ),
         "zones": (
             "Availability zones in which `up` looks for capacity, in this order. All nodes are in one zone. "

@@ -6,6 +6,7 @@ test compares the table with EC2's own descriptions.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import json
 from pathlib import Path
@@ -30,9 +31,8 @@ def problem(wanted: str) -> tuple[str, str] | None:
     if types(wanted):
         return None
     if name not in table():
-        return (
-            f"no instance type has a GPU {name}",
-            f"allowed: a type such as g5.xlarge, or {', '.join(table())}",
-        )
+        near = " or ".join(difflib.get_close_matches(name, table(), cutoff=0.75))
+        known = f"a type such as g5.xlarge, or {', '.join(table())}"
+        return f"no instance type has a GPU {name}", f"did you mean {near}?" if near else f"allowed: {known}"
     available = ", ".join(f"{name}:{one}" for one in sorted({*table()[name].values()}))
     return f"no instance type has {count} x {name}", f"available: {available}"

@@ -27,7 +27,7 @@ from cloudddp.ssh.connection import load_paramiko
 # Our folder -> the packages whose private names it may use.
 OTHERS = {
     "ssh": ("paramiko",),
-    "sim": ("moto", "werkzeug", "asyncssh"),
+    "simulator": ("moto", "werkzeug", "asyncssh"),
     "aws": ("boto3", "botocore", "http.client"),
 }
 # Our own attributes of moto's objects.

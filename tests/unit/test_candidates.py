@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import msgspec
 import pytest
 
 from cloudddp.aws.client import AWS
 from cloudddp.cli.commands.clusters import up
+from cloudddp.cli.commands.jobs import run
 from cloudddp.cli.lazy_commands import SettingOption
 from cloudddp.cluster import offers, prices
 from cloudddp.config import gpus, settings
@@ -102,6 +104,7 @@ def test_types_are_a_list_or_a_text_with_commas(value: Any, textual: bool) -> No
             "cluster.instance_type: no instance type has a GPU X9000",
             "a type such as g5.xlarge, or T4, V100, A10G",
         ),
+        ({"instance_type": "A10:1"}, "no instance type has a GPU A10", "did you mean A10G or A100?"),
         ({"instance_type": "H100:3"}, "no instance type has 3 x H100", "available: H100:1, H100:8"),
         ({"instance_type": "H100:0"}, "cluster.instance_type = 'H100:0' is not allowed", "A10G, H100:8"),
         ({"instance_type": []}, "cluster.instance_type = \\[\\] is not allowed", "up to 10"),
@@ -122,6 +125,14 @@ def test_gpu_and_preferred_spot_on_the_command_line() -> None:
     flags = [one.flag(params[one.name]) for one in up.params if isinstance(one, SettingOption) and one.name]
     spec = settings.resolve([settings.from_flags(one for one in flags if one is not None)]).cluster
     assert (spec.types, spec.spot, spec.by_price) == (("p5.48xlarge",), "prefer", True)
+
+
+@pytest.mark.parametrize("script", ["prefer.py", "train.py", "pre"])
+def test_misspelt_preference_is_named_and_a_script_is_none(script: str) -> None:
+    with pytest.raises(click.UsageError, match="Did you mean `--spot prefer`"):
+        run.make_context("run", ["--spot", "perfer", script])
+    params = run.make_context("run", ["--spot", script]).params
+    assert (params["spot"], params["script"]) == (True, script)
 
 
 # -- candidates ----------------------------------------------------------------------------------------------

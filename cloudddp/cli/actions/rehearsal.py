@@ -38,7 +38,7 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.up import UpResult
 from cloudddp.config.spec import ClusterSpec, Config
-from cloudddp.errors import CloudDDPError
+from cloudddp.errors import CloudDDPError, Text
 from cloudddp.job import launch as starting
 from cloudddp.job import ranks
 from cloudddp.job.job_request import NewJob, Script
@@ -362,12 +362,18 @@ def _bring_up(console: Console, aws: AWS, settings: Config, *, show: bool) -> tu
     nodes."""
     info: list[TypeInfo] = []
     shown: list[str] = []
+    left_out: list[str] = []
+
+    def progress(text: Text) -> None:
+        line = console.render(text)
+        if not shown and line.startswith("left out: "):
+            left_out.append(f"  {line}")
 
     def agree(plans: Sequence[Plan], found: TypeInfo) -> None:
         for one in plans:
             ranks.nproc(settings.job, [one.context.info.gpus] * settings.cluster.nodes)
         info.append(found)
-        shown.append(lifecycle.plans(plans, found, settings.cluster))
+        shown.append("\n".join([lifecycle.plans(plans, found, settings.cluster), *left_out]))
         if show:
             console.print("\n# Here `up` shows the plan, which is at the end of this dry run, and asks.")
 
@@ -383,7 +389,7 @@ def _bring_up(console: Console, aws: AWS, settings: Config, *, show: bool) -> tu
     created = creating.up(
         [aws],
         settings.cluster,
-        progress=lambda _: None,
+        progress=progress,
         confirm=agree,
         dial=dial,
         check_route=lambda _: None,

@@ -45,8 +45,7 @@ CLUSTER_SETTINGS = (
         "--gpu",
         metavar="GPU[:N]",
         rare=True,
-        description="A GPU in place of an instance type, and how many on each node (H100:8): the cheapest type "
-        "that has capacity.",
+        description="GPU in place of an instance type, and how many on each node: the cheapest type first.",
     ),
     SettingOption("cluster", "spot", "--spot", is_flag=True),
     SettingOption(

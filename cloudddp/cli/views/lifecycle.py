@@ -29,19 +29,22 @@ def plans(
     lines = [plan(found[0], info, spec, credentials_end), f"  where     {_zones(found[0])}"]
     if spec.wait_capacity != "0":
         lines[-1] += f"; if no zone has capacity, tries again for {spec.wait_capacity}"
-    lines += [f"            else {_else(one, spec)}" for one in found[1:]]
+    lines += [f"            else {_else(one, found[0], spec)}" for one in found[1:]]
     warnings = dict.fromkeys(one.image.warning for one in found if one.image.warning)
     return "\n".join(lines + [f"  warning   {text}" for text in warnings])
 
 
-def _else(the_plan: Plan, spec: ClusterSpec) -> str:
-    """Return what is created where the candidates before have no capacity."""
-    price = the_plan.price
+def _else(the_plan: Plan, first: Plan, spec: ClusterSpec) -> str:
+    """Return what is created where the candidates before have no capacity; zones and hours, if they are not
+    those of the first one."""
+    price, places, life = the_plan.price, _zones(the_plan), duration(the_plan.hours * 3600)
     market = "spot" if _is_spot(the_plan) else "on demand"
-    what = f"{the_plan.context.info.name} {market} in " if len(spec.candidates) > 1 else ""
+    what = f"{the_plan.context.info.name} {market}" if len(spec.candidates) > 1 else ""
+    where = places if places != _zones(first) else ""
+    what = " in ".join(filter(None, (what, where)))
     now = f"now {dollars(price.spot[0])} per node, at most " if price.spot else ""
-    most = f"at most {dollars(the_plan.cost)} in {duration(the_plan.hours * 3600)}"
-    return f"{what}{_zones(the_plan)}, {now}{dollars(price.hour)} an hour, {most}"
+    within = f" in {life}" if life != duration(first.hours * 3600) else ""
+    return f"{what}, {now}{dollars(price.hour)} an hour, at most {dollars(the_plan.cost)}{within}"
 
 
 def _is_spot(the_plan: Plan) -> bool:
