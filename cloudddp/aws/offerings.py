@@ -5,6 +5,7 @@ are for sale. Read-only: nothing here buys one.
 from __future__ import annotations
 
 import shlex
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated
 
@@ -14,9 +15,7 @@ from cloudddp.aws.answers import Id, Record
 from cloudddp.aws.client import AWS
 
 
-class Block(Record, frozen=True):
-    """A capacity block for sale: so many instances in one zone, paid in advance."""
-
+class _Offering(Record, frozen=True):
     capacity_block_offering_id: Id
     availability_zone: Id
     instance_count: Annotated[int, msgspec.Meta(ge=1, le=10_000)]
@@ -24,21 +23,19 @@ class Block(Record, frozen=True):
     end_date: datetime
     upfront_fee: Annotated[str, msgspec.Meta(pattern=r"^\d{1,12}(\.\d{1,10})?\Z")]
 
-    @property
-    def usd(self) -> float:
-        return float(self.upfront_fee)
 
-    @property
-    def usd_per_hour(self) -> float:
-        """The price of one instance."""
-        hours = (self.end_date - self.start_date).total_seconds() / 3600
-        return self.usd / (self.instance_count * max(hours, 1.0))
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A capacity block for sale: so many instances in one zone, paid in advance."""
 
-    def purchase(self, region: str) -> str:
-        """Return the command with which the user may buy it."""
-        words = ("aws", "ec2", "purchase-capacity-block", "--capacity-block-offering-id")
-        more = ("--instance-platform", "Linux/UNIX", "--region", region)
-        return shlex.join((*words, self.capacity_block_offering_id, *more))
+    id: str
+    zone: str
+    nodes: int
+    starts: datetime
+    ends: datetime
+    usd: float
+    usd_per_hour: float  # of one instance
+    purchase: str  # the command with which the user may buy it
 
 
 class _Zone(Record, frozen=True):
@@ -70,10 +67,26 @@ def spot_scores(aws: AWS, instance_type: str, count: int) -> dict[str, int]:
     return {names.get(one.availability_zone_id, one.availability_zone_id): one.score for one in scores}
 
 
-def blocks(aws: AWS, instance_type: str, count: int, days: int) -> tuple[Block, ...]:
+def blocks(aws: AWS, instance_type: str, count: int, days: int) -> list[Block]:
     """Return the capacity blocks for sale that are so long and have so many instances, the earliest first. A
     call a page. Raises AWSError."""
-    call = ("ec2", "describe_capacity_block_offerings", "CapacityBlockOfferings", Block)
+    call = ("ec2", "describe_capacity_block_offerings", "CapacityBlockOfferings", _Offering)
     hours = 24 * days
     found = aws.listed(*call, InstanceType=instance_type, InstanceCount=count, CapacityDurationHours=hours)
-    return tuple(sorted(found, key=lambda block: (block.start_date, block.usd)))
+    return sorted((_block(one, aws.region) for one in found), key=lambda block: (block.starts, block.usd))
+
+
+def _block(one: _Offering, region: str) -> Block:
+    usd, hours = float(one.upfront_fee), (one.end_date - one.start_date).total_seconds() / 3600
+    words = ("aws", "ec2", "purchase-capacity-block", "--capacity-block-offering-id")
+    more = ("--instance-platform", "Linux/UNIX", "--region", region)
+    return Block(
+        one.capacity_block_offering_id,
+        one.availability_zone,
+        one.instance_count,
+        one.start_date,
+        one.end_date,
+        usd,
+        round(usd / (one.instance_count * max(hours, 1.0)), 4),
+        shlex.join((*words, one.capacity_block_offering_id, *more)),
+    )

@@ -8,7 +8,7 @@ is reported beside the others.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -16,39 +16,56 @@ import msgspec
 
 from cloudddp.aws import instance_types, networks, offerings, quotas
 from cloudddp.aws.client import AWS
-from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.aws.offerings import Block
-from cloudddp.aws.quotas import Usage
 from cloudddp.cluster import offers
 from cloudddp.cluster.node_addresses import in_parallel
-from cloudddp.cluster.prices import Listed
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import CloudDDPError
 
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class Zone:
+    """A zone that offers the type: USD per hour of a spot instance now, and AWS's score of getting them, 1 to
+    10."""
+
+    zone: str
+    spot_usd_per_hour: float | None
+    spot_score: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class VCpus:
+    """A quota, in vCPUs."""
+
+    market: str
+    code: str
+    vcpus: int
+    in_use: int
+
+
 @dataclass(slots=True)
 class Place:
-    """What a region has of a type. `problems`: what it does not answer, and why; by kind, such as price."""
+    """What a region has of a type; `--json` prints the fields. `problems`: what it does not answer, and why,
+    by kind, such as price."""
 
     region: str
     type: str
-    info: TypeInfo | None = None  # None: the region lacks the type, or does not answer
-    zones: tuple[str, ...] = ()  # that offer the type
-    price: Listed | None = None  # of a node on demand
-    spot: Mapping[str, float] = field(default_factory=dict)  # zone -> USD per hour of a node now
-    scores: Mapping[str, int] = field(default_factory=dict)  # zone -> 1 to 10
-    quotas: dict[str, Usage] = field(default_factory=dict)  # market -> quota
-    blocks: tuple[Block, ...] = ()
-    problems: dict[str, CloudDDPError] = field(default_factory=dict)
+    nodes: int
+    usd_per_hour: float | None = None  # of a node on demand
+    vcpus_needed: int | None = None  # None: the region lacks the type, or does not answer
+    zones: list[Zone] = field(default_factory=list)
+    quotas: list[VCpus] = field(default_factory=list)
+    blocks: list[Block] | None = None  # None: AWS sells none of this type
+    problems: dict[str, str] = field(default_factory=dict)
 
     def ask(self, kind: str, call: Callable[[], T], instead: T) -> T:
         """Return what a call returns; if it fails, `instead`, and keep its error."""
         try:
             return call()
         except CloudDDPError as error:
-            self.problems[kind] = error
+            self.problems[kind] = error.message
             return instead
 
 
@@ -64,19 +81,23 @@ def survey(clouds: Sequence[AWS], spec: ClusterSpec, days: int) -> list[Place]:
 
 def _place(aws: AWS, spec: ClusterSpec, days: int) -> Place:
     name, nodes = spec.instance_type, spec.nodes
-    place = Place(aws.region, name)
-    place.info = info = place.ask("type", lambda: instance_types.describe(aws, spec), None)
+    place = Place(aws.region, name, nodes)
+    info = place.ask("type", lambda: instance_types.describe(aws, spec), None)
     if info is None:
         return place
-    place.zones = place.ask("zones", lambda: tuple(sorted(networks.zones_offering(aws, name))), ())
-    place.price = offers.listed(aws, name)
-    place.spot = place.ask("spot price", lambda: instance_types.spot_prices(aws, name), {})
-    place.scores = place.ask("spot score", lambda: offerings.spot_scores(aws, name, nodes), {})
+    place.vcpus_needed = nodes * info.vcpus
+    zones: list[str] = place.ask("zones", lambda: sorted(networks.zones_offering(aws, name)), [])
+    price = offers.listed(aws, name)
+    place.usd_per_hour = price.usd if price else None
+    spot: dict[str, float] = place.ask("spot price", lambda: instance_types.spot_prices(aws, name), {})
+    scores: dict[str, int] = place.ask("spot score", lambda: offerings.spot_scores(aws, name, nodes), {})
+    place.zones = [Zone(zone, spot.get(zone), scores.get(zone)) for zone in zones]
     for market in ("on demand", "spot"):
         if (quota := quotas.quota_of(name, spot=market == "spot")) is not None:
-            read = functools.partial(quotas.usage, aws, quota, nodes * info.vcpus)
-            if (usage := place.ask(f"quota {market}", read, None)) is not None:
-                place.quotas[market] = usage
+            read = functools.partial(quotas.usage, aws, quota, place.vcpus_needed)
+            if (found := place.ask(f"quota {market}", read, None)) is not None:
+                place.quotas.append(VCpus(market, quota.code, found.limit, found.used))
     if info.blocks:
-        place.blocks = place.ask("blocks", lambda: offerings.blocks(aws, name, nodes, days), ())
+        none: list[Block] = []
+        place.blocks = place.ask("blocks", lambda: offerings.blocks(aws, name, nodes, days), none)
     return place

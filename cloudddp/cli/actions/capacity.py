@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from cloudddp.aws import instance_types
 from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
@@ -22,9 +24,8 @@ def capacity(
     instance_types.require_known_types(clouds[0], spec)
     found = survey(clouds, spec, int(days))
     if as_json:
-        console.print_json([view.record(place, spec.nodes) for place in found])
+        console.print_json(msgspec.to_builtins(found))
     else:
         console.print_text("\n\n".join(map(view.place, found)))
-    if all(place.info is None for place in found):
-        (problem, *_) = found[0].problems.values()
-        raise CloudDDPError("no region that answers offers the type", hint=problem.hint)
+    if all(place.vcpus_needed is None for place in found):
+        raise CloudDDPError("no region that answers offers the type", hint="give other --regions")
