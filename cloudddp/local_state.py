@@ -12,7 +12,6 @@ import fcntl
 import json
 import os
 import stat
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -25,7 +24,6 @@ from cloudddp.errors import CloudDDPError, Command
 from cloudddp.files import Folder, open_private, state_home
 from cloudddp.tags import parse_cluster_id
 
-_ORPHAN_SECONDS = 86400.0  # of a key without a record, until it is removed
 USUAL_USER = "ubuntu"  # for clusters whose record names no login user
 SSH_CONFIG = "ssh_config"
 MOVING, MOVED = "moving", "moved"
@@ -99,17 +97,6 @@ def created_instances() -> frozenset[str]:
         with contextlib.suppress(OSError, CloudDDPError):  # an unreadable journal counts as empty
             found.update(folder.created_instances())
     return frozenset(found)
-
-
-def forget_orphans() -> None:
-    """Remove login keys that belong to no cluster: an `up` of an earlier version was killed before it wrote
-    the record, and so before its first AWS call."""
-    for folder in _folders():
-        with contextlib.suppress(OSError, CloudDDPError):
-            named = any((folder.path / name).exists() for name in ("cluster.json", "journal.jsonl"))
-            old = time.time() - folder.private_key.lstat().st_mtime > _ORPHAN_SECONDS
-            if old and not named and not folder.is_being_created():
-                folder.forget()
 
 
 def folder_of_job(job_id: str) -> ClusterFolder | None:

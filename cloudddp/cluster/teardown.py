@@ -32,7 +32,7 @@ from cloudddp.errors import (
     UsageError,
     renewal_first,
 )
-from cloudddp.local_state import ClusterFolder, forget_orphans
+from cloudddp.local_state import ClusterFolder
 from cloudddp.tags import Tags
 
 Mine = Callable[[Instance | Resource], bool]
@@ -253,7 +253,6 @@ class _Teardown:
             _record_costs(self._seen.values())
             ids = {one.cluster_id for one in self._seen.values()}
             forget(self._aws, (ids | {one.cluster_id for one in self._deleted.values()}) - {""})
-            forget_orphans()
         return DownReport(
             terminated=tuple(instance for instance in seen_live if instance.id not in left),
             deleted=tuple(resource for resource in self._deleted.values() if resource.id not in left),

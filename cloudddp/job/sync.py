@@ -187,8 +187,10 @@ class _Announced:
         self._is_everything_approved = self._is_everything_approved or wants.everything
         if not self._is_announced:
             is_complete = len(self._order) > self._lacking  # the first node
-            self._progress(_summary(len(names), wants, self._lacking, from_nodes=is_complete))
-            self._is_announced, self._total = True, wants.size
+            self._total = sum(self._files.manifest[name].size for name in names)
+            shown = _summary(len(names), self._total, wants.delete, self._lacking, from_nodes=is_complete)
+            self._progress(shown)
+            self._is_announced = True
 
     def add(self, size: int) -> None:
         self._sent += size
@@ -218,17 +220,17 @@ def _listing(files: Snapshot, folders: Iterable[str], contents: Contents, *, kno
     return Listing(listed, {paths[path]: digest for path, digest in found.items()})
 
 
-def _summary(count: int, wants: Wants, nodes: int, *, from_nodes: bool) -> str:
+def _summary(count: int, size: int, delete: int, nodes: int, *, from_nodes: bool) -> str:
     """Return what is about to be done. `from_nodes`: a node has all files, and the others get them from
     it."""
     to = f"{nodes} node{'s' * (nodes != 1)}"
-    deleted = f"deleting {wants.delete:,} file{'s' * (wants.delete != 1)}"
-    deleting = f"; {deleted}" if wants.delete else ""
+    deleted = f"deleting {delete:,} file{'s' * (delete != 1)}"
+    deleting = f"; {deleted}" if delete else ""
     if count:
-        return f"sending {count} file{'s' * (count != 1)}, {size_of(wants.size)}, to {to}{deleting}"
+        return f"sending {count} file{'s' * (count != 1)}, {size_of(size)}, to {to}{deleting}"
     if from_nodes:
         what = f"copying files from node to node, to {to}"
-    elif wants.delete:
+    elif delete:
         what, deleting = f"{deleted} on {to}", ""
     else:
         what = f"updating names, modes and links on {to}"

@@ -73,6 +73,7 @@ def test_launch_prints_commands_of_each_node_without_secrets(dry_run: Any, proje
     (project / "cloudddp.toml").write_text('[job]\nenv = { FROM_FILE = "hunter2", NCCL_DEBUG = "hunter2" }\n')
     out = dry_run("launch", "--dry-run", "--env", "A=hunter2", "train.py", "--lr", "0.1")
     assert out.count("torch.distributed.run") == 2
+    assert re.search(r"# sending \d files?, [1-9]\d* bytes, to 2 nodes", out)
     for expected in (
         "train.py --lr 0.1",
         "--local-addr=172.31.",

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import time
-from pathlib import Path
-
-import pytest
 from support.teardown_account import Account, folder_of, ids, journal
 
 from cloudddp.local_state import ClusterFolder
@@ -33,25 +28,6 @@ def test_each_journal_lists_its_own_instances(account: Account) -> None:
     assert [journal(folder)[0]["ids"] for folder in folders] == [[one], [two]]
     assert not any(folder.private_key.exists() for folder in folders)
     assert len(list(folders[0].path.parent.iterdir())) == 2
-
-
-@pytest.mark.parametrize(
-    ("days", "others", "stays"),
-    [(2, (), False), (0.5, (), True), (2, ("journal.jsonl",), True)],
-)
-def test_old_key_of_an_interrupted_up_is_removed(
-    account: Account, days: float, others: tuple[str, ...], stays: bool
-) -> None:
-    """Earlier versions wrote the key before the record, and called AWS after both."""
-    orphan = Path(ClusterFolder("c-00000000ff").path)
-    orphan.mkdir(parents=True)
-    for name in ("id_ed25519", *others):
-        (orphan / name).write_text("x")
-    then = time.time() - days * 86400
-    os.utime(orphan / "id_ed25519", (then, then))
-    account.launch()
-    account.down()
-    assert (orphan / "id_ed25519").exists() is stays
 
 
 def test_cluster_of_another_computer_gets_no_folder(account: Account) -> None:

@@ -8,11 +8,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from cloudddp.simulator.ec2 import catalog
-from cloudddp.simulator.ec2.catalog import CONDITIONS
 from cloudddp.simulator.ec2.patch import add, result
 
 _FEE = 0.2  # USD per vCPU and hour
-_LOW = 3  # of 10, as AWS's scores are for a single type
 _STARTS = timedelta(hours=11, minutes=30)  # UTC, at which blocks start and end
 
 
@@ -24,15 +22,11 @@ def install() -> None:
 
 
 def _scores(response: Any) -> Any:
-    backend, count = response.ec2_backend, response._get_int_param("TargetCapacity")
-    (name,) = response._get_param("InstanceTypes")
-    found = []
-    for zone in backend.describe_availability_zones():
-        if zone.name in catalog.zones(backend.region_name, name):
-            left = CONDITIONS.spot_capacity(zone.name, name)
-            score = 1 if left is not None and left < count else _LOW
-            found.append({"Region": backend.region_name, "AvailabilityZoneId": zone.zone_id, "Score": score})
-    return result(SpotPlacementScores=found)
+    """Answer with 3 of 10 in each zone, as AWS does for a single type."""
+    backend, (name,) = response.ec2_backend, response._get_param("InstanceTypes")
+    zones = catalog.zones(backend.region_name, name)
+    found = [zone for zone in backend.describe_availability_zones() if zone.name in zones]
+    return result(SpotPlacementScores=[{"AvailabilityZoneId": one.zone_id, "Score": 3} for one in found])
 
 
 def _blocks(response: Any) -> Any:
