@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import configparser
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from importlib.util import resolve_name
@@ -63,3 +64,25 @@ def test_circle_through_a_package_and_a_function_is_found(tmp_path: Path) -> Non
     assert circle(imports(package))
     (package / "three.py").write_text("")
     assert circle(imports(package)) == []
+
+
+# Contract -> its list, and the modules of cloudddp that are not in it.
+NOT_IN = {
+    "boto": ("source_modules", {"aws", "simulator"}),
+    "paramiko": ("source_modules", {"ssh"}),
+    "moto": ("source_modules", {"__main__", "cli", "api", "operations", "simulator"}),
+    "click": ("source_modules", {"__main__", "cli"}),
+    "protocol": ("forbidden_modules", {"agent"}),
+    "witness": ("forbidden_modules", {"simulator", "errors"}),
+}
+
+
+@pytest.mark.parametrize("contract", NOT_IN)
+def test_each_contract_names_every_module(contract: str) -> None:
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / ".importlinter")
+    key, left_out = NOT_IN[contract]
+    listed = [one.split(".") for one in parser[f"importlinter:contract:{contract}"][key].split()]
+    known = {path.stem for path in (ROOT / "cloudddp").iterdir() if path.suffix == ".py" or path.is_dir()}
+    known -= {"__init__", "__pycache__"}
+    assert {words[1] for words in listed if len(words) == 2 and words[0] == "cloudddp"} == known - left_out
