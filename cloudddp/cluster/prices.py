@@ -137,12 +137,12 @@ def cost_so_far(members: Sequence[Instance], now: datetime) -> Cost:
     the cost.
     """
     price = most_common(member.tags.price for member in members)
-    starts = [start for member in members if (start := _start(member)) is not None]
+    starts = [start for member in members if (start := _start(member, members)) is not None]
     if price is None or not starts:
         return Cost(None)
     seconds, at_most = 0.0, any(member.spot for member in members)
     for member in members:
-        start = _start(member) or min(starts)
+        start = _start(member, members) or min(starts)
         end = now if member.ended is None else min(member.ended + _ROUNDING, now)
         if member.ended is None and not member.live and member.tags.expires is not None:
             end = max(start, min(end, member.tags.expires + POWER_OFF))  # which ends a node that runs
@@ -161,9 +161,13 @@ def total_cost(costs: Iterable[Cost]) -> Cost:
     return Cost(sum(cost.usd or 0.0 for cost in everything), any(cost.at_most for cost in everything))
 
 
-def _start(member: Instance) -> datetime | None:
+def _start(member: Instance, members: Sequence[Instance]) -> datetime | None:
     """The start of billing: the time in the node's tag, which survives a stop and start, else EC2's launch
-    time."""
+    time. The tag of a node that replaces another one has the time of `up`: once AWS has forgotten the other
+    one, it counts for both."""
+    others = [one.tags.node_rank for one in members if one is not member and not one.live]
+    if member.tags.node_rank is not None and member.tags.node_rank in others:
+        return member.launched or member.tags.created
     return member.tags.created or member.launched
 
 

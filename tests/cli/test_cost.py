@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -58,6 +59,18 @@ def test_node_with_unknown_end_counts_until_now() -> None:
 
 def test_node_forgotten_by_aws_still_counts() -> None:
     assert cost_so_far([member(0, nodes=3)], START + 2 * HOUR) == Cost(6.0, at_most=True)
+
+
+@pytest.mark.parametrize(("listed", "usd"), [(True, 11.5), (False, 12.0)])
+def test_replaced_node_is_not_counted_twice(listed: bool, usd: float) -> None:
+    """`resume` copies the tags of `up`. Node 1 ended after 5 hours; another began half an hour later."""
+    lost = member(1, state="terminated", ended=START + 5 * HOUR)
+    lost, new = (
+        replace(one, tags=replace(one.tags, node_rank=1))
+        for one in (lost, member(2, launched=START + 5.5 * HOUR))
+    )
+    found = cost_so_far([member(0), *([lost] if listed else []), new], START + 6 * HOUR)
+    assert found.usd == pytest.approx(usd, abs=0.001)
 
 
 def test_unknown_price_or_start_is_unknown_cost() -> None:
