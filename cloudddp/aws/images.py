@@ -70,10 +70,6 @@ class _GetParameter(Record, frozen=True):
     parameter: _Parameter
 
 
-class WrongArchitecture(UsageError):
-    """The image is for another architecture than the instance type."""
-
-
 def find(aws: AWS, spec: ClusterSpec, info: TypeInfo) -> Image:
     """Return the image of `spec.image`, an id or an SSM parameter. Two AWS calls at most.
 
@@ -160,7 +156,7 @@ def _image_id(aws: AWS, spec: ClusterSpec, arch: str) -> str:
 def _require_bootable(image_id: str, image: _Image, info: TypeInfo) -> None:
     arch = image.architecture or info.arch
     if arch != info.arch:
-        raise WrongArchitecture(
+        raise UsageError(
             f"image {image_id} is for {one_line(arch, 20)}, {info.name} is {info.arch}",
             hint="{arch} in an SSM parameter's name becomes the architecture of the type",
         )

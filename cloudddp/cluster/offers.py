@@ -83,7 +83,7 @@ def resolve(
 
     Candidates are the types with their markets, in each region, in the order of the settings or by price. A
     fixed number of AWS calls for each. With one candidate its error is raised; with several, only if none is
-    left, or if an image cannot run all types.
+    left.
     """
     ssh_from = () if spec.proxy_jump else ssh_sources(clouds[0], spec)
     owner = callers.owner(clouds[0])
@@ -97,7 +97,7 @@ def resolve(
             offer = _offer(aws, one, ssh_from or ssh_sources(aws, one), owner)
             offers.append(replace(offer, label=label))
         except CloudDDPError as error:
-            if len(places) == 1 or (several and isinstance(error, images.WrongArchitecture)):
+            if len(places) == 1:
                 raise
             excluded.append(attempt(aws.region, "", error, label))
     if not offers:

@@ -40,12 +40,10 @@ def planned(cluster: Cluster) -> PlannedEnd | None:
 def no_cluster(error: NoCluster, name: str, asked: AWS, others: Search) -> NoCluster:
     """Return the error with the regions that were asked, how the last cluster of that name ended, what is
     lost, and what its nodes have copied to S3."""
-    text, older = "", ""
+    text = ""
     if "reached its deadline" not in error.message:
         text = _explanation(name, asked.endpoint, error.last, [asked.region, *others.regions])
-    if name != "default" and any(one.name == "default" for one in local_state.live_clusters()):
-        older = "this computer has created a cluster 'default', which may be up: see it with -c default"
-    message = "; ".join(part for part in (error.message, *_nor_elsewhere(others), text, older) if part)
+    message = "; ".join(part for part in (error.message, *_nor_elsewhere(others), text) if part)
     record = copied_job(name, asked.endpoint)
     place = s3_place_of(record.config, record.job) if record is not None else None
     if record is None or place is None:

@@ -75,7 +75,7 @@ def plan(the_plan: Plan, info: TypeInfo, spec: ClusterSpec, credentials_end: dat
     if spec.volume_init_rate:
         lines.append(
             f"  volumes   filled from the image at {spec.volume_init_rate} MiB/s; billed per GiB, up to "
-            f"{the_plan.context.image.disk_gb} on each node (aws.amazon.com/ebs/pricing), not counted above"
+            f"{context.image.disk_gb} on each node (aws.amazon.com/ebs/pricing), not counted above"
         )
     if spec.idle_minutes:
         lines.append(
