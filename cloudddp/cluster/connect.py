@@ -23,8 +23,9 @@ from cloudddp.aws.inventory import Instance
 from cloudddp.cluster import host_keys
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import settings, timing
+from cloudddp.config.connection import expand_proxy_command
 from cloudddp.config.settings import Layer
-from cloudddp.config.spec import ClusterSpec, connection_mode, expand_proxy_command
+from cloudddp.config.spec import ClusterSpec, connection_mode
 from cloudddp.errors import (
     CloudDDPError,
     ConnectError,

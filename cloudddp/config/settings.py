@@ -6,7 +6,6 @@ default). Every layer is validated and has an origin, so that an error names the
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 import stat
@@ -18,8 +17,9 @@ from typing import Any, NoReturn, get_args, get_origin
 
 import msgspec
 
-from cloudddp.config import data_checks, gpus
+from cloudddp.config import data_checks, gpus, value_checks
 from cloudddp.config.command_line import Flag
+from cloudddp.config.connection import check_connection
 from cloudddp.config.schema import LISTS, SECTIONS, allowed, fields, nearest, unwrap
 from cloudddp.config.spec import (
     DATA,
@@ -30,7 +30,6 @@ from cloudddp.config.spec import (
     JobSpec,
     SetupSpec,
     SyncSpec,
-    check_connection,
     seconds_of,
 )
 from cloudddp.errors import Command, UsageError
@@ -41,16 +40,6 @@ CREATE = ("create one with ", Command("init"))
 TABLES = ("env", "tags")  # settings that are tables: all sources are merged, and no variable sets them
 SHORTEST_IDLE = 5.0  # minutes of idle_minutes
 LONGEST = 1 << 20  # bytes of a configuration file
-_ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# Set for each rank by the launcher or torchrun: a value set by the user would silently be ignored.
-RESERVED_ENVIRONMENT = frozenset(
-    {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
-)
-# Options of torchrun that cloudddp sets, or that take the place of the script.
-OF_TORCHRUN = """
-    nnodes nproc-per-node max-restarts local-addr rdzv-backend rdzv-endpoint rdzv-id rdzv-conf
-    standalone node-rank master-addr master-port no-python module run-path help
-""".split()
 # CLOUDDDP_* variables that are not settings; any other one is a misspelt setting.
 OTHER_VARIABLES = frozenset(
     """
@@ -299,15 +288,15 @@ def check_value(layer: Layer, section: str, key: str, value: Any) -> Any:
             hint=f"allowed: {allowed(known[key])}",
         )
     if key == "env":
-        _check_environment(origin, checked)
+        value_checks.environment(origin, checked)
     if key == "torchrun_args":
-        _check_torchrun(origin, checked)
+        value_checks.torchrun(origin, checked)
     if key == "tags":
         _require(origin, extra_tag_problem(checked))
     if key == "instance_type" and "." not in checked:
         _require(origin, gpus.problem(checked), key)
     if key == "ssh_from":
-        _check_blocks(origin, checked)
+        value_checks.ssh_from(origin, checked)
     too_long = key == "wait_capacity" and seconds_of(checked) > MAX_WAIT
     # Less would end nodes between two commands.
     too_short = key == "idle_minutes" and 0 < checked < SHORTEST_IDLE
@@ -346,17 +335,6 @@ def _shown(key: str, value: Any) -> str:
         return "a number of thousands of digits"
 
 
-def _check_blocks(origin: str, blocks: Sequence[str]) -> None:
-    for block in blocks:
-        try:
-            ipaddress.ip_network(block)
-        except ValueError as error:
-            raise UsageError(
-                f"{origin}: cluster.ssh_from: {error}",
-                hint="allowed: a CIDR block such as 203.0.113.7/32",
-            ) from None
-
-
 def _from_text(hint: Any, value: Any) -> Any:
     """Return the value that a string means: a list for a list setting, a number where a number or a word is
     allowed."""
@@ -377,35 +355,3 @@ def _listed(section: str, hint: Any, value: Any) -> Any:
 def _numeric(value: Any) -> Any:
     """Turn '4' into 4 where the field is a union of number and word, which msgspec does not convert."""
     return int(value) if isinstance(value, str) and re.fullmatch(r"\d{1,9}", value) else value
-
-
-def _check_torchrun(origin: str, options: Iterable[str]) -> None:
-    for option in options:
-        name = option.partition("=")[0].lstrip("-").replace("_", "-")
-        if not option.startswith("-") or not name:
-            raise UsageError(
-                f"{origin}: job.torchrun_args has {option!r}, which is not an option",
-                hint='give each option with its value as one item: ["--numa-binding=node"]',
-            )
-        # torchrun takes the beginning of a name, too.
-        if option[:2] in ("-m", "-h") or (
-            option[:2] == "--" and any(own.startswith(name) for own in OF_TORCHRUN)
-        ):
-            raise UsageError(
-                f"{origin}: job.torchrun_args has {option}, which cloudddp sets itself",
-                hint="remove it; use nproc_per_node, rendezvous, master_port and max_restarts instead",
-            )
-
-
-def _check_environment(origin: str, variables: Mapping[str, str]) -> None:
-    for name, value in variables.items():
-        if not _ENVIRONMENT_NAME.fullmatch(name) or "\0" in value:
-            raise UsageError(
-                f"{origin}: job.env name {name!r} is not allowed",
-                hint="allowed: letters, digits and '_', not starting with a digit; no NUL in the value",
-            )
-        if name in RESERVED_ENVIRONMENT:
-            raise UsageError(
-                f"{origin}: job.env sets {name}, which the launcher sets for each rank",
-                hint="remove it; use nproc_per_node, rendezvous and master_port instead",
-            )

@@ -20,7 +20,7 @@ from support.harness import CommandLine, cannot
 
 from cloudddp.cli import reference
 from cloudddp.cli.commands import export
-from cloudddp.config.settings import RESERVED_ENVIRONMENT
+from cloudddp.config.value_checks import RESERVED_ENVIRONMENT
 from cloudddp.job import ranks, slurm
 from cloudddp.job.job_request import Script
 from cloudddp.job.ranks import Fact, bind, template

@@ -10,7 +10,8 @@ import pytest
 from support.harness import wait_for
 from support.sshserver import Site, refusal
 
-from cloudddp.config.spec import ClusterSpec, check_connection, connection_mode, expand_proxy_command
+from cloudddp.config.connection import check_connection, expand_proxy_command
+from cloudddp.config.spec import ClusterSpec, connection_mode
 from cloudddp.errors import ConnectError, UsageError, render
 from cloudddp.ssh.connection import Connection
 from cloudddp.ssh.routes.command import ProxyCommand

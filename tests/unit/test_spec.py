@@ -14,6 +14,7 @@ import pytest
 from cloudddp.config import schema, settings
 from cloudddp.config.settings import Layer
 from cloudddp.config.spec import Config, JobSpec
+from cloudddp.config.value_checks import RESERVED_ENVIRONMENT
 from cloudddp.errors import UsageError
 
 
@@ -309,7 +310,7 @@ def test_option_of_torchrun_that_cloudddp_sets_is_refused(option: str) -> None:
     assert f"job.torchrun_args has {option}" in refused.value.message.replace("'", "")
 
 
-@pytest.mark.parametrize("name", sorted(settings.RESERVED_ENVIRONMENT))
+@pytest.mark.parametrize("name", sorted(RESERVED_ENVIRONMENT))
 def test_reserved_variable_is_refused(name: str) -> None:
     assert name in refusal("job", "env", {name: "0"}).message
 

@@ -14,7 +14,7 @@ from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
 from cloudddp.cli.session import Session
 from cloudddp.config.command_line import Flag, GlobalOptions, variable_flags
-from cloudddp.config.settings import RESERVED_ENVIRONMENT
+from cloudddp.config.value_checks import RESERVED_ENVIRONMENT
 from cloudddp.errors import Command, UsageError, command_line
 from cloudddp.files import Folder, resolved
 from cloudddp.job import project_files
