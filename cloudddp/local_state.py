@@ -43,9 +43,8 @@ class ClusterRecord:
     connect: str = ""
     proxy_jump: str = ""
     proxy_command: str = ""
-    extended: str = (
-        ""  # `expires` was moved by `extend`: MOVING until every node has confirmed it, then MOVED
-    )
+    # `expires` was moved by `extend`: MOVING until every node has confirmed it, then MOVED.
+    extended: str = ""
     # For `cost`; "", 0 and None in records of earlier versions.
     project: str = ""  # the name of the project's folder
     created: str = ""

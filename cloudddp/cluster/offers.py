@@ -103,7 +103,7 @@ def resolve(
     if not offers:
         raise exhausted(spec.title, excluded, wider=widening(spec))
     if spec.by_price:
-        offers.sort(key=lambda offer: offer.price.lowest)
+        offers.sort(key=lambda offer: offer.price.spot or (offer.price.node_hour,))
     return offers, excluded
 
 

@@ -70,11 +70,6 @@ class Price:
     spot: tuple[float, float] | None = None
 
     @property
-    def lowest(self) -> float:
-        """USD per hour of one node now, in the cheapest zone: on the spot market if it is for that."""
-        return self.spot[0] if self.spot else self.node_hour
-
-    @property
     def extras_hour(self) -> float:
         """USD per hour for disks and public addresses; traffic is not included."""
         more = (self.throughput - FREE_THROUGHPUT) * THROUGHPUT_FACTOR

@@ -97,7 +97,7 @@ def up(
         if one.what:
             progress(f"left out: {one.what} in {one.region}: {one.reason}")
     confirm([offer.plan(offer.spec, new_identity()[0]) for offer in found], found[0].info)
-    either_market = spec.spot == "prefer"
+    market = "prefer" if spec.spot == "prefer" else ""
 
     def create(offer: Offer, spec: ClusterSpec) -> tuple[Cluster, Plan]:
         """Plan, for a lifetime that begins now (the user may have taken an hour to answer), and create."""
@@ -105,7 +105,7 @@ def up(
         the_plan = offer.plan(spec, identity)
         files = partial(
             ClusterFolder(identity.cluster_id).create,
-            _record(offer.aws, spec, the_plan, project, either_market=either_market),
+            _record(offer.aws, spec, the_plan, project, market),
             private_key=private_key,
             host_public=identity.host_public,
         )
@@ -206,9 +206,7 @@ def _wait_running(
     return cluster
 
 
-def _record(
-    aws: AWS, spec: ClusterSpec, the_plan: Plan, project: str, *, either_market: bool
-) -> ClusterRecord:
+def _record(aws: AWS, spec: ClusterSpec, the_plan: Plan, project: str, market: str) -> ClusterRecord:
     return ClusterRecord(
         the_plan.cluster_id,
         spec.name,
@@ -223,7 +221,7 @@ def _record(
         created=iso(the_plan.created),
         nodes=spec.nodes,
         node_hour=the_plan.price.hour / spec.nodes,
-        spot="prefer" if either_market else "",
+        spot=market,
     )
 
 

@@ -88,9 +88,3 @@ def test_launch_prints_commands_of_each_node_without_secrets(dry_run: Any, proje
         assert expected in out, expected
     assert "hunter2" not in out
     assert '"private_ip": "172.31.' in out  # the request of `probe`
-
-
-def test_down_prints_the_teardown_in_order(dry_run: Any) -> None:
-    out = dry_run("down", "--dry-run")
-    assert out.index("TerminateInstances") < out.index("DeleteSecurityGroup") < out.index("DeleteKeyPair")
-    assert "nothing is left" in out

@@ -193,7 +193,8 @@ def test_offers_are_in_the_order_of_the_list_and_then_of_the_regions(account: li
 def test_types_of_a_gpu_begin_with_the_cheapest_offer(account: list[AWS]) -> None:
     CONDITIONS.update({"prices": {"g5.12xlarge": 9.0, "g5.24xlarge": 5.0}})
     found, _ = resolved(account[:1], instance_type="A10G:4", spot="prefer")
-    assert [one.price.lowest for one in found] == sorted(one.price.lowest for one in found)
+    usd = [one.price.spot[0] if one.price.spot else one.price.node_hour for one in found]
+    assert usd == sorted(usd)
     assert [one.label for one in found if not one.spec.spot] == [
         "g5.24xlarge on demand",
         "g5.12xlarge on demand",

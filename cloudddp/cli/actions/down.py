@@ -28,14 +28,8 @@ from cloudddp.operations.teardown import take_down
 from cloudddp.operations.unsaved_work import unsaved_work
 
 
-def down(console: Console, options: GlobalOptions, *, anyone: bool, dry_run: bool, yes: bool) -> None:
-    session = sessions.start(console, options, anyone=anyone, dry_run=dry_run, tolerant_verb="down")
-    if dry_run:
-        # 30 ms, which only --dry-run needs: it imports what jobs need, too.
-        from cloudddp.cli.actions import rehearsal
-
-        rehearsal.down(console, session.settings)
-        return
+def down(console: Console, options: GlobalOptions, *, anyone: bool, yes: bool) -> None:
+    session = sessions.start(console, options, anyone=anyone, tolerant_verb="down")
     name, aws = session.settings.cluster.name, session.aws(finishing=True)
     here = region_search.ask([aws])
     refused = next(iter(here.failed.values()), None)

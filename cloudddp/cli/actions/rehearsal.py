@@ -26,17 +26,16 @@ from cloudddp.agent.protocol.file_steps import ReceiveEvent, ReceiveReply, Recei
 from cloudddp.agent.protocol.machine import ProbeReply
 from cloudddp.agent.protocol.start import Process, SetupReply, SetupRequest, StartReply, StartRequest
 from cloudddp.agent.protocol.transfer import DONE, Wants
-from cloudddp.aws import instance_types, inventory
+from cloudddp.aws import instance_types
 from cloudddp.aws.client import AWS
 from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.cli.console import Console
 from cloudddp.cli.views import lifecycle
-from cloudddp.cluster import lookup, teardown
+from cloudddp.cluster import lookup
 from cloudddp.cluster import up as creating
 from cloudddp.cluster.connect import Meanwhile, ssh_sources
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import Plan
-from cloudddp.cluster.up import UpResult
 from cloudddp.config.spec import ClusterSpec, Config
 from cloudddp.errors import CloudDDPError, Text
 from cloudddp.job import launch as starting
@@ -265,7 +264,7 @@ def up(console: Console, settings: Config) -> None:
     """Print what `up` would do."""
     with _dry_run(console, settings, "up") as (aws, recorder):
         recorder.on = True
-        plan = _bring_up(console, aws, settings, show=True)[1]
+        plan = _bring_up(console, aws, settings, show=True)
         recorder.on = False
         console.print_text(f"\n{plan}\n\n# End of the dry run. Nothing was started; nothing costs anything.")
 
@@ -273,7 +272,7 @@ def up(console: Console, settings: Config) -> None:
 def launch(console: Console, settings: Config, script: Script, root: Path) -> None:
     """Print what `launch` would do on a new cluster of these settings."""
     with _dry_run(console, settings, "launch") as (aws, recorder):
-        console.print_text(f"\n{_bring_up(console, aws, settings, show=False)[1]}")
+        console.print_text(f"\n{_bring_up(console, aws, settings, show=False)}")
         recorder.on = True
         found = lookup.get(aws, settings.cluster.name)
         recorder.on = False
@@ -300,19 +299,6 @@ def launch(console: Console, settings: Config, script: Script, root: Path) -> No
             sources={one.source: f"{one.source}:/" for one in settings.shared},
         )
         console.print("\n# End of the dry run. Nothing was started.")
-
-
-def down(console: Console, settings: Config) -> None:
-    """Print what `down` would do to a cluster of these settings."""
-    name = settings.cluster.name
-    with _dry_run(console, settings, "down") as (aws, recorder):
-        console.print_text(f"\n{_bring_up(console, aws, settings, show=False)[1]}")
-        recorder.on = True
-        report = teardown.down(
-            aws, inventory.named(name), progress=lambda text: console.print(f"\n# {console.render(text)}")
-        )
-        console.print("\n" + lifecycle.down(report, name, simulated=True))
-        console.print("# End of the dry run. Nothing was removed.")
 
 
 @contextlib.contextmanager
@@ -357,8 +343,8 @@ def _reserve(console: Console, spec: ClusterSpec) -> None:
     )
 
 
-def _bring_up(console: Console, aws: AWS, settings: Config, *, show: bool) -> tuple[UpResult, str]:
-    """Return what `up` returns, and the plan that it shows before it asks. `show`: print what it does on the
+def _bring_up(console: Console, aws: AWS, settings: Config, *, show: bool) -> str:
+    """Do what `up` does; return the plan that it shows before it asks. `show`: print what it does on the
     nodes."""
     info: list[TypeInfo] = []
     shown: list[str] = []
@@ -386,7 +372,7 @@ def _bring_up(console: Console, aws: AWS, settings: Config, *, show: bool) -> tu
             print=console.print if show else None,
         )
 
-    created = creating.up(
+    creating.up(
         [aws],
         settings.cluster,
         progress=progress,
@@ -395,4 +381,4 @@ def _bring_up(console: Console, aws: AWS, settings: Config, *, show: bool) -> tu
         check_route=lambda _: None,
         ssh_sources=lambda aws, spec: ssh_sources(aws, spec, lambda: CALLER, lambda *_: JUMP_HOST),
     )
-    return created, shown[0]
+    return shown[0]

@@ -29,7 +29,7 @@ up = Verb(
 down = Verb(
     "down",
     "cloudddp.cli.actions.down:down",
-    params=[ANYONE, DRY_RUN, YES],
+    params=[ANYONE, YES],
     help="""Remove the cluster and verify that nothing is left.
 
     Finds its resources by tag, so it works from any computer with access to the account. Only your own
