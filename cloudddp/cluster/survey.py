@@ -60,13 +60,13 @@ class Place:
     blocks: list[Block] | None = None  # None: AWS sells none of this type
     problems: dict[str, str] = field(default_factory=dict)
 
-    def ask(self, kind: str, call: Callable[[], T], instead: T) -> T:
-        """Return what a call returns; if it fails, `instead`, and keep its error."""
+    def ask(self, kind: str, call: Callable[[], T]) -> T | None:
+        """Return what a call returns; None if it fails, and keep its error."""
         try:
             return call()
         except CloudDDPError as error:
             self.problems[kind] = error.message
-            return instead
+            return None
 
 
 def survey(clouds: Sequence[AWS], spec: ClusterSpec, days: int) -> list[Place]:
@@ -82,22 +82,21 @@ def survey(clouds: Sequence[AWS], spec: ClusterSpec, days: int) -> list[Place]:
 def _place(aws: AWS, spec: ClusterSpec, days: int) -> Place:
     name, nodes = spec.instance_type, spec.nodes
     place = Place(aws.region, name, nodes)
-    info = place.ask("type", lambda: instance_types.describe(aws, spec), None)
+    info = place.ask("type", lambda: instance_types.describe(aws, spec))
     if info is None:
         return place
     place.vcpus_needed = nodes * info.vcpus
-    zones: list[str] = place.ask("zones", lambda: sorted(networks.zones_offering(aws, name)), [])
+    zones = place.ask("zones", lambda: sorted(networks.zones_offering(aws, name))) or []
     price = offers.listed(aws, name)
     place.usd_per_hour = price.usd if price else None
-    spot: dict[str, float] = place.ask("spot price", lambda: instance_types.spot_prices(aws, name), {})
-    scores: dict[str, int] = place.ask("spot score", lambda: offerings.spot_scores(aws, name, nodes), {})
+    spot = place.ask("spot price", lambda: instance_types.spot_prices(aws, name)) or {}
+    scores = place.ask("spot score", lambda: offerings.spot_scores(aws, name, nodes)) or {}
     place.zones = [Zone(zone, spot.get(zone), scores.get(zone)) for zone in zones]
     for market in ("on demand", "spot"):
         if (quota := quotas.quota_of(name, spot=market == "spot")) is not None:
             read = functools.partial(quotas.usage, aws, quota, place.vcpus_needed)
-            if (found := place.ask(f"quota {market}", read, None)) is not None:
+            if (found := place.ask(f"quota {market}", read)) is not None:
                 place.quotas.append(VCpus(market, quota.code, found.limit, found.used))
     if info.blocks:
-        none: list[Block] = []
-        place.blocks = place.ask("blocks", lambda: offerings.blocks(aws, name, nodes, days), none)
+        place.blocks = place.ask("blocks", lambda: offerings.blocks(aws, name, nodes, days)) or []
     return place
