@@ -27,6 +27,7 @@ from cloudddp.tags import parse_cluster_id
 USUAL_USER = "ubuntu"  # for clusters whose record names no login user
 SSH_CONFIG = "ssh_config"
 MOVING, MOVED = "moving", "moved"
+_LOCK, _RESUME_LOCK = "lock", "resume-lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +82,8 @@ def history(endpoint: str) -> list[ClusterRecord]:
 def folders_of(name: str, endpoint: str) -> list[ClusterFolder]:
     """Return the folders of all clusters of that name that were created on this computer, also of those that
     are gone."""
-    found = []
-    for folder in _folders():
-        record = folder.record()
-        if record is not None and (record.name, record.endpoint) == (name, endpoint):
-            found.append(folder)
-    return found
+    records = [(folder, folder.record()) for folder in _folders()]
+    return [folder for folder, one in records if one and (one.name, one.endpoint) == (name, endpoint)]
 
 
 def created_instances() -> frozenset[str]:
@@ -298,7 +295,7 @@ class ClusterFolder:
         """Mark the cluster as being created by this process. The mark ends with the process, also if it is
         killed."""
         with self._open() as folder:
-            descriptor = folder.append(self._lock.name)
+            descriptor = folder.append(_LOCK)
         try:
             # File systems without locks: is_being_created() then returns True.
             with contextlib.suppress(OSError):
@@ -310,7 +307,7 @@ class ClusterFolder:
     def is_being_created(self) -> bool:
         """Return whether a process of this computer may be creating the cluster right now."""
         try:
-            descriptor = os.open(self._lock, os.O_RDWR | os.O_NOFOLLOW)
+            descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
         except FileNotFoundError:
             return False
         try:
@@ -326,7 +323,7 @@ class ClusterFolder:
         """Let one command of this computer at a time resume jobs of the cluster; yield False while another
         one does."""
         with self._open(make=False) as folder:
-            descriptor = folder.append(self._resume_lock.name)
+            descriptor = folder.append(_RESUME_LOCK)
         try:
             free = True
             try:
@@ -336,14 +333,6 @@ class ClusterFolder:
             yield free
         finally:
             os.close(descriptor)
-
-    @property
-    def _resume_lock(self) -> Path:
-        return self.path / "resume-lock"
-
-    @property
-    def _lock(self) -> Path:
-        return self.path / "lock"
 
     def journal(self, event: str, **fields: Any) -> None:
         """Append one line to the journal and fsync it: called before each call that creates or deletes
@@ -400,16 +389,9 @@ class ClusterFolder:
     def forget(self) -> None:
         """Remove the keys of a cluster that is gone; the journal and the record stay as history."""
         with contextlib.suppress(FileNotFoundError), self._open(make=False) as folder:
-            for path in (
-                self.private_key,
-                self.host_key,
-                self.host_keys,
-                self.known_hosts,
-                self.ssh_config,
-                self._lock,
-                self._resume_lock,
-            ):
-                folder.remove(path.name)
+            keys = (self.private_key, self.host_key, self.host_keys, self.known_hosts, self.ssh_config)
+            for name in (*(path.name for path in keys), _LOCK, _RESUME_LOCK):
+                folder.remove(name)
 
 
 LAUNCH = "launch"  # an event for each step of the launch of a `job`

@@ -102,7 +102,7 @@ def resolve(
             excluded.append(attempt(aws.region, "", error, label))
     if not offers:
         raise exhausted(spec.title, excluded, wider=widening(spec))
-    if spec.by_price:
+    if "." not in spec.instance_type:  # a GPU: every type that has it
         offers.sort(key=lambda offer: offer.price.spot or (offer.price.node_hour,))
     return offers, excluded
 

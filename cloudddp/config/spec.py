@@ -220,11 +220,6 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.instance_type} {'spot' if self.spot else 'on demand'}"
 
     @property
-    def by_price(self) -> bool:
-        """Whether cheaper candidates are tried first: if a GPU was given, in place of types."""
-        return "." not in self.instance_type
-
-    @property
     def candidates(self) -> tuple[ClusterSpec, ...]:
         """The settings for each type and market, in the order of the list: a type's spot instances before its
         on-demand ones."""

@@ -40,10 +40,6 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nodes: tuple[int, ...]
     bus: Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 
-    @property
-    def is_pair(self) -> bool:
-        return len(self.nodes) == 2
-
 
 def read(line: str) -> Measured | None:
     """Return what a line of a rank's log says, None for any other line."""
@@ -56,7 +52,7 @@ def read(line: str) -> Measured | None:
 def slow_nodes(found: Sequence[Measured]) -> dict[int, float]:
     """Return the slow nodes, each with its best pair in parts of the median of all nodes: a slow node has no
     fast pair, and the others have one with each other. Of two nodes none is slower than the other. Pure."""
-    pairs = [one for one in found if one.is_pair]
+    pairs = [one for one in found if len(one.nodes) == 2]
     nodes = sorted({node for pair in pairs for node in pair.nodes})
     best = {node: max(pair.bus for pair in pairs if node in pair.nodes) for node in nodes}
     median = statistics.median([*best.values()] or [0.0])
@@ -87,7 +83,7 @@ def run(
             left = cancel.abort_launch(runner, job.id, forget=True)
         if left:
             progress(f"warning: processes or records of the check may be left on {node_list(left)}")
-    return sorted(measured, key=lambda one: (not one.is_pair, one.nodes))
+    return sorted(measured, key=lambda one: (len(one.nodes), one.nodes))
 
 
 def _follow(runner: Runner, cluster: Cluster, job: NewJob, measured: list[Measured]) -> None:

@@ -124,7 +124,7 @@ def test_gpu_and_preferred_spot_on_the_command_line() -> None:
     params = up.make_context("up", ["--gpu", "H100:8", "--spot", "prefer"]).params
     flags = [one.flag(params[one.name]) for one in up.params if isinstance(one, SettingOption) and one.name]
     spec = settings.resolve([settings.from_flags(one for one in flags if one is not None)]).cluster
-    assert (spec.types, spec.spot, spec.by_price) == (("p5.48xlarge",), "prefer", True)
+    assert (spec.types, spec.spot) == (("p5.48xlarge",), "prefer")
 
 
 @pytest.mark.parametrize("script", ["prefer.py", "train.py", "pre"])

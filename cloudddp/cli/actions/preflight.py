@@ -42,7 +42,7 @@ def preflight(
 
 def measured_table(found: Sequence[Measured]) -> str:
     """Return the slowest pairs as a table, the slowest first, and all nodes."""
-    pairs = sorted((one for one in found if one.is_pair), key=lambda one: one.bus)[:SHOWN]
-    rows = [("-".join(map(str, one.nodes)), f"{one.bus / 1e9:.2f}") for one in pairs]
-    rows += [("all", f"{one.bus / 1e9:.2f}") for one in found if not one.is_pair]
-    return table(("NODES", "GB/S"), rows)
+    pairs = sorted((one for one in found if len(one.nodes) == 2), key=lambda one: one.bus)[:SHOWN]
+    named = [("-".join(map(str, one.nodes)), one) for one in pairs]
+    named += [("all", one) for one in found if len(one.nodes) != 2]
+    return table(("NODES", "GB/S"), [(name, f"{one.bus / 1e9:.2f}") for name, one in named])
