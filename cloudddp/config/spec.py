@@ -399,11 +399,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         return {one.variable: one.place for one in self.data}
 
 
-Mode = Literal["public", "private", "jump"]
-
-
-def connection_mode(spec: ClusterSpec) -> Mode:
-    """Return which address of a node is used. Only `public` nodes have a public address.
+def connection_mode(spec: ClusterSpec) -> str:
+    """Return which address of a node is used, as `connect` has it. Only `public` nodes have a public address.
 
     A proxy command alone needs none: AWS's Session Manager and EC2 Instance Connect Endpoints reach private
     nodes.

@@ -106,12 +106,13 @@ def enter_simulator(console: Reporter) -> None:
     from cloudddp.simulator import control
 
     found = control.find(state_home())
+    wanted = os.environ.get("CLOUDDDP_SIM_NODES", "auto")
+    if found is not None and wanted not in ("auto", found.nodes):
+        console.warn(f"CLOUDDDP_SIM_NODES={wanted} has no effect: a simulator with {found.nodes} nodes runs")
     if found is None:
         console.log("starting the simulator (", Command("sim", "stop"), " stops it)")
         with timings.span("start of the simulator"):
-            found = control.start(
-                state_home(), nodes=os.environ.get("CLOUDDDP_SIM_NODES", "auto"), report=console.log
-            )
+            found = control.start(state_home(), nodes=wanted, report=console.log)
         if found.why:
             console.log(f"its nodes share this computer's network and processes: {found.why}")
     control.enter(found)

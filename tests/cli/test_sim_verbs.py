@@ -119,6 +119,9 @@ def test_running_simulator_with_other_options_is_refused(
         assert done.returncode == 1
         assert f"the simulator is already running, {runs}\n" in done.stderr
         assert "cloudddp sim stop" in done.stderr
+    own.env["CLOUDDDP_SIM_NODES"] = "namespace"
+    ignored = "CLOUDDDP_SIM_NODES=namespace has no effect: a simulator with process nodes runs"
+    assert ignored in own("ls").stderr
 
 
 @pytest.mark.parametrize("name", ["a/b", "lo", "x" * 16])
