@@ -39,7 +39,8 @@ def configuration_page() -> str:
         "names the most similar known one, and every value is validated before anything is called.",
     ]
     for section in schema.SECTIONS:
-        out += ["", f"## [{section}]", "", schema.INTRODUCTION[section], ""]
+        text = " ".join(str(schema.SECTIONS[section].__doc__).split()).partition(": ")[2]
+        out += ["", f"## [{section}]", "", text[0].upper() + text[1:], ""]
         out += ["| key | default | allowed | environment | meaning |", "|---|---|---|---|---|"]
         for key, default in schema.defaults(section).items():
             shown = "" if default is None else f"`{schema.toml_value(default)}`"

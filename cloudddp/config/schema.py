@@ -91,18 +91,6 @@ def nearest(word: str, known: Sequence[str]) -> str:
     return "did you mean " + " or ".join(repr(name) for name in close) + "?"
 
 
-INTRODUCTION = {
-    "cluster": "The nodes, where they run, and when they terminate.",
-    "job": "How ranks are started.",
-    "sync": "Which files are sent to the nodes.",
-    "setup": "Packages and commands, installed and run on every node in the project's folder, once per "
-    "content, after the sync.",
-    "data": "Folders that jobs read; the section may be repeated. They do not count against sync.max_mb, and "
-    "the variable `CLOUDDDP_DATA_PATH`, with the path in capitals, has where a folder is on the nodes.",
-    "shared": "Folders that all nodes read and write; the section may be repeated.",
-}
-
-
 def example_name(folder: Path) -> str:
     """Return a cluster name made from a project folder's name."""
     word = re.sub(r"[^a-z0-9-]+", "-", Path(os.path.normpath(folder.absolute())).name.lower()).strip("-")[:40]

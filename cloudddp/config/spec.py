@@ -1,8 +1,8 @@
 """What the user asked for, as frozen records: ClusterSpec, JobSpec, SyncSpec and SetupSpec, and what their
 settings mean together. Pure.
 
-Each field has its type and its limits; its help is in descriptions.py. settings.py merges the sources and
-validates the values.
+Each field has its type and its limits; its help is in descriptions.py, that of a section its docstring.
+settings.py merges the sources and validates the values.
 """
 
 from __future__ import annotations
@@ -305,7 +305,7 @@ class SyncSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 class SetupSpec(msgspec.Struct, frozen=True, kw_only=True):
     """[setup]: packages and commands, installed and run on every node in the project's folder, once per
-    content."""
+    content, after the sync."""
 
     environment: (
         Annotated[
@@ -329,7 +329,8 @@ DATA = "CLOUDDDP_DATA_"  # beginning of the variables of [[data]], which ranks h
 
 
 class DataSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """[[data]]: a folder that jobs read, which may be larger than the code and is not in git."""
+    """[[data]]: folders that jobs read; the section may be repeated. They do not count against sync.max_mb,
+    and the variable `CLOUDDDP_DATA_PATH`, with the path in capitals, has where a folder is on the nodes."""
 
     source: Annotated[
         str,
@@ -362,7 +363,7 @@ NODE_0 = "node0"  # as the source of a shared folder
 
 
 class SharedSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """[[shared]]: a folder that all nodes read and write."""
+    """[[shared]]: folders that all nodes read and write; the section may be repeated."""
 
     path: Relative
     source: Annotated[

@@ -38,17 +38,13 @@ def _else(the_plan: Plan, first: Plan, spec: ClusterSpec) -> str:
     """Return what is created where the candidates before have no capacity; zones and hours, if they are not
     those of the first one."""
     price, places, life = the_plan.price, _zones(the_plan), duration(the_plan.hours * 3600)
-    market = "spot" if _is_spot(the_plan) else "on demand"
+    market = "spot" if is_spot(the_plan.launches[0].request.params) else "on demand"
     what = f"{the_plan.context.info.name} {market}" if len(spec.candidates) > 1 else ""
     where = places if places != _zones(first) else ""
     what = " in ".join(filter(None, (what, where)))
     now = f"now {dollars(price.spot[0])} per node, at most " if price.spot else ""
     within = f" in {life}" if life != duration(first.hours * 3600) else ""
     return f"{what}, {now}{dollars(price.hour)} an hour, at most {dollars(the_plan.cost)}{within}"
-
-
-def _is_spot(the_plan: Plan) -> bool:
-    return is_spot(the_plan.launches[0].request.params)
 
 
 def _zones(the_plan: Plan) -> str:
@@ -59,8 +55,8 @@ def _zones(the_plan: Plan) -> str:
 def plan(the_plan: Plan, info: TypeInfo, spec: ClusterSpec, credentials_end: datetime | None = None) -> str:
     """Return what a cluster in one region is, until when, and what it costs."""
     gpus = f"{info.gpus} x {info.gpu_name}" if info.gpus else "no GPU"
-    price, kind = the_plan.price, "spot, at most " if _is_spot(the_plan) else ""
-    context = the_plan.context
+    price, context = the_plan.price, the_plan.context
+    kind = "spot, at most " if is_spot(the_plan.launches[0].request.params) else ""
     total, node, extras = _parts(price)
     hourly = f"{node} per node ({price.source})" if price.node_hour else price.source
     lines = [
