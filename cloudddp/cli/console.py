@@ -41,8 +41,11 @@ class _Guarded(io.TextIOWrapper):
 
 
 def guard_streams() -> None:
-    """Wrap sys.stdout and sys.stderr. Streams that are not files (in tests, or closed) are left as they
-    are."""
+    """Wrap sys.stdout and sys.stderr, except what is no file (in tests). A stream that is closed (`>&-`) leads
+    to /dev/null from now on."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # in the order of their numbers
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper) and not isinstance(stream, _Guarded):
@@ -60,11 +63,10 @@ def guard_streams() -> None:
 def flush_streams() -> None:
     """Write what stdout and stderr still hold; what cannot be written is discarded."""
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            try:
-                stream.flush()
-            except OSError:
-                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def write_raw(line: str) -> None:

@@ -65,8 +65,7 @@ def _run(console: Console, arguments: Sequence[str]) -> int:
             code = main.main(
                 list(arguments), prog_name="cloudddp", standalone_mode=False, color=colour(), obj=console
             )
-            if sys.stdout is not None:  # now, while an error can still be reported
-                sys.stdout.flush()
+            sys.stdout.flush()  # now, while an error can still be reported
         return int(code or 0)
     except click.exceptions.Exit as exit_:
         return int(exit_.exit_code)

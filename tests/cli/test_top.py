@@ -10,6 +10,7 @@ from typing import Any
 import pyte
 from support.harness import listed_nodes
 from support.jobs import direct, written
+from support.processes import CLOSED, zygote
 from support.terminal import Terminal
 
 REPORTS = """
@@ -41,6 +42,9 @@ def test_top_of_a_job_on_two_nodes(cli: Any, terminal: Callable[..., Terminal]) 
     assert [(one["rank"], one["step"], one["seconds"]) for one in ranks] == [(0, 12, 0.25), (1, 12, 0.25)]
     assert all(one["cores"] > 0.05 for one in ranks)  # they are busy
     assert "no GPU" in cli.ok("top", "--once")
+    for words in (("top", "--once"), ("exec", "echo é; echo error >&2")):  # with a shell's >&-
+        closed = zygote().start(("-m", "cloudddp", *words), cli.cwd, cli.env, stdout=CLOSED, stderr=CLOSED)
+        assert closed.wait(60) == 0
 
     window = terminal("status", "--watch")
     window.read_until(b"S/STEP")
