@@ -194,6 +194,8 @@ def test_ports_lead_to_the_node_until_ctrl_c(cli: Any, tmp_path: Path) -> None:
     cli.nodes(2)
     (tmp_path / "page").write_bytes(b"x" * 5_000_000)
     one, other = free_port(), free_port()
+    done = cli("forward", f"{one}:1", str(other), "--node", "1")
+    assert (done.returncode, done.stdout, "process nodes share" in done.stderr) == (2, "", True)
     with web_server(tmp_path) as remote:
         process = cli.start("forward", f"{one}:{remote}", f"{other}:{remote}", "--node", "1")
         assert process.stdout.readline() == f"http://127.0.0.1:{one} is port {remote} of node 1\n"

@@ -34,8 +34,8 @@ def forward(
     forwards = [_listening(one) for one in ports]  # first: the session may enter the simulator's network
     session = sessions.start(console, options, anyone=anyone)
     with connected(session, only=node) as (_, runner), _until_interrupted(console):
+        connection = _serve(console, forwards, runner, node)
         for one in forwards:
-            connection = _serve(console, one, runner, node)
             console.print(f"http://{LOOPBACK}:{one.local} is port {one.remote} of node {node}")
         console.log("Ctrl-C ends this")
         while connection.is_open:
@@ -58,15 +58,17 @@ def _listening(given: str) -> Forward:
         raise UsageError(text, hint=f"give another one: LOCAL:{remote}") from None
 
 
-def _serve(console: Console, one: Forward, runner: Runner, node: int) -> Connection:
-    """Begin to forward; return the connection to the node."""
+def _serve(console: Console, forwards: Sequence[Forward], runner: Runner, node: int) -> Connection:
+    """Begin to forward, if all can; return the connection to the node."""
     connection = runner.connection(node)
     assert connection is not None  # noqa: S101  only a dry run has none
-    if one.local == one.remote and connection.target.host.startswith("127."):
-        text = f"the simulator's process nodes share this computer's ports: {one.local} would lead to itself"
-        raise UsageError(text, hint=f"give another one: LOCAL:{one.remote}")
-    text = f"port {one.remote} of node {node} does not answer; does a program listen there yet?"
-    one.start(connection, lambda why: console.log(f"{text} ({why})"))
+    for one in forwards:
+        if one.local == one.remote and connection.target.host.startswith("127."):
+            same = f"the simulator's process nodes share this computer's ports: {one.local} would lead to "
+            raise UsageError(f"{same}itself", hint=f"give another one: LOCAL:{one.remote}")
+    for one in forwards:
+        text = f"port {one.remote} of node {node} does not answer; does a program listen there yet?"
+        one.start(connection, lambda why, text=text: console.log(f"{text} ({why})"))
     return connection
 
 
@@ -99,7 +101,7 @@ def tensorboard(
 
         def show(remote: int) -> None:
             one.remote, url = remote, f"http://{LOOPBACK}:{one.local}"
-            _serve(console, one, runner, node)
+            _serve(console, [one], runner, node)
             console.print(url)
             if browse:
                 threading.Thread(target=_browse, args=(console, url), daemon=True).start()
