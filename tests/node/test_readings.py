@@ -134,6 +134,12 @@ def test_damaged_record_ends_no_job(tmp_path: Path, make: Any) -> None:
     Recorder(tmp_path, Gpus(1.0)).turn()
 
 
+def test_step_of_rank_zero_may_be_in_the_training_status(tmp_path: Path) -> None:
+    (tmp_path / store.STATUS_FILE).write_text('{"step": 7}')
+    measuring = Measuring(tmp_path, Gpus(1.0), 1.0)
+    assert [measuring._rank(rank, None, None).step for rank in (0, 1)] == [7, None]
+
+
 @pytest.fixture
 def gpus(node: Node) -> None:
     folder = nvidia.install(node.home / "bin", 2).parent

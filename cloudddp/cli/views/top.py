@@ -18,8 +18,9 @@ from cloudddp.text import node_list, one_line
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 TREND, CELL = 8, 15.0  # characters of a trend, and seconds of each
-HEADER = "NODE RANK GPU TREND MEM-GIB TEMP POWER CORES STEP S/STEP STEPS SLOW".split()
-_SPARE = "STEPS TEMP POWER TREND MEM-GIB CORES".split()  # left out first where the terminal is too narrow
+NAME = 24  # columns of the name of a metric: a long one does not hide the others
+HEADER = "NODE RANK GPU TREND MEM-GIB TEMP POWER CORES STEP S/STEP SLOW".split()
+_SPARE = "TEMP POWER TREND MEM-GIB CORES".split()  # left out first where the terminal is too narrow
 
 
 def lines(view: Snapshot, width: int = 0) -> list[tuple[str, str]]:
@@ -45,7 +46,7 @@ def _head(view: Snapshot) -> Iterator[tuple[str, str]]:
         progress = job.training.progress if job.training is not None else ""
         yield ", ".join(filter(None, (f"job {job.id}: {state_text(job)}", progress))), "bold"
     if metrics := {name: value for name, value in view.metrics.items() if name not in ("step", "steps")}:
-        yield "  ".join(f"{name} {value:.4g}" for name, value in metrics.items()), ""
+        yield "  ".join(f"{cut(one_line(name), NAME)} {value:.4g}" for name, value in metrics.items()), ""
 
 
 def _rows(view: Snapshot) -> Iterator[tuple[float, list[str]]]:
@@ -58,13 +59,11 @@ def _rows(view: Snapshot) -> Iterator[tuple[float, list[str]]]:
         newest = known.readings[-1]
         for at, (gpu, rank) in enumerate([*zip_longest(newest.gpus, newest.ranks)] or [(None, None)]):
             loads = [(one.at, its.utilization) for one in known.readings for its in one.gpus[at : at + 1]]
-            steps = [(one.at, its.seconds) for one in known.readings for its in one.ranks[at : at + 1]]
-            trends = sparkline(loads, 100.0), sparkline(steps)
             ratio = slow.get(rank.rank, 0.0) if rank is not None else 0.0
-            yield ratio, [str(node), *_cells(gpu, rank, *trends), f"{ratio:.1f} x" if ratio else ""]
+            yield ratio, [str(node), *_cells(gpu, rank, sparkline(loads)), f"{ratio:.1f} x" if ratio else ""]
 
 
-def _cells(gpu: GpuReading | None, rank: RankReading | None, loads: str, steps: str) -> Iterator[str]:
+def _cells(gpu: GpuReading | None, rank: RankReading | None, loads: str) -> Iterator[str]:
     yield "-" if rank is None else str(rank.rank)
     yield "no GPU" if gpu is None else _shown(gpu.utilization, ".0f", "%")
     yield loads
@@ -75,24 +74,22 @@ def _cells(gpu: GpuReading | None, rank: RankReading | None, loads: str, steps: 
     yield _shown(rank.cores, ".1f")
     yield _shown(rank.step, "d")
     yield _shown(rank.seconds, ".3g")
-    yield steps
 
 
 def _shown(value: float | None, form: str, unit: str = "") -> str:
     return "-" if value is None else f"{value:{form}}{unit}"
 
 
-def sparkline(points: Sequence[tuple[float, float | None]], top: float = 0.0) -> str:
-    """Return a character for each CELL seconds until the last point, for the mean of the values, of which
-    `top` is the highest, 0: the largest mean; ' ' without any."""
+def sparkline(points: Sequence[tuple[float, float | None]]) -> str:
+    """Return a character for each CELL seconds until the last point, for the mean of the percentages; ' '
+    without any."""
     cells: list[list[float]] = [[] for _ in range(TREND)]
     for at, value in points:
         if value is not None and 0 <= (age := points[-1][0] - at) < CELL * TREND:
             cells[-1 - int(age / CELL)].append(value)
     means = [sum(cell) / len(cell) if cell else None for cell in cells]
-    top = top or max(filter(None, means), default=1.0)
     last = len(BLOCKS) - 1
-    return "".join(" " if mean is None else BLOCKS[min(int(mean / top * (last + 1)), last)] for mean in means)
+    return "".join(" " if mean is None else BLOCKS[min(int(mean / 100 * len(BLOCKS)), last)] for mean in means)
 
 
 def top_json(view: Snapshot) -> dict[str, Any]:

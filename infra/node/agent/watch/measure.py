@@ -58,7 +58,8 @@ class Measuring:
     def _rank(self, rank: int, cores: Optional[float], pace: Optional[Pace]) -> RankReading:
         report = step_report(store.step_file(self.folder, rank))
         if report is None:
-            return RankReading(rank, cores)
+            status = rank_records.training_status(self.folder) if rank == 0 else None
+            return RankReading(rank, cores, status and status.step)
         return RankReading(rank, cores, report.step, report.work_seconds if pace is None else pace.seconds)
 
 
