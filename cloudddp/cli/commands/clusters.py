@@ -103,7 +103,14 @@ capacity = Verb(
 status = Verb(
     "status",
     "cloudddp.cli.actions.status:status",
-    params=[JSON, click.Option(["--watch"], is_flag=True, help="Show what `top` shows, until Ctrl-C.")],
+    params=[
+        JSON,
+        click.Option(
+            ["--watch"],
+            is_flag=True,
+            help="Show what `top` shows, until Ctrl-C; with --json, an object each time.",
+        ),
+    ],
     help="""Show the cluster's nodes, deadline and cost so far.
 
     The exit code is 1 if there is no such cluster in any region; what is left of one without nodes is listed.

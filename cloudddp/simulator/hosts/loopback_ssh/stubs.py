@@ -45,11 +45,10 @@ case "$1 $2 $3 $4 $5" in
 "-n sh -s -- share-folder")
     cat > /dev/null
     folder=${6#\"}
-    mkdir -p ../../../exports
-    ln -sfn "${folder%%\"*}" ../../../exports/@ADDRESS@
+    ln -sfn "${folder%%\"*}" exported-by-@ADDRESS@
     ;;
 "-n mount -t nfs4 -o")
-    if ! exported=$(readlink "../../../exports/${7%%:*}"); then
+    if ! exported=$(readlink ../../*/run/exported-by-"${7%%:*}"); then
         echo "mount.nfs4: access denied by server while mounting $7" >&2
         exit 32
     fi
