@@ -82,7 +82,7 @@ def test_table_of_gpus_and_ranks() -> None:
 
 
 def test_ranks_without_gpu_are_marked() -> None:
-    shown = texts(view({0: known(ranks=1, gpus=0)}), width=46)
+    shown = texts(view({0: known(ranks=1, gpus=0)}), width=40)
     assert [line.split() for line in shown[2:]] == [
         "NODE RANK GPU CORES STEP S/STEP".split(),
         "0 0 no GPU 1.2 1200 0.213".split(),

@@ -103,18 +103,12 @@ capacity = Verb(
 status = Verb(
     "status",
     "cloudddp.cli.actions.status:status",
-    params=[
-        JSON,
-        click.Option(
-            ["--watch"],
-            is_flag=True,
-            help="Show what `top` shows, until Ctrl-C; with --json, an object each time.",
-        ),
-    ],
+    params=[JSON, click.Option(["--watch"], is_flag=True, help="Show what `top` shows, until Ctrl-C.")],
     help="""Show the cluster's nodes, deadline and cost so far.
 
     The exit code is 1 if there is no such cluster in any region; what is left of one without nodes is listed.
-    Makes one AWS call, if the cluster is where the settings or this computer's records say.
+    Makes one AWS call, if the cluster is where the settings or this computer's records say. With --watch,
+    --json prints one object after the other, without end.
 
     \b
     Example:
