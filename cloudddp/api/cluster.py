@@ -56,7 +56,7 @@ class Job:
     def status(self) -> status.JobRecord:
         """Return its state, step and times, as `cloudddp jobs` shows them. Raises CloudDDPError."""
         with connected(self._call.session(), partly=True, needed=()) as (_, runner):
-            return status.find(status.list_jobs(runner), self.id)
+            return status.find_job(runner, self.id)
 
     def wait(self, timeout: float | None = None, *, on_line: OnLine | None = None) -> JobResult:
         """Wait until the job has ended, and return how: `exit_code` is 0 only if all ranks have finished.
@@ -75,7 +75,7 @@ class Job:
             follower = JobFollower(
                 runner,
                 self.id,
-                status.find(status.list_jobs(runner), self.id).nodes,
+                status.find_job(runner, self.id).nodes,
                 Policy(),
                 on_line=show,
                 ended_instances=ended_nodes_query(session.aws, cluster),
@@ -184,7 +184,7 @@ class Cluster:
     def job(self, job_id: str | None = None) -> Job:
         """Return a job of this cluster, by default the newest. Raises CloudDDPError for none."""
         with connected(self._call.session(), partly=True, needed=()) as (_, runner):
-            found = status.find(status.list_jobs(runner), job_id)
+            found = status.find_job(runner, job_id)
         return Job(self._call, found.id)
 
     def down(self, *, discard: bool = False) -> None:

@@ -196,3 +196,8 @@ def find(jobs: Sequence[JobRecord], wanted: str | None) -> JobRecord:
         some = "the newest jobs" if len(found or jobs) > _NEWEST else "jobs"
         raise kind(what, hint=(f"{some}: {', '.join(newest)}; ", Command("jobs"), " lists all"))
     return found[0]
+
+
+def find_job(runner: Runner, wanted: str | None) -> JobRecord:
+    """As `find`, of the jobs that the nodes have recorded. Raises NodeError, too."""
+    return find(list_jobs(runner), wanted)

@@ -90,7 +90,7 @@ def tensorboard(
     session = sessions.start(console, options, anyone=anyone)
     job = session.settings.job
     with connected(session, partly=True, needed=[]) as (cluster, runner), _until_interrupted(console):
-        record = status.find(status.list_jobs(runner), job_id)
+        record = status.find_job(runner, job_id)
         node = min(runner.nodes) if record.rank_zero is None else record.rank_zero
         runner.leave_out([other for other in runner.nodes if other != node])  # they may be idle, and end
         logs = boards.find_logs(runner, node, PROJECT, job.outputs or (".",))

@@ -45,7 +45,7 @@ def jobs(console: Console, options: GlobalOptions, *, anyone: bool, as_json: boo
 def cancel(console: Console, options: GlobalOptions, *, anyone: bool, job_id: str | None) -> None:
     session = sessions.start(console, options, anyone=anyone)
     with connected(session, partly=True) as (_, runner):
-        record = status.find(status.list_jobs(runner), job_id)
+        record = status.find_job(runner, job_id)
         done = cancelling.cancel(runner, record.id, grace=session.settings.job.stop_grace)
         if done.text:
             console.print(f"job {record.id}: {done.text}")

@@ -99,7 +99,7 @@ def logs(
     _check_options(wanted, follow=follow, as_json=as_json, raw=raw)
     session = sessions.start(console, options, anyone=anyone)
     with connected(session, partly=True) as (cluster, runner):
-        record = status.find(status.list_jobs(runner), job_id)
+        record = status.find_job(runner, job_id)
         _check_nodes(wanted.nodes, record)
         _check_ranks(wanted.ranks, record, cluster)
         show = _printer(console, as_json=as_json, raw=raw, launcher=options.verbose)

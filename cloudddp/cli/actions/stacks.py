@@ -25,12 +25,12 @@ def stacks(
 ) -> None:
     session = sessions.start(console, options, anyone=anyone)
     with connected(session, partly=True) as (cluster, runner):
-        record = status.find(status.list_jobs(runner), job_id)
+        record = status.find_job(runner, job_id)
         if record.setup:
             raise _nothing(record)
         found = gather_stacks(runner, cluster, record.id, console.log)
         dumps = analyzed_dumps(runner, record.id, found, session.settings.job.python)
-        record = status.find(status.list_jobs(runner), record.id)  # a rank may have exited meanwhile
+        record = status.find_job(runner, record.id)  # a rank may have exited meanwhile
     ranks = {node: reply.ranks for node, reply in found.items()}
     if not any(ranks.values()) and not dumps:
         raise _nothing(record)
