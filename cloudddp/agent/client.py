@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
@@ -21,6 +22,7 @@ from cloudddp.agent.protocol.codec import MAX_REPLY, ProtocolError, encode
 from cloudddp.agent.replies import decode
 from cloudddp.agent.session import AgentSession
 from cloudddp.errors import NodeError
+from cloudddp.files import payload_text
 from cloudddp.ssh.connection import Connection
 from cloudddp.ssh.fleet import Outcome
 from cloudddp.ssh.running import CommandSpec, Result
@@ -77,6 +79,22 @@ class Request(Step, Protocol[Reply]):
 
     @property
     def REPLY(self) -> Callable[..., Reply]: ...  # noqa: N802
+
+
+def run_script(
+    runner: Runner,
+    node: int,
+    name: str,
+    *words: str,
+    root: bool = False,
+    seconds: float = 60.0,
+    on_stdout: Callable[[bytes], None] | None = None,
+) -> Result:
+    """Run infra/node/NAME with these arguments on a node, by sudo if `root`, and return what it wrote. It has
+    so many seconds; with `on_stdout`, between two bytes. Raises NodeError."""
+    command = shlex.join([*("sudo", "-n") * root, "sh", "-s", "--", *words])
+    script, total = payload_text(f"infra/node/{name}").encode(), None if on_stdout else seconds
+    return runner.run(node, CommandSpec(command, script, seconds, on_stdout, total_timeout=total))
 
 
 def run_step(

@@ -10,17 +10,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from cloudddp.agent import client
 from cloudddp.agent.client import Runner
 from cloudddp.agent.replies import failure_text
 from cloudddp.aws.client import AWS
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import timing
 from cloudddp.errors import CloudDDPError, Command, NodeError, UsageError
-from cloudddp.files import payload_text
 from cloudddp.formats import dollars, moment
 from cloudddp.local_state import MOVED, MOVING, ClusterFolder
 from cloudddp.ssh.fleet import Outcome
-from cloudddp.ssh.running import CommandSpec
 from cloudddp.tags import TAG_EXPIRES, iso, parse_time
 
 LONGEST = timedelta(hours=336)  # from the creation; the limit of max_hours in config/spec.py
@@ -81,13 +80,12 @@ def new_deadline(
 def timers(runner: Runner, new: datetime | None = None) -> Outcome[datetime | None]:
     """Return when the timers of the nodes end them, after they were moved to `new`; None where one is not
     armed. No error of a node stops the others."""
-    command, script = "sh -s", payload_text("infra/node/move-deadline.sh").encode()
+    words: tuple[str, ...] = ()
     if new is not None:
-        left = max((new - datetime.now(UTC)).total_seconds(), 0.0)
-        command += f" -- {new.timestamp():.0f} {left:.0f}"
+        words = f"{new.timestamp():.0f}", f"{max((new - datetime.now(UTC)).total_seconds(), 0.0):.0f}"
 
     def run(node: int) -> datetime | None:
-        result = runner.run(node, CommandSpec(command, script, limit=1 << 16, total_timeout=60.0))
+        result = client.run_script(runner, node, "move-deadline.sh", *words)
         if result.exit_code:
             raise NodeError(f"node {node}: cannot move its deadline: {failure_text(result)}")
         return parse_time(result.stdout.decode(errors="replace").strip())

@@ -16,7 +16,6 @@ there.
 from __future__ import annotations
 
 import contextlib
-import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -24,16 +23,14 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from cloudddp import timings
+from cloudddp.agent import client
 from cloudddp.agent.client import Runner
 from cloudddp.agent.replies import failure_text
 from cloudddp.errors import CloudDDPError, Command, ConnectError, NodeError, ProgressCallback
-from cloudddp.files import payload_text
 from cloudddp.local_state import ClusterFolder
 from cloudddp.ssh.fleet import Outcome
-from cloudddp.ssh.running import CommandSpec
 from cloudddp.ssh.target import public_key
 
-_MAX_OUTPUT = 1 << 20  # bytes that a step may write
 _RELOAD_SECONDS = 30.0  # sshd confirms a reload before it has done it, and may refuse connections meanwhile
 _RETRY_SECONDS = 0.02
 
@@ -251,9 +248,7 @@ def _install(runner: Runner, node: int, key: str, shared: str) -> str:
 
 
 def _run(runner: Runner, node: int, step: str, key: str) -> bytes:
-    command = f"sudo -n sh -s -- {shlex.join([step, key])}"
-    script = payload_text("infra/node/host-key.sh").encode()
-    result = runner.run(node, CommandSpec(command, script, limit=_MAX_OUTPUT))
+    result = client.run_script(runner, node, "host-key.sh", step, key, root=True)
     if result.exit_code:
         raise NodeError(
             f"node {node}: cannot replace its host key: {failure_text(result)}",

@@ -7,11 +7,10 @@ import re
 import shlex
 from collections.abc import Callable, Sequence
 
+from cloudddp.agent import client, replies
 from cloudddp.agent.client import Runner
 from cloudddp.errors import NodeError
-from cloudddp.files import payload_text
 from cloudddp.ssh.running import CommandSpec
-from cloudddp.text import one_line
 
 _MAX_LISTING = 1 << 20  # bytes
 _START_SECONDS = 300.0  # pip may have to install it; then it writes a line each second
@@ -48,10 +47,8 @@ def run(runner: Runner, node: int, python: str, logdir: str, on_port: Callable[[
         if port := _PORT.search(out):
             on_port(int(port[1]))
 
-    command = f'sh -s -- {shlex.quote(python)} "$HOME"/{shlex.quote(logdir)}'
-    script = payload_text("infra/node/tensorboard.sh").encode()
-    spec = CommandSpec(command, script, _START_SECONDS, on_stdout=receive)
-    lines = runner.run(node, spec).stderr.decode(errors="replace").split("\n")
-    reason = one_line(next(filter(None, reversed(lines)), "no reason given"), 300)
+    words = "tensorboard.sh", python, logdir
+    result = client.run_script(runner, node, *words, seconds=_START_SECONDS, on_stdout=receive)
+    reason = replies.failure_text(result)
     hint = "[setup] environment can install tensorboard with the packages of the project"
     return NodeError(f"node {node}: TensorBoard does not run: {reason}", hint=hint)

@@ -1,12 +1,12 @@
 # Runs TensorBoard on this node for as long as the laptop is connected:
 #
-#   sh -s -- PYTHON LOGDIR < tensorboard.sh
+#   sh -s -- PYTHON LOGDIR-BELOW-HOME < tensorboard.sh
 #
 # Writes a line a second, with its port once it listens (on the loopback): a line that cannot be written means that the
 # laptop has gone. Where PYTHON has no TensorBoard, pip installs it into a folder of its own. Otherwise it exits with 1, and
 # the reason as the last line on stderr.
 python=${1:-python3}
-logdir=$2
+logdir=$HOME/$2
 own=$HOME/.cloudddp/tools/tensorboard
 
 has_it() {

@@ -12,17 +12,17 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 
 from cloudddp import timings
+from cloudddp.agent import client
 from cloudddp.agent.client import Runner
 from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.config.command_line import GlobalOptions
-from cloudddp.files import payload_text
 from cloudddp.formats import table
 from cloudddp.job.follow.lines import LineSplitter
 from cloudddp.operations.node_connections import connected
 from cloudddp.ssh import fleet
-from cloudddp.ssh.running import CHUNK, CommandSpec
+from cloudddp.ssh.running import CHUNK, CommandSpec, Result
 from cloudddp.text import node_list, without_colours
 
 _PIECES = 4  # of the input, each of up to CHUNK bytes, that a node may be behind the fastest
@@ -86,10 +86,11 @@ class _Execution:
 
     def end(self) -> None:
         """End it on every node where it runs."""
-        script = payload_text("infra/node/end-exec.sh").encode()
-        spec = CommandSpec(f"sh -s -- {self._mark}", script, total_timeout=_END_SECONDS)
-        work = partial(self._runner.run, spec=spec)
-        done = self._runner.each(work, nodes=list(self._inputs), fatal=lambda _: False)
+
+        def end(node: int) -> Result:
+            return client.run_script(self._runner, node, "end-exec.sh", self._mark, seconds=_END_SECONDS)
+
+        done = self._runner.each(end, nodes=list(self._inputs), fatal=lambda _: False)
         if left := [*done.errors, *(node for node, result in done.values.items() if result.exit_code)]:
             self._console.warn(f"the command may still run on {node_list(left)}")
 

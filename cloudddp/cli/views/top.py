@@ -89,7 +89,9 @@ def sparkline(points: Sequence[tuple[float, float | None]]) -> str:
             cells[-1 - int(age / CELL)].append(value)
     means = [sum(cell) / len(cell) if cell else None for cell in cells]
     last = len(BLOCKS) - 1
-    return "".join(" " if mean is None else BLOCKS[min(int(mean / 100 * len(BLOCKS)), last)] for mean in means)
+    return "".join(
+        " " if mean is None else BLOCKS[min(int(mean / 100 * len(BLOCKS)), last)] for mean in means
+    )
 
 
 def top_json(view: Snapshot) -> dict[str, Any]:
