@@ -41,8 +41,8 @@ class _Guarded(io.TextIOWrapper):
 
 
 def guard_streams() -> None:
-    """Wrap sys.stdout and sys.stderr, except what is no file (in tests). A stream that is closed (`>&-`) leads
-    to /dev/null from now on."""
+    """Wrap sys.stdout and sys.stderr, except what is no file (in tests). A closed stream (`>&-`) leads to
+    /dev/null from now on."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # as they are numbered
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115

@@ -7,8 +7,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -20,7 +19,7 @@ from cloudddp.agent.protocol.machine import MAX_FOLDERS, BootStage, ProbeReply, 
 from cloudddp.aws.caller import caller_block, jump_host_address
 from cloudddp.aws.client import AWS
 from cloudddp.aws.inventory import Instance
-from cloudddp.cluster import host_keys
+from cloudddp.cluster import host_keys, ssh_hosts
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import settings, timing
 from cloudddp.config.connection import expand_proxy_command
@@ -34,13 +33,11 @@ from cloudddp.errors import (
     UsageError,
     ignore_progress,
 )
-from cloudddp.local_state import USUAL_USER, ClusterFolder, ClusterRecord, drop_ssh_configs
-from cloudddp.ssh import openssh
+from cloudddp.local_state import USUAL_USER, ClusterFolder, ClusterRecord
 from cloudddp.ssh.fleet import Fleet, Outcome
 from cloudddp.ssh.routes.command import ProxyCommand
 from cloudddp.ssh.routes.jump import Jump
 from cloudddp.ssh.target import Direct, Route, Target
-from cloudddp.text import reason_of
 
 PROJECT = "project"  # the folder with the user's files, in a node's home
 _PROBE_SECONDS = 60.0  # for everything but the boot and the GPUs
@@ -105,8 +102,10 @@ class SSHRoutes:
         except ValueError as error:
             raise CloudDDPError(f"node {rank}: {error}") from None
         # Programs such as the AWS CLI look for the node in the region that they are configured for.
-        kept = {name: os.environ[name] for name in ("AWS_PROFILE",) if name in os.environ}  # for OpenSSH
-        return ProxyCommand(command, {"AWS_REGION": self._region, "AWS_DEFAULT_REGION": self._region, **kept})
+        variables = {"AWS_REGION": self._region, "AWS_DEFAULT_REGION": self._region}
+        if "AWS_PROFILE" in os.environ:  # the hosts of OpenSSH need it
+            variables["AWS_PROFILE"] = os.environ["AWS_PROFILE"]
+        return ProxyCommand(command, variables)
 
 
 def check_route_settings(spec: ClusterSpec) -> None:
@@ -235,30 +234,6 @@ def targets(cluster: Cluster, spec: ClusterSpec) -> tuple[dict[int, Target], dic
     return found, lost
 
 
-def write_ssh_config(cluster: Cluster, found: Mapping[int, Target]) -> Path:
-    """Write the nodes as hosts of OpenSSH, NAME-0 and so on, instead of earlier ones; return the file."""
-    folder = ClusterFolder(cluster.id)
-    hosts = {f"{cluster.name}-{rank}": target for rank, target in found.items() if target.host_keys}
-    known = "".join(f"{one.known_as} {key}\n" for one in hosts.values() for key in one.host_keys)
-    config = openssh.config(hosts, folder.known_hosts)
-    if (folder.read(folder.known_hosts), folder.read(folder.ssh_config)) != (known, config):
-        folder.write(folder.known_hosts, known)
-        folder.write(folder.ssh_config, config)
-        drop_ssh_configs(cluster.name, but=cluster.id)
-    return folder.ssh_config
-
-
-def _update_ssh_config(cluster: Cluster, spec: ClusterSpec, progress: ProgressCallback) -> None:
-    """Write the hosts again: nodes may have new addresses and host keys. Not for a part of a cluster, which
-    would remove the others."""
-    if cluster.missing:
-        return
-    try:
-        write_ssh_config(cluster, targets(cluster, spec)[0])
-    except (OSError, CloudDDPError) as error:
-        progress(f"warning: OpenSSH's hosts were not updated: {reason_of(error)}")
-
-
 # Called several times a second while nodes boot; may raise to end the wait.
 Meanwhile = Callable[[Fleet], None]
 Dial = Callable[[Cluster, ClusterSpec, float, Meanwhile], Runner]
@@ -302,7 +277,7 @@ def connect(
         except BaseException:
             runner.close()
             raise
-    _update_ssh_config(cluster, spec, progress)
+    ssh_hosts.update(cluster, targets(cluster, spec)[0], progress)
     return runner
 
 
@@ -329,7 +304,7 @@ def connect_reachable(
         except BaseException:
             fleet.close()
             raise
-    _update_ssh_config(cluster, spec, progress)
+    ssh_hosts.update(cluster, targets(cluster, spec)[0], progress)
     return fleet, {**lost, **unreachable, **failed}
 
 

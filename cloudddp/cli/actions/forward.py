@@ -8,6 +8,7 @@ import threading
 import time
 import webbrowser
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from cloudddp import signals
 from cloudddp.agent.client import Runner
@@ -67,8 +68,8 @@ def _serve(console: Console, forwards: Sequence[Forward], runner: Runner, node: 
             same = f"the simulator's process nodes share this computer's ports: {one.local} would lead to "
             raise UsageError(f"{same}itself", hint=f"give another one: LOCAL:{one.remote}")
     for one in forwards:
-        text = f"port {one.remote} of node {node} does not answer; does a program listen there yet?"
-        one.start(connection, lambda why, text=text: console.log(f"{text} ({why})"))
+        text = f"port {one.remote} of node {node} does not answer; does a program listen there yet? "
+        one.start(connection, partial(console.log, text))
     return connection
 
 

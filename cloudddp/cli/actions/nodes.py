@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
-from cloudddp.cluster import connect
+from cloudddp.cluster import connect, ssh_hosts
 from cloudddp.config.command_line import GlobalOptions
 from cloudddp.errors import CloudDDPError, Command, UsageError
 from cloudddp.ssh import openssh
@@ -33,7 +33,7 @@ def ssh(console: Console, options: GlobalOptions, *, anyone: bool, words: Sequen
         raise lost[node]
     targets[node].require_host_key()
     # -F: the user's own settings, such as `ForwardAgent yes` for every host, do not count.
-    config = connect.write_ssh_config(cluster, targets)
+    config = ssh_hosts.write(cluster, targets)
     console.print_timings()  # until here: OpenSSH takes the place of this process
     words = [program, "-F", str(config), *given, f"{cluster.name}-{node}", *command]
     os.execv(program, words)  # noqa: S606  no shell

@@ -59,7 +59,7 @@ class Measuring:
         report = step_report(store.step_file(self.folder, rank))
         if report is None:
             status = rank_records.training_status(self.folder) if rank == 0 else None
-            return RankReading(rank, cores, status and status.step)
+            return RankReading(rank, cores, status.step if status else None)
         return RankReading(rank, cores, report.step, report.work_seconds if pace is None else pace.seconds)
 
 
