@@ -5,25 +5,22 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Callable
 
-from cloudddp.errors import StepUpdate, Text, parts, render
+from cloudddp.errors import Text, parts, render
+from cloudddp.operations.reporter import StepLines
 
 OnProgress = Callable[[str], None]
-_LINE_SECONDS = 2.0  # between two messages about the same step
 
 
 class Callback:
     """A Reporter, and the Steps of its operations, for a callback."""
 
-    live = False
-
     def __init__(self, on_progress: OnProgress | None) -> None:
         self._call = on_progress
         self._lock = threading.Lock()
-        self._last, self._at = "", 0.0
+        self._lines = StepLines()
 
     def log(self, *texts: Text) -> None:
         """Pass on a message. An error of the callback is a warning: it must not stop a teardown."""
@@ -57,14 +54,11 @@ class Callback:
         self.stop()
 
     def __call__(self, text: Text) -> None:
-        now = time.monotonic()
-        if text == self._last or (isinstance(text, StepUpdate) and now < self._at + _LINE_SECONDS):
-            return
-        self._last, self._at = str(text), now
-        self.log(text)
+        if self._lines.has_next(text):
+            self.log(text)
 
     def stop(self) -> None:
-        self._last = ""
+        self._lines = StepLines()
 
 
 def warn_in_event_loop(name: str) -> None:

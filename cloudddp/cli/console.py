@@ -27,6 +27,7 @@ from cloudddp import timings
 from cloudddp.config.command_line import GlobalOptions
 from cloudddp.errors import CloudDDPError, NotConfirmed, StepUpdate, Text, parts, render
 from cloudddp.formats import wrapped
+from cloudddp.operations.reporter import StepLines
 from cloudddp.text import one_line, visible_in_colour, without_colours
 
 _guarded: dict[str, io.TextIOWrapper] = {}  # the streams as they were
@@ -101,7 +102,6 @@ def unguarded_stderr() -> TextIO:
 
 
 _SHOWN_SECONDS = 1.0  # a step that took less has no time
-_LINE_SECONDS = 2.0  # from one line to the next about the same step, without a terminal
 
 
 class Progress:
@@ -123,6 +123,7 @@ class Progress:
         self._step = ""
         self._warning = ""
         self._since = time.monotonic()
+        self._lines = StepLines()
 
     def __enter__(self) -> Progress:
         return self
@@ -136,11 +137,6 @@ class Progress:
             self._report(text)
         except Exception:  # the terminal is closed, or a signal handler interrupted: the work must continue
             self._live, self._status = False, None
-
-    @property
-    def live(self) -> bool:
-        """Whether the steps are shown on a terminal."""
-        return self._live
 
     def above(self, text: str) -> bool:
         """Write lines above the spinner, which would be left in front of them; return whether there is
@@ -163,9 +159,7 @@ class Progress:
                 self._log(text)
             return
         if not self._live:
-            now = time.monotonic()
-            if not isinstance(message, StepUpdate) or now >= self._since + _LINE_SECONDS:
-                self._step, self._since = text, now
+            if self._lines.has_next(message):
                 self._log(text)
             return
         if isinstance(message, StepUpdate) and self._status is not None:

@@ -1,6 +1,5 @@
-"""How far a long transfer is, in bytes: on a terminal in place, elsewhere a line every few seconds; nothing
-for a short one. A node that sends nothing for a while is named, since its connection counts as broken only
-later."""
+"""How far a long transfer is, in bytes; nothing for a short one. A node that sends nothing for a while is
+named, since its connection counts as broken only later."""
 
 from __future__ import annotations
 
@@ -15,21 +14,19 @@ from cloudddp.job.results.receive import Transfer
 from cloudddp.operations.reporter import Reporter
 from cloudddp.text import size_of
 
-_LINE_SECONDS = 5.0
-_TERMINAL_SECONDS = 0.5
-_SHORT = 1.5  # seconds; what takes less is not shown on a terminal
+_EVERY = 0.5  # seconds
+_SHORT = 1.5  # seconds; what takes less is not shown
 
 
 class ByteProgress:
     """Shows all transfers together; they may run in several threads."""
 
-    def __init__(self, console: Reporter, *, line_seconds: float = _LINE_SECONDS) -> None:
+    def __init__(self, console: Reporter) -> None:
         self._progress = console.progress()
-        self._every = _TERMINAL_SECONDS if self._progress.live else line_seconds
         self._lock = threading.Lock()
         self._transfers: dict[int, Transfer] = {}
         self._at = time.monotonic()  # when it was shown, or began
-        self._next = self._at + (_SHORT if self._progress.live else line_seconds)
+        self._next = self._at + _SHORT
         self._received = 0  # by then
         self._console = console
         self._last: dict[int, tuple[float, Transfer]] = {}  # what each node has sent last, and when
@@ -89,11 +86,6 @@ class ByteProgress:
             )
             rate = max(received - self._received, 0) / max(now - self._at, 1e-6)
             source = f"node {node}" if len(self._transfers) == 1 else f"{len(self._transfers)} nodes"
-            text = (
-                f"pulling from {source}: {size_of(done)} of {size_of(max(total, done))}, "
-                f"{size_of(int(rate))}/s"
-            )
-            self._progress(
-                StepUpdate(text) if self._progress.live else text
-            )  # lines have their interval here
-            self._at, self._next, self._received = now, now + self._every, received
+            of = f"{size_of(done)} of {size_of(max(total, done))}"
+            self._progress(StepUpdate(f"pulling from {source}: {of}, {size_of(int(rate))}/s"))
+            self._at, self._next, self._received = now, now + _EVERY, received

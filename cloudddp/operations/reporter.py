@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import time
 from types import TracebackType
 from typing import Protocol, TypeVar
 
-from cloudddp.errors import Text
+from cloudddp.errors import StepUpdate, Text
+
+LINE_SECONDS = 2.0  # between two lines about the same step
+
+
+class StepLines:
+    """Chooses, where no text takes the place of another, those that are shown."""
+
+    def __init__(self) -> None:
+        self._last: Text = ""
+        self._at = time.monotonic()
+
+    def has_next(self, text: Text) -> bool:
+        now = time.monotonic()
+        if text == self._last or (isinstance(text, StepUpdate) and now < self._at + LINE_SECONDS):
+            return False
+        self._last, self._at = text, now
+        return True
 
 
 class Steps(Protocol):
     """Call it with the text of each step of a long operation."""
-
-    @property
-    def live(self) -> bool:
-        """Whether a step takes the place of the one before on a screen."""
 
     def __enter__(self) -> Steps: ...
 

@@ -27,6 +27,7 @@ from cloudddp.job.results.local_files import Here
 from cloudddp.job.results.pull import Pulled
 from cloudddp.job.results.receive import Transfer
 from cloudddp.job.results.unpack import Entry
+from cloudddp.operations import byte_progress, reporter
 from cloudddp.operations.byte_progress import ByteProgress
 from cloudddp.operations.results import pull_resumed
 from cloudddp.ssh.fleet import Fleet
@@ -246,14 +247,16 @@ def test_file_that_becomes_shorter_is_left_out(place: Place) -> None:
 
 
 def test_progress_is_shown_on_lines_where_there_is_no_terminal(
-    place: Place, capsys: pytest.CaptureFixture[str]
+    place: Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.write("a", bytes(3 << 20))
-    with ByteProgress(Console(), line_seconds=3600.0) as shown, shown.of(0) as progress:
+    with ByteProgress(Console()) as shown, shown.of(0) as progress:
         place.pull(progress=progress)
     assert capsys.readouterr().err == ""  # it took less than that
     place.write("a", bytes(2 << 20), OLD_NS + 1)
-    with ByteProgress(Console(), line_seconds=0.0) as shown, shown.of(0) as progress:
+    for module, name in ((reporter, "LINE_SECONDS"), (byte_progress, "_SHORT"), (byte_progress, "_EVERY")):
+        monkeypatch.setattr(module, name, 0.0)
+    with ByteProgress(Console()) as shown, shown.of(0) as progress:
         place.pull(progress=progress)
     lines = capsys.readouterr().err.splitlines()
     assert re.fullmatch(r"pulling from node 0: [0-9.]+ (bytes|[KM]iB) of 2.0 MiB, [0-9.]+ .*/s", lines[1])
@@ -273,7 +276,7 @@ def test_node_that_sends_nothing_for_a_while_is_named_once(
     def until(text: str) -> None:
         wait_for(lambda: is_reported(text), text)
 
-    with ByteProgress(Console(), line_seconds=3600.0) as shown:
+    with ByteProgress(Console()) as shown:
         with shown.of(0) as zero, shown.of(1) as one:
             zero(Transfer(total=10, done=10, received=10))  # it has sent everything
             one(Transfer(total=10, done=4, received=4))
