@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from agent.jobs import phases
-from agent.jobs.phases import SetupFile, StateFile
+from agent.jobs.phases import SetupFile
 from agent.node import kernel, store
 from agent.steps import jobs
-from cloudddp.agent.protocol.jobs import Cause, Failure, Verdict
+from cloudddp.agent.protocol.jobs import Cause, Failure, StateFile, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
 
 JOB = "20260101-000000-abcd"

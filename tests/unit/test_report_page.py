@@ -132,7 +132,7 @@ def test_page_tells_how_a_job_went(folder: Path) -> None:
     put(
         folder,
         verdict=Verdict(JobPhase.FAILED, 7, 0, first, ("RuntimeError: loss is nan",), restarts=2, at=4600.0),
-        state={"started": 1000.0, "restarts": 2},
+        state={"job": "j", "node": 0, "state": "failed", "started": 1000.0, "restarts": 2},
         stragglers={"known": [vars(Straggler(3, 0, 0.4, 0.2, 60, 1100.0, until=1200.0))]},
         stall=LeftStall(1300.0, "ranks 0 and 1 wait in all_reduce"),
         facts=Facts("8 x NVIDIA H100", "570.1", "3.12.3", "2.8.0", "12.8", "2.27.3"),

@@ -196,6 +196,38 @@ class RankRecord:
 
 
 @dataclass(frozen=True)
+class StateFile:
+    """What a job's supervisor records. `state` is named as agent version 1 wrote it."""
+
+    job: str
+    node: int
+    state: JobPhase
+    started: Optional[float] = None
+    ended: Optional[float] = None
+    exit_code: Optional[int] = None
+    error: str = ""
+    pid: Optional[int] = None  # of the supervisor, and when that started
+    born: str = ""
+    script: str = ""
+    expected: Optional[int] = None
+    max_restarts: int = 0
+    restarts: int = 0
+    guard: Optional[int] = None  # the supervisor's parent, which records the end of one that was killed
+    guard_born: str = ""
+    resumed_from: str = ""
+    boot: str = ""  # of the machine (kernel.boot)
+
+    def __post_init__(self) -> None:
+        check_range("node", self.node, 0, MAX_NODES)
+        check_range("started", self.started, 0, MAX_TIME)
+        check_range("ended", self.ended, 0, MAX_TIME)
+        check_range("exit_code", self.exit_code, 0, 255)
+        check_range("expected", self.expected, 0, MAX_RANKS)
+        check_range("max_restarts", self.max_restarts, 0, MAX_RESTARTS)
+        check_range("restarts", self.restarts, 0, MAX_RESTARTS)
+
+
+@dataclass(frozen=True)
 class JobState:
     """The state of a job on one node. `expected` is how many ranks run there once all have started;
     `stopping` is True while it is being stopped; `cancelled` is when the user first asked for that; `error`

@@ -162,6 +162,13 @@ class Straggler:
         )
 
 
+@dataclass(frozen=True)
+class Stragglers:
+    """For each rank the last time that it was slow: what each node keeps with a job."""
+
+    known: tuple[Straggler, ...] = ()
+
+
 def current_stragglers(known: Iterable[Straggler]) -> tuple[Straggler, ...]:
     """Return those that have not caught up, by rank."""
     return tuple(sorted((one for one in known if one.until is None), key=lambda one: one.rank))

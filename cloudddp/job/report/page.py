@@ -7,7 +7,7 @@ import contextlib
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,11 +16,11 @@ import msgspec
 
 from cloudddp.agent import replies
 from cloudddp.agent.protocol import NOTE
-from cloudddp.agent.protocol.codec import MAX_REPLY, MAX_TIME, ProtocolError, check_range
+from cloudddp.agent.protocol.codec import MAX_REPLY, ProtocolError
 from cloudddp.agent.protocol.copies import LOGS
 from cloudddp.agent.protocol.gang import Facts
-from cloudddp.agent.protocol.jobs import Verdict
-from cloudddp.agent.protocol.progress import LeftStall, Straggler
+from cloudddp.agent.protocol.jobs import StateFile, Verdict
+from cloudddp.agent.protocol.progress import LeftStall, Stragglers
 from cloudddp.agent.protocol.readings import READINGS_FILE
 from cloudddp.agent.protocol.results import FACTS_FILE
 from cloudddp.cluster.prices import billed_hours
@@ -46,21 +46,6 @@ _EVENTS = {"made": "nodes launched", "ready": "nodes ready", "gone": "cluster re
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class State:
-    """When the ranks of a node were started."""
-
-    started: float | None = None
-
-    def __post_init__(self) -> None:
-        check_range("started", self.started, 0, MAX_TIME)
-
-
-@dataclass(frozen=True)
-class Stragglers:
-    known: tuple[Straggler, ...] = ()
-
-
 class Evidence:
     """What is known of a job; `folder` has its results, `nodes` are the folders of the nodes' logs in it."""
 
@@ -71,7 +56,7 @@ class Evidence:
         self.facts = launch.facts if launch else None
         logs = [path for path in (folder / LOGS).glob("node*") if re.fullmatch("node[0-9]{1,4}", path.name)]
         self.nodes = dict(sorted((int(path.name[4:]), path) for path in logs)[:MAX_NODES])
-        self.states = self.read("state.json", State)
+        self.states = self.read("state.json", StateFile)
         self.verdict = next(iter(self.read("verdict.json", Verdict).values()), None)
         self.slow = next(iter(self.read("stragglers.json", Stragglers).values()), Stragglers()).known
 

@@ -23,7 +23,7 @@ from agent.jobs import job_record, phases, poweroff
 from agent.jobs.notify import Notifier
 from agent.node import deadline, kernel, processes, store
 from agent.node.shared_memory import SharedText, SupervisorHeartbeat
-from cloudddp.agent.protocol.jobs import Cause, Failure, Verdict
+from cloudddp.agent.protocol.jobs import Cause, Failure, StateFile, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import OnStall, StartRequest
 
@@ -159,4 +159,4 @@ def _record(folder: Path, request: StartRequest, error: str) -> None:
     processes.end(task, min(request.stop_grace, step.FAILURE_GRACE))
     failure = Failure(request.node, Cause.AGENT, detail=error)
     verdict = Verdict(JobPhase.FAILED, 1, request.node, failure)
-    job_record.end(folder, store.read(folder / phases.STATE_FILE, phases.StateFile), verdict)
+    job_record.end(folder, store.read(folder / phases.STATE_FILE, StateFile), verdict)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Optional
 
@@ -15,9 +15,9 @@ from agent.node import kernel, processes, store
 from cloudddp.agent.protocol import NOTE
 from cloudddp.agent.protocol.codec import MAX_TEXT
 from cloudddp.agent.protocol.gang import Facts, Unreachable
-from cloudddp.agent.protocol.jobs import Cause, Failure, Verdict
+from cloudddp.agent.protocol.jobs import Cause, Failure, StateFile, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.protocol.progress import MAX_STRAGGLERS, LeftStall, Straggler
+from cloudddp.agent.protocol.progress import MAX_STRAGGLERS, LeftStall, Straggler, Stragglers
 from cloudddp.agent.protocol.results import FACTS_FILE
 from cloudddp.agent.protocol.start import StartRequest
 
@@ -30,7 +30,7 @@ class JobRecord:
 
     def __init__(self, request: StartRequest) -> None:
         self.folder = store.job_folder(request.job)
-        self._state = phases.StateFile(
+        self._state = StateFile(
             request.job,
             request.node,
             JobPhase.STARTING,
@@ -109,7 +109,7 @@ def note(folder: Path, text: str, *, launcher: bool = False) -> None:
             log.write(line if complete else b"\n" + line)
 
 
-def end(folder: Path, state: Optional[phases.StateFile], verdict: Verdict) -> None:
+def end(folder: Path, state: Optional[StateFile], verdict: Verdict) -> None:
     """Record how a job has ended: first the verdict, so that every state that has ended has one. `state`: the
     last one, None if it is unreadable."""
     verdict = verdict if verdict.at is not None else replace(verdict, at=time.time())
@@ -122,7 +122,7 @@ def end(folder: Path, state: Optional[phases.StateFile], verdict: Verdict) -> No
 def refuse(request: StartRequest, error: str) -> None:
     """Record that the job cannot be started on this node."""
     folder = store.job_folder(request.job)
-    state = store.read(folder / phases.STATE_FILE, phases.StateFile)
+    state = store.read(folder / phases.STATE_FILE, StateFile)
     if state is not None:
         store.write(folder / phases.UNREACHABLE_FILE, Unreachable({}, (), error))
         first = Failure(request.node, Cause.START, detail=error)
@@ -130,13 +130,6 @@ def refuse(request: StartRequest, error: str) -> None:
 
 
 # -- what the agents have noticed: stragglers, and a stall that was left alone -------------------------------
-
-
-@dataclass(frozen=True)
-class Stragglers:
-    """For each rank the last time that it was slow."""
-
-    known: tuple[Straggler, ...] = ()
 
 
 def stragglers_of(folder: Path) -> tuple[Straggler, ...]:

@@ -21,13 +21,12 @@ from typing import Optional
 from agent.node import kernel, processes, store
 from agent.node.processes import Task
 from cloudddp.agent.protocol.codec import MAX_TIME, check_range, has_job_id_format
-from cloudddp.agent.protocol.jobs import MAX_RANKS, Cause, Failure, Verdict
+from cloudddp.agent.protocol.jobs import MAX_RANKS, Cause, Failure, StateFile, Verdict
 from cloudddp.agent.protocol.phases import (
     LOG_MB,
     MAX_LOG_MB,
     MAX_NODES,
     MAX_RANK,
-    MAX_RESTARTS,
     MAX_RUNNING,
     MAX_TOKEN,
     MIN_LOG_MB,
@@ -64,38 +63,6 @@ class JobFile:
 
     def __post_init__(self) -> None:
         check_range("log_mb", self.log_mb, MIN_LOG_MB, MAX_LOG_MB)
-
-
-@dataclass(frozen=True)
-class StateFile:
-    """What a job's supervisor records. `state` is named as agent version 1 wrote it."""
-
-    job: str
-    node: int
-    state: JobPhase
-    started: Optional[float] = None
-    ended: Optional[float] = None
-    exit_code: Optional[int] = None
-    error: str = ""
-    pid: Optional[int] = None  # of the supervisor, and when that started
-    born: str = ""
-    script: str = ""
-    expected: Optional[int] = None
-    max_restarts: int = 0
-    restarts: int = 0
-    guard: Optional[int] = None  # the supervisor's parent, which records the end of one that was killed
-    guard_born: str = ""
-    resumed_from: str = ""
-    boot: str = ""  # of the machine (kernel.boot)
-
-    def __post_init__(self) -> None:
-        check_range("node", self.node, 0, MAX_NODES)
-        check_range("started", self.started, 0, MAX_TIME)
-        check_range("ended", self.ended, 0, MAX_TIME)
-        check_range("exit_code", self.exit_code, 0, 255)
-        check_range("expected", self.expected, 0, MAX_RANKS)
-        check_range("max_restarts", self.max_restarts, 0, MAX_RESTARTS)
-        check_range("restarts", self.restarts, 0, MAX_RESTARTS)
 
 
 @dataclass(frozen=True)

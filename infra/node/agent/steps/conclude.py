@@ -6,9 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from agent.jobs import job_record, phases, rank_records
-from agent.jobs.phases import StateFile
 from agent.node import processes, store
-from cloudddp.agent.protocol.jobs import ConcludeReply, ConcludeRequest, Verdict
+from cloudddp.agent.protocol.jobs import ConcludeReply, ConcludeRequest, StateFile, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
 
 REQUEST = ConcludeRequest

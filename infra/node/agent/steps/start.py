@@ -15,6 +15,7 @@ from agent.jobs import phases
 from agent.node import kernel, shared_memory, store
 from agent.watch import py_spy
 from cloudddp.agent.protocol.gang import Unreachable
+from cloudddp.agent.protocol.jobs import StateFile
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import StartReply, StartRequest
 
@@ -55,7 +56,7 @@ def _record(request: StartRequest, folder: Path) -> None:
     (folder / phases.BEGAN).touch()
     store.write(
         folder / phases.STATE_FILE,
-        phases.StateFile(request.job, request.node, JobPhase.STARTING, boot=kernel.boot()),
+        StateFile(request.job, request.node, JobPhase.STARTING, boot=kernel.boot()),
     )
 
 
@@ -103,7 +104,7 @@ def _joined(guard_pid: int, folder: Path) -> StartReply:
     """Wait until the nodes are connected or have given up."""
     ended = False
     while True:
-        state = store.read(folder / phases.STATE_FILE, phases.StateFile)
+        state = store.read(folder / phases.STATE_FILE, StateFile)
         if state is None or state.state is not JobPhase.STARTING:
             unreachable = store.read(folder / phases.UNREACHABLE_FILE, Unreachable)
             platform, tool = py_spy.platform(), py_spy.shipped_digest()
