@@ -26,6 +26,8 @@ def launched(cli: Any, code: str, nodes: int = 1) -> None:
 
 def test_failure_of_one_node_does_not_lose_the_results_of_another(cli: Any) -> None:
     launched(cli, WRITE, nodes=2)
+    others = "results: node 1: runs/ (100 bytes); next: `cloudddp pull --all-nodes`"
+    assert others in cli("pull").stderr
     (cli.cwd / "out").mkdir()
     (cli.cwd / "out" / "node0").write_text("in the way")
     done = cli("pull", "--all-nodes", "--to", "out")

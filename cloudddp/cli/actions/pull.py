@@ -131,6 +131,9 @@ def _pull(console: Console, session: Session, wanted: PullRequest, job_id: str |
         if not any(pulled.found for pulled in outcome.values.values()):
             report_held(console, replies, session.settings)
             raise _nothing_to_pull(names, job.outputs, running=None if record.status.ended else record.id)
+        if not paths:
+            others = {node: one for node, one in replies.items() if node not in targets}
+            report_held(console, others, session.settings)
         raise_left_out(outcome.values)
         if record.id != (ran or known)[-1].id and not paths:
             console.warn(f"{record.id} is not the newest job: later ones may have changed these files")
