@@ -21,7 +21,7 @@ T = TypeVar("T")
 _LOADED = time.monotonic()  # the edge imports this module first
 _MOST = 1000  # spans that are kept: `watch` and `logs -f` may run for days
 _ROWS = 200  # of a waterfall: those of `run` are 70
-_WIDTH = 40  # characters of a bar
+_WIDTH = 20  # characters of a bar: a line fits 80 columns
 
 NOTHING = contextlib.nullcontext()
 _spans: list[Span] | None = None

@@ -246,7 +246,7 @@ def get(aws: AWS, name: str, ownership: Ownership | None = None) -> Cluster:
     if not usable:
         raise NoCluster(
             "; ".join([f"there is no cluster {name!r} in {aws.region}", *_last_deadline(known)]),
-            hint=("create one: ", Command("up")),
+            hint=("create one: ", Command("up"), "; ", Command("ls"), " lists all"),
             last=last_ended(known),
         )
     if not own:
