@@ -182,6 +182,7 @@ def test_up_mentions_it_for_the_first_cluster_of_a_computer(cli: Any, tmp_path: 
     assert file is not None
     kept = file.read_bytes()
     cli.ok("down", "-y")
+    assert not file.exists()
     file.write_bytes(kept)
     found.append(cli("up", "-n", "1").stderr.count("ssh-config` names the nodes"))
     assert found == [1, 0]

@@ -72,6 +72,7 @@ SLOW = {
     "cli/test_efa.py::test_up_after_a_killed_up_associates_the_addresses": "`down` after a kill remains",
     "cli/test_extra_tags.py::"
     "test_as_many_tags_as_allowed_are_accepted_by_ec2": "tests/lab/test_sim_tag_limits.py has EC2's limits",
+    "cli/test_reach.py::test_hosts_follow_the_clusters": "8 s; tests/unit/test_openssh.py has the hosts",
     "cli/test_home.py::test_simulator_folders_and_log_are_private": "2 s; other links in the folder remain",
     "cli/test_extend.py::test_killed_extension_is_reported_and_completed": "3 s; a partial extension remains",
     "cli/test_host_keys.py::test_unreachable_node_gets_its_key_later": "3 s; an earlier kill is completed",

@@ -8,11 +8,17 @@ from pathlib import Path
 
 import pytest
 from support.harness import cannot
+from support.instances import inventory_instance
 
+from cloudddp.cluster import ssh_hosts
+from cloudddp.cluster.model import Cluster
+from cloudddp.errors import Text
 from cloudddp.job.tensorboard import common_folder
+from cloudddp.local_state import ClusterFolder
 from cloudddp.ssh import openssh
 from cloudddp.ssh.routes.command import ProxyCommand
 from cloudddp.ssh.target import Target
+from cloudddp.tags import Tags
 
 
 def asked(config: str, name: str, tmp_path: Path) -> list[str]:
@@ -46,6 +52,30 @@ def test_line_includes_the_hosts_of_every_cluster(tmp_path: Path, monkeypatch: p
     """Whatever the state folder is called: OpenSSH takes the name for a pattern, and expands % and $."""
     monkeypatch.setenv("CLOUDDDP_HOME", str(tmp_path / 'a"b [c] %d$e'))
     assert openssh.include_line() == f'Include "{tmp_path}/a?b ?c? ?d?e/clusters/*/ssh_config"'
+
+
+def cluster(nodes: int) -> Cluster:
+    """The cluster x with one node, of so many."""
+    tags = Tags(cluster="x", cluster_id="c-0123456789", nodes=nodes)
+    return Cluster.of([inventory_instance("i-1", tags)], name="x", cluster_id="c-0123456789", region="r")
+
+
+def test_hosts_are_replaced_but_not_by_a_part_of_the_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes may have new addresses and keys. An error is a warning."""
+    monkeypatch.setenv("CLOUDDDP_HOME", str(tmp_path))
+    folder, warnings = ClusterFolder("c-0123456789"), list[Text]()
+    for address, nodes, known in (("10.0.0.1", 1, 1), ("10.0.0.2", 1, 2), ("10.0.0.3", 2, 2)):
+        target = Target("node 0", address, 22, "ubuntu", tmp_path / "key", (f"ssh-ed25519 {address}",))
+        ssh_hosts.update(cluster(nodes), {0: target}, warnings.append)
+        assert f"HostName 10.0.0.{known}\n" in folder.ssh_config.read_text()
+        assert folder.known_hosts.read_text() == f"10.0.0.{known} ssh-ed25519 10.0.0.{known}\n"
+    folder.ssh_config.unlink()
+    folder.ssh_config.mkdir()
+    assert warnings == []
+    ssh_hosts.update(cluster(1), {}, warnings.append)
+    assert str(warnings[0]).startswith("warning: cannot update the OpenSSH configuration: ")
 
 
 @pytest.mark.parametrize(
