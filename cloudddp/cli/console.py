@@ -18,7 +18,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO
 
 import click
@@ -80,9 +80,9 @@ def write_raw(line: str) -> None:
 
 
 @contextlib.contextmanager
-def live_lines() -> Iterator[Callable[[Iterable[tuple[str, str]]], None]]:
-    """Yield a function that shows lines, each with a style of rich, on the terminal that stdout is, in place
-    of those before; the last ones stay. Their texts are escaped, and fit the width of the terminal."""
+def live_lines() -> Iterator[Callable[[Sequence[str]], None]]:
+    """Yield a function that shows lines on the terminal that stdout is, in place of those before; the last
+    ones stay. They are escaped, and fit the width of the terminal."""
     # rich takes 50 ms to import, and only a terminal needs it.
     from rich.console import Console
     from rich.live import Live
@@ -92,8 +92,7 @@ def live_lines() -> Iterator[Callable[[Iterable[tuple[str, str]]], None]]:
     stream.reconfigure(errors="replace")
     console = Console(file=stream, highlight=False)
     with Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
-        line_break = RichText("\n", no_wrap=True)
-        yield lambda lines: live.update(line_break.join(RichText(*line) for line in lines), refresh=True)
+        yield lambda lines: live.update(RichText("\n".join(lines), no_wrap=True), refresh=True)
 
 
 def unguarded_stderr() -> TextIO:

@@ -26,12 +26,8 @@ def find_logs(runner: Runner, node: int, project: str, folders: Sequence[str]) -
         f"| head -c {_MAX_LISTING}"
     )
     found = runner.run(node, CommandSpec(command)).stdout.decode(errors="surrogateescape")
-    return common_folder(found.split("\0")[:-1])
-
-
-def common_folder(files: Sequence[str]) -> str:
-    """Return the deepest folder that has all these files, '' for none. Pure."""
-    return posixpath.normpath(posixpath.commonpath(map(posixpath.dirname, files))) if files else ""
+    folders = [posixpath.dirname(file) for file in found.split("\0")[:-1]]
+    return posixpath.normpath(posixpath.commonpath(folders)) if folders else ""
 
 
 def run(runner: Runner, node: int, python: str, logdir: str, on_port: Callable[[int], None]) -> NodeError:

@@ -13,7 +13,6 @@ from support.instances import inventory_instance
 from cloudddp.cluster import ssh_hosts
 from cloudddp.cluster.model import Cluster
 from cloudddp.errors import Text
-from cloudddp.job.tensorboard import common_folder
 from cloudddp.local_state import ClusterFolder
 from cloudddp.ssh import openssh
 from cloudddp.ssh.routes.command import ProxyCommand
@@ -76,17 +75,3 @@ def test_hosts_are_replaced_but_not_by_a_part_of_the_cluster(
     assert warnings == []
     ssh_hosts.update(cluster(1), {}, warnings.append)
     assert str(warnings[0]).startswith("warning: cannot update the OpenSSH configuration: ")
-
-
-@pytest.mark.parametrize(
-    ("files", "folder"),
-    [
-        ([], ""),
-        (["./runs/a/events.out.tfevents.1"], "runs/a"),
-        (["./runs/a/e", "./runs/b c/e"], "runs"),
-        (["./runs/a/e", "./logs/e"], "."),
-        (["./e"], "."),
-    ],
-)
-def test_folder_that_has_all_event_files(files: list[str], folder: str) -> None:
-    assert common_folder(files) == folder

@@ -38,9 +38,7 @@ def top(console: Console, options: GlobalOptions, *, anyone: bool, as_json: bool
                 elif as_json:
                     console.print(json.dumps(views.top_json(view)))
                 else:
-                    console.print(
-                        "\n".join([iso(time.time()) or "", *(text for text, _ in views.lines(view))])
-                    )
+                    console.print("\n".join([iso(time.time()) or "", *views.lines(view)]))
                 if once:
                     return
                 time.sleep(REFRESH if live else timing.current().reading)

@@ -23,30 +23,28 @@ HEADER = "NODE RANK GPU TREND MEM-GIB TEMP POWER CORES STEP S/STEP SLOW".split()
 _SPARE = "TEMP POWER TREND MEM-GIB CORES".split()  # left out first where the terminal is too narrow
 
 
-def lines(view: Snapshot, width: int = 0) -> list[tuple[str, str]]:
-    """Return what is shown on a terminal of so many columns (0: on none), each line with its style for
-    rich."""
+def lines(view: Snapshot, width: int = 0) -> list[str]:
+    """Return what is shown on a terminal of so many columns (0: on none)."""
     rows = sorted(_rows(view), key=lambda row: -row[0])  # a terminal may not have room for all
     empty = [name for at, name in enumerate(HEADER) if not any(cells[at].strip(" -") for _, cells in rows)]
     spare = [name for name in _SPARE if name not in empty]
     text = table(HEADER, [cells for _, cells in rows], redundant=empty, spare=spare, width=width)
-    styles = ["", *("yellow" if ratio else "" for ratio, _ in rows)]
-    found = [*_head(view), *zip(text.split("\n"), styles, strict=True)]
-    return [(cut(one_line(text), width) if width else one_line(text), style) for text, style in found]
+    found = [one_line(line) for line in (*_head(view), *text.split("\n"))]
+    return [cut(line, width) for line in found] if width else found
 
 
-def _head(view: Snapshot) -> Iterator[tuple[str, str]]:
-    yield f"{view.cluster.name}: {spending(view.cluster)}", "bold"
+def _head(view: Snapshot) -> Iterator[str]:
+    yield f"{view.cluster.name}: {spending(view.cluster)}"
     for state in dict.fromkeys(view.states.values()):
         nodes = [node for node, one in view.states.items() if one == state]
         problems = [view.nodes[node].problem for node in nodes if node in view.nodes]
         why = next((f": {problem}" for problem in problems if problem), "")
-        yield f"{state}: {node_list(nodes)}{why}", "" if state == READY else "red"
+        yield f"{state}: {node_list(nodes)}{why}"
     if (job := view.job) is not None:
         progress = job.training.progress if job.training is not None else ""
-        yield ", ".join(filter(None, (f"job {job.id}: {state_text(job)}", progress))), "bold"
+        yield ", ".join(filter(None, (f"job {job.id}: {state_text(job)}", progress)))
     if metrics := {name: value for name, value in view.metrics.items() if name not in ("step", "steps")}:
-        yield "  ".join(f"{cut(one_line(name), NAME)} {value:.4g}" for name, value in metrics.items()), ""
+        yield "  ".join(f"{cut(one_line(name), NAME)} {value:.4g}" for name, value in metrics.items())
 
 
 def _rows(view: Snapshot) -> Iterator[tuple[float, list[str]]]:
