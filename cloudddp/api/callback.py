@@ -35,9 +35,6 @@ class Callback:
     def warn(self, *texts: Text) -> None:
         self.log("warning: ", *texts)
 
-    def setup_line(self, node: int, line: str) -> None:
-        self.log(f"[setup | node {node}] {line}")
-
     def progress(self) -> Callback:
         return self
 

@@ -333,13 +333,6 @@ class Console:
             self._progress.stop()
         return self.confirm(question)
 
-    def setup_line(self, node: int, line: str) -> None:
-        """Write a line of the setup commands as `[setup | node 1] text` to stderr: a detached launch writes
-        the job's id to stdout."""
-        label = f"[setup | node {node}]"
-        shown = click.style(label, dim=True) if sys.stdout.isatty() else label
-        self.print(f"{shown} {without_colours(line)}", err=True)
-
     def must_confirm(self, question: str, *, yes: bool) -> None:
         """Ask, except with -y, or with --sim, where nothing costs money.
 

@@ -47,9 +47,6 @@ class Reporter(Protocol):
 
     def warn(self, *texts: Text) -> None: ...
 
-    def setup_line(self, node: int, line: str) -> None:
-        """Take a line of the output of the setup commands."""
-
     def progress(self) -> Steps: ...
 
     def ask_secret(self, question: str) -> str | None:

@@ -35,7 +35,7 @@ from cloudddp.local_state import LAUNCH, ClusterFolder
 from cloudddp.operations import deadlines
 from cloudddp.operations.reporter import Reporter, ReporterT
 from cloudddp.operations.session import Session
-from cloudddp.text import node_list
+from cloudddp.text import node_list, without_colours
 
 
 def checked_script(session: Session[Reporter], script: Script, *, fresh: bool = False) -> Script:
@@ -110,7 +110,9 @@ def start_job(
                 hold=hold,
                 secret_files=secret_files,
                 origin=origin_of(session),
-                on_setup_line=session.console.setup_line,
+                on_setup_line=lambda node, line: session.console.log(
+                    f"[setup | node {node}] {without_colours(line)}"
+                ),
                 sources=sources,
             )
     except signals.HungUp:
