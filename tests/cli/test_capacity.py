@@ -71,7 +71,7 @@ def test_printed_command_buys_what_botocore_knows(cli: Any, faults: Any) -> None
     assert faults.count("PurchaseCapacityBlock") == 0
 
 
-def test_type_without_blocks_is_reported_and_nothing_is_asked(cli: Any, faults: Any) -> None:
+def test_type_without_blocks_is_reported_without_a_call(cli: Any, faults: Any) -> None:
     text = cli.ok("capacity", "-t", "g5.xlarge", "-n", "2")
     assert "no capacity block of this type is for sale" in text
     assert "purchase-capacity-block" not in text

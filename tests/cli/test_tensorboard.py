@@ -61,7 +61,7 @@ def test_tensorboard_shows_the_job_and_ends_with_the_command(cli: Any, tmp_path:
     wait_for(lambda: not any(path.exists() for path in left), "its files are gone")
 
 
-def test_what_is_missing_is_said(cli: Any) -> None:
+def test_missing_files_and_programs_are_reported(cli: Any) -> None:
     """Event files in the configured outputs; and TensorBoard itself, where pip cannot install it."""
     direct(cli, nodes=1)
     cli.write("idle.py", "open('events.out.tfevents.old', 'w').close()\n")

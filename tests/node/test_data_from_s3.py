@@ -133,7 +133,7 @@ def test_file_of_the_project_at_the_path_is_kept(node: Node, s3: S3) -> None:
     assert files(node) == {"mine": b"kept"}
 
 
-def test_node_without_a_role_says_so(node: Node, s3: S3) -> None:
+def test_node_without_a_role_is_reported(node: Node, s3: S3) -> None:
     put(s3, **{"sets/one/a": "1"})
     metadata = Metadata()
     node.metadata = metadata.address

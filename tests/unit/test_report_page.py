@@ -115,7 +115,7 @@ def launch_record(text: str = "train.py", **facts: Any) -> LaunchRecord:
     )
 
 
-def test_page_says_what_is_missing(tmp_path: Path) -> None:
+def test_page_names_what_is_missing(tmp_path: Path) -> None:
     text = text_of(tmp_path / JOB)
     for sentence in (
         "it had not ended when its logs were pulled",
@@ -127,7 +127,7 @@ def test_page_says_what_is_missing(tmp_path: Path) -> None:
         assert sentence in text
 
 
-def test_page_tells_how_a_job_went(folder: Path) -> None:
+def test_page_shows_how_a_job_went(folder: Path) -> None:
     first = Failure(0, Cause.RANK, rank=3, exit_code=7)
     put(
         folder,
