@@ -21,7 +21,7 @@ from cloudddp.agent.protocol import ExitCode
 from cloudddp.agent.protocol.codec import MAX_REPLY, ProtocolError, encode
 from cloudddp.agent.replies import decode
 from cloudddp.agent.session import AgentSession
-from cloudddp.errors import NodeError
+from cloudddp.errors import NodeError, Text
 from cloudddp.files import payload_text
 from cloudddp.ssh.connection import Connection
 from cloudddp.ssh.fleet import Outcome
@@ -86,15 +86,21 @@ def run_script(
     node: int,
     name: str,
     *words: str,
+    problem: str,
+    hint: Text = "",
     root: bool = False,
     seconds: float = 60.0,
     on_stdout: Callable[[bytes], None] | None = None,
-) -> Result:
-    """Run infra/node/NAME with these arguments on a node, by sudo if `root`, and return what it wrote. It has
-    so many seconds; with `on_stdout`, between two bytes. Raises NodeError."""
+) -> bytes:
+    """Run infra/node/NAME with these arguments on a node, by sudo if `root`, and return its output. It has so
+    many seconds; with `on_stdout`, between two bytes. Raises NodeError, with `problem` where it fails."""
     command = shlex.join([*("sudo", "-n") * root, "sh", "-s", "--", *words])
     script, total = payload_text(f"infra/node/{name}").encode(), None if on_stdout else seconds
-    return runner.run(node, CommandSpec(command, script, seconds, on_stdout, total_timeout=total))
+    spec = CommandSpec(command, script, seconds, on_stdout, limit=1 << 20, total_timeout=total)
+    result = runner.run(node, spec)
+    if result.exit_code:
+        raise NodeError(f"node {node}: {problem}: {replies.failure_text(result)}", hint=hint)
+    return result.stdout
 
 
 def run_step(

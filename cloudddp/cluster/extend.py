@@ -12,11 +12,10 @@ from datetime import UTC, datetime, timedelta
 
 from cloudddp.agent import client
 from cloudddp.agent.client import Runner
-from cloudddp.agent.replies import failure_text
 from cloudddp.aws.client import AWS
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import timing
-from cloudddp.errors import CloudDDPError, Command, NodeError, UsageError
+from cloudddp.errors import CloudDDPError, Command, UsageError
 from cloudddp.formats import dollars, moment
 from cloudddp.local_state import MOVED, MOVING, ClusterFolder
 from cloudddp.ssh.fleet import Outcome
@@ -85,10 +84,9 @@ def timers(runner: Runner, new: datetime | None = None) -> Outcome[datetime | No
         words = f"{new.timestamp():.0f}", f"{max((new - datetime.now(UTC)).total_seconds(), 0.0):.0f}"
 
     def run(node: int) -> datetime | None:
-        result = client.run_script(runner, node, "move-deadline.sh", *words)
-        if result.exit_code:
-            raise NodeError(f"node {node}: cannot move its deadline: {failure_text(result)}")
-        return parse_time(result.stdout.decode(errors="replace").strip())
+        problem = "cannot move its deadline"
+        shown = client.run_script(runner, node, "move-deadline.sh", *words, problem=problem)
+        return parse_time(shown.decode(errors="replace").strip())
 
     return runner.each(run, fatal=lambda _: False)
 

@@ -25,7 +25,6 @@ import msgspec
 from cloudddp import timings
 from cloudddp.agent import client
 from cloudddp.agent.client import Runner
-from cloudddp.agent.replies import failure_text
 from cloudddp.errors import CloudDDPError, Command, ConnectError, NodeError, ProgressCallback
 from cloudddp.local_state import ClusterFolder
 from cloudddp.ssh.fleet import Outcome
@@ -248,10 +247,6 @@ def _install(runner: Runner, node: int, key: str, shared: str) -> str:
 
 
 def _run(runner: Runner, node: int, step: str, key: str) -> bytes:
-    result = client.run_script(runner, node, "host-key.sh", step, key, root=True)
-    if result.exit_code:
-        raise NodeError(
-            f"node {node}: cannot replace its host key: {failure_text(result)}",
-            hint="the login user needs `sudo` without a password, as on AWS's images; is cluster.user right?",
-        )
-    return result.stdout
+    hint = "the login user needs `sudo` without a password, as on AWS's images; is cluster.user right?"
+    problem = "cannot replace its host key"
+    return client.run_script(runner, node, "host-key.sh", step, key, root=True, problem=problem, hint=hint)

@@ -7,9 +7,8 @@ import re
 import shlex
 from collections.abc import Callable, Sequence
 
-from cloudddp.agent import client, replies
+from cloudddp.agent import client
 from cloudddp.agent.client import Runner
-from cloudddp.errors import NodeError
 from cloudddp.ssh.running import CommandSpec
 
 _MAX_LISTING = 1 << 20  # bytes
@@ -30,10 +29,10 @@ def find_logs(runner: Runner, node: int, project: str, folders: Sequence[str]) -
     return posixpath.normpath(posixpath.commonpath(folders)) if folders else ""
 
 
-def run(runner: Runner, node: int, python: str, logdir: str, on_port: Callable[[int], None]) -> NodeError:
-    """Run TensorBoard with a Python of the node, for a folder below the home folder, and return why it has
-    ended. `on_port` is called once it listens on that port of the node's loopback. It ends with the
-    connection, and if this function is interrupted. Raises NodeError."""
+def run(runner: Runner, node: int, python: str, logdir: str, on_port: Callable[[int], None]) -> None:
+    """Run TensorBoard with a Python of the node, for a folder below the home folder. `on_port` is called once
+    it listens on that port of the node's loopback. It ends with the connection, and if this function is
+    interrupted. Raises NodeError: why it has ended."""
     out = bytearray()
 
     def receive(data: bytes) -> None:
@@ -43,8 +42,8 @@ def run(runner: Runner, node: int, python: str, logdir: str, on_port: Callable[[
         if port := _PORT.search(out):
             on_port(int(port[1]))
 
-    words = "tensorboard.sh", python, logdir
-    result = client.run_script(runner, node, *words, seconds=_START_SECONDS, on_stdout=receive)
-    reason = replies.failure_text(result)
+    words, problem = ("tensorboard.sh", python, logdir), "TensorBoard does not run"
     hint = "[setup] environment can install tensorboard with the packages of the project"
-    return NodeError(f"node {node}: TensorBoard does not run: {reason}", hint=hint)
+    client.run_script(
+        runner, node, *words, problem=problem, hint=hint, seconds=_START_SECONDS, on_stdout=receive
+    )

@@ -22,7 +22,7 @@ from cloudddp.formats import table
 from cloudddp.job.follow.lines import LineSplitter
 from cloudddp.operations.node_connections import connected
 from cloudddp.ssh import fleet
-from cloudddp.ssh.running import CHUNK, CommandSpec, Result
+from cloudddp.ssh.running import CHUNK, CommandSpec
 from cloudddp.text import node_list, without_colours
 
 _PIECES = 4  # of the input, each of up to CHUNK bytes, that a node may be behind the fastest
@@ -87,12 +87,14 @@ class _Execution:
     def end(self) -> None:
         """End it on every node where it runs."""
 
-        def end(node: int) -> Result:
-            return client.run_script(self._runner, node, "end-exec.sh", self._mark, seconds=_END_SECONDS)
+        problem = "the command may still run"
 
-        done = self._runner.each(end, nodes=list(self._inputs), fatal=lambda _: False)
-        if left := [*done.errors, *(node for node, result in done.values.items() if result.exit_code)]:
-            self._console.warn(f"the command may still run on {node_list(left)}")
+        def end(node: int) -> None:
+            words = "end-exec.sh", self._mark
+            client.run_script(self._runner, node, *words, problem=problem, seconds=_END_SECONDS)
+
+        if left := self._runner.each(end, nodes=list(self._inputs), fatal=lambda _: False).errors:
+            self._console.warn(f"{problem} on {node_list(left)}")
 
     def _read(self) -> None:
         """Read this process's input for all nodes, no faster than the slowest of them takes it."""

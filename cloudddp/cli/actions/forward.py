@@ -108,7 +108,7 @@ def tensorboard(
                 threading.Thread(target=_browse, args=(console, url), daemon=True).start()
 
         console.log(f"starting TensorBoard on node {node} for {logs}; Ctrl-C ends it")
-        raise boards.run(runner, node, python, f"{PROJECT}/{logs}", show)
+        boards.run(runner, node, python, f"{PROJECT}/{logs}", show)
 
 
 def _browse(console: Console, url: str) -> None:
