@@ -26,9 +26,7 @@ _SPARE = "TEMP POWER TREND MEM-GIB CORES".split()  # left out first where the te
 def lines(view: Snapshot, width: int = 0) -> list[str]:
     """Return what is shown on a terminal of so many columns (0: on none)."""
     rows = sorted(_rows(view), key=lambda row: -row[0])  # a terminal may not have room for all
-    empty = [name for at, name in enumerate(HEADER) if not any(cells[at].strip(" -") for _, cells in rows)]
-    spare = [name for name in _SPARE if name not in empty]
-    text = table(HEADER, [cells for _, cells in rows], redundant=empty, spare=spare, width=width)
+    text = table(HEADER, [cells for _, cells in rows], spare=_SPARE, width=width)
     found = [one_line(line) for line in (*_head(view), *text.split("\n"))]
     return [cut(line, width) for line in found] if width else found
 
