@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
 from typing import Protocol, TypeVar
 
 from cloudddp.errors import StepUpdate, Text
@@ -31,9 +30,7 @@ class Steps(Protocol):
 
     def __enter__(self) -> Steps: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None, /
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
     def __call__(self, text: Text) -> None: ...
 
