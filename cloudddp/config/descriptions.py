@@ -110,7 +110,8 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         "python": "Python on the nodes. If empty: /opt/pytorch/bin/python where it exists, else python3.",
         "container": (
             "Docker image in which ranks and setup commands run, with the GPUs, EFA devices and network of "
-            "the node; every node pulls it before the job. `python` is then a path in the image (python3)."
+            "the node; every node pulls it before the job. `python` is then a path in the image (python3). "
+            "'' for none."
         ),
         "stop_grace": "Seconds between SIGTERM and SIGKILL when ranks are stopped.",
         "save_minutes": (
@@ -150,7 +151,7 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
             "Where the nodes send how the job has ended, that it has stalled, that AWS ends a node, and that "
             "the deadline is near: a URL, which gets JSON that Slack and Discord show, or a command that "
             "runs on the node. '$NAME' takes it from that variable of the job (`-e NAME`), so that no file "
-            "has it."
+            "has it; '' switches it off."
         ),
         "outputs": (
             "Folders or files in the project that the script writes on the nodes; `pull` and `run` copy "

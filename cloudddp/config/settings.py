@@ -31,6 +31,7 @@ from cloudddp.config.spec import (
     SetupSpec,
     SyncSpec,
     seconds_of,
+    why_not,
 )
 from cloudddp.errors import Command, UsageError
 from cloudddp.tags import extra_tag_problem, too_many_extra_tags
@@ -274,6 +275,8 @@ def check_value(layer: Layer, section: str, key: str, value: Any) -> Any:
         hint = f"put it under [{elsewhere[0]}]" if elsewhere else nearest(key, list(known))
         raise UsageError(f"{origin}: unknown key {section}.{key}", hint=hint)
     given = _from_text(known[key], value) if layer.textual else _listed(section, known[key], value)
+    if section == "job" and given == "" and type(None) in get_args(known[key]):
+        return None  # switched off for one run
     if key == "instance_type" and isinstance(given, list):
         given = ",".join(map(str, given))
     try:
@@ -284,7 +287,7 @@ def check_value(layer: Layer, section: str, key: str, value: Any) -> Any:
     # nan passes every comparison, so no limit rejects it
     if checked is None or (isinstance(checked, float) and checked != checked):
         raise UsageError(
-            f"{origin}: {section}.{key} = {_shown(key, value)} is not allowed",
+            f"{origin}: {section}.{key} = {_shown(key, value)} is not allowed{why_not(key, given)}",
             hint=f"allowed: {allowed(known[key])}",
         )
     if key == "env":

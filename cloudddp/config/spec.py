@@ -83,6 +83,26 @@ _NOTIFY = (
     r"(https://([A-Za-z0-9._-]+|\[[0-9a-f:]+\])|http://(localhost|127(\.\d+){3}))(:\d+)?([/?][!-~]{0,1900})?"
     r"|(?![A-Za-z][A-Za-z0-9+.-]*://)(?=.*\S)[^\x00-\x1f\x7f]{1,2000}"
 )
+# A setting, '' for all; what a text of it is like; why it is not allowed.
+_REASONS = (
+    ("", r"\s*", "it is empty"),
+    ("instance_type", r"(.*,)?\s*(,.*)?", "there is nothing beside a comma"),
+    ("", r"\s.*|.*\s", "it begins or ends with a space"),
+    ("", r".*[\x00-\x1f\x7f].*", "it has a line break or another control character"),
+    ("notify", r"\w+://[^/]*@.*", "the URL has a user name"),
+    ("notify", r"http://.*", "http:// is for localhost"),
+    ("notify", r"(?!https:)\w+://.*", "the URL does not begin with https://"),
+    ("notify", r"https://.*\s.*", "the URL has a space"),
+)
+
+
+def why_not(key: str, value: Any) -> str:
+    """Return why a text is not allowed, to append to a message; '' where what is allowed says it."""
+    text = value if isinstance(value, str) else "-"
+    reasons = (why for name, like, why in _REASONS if name in ("", key) and re.fullmatch(like, text, re.S))
+    return f": {found}" if (found := next(reasons, "")) else ""
+
+
 _TYPE = r"[a-z][a-z0-9-]*\.[a-z0-9-]+"
 _GPU = r"[A-Za-z0-9-]{1,20}(:[1-9]\d?)?"
 
@@ -285,9 +305,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         if name not in self.env:
             hint = f"give it with -e {name} or --env-file FILE"
             raise UsageError(f"{what}, which the job does not have", hint=hint)
-        if not re.fullmatch(_NOTIFY, self.env[name]):
-            raise UsageError(f"{what}, whose value is not allowed", hint=f"allowed: {NOTIFY}")
-        return self.env[name]
+        if not re.fullmatch(_NOTIFY, value := self.env[name]):
+            raise UsageError(f"{what}, whose value is not allowed{why_not('notify', value)}", hint=f"allowed: {NOTIFY}")
+        return value
 
     @property
     def not_sent(self) -> tuple[str, ...]:

@@ -63,28 +63,48 @@ def test_notify_is_a_url_a_command_or_a_variable(value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "value",
+    ("value", "why"),
     [
-        "",
-        " ",
-        "a\nb",
-        "x" * 2001,
-        "http://example.com/",
-        "http://10.0.0.7/",
-        "http://127.0.0.7.example.com/",
-        "https://user@example.com/hunter2",
-        "https://user:hunter2@example.com/",
-        "https:///hunter2",
-        "https://example.com/a hunter2",
-        "https://example.com:port/",
-        "HTTPS://example.com/",
-        "ftp://example.com/",
-        7,
+        (" ", ": it is empty"),
+        ("a\nb", ": it has a line break or another control character"),
+        ("x" * 2001, ""),
+        ("http://example.com/", ": http:// is for localhost"),
+        ("http://10.0.0.7/", ": http:// is for localhost"),
+        ("http://127.0.0.7.example.com/", ": http:// is for localhost"),
+        ("https://user@example.com/hunter2", ": the URL has a user name"),
+        ("https://user:hunter2@example.com/", ": the URL has a user name"),
+        ("https:///hunter2", ""),
+        ("https://example.com/a hunter2", ": the URL has a space"),
+        ("https://example.com/a\n", ": it begins or ends with a space"),
+        ("https://example.com:port/", ""),
+        ("HTTPS://example.com/", ": the URL does not begin with https://"),
+        ("ftp://example.com/", ": the URL does not begin with https://"),
+        (7, ""),
     ],
 )
-def test_other_values_of_notify_are_refused_and_not_shown(value: Any) -> None:
+def test_other_values_of_notify_are_refused_and_not_shown(value: Any, why: str) -> None:
     message = str(refusal("job", "notify", value).message)
-    assert message == "here: job.notify = **** is not allowed"
+    assert message == f"here: job.notify = **** is not allowed{why}"
+
+
+@pytest.mark.parametrize("key", ["notify", "container", "results_s3", "nodes_min"])
+def test_empty_value_switches_a_setting_of_the_job_off_for_one_run(key: str) -> None:
+    file = Layer("file", {"job": {"notify": "echo x", "container": "a", "nodes_min": 1}})
+    variable = settings.environment_layers({f"CLOUDDDP_{key.upper()}": ""})
+    assert getattr(settings.resolve([*variable, file]).job, key) is None
+
+
+@pytest.mark.parametrize("key", ["max_cost", "reservation", "instance_profile", "kms_key"])
+def test_empty_value_removes_no_limit_of_the_cluster(key: str) -> None:
+    """CLOUDDDP_MAX_COST="$LIMIT", where LIMIT has not been set."""
+    with pytest.raises(UsageError, match=rf"cluster\.{key} = '' is not allowed: it is empty"):
+        settings.resolve(settings.environment_layers({f"CLOUDDDP_{key.upper()}": ""}))
+
+
+@pytest.mark.parametrize("value", ["p5.48xlarge,", ",p5.48xlarge", "p5.48xlarge,,p4d.24xlarge", ","])
+def test_missing_type_in_a_list_is_named(value: str) -> None:
+    message = str(refusal("cluster", "instance_type", value, textual=True).message)
+    assert message.endswith("is not allowed: there is nothing beside a comma")
 
 
 def test_notify_takes_a_variable_of_the_job() -> None:
