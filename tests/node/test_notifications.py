@@ -86,23 +86,41 @@ def test_answer_that_is_no_success_is_noted(node: Node, hook: Webhook, status: i
     node.start(REPORTS, env=ENV, notify=hook.url)
     note = f"notification of 'succeeded' was not sent: 127.0.0.1: HTTP {status}"
     until(lambda: note in log(node))
+    assert note not in (node.folder() / "ranks" / "0.log").read_text(), "`logs` would show it twice"
     assert len(hook.paths) == tries
     gone(node.home)
     assert note in (node.folder() / "supervisor.log").read_text()
     assert holding(SECRET, node.home) == []
 
 
-def test_server_that_never_ends_its_answer_is_given_up(node: Node, hook: Webhook) -> None:
+@pytest.fixture
+def ordered(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What the node has asked sudo for: its end."""
+    sudo = tmp_path / "bin" / "sudo"
+    sudo.parent.mkdir()
+    sudo.write_text('#!/bin/sh\necho "$@" >> ~/sudo.log\n')
+    sudo.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{sudo.parent}:{os.environ['PATH']}")
+    return node.home / "sudo.log"
+
+
+def test_delivery_that_never_ends_delays_no_job_and_the_node_ends(
+    node: Node, hook: Webhook, ordered: Path
+) -> None:
+    """A server that answers byte by byte, and a delivery that cannot even end itself: its disk hangs."""
     hook.status = None
     began = time.monotonic()
     node.start(REPORTS, env=ENV, notify=hook.url)
     node.ended()
-    node.start(REPORTS, job="job-2")
+    node.start(REPORTS, job="job-2", notify="kill -STOP $PPID; sleep 600", poweroff=0.0)
     assert node.ended("job-2").exit_code == 0
     assert time.monotonic() - began < 15
-    gone(node.home)
-    assert time.monotonic() - began < 30
+    until(ordered.exists)
+    assert time.monotonic() - began < 40
     assert "was not sent: it took longer than 20 s" in log(node)
+    (node.store / "poweroff.json").unlink()
+    for pid in processes_of(node.home):
+        os.kill(pid, signal.SIGKILL)
 
 
 def test_certificate_is_verified(node: Node, hook: Webhook, tmp_path: Path) -> None:
@@ -118,19 +136,12 @@ def test_certificate_is_verified(node: Node, hook: Webhook, tmp_path: Path) -> N
     assert hook.bodies == []
 
 
-def test_node_powers_off_after_the_verdict_was_sent(
-    node: Node, hook: Webhook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sudo = tmp_path / "bin" / "sudo"
-    sudo.parent.mkdir()
-    sudo.write_text('#!/bin/sh\necho "$@" >> ~/sudo.log\n')
-    sudo.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{sudo.parent}:{os.environ['PATH']}")
+def test_node_powers_off_after_the_verdict_was_sent(node: Node, hook: Webhook, ordered: Path) -> None:
     hook.delay = 2.0
     node.start(REPORTS, env=ENV, notify=hook.url, poweroff=0.0)
-    until(lambda: (node.home / "sudo.log").exists() or hook.bodies)
-    assert not (node.home / "sudo.log").exists()
-    until((node.home / "sudo.log").exists)
+    until(lambda: ordered.exists() or hook.bodies)
+    assert not ordered.exists()
+    until(ordered.exists)
     (node.store / "poweroff.json").unlink()
 
 
@@ -160,6 +171,15 @@ def test_command_gets_the_event_and_the_variables(node: Node) -> None:
     assert holding(SECRET, node.folder()) == []
 
 
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [("./no-such-file", "was not found on the node"), ("/dev/null", "is not executable")],
+)
+def test_command_that_cannot_run_is_noted(node: Node, command: str, why: str) -> None:
+    node.start("", notify=command)
+    until(lambda: f"notification of 'succeeded' was not sent: the command {why}" in log(node))
+
+
 # -- before the end ------------------------------------------------------------------------------------------
 
 
@@ -182,13 +202,14 @@ def test_spot_notice_is_sent_before_the_verdict(node: Node, hook: Webhook) -> No
 
 def test_deadline_is_announced_by_the_first_node_only(gangs: Make, hook: Webhook) -> None:
     gang = gangs(2)
-    deadline = Deadline(1801.5, "2030-01-01 12:00 UTC")
+    deadline = Deadline(1799.0, "2030-01-01 12:00 UTC")
     gang.start(SLEEP, SLEEP, env=ENV, grace=0.0, notify=hook.url, deadline=deadline)
     found = hook.wait("deadline")
     text = f"[deadline] job {gang[0].id()} on cluster demo: the cluster's deadline is at {deadline.at}"
     assert found["text"] == text
-    time.sleep(1.5)
+    until(lambda: all((one.project / "ready").exists() for one in gang.nodes))  # nodes look before that
     gang[1].cancel(grace=0.0)
+    gang.gone()
     assert hook.wait("deadline", "cancelled")["text"].endswith("demo")
 
 

@@ -132,7 +132,7 @@ SLOW = {
     "cli/test_logs_and_jobs.py::test_following_does_not_end_a_job_that_restarts": "torch",
     # The agent: gangs of real processes.
     "node/test_abandoned_ranks.py": "waits; tests/node/test_kill.py has ranks without an agent",
-    "node/test_notifications.py::test_server_that_never_ends_its_answer_is_given_up": "waits 20 s",
+    "node/test_notifications.py::test_delivery_that_never_ends_delays_no_job_and_the_node_ends": "waits 20 s",
     "node/test_copies.py": "boto3 in a process of its own, 2 s each",
     "node/test_gang_early_exit.py": "torch, whose message it recognizes",
     "node/test_handover.py": "gangs; tests/node/test_spread.py sends snapshots too",

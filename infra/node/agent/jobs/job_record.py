@@ -95,13 +95,13 @@ class JobRecord:
         return time.monotonic() - (0.0 if marked is None else max(time.time() - marked, 0.0))
 
 
-def note(folder: Path, text: str, *, launcher: bool = False) -> None:
-    """Write into the log of every rank on this node what the agents do with the job: into that of the
-    launcher if no rank has one yet, or if `launcher`."""
+def note(folder: Path, text: str, *, launcher: bool = False, ranks: bool = True) -> None:
+    """Write what the agents do with the job into the log of every rank on this node, unless not `ranks`; into
+    that of the launcher, which `logs` shows as well, if no rank has one yet, or if `launcher`."""
     shown = "".join(char if char.isprintable() else "?" for char in text)  # it may hold names of files
     line = f"{NOTE}{shown} ---\n".encode(errors="replace")
-    ranks = [path for _, path in phases.rank_files(folder, ".log")]
-    for path in [*([folder / "launcher.log"] if launcher or not ranks else []), *ranks]:
+    logs = [path for _, path in phases.rank_files(folder, ".log")] if ranks else []
+    for path in [*([folder / "launcher.log"] if launcher or not logs else []), *logs]:
         with contextlib.suppress(OSError), open(path, "ab+") as log:
             size = log.seek(0, os.SEEK_END)
             # A progress bar ends with a carriage return: the note would overwrite its last state.

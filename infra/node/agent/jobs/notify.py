@@ -36,6 +36,8 @@ STALLED, NOTICE, DEADLINE, PREEMPTED = "stalled", "notice", "deadline", "preempt
 ANNOUNCE_SECONDS = 1800.0  # before the deadline
 LONGEST, LONGEST_DETAIL = 2000, 300  # characters; Discord takes no more
 SHORTEST_SECRET = 6  # characters of a value that is looked for in what a program wrote
+# Exit codes of a shell.
+FAILED = {126: "the command is not executable", 127: "the command was not found on the node"}
 TRY_SECONDS, SECONDS = 9.5, 20.0  # for one POST; for a delivery
 
 
@@ -54,6 +56,7 @@ class Notifier:
     def __init__(self, request: StartRequest) -> None:
         self._request = request
         self._sent: list[subprocess.Popen[bytes]] = []
+        self._until = 0.0  # by the monotonic clock; a delivery may wait for a disk, or be stopped
         self._inbox, self._outbox = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
 
     def post(self, event: str, failure: Failure) -> None:
@@ -81,7 +84,7 @@ class Notifier:
 
     @property
     def runs(self) -> bool:
-        return any(one.poll() is None for one in self._sent)
+        return time.monotonic() < self._until and any(one.poll() is None for one in self._sent)
 
     def _send(self, news: News) -> None:
         if not self._request.notify:
@@ -90,6 +93,7 @@ class Notifier:
         with contextlib.suppress(OSError):
             child = subprocess.Popen(command, stdin=subprocess.PIPE, cwd="/", start_new_session=True)
             self._sent.append(child)
+            self._until = time.monotonic() + SECONDS + ORDER_SECONDS
             if child.stdin is not None:
                 with child.stdin as stdin:  # it reads all of it at once
                     stdin.write(encode(self._request) + b"\n" + encode(news))
@@ -141,11 +145,13 @@ def main() -> int:
         note = _clean(request, f"notification of '{news.event}' was not sent: {why}")
         print(note, file=sys.stderr, flush=True)
         if news.exit_code is not None:  # before the end, a note would pass for a sign of life
-            job_record.note(folder, note, launcher=True)
+            job_record.note(folder, note, ranks=False)
 
     def give_up() -> None:
-        log(f"it took longer than {SECONDS:.0f} s")
-        os.killpg(0, signal.SIGKILL)
+        try:
+            log(f"it took longer than {SECONDS:.0f} s")
+        finally:  # also where the disk is full
+            os.killpg(0, signal.SIGKILL)
 
     limit = threading.Timer(SECONDS, give_up)  # a server may answer byte by byte, and a resolver never
     limit.start()
@@ -194,4 +200,5 @@ def _run(request: StartRequest, message: dict[str, Any]) -> str:
         )
     except (OSError, ValueError) as error:  # ValueError: a NUL in a variable
         return f"the command could not be started: {type(error).__name__}"
-    return f"the command exited with code {done.returncode}" if done.returncode else ""
+    why = f"the command exited with code {done.returncode}"
+    return FAILED.get(done.returncode, why) if done.returncode else ""
