@@ -306,7 +306,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
             hint = f"give it with -e {name} or --env-file FILE"
             raise UsageError(f"{what}, which the job does not have", hint=hint)
         if not re.fullmatch(_NOTIFY, value := self.env[name]):
-            raise UsageError(f"{what}, whose value is not allowed{why_not('notify', value)}", hint=f"allowed: {NOTIFY}")
+            raise UsageError(
+                f"{what}, whose value is not allowed{why_not('notify', value)}", hint=f"allowed: {NOTIFY}"
+            )
         return value
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import signal
 import sys
@@ -16,7 +17,7 @@ from typing import Any
 
 import pytest
 from support import jail
-from support.agentnode import FOREVER, HANG_GUARD, Node, alive, processes_of, until
+from support.agentnode import FOREVER, HANG_GUARD, Node, alive, gang_of, processes_of, until
 
 from cloudddp.agent.protocol.jobs import Cause
 from cloudddp.agent.protocol.phases import JobPhase
@@ -90,7 +91,9 @@ print(json.dumps({{
 }}))
 """
     docker.variables["OF_THE_NODE"] = "secret"
-    start(docker, code, env={"TOKEN": "a b\n'c'"}, paths={"CLOUDDDP_DATA_X": "x"})
+    start(
+        docker, code, env={"TOKEN": "a b\n'c'"}, paths={"CLOUDDDP_DATA_X": "x"}, gang=gang_of(preflight=True)
+    )
     followed = docker.follow()
     assert followed.state.phase is JobPhase.SUCCEEDED, followed.logs
     seen = json.loads(followed.logs[0])
@@ -103,6 +106,8 @@ print(json.dumps({{
     if os.getuid() == 0:
         assert not seen["outside"]
     (words,) = (one for one in calls(docker, "run") if "--env=RANK" in one)
+    recorded = json.loads((docker.folder() / "facts.json").read_text())
+    assert recorded["python"] == platform.python_version(), "of the image"
     text = " ".join(words)
     assert "a b" not in text, "values of variables are not in argv"
     assert "--env=TOKEN" in words

@@ -15,6 +15,7 @@ import pytest
 from support.agentnode import Node, Refused, alive, free_port, until
 from support.gangs import Gangs
 
+from agent.ranks import launchers
 from cloudddp.agent.protocol.jobs import Cause
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.stacks import TOOLS, StacksRequest, summary
@@ -206,6 +207,31 @@ def test_variables_of_the_flight_recorder_are_set_and_those_of_the_user_win(node
     assert found["TORCH_NCCL_DUMP_ON_TIMEOUT"] == found["TORCH_FR_DUMP_ON_TIMEOUT"] == "1"
     assert int(found["TORCH_FR_BUFFER_SIZE"]) > 0
     assert found["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"].startswith(str(node.folder()))
+
+
+@pytest.mark.parametrize(
+    ("torch", "old"),
+    [
+        (
+            "",
+            {"TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT"},
+        ),
+        (
+            "2.7.1",
+            {"TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT"},
+        ),
+        ("2.10.0+cu128", {"TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT"}),
+        ("2.12.0", {"TORCH_NCCL_DUMP_ON_TIMEOUT"}),
+        ("2.15.0a0", set()),
+    ],
+)
+def test_flight_recorder_has_the_old_names_that_its_torch_needs(
+    tmp_path: Path, torch: str, old: set[str]
+) -> None:
+    """torch warns of each other one in each rank."""
+    found = launchers.flight_recorder(tmp_path, torch, {}).keys()
+    new = {"TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_FR_DUMP_ON_TIMEOUT"}
+    assert found == new | old | {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE"}
 
 
 def test_reply_to_a_start_names_the_program_that_was_sent(node: Node) -> None:

@@ -62,7 +62,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a node is like: `gpus` as `8 x NVIDIA H100`, versions (in a container the id of its image), and
+    """What a node is like: `gpus` as `8 x NVIDIA H100`, versions, the id of the container's `image`, and
     `defects` in words. '' where something is missing."""
 
     gpus: str = ""

@@ -44,9 +44,9 @@ print(json.dumps(found))
 """
 
 
-def facts(python: str, home: Path) -> Facts:
-    """Return what this node is like. Missing programs and packages give ''."""
-    asked = started([python, "-I", "-c", VERSIONS], SECONDS) if python else str
+def facts(command: list[str], home: Path) -> Facts:
+    """Return what this node is like. `command` prints VERSIONS. Missing programs and packages give ''."""
+    asked = started(command, SECONDS) if command else str
     gpus, driver = _gpus()
     defects = _defects(home)
     versions: dict[str, str] = {}

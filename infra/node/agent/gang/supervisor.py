@@ -25,7 +25,7 @@ from agent.gang.state import GangState, Policy, initial
 from agent.gang.watches import Watches
 from agent.jobs import job_record, phases, poweroff
 from agent.jobs.notify import ANNOUNCE_SECONDS, DEADLINE, NOTICE, STALLED, Notifier
-from agent.node import commands, kernel, processes, store
+from agent.node import commands, docker, kernel, processes, store
 from agent.node.shared_memory import SupervisorHeartbeat, last_line
 from agent.ranks import attempt, causes, launchers
 from agent.ranks.attempt import Attempt, Look
@@ -310,25 +310,34 @@ class FactCollector:
         self.found: Optional[Facts] = None
         self._request = request
         self._on_found = on_found
-        first = request.processes[0] if request.processes else None
-        word = (first.launcher or first.rank)[0] if first else ""
-        self._image = request.container.image if request.container else ""
-        python = "" if self._image else commands.program(word, store.project_folder(request.project))
-        threading.Thread(target=self._collect, args=(python,), daemon=True).start()
+        threading.Thread(target=self._collect, daemon=True).start()
 
-    def _collect(self, python: str) -> None:
+    def _collect(self) -> None:
         problems: list[str] = []
         copying = threading.Thread(target=lambda: problems.append(self._cannot_copy()), daemon=True)
         copying.start()
         try:
-            found = preflight.facts(python, Path.home())
+            found = preflight.facts(self._versions(), Path.home())
             copying.join()
             defects = [one[:MAX_FACT] for one in problems if one]
-            self.found = replace(found, image=self._image, defects=(*found.defects, *defects))
+            container = self._request.container
+            image = container.image if container else ""
+            self.found = replace(found, image=image, defects=(*found.defects, *defects))
         finally:
             self.found = self.found or Facts()
             with contextlib.suppress(OSError):  # the socket is full, or closed
                 self._on_found()
+
+    def _versions(self) -> list[str]:
+        """Return the command that prints versions, [] for a job without processes."""
+        request, project = self._request, store.project_folder(self._request.project)
+        if not request.program:
+            return []
+        argv = [commands.program(request.program, project), "-I", "-c", preflight.VERSIONS]
+        if request.container:
+            container, folder = replace(request.container, gpus=False), store.job_folder(request.job)
+            argv, _ = docker.command(container, argv, project, {}, folder)
+        return argv
 
     def _cannot_copy(self) -> str:
         if self._request.results is None:

@@ -18,7 +18,7 @@ from cloudddp.agent.protocol import ATTEMPT_VARIABLE, SUPERVISOR_VARIABLE, TASK_
 from cloudddp.agent.protocol.start import Process, StartRequest
 
 DUMPS, PIPES = "flight-recorder", "pipes"  # in a job's folder
-NEW_NAMES = (2, 13)  # the first version of torch that is known to have no other names for them
+PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 MAX_FILES = 1 << 20  # some programs close all descriptors up to the limit, which may be a billion
 
 Child = subprocess.Popen  # of bytes
@@ -66,28 +66,29 @@ def flight_recorder(folder: Path, torch: str, given: Mapping[str, str]) -> dict[
     """Return the variables with which NCCL's flight recorder writes its dumps into the job's folder. What the
     user has `given`, under any of the names, stays.
 
-    The names changed, and the defaults of the files (pytorch/pytorch#143446). A name that is out of date is
-    still read, but a new torch warns of it in every rank (FlightRecorder.hpp and Utils.hpp of 2.15); where
-    the version of torch is not known both are set. gloo records, too, and has no pipe: its ranks dump only if
-    the script asks for it.
+    The names changed, and the defaults of the files (pytorch/pytorch#143446). An old name is still read, but
+    a torch that knows the new one warns of it in every rank. Both are set where the version is unknown, or
+    needs both: the pipe of 2.8 to 2.10 looks at the old size (ProcessGroupNCCL.hpp). gloo records, too, and
+    has no pipe: its ranks dump only if the script asks for it.
     """
     for name in (DUMPS, PIPES):
         (folder / name).mkdir(mode=0o700, exist_ok=True)
+    # Name, old name, value, and the first version that needs no old name.
     settings = [
-        (("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"), "2000"),
-        (("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"), str(folder / DUMPS / "rank_")),
-        # ProcessGroupNCCL of a new torch reads the old name only, for which it takes "1" where it is not set.
-        (("TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT"), "1"),
+        ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "2000", (2, 11)),
+        ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", str(folder / DUMPS / "rank_"), (2, 8)),
+        # Where it is not set, ProcessGroupNCCL of 2.13, which reads the old name only, takes "1".
+        ("TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT", "1", (2, 13)),
         # Through it a dump is asked for.
-        (("TORCH_NCCL_DEBUG_INFO_PIPE_FILE",), str(folder / PIPES / "rank_")),
+        (PIPE, PIPE, str(folder / PIPES / "rank_"), (0, 0)),
     ]
-    version = re.match(r"(\d+)\.(\d+)", torch)
-    is_new = version is not None and (int(version[1]), int(version[2])) >= NEW_NAMES
+    found = re.match(r"(\d+)\.(\d+)", torch)
+    version = (int(found[1]), int(found[2])) if found else (0, 0)
     return {
         name: value
-        for names, value in settings
-        if not given.keys() & set(names)
-        for name in (names[:1] if is_new else names)
+        for new, old, value, since in settings
+        if not given.keys() & {new, old}
+        for name in ((new,) if version >= since else (new, old))
     }
 
 
