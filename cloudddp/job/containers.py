@@ -22,17 +22,14 @@ _HINTS: Mapping[str, Text] = {
         Command("exec", "--", "sudo systemctl start docker && sudo usermod -aG docker $USER"),
         " starts it, and lets the login user use it",
     ),
-    "no space left on device": ("create the cluster with a larger disk: ", Command("up", "--disk-gb", "GIB")),
-    "Unable to locate credentials|AccessDenied|not authorized|no basic auth": (
-        "the role of cluster.instance_profile needs the policy infra/iam/container.json"
+    "credentials|AccessDenied|authoriz|basic auth|denied|manifest|resolve reference|exec format": (
+        "correct job.container, for the nodes' kind of processor; nodes log in to ECR only, with the role of "
+        "cluster.instance_profile (infra/iam/container.json)"
     ),
-    "denied|unauthorized|manifest|resolve reference|exec format": (
-        "correct job.container, for the nodes' kind of processor; nodes log in to ECR only"
+    "executable file|no such file|its Python|no torch": (
+        "it needs bash for [setup], Python 3.9 or newer (job.python is its path in the image), and PyTorch "
+        "unless ranks start without torchrun: --rendezvous direct"
     ),
-    "executable file|no such file|its Python": (
-        "it needs bash for [setup], and Python 3.9 or newer; job.python is its path in the image"
-    ),
-    "no torch": "use an image with PyTorch, or start ranks without torchrun: --rendezvous direct",
 }
 
 

@@ -152,7 +152,10 @@ def test_command_gets_the_event_and_the_variables(node: Node) -> None:
     """What a rank wrote is data: neither the shell nor the list of processes gets it."""
     command = "env > event; echo said; touch began; while [ ! -e go ]; do sleep 0.05; done; exit 3"
     node.start(
-        "raise RuntimeError('$(touch hacked); `touch hacked`')\n", env=ENV, notify=f"{command}; : {SECRET}"
+        "raise RuntimeError('$(touch hacked); `touch hacked`')\n",
+        env=ENV,
+        notify=f"{command}; : {SECRET}",
+        paths={"CLOUDDDP_DATA_X": "x"},
     )
     until((node.project / "began").exists)
     for pid in processes_of(node.home):
@@ -163,6 +166,7 @@ def test_command_gets_the_event_and_the_variables(node: Node) -> None:
         line.split("=", 1) for line in (node.project / "event").read_text().splitlines() if "=" in line
     )
     expected = {"TOKEN": TOKEN, "CLOUDDDP_EVENT": "failed", "CLOUDDDP_JOB": node.id(), "CLOUDDDP_RANK": "0"}
+    expected["CLOUDDDP_DATA_X"] = str(node.project / "x")
     assert {name: given[name] for name in expected} == expected
     assert "$(touch hacked); `touch hacked`" in given["CLOUDDDP_TEXT"]
     assert not (node.project / "hacked").exists()

@@ -25,7 +25,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from agent.jobs import job_record, phases, rank_records
 from agent.node import store
-from agent.node.commands import activated, agent_command, program
+from agent.node.commands import activated, agent_command, program, variables
 from cloudddp.agent.protocol.codec import MAX_TEXT, decode, encode
 from cloudddp.agent.protocol.jobs import Cause, Failure
 from cloudddp.agent.protocol.progress import PREEMPTED_EXIT_CODE, TrainingStatus
@@ -190,7 +190,7 @@ def _run(request: StartRequest, message: dict[str, Any]) -> str:
     processes."""
     project = store.project_folder(request.project)
     own = {f"CLOUDDDP_{name.upper()}": "" if one is None else str(one) for name, one in message.items()}
-    env = {**os.environ, **activated(program(request.program, project)), **request.env, **own}
+    env = {**os.environ, **activated(program(request.program, project)), **variables(request, project), **own}
     try:
         done = subprocess.run(
             ["bash", "-lc", 'eval "$CLOUDDDP_NOTIFY"'],

@@ -8,7 +8,9 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Optional
+from typing import Optional, Union
+
+from cloudddp.agent.protocol.start import SetupRequest, StartRequest
 
 _running: list[Callable[[], None]] = []  # what kills each program that has not ended
 
@@ -64,6 +66,11 @@ def kill_running() -> None:
 def program(word: str, folder: Path) -> str:
     """Return the path of a program: `~` is the home folder, and a relative path is below `folder`."""
     return os.path.join(folder, os.path.expanduser(word)) if "/" in word else word
+
+
+def variables(request: Union[SetupRequest, StartRequest], project: Path) -> dict[str, str]:
+    """Return the variables that a job was given: where [[data]] is, and those of the user, which win."""
+    return {**{name: str(project / path) for name, path in request.paths.items()}, **request.env}
 
 
 def activated(python: str) -> dict[str, str]:

@@ -1,11 +1,11 @@
 """Docker on this node: the command that runs a program in a container of the job, and the end of containers.
 
-A container is an environment, and no border: it has the network, the shared memory, the process ids and the
-home folder of the node, with the project and the agent. So the agent, which stays outside, signals each rank,
-reads its stacks and its CPU time, and finds its processes by their mark as without a container; and the
-wrapper of a rank finds the agent. Docker's client does not forward signals (a launcher would get each twice),
-and may end before its container does: containers are known by their names, which are written down before they
-start.
+A container is an environment and not a security boundary: it has the network, the shared memory, the process
+ids and the home folder of the node, with the project and the agent. So the agent, which stays outside,
+signals each rank, reads its stacks and its CPU time, and finds its processes by their mark as without a
+container; and the wrapper of a rank finds the agent. Docker's client does not forward signals (a launcher
+would get each twice), and may end before its container does: containers are known by their names, which are
+written down before they start.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agent.node import store
-from agent.node.commands import run_quietly, succeeds
+from agent.node.commands import run_quietly
 from cloudddp.agent.protocol.gang import MAX_FACT
 from cloudddp.agent.protocol.start import Container
 
 # A path, since the variables of a job may have another PATH.
 PROGRAM = shutil.which("docker") or "docker"
-SOCKET = "/var/run/docker.sock"
 DEVICES = ("/dev/infiniband", "/dev/gdrdrv")  # of EFA and of GDRCopy
 DISK = "/opt/dlami/nvme"  # where copies of [[data]] are
 # NVIDIA asks for the first two; the third is the kernel's own limit (fs.nr_open).
@@ -44,13 +43,6 @@ import importlib.util
 if "torch" in sys.argv and not importlib.util.find_spec("torch"):
     sys.exit("it has no torch, and torchrun needs it")
 """
-
-
-def allow() -> None:
-    """Let the login user use Docker, if it may become root anyway. Members of the group docker need nothing;
-    a user that is added to it would be a member from its next login on."""
-    if os.path.exists(SOCKET) and not os.access(SOCKET, os.R_OK | os.W_OK):
-        succeeds(["sudo", "-n", "chown", str(os.getuid()), SOCKET], SECONDS)
 
 
 def id_of(image: str) -> str:

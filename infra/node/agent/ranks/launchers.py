@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agent.node import docker, kernel, processes, store
-from agent.node.commands import activated, agent_command, program
+from agent.node.commands import activated, agent_command, program, variables
 from cloudddp.agent.protocol import ATTEMPT_VARIABLE, SUPERVISOR_VARIABLE, TASK_VARIABLE
 from cloudddp.agent.protocol.start import Process, StartRequest
 
@@ -40,9 +40,8 @@ def launch(
         own = python if request.container else sys.executable  # the image may have it elsewhere
         words = (program(process.rank[0], project), *process.rank[1:])
         argv += agent_command("rank", request.job, *words, python=own)
-    data = {name: str(project / path) for name, path in request.paths.items()}
     base = {} if request.container else {**os.environ, **activated(python)}
-    given = {**base, **data, **request.env, **process.env}
+    given = {**base, **variables(request, project), **process.env}
     env = {**given, **flight_recorder(folder, torch, given), TASK_VARIABLE: task.mark}
     env[ATTEMPT_VARIABLE] = str(attempt)
     env[SUPERVISOR_VARIABLE] = kernel.name(os.getpid())

@@ -17,7 +17,7 @@ from typing import BinaryIO, Optional
 from agent.files import paths, shared
 from agent.jobs import phases
 from agent.node import docker, kernel, machine, processes, store
-from agent.node.commands import activated, program
+from agent.node.commands import activated, program, variables
 from agent.s3 import boto_process, data
 from cloudddp.agent.protocol import TASK_VARIABLE
 from cloudddp.agent.protocol.codec import MAX_TEXT, STDERR_END
@@ -47,7 +47,7 @@ def step(request: SetupRequest) -> SetupReply:
 
 
 def _stamp(request: SetupRequest, project: Path) -> Path:
-    """Return the file that is there where the commands ran with the same content, in the same image."""
+    """Return the file that exists once the commands have run with this content, in this image."""
     image = [request.container.image, request.container.torch, request.python] if request.container else []
     content = hashlib.sha256(json.dumps([*request.commands, *image]).encode())
     for name in request.inputs:
@@ -162,7 +162,6 @@ def _pull(setup: _Setup) -> Optional[SetupReply]:
     """Pull the image unless the node has it."""
     if (container := setup.request.container) is None:
         return None
-    docker.allow()
     if docker.id_of(container.image):
         return None
     argv, env = ["bash", "-c", docker.pull(container.image)], boto_process.environment()
@@ -173,10 +172,9 @@ def _pull(setup: _Setup) -> Optional[SetupReply]:
 def _run_all(setup: _Setup) -> Optional[SetupReply]:
     """Run the commands, and whether ranks can run in the container, which a command may have made so."""
     request, project, container = setup.request, setup.project, setup.request.container
-    places = {name: str(project / path) for name, path in request.paths.items()}
     for command in request.commands:
         base = {} if container else {**os.environ, **_active(request, project)}
-        env = {**base, **places, **request.env}
+        env = {**base, **variables(request, project)}
         if failed := _run(setup, ["bash", "-c", command], command, env, inside=container):
             if container and failed.output.startswith("docker: "):
                 return replace(failed, image=container.image)

@@ -62,7 +62,7 @@ class NoticeWatch:
     def __init__(self, given: Optional[Deadline], save: float) -> None:
         self._given: list[Notice] = []  # by AWS
         self._save = save
-        self._announced = ""  # the deadline that was
+        self._announced = ""  # the detail of the deadline that was announced last
         self._requested = given
         self._began = time.monotonic()
         address = imds.address()
