@@ -113,6 +113,8 @@ print(json.dumps({{
     assert "--env=TOKEN" in words
     for option in (
         "--pid=host",
+        "--security-opt=no-new-privileges",  # `sudo` of the image would leave files of root in the project
+        f"--user={os.getuid()}:{os.getgid()}",
         "--network=host",
         "--ipc=host",
         "--ulimit=memlock=-1",

@@ -26,7 +26,7 @@ PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/proc", "/dev", sys.pref
 CONTAINERS = Path.home() / ".simulated-containers"
 _ROOT = Path(__file__).parents[2]
 _OPTION = re.compile(
-    r"--(rm|sig-proxy=false|pull=never|log-driver=none|(network|ipc|pid)=host|gpus=all|"
+    r"--(rm|sig-proxy=false|pull=never|log-driver=none|(network|ipc|pid)=host|gpus=all|security-opt=no-new-privileges|"
     r"(name|ulimit|device|volume|user|workdir|env|entrypoint)=.*)",
     re.DOTALL,
 )

@@ -87,7 +87,8 @@ def command(
     argv = [
         PROGRAM,
         *("run", "--rm", "--pull=never", "--sig-proxy=false", "--log-driver=none", f"--name={name}"),
-        *("--network=host", "--ipc=host", "--pid=host"),
+        # No sudo of the image: root's files in the project could be neither replaced nor pulled.
+        *("--network=host", "--ipc=host", "--pid=host", "--security-opt=no-new-privileges"),
         *(f"--ulimit={limit}" for limit in LIMITS),
         *(["--gpus=all"] if container.gpus else []),
         *(f"--device={device}" for device in DEVICES if os.path.exists(device)),
