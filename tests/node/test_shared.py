@@ -72,7 +72,7 @@ def test_export_comes_before_the_mount_and_that_before_the_setup(pair: tuple[Nod
     assert exported.endswith("rw,sync,no_subtree_check,insecure,fsid=0)")
     target = f"{second.home}/cloudddp-shared/{ADDRESSES[0]}__"
     mount = calls(second)[-1]
-    assert mount.startswith("sudo -n mount -t nfs4 -o nfsvers=4.1,")
+    assert mount.startswith("sudo -n timeout --signal=KILL 60 mount -t nfs4 -o nfsvers=4.1,")
     assert mount.endswith(f" {ADDRESSES[0]}:/ {target}")
     assert (second.project / "shared").readlink() == Path(target) / "shared"
     assert set_up(second, OTHER).exit_code == 0
@@ -93,6 +93,13 @@ def test_first_node_that_was_replaced_is_mounted_anew(pair: tuple[Node, Node], t
     assert list((second.project / "shared").iterdir()) == []
     (third.project / "shared/new").touch()
     assert (second.project / "shared/new").exists()
+
+
+def test_closed_port_of_a_file_system_is_named(pair: tuple[Node, Node]) -> None:
+    sudo = pair[0].home.parent / "bin/sudo"
+    sudo.write_text("#!/bin/sh\nexit 137\n")  # of timeout(1)
+    reply = set_up(pair[0], SharedFolder("efs", "10.0.0.9:/", owned=True))
+    assert "security groups of the file system must admit TCP port 2049" in reply.output
 
 
 def new(node: Node) -> NewFilesReply:

@@ -105,10 +105,6 @@ class Account:
         created = self.ec2.create_security_group(GroupName=name, Description=name, VpcId=vpc or self.vpc)
         return str(created["GroupId"])
 
-    def admit(self, port: int, **source: Any) -> None:
-        rule = {"IpProtocol": "tcp", "FromPort": port, "ToPort": port, **source}
-        self.ec2.authorize_security_group_ingress(GroupId=self.other, IpPermissions=[rule])
-
     def efs(self, subnet: str, group: str = "") -> str:
         client = boto3.client("efs", "us-east-1")
         name = str(client.create_file_system(CreationToken=subnet)["FileSystemId"])
@@ -135,21 +131,9 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[Account]:
 
 def test_efs_is_mounted_by_the_address_in_the_nodes_zone(account: Account) -> None:
     name = account.efs(account.subnets[0])
-    account.admit(2049, UserIdGroupPairs=[{"GroupId": account.own}])
     source = account.find(name)
     (target,) = boto3.client("efs", "us-east-1").describe_mount_targets(FileSystemId=name)["MountTargets"]
     assert source == f"{target['IpAddress']}:/"
-
-
-def test_group_that_keeps_the_nodes_out_is_named_with_the_rule(account: Account) -> None:
-    name = account.efs(account.subnets[0])
-    account.admit(988, UserIdGroupPairs=[{"GroupId": account.own}])
-    account.admit(2049, IpRanges=[{"CidrIp": "192.0.2.0/24"}])
-    with pytest.raises(CloudDDPError, match=r"no rule of sg-.* opens TCP port 2049") as refused:
-        account.find(name)
-    assert "authorize-security-group-ingress" in str(refused.value.hint)
-    account.admit(2049, IpRanges=[{"CidrIp": f"{account.node.private_ip}/16"}])
-    assert account.find(name).endswith(":/")
 
 
 def test_unknown_file_system_is_a_usage_error(account: Account) -> None:
@@ -188,9 +172,6 @@ def test_fsx_for_lustre(account: Account) -> None:
     created = account.ec2.create_network_interface(SubnetId=account.subnets[0], Groups=[account.other])
     interfaces = [created["NetworkInterface"]["NetworkInterfaceId"]]
     name = fsx(account, "LUSTRE", LustreConfiguration=configuration, NetworkInterfaceIds=interfaces)
-    with pytest.raises(CloudDDPError, match=r"no rule of sg-.* opens TCP port 988"):
-        account.find(name)
-    account.admit(988, UserIdGroupPairs=[{"GroupId": account.own}])
     assert account.find(name) == f"{name}.fsx.us-east-1.amazonaws.com@tcp:/abc"
 
 

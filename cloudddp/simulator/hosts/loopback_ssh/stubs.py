@@ -47,7 +47,8 @@ case "$1 $2 $3 $4 $5" in
     folder=${6#\"}
     ln -sfn "${folder%%\"*}" exported-by-@ADDRESS@
     ;;
-"-n mount -t nfs4 -o")
+"-n timeout --signal=KILL 60 mount")
+    shift 3
     if ! exported=$(readlink ../../*/run/exported-by-"${7%%:*}"); then
         echo "mount.nfs4: access denied by server while mounting $7" >&2
         exit 32

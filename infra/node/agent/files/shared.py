@@ -28,6 +28,8 @@ OPTIONS = {
     "nfs4": "nfsvers=4.1,rsize=1048576,wsize=1048576,hard,timeo=600,retrans=2,noresvport",
     "lustre": "relatime,flock",
 }
+LIMIT = ("timeout", "--signal=KILL", "60")  # mount waits minutes for a port that is closed
+TOO_LATE = 137  # the exit code of that
 # sync: what a rank has saved is on the disk, also if the node reboots. fsid=0: clients mount ADDRESS:/.
 EXPORT_OPTIONS = "rw,sync,no_subtree_check,insecure,fsid=0"
 EXPORT = b"""set -e
@@ -79,7 +81,7 @@ def commands(folders: Sequence[SharedFolder]) -> Iterator[tuple[list[str], bytes
         kind = "lustre" if "@" in source else "nfs4"
         _require(f"mount.{kind}")
         os.makedirs(target, exist_ok=True)
-        yield ["sudo", "-n", "mount", "-t", kind, "-o", OPTIONS[kind], source, target], b""
+        yield ["sudo", "-n", *LIMIT, "mount", "-t", kind, "-o", OPTIONS[kind], source, target], b""
 
 
 def _require(name: str) -> None:

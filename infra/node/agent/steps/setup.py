@@ -26,6 +26,7 @@ from cloudddp.agent.protocol.start import Container, SetupReply, SetupRequest
 
 REQUEST = SetupRequest
 CANCELLED = 130
+CLOSED = "no answer; the security groups of the file system must admit TCP port 2049 (NFS) or 988 (Lustre)"
 DENIED = "Permission denied"  # in what pip writes if it may not install
 OUTPUT_BYTES = 20_000  # of a command's output that are reported
 PIECE = 1 << 16  # bytes
@@ -130,7 +131,8 @@ def _share(setup: _Setup) -> Optional[SetupReply]:
     try:
         for argv, given in shared.commands(folders) if folders else ():
             if failed := _run(setup, argv, shown, dict(os.environ), given):
-                return replace(failed, data=True)
+                problem = CLOSED if failed.exit_code == shared.TOO_LATE else failed.output
+                return replace(failed, output=problem, data=True)
         if folders:
             shared.link(folders, setup.project)
     except OSError as error:
