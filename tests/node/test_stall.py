@@ -6,6 +6,8 @@ import hashlib
 import json
 import os
 import pickle
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,6 +18,7 @@ from support.agentnode import Node, Refused, alive, free_port, until
 from support.gangs import Gangs
 
 from agent.ranks import launchers
+from agent.watch import py_spy
 from cloudddp.agent.protocol.jobs import Cause
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.stacks import TOOLS, StacksRequest, summary
@@ -232,6 +235,22 @@ def test_flight_recorder_has_the_old_names_that_its_torch_needs(
     found = launchers.flight_recorder(tmp_path, torch, {}).keys()
     new = {"TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_FR_DUMP_ON_TIMEOUT"}
     assert found == new | old | {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE"}
+
+
+def test_rank_that_waits_for_a_file_server_is_looked_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """py-spy would stop it, and wait for that; a second attempt would outlast the time for all stacks."""
+    tool = tmp_path / "py-spy"
+    tool.write_text(f"#!/bin/sh\necho >> {tmp_path}/calls\nexec sleep 600\n")
+    tool.chmod(0o755)
+    monkeypatch.setattr(py_spy, "DUMP_SECONDS", 0.2)
+    code = "import ctypes, time; ctypes.CDLL(None).vfork() or time.sleep(600)"  # state D until its child ends
+    with subprocess.Popen([sys.executable, "-ISc", code], start_new_session=True) as stuck:
+        until(lambda: ") D " in Path(f"/proc/{stuck.pid}/stat").read_text())
+        assert py_spy.dump(str(tool), stuck.pid) == ([], py_spy.STUCK)
+        os.killpg(stuck.pid, signal.SIGKILL)
+    assert (tmp_path / "calls").read_text() == "\n"
 
 
 def test_reply_to_a_start_names_the_program_that_was_sent(node: Node) -> None:

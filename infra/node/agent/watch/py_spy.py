@@ -21,6 +21,7 @@ from cloudddp.agent.protocol.stacks import MAX_TOOL, TOOLS
 NAME = "py-spy"
 INSTALLED = "tools/installed"  # below the agent's folder
 INSTALL_SECONDS = 60.0
+STUCK = "it waits for a disk or a file server, so that py-spy cannot read its stack"
 DUMP_SECONDS = 40.0  # of one attempt; symbols of libtorch take two on an idle machine
 REFUSED = ("Permission", "permission", "Operation not permitted", "root")
 
@@ -86,7 +87,16 @@ def dump(tool: str, pid: int) -> tuple[list[stack_dump.Thread], str]:
                     reason = f"the output of {NAME} cannot be read: {error}"
             if sudo or not any(word in reason for word in REFUSED):
                 break
+        if _is_stuck(pid):
+            return [], STUCK
     return [], reason
+
+
+def _is_stuck(pid: int) -> bool:
+    """Whether the kernel lets nothing stop a process, and so no other attempt would end in time."""
+    with contextlib.suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] == "D"
+    return False
 
 
 def _run(command: list[str]) -> tuple[str, str]:

@@ -102,6 +102,8 @@ def _stack(tool: str, record: RankRecord) -> RankStack:
         threads, reason = py_spy.dump(tool, pid)
         if threads:
             return stack_dump.rank_stack(record.rank, threads)
+        if reason == py_spy.STUCK:  # a child's stack would pass for its own
+            break
     position = Position(record.rank, error=reason[:MAX_WORD])
     return RankStack(position, f"{reason}\n{_kernel_state(record.pid)}"[:MAX_STACK])
 
