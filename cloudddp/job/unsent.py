@@ -24,8 +24,8 @@ def notes(files: Snapshot, config: Config, script: str = "", args: Sequence[str]
     `script`, `args`: what is launched; the script by its path in the project."""
     if files.withheld:
         yield (
-            f"not sent, since they may hold secrets: {_some(files.withheld)} (--env-file passes variables; "
-            "files that git tracks are sent)"
+            f"not sent, since they may hold secrets: {_some(files.withheld)} (--env-file passes variables, "
+            "sync.exclude ends this message)"
         )
     if files.unfetched:
         yield (

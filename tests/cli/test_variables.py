@@ -13,7 +13,7 @@ from support.harness import interrupt
 from support.jobs import direct, lines_by_rank
 from support.repositories import git
 
-from cloudddp.config.spec import Config
+from cloudddp.config.spec import Config, SyncSpec
 from cloudddp.job import project_files, unsent
 
 SECRET = "hunter2-value"
@@ -107,7 +107,9 @@ def test_environment_file_of_a_submodule_is_sent_if_it_is_tracked_there(tmp_path
     git(inner, "commit", "-qm", "one")
     files = project_files.of_config(tmp_path, Config())
     assert set(files.manifest) == {"inner/.env", "inner/a.py"}
-    assert "may hold secrets: inner/.env.secret " in "".join(unsent.notes(files, Config()))
+    assert "may hold secrets: inner/.env.secret (" in "".join(unsent.notes(files, Config()))
+    quiet = Config(sync=SyncSpec(exclude=(".env.secret",)))
+    assert list(unsent.notes(project_files.of_config(tmp_path, quiet), quiet)) == []
 
 
 def test_file_that_was_given_as_environment_is_not_sent(cli: Any, tmp_path: Path) -> None:
