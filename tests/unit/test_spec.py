@@ -66,7 +66,7 @@ def test_notify_is_a_url_a_command_or_a_variable(value: str) -> None:
     ("value", "why"),
     [
         (" ", ": it is empty"),
-        ("a\nb", ": it has a line break or another control character"),
+        ("a\nb", ""),
         ("x" * 2001, ""),
         ("http://example.com/", ": http:// is for localhost"),
         ("http://10.0.0.7/", ": http:// is for localhost"),
@@ -74,7 +74,7 @@ def test_notify_is_a_url_a_command_or_a_variable(value: str) -> None:
         ("https://user@example.com/hunter2", ": the URL has a user name"),
         ("https://user:hunter2@example.com/", ": the URL has a user name"),
         ("https:///hunter2", ""),
-        ("https://example.com/a hunter2", ": the URL has a space"),
+        ("https://example.com/a hunter2", ""),
         ("https://example.com/a\n", ": it begins or ends with a space"),
         ("https://example.com:port/", ""),
         ("HTTPS://example.com/", ": the URL does not begin with https://"),

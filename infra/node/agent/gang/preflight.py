@@ -46,7 +46,7 @@ print(json.dumps(found))
 
 def facts(command: list[str], home: Path) -> Facts:
     """Return what this node is like. `command` prints VERSIONS. Missing programs and packages give ''."""
-    asked = started(command, SECONDS) if command else str
+    asked = started(command, SECONDS)
     gpus, driver = _gpus()
     defects = _defects(home)
     versions: dict[str, str] = {}

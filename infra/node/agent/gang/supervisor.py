@@ -317,27 +317,20 @@ class FactCollector:
         copying = threading.Thread(target=lambda: problems.append(self._cannot_copy()), daemon=True)
         copying.start()
         try:
-            found = preflight.facts(self._versions(), Path.home())
+            request, project = self._request, store.project_folder(self._request.project)
+            image, command = "", [commands.program(request.program, project), "-I", "-c", preflight.VERSIONS]
+            if request.container:
+                image, folder = request.container.image, store.job_folder(request.job)
+                without = replace(request.container, gpus=False)
+                command, _ = docker.command(without, command, project, {}, folder)
+            found = preflight.facts(command, Path.home())
             copying.join()
             defects = [one[:MAX_FACT] for one in problems if one]
-            container = self._request.container
-            image = container.image if container else ""
             self.found = replace(found, image=image, defects=(*found.defects, *defects))
         finally:
             self.found = self.found or Facts()
             with contextlib.suppress(OSError):  # the socket is full, or closed
                 self._on_found()
-
-    def _versions(self) -> list[str]:
-        """Return the command that prints versions, [] for a job without processes."""
-        request, project = self._request, store.project_folder(self._request.project)
-        if not request.program:
-            return []
-        argv = [commands.program(request.program, project), "-I", "-c", preflight.VERSIONS]
-        if request.container:
-            container, folder = replace(request.container, gpus=False), store.job_folder(request.job)
-            argv, _ = docker.command(container, argv, project, {}, folder)
-        return argv
 
     def _cannot_copy(self) -> str:
         if self._request.results is None:
