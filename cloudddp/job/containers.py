@@ -42,8 +42,7 @@ def of_nodes(job: JobSpec, probes: Mapping[int, ProbeReply]) -> dict[int, Contai
 
 
 def error(node: int, reply: SetupReply, name: str) -> NodeError:
-    """Return the error of a node whose Docker or image has failed: the line that there is a hint for, or the
-    last one."""
+    """Return the error of a node whose image has failed: the line that there is a hint for, or the last."""
     lines = [one for one in reply.output.splitlines() if one.strip() and not one.startswith("Run 'docker")]
     known = ((line, hint) for pattern, hint in _HINTS.items() for line in lines if re.search(pattern, line))
     last = lines[-1] if lines else f"exit code {reply.exit_code}"

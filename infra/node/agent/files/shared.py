@@ -1,9 +1,8 @@
-"""[[shared]]: folders that all nodes share. They are in ~/cloudddp-shared, with links in the project.
+"""[[shared]]: folders that all nodes share, in ~/cloudddp-shared, with links in the project.
 
-The first node exports one folder of its disk, which has those of all [[shared]] with source = "node0"; or an
-EFS or Lustre file system is mounted. All nodes see the same files, so that only one, the owner, counts them
-as results, and none copies them to others. `findmnt` reads the kernel's table: a look at a mount whose server
-has gone would wait for it.
+The first node exports one folder, which has those of all [[shared]] with source = "node0"; or an EFS or
+Lustre file system is mounted. Only one node, the owner, counts the files as results, and none copies them.
+`findmnt` reads the kernel's table: a look at a mount whose server has gone would wait for it.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ OPTIONS = {
     "nfs4": "nfsvers=4.1,rsize=1048576,wsize=1048576,hard,timeo=600,retrans=2,noresvport",
     "lustre": "relatime,flock",
 }
-LIMIT = ("timeout", "--signal=KILL", "60")  # mount waits minutes for a port that is closed
-TOO_LATE = 137  # the exit code of that
+LIMIT, TOO_LATE = ("timeout", "--signal=KILL", "60"), 137  # and its exit code; mount waits for minutes
 # sync: what a rank has saved is on the disk, also if the node reboots. fsid=0: clients mount ADDRESS:/.
 EXPORT_OPTIONS = "rw,sync,no_subtree_check,insecure,fsid=0"
 EXPORT = b"""set -e

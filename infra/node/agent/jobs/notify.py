@@ -1,9 +1,8 @@
-"""Notifies of what happens to a job, with nobody connected: in which words, by whom, and how.
+"""Notifies of what happens to a job, with nobody connected.
 
-The guard of a job sends: it outlives its supervisor, which passes events to it, and what it starts is no
-process of the job. The verdict is sent by the node that has decided it. Each delivery is a process with a
-time limit of its own (`main`), so nothing waits for it but the end of the node. It gets what it needs on
-stdin, since a URL may be a secret.
+The guard of a job sends: it outlives its supervisor, which passes events to it. The verdict is sent by the
+node that has decided it. Each delivery is a process with a time limit of its own (`main`), for which only the
+end of the node waits. It gets what it needs on stdin, since a URL may be a secret.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ STALLED, NOTICE, DEADLINE, PREEMPTED = "stalled", "notice", "deadline", "preempt
 ANNOUNCE_SECONDS = 1800.0  # before the deadline
 LONGEST, LONGEST_DETAIL = 2000, 300  # characters; Discord takes no more
 SHORTEST_SECRET = 6  # characters of a value that is looked for in what a program wrote
-# Exit codes of a shell.
-FAILED = {126: "the command is not executable", 127: "the command was not found on the node"}
+FAILED = {126: "the command is not executable", 127: "the command was not found on the node"}  # by exit code
 TRY_SECONDS, SECONDS = 9.5, 20.0  # for one POST; for a delivery
 
 

@@ -1,11 +1,9 @@
 """Docker on this node: the command that runs a program in a container of the job, and the end of containers.
 
 A container is an environment and not a security boundary: it has the network, the shared memory, the process
-ids and the home folder of the node, with the project and the agent. So the agent, which stays outside,
-signals each rank, reads its stacks and its CPU time, and finds its processes by their mark as without a
-container; and the wrapper of a rank finds the agent. Docker's client does not forward signals (a launcher
-would get each twice), and may end before its container does: containers are known by their names, which are
-written down before they start.
+ids and the home folder of the node, so that the agent, which stays outside, treats ranks as without one.
+Docker's client does not forward signals (a launcher would get each twice), and may end before its container
+does: containers are known by their names, which are written down before they start.
 """
 
 from __future__ import annotations

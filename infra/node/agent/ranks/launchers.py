@@ -65,10 +65,9 @@ def flight_recorder(folder: Path, torch: str, given: Mapping[str, str]) -> dict[
     """Return the variables with which NCCL's flight recorder writes its dumps into the job's folder. What the
     user has `given`, under any of the names, stays.
 
-    The names changed, and the defaults of the files (pytorch/pytorch#143446). An old name is still read, but
-    a torch that knows the new one warns of it in every rank. Both are set where the version is unknown, or
-    needs both: the pipe of 2.8 to 2.10 looks at the old size (ProcessGroupNCCL.hpp). gloo records, too, and
-    has no pipe: its ranks dump only if the script asks for it.
+    The names changed (pytorch/pytorch#143446). A torch that knows a new one warns of the old one in every
+    rank. Both are set where the version is unknown, or needs both: the pipe of 2.8 to 2.10 looks at the old
+    size (ProcessGroupNCCL.hpp). gloo has no pipe: its ranks dump only if the script asks for it.
     """
     for name in (DUMPS, PIPES):
         (folder / name).mkdir(mode=0o700, exist_ok=True)

@@ -1,8 +1,6 @@
-"""NCCL's RAS: what the ranks of a job know of each other's collectives.
-
-From NCCL 2.24 on, a thread of each process answers on localhost:28028 or NCCL_RAS_ADDR, for the whole job.
-The protocol is lines of text (NCCL, src/ras/client_support.cc), and the report a text for people, which
-differs a little between versions (docs, "RAS"). It is kept whole.
+"""NCCL's RAS: from 2.24 on, a thread of each process answers on localhost:28028 or NCCL_RAS_ADDR what is
+known of all ranks. The protocol is lines of text (NCCL, src/ras/client_support.cc), and the report a text for
+people, which differs a little between versions (docs, "RAS"). It is kept whole.
 """
 
 from __future__ import annotations
