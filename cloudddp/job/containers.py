@@ -22,6 +22,7 @@ _HINTS: Mapping[str, Text] = {
         Command("exec", "--", "sudo systemctl start docker && sudo usermod -aG docker $USER"),
         " starts it, and lets the login user use it",
     ),
+    "no space left on device": ("create the cluster with a larger disk: ", Command("up", "--disk-gb", "GIB")),
     "credentials|AccessDenied|authoriz|basic auth|denied|manifest|resolve reference|exec format": (
         "correct job.container, for the nodes' kind of processor; nodes log in to ECR only, with the role of "
         "cluster.instance_profile (infra/iam/container.json)"

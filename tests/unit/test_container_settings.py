@@ -69,6 +69,7 @@ HINTS = {
     f"{DAEMON} pull access denied for x, repository does not exist or may require": "correct job.container",
     f"{DAEMON} manifest for pytorch/pytorch:9 not found: manifest unknown: x": "correct job.container",
     f'{DAEMON} failed to resolve reference "docker.io/a/b:1": not found': "correct job.container",
+    "failed to register layer: write /opt/conda/x: no space left on device": "--disk-gb",
     f'docker: {DAEMON} could not select device driver "" with capabilities: [[gpu]].': "Container Toolkit",
     "bash: line 1: aws: command not found": "AWS CLI",
     "Unable to locate credentials. You can configure credentials by running": "container.json",

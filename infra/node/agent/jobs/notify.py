@@ -33,6 +33,7 @@ from cloudddp.agent.protocol.start import StartRequest
 
 STALLED, NOTICE, DEADLINE, PREEMPTED = "stalled", "notice", "deadline", "preempted"  # besides the phases
 ANNOUNCE_SECONDS = 1800.0  # before the deadline
+ORDER_SECONDS = 3.0  # for an earlier message to arrive before the verdict
 LONGEST, LONGEST_DETAIL = 2000, 300  # characters; Discord takes no more
 SHORTEST_SECRET = 6  # characters of a value that is looked for in what a program wrote
 FAILED = {126: "the command is not executable", 127: "the command was not found on the node"}  # by exit code
@@ -78,6 +79,9 @@ class Notifier:
         last, saved = "".join(found.last_lines[-1:]), found.exit_code == PREEMPTED_EXIT_CODE
         first = found.first and replace(found.first, detail=found.first.detail or last)
         is_preempted = first.cause is Cause.NOTICE if first else saved
+        for one in self._sent:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                one.wait(ORDER_SECONDS)
         self._send(News(PREEMPTED if is_preempted else found.phase.value, first, found.exit_code))
 
     @property

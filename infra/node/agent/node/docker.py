@@ -18,12 +18,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agent.node import store
-from agent.node.commands import run_quietly
+from agent.node.commands import run_quietly, succeeds
 from cloudddp.agent.protocol.gang import MAX_FACT
 from cloudddp.agent.protocol.start import Container
 
 # A path, since the variables of a job may have another PATH.
 PROGRAM = shutil.which("docker") or "docker"
+SOCKET = "/var/run/docker.sock"
 DEVICES = ("/dev/infiniband", "/dev/gdrdrv")  # of EFA and of GDRCopy
 DISK = "/opt/dlami/nvme"  # where copies of [[data]] are
 # NVIDIA asks for the first two; the third is the kernel's own limit (fs.nr_open).
@@ -41,6 +42,13 @@ import importlib.util
 if "torch" in sys.argv and not importlib.util.find_spec("torch"):
     sys.exit("it has no torch, and torchrun needs it")
 """
+
+
+def allow() -> None:
+    """Let the login user use Docker, if it may become root anyway. Some images of AWS leave that user out of
+    the group docker, and a user that is added to it would be a member from its next login on."""
+    if os.path.exists(SOCKET) and not os.access(SOCKET, os.R_OK | os.W_OK):
+        succeeds(["sudo", "-n", "chown", str(os.getuid()), SOCKET], SECONDS)
 
 
 def id_of(image: str) -> str:

@@ -164,6 +164,7 @@ def _pull(setup: _Setup) -> Optional[SetupReply]:
     """Pull the image unless the node has it."""
     if (container := setup.request.container) is None:
         return None
+    docker.allow()
     if docker.id_of(container.image):
         return None
     argv, env = ["bash", "-c", docker.pull(container.image)], boto_process.environment()
