@@ -1,12 +1,13 @@
 """Moves the deadline of a cluster: the tag and the timer of each node, and the record on this computer.
 
-At every moment the tag of a node says the latest time at which it may end. So tags are raised before the
-timers are moved, and lowered after the nodes have confirmed it; a node that cannot be reached keeps both.
+At every moment the tag of a node says the latest time at which it may end. So it is written before a timer
+is moved to a later time, and after the node has confirmed an earlier one. The timers decide which it is: AWS
+may list an old tag for some seconds. A node that cannot be reached keeps both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -20,6 +21,7 @@ from cloudddp.formats import dollars, moment
 from cloudddp.local_state import MOVED, MOVING, ClusterFolder
 from cloudddp.ssh.fleet import Outcome
 from cloudddp.tags import TAG_EXPIRES, iso, parse_time
+from cloudddp.text import node_list
 
 LONGEST = timedelta(hours=336)  # from the creation; the limit of max_hours in config/spec.py
 
@@ -91,16 +93,28 @@ def timers(runner: Runner, new: datetime | None = None) -> Outcome[datetime | No
     return runner.each(run, fatal=lambda _: False)
 
 
-def move(aws: AWS, cluster: Cluster, runner: Runner, new: datetime) -> Outcome[datetime | None]:
-    """Move the deadline of the nodes that are connected; return what their timers say then. Raises AWSError:
-    nothing was changed if AWS refuses the tags before the nodes are asked."""
+def move(
+    aws: AWS, cluster: Cluster, runner: Runner, new: datetime, before: Mapping[int, datetime | None]
+) -> Outcome[datetime | None]:
+    """Move the deadline of the nodes that are connected; return what their timers say then. For one command
+    at a time.
+
+    Raises CloudDDPError, with nothing changed, if timers are not as they were `before`, when the user was
+    asked; AWSError: nothing was changed if AWS refuses the tags before the nodes are asked.
+    """
+    present = timers(runner).values
+    if changed := [node for node, ends in present.items() if ends != before.get(node)]:
+        raise CloudDDPError(
+            f"another command has moved the deadline of {node_list(changed)} meanwhile; nothing was changed",
+            hint=(Command("status"), " shows it; then repeat the command"),
+        )
     folder = ClusterFolder(cluster.id)
-    tags = {node: one.tags.expires for node, one in cluster.nodes.items()}
-    _tag(aws, cluster, [node for node in runner.nodes if (old := tags[node]) is None or old < new], new)
+    later = [node for node in runner.nodes if (ends := present.get(node)) is None or ends < new]
+    _tag(aws, cluster, later, new)
     folder.update(expires=iso(new), extended=MOVING)
     found = timers(runner, new)
     confirmed = [node for node, ends in found.values.items() if ends == new]
-    _tag(aws, cluster, [node for node in confirmed if (old := tags[node]) is not None and old > new], new)
+    _tag(aws, cluster, [node for node in confirmed if node not in later], new)
     if len(confirmed) == len(cluster.nodes):
         folder.update(extended=MOVED)
     return found

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support.harness import listed_nodes
 
+from cloudddp.local_state import ClusterFolder
 from cloudddp.simulator import control
 from cloudddp.tags import iso
 
@@ -115,10 +116,10 @@ def test_killed_extension_is_reported_and_completed(simulator: Any, cli: Any) ->
     cli.ok("up", "-n", "1", "-t", "g5.12xlarge", "--max-hours", "1")
     before = ends(cli)
     code = (
-        "import os\nfrom cloudddp.cluster import extend\ntimers = extend.timers\n"
-        "def killed(runner, new=None):\n"
-        "    return os.kill(os.getpid(), 9) if new else timers(runner)\n"
-        "extend.timers = killed\n"
+        "import os, paramiko\nsend = paramiko.Channel.exec_command\n"
+        "def killed(channel, command):\n"
+        "    return os.kill(os.getpid(), 9) if 'sh -s --' in str(command) else send(channel, command)\n"
+        "paramiko.Channel.exec_command = killed\n"
         "from cloudddp.__main__ import main\nmain()"
     )
     cli.start_code(code, "extend", "--hours", "2").communicate()
@@ -135,3 +136,21 @@ def test_killed_extension_is_reported_and_completed(simulator: Any, cli: Any) ->
         after,
         {iso(after)},
     )  # lowered once the nodes have confirmed it
+
+
+def test_second_of_two_extensions_is_refused(simulator: Any, cli: Any) -> None:
+    """Both have read the deadline when the first one moves it."""
+    cli.ok("up", "-n", "1", "-t", "g5.12xlarge", "--max-hours", "1")
+    before = ends(cli)
+    folder = ClusterFolder(state_of(cli)["cluster_id"], root=Path(simulator.home))
+    with folder.exclusive(lambda: None):
+        both = {hours: cli.start("extend", "--hours", f"{hours}") for hours in (3, 1)}
+        for process in both.values():
+            while "waiting for another cloudddp command" not in (line := process.stderr.readline()):
+                assert line
+    errors = {hours: process.communicate(60)[1] for hours, process in both.items()}
+    codes = {process.returncode: hours for hours, process in both.items()}
+    assert set(codes) == {0, 1}, errors
+    after = before + timedelta(hours=codes[0])
+    assert (ends(cli), timers(simulator, cli)) == (after, {iso(after)})
+    assert "another command has moved the deadline of node 0 meanwhile" in errors[codes[1]]

@@ -44,7 +44,8 @@ def extend(
     time = None if until is None else parse_until(until, datetime.now())
     session = sessions.start(console, options, anyone=anyone)
     with connected(session, partly=True, needed=()) as (cluster, runner):
-        limits = _limits(session, cluster, extending.timers(runner).values.values())
+        before = extending.timers(runner).values
+        limits = _limits(session, cluster, before.values())
         new = extending.new_deadline(limits, hours=hours, until=time, usd=max_cost)
         apart = (new - limits.present).total_seconds()
         console.print_text(
@@ -60,7 +61,7 @@ def extend(
             ClusterFolder(cluster.id).exclusive(lambda: console.log("waiting for another cloudddp command")),
             signals.protected(lambda: console.log("still moving the deadline; this takes a moment")),
         ):
-            after = extending.move(session.aws(), cluster, runner, new)
+            after = extending.move(session.aws(), cluster, runner, new, before)
     for error in after.errors.values():
         console.warn(str(error))
     if missed := [node for node in cluster.nodes if after.values.get(node) != new]:
