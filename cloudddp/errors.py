@@ -71,7 +71,8 @@ def render(text: Text, as_typed: Callable[[Command], str] = command_line) -> str
 
 
 class CloudDDPError(Exception):
-    """Something failed. `hint` says what to type or change next; it is printed on a line of its own.
+    """Something failed. `hint` says what to type or change next; `advice` is the same, with its commands as
+    data.
 
     `more_nodes` is how many other nodes failed at the same time; set by code that runs a step on several
     nodes.
@@ -82,7 +83,7 @@ class CloudDDPError(Exception):
     def __init__(self, message: str, *, hint: Text = "") -> None:
         super().__init__(message)
         self._message = message
-        self._hint = hint
+        self._advice = hint
         self.more_nodes = 0
 
     @property
@@ -94,8 +95,12 @@ class CloudDDPError(Exception):
         return f" (and {more} more node{'s' * (more > 1)})" if more else ""
 
     @property
-    def hint(self) -> Text:
-        return self._hint
+    def advice(self) -> Text:
+        return self._advice
+
+    @property
+    def hint(self) -> str:
+        return render(self.advice)
 
     def __str__(self) -> str:
         return self.message
@@ -195,9 +200,9 @@ class ConnectError(NodeError):
         return gave_up + super()._details()
 
     @property
-    def hint(self) -> Text:
+    def advice(self) -> Text:
         if self.other_node is None or self.closed_early:
-            return self._hint
+            return self._advice
         return (
             "other nodes answer, so it is the node itself: ",
             Command("status"),

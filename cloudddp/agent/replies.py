@@ -114,7 +114,7 @@ def named_step(step: str, error: NodeError) -> NodeError:
     """Return an error of the connection for the user, who does not know the command."""
     if not error.reason:
         return error
-    return NodeError(f"{error.reason}, in step {step!r} of the agent", hint=error.hint, reason=error.reason)
+    return NodeError(f"{error.reason}, in step {step!r} of the agent", hint=error.advice, reason=error.reason)
 
 
 def raise_refusal(node: int, result: Result) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cloudddp.api.callback import Callback, OnProgress
 from cloudddp.config.command_line import Flag, GlobalOptions
 from cloudddp.config.schema import fields, nearest
 from cloudddp.errors import UsageError
+from cloudddp.job.job_request import Script
 from cloudddp.operations import session as sessions
 from cloudddp.operations.reporter import Reporter
 from cloudddp.operations.session import Session
@@ -25,18 +26,18 @@ class Call:
     options: GlobalOptions
     flags: tuple[Flag, ...]
     reporter: Callback
-    anyone: bool = False
+    region: str | None = None  # of the cluster, once it is known
 
     def session(self, env: Mapping[str, str] | None = None) -> Session[Reporter]:
         given = dict(env or {})
         more = [Flag("env", "job", "env", given)] if given else []
-        return sessions.start(
+        session = sessions.start(
             self.reporter,
             self.options,
             flags=[*self.flags, *more],
-            anyone=self.anyone,
             variables=[f"{name}={value}" for name, value in given.items()],
         )
+        return replace(session, region=self.region)
 
 
 def new_call(
@@ -46,13 +47,11 @@ def new_call(
     profile: str | None,
     on_progress: OnProgress | None,
     settings: Mapping[str, Any],
-    *,
-    anyone: bool = False,
 ) -> Call:
     simulated = os.environ.get(IN_SIMULATOR, "").lower() in ("1", "true", "yes")
     file = None if config is None else os.fspath(config)
     options = GlobalOptions(cluster, file, region, profile, sim=simulated)
-    return Call(options, flags_of(settings, "cluster", "job"), Callback(on_progress), anyone)
+    return Call(options, flags_of(settings, "cluster", "job"), Callback(on_progress))
 
 
 def flags_of(settings: Mapping[str, Any], *sections: str) -> tuple[Flag, ...]:
@@ -62,5 +61,14 @@ def flags_of(settings: Mapping[str, Any], *sections: str) -> tuple[Flag, ...]:
     for key in settings:
         if key not in places:
             where = " or ".join(f"[{section}]" for section in sections)
-            raise UsageError(f"{key} is not a setting of {where}", hint=nearest(key, list(places)))
+            hint = 'cluster="NAME" names the cluster' if key == "name" else nearest(key, list(places))
+            hint += "; arguments of the script are a list: args=[...]"
+            raise UsageError(f"{key} is not a setting of {where}", hint=hint)
     return tuple(Flag(key, places[key], key, value) for key, value in settings.items())
+
+
+def script_of(script: str, args: Sequence[str], *, module: bool) -> Script:
+    """Return what the ranks run. Raises UsageError for arguments that are not a list of strings."""
+    if isinstance(args, str) or not all(isinstance(one, str) for one in args):
+        raise UsageError(f"args={args!r} is not a list of strings", hint='args=["--epochs", "10"]')
+    return Script(script, tuple(args), module)

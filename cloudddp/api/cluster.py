@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -10,16 +9,19 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from cloudddp.api.call import Call, flags_of
+from cloudddp import signals
+from cloudddp.api.call import Call, flags_of, script_of
 from cloudddp.api.callback import warn_in_event_loop
+from cloudddp.aws import inventory
 from cloudddp.cluster import model as clusters
+from cloudddp.cluster.teardown import STILL_REMOVING
 from cloudddp.errors import CloudDDPError, Leftovers, render
 from cloudddp.job import cancel as cancelling
 from cloudddp.job import project_files, status
 from cloudddp.job.follow.decide import Policy
 from cloudddp.job.follow.follower import JobFollower
 from cloudddp.job.follow.verdict import JobResult
-from cloudddp.job.job_request import KEEP_MINUTES, NewJob, Script
+from cloudddp.job.job_request import KEEP_MINUTES, NewJob
 from cloudddp.operations.node_connections import connected
 from cloudddp.operations.results import collect, ended_nodes, ended_nodes_query
 from cloudddp.operations.start_job import checked_script, start_job
@@ -49,9 +51,6 @@ class Job:
     def __init__(self, call: Call, job_id: str) -> None:
         self._call = call
         self.id = job_id
-
-    def __repr__(self) -> str:
-        return f"<cloudddp.Job {self.id}>"
 
     def status(self) -> status.JobRecord:
         """Return its state, step and times, as `cloudddp jobs` shows them. Raises CloudDDPError."""
@@ -110,13 +109,10 @@ class Cluster:
     which could not be pulled stay until their deadline, and Leftovers is raised."""
 
     def __init__(self, call: Call, found: clusters.Cluster, *, created: bool) -> None:
-        self._call = call
+        self._call = replace(call, region=found.region)
         self._found = found
         self._jobs: list[Job] = []
         self.created = created  # by the call that has returned it
-
-    def __repr__(self) -> str:
-        return f"<cloudddp.Cluster {self.name} {self.id}: {len(self.nodes)} nodes>"
 
     @property
     def name(self) -> str:
@@ -132,7 +128,7 @@ class Cluster:
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """The live nodes, by node rank, as they were at the last call."""
+        """The live nodes, by node rank, as they were at the last call, such as `launch` or `cost`."""
         return tuple(
             Node(rank, one.id, one.type, one.zone, one.state, one.public_ip or "", one.private_ip or "")
             for rank, one in sorted(self._found.nodes.items())
@@ -170,11 +166,11 @@ class Cluster:
         warn_in_event_loop("launch")
         call = replace(self._call, flags=(*self._call.flags, *flags_of(settings, "job")))
         session = call.session(env)
-        script_there = checked_script(session, Script(script, tuple(args), module))
+        script_there = checked_script(session, script_of(script, args, module=module))
         job = NewJob(script_there, None, keep=KEEP_MINUTES)
-        with connected(session, whole=True) as (cluster, runner):
+        with connected(session, whole=True) as (self._found, runner):
             try:
-                start_job(session, runner, cluster, job).wait()
+                start_job(session, runner, self._found, job).wait()
             except KeyboardInterrupt:
                 cancelling.abort_launch(runner, job.id)
                 raise
@@ -183,39 +179,53 @@ class Cluster:
 
     def job(self, job_id: str | None = None) -> Job:
         """Return a job of this cluster, by default the newest. Raises CloudDDPError for none."""
-        with connected(self._call.session(), partly=True, needed=()) as (_, runner):
+        with connected(self._call.session(), partly=True, needed=()) as (self._found, runner):
             found = status.find_job(runner, job_id)
         return Job(self._call, found.id)
 
     def down(self, *, discard: bool = False) -> None:
-        """Terminate the nodes, remove everything else, and verify that nothing is left.
+        """Terminate the nodes, remove everything else, and verify that nothing is left; also where another
+        command has removed the cluster.
 
-        Raises Leftovers: without `discard`, where nodes have a running job or results that were not pulled,
-        which then stay; and with what is left and its price, if AWS refuses.
+        Raises Leftovers with what is left and its price. Without `discard` also, with nothing removed, where
+        a job runs or results were not pulled.
         """
         warn_in_event_loop("down")
+        self._remove(discard=discard)
+
+    def _remove(self, *, discard: bool = False, unfinished: Sequence[str] = ()) -> None:
         session = self._call.session()
-        if not discard:
-            aws = session.aws(finishing=True)
+        aws = session.aws(finishing=True)
+        members = inventory.instances(aws, inventory.with_id(self.id))  # `resume` may have replaced a node
+        self._found = clusters.Cluster.of(members, name=self.name, cluster_id=self.id, region=self.region)
+        if self._found.nodes and not discard:
             held = [render(line) for line in unsaved_work(self._found, session.settings, aws=aws)]
             if held:
                 raise Leftovers(
-                    f"cluster {self.name} was not removed: {'; '.join(held)}",
-                    hint="pull the results first; down(discard=True) removes it anyway",
+                    f"cluster {self.name} was not removed: {'; '.join([*held, *unfinished])}",
+                    hint="wait for the job or cancel it, and pull; or down(discard=True)",
                 )
         take_down(session, self.id)
+        self._jobs.clear()
 
     def __enter__(self) -> Cluster:
         return self
 
     def __exit__(self, *_: object) -> None:
+        reporter, unfinished = self._call.reporter, []
         if not self.created:
-            self._call.reporter.log(f"cluster {self.name} existed before, and stays up")
+            reporter.log(f"cluster {self.name} existed before, and stays up")
             return
-        for job in self._jobs:
-            with contextlib.suppress(CloudDDPError):  # what is not pulled keeps the nodes
-                self._finish(job)
-        self.down()
+        try:
+            for job in self._jobs:
+                try:
+                    self._finish(job)
+                except (CloudDDPError, OSError) as error:  # what is not pulled keeps the nodes
+                    unfinished.append(f"job {job.id}: {error}")
+                    reporter.warn(unfinished[-1])
+        finally:  # also after an interrupt: then the nodes stay if they hold anything, and Leftovers says so
+            with signals.protected(lambda: reporter.log(STILL_REMOVING)):
+                self._remove(unfinished=unfinished)
 
     def _finish(self, job: Job) -> None:
         if not job.status().status.ended:

@@ -6,17 +6,16 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cloudddp.api.call import Call, new_call
+from cloudddp.api.call import Call, new_call, script_of
 from cloudddp.api.callback import OnProgress, warn_in_event_loop
 from cloudddp.api.cluster import Cluster, OnLine
+from cloudddp.aws.client import AWS
 from cloudddp.aws.instance_types import TypeInfo
-from cloudddp.cluster import up as creating
 from cloudddp.cluster.plan import Plan
 from cloudddp.errors import Interrupted, UsageError
 from cloudddp.formats import dollars, moment
-from cloudddp.job import ranks
 from cloudddp.job.follow.verdict import JobResult
-from cloudddp.job.job_request import Script
+from cloudddp.operations.bring_up import bring_up
 from cloudddp.operations.start_job import checked_script
 
 
@@ -42,26 +41,15 @@ def up(
 
 
 def _up(call: Call) -> Cluster:
-    session = call.session()
-    spec, clouds = session.settings.cluster, session.clouds()
-
-    def agree(plans: Sequence[Plan], info: TypeInfo) -> None:
-        ranks.nproc(session.settings.job, [info.gpus] * spec.nodes)
-        plan = plans[0]
+    def agree(plans: Sequence[Plan], info: TypeInfo, _: AWS) -> None:
+        price = plans[0].price
         call.reporter.log(
-            f"starting {spec.nodes} x {spec.instance_type} at {dollars(plan.price.hour)} an hour, until "
-            f"{moment(plan.expires)} at the latest"
+            f"starting {price.nodes} x {info.name} at {dollars(price.hour)} an hour, until "
+            f"{moment(plans[0].expires)} at the latest"
         )
 
     try:
-        done = creating.up(
-            clouds,
-            spec,
-            progress=call.reporter,
-            confirm=agree,
-            looked_in=session.looked_in(clouds),
-            project=session.root.name,
-        )
+        done = bring_up(call.session(), agree)
     except KeyboardInterrupt:
         raise Interrupted("interrupted while nothing was being created") from None
     return Cluster(call, done.cluster, created=done.plan is not None)
@@ -73,13 +61,12 @@ def attach(
     config: str | os.PathLike[str] | None = None,
     region: str | None = None,
     profile: str | None = None,
-    anyone: bool = False,
     on_progress: OnProgress | None = None,
     **settings: Any,
 ) -> Cluster:
     """Return a cluster that exists, by default the one of the project. Raises CloudDDPError where there is
-    none. `anyone`: also one that another user has created."""
-    call = new_call(cluster, config, region, profile, on_progress, settings, anyone=anyone)
+    none."""
+    call = new_call(cluster, config, region, profile, on_progress, settings)
     return Cluster(call, call.session().cluster(), created=False)
 
 
@@ -105,7 +92,7 @@ def run(
     warn_in_event_loop("run")
     call = new_call(cluster, config, region, profile, on_progress, settings)
     session = call.session(env)
-    checked_script(session, Script(script, tuple(args), module), fresh=True)
+    checked_script(session, script_of(script, args, module=module), fresh=True)
     made = _up(call)
     if not made.created:
         raise UsageError(

@@ -7,7 +7,6 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal
 
 from cloudddp.api.call import IN_SIMULATOR
 from cloudddp.files import state_home
@@ -15,16 +14,12 @@ from cloudddp.simulator import control
 
 
 @contextlib.contextmanager
-def sim(
-    home: str | os.PathLike[str] | None = None, *, nodes: Literal["process", "namespace", "auto"] = "process"
-) -> Iterator[str]:
+def sim(home: str | os.PathLike[str] | None = None) -> Iterator[str]:
     """Start the simulator; inside the block, this process and its children use it in place of AWS. Yields the
     endpoint of its EC2.
 
-    `home` has its files and those of cloudddp; by default a temporary folder, removed at the end. `nodes` as
-    of `cloudddp sim start --nodes`: "process" needs neither root nor namespaces; the others move this process
-    into the simulator's network for good, and need a single thread. Raises CloudDDPError where it cannot
-    start.
+    `home` has its files and those of cloudddp; by default a temporary folder, removed at the end. Its nodes
+    are processes, which need neither root nor namespaces. Raises CloudDDPError where it cannot start.
     """
     before = dict(os.environ)
     with contextlib.ExitStack() as left:
@@ -33,7 +28,7 @@ def sim(
         os.environ["CLOUDDDP_HOME"] = str(Path(home).absolute())
         left.callback(_restore, before)
         left.callback(control.stop, state_home())
-        found = control.start(state_home(), nodes=nodes)
+        found = control.start(state_home(), nodes="process")
         control.enter(found)
         for name in control.HIDDEN:
             os.environ.pop(name, None)

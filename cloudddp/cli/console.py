@@ -241,8 +241,8 @@ class Console:
         """Write an error and its hint to stderr. It never fails, as `log`."""
         try:
             self.fail(error.message)
-            if error.hint:
-                hint = wrapped(f"  -> {self.render(error.hint)}", sys.stderr)
+            if error.advice:
+                hint = wrapped(f"  -> {self.render(error.advice)}", sys.stderr)
                 click.secho(hint, err=True, color=colour())
         except (OSError, ValueError, RuntimeError):
             pass  # the terminal is closed; the exit code still reports the error

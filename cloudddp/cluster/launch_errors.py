@@ -90,7 +90,7 @@ class NotLaunched(CloudDDPError):
         *,
         accepted: bool = False,
     ) -> None:
-        super().__init__(first.message, hint=first.hint)
+        super().__init__(first.message, hint=first.advice)
         self.attempts = tuple(attempts)
         self.first = first
         self.remaining = tuple(remaining)

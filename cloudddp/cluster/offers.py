@@ -226,7 +226,9 @@ def subnets(
         return networks.candidates(aws, there, reached_from=sources)
     except UsageError as error:
         title = reservation_title(reservation)
-        raise UsageError(f"{title} is in zone {reservation.zone}: {error.message}", hint=error.hint) from None
+        raise UsageError(
+            f"{title} is in zone {reservation.zone}: {error.message}", hint=error.advice
+        ) from None
 
 
 def price(aws: AWS, spec: ClusterSpec, reservation: Reservation | None = None) -> Price:

@@ -70,7 +70,7 @@ def hint_of_denial(spec: ClusterSpec, error: AWSError) -> Text:
             f"ask for iam:PassRole on the role of instance profile {spec.instance_profile} (for "
             "ec2.amazonaws.com), or remove instance_profile"
         )
-    return error.hint
+    return error.advice
 
 
 def dry_run_parameters(params: Mapping[str, Any]) -> dict[str, Any]:

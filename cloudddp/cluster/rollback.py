@@ -129,7 +129,7 @@ def _what_may_exist(cluster_id: str, created: CreatedResources, known: Known) ->
 def after_removal(error: ConnectError) -> NodeError:
     """Return the error for a node that did not answer in time and was removed: no command can look at it any
     more."""
-    hint = error.hint
+    hint = error.advice
     if any(isinstance(part, Command) and part.words[0] in ("status", "down") for part in parts(hint)):
         hint = (
             "for an image that boots more slowly, set a larger ready_minutes in cloudddp.toml; else the node "

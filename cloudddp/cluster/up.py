@@ -158,7 +158,7 @@ def _create(
                 roll_back(aws, spec.name, the_plan.cluster_id, created, error, progress, patient=patient)
             except Leftovers as left:
                 raise (
-                    left if gone is None else Leftovers(f"{gone} has gone; {left.message}", hint=left.hint)
+                    left if gone is None else Leftovers(f"{gone} has gone; {left.message}", hint=left.advice)
                 ) from None
             if gone is not None:
                 raise after_loss_of_state(gone) from None

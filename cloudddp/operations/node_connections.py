@@ -111,5 +111,5 @@ def _not_queried(silent: dict[int, Exception]) -> NodeError:
     return NodeError(
         f"{node_list(silent)} could not be queried: the output does not include "
         f"{'them' if len(silent) > 1 else 'it'}",
-        hint=error.hint if isinstance(error, CloudDDPError) else "",
+        hint=error.advice if isinstance(error, CloudDDPError) else "",
     )

@@ -103,6 +103,7 @@ def collect(
     """
     console, job = session.console, session.settings.job
     to = session.root / project_files.RESULTS / job_id
+    first = not to.exists()
     lines: list[str] = []
     try:
         runner.leave_out([node for node in runner.nodes if node in ended and ended[node].gone])
@@ -143,7 +144,7 @@ def collect(
         return Left((*lines, "interrupted while results were pulled: some of them are missing"))
     collect_logs(console, runner, job_id, to)
     write_report(console, job_id, to)
-    if not silent and not any(one.outputs.files for reply in found.values.values() for one in reply.jobs):
+    if first and not silent and not targets:
         where = (
             f"nothing to {', '.join(job.outputs)} (job.outputs)" if job.outputs else "no files in the project"
         )

@@ -47,7 +47,7 @@ def no_cluster(error: NoCluster, name: str, asked: AWS, others: Search) -> NoClu
     record = copied_job(name, asked.endpoint)
     place = s3_place_of(record.config, record.job) if record is not None else None
     if record is None or place is None:
-        return NoCluster(message, hint=error.hint, last=error.last)
+        return NoCluster(message, hint=error.advice, last=error.last)
     hint = (
         f"job {record.job} was told to copy its results to {place.url}: ",
         Command("pull", "--job", record.job),

@@ -46,6 +46,7 @@ with cloudddp.up(nodes=2, on_progress=said.append, **settings) as cluster:
     print(json.dumps([len(cluster.nodes), cluster.nodes[1].rank, cluster.created, cluster.price > 1]))
     print(json.dumps([result.status, result.exit_code, sorted(lines), job.id]))
     print(json.dumps([job.status().ranks, cluster.job().id == job.id, cluster.cost() > 0]))
+    job.pull()
 print(json.dumps(said))
 print(json.dumps([signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == handlers))
 """
@@ -56,6 +57,7 @@ print(json.dumps([signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTER
     assert lines == [f"[rank {r} | node {r}] rank {r} ['--epochs', '1'] True" for r in (0, 1)]
     assert job == [2, True, True]
     assert any("2 x g5.xlarge at $" in text for text in said)
+    assert not any("no results" in text for text in said)  # the second pull has nothing to do
     assert same_handlers
     assert err == ""
     assert remaining(ec2, cli.cluster).nothing
@@ -70,14 +72,41 @@ def test_results_that_cannot_be_pulled_keep_the_nodes(cli: CommandLine, ec2: Any
     cli.write("results", "a file, where the results would go")
     code = """
 try:
-    with cloudddp.up(nodes=1, **settings) as cluster:
+    with cloudddp.up(nodes=2, **settings) as cluster:
         cluster.launch("train.py").wait()
 except cloudddp.Leftovers as error:
-    print(json.dumps(error.message))
+    print(json.dumps([error.message, error.hint]))
+cluster._found = cluster._found.only({cluster.nodes[0].id})  # as if node 1 had been replaced since
+try:
+    cluster.down()
+except cloudddp.Leftovers as error:
+    print(json.dumps([error.message, len(cluster.nodes)]))
 cluster.down(discard=True)
+cluster.down()
+print(json.dumps(len(cluster.nodes)))
 """
-    ((message,), _) = run(cli, code)
+    ((message, hint), (again, nodes), none), _ = run(cli, code)
     assert "was not removed: not pulled from node 0: model-0.pt" in message
+    assert "results were not pulled" in message.partition("; job ")[2]  # why
+    assert hint == "wait for the job or cancel it, and pull; or down(discard=True)"
+    assert "node 1: model-1.pt" in again
+    assert (nodes, none) == (2, 0)
+    assert remaining(ec2, cli.cluster).nothing
+
+
+def test_interrupt_at_the_end_of_the_block_removes_the_cluster(cli: CommandLine, ec2: Any) -> None:
+    """When the results are here."""
+    code = """
+def interrupt(text):
+    if text.startswith("logs: "):
+        signal.raise_signal(signal.SIGINT)
+try:
+    with cloudddp.up(nodes=1, on_progress=interrupt, **settings) as cluster:
+        cluster.launch("train.py").wait()
+except KeyboardInterrupt:
+    print(json.dumps("interrupted"))
+"""
+    assert run(cli, code) == (["interrupted"], "")
     assert remaining(ec2, cli.cluster).nothing
 
 
@@ -142,22 +171,28 @@ for call in (
     lambda: cloudddp.up(nodes=0),
     lambda: cloudddp.up(on_progress=print, nodes="many"),
     lambda: cloudddp.run("trian.py", **settings),
+    lambda: cloudddp.run("train.py", "--epochs 1"),
+    lambda: cloudddp.run("train.py", [1]),
+    lambda: cloudddp.up(name="mine"),
+    cloudddp.attach,
 ):
     try:
         call()
-    except cloudddp.UsageError as error:
-        print(json.dumps([error.message, error.exit_code]))
-try:
-    cloudddp.attach()
-except cloudddp.CloudDDPError as error:
-    print(json.dumps([error.message, error.exit_code]))
+    except cloudddp.CloudDDPError as error:
+        print(json.dumps([f"{error.message}\\n{error.hint}", error.exit_code]))
 """
     found, _ = run(cli, code)
-    assert [code for _, code in found] == [2, 2, 2, 2, 1]
-    assert found[0][0] == "node is not a setting of [cluster] or [job]"
-    assert "nodes" in found[1][0]
-    assert "trian.py" in found[3][0]
-    assert "there is no cluster" in found[4][0]
+    assert [code for _, code in found] == [2, 2, 2, 2, 2, 2, 2, 1]
+    texts = [text for text, _ in found]
+    assert texts[0].startswith("node is not a setting of [cluster] or [job]\ndid you mean 'nodes'")
+    assert "arguments of the script are a list: args=[...]" in texts[0]
+    assert "nodes" in texts[1]
+    assert "trian.py" in texts[3]
+    assert texts[4] == "args='--epochs 1' is not a list of strings\nargs=[\"--epochs\", \"10\"]"
+    assert "not a list of strings" in texts[5]
+    assert 'cluster="NAME" names the cluster' in texts[6]
+    assert "there is no cluster" in texts[7]
+    assert "create one: `cloudddp up`" in texts[7]
     assert remaining(ec2, cli.cluster).nothing
 
 
@@ -187,8 +222,8 @@ def test_broken_callback_does_not_stop_a_teardown(cli: CommandLine, ec2: Any) ->
     code = """
 def broken(text):
     raise ValueError("mine")
-with warnings.catch_warnings(record=True) as found, cloudddp.up(nodes=1, on_progress=broken, **settings):
-    pass
+with warnings.catch_warnings(record=True) as found, cloudddp.up(nodes=1, on_progress=broken, **settings) as c:
+    c.down()
 print(json.dumps(sorted({str(one.message) for one in found})))
 """
     ((warning,),), _ = run(cli, code)

@@ -13,14 +13,13 @@ from cloudddp.cli.console import Console
 from cloudddp.cli.session import Session
 from cloudddp.cli.views import lifecycle
 from cloudddp.cli.views.clusters import time_left
-from cloudddp.cluster import up as creating
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.up import UpResult
 from cloudddp.config.command_line import Flag, GlobalOptions
 from cloudddp.errors import CloudDDPError, Command, Interrupted
 from cloudddp.formats import dollars, duration
-from cloudddp.job import ranks
+from cloudddp.operations import bring_up as operation
 
 
 def up(console: Console, options: GlobalOptions, *, flags: Sequence[Flag], dry_run: bool, yes: bool) -> None:
@@ -89,31 +88,18 @@ def bring_up(
     """Create the cluster after asking, for `up` and `run`.
 
     `check` is called before it asks, and raises for what the credentials cannot do; `on_ready` with the
-    cluster that was created, which the caller now has to remove. Raises NotConfirmed; UsageError before it
-    asks where a node would run more ranks than the type has GPUs.
+    cluster that was created, which the caller now has to remove. Raises NotConfirmed.
     """
-    console, spec, clouds = session.console, session.settings.cluster, session.clouds()
-    with console.progress() as progress:
+    console = session.console
 
-        def agree(plans: Sequence[Plan], info: TypeInfo) -> None:
-            progress.stop()
-            for one in plans:
-                ranks.nproc(session.settings.job, [one.context.info.gpus] * spec.nodes)
-            check(plans, clouds[0])
-            console.print_text(lifecycle.plans(plans, info, spec, clouds[0].credentials_end()), err=True)
-            console.must_confirm("Start these nodes?", yes=yes)
+    def agree(plans: Sequence[Plan], info: TypeInfo, aws: AWS) -> None:
+        check(plans, aws)
+        shown = lifecycle.plans(plans, info, session.settings.cluster, aws.credentials_end())
+        console.print_text(shown, err=True)
+        console.must_confirm("Start these nodes?", yes=yes)
 
-        def name_others(others: Sequence[Cluster]) -> None:
-            for line in lifecycle.others(others):
-                console.log(line)
+    def name_others(others: Sequence[Cluster]) -> None:
+        for line in lifecycle.others(others):
+            console.log(line)
 
-        return creating.up(
-            clouds,
-            spec,
-            progress=progress,
-            confirm=agree,
-            on_ready=on_ready,
-            looked_in=session.looked_in(clouds),
-            project=session.root.name,
-            on_others=name_others,
-        )
+    return operation.bring_up(session, agree, on_ready=on_ready, on_others=name_others)

@@ -249,7 +249,7 @@ class _Pull:
                     raise
                 raise NodeError(
                     f"{error.reason}; what had arrived is kept",
-                    hint=("repeat ", Command("pull"), ", which continues; ", *parts(error.hint)),
+                    hint=("repeat ", Command("pull"), ", which continues; ", *parts(error.advice)),
                     reason=error.reason,
                 ) from None
         return Pulled(
