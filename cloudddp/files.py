@@ -175,10 +175,13 @@ class Folder:
             os.unlink(name, dir_fd=self.descriptor)
 
     def read(self, name: str) -> bytes:
-        """Return a file's contents. Raises OSError, also for a symbolic link."""
+        """Return a file's contents. Raises OSError, also for a symbolic link and for what is not a file."""
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO would wait for a writer
         with self._naming(name):
-            descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.descriptor)
+            descriptor = os.open(name, flags, dir_fd=self.descriptor)
         with os.fdopen(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise OSError(errno.EINVAL, "is not a file", str(self.path / name))
             return file.read()
 
 

@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from cloudddp.errors import CloudDDPError, Command
 from cloudddp.files import Folder, open_private, state_home
@@ -35,8 +36,8 @@ class ClusterRecord:
     """What `up` records about a cluster before its first AWS call that creates something."""
 
     id: str
-    name: str
-    region: str
+    name: Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9-]{0,39}$")]
+    region: Annotated[str, Meta(pattern="^[a-z0-9-]{1,40}$")]
     endpoint: str  # "" for AWS itself, otherwise the simulator's address
     expires: str
     user: str = USUAL_USER  # the image's login user
@@ -49,9 +50,11 @@ class ClusterRecord:
     # For `cost`; "", 0 and None in records of earlier versions.
     project: str = ""  # the name of the project's folder
     created: str = ""
-    nodes: int = 0
-    node_hour: float | None = None  # USD for each node, as in its tag
-    usd: float | None = None  # what it has cost, once it is gone and AWS has said how long it ran
+    nodes: Annotated[int, Meta(ge=0, le=10_000)] = 0
+    node_hour: Annotated[float, Meta(ge=0, le=1e5)] | None = None  # USD for each node, as in its tag
+    usd: Annotated[float, Meta(ge=0, le=1e9)] | None = (
+        None  # what it has cost, once it is gone and AWS has said how long it ran
+    )
     usd_is_at_most: bool = False
     spot: str = ""  # prefer: a node may be replaced by an on-demand one
 
@@ -69,12 +72,13 @@ def live_clusters() -> list[ClusterRecord]:
 
 
 def history(endpoint: str) -> list[ClusterRecord]:
-    """Return the clusters whose nodes were created on this computer, also those that are gone."""
+    """Return the clusters whose nodes were created on this computer, also those that are gone and those whose
+    record is damaged."""
     found = []
     for folder in _folders():
         with contextlib.suppress(OSError, CloudDDPError):  # an unreadable journal counts as empty
-            record = folder.record()
-            if record is not None and record.endpoint == endpoint and folder.created_instances():
+            record = folder.record() or ClusterRecord(folder.id, "unknown", "", endpoint, "")
+            if record.endpoint == endpoint and folder.created_instances():
                 found.append(record)
     return found
 
@@ -258,12 +262,13 @@ class ClusterFolder:
         return self._read(self.login_key())
 
     def record(self) -> ClusterRecord | None:
-        """Return what `create` wrote, or None if the cluster was not created on this computer.
+        """Return what `create` wrote; None if it is damaged or the cluster was not created on this computer.
 
         Unknown keys are ignored: other versions of cloudddp write more or fewer of them.
         """
         try:
-            return msgspec.json.decode(self._read(self.path / "cluster.json"), type=ClusterRecord)
+            found = msgspec.json.decode(self._read(self.path / "cluster.json"), type=ClusterRecord)
+            return found if found.id == self.id else None
         except (OSError, ValueError, RecursionError):  # msgspec's own errors are ValueErrors
             return None
 

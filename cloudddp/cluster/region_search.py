@@ -83,11 +83,11 @@ class Search:
         return f"{', '.join(self.failed)} ({first})" if first else ""
 
 
-def recorded(endpoint: str, name: str | None = None) -> list[str]:
+def recorded(aws: AWS, name: str | None = None) -> list[str]:
     """Return the regions in which this computer has created a cluster of that name (or any) that is not known
     to be gone."""
-    known = (one for one in known_clusters() if one.endpoint == endpoint and name in (None, one.name))
-    return sorted({one.region for one in known})
+    known = (one for one in known_clusters() if one.endpoint == aws.endpoint and name in (None, one.name))
+    return sorted({one.region for one in known if aws.has_region(one.region)})
 
 
 def ask(clouds: Sequence[AWS]) -> Search:
@@ -114,7 +114,7 @@ def beyond(asked: AWS, name: str, configured: Iterable[str]) -> Search:
     First in the configured and the recorded regions; if none has a live cluster of the caller's, in all
     others that are enabled.
     """
-    known = recorded(asked.endpoint, name)
+    known = recorded(asked, name)
     likely = [one for one in dict.fromkeys([*configured, *known]) if one != asked.region]
     first = ask([asked.at(region) for region in likely])
     if first.own(name):
@@ -146,7 +146,7 @@ def others(asked: AWS, found: Search, name: str) -> list[Cluster]:
     One AWS call for each of these regions that `found` lacks. One that does not answer is left out.
     """
     known = (*found.regions, *found.failed)
-    more = [region for region in recorded(asked.endpoint) if region not in known]
+    more = [region for region in recorded(asked) if region not in known]
     return found.merged(ask([asked.at(region) for region in more])).others(name)
 
 
@@ -180,7 +180,7 @@ def without_not_enabled(found: Search, name: str) -> Search:
         return found
     aws = next(iter(found.answers))
     try:
-        relevant = (*enabled_regions(aws), *recorded(aws.endpoint, name), _NOT_LISTED)
+        relevant = (*enabled_regions(aws), *recorded(aws, name), _NOT_LISTED)
     except CloudDDPError:
         return found
     failed = {
@@ -236,7 +236,7 @@ def in_regions(clouds: Sequence[AWS], name: str, progress: ProgressCallback) -> 
     found = ask(clouds)
     refused = not_enabled(found, clouds[0])
     for region, error in found.failed.items():
-        ours = region in recorded(clouds[0].endpoint, name)
+        ours = region in recorded(clouds[0], name)
         if not found.answers or ours or not (region in refused or _code(error) in denials.CODES):
             raise refused.get(region, error)
         why = (

@@ -81,7 +81,7 @@ class Session(Generic[ReporterT_co]):
         name: `up` must not create a second one."""
         if self.options.region:
             return clouds
-        known = region_search.recorded(clouds[0].endpoint, self.settings.cluster.name)
+        known = region_search.recorded(clouds[0], self.settings.cluster.name)
         return clouds + [
             clouds[0].at(region) for region in known if region not in [one.region for one in clouds]
         ]
@@ -90,7 +90,7 @@ class Session(Generic[ReporterT_co]):
         """Return the regions that `ls` lists: with --region that one, else the configured ones and those in
         which this computer has created clusters; or all that are enabled in the account."""
         clouds = self.clouds()
-        more = [] if self.options.region else region_search.recorded(clouds[0].endpoint)
+        more = [] if self.options.region else region_search.recorded(clouds[0])
         more += enabled_regions(clouds[0]) if all_regions else []
         known = [one.region for one in clouds]
         return clouds + [clouds[0].at(region) for region in dict.fromkeys(more) if region not in known]
@@ -167,7 +167,9 @@ class Session(Generic[ReporterT_co]):
         created = {
             one.region
             for one in local_state.known_clusters()
-            if (one.name, one.endpoint) == (name, asked.endpoint) and one.expires > now
+            if (one.name, one.endpoint) == (name, asked.endpoint)
+            and one.expires > now
+            and asked.has_region(one.region)
         }
         return created.pop() if len(created) == 1 else None
 

@@ -188,7 +188,7 @@ for call in (
     assert "arguments of the script are a list: args=[...]" in texts[0]
     assert "nodes" in texts[1]
     assert "trian.py" in texts[3]
-    assert texts[4] == "args='--epochs 1' is not a list of strings\nargs=[\"--epochs\", \"10\"]"
+    assert texts[4] == 'args=\'--epochs 1\' is not a list of strings\nargs=["--epochs", "10"]'
     assert "not a list of strings" in texts[5]
     assert 'cluster="NAME" names the cluster' in texts[6]
     assert "there is no cluster" in texts[7]

@@ -80,6 +80,13 @@ def test_cluster_without_nodes_is_left_out(found: Any, journal: str) -> None:
     assert history("") == []
 
 
+def test_damaged_record_is_an_unknown_cost_and_does_not_hide_the_others(found: Any) -> None:
+    folder = ClusterFolder("c-9999999999")
+    folder.create(replace(RECORD, id="c-9999999999", usd=-5.0), private_key="k", host_public="k")
+    folder.journal_created(["i-2"])
+    assert [(one.id, one.cost.usd) for one in found(RECORD, hours=2)] == [(folder.id, None), (RECORD.id, 6.0)]
+
+
 def test_record_of_an_earlier_version_has_the_name_for_the_project(found: Any) -> None:
     (one,) = found(ClusterRecord("c-0123456789", "demo", "us-east-1", "", "2026-11-20T20:00:00Z"), hours=100)
     assert (one.project, one.cost, one.month) == ("demo", Cost(None), "")

@@ -10,6 +10,7 @@ import sys
 import threading
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,13 +87,33 @@ def test_missing_key_error_has_a_hint(tmp_path: Path) -> None:
     assert "cloudddp down" in render(caught.value.hint)
 
 
-WRONG_TYPE = json.dumps({**asdict(RECORD), "nodes": "two"})
+def damaged(**fields: Any) -> str:
+    return json.dumps({**asdict(RECORD), **fields})
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"id": "c-1"}', '{"unknown": 1}', "[" * 9999, WRONG_TYPE])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "[]", '{"id": "c-1"}', '{"unknown": 1}', "[" * 9999),
+        damaged(id="c-9999999999"),  # of another folder
+        damaged(name="../x"),
+        damaged(region="mars north"),
+        *(damaged(nodes=value) for value in ("two", -1, 10**400)),
+        *(damaged(node_hour=value) for value in (-1.0, 1e308)),
+        *(damaged(usd=value) for value in (-1.0, 1e308)),
+        damaged(usd=7).replace('"usd": 7', '"usd": 1e999'),
+    ],
+)
 def test_damaged_record_counts_as_none(tmp_path: Path, text: str) -> None:
     folder = create(tmp_path)
     (folder.path / "cluster.json").write_text(text)
+    assert folder.record() is None
+
+
+def test_record_that_is_no_file_counts_as_none(tmp_path: Path) -> None:
+    folder = create(tmp_path)
+    (folder.path / "cluster.json").unlink()
+    os.mkfifo(folder.path / "cluster.json")
     assert folder.record() is None
 
 

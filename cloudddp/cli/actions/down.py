@@ -150,7 +150,7 @@ def _created_here(live: Mapping[AWS, Sequence[Cluster]]) -> bool:
 def _created_elsewhere(aws: AWS, name: str) -> list[str]:
     """Return the other regions in which this computer has created a cluster of that name that is not known to
     be gone."""
-    return [region for region in region_search.recorded(aws.endpoint, name) if region != aws.region]
+    return [region for region in region_search.recorded(aws, name) if region != aws.region]
 
 
 def _without_answer(aws: AWS, name: str, error: CloudDDPError) -> CloudDDPError:
