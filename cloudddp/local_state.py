@@ -272,6 +272,13 @@ class ClusterFolder:
         except (OSError, ValueError, RecursionError):  # msgspec's own errors are ValueErrors
             return None
 
+    def changed(self) -> float:
+        """Return when the record was last written, in seconds since the epoch; 0 if there is none."""
+        try:
+            return (self.path / "cluster.json").stat().st_mtime
+        except OSError:
+            return 0.0
+
     def login_key(self) -> Path:
         """Return the path of the private login key. Raises CloudDDPError if this computer does not have
         it."""

@@ -13,9 +13,10 @@ copies tags.
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from cloudddp.aws.inventory import Instance
@@ -119,6 +120,7 @@ class Cluster:
     nodes: Mapping[int, Instance]
     foreign: tuple[Foreign, ...] = ()
     gone: tuple[Instance, ...] = ()
+    seen: float = field(default_factory=time.time, compare=False)  # when AWS was asked; since the epoch
 
     @classmethod
     def of(cls, members: Sequence[Instance], *, name: str, cluster_id: str, region: str) -> Cluster:

@@ -24,6 +24,7 @@ from cloudddp.aws.inventory import Instance
 from cloudddp.cluster import created_ids, host_keys, lookup, node_addresses
 from cloudddp.cluster.connect import Dial, dial, remembered
 from cloudddp.cluster.create import CreatedResources
+from cloudddp.cluster.extend import deadline as deadline_of
 from cloudddp.cluster.launch_errors import Next, NotLaunched, attempt, next_step
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import Replacement, plan_replacement
@@ -35,7 +36,6 @@ from cloudddp.config.spec import ClusterSpec, seconds_of
 from cloudddp.errors import AWSError, CloudDDPError, Command, Interrupted, Leftovers, ProgressCallback
 from cloudddp.local_state import ClusterFolder
 from cloudddp.ssh.target import generate_key, public_key_of
-from cloudddp.tags import parse_time
 
 _ROUNDS = 3  # in which further nodes may be lost
 _MAX_RECORD = 1 << 20  # bytes of the record of a launch
@@ -183,7 +183,7 @@ def _launch(
     zone = next(iter(cluster.nodes.values())).zone
     record = folder.record()
     either_market = is_spot(recorded) and "prefer" in (spec.spot, record.spot if record else "")
-    expires = (parse_time(record.expires) if record else None) or cluster.expires
+    expires = deadline_of(cluster)
     if expires is None:
         raise CloudDDPError(
             "the deadline of the cluster is unknown", hint=(Command("down"), " and ", Command("up"))

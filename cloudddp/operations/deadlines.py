@@ -9,6 +9,7 @@ import threading
 from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
 
+from cloudddp.cluster.extend import deadline
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import timing
 from cloudddp.config.spec import Config
@@ -16,25 +17,17 @@ from cloudddp.errors import Command
 from cloudddp.formats import counted, dollars, duration, moment
 from cloudddp.job.job_request import NewJob
 from cloudddp.job.launch_record import s3_place_of
-from cloudddp.local_state import ClusterFolder
 from cloudddp.operations.reporter import Reporter
 from cloudddp.operations.unsaved_work import unsaved_work
-from cloudddp.tags import parse_time
 
 NEAR = 1800.0  # seconds before the deadline from which a launch warns of it
 WARNINGS = (30.0, 10.0, 3.0)  # minutes before the deadline
 
 
-def expires(cluster: Cluster) -> datetime | None:
-    """Return the deadline of a cluster that was found a while ago: `extend` may have moved it since."""
-    record = ClusterFolder(cluster.id).record() if cluster.id else None
-    return (parse_time(record.expires) if record and record.extended else None) or cluster.expires
-
-
 def warn_if_near(console: Reporter, cluster: Cluster) -> None:
     """Warn if the nodes will terminate soon, which ends the job."""
-    ends, left = expires(cluster), _left(cluster)
-    if ends is not None and left < NEAR:
+    ends = deadline(cluster)
+    if ends is not None and (left := _left(ends)) < NEAR:
         when = f"in {duration(left)}" if left > 0 else "now"
         console.warn(
             f"the nodes terminate {when}, at {moment(ends)} (the cluster's deadline), and this "
@@ -57,12 +50,10 @@ def warnings(console: Reporter, cluster: Cluster | None, settings: Config) -> It
 
 def _warn(console: Reporter, cluster: Cluster, settings: Config, done: threading.Event) -> None:
     minute = timing.current().minute
-    previous = _left(cluster)
+    previous = _left(deadline(cluster))
     while not done.wait(minute / 12):
-        ends, left = (
-            expires(cluster),
-            _left(cluster),
-        )  # `extend` may move it meanwhile, also to an earlier time
+        ends = deadline(cluster)  # `extend` may move it meanwhile, also to an earlier time
+        left = _left(ends)
         if ends is not None and left > 0 and any(left <= one * minute < previous for one in WARNINGS):
             when = f"in {duration(left)}, at {moment(ends)} (the cluster's deadline)"
             console.warn(f"the nodes terminate {when}; ", Command("extend", "--hours", "H"), " moves it")
@@ -71,9 +62,8 @@ def _warn(console: Reporter, cluster: Cluster, settings: Config, done: threading
         previous = left
 
 
-def _left(cluster: Cluster) -> float:
-    """Return the seconds until the deadline; infinity where there is none."""
-    ends = expires(cluster)
+def _left(ends: datetime | None) -> float:
+    """Return the seconds until a deadline; infinity where there is none."""
     return math.inf if ends is None else (ends - datetime.now(UTC)).total_seconds()
 
 
@@ -84,7 +74,7 @@ def report_leaving(console: Reporter, cluster: Cluster, settings: Config, job: N
     if place is not None:
         kept = f"each node copies its results to {place.url} when the job has ended"
     if job.poweroff is not None:
-        until = f", at {moment(ends)} at the latest" if (ends := expires(cluster)) else ""
+        until = f", at {moment(ends)} at the latest" if (ends := deadline(cluster)) else ""
         after = f"{duration(60 * job.poweroff)} after the job" if job.poweroff else "after the job"
         console.log(f"the nodes end by themselves {after}{until}; {kept}")
         return
@@ -102,10 +92,10 @@ def report_leaving(console: Reporter, cluster: Cluster, settings: Config, job: N
 
 
 def _at_most(cluster: Cluster) -> str:
-    ends = expires(cluster)
+    ends = deadline(cluster)
     if ends is None:
         return ""
-    left = max(_left(cluster), 0.0)
+    left = max(_left(ends), 0.0)
     total = "" if cluster.hour is None else f", at most {dollars(cluster.hour * left / 3600)}"
     return f"{total} until {moment(ends)}"
 
@@ -126,7 +116,7 @@ def report_not_started(console: Reporter, cluster: Cluster | None, job: NewJob, 
     elif job.poweroff is not None:
         hour = cluster.hour if cluster is not None else None
         price = "" if hour is None else f" and cost {dollars(hour)} an hour"
-        ends = expires(cluster) if cluster is not None else None
+        ends = deadline(cluster) if cluster is not None else None
         until = f" until {moment(ends)}" if ends else ""
         console.log(
             f"job {job.id} was not started, so its --down does not end the nodes: they stay "
@@ -149,7 +139,7 @@ def announced_by_aws(cluster: Cluster, settings: Config, moment: float) -> bool:
     """Whether a notice to the ranks at that moment, in seconds since the epoch, was AWS's, and not the
     cluster's deadline."""
     early = (settings.job.save_minutes + 1) * timing.current().minute
-    ends = expires(cluster)
+    ends = deadline(cluster)
     return ends is None or ends.timestamp() - moment > early
 
 
@@ -157,7 +147,7 @@ def report_if_passed(
     console: Reporter, cluster: Cluster, settings: Config, job_id: str, ended: Collection[int]
 ) -> None:
     """Report that the deadline ended a job, if it did, and which results are lost."""
-    ends = expires(cluster)
+    ends = deadline(cluster)
     if not ended or ends is None or ends > datetime.now(UTC):
         return
     place = s3_place_of(settings, job_id)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
+from support.instances import inventory_instance
 
 from cloudddp.cli.actions.extend import parse_until
-from cloudddp.cluster.extend import LONGEST, Limits, new_deadline
+from cloudddp.cluster.extend import LONGEST, Limits, deadline, new_deadline
+from cloudddp.cluster.model import Cluster
 from cloudddp.config import settings
 from cloudddp.config.settings import Layer
 from cloudddp.errors import CloudDDPError, UsageError
+from cloudddp.local_state import MOVED, MOVING, ClusterFolder, ClusterRecord
+from cloudddp.tags import Tags, iso
 
 NOW = datetime(2026, 11, 20, 12, 0, 0, 654321, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -65,6 +71,27 @@ def test_longest_life_is_that_of_max_hours() -> None:
     assert settings.resolve([Layer("a test", {"cluster": {"max_hours": hours}})]).cluster.max_hours == 336
     with pytest.raises(UsageError):
         settings.resolve([Layer("a test", {"cluster": {"max_hours": hours + 1}})])
+
+
+@pytest.mark.parametrize(
+    ("extended", "seen", "hours"),
+    [
+        ("", 0, 2),  # as AWS lists it
+        (MOVED, 0, 5),  # `extend` has moved it since
+        (MOVING, 0, 5),
+        (MOVED, math.inf, 2),  # before: another computer may have moved it again
+    ],
+)
+def test_deadline_of_a_cluster_that_was_found_a_while_ago(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extended: str, seen: float, hours: float
+) -> None:
+    monkeypatch.setenv("CLOUDDDP_HOME", str(tmp_path / "home"))
+    now = NOW.replace(microsecond=0)
+    record = ClusterRecord("c-0123456789", "demo", "us-east-1", "", iso(now + 5 * HOUR), extended=extended)
+    ClusterFolder(record.id).create(record, private_key="k", host_public="k")
+    node = inventory_instance("i-1", Tags("demo", record.id, "me", now, now + 2 * HOUR))
+    cluster = replace(Cluster.of([node], name="demo", cluster_id=record.id, region="r"), seen=seen)
+    assert deadline(cluster) == now + hours * HOUR
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from cloudddp.cli.console import Console
 from cloudddp.cli.session import Session
 from cloudddp.cli.views import lifecycle
 from cloudddp.cluster import connect, region_search, teardown
+from cloudddp.cluster.extend import deadline
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import Plan
 from cloudddp.config import timing
@@ -45,7 +46,6 @@ from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.job_request import NewJob, Script
 from cloudddp.job.results import pull
 from cloudddp.local_state import ClusterFolder
-from cloudddp.operations import deadlines
 from cloudddp.operations.node_connections import connected
 from cloudddp.operations.results import Left, collect, ended_nodes
 from cloudddp.operations.start_job import checked_script, start_job
@@ -378,7 +378,7 @@ def _keep(console: Console, settings: Config, cluster: Cluster, ending: _Ending)
 def _end_nodes_later(spec: ClusterSpec, cluster: Cluster, ending: _Ending) -> str:
     """Let the nodes end by themselves after --keep minutes; return how long they stay and what that costs."""
     seconds = ending.keep_files * timing.current().minute
-    ends = deadlines.expires(cluster)
+    ends = deadline(cluster)
     limit = (ends - datetime.now(UTC)).total_seconds() if ends else math.inf
     planned: set[int] = set()
     if ending.job and seconds < limit and planned_end.nodes_power_off():
@@ -396,7 +396,7 @@ def _end_nodes_later(spec: ClusterSpec, cluster: Cluster, ending: _Ending) -> st
 
 
 def _deadline(cluster: Cluster) -> str:
-    ends = deadlines.expires(cluster)
+    ends = deadline(cluster)
     return moment(ends) if ends else "their deadline"
 
 
