@@ -23,7 +23,7 @@ VERBS = {
     "exec": (f"{_NODES}:exec_", "Run COMMAND on every node, in the project's folder."),
     "export": (f"{_EXPORT}:export", "Write the same job as a script for another launcher."),
     "forward": (f"{_NODES}:forward", "Forward ports of this computer to a node."),
-    "extend": (f"{_CLUSTERS}:extend", "Move the deadline of the cluster, to a later or an earlier time."),
+    "extend": (f"{_CLUSTERS}:extend", "Move the deadline of the cluster, later or earlier."),
     "init": (f"{_NODES}:init", "Write a short cloudddp.toml into FOLDER."),
     "jobs": (f"{_JOBS}:jobs", "List the cluster's jobs, their state and training progress."),
     "launch": (f"{_JOBS}:launch", "Sync the project and run SCRIPT with ARGS on every node."),

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.prices import POWER_OFF, Cost, billed_hours
@@ -16,21 +16,18 @@ from cloudddp.tags import parse_time
 
 @dataclass(frozen=True, slots=True)
 class ClusterCost:
-    """`project`: the name of the project's folder, or that of the cluster. `running`: the cost is that so
-    far."""
+    """A cluster as `cost --json` shows it. `project`: the name of the project's folder, or that of the
+    cluster. `created` and `month`, in UTC, are of its start. `running`: the cost is that so far."""
 
-    name: str
-    id: str
+    cluster: str
+    cluster_id: str
     region: str
     project: str
-    created: datetime | None
+    month: str | None
+    created: str | None
     running: bool
-    cost: Cost
-
-    @property
-    def month(self) -> str:
-        """The month in which it was created, in UTC, as 2026-11; '' if that is unknown."""
-        return f"{self.created:%Y-%m}" if self.created else ""
+    usd: float | None
+    usd_is_at_most: bool
 
 
 def collect(recorded: Iterable[ClusterRecord], listed: Iterable[Cluster], now: datetime) -> list[ClusterCost]:
@@ -39,16 +36,15 @@ def collect(recorded: Iterable[ClusterRecord], listed: Iterable[Cluster], now: d
     for record in recorded:
         cluster = by_id.pop(record.id, None)
         if cluster is not None and (cluster.live or record.usd is None):
-            found.append(_from_aws(cluster, record.project or record.name, now))
+            found.append(_from_aws(cluster, record.project or cluster.name, now))
         else:
             found.append(_from_record(record, now))
     found += [_from_aws(cluster, cluster.name, now) for cluster in by_id.values()]
-    earliest = datetime.min.replace(tzinfo=UTC)
-    return sorted(found, key=lambda one: (one.created or earliest, one.id))
+    return sorted(found, key=lambda one: (one.created or "", one.cluster_id))
 
 
 def _from_aws(one: Cluster, project: str, now: datetime) -> ClusterCost:
-    return ClusterCost(one.name, one.id, one.region, project, one.created, bool(one.live), one.cost(now))
+    return _row(one, project, one.created, one.cost(now), running=bool(one.live))
 
 
 def _from_record(record: ClusterRecord, now: datetime) -> ClusterCost:
@@ -58,5 +54,12 @@ def _from_record(record: ClusterRecord, now: datetime) -> ClusterCost:
     if record.usd is None and record.node_hour is not None and created and end:
         hours = billed_hours((min(now, end + POWER_OFF) - created).total_seconds())
         cost, running = Cost(record.node_hour * record.nodes * hours, at_most=True), now < end
-    project = record.project or record.name
-    return ClusterCost(record.name, record.id, record.region, project, created, running, cost)
+    return _row(record, record.project or record.name, created, cost, running=running)
+
+
+def _row(
+    one: Cluster | ClusterRecord, project: str, created: datetime | None, cost: Cost, *, running: bool
+) -> ClusterCost:
+    month, start = (f"{created:%Y-%m}", created.isoformat()) if created else (None, None)
+    usd = None if cost.usd is None else round(cost.usd, 4)
+    return ClusterCost(one.name, one.id, one.region, project, month, start, running, usd, cost.at_most)

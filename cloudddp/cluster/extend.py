@@ -23,15 +23,16 @@ from cloudddp.ssh.fleet import Outcome
 from cloudddp.tags import TAG_EXPIRES, iso, parse_time
 from cloudddp.text import node_list
 
+ROUNDING = 1.01  # of the prices in tags
 LONGEST = timedelta(hours=336)  # from the creation; the limit of max_hours in config/spec.py
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a new deadline depends on. `present`: when the first node ends; `last`: when all have to."""
+    """What a new deadline depends on. `current`: when the first node ends; `last`: when all have to."""
 
     now: datetime
-    present: datetime
+    current: datetime
     last: datetime
     so_far: float | None  # USD
     hour: float | None  # USD
@@ -47,14 +48,14 @@ class Limits:
 def new_deadline(
     limits: Limits, *, hours: float | None = None, until: datetime | None = None, usd: float | None = None
 ) -> datetime:
-    """Return the new deadline, in whole seconds: `hours` more than at present, `until`, or when the whole
+    """Return the new deadline, in whole seconds: `hours` after the current one, `until`, or when the whole
     cluster will have cost `usd`. Raises UsageError for one in the past or beyond a limit, CloudDDPError where
     it cannot be computed. Pure."""
     if usd is not None:
         if limits.so_far is None or not limits.hour:
             raise CloudDDPError("the price of this cluster is unknown", hint="give --hours or --until")
         until = limits.now + timedelta(hours=min((usd - limits.so_far) / limits.hour, 1000.0))
-    found = (until or limits.present + timedelta(hours=hours or 0.0)).replace(microsecond=0)
+    found = (until or limits.current + timedelta(hours=hours or 0.0)).replace(microsecond=0)
     if found < limits.now + timedelta(seconds=timing.current().minute):
         raise UsageError(
             f"the new deadline, {moment(found)}, is in the past or less than a minute ahead (cost so far: "
@@ -68,9 +69,9 @@ def new_deadline(
             hint=("at the latest: ", Command("extend", "--until", iso(limits.last))),
         )
     most, cost = limits.max_cost, limits.cost(found)
-    if most is None or usd is not None or found <= limits.present:
+    if most is None or usd is not None or found <= limits.current:
         return found
-    if cost is None or cost > 1.01 * most:  # prices in tags are rounded
+    if cost is None or cost > ROUNDING * most:
         raise UsageError(
             f"the cost until {moment(found)} would be {dollars(cost)}, and cluster.max_cost is {most:g}",
             hint="raise it in the configuration, or give --max-cost USD here instead",
@@ -111,14 +112,14 @@ def move(
     Raises CloudDDPError, with nothing changed, if timers are not as they were `before`, when the user was
     asked; AWSError: nothing was changed if AWS refuses the tags before the nodes are asked.
     """
-    present = timers(runner).values
-    if changed := [node for node, ends in present.items() if ends != before.get(node)]:
+    current = timers(runner).values
+    if changed := [node for node, ends in current.items() if ends != before.get(node)]:
         raise CloudDDPError(
             f"another command has moved the deadline of {node_list(changed)} meanwhile; nothing was changed",
             hint=(Command("status"), " shows it; then repeat the command"),
         )
     folder = ClusterFolder(cluster.id)
-    later = [node for node in runner.nodes if (ends := present.get(node)) is None or ends < new]
+    later = [node for node in runner.nodes if (ends := current.get(node)) is None or ends < new]
     _tag(aws, cluster, later, new)
     folder.update(expires=iso(new), extended=MOVING)
     found = timers(runner, new)

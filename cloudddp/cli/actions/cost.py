@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import UTC, datetime
 
 from cloudddp import local_state
@@ -24,7 +25,7 @@ def cost(console: Console, options: GlobalOptions, *, as_json: bool) -> None:
     ]
     found = costs.collect(local_state.history(clouds[0].endpoint), listed, datetime.now(UTC))
     if as_json:
-        console.print_json([views.cost_json(one) for one in found])
+        console.print_json([asdict(one) for one in found])
     elif found:
         console.print(views.costs_text(found))
         console.log("list prices, with disks and addresses; without data transfer, snapshots and taxes")

@@ -47,11 +47,11 @@ def extend(
         before = extending.timers(runner).values
         limits = _limits(session, cluster, before.values())
         new = extending.new_deadline(limits, hours=hours, until=time, usd=max_cost)
-        apart = (new - limits.present).total_seconds()
+        apart = (new - limits.current).total_seconds()
         console.print_text(
             f"cluster {cluster.name} ({cluster.id}): {counted(len(cluster.live), 'node')}, "
             f"{amount(cluster.cost())} so far\n"
-            f"  deadline  {moment(limits.present)} -> {moment(new)}, {duration(abs(apart))} "
+            f"  deadline  {moment(limits.current)} -> {moment(new)}, {duration(abs(apart))} "
             f"{'later' if apart >= 0 else 'earlier'}\n"
             f"  cost      {amount(Cost(limits.cost(new), at_most=True))} in all",
             err=True,
@@ -67,7 +67,7 @@ def extend(
     if missed := [node for node in cluster.nodes if after.values.get(node) != new]:
         raise NodeError(
             f"the new deadline, {moment(new)}, is not confirmed by {node_list(missed)}, which may still have "
-            f"the previous one, {moment(limits.present)}",
+            f"the previous one, {moment(limits.current)}",
             hint=("when it answers: ", Command("extend", "--until", iso(new))),
         )
     console.print(f"cluster {cluster.name}: the deadline is now {moment(new)}")
@@ -90,5 +90,5 @@ def _limits(session: Session, cluster: Cluster, timers: Iterable[datetime | None
     if spec.reservation is not None:
         last = min(last, latest_reservation_end(reservations.find(session.aws(), spec.reservation)) or last)
     known = [*timers, *(one.tags.expires for one in cluster.nodes.values())]
-    present = min((one for one in known if one is not None), default=now)
-    return Limits(now, present, last, cluster.cost(now).usd, cluster.hour, spec.max_cost)
+    current = min((one for one in known if one is not None), default=now)
+    return Limits(now, current, last, cluster.cost(now).usd, cluster.hour, spec.max_cost)

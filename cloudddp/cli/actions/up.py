@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from cloudddp import local_state, signals
 from cloudddp.aws.client import AWS
@@ -13,12 +13,13 @@ from cloudddp.cli.console import Console
 from cloudddp.cli.session import Session
 from cloudddp.cli.views import lifecycle
 from cloudddp.cli.views.clusters import time_left
+from cloudddp.cluster.extend import ROUNDING, Limits
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.up import UpResult
 from cloudddp.config.command_line import Flag, GlobalOptions
 from cloudddp.errors import CloudDDPError, Command, Interrupted
-from cloudddp.formats import dollars, duration
+from cloudddp.formats import dollars
 from cloudddp.operations import bring_up as operation
 
 
@@ -48,17 +49,14 @@ def up(console: Console, options: GlobalOptions, *, flags: Sequence[Flag], dry_r
 
 def _require_limits(existing: Cluster, session: Session, flags: Sequence[Flag]) -> None:
     """Raise CloudDDPError if a cluster that exists may run for longer or cost more than the options allow."""
-    given, spec = {flag.key for flag in flags}, session.settings.cluster
-    hours = (existing.expires - datetime.now(UTC)).total_seconds() / 3600 if existing.expires else None
-    beyond = []
-    if "max_hours" in given and (hours is None or hours > spec.max_hours):
+    given, spec, now = {flag.key for flag in flags}, session.settings.cluster, datetime.now(UTC)
+    ends, beyond = existing.expires, []
+    if "max_hours" in given and (ends is None or ends > now + timedelta(hours=spec.max_hours)):
         verb = "is" if existing.overdue else "runs for another"
         beyond.append(f"{verb} {time_left(existing)}, more than --max-hours {spec.max_hours:g}")
     if "max_cost" in given and spec.max_cost is not None:
-        so_far = existing.cost().usd
-        known = None not in (so_far, hours, existing.hour)
-        usd = (so_far or 0.0) + (hours or 0.0) * (existing.hour or 0.0) if known else None
-        if usd is None or usd > 1.01 * spec.max_cost:  # prices in tags are rounded
+        usd = Limits(now, now, now, existing.cost(now).usd, existing.hour).cost(ends) if ends else None
+        if usd is None or usd > ROUNDING * spec.max_cost:
             beyond.append(
                 f"may cost {dollars(usd)} until its deadline, more than --max-cost {spec.max_cost:g}"
             )
@@ -67,15 +65,12 @@ def _require_limits(existing: Cluster, session: Session, flags: Sequence[Flag]) 
             f"cluster {existing.name!r} was created before and {' and '.join(beyond)}. Nothing was changed",
             hint=("leave that option out, or move the deadline: ", Command("extend", "--until", "TIME")),
         )
-    if "max_hours" in given and existing.created and existing.expires:
-        life = (existing.expires - existing.created).total_seconds()
-        if life < 3600 * spec.max_hours - 1:
-            session.console.log(
-                f"cluster {existing.name!r} was created before, for {duration(life)}, and ends in "
-                f"{time_left(existing)}: ",
-                Command("extend", "--hours", "H"),
-                " moves its deadline",
-            )
+    if "max_hours" in given:
+        session.console.log(
+            f"cluster {existing.name!r} was created before, and ends in {time_left(existing)}: ",
+            Command("extend", "--hours", "H"),
+            " moves its deadline",
+        )
 
 
 def bring_up(

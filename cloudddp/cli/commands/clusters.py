@@ -170,7 +170,7 @@ extend = Verb(
             ["--hours"],
             type=Finite(0, 336, min_open=True),
             metavar="H",
-            help="H hours after the present deadline.",
+            help="H hours after the current deadline.",
         ),
         click.Option(
             ["--until"], metavar="TIME", help="18:00 (today), 2026-12-01T08:00 (local) or 2026-12-01T08:00Z."
@@ -184,7 +184,7 @@ extend = Verb(
         ANYONE,
         YES,
     ],
-    help="""Move the deadline of the cluster, to a later or an earlier time.
+    help="""Move the deadline of the cluster, later or earlier.
 
     Moves the timer and the tag of every node, after it has shown both deadlines and the cost. Running jobs
     are warned at the new one. At most 336 hours after the creation, and not beyond max_cost of the

@@ -1,9 +1,8 @@
-"""What clusters have cost, as tables and as JSON."""
+"""What clusters have cost, as tables."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from cloudddp.cluster.costs import ClusterCost
 from cloudddp.formats import table
@@ -14,9 +13,9 @@ def costs_text(found: Sequence[ClusterCost]) -> str:
     rows = []
     groups: dict[tuple[str, str], list[ClusterCost]] = {}
     for one in found:
-        started = f"{one.created:%Y-%m-%d %H:%M}" if one.created else "unknown"
+        started = one.created[:16].replace("T", " ") if one.created else "unknown"
         so_far = " so far" if one.running else ""
-        rows.append((started, one.project, one.name, one.id, one.region, _sum([one]) + so_far))
+        rows.append((started, one.project, one.cluster, one.cluster_id, one.region, _sum([one]) + so_far))
         groups.setdefault((one.month or "unknown", one.project), []).append(one)
     header = ("STARTED (UTC)", "PROJECT", "CLUSTER", "ID", "REGION", "COST")
     clusters = table(
@@ -28,24 +27,10 @@ def costs_text(found: Sequence[ClusterCost]) -> str:
 
 
 def _sum(members: Sequence[ClusterCost]) -> str:
-    known = [one.cost for one in members if one.cost.usd is not None]
+    known = [one.usd for one in members if one.usd is not None]
     if not known:
         return "unknown"
-    most = "at most " if any(cost.at_most for cost in known) else ""
+    most = "at most " if any(one.usd_is_at_most for one in members) else ""
     unknown = len(members) - len(known)
     more = f" and {unknown} unknown" if unknown else ""
-    return f"{most}${sum(cost.usd or 0.0 for cost in known):.2f}{more}"
-
-
-def cost_json(one: ClusterCost) -> dict[str, Any]:
-    return {
-        "cluster": one.name,
-        "cluster_id": one.id,
-        "region": one.region,
-        "project": one.project,
-        "month": one.month or None,
-        "created": one.created.isoformat() if one.created else None,
-        "running": one.running,
-        "usd": None if one.cost.usd is None else round(one.cost.usd, 4),
-        "usd_is_at_most": one.cost.at_most,
-    }
+    return f"{most}${sum(known):.2f}{more}"
