@@ -35,6 +35,7 @@ def test_up_prints_calls_parameters_and_price(dry_run: Any) -> None:
     }
     words = "-c demo up -n 2 -t p4d.24xlarge --max-hours 2 --tag Team=ml --dry-run"
     out = dry_run(*words.split(), **environment)
+    assert len(set(re.findall(r"\bc-[0-9a-f]{10}\b", out))) == 1
     for expected in (
         "aws ec2 RunInstances",
         "MinCount: 2",

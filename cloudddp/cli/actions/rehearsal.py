@@ -223,7 +223,9 @@ class Recorder:
         operation = "".join(word.capitalize() for word in method.split("_"))
         self._print(f"\naws {service} {operation}")
         for name, value in params.items():
-            if name == "TagSpecifications":
+            if name == "TagSpecifications" and params.get("DryRun"):  # it has another cluster id
+                self._print("  TagSpecifications: as of the launch below")
+            elif name == "TagSpecifications":
                 self._show_tags(value)
             else:
                 self._print(f"  {name}: {_shown(name, value)}")
