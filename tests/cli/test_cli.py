@@ -107,7 +107,7 @@ def test_up_status_and_allow_me_act_on_the_named_cluster(cli: Any, faults: Any, 
     assert set(shown[0]) == set(
         """
             cluster cluster_id region owner yours created expires usd_per_hour usd_so_far
-            usd_so_far_is_at_most usd_per_hour_is_at_most credentials_end nodes ends_after_job
+            usd_so_far_is_at_most usd_per_hour_is_at_most credentials_end nodes ended ends_after_job
             ends_after_job_minutes idle_minutes
         """.split()
     )

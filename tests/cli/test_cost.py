@@ -134,6 +134,8 @@ def test_status_and_down_include_a_lost_node(cli: Any, ec2: Any, remains: Any) -
     wait_for(lambda: len(remains().instances) == 1, "one node has ended")
     (after,) = json.loads(cli.ok("status", "--json"))
     assert len(after["nodes"]) == 1
+    lost = [(one["node"], one["instance_id"], one["state"]) for one in after["ended"]]
+    assert lost == [(None, before_loss.instances[0], "terminated")]
     assert after["usd_so_far"] >= before["usd_so_far"]
     assert not after["usd_so_far_is_at_most"]
     report = cli.ok("down", "-y")

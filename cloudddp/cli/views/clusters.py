@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+from cloudddp.aws.inventory import Instance
 from cloudddp.cluster.lookup import Ownership, Remains
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.prices import Cost
@@ -133,6 +134,7 @@ def remains_json(found: Remains, ownership: Ownership) -> dict[str, Any]:
         "usd_so_far_is_at_most": False,
         "credentials_end": None,
         "nodes": [],
+        "ended": [],
         "left": [{"kind": one.kind, "id": one.id} for one in found.resources],
     }
 
@@ -161,18 +163,23 @@ def cluster_json(
         "usd_so_far_is_at_most": bill.at_most,
         "credentials_end": credentials_end.isoformat() if credentials_end else None,
         "nodes": [
-            {
-                "node": rank,
-                "instance_id": node.id,
-                "state": node.state,
-                "type": node.type,
-                "zone": node.zone,
-                "spot": node.spot,
-                "private_ip": node.private_ip,
-                "public_ip": node.public_ip,
-            }
+            _node_json(rank, node)
             for rank, node in (*found.nodes.items(), *((None, one.instance) for one in found.foreign))
         ],
+        "ended": [_node_json(None, node) for node in found.gone],
+    }
+
+
+def _node_json(rank: int | None, node: Instance) -> dict[str, Any]:
+    return {
+        "node": rank,
+        "instance_id": node.id,
+        "state": node.state,
+        "type": node.type,
+        "zone": node.zone,
+        "spot": node.spot,
+        "private_ip": node.private_ip,
+        "public_ip": node.public_ip,
     }
 
 
