@@ -1,21 +1,11 @@
 """The Python API: what `up`, `launch`, `logs`, `pull`, `run` and `down` do, as functions of a program or a
-notebook.
-
-    import cloudddp
-
-    with cloudddp.up(nodes=2, instance_type="g5.xlarge", max_hours=2) as cluster:
-        job = cluster.launch("train.py", args=["--epochs", "10"])
-        result = job.wait(on_line=print)
-        job.pull()
+notebook; docs/how-to/python.md shows them.
 
 Settings are those of docs/configuration.md: keyword arguments take the place of flags, and override the
-environment and cloudddp.toml. As on the command line, the project is that of the current folder.
-
-The functions print nothing, ask nothing and leave signal handlers as they are; only while AWS creates or
-deletes something does a signal wait, in the main thread, until that is done. `on_progress` is called with a
-sentence at a time, from any thread, one call at a time: `on_progress=print` suits a notebook. Errors are
-CloudDDPError (`message`, `hint`, and `exit_code` as of the command line), before anything is called
-UsageError, and Leftovers where something may still be billed.
+environment and cloudddp.toml. The project is that of the current folder. The functions print nothing, ask
+nothing and leave signal handlers as they are; only while AWS creates or deletes something does a signal wait,
+in the main thread. `on_progress` is called with a sentence at a time, from any thread. Errors are
+CloudDDPError, before anything is called UsageError, and Leftovers where something may still be billed.
 """
 
 from cloudddp.api.cluster import Cluster, Job, Node

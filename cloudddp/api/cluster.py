@@ -22,10 +22,10 @@ from cloudddp.job.follow.decide import Policy
 from cloudddp.job.follow.follower import JobFollower
 from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.job_request import KEEP_MINUTES, NewJob
+from cloudddp.operations.lifecycle import take_down
 from cloudddp.operations.node_connections import connected
 from cloudddp.operations.results import collect, ended_nodes, ended_nodes_query
 from cloudddp.operations.start_job import checked_script, start_job
-from cloudddp.operations.teardown import take_down
 from cloudddp.operations.unsaved_work import unsaved_work
 
 OnLine = Callable[[str], None]

@@ -15,7 +15,7 @@ from cloudddp.cluster.plan import Plan
 from cloudddp.errors import Interrupted, UsageError
 from cloudddp.formats import dollars, moment
 from cloudddp.job.follow.verdict import JobResult
-from cloudddp.operations.bring_up import bring_up
+from cloudddp.operations.lifecycle import bring_up
 from cloudddp.operations.start_job import checked_script
 
 

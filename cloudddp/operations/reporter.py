@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
 from cloudddp.errors import StepUpdate, Text
 
-LINE_SECONDS = 2.0  # between two lines about the same step
+LINE_SECONDS = 5.0  # between two lines about the same step
 
 
 class StepLines:
@@ -25,12 +26,8 @@ class StepLines:
         return True
 
 
-class Steps(Protocol):
+class Steps(AbstractContextManager["Steps"], Protocol):
     """Call it with the text of each step of a long operation."""
-
-    def __enter__(self) -> Steps: ...
-
-    def __exit__(self, *_: object) -> None: ...
 
     def __call__(self, text: Text) -> None: ...
 

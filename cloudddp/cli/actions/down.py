@@ -24,7 +24,7 @@ from cloudddp.cluster.teardown import DownReport
 from cloudddp.config.command_line import GlobalOptions
 from cloudddp.errors import CloudDDPError, Command, CredentialsError, Leftovers, Part, renewal_first
 from cloudddp.formats import region_list
-from cloudddp.operations.teardown import take_down
+from cloudddp.operations.lifecycle import take_down
 from cloudddp.operations.unsaved_work import unsaved_work
 
 

@@ -46,10 +46,10 @@ from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.job_request import NewJob, Script
 from cloudddp.job.results import pull
 from cloudddp.local_state import ClusterFolder
+from cloudddp.operations.lifecycle import take_down
 from cloudddp.operations.node_connections import connected
 from cloudddp.operations.results import Left, collect, ended_nodes
 from cloudddp.operations.start_job import checked_script, start_job
-from cloudddp.operations.teardown import take_down
 from cloudddp.text import node_list, one_line
 
 _TO_REPEAT = timedelta(minutes=5)

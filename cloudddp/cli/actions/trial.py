@@ -41,8 +41,8 @@ from cloudddp.errors import (
     NotConfirmed,
     UsageError,
 )
+from cloudddp.operations.lifecycle import take_down
 from cloudddp.operations.node_connections import connected
-from cloudddp.operations.teardown import take_down
 from cloudddp.ssh.running import CommandSpec
 
 _CHEAP = (

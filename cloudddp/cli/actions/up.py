@@ -20,7 +20,7 @@ from cloudddp.cluster.up import UpResult
 from cloudddp.config.command_line import Flag, GlobalOptions
 from cloudddp.errors import CloudDDPError, Command, Interrupted
 from cloudddp.formats import dollars
-from cloudddp.operations import bring_up as operation
+from cloudddp.operations import lifecycle as operation
 
 
 def up(console: Console, options: GlobalOptions, *, flags: Sequence[Flag], dry_run: bool, yes: bool) -> None:

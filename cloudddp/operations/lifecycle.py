@@ -1,20 +1,60 @@
-"""Removing a cluster of the caller, as AWS lists it and as this computer has recorded it."""
+"""Creating a cluster, and removing one of the caller: what AWS lists and what this computer has recorded."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from cloudddp import local_state, signals
 from cloudddp.aws import inventory
 from cloudddp.aws.client import AWS
+from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.cluster import created_ids, teardown
+from cloudddp.cluster import up as creating
 from cloudddp.cluster.created_ids import Known
+from cloudddp.cluster.model import Cluster
+from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.teardown import DownReport
+from cloudddp.cluster.up import UpResult
 from cloudddp.errors import CloudDDPError
+from cloudddp.job import ranks
 from cloudddp.local_state import ClusterRecord
 from cloudddp.operations.reporter import Reporter
 from cloudddp.operations.session import Session
+
+
+def bring_up(
+    session: Session[Reporter],
+    agree: Callable[[Sequence[Plan], TypeInfo, AWS], None],
+    *,
+    on_ready: Callable[[Cluster], None] = lambda _: None,
+    on_others: Callable[[Sequence[Cluster]], None] = lambda _: None,
+) -> UpResult:
+    """Create the cluster, or return the one that exists.
+
+    `agree` is called with the plans before anything is created, and raises to refuse them; `on_ready` and
+    `on_others` as of `cluster.up`. Raises UsageError before, where a node would run more ranks than a type
+    has GPUs.
+    """
+    spec, clouds = session.settings.cluster, session.clouds()
+    with session.console.progress() as progress:
+
+        def confirm(plans: Sequence[Plan], info: TypeInfo) -> None:
+            progress.stop()
+            for one in plans:
+                ranks.nproc(session.settings.job, [one.context.info.gpus] * spec.nodes)
+            agree(plans, info, clouds[0])
+
+        return creating.up(
+            clouds,
+            spec,
+            progress=progress,
+            confirm=confirm,
+            on_ready=on_ready,
+            looked_in=session.looked_in(clouds),
+            project=session.root.name,
+            on_others=on_others,
+        )
 
 
 def take_down(session: Session[Reporter], cluster_id: str | None = None) -> DownReport:
