@@ -21,14 +21,14 @@ _SHORT = 1.5  # seconds; what takes less is not shown
 class ByteProgress:
     """Shows all transfers together; they may run in several threads."""
 
-    def __init__(self, console: Reporter) -> None:
-        self._progress = console.progress()
+    def __init__(self, reporter: Reporter) -> None:
+        self._progress = reporter.progress()
         self._lock = threading.Lock()
         self._transfers: dict[int, Transfer] = {}
         self._at = time.monotonic()  # when it was shown, or began
         self._next = self._at + _SHORT
         self._received = 0  # by then
-        self._console = console
+        self._reporter = reporter
         self._last: dict[int, tuple[float, Transfer]] = {}  # what each node has sent last, and when
         self._ended = threading.Event()
 
@@ -68,10 +68,10 @@ class ByteProgress:
                 complete = 0 < transfer.total <= transfer.done
                 silent = heard < oldest and not complete
                 if silent and node not in named:
-                    self._console.log(f"node {node} is not responding; waiting for it")
+                    self._reporter.log(f"node {node} is not responding; waiting for it")
                     named.add(node)
                 elif node in named and not silent:
-                    self._console.log(f"node {node} is responding again")
+                    self._reporter.log(f"node {node} is responding again")
                     named.discard(node)
 
     def _show(self, node: int, transfer: Transfer) -> None:

@@ -24,31 +24,31 @@ NEAR = 1800.0  # seconds before the deadline from which a launch warns of it
 WARNINGS = (30.0, 10.0, 3.0)  # minutes before the deadline
 
 
-def warn_if_near(console: Reporter, cluster: Cluster) -> None:
+def warn_if_near(reporter: Reporter, cluster: Cluster) -> None:
     """Warn if the nodes will terminate soon, which ends the job."""
     ends = deadline(cluster)
     if ends is not None and (left := _left(ends)) < NEAR:
         when = f"in {duration(left)}" if left > 0 else "now"
-        console.warn(
+        reporter.warn(
             f"the nodes terminate {when}, at {moment(ends)} (the cluster's deadline), and this "
             "job ends with them; results that are not pulled by then are lost"
         )
 
 
 @contextlib.contextmanager
-def warnings(console: Reporter, cluster: Cluster | None, settings: Config) -> Iterator[None]:
+def warnings(reporter: Reporter, cluster: Cluster | None, settings: Config) -> Iterator[None]:
     """Warn of the deadline 30, 10 and 3 minutes before it, while a job is followed, and name the results that
     it would delete. `cluster` None: never."""
     done = threading.Event()
     if cluster is not None:
-        threading.Thread(target=_warn, args=(console, cluster, settings, done), daemon=True).start()
+        threading.Thread(target=_warn, args=(reporter, cluster, settings, done), daemon=True).start()
     try:
         yield
     finally:
         done.set()
 
 
-def _warn(console: Reporter, cluster: Cluster, settings: Config, done: threading.Event) -> None:
+def _warn(reporter: Reporter, cluster: Cluster, settings: Config, done: threading.Event) -> None:
     minute = timing.current().minute
     previous = _left(deadline(cluster))
     while not done.wait(minute / 12):
@@ -56,9 +56,9 @@ def _warn(console: Reporter, cluster: Cluster, settings: Config, done: threading
         left = _left(ends)
         if ends is not None and left > 0 and any(left <= one * minute < previous for one in WARNINGS):
             when = f"in {duration(left)}, at {moment(ends)} (the cluster's deadline)"
-            console.warn(f"the nodes terminate {when}; ", Command("extend", "--hours", "H"), " moves it")
+            reporter.warn(f"the nodes terminate {when}; ", Command("extend", "--hours", "H"), " moves it")
             for message in unsaved_work(cluster, settings, jobs=False):
-                console.warn(*message)
+                reporter.warn(*message)
         previous = left
 
 
@@ -67,7 +67,7 @@ def _left(ends: datetime | None) -> float:
     return math.inf if ends is None else (ends - datetime.now(UTC)).total_seconds()
 
 
-def report_leaving(console: Reporter, cluster: Cluster, settings: Config, job: NewJob) -> None:
+def report_leaving(reporter: Reporter, cluster: Cluster, settings: Config, job: NewJob) -> None:
     """Report in a line what happens to the nodes of a job that nobody follows, and to its results."""
     place = s3_place_of(settings, job.id)
     kept = "results that are not pulled are lost with the nodes"
@@ -76,7 +76,7 @@ def report_leaving(console: Reporter, cluster: Cluster, settings: Config, job: N
     if job.poweroff is not None:
         until = f", at {moment(ends)} at the latest" if (ends := deadline(cluster)) else ""
         after = f"{duration(60 * job.poweroff)} after the job" if job.poweroff else "after the job"
-        console.log(f"the nodes end by themselves {after}{until}; {kept}")
+        reporter.log(f"the nodes end by themselves {after}{until}; {kept}")
         return
     nodes = counted(len(cluster.live), "node")
     verb = "costs" if len(cluster.live) == 1 else "cost"
@@ -86,7 +86,7 @@ def report_leaving(console: Reporter, cluster: Cluster, settings: Config, job: N
         else ""
     )
     price = "an unknown amount" if cluster.hour is None else f"{dollars(cluster.hour)} an hour"
-    console.log(
+    reporter.log(
         f"{nodes} {verb} {price}{_at_most(cluster)}{idle}; ", Command("down"), f" ends them now; {kept}"
     )
 
@@ -100,11 +100,11 @@ def _at_most(cluster: Cluster) -> str:
     return f"{total} until {moment(ends)}"
 
 
-def report_not_started(console: Reporter, cluster: Cluster | None, job: NewJob, left: float | None) -> None:
+def report_not_started(reporter: Reporter, cluster: Cluster | None, job: NewJob, left: float | None) -> None:
     """Report what happens to the nodes when a job was not started. `left`: seconds until they power off, None
     if they do not; `cluster` None: it is not known."""
     if left is not None:
-        console.log(
+        reporter.log(
             f"job {job.id} was not started; the nodes end by themselves in {duration(left)}, since "
             + ("this" if job.poweroff is not None else "an earlier")
             + " job was launched with --down, unless another job is started: ",
@@ -118,7 +118,7 @@ def report_not_started(console: Reporter, cluster: Cluster | None, job: NewJob, 
         price = "" if hour is None else f" and cost {dollars(hour)} an hour"
         ends = deadline(cluster) if cluster is not None else None
         until = f" until {moment(ends)}" if ends else ""
-        console.log(
+        reporter.log(
             f"job {job.id} was not started, so its --down does not end the nodes: they stay "
             f"up{until}{price}; ",
             Command("down"),
@@ -126,11 +126,11 @@ def report_not_started(console: Reporter, cluster: Cluster | None, job: NewJob, 
         )
 
 
-def report_copies(console: Reporter, settings: Config, job_id: str) -> None:
+def report_copies(reporter: Reporter, settings: Config, job_id: str) -> None:
     """Report where the nodes copy the results of a job that has ended, if they do."""
     place = s3_place_of(settings, job_id)
     if place is not None:
-        console.log(
+        reporter.log(
             f"the nodes copy outputs and logs to {place.url}; ", Command("jobs"), " shows how far they are"
         )
 
@@ -144,19 +144,19 @@ def announced_by_aws(cluster: Cluster, settings: Config, moment: float) -> bool:
 
 
 def report_if_passed(
-    console: Reporter, cluster: Cluster, settings: Config, job_id: str, ended: Collection[int]
+    reporter: Reporter, cluster: Cluster, settings: Config, job_id: str, ended: Collection[int]
 ) -> None:
     """Report that the deadline ended a job, if it did, and which results are lost."""
     ends = deadline(cluster)
     if not ended or ends is None or ends > datetime.now(UTC):
         return
     place = s3_place_of(settings, job_id)
-    console.log(
+    reporter.log(
         f"the deadline of cluster {cluster.name}, {moment(ends)}, ended job {job_id}; results "
         "that were not pulled are lost"
         + ("" if place is None else f", but for what the nodes have copied to {place.url}: "),
         *([Command("pull", "--job", job_id)] if place is not None else []),
     )
-    console.log(
+    reporter.log(
         "next time: ", Command("extend", "--hours", "H"), ", and ", Command("pull"), " while the job runs"
     )

@@ -83,7 +83,7 @@ def layers_of(
 
 
 def report_other_region(
-    console: Reporter, options: GlobalOptions, checked: Config, layers: Sequence[Layer]
+    reporter: Reporter, options: GlobalOptions, checked: Config, layers: Sequence[Layer]
 ) -> None:
     """Log that the simulator's region overrides the one that a file or the environment sets."""
     if not options.sim or options.region:
@@ -93,14 +93,14 @@ def report_other_region(
         given = layer.values.get("cluster", {}).get("region")
         if given is not None:
             if given != used:
-                console.log(
+                reporter.log(
                     f"--sim uses its own region, {used}, and not {given} ({layer.origin}); --region chooses "
                     "another"
                 )
             return
 
 
-def enter_simulator(console: Reporter) -> None:
+def enter_simulator(reporter: Reporter) -> None:
     """Start the simulator unless it runs, and point this process at it."""
     # 20 ms, which commands for AWS need not take.
     from cloudddp.simulator import control
@@ -108,13 +108,13 @@ def enter_simulator(console: Reporter) -> None:
     found = control.find(state_home())
     wanted = os.environ.get("CLOUDDDP_SIM_NODES", "auto")
     if found is not None and wanted not in ("auto", found.nodes):
-        console.warn(f"CLOUDDDP_SIM_NODES={wanted} has no effect: a simulator with {found.nodes} nodes runs")
+        reporter.warn(f"CLOUDDDP_SIM_NODES={wanted} has no effect: a simulator with {found.nodes} nodes runs")
     if found is None:
-        console.log("starting the simulator (", Command("sim", "stop"), " stops it)")
+        reporter.log("starting the simulator (", Command("sim", "stop"), " stops it)")
         with timings.span("start of the simulator"):
-            found = control.start(state_home(), nodes=wanted, report=console.log)
+            found = control.start(state_home(), nodes=wanted, report=reporter.log)
         if found.why:
-            console.log(f"its nodes share this computer's network and processes: {found.why}")
+            reporter.log(f"its nodes share this computer's network and processes: {found.why}")
     control.enter(found)
     for name in control.HIDDEN:
         os.environ.pop(name, None)

@@ -76,7 +76,7 @@ def _warn_of_problems(session: Session[Reporter], found: Cluster, nodes: Collect
         session.console.warn(f"node {node} ({found.nodes[node].id}): {text}")
 
 
-def _report_missing(console: Reporter, found: Cluster, *, refuse: bool) -> None:
+def _report_missing(reporter: Reporter, found: Cluster, *, refuse: bool) -> None:
     count = found.missing
     gone = (
         f"{count} of {count + len(found.nodes)} nodes of cluster {found.name!r} "
@@ -93,7 +93,7 @@ def _report_missing(console: Reporter, found: Cluster, *, refuse: bool) -> None:
             Command("up"),
         )
         raise CloudDDPError(gone, hint=hint)
-    console.warn(gone)
+    reporter.warn(gone)
 
 
 def _boots(cluster: Cluster, node: int, error: Exception) -> bool:
