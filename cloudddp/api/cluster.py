@@ -14,6 +14,7 @@ from cloudddp.api.call import Call, flags_of, script_of
 from cloudddp.api.callback import warn_in_event_loop
 from cloudddp.aws import inventory
 from cloudddp.cluster import model as clusters
+from cloudddp.cluster.extend import deadline
 from cloudddp.cluster.teardown import STILL_REMOVING
 from cloudddp.errors import CloudDDPError, Leftovers, render
 from cloudddp.job import cancel as cancelling
@@ -137,7 +138,7 @@ class Cluster:
     @property
     def deadline(self) -> datetime | None:
         """When the nodes terminate by themselves."""
-        return self._found.expires
+        return deadline(self._found)
 
     @property
     def price(self) -> float | None:
