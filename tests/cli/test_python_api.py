@@ -174,6 +174,7 @@ for call in (
     lambda: cloudddp.run("train.py", "--epochs 1"),
     lambda: cloudddp.run("train.py", [1]),
     lambda: cloudddp.up(name="mine"),
+    lambda: cloudddp.up(nodes=1, instance_type="g5.12xlarge,g5.xlarge", nproc_per_node=4),
     cloudddp.attach,
 ):
     try:
@@ -182,7 +183,7 @@ for call in (
         print(json.dumps([f"{error.message}\\n{error.hint}", error.exit_code]))
 """
     found, _ = run(cli, code)
-    assert [code for _, code in found] == [2, 2, 2, 2, 2, 2, 2, 1]
+    assert [code for _, code in found] == [2, 2, 2, 2, 2, 2, 2, 2, 1]
     texts = [text for text, _ in found]
     assert texts[0].startswith("node is not a setting of [cluster] or [job]\ndid you mean 'nodes'")
     assert "arguments of the script are a list: args=[...]" in texts[0]
@@ -191,8 +192,9 @@ for call in (
     assert texts[4] == 'args=\'--epochs 1\' is not a list of strings\nargs=["--epochs", "10"]'
     assert "not a list of strings" in texts[5]
     assert 'cluster="NAME" names the cluster' in texts[6]
-    assert "there is no cluster" in texts[7]
-    assert "create one: `cloudddp up`" in texts[7]
+    assert "node 0 has 1 GPU, fewer than the 4 ranks" in texts[7]  # of a type that is second choice
+    assert "there is no cluster" in texts[8]
+    assert "create one: `cloudddp up`" in texts[8]
     assert remaining(ec2, cli.cluster).nothing
 
 
