@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cloudddp.api.callback import Callback, OnProgress
+from cloudddp.api.callback import Callback, OnProgress, warn_in_event_loop
 from cloudddp.config.command_line import Flag, GlobalOptions
 from cloudddp.config.schema import fields, nearest
 from cloudddp.errors import UsageError
@@ -29,6 +29,7 @@ class Call:
     region: str | None = None  # of the cluster, once it is known
 
     def session(self, env: Mapping[str, str] | None = None) -> Session[Reporter]:
+        warn_in_event_loop()
         given = dict(env or {})
         more = [Flag("env", "job", "env", given)] if given else []
         session = sessions.start(

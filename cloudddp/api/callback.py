@@ -58,15 +58,12 @@ class Callback:
         self._lines = StepLines()
 
 
-def warn_in_event_loop(name: str) -> None:
-    """Warn in a coroutine, which the call would block. A notebook's cells run in a loop of their own."""
+def warn_in_event_loop() -> None:
+    """Warn in a coroutine, which a call would block. A notebook's cells run in a loop of their own."""
     asyncio = sys.modules.get("asyncio")
     if asyncio is None or "ipykernel" in sys.modules:
         return
     with contextlib.suppress(RuntimeError):
         asyncio.get_running_loop()
-        warnings.warn(
-            f"{name} blocks the running event loop; use `await asyncio.to_thread(...)`",
-            RuntimeWarning,
-            stacklevel=3,
-        )
+        text = "cloudddp blocks the running event loop; use `await asyncio.to_thread(...)`"
+        warnings.warn(text, RuntimeWarning, stacklevel=4)

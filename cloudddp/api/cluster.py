@@ -11,7 +11,6 @@ from typing import Any
 
 from cloudddp import signals
 from cloudddp.api.call import Call, flags_of, script_of
-from cloudddp.api.callback import warn_in_event_loop
 from cloudddp.aws import inventory
 from cloudddp.cluster import model as clusters
 from cloudddp.cluster.extend import deadline
@@ -64,7 +63,6 @@ class Job:
         `on_line` gets each line of the logs as `[rank 3 | node 1] text`, from the beginning. Raises
         TimeoutError after `timeout` seconds (the job goes on), CloudDDPError where no node answers.
         """
-        warn_in_event_loop("wait")
         session = self._call.session()
         with connected(session, partly=True, needed=()) as (cluster, runner):
 
@@ -92,7 +90,6 @@ class Job:
     def pull(self) -> Path:
         """Copy the job's results and logs from every node into results/JOB of the project, and return that
         folder. What is there already is not sent again. Raises CloudDDPError if anything was left out."""
-        warn_in_event_loop("pull")
         session = self._call.session()
         with connected(session, partly=True, needed=()) as (cluster, runner):
             left = collect(session, runner, cluster, self.id, ended_nodes(session, cluster, None))
@@ -164,7 +161,6 @@ class Cluster:
         `module`: `script` is a module, as in `python -m`. `env` are variables of the ranks; their values are
         not recorded. `settings`: of [job]. Raises UsageError before anything is sent, CloudDDPError.
         """
-        warn_in_event_loop("launch")
         call = replace(self._call, flags=(*self._call.flags, *flags_of(settings, "job")))
         session = call.session(env)
         script_there = checked_script(session, script_of(script, args, module=module))
@@ -191,7 +187,6 @@ class Cluster:
         Raises Leftovers with what is left and its price. Without `discard` also, with nothing removed, where
         a job runs or results were not pulled.
         """
-        warn_in_event_loop("down")
         self._remove(discard=discard)
 
     def _remove(self, *, discard: bool = False, unfinished: Sequence[str] = ()) -> None:

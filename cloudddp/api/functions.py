@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cloudddp.api.call import Call, new_call, script_of
-from cloudddp.api.callback import OnProgress, warn_in_event_loop
+from cloudddp.api.callback import OnProgress
 from cloudddp.api.cluster import Cluster, OnLine
 from cloudddp.aws.client import AWS
 from cloudddp.aws.instance_types import TypeInfo
@@ -35,9 +35,7 @@ def up(
     [cluster] and [job], for all calls of the cluster. Raises UsageError, CloudDDPError, Interrupted,
     Leftovers.
     """
-    warn_in_event_loop("up")
-    call = new_call(cluster, config, region, profile, on_progress, settings)
-    return _up(call)
+    return _up(new_call(cluster, config, region, profile, on_progress, settings))
 
 
 def _up(call: Call) -> Cluster:
@@ -89,7 +87,6 @@ def run(
     Arguments as of `up`, `Cluster.launch` and `Job.wait`. Raises UsageError before anything is created, also
     where the cluster exists.
     """
-    warn_in_event_loop("run")
     call = new_call(cluster, config, region, profile, on_progress, settings)
     session = call.session(env)
     checked_script(session, script_of(script, args, module=module), fresh=True)

@@ -216,7 +216,7 @@ async def call():
 asyncio.run(call())
 """
     ((warning,), none), _ = run(cli, code)
-    assert warning == "up blocks the running event loop; use `await asyncio.to_thread(...)`"
+    assert warning == "cloudddp blocks the running event loop; use `await asyncio.to_thread(...)`"
     assert none == 0
 
 
