@@ -144,8 +144,16 @@ class Cluster:
 
     def cost(self) -> float | None:
         """Return the cost of the instances until now in USD, None if it is not known. Asks AWS."""
-        self._found = self._call.session().cluster()
+        self._update(self._call.session().cluster())
         return self._found.cost().usd
+
+    def _update(self, found: clusters.Cluster) -> None:
+        if found.id != self.id:
+            raise CloudDDPError(
+                f"cluster {self.name} ({self.id}) is gone, and {found.id} has its name",
+                hint="attach() returns it",
+            )
+        self._found = found
 
     def launch(
         self,
@@ -165,9 +173,10 @@ class Cluster:
         session = call.session(env)
         script_there = checked_script(session, script_of(script, args, module=module))
         job = NewJob(script_there, None, keep=KEEP_MINUTES)
-        with connected(session, whole=True) as (self._found, runner):
+        with connected(session, whole=True) as (found, runner):
+            self._update(found)
             try:
-                start_job(session, runner, self._found, job).wait()
+                start_job(session, runner, found, job).wait()
             except KeyboardInterrupt:
                 cancelling.abort_launch(runner, job.id)
                 raise
@@ -176,9 +185,9 @@ class Cluster:
 
     def job(self, job_id: str | None = None) -> Job:
         """Return a job of this cluster, by default the newest. Raises CloudDDPError for none."""
-        with connected(self._call.session(), partly=True, needed=()) as (self._found, runner):
-            found = status.find_job(runner, job_id)
-        return Job(self._call, found.id)
+        with connected(self._call.session(), partly=True, needed=()) as (found, runner):
+            self._update(found)
+            return Job(self._call, status.find_job(runner, job_id).id)
 
     def down(self, *, discard: bool = False) -> None:
         """Terminate the nodes, remove everything else, and verify that nothing is left; also where another

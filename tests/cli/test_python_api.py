@@ -21,7 +21,7 @@ while "wait" in sys.argv:
     time.sleep(0.1)
 """
 BEGIN = """
-import json, signal, sys, warnings
+import dataclasses, json, signal, sys, warnings
 import cloudddp
 settings = {"instance_type": "g5.xlarge", "rendezvous": "direct", "stop_grace": 1}
 """
@@ -153,13 +153,20 @@ def test_cluster_that_existed_stays_and_run_refuses_it(cli: CommandLine) -> None
     code = """
 with cloudddp.up(nodes=1, instance_type="g5.12xlarge") as cluster:
     print(json.dumps(cluster.created))
-print(json.dumps(cloudddp.attach().id == cluster.id))
+again = cloudddp.attach()
+print(json.dumps(again.id == cluster.id))
+again._found = dataclasses.replace(again._found, id="c-0123456789")  # as if that one had been removed
+try:
+    again.job()
+except cloudddp.CloudDDPError as error:
+    print(json.dumps(error.message.partition(" is gone")[0]))
 try:
     cloudddp.run("train.py", nodes=1, instance_type="g5.12xlarge")
 except cloudddp.UsageError as error:
     print(json.dumps(error.message))
 """
-    (created, same, message), _ = run(cli, code)
+    (created, same, gone, message), _ = run(cli, code)
+    assert gone == f"cluster {cli.cluster} (c-0123456789)"
     assert (created, same) == (False, True)
     assert "already exists; run creates and removes a cluster of its own" in message
 
