@@ -19,7 +19,7 @@ class Callback:
 
     def __init__(self, on_progress: OnProgress | None) -> None:
         self._call = on_progress
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may report, too
         self._lines = StepLines()
 
     def log(self, *texts: Text) -> None:
