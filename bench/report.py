@@ -68,8 +68,8 @@ def fill(root: Path) -> Path:
     slow = Straggler(SLOW, 1, 0.95, 0.5, 6000, BEGAN + 3000, own=True)
     state = {"started": BEGAN, "ended": end, "restarts": 1, "script": "train.py --epochs 10"}
     for node in range(NODES):
-        logs = folder / "logs" / f"node{node}"
-        (logs / "ranks").mkdir(parents=True, exist_ok=True)
+        logs = folder / "cloudddp-logs" / f"node{node}"
+        logs.mkdir(parents=True, exist_ok=True)
         with (logs / "readings.jsonl").open("wb") as file:
             file.writelines(encode(row) + b"\n" for row in readings(node, draw))
         for name, record in (
@@ -77,15 +77,12 @@ def fill(root: Path) -> Path:
                 "verdict.json",
                 asdict(verdict) | {"phase": "failed", "first": asdict(first) | {"cause": "rank"}},
             ),
+            ("masked.json", {"last_lines": lines}),
             ("stragglers.json", {"known": [asdict(slow)]}),
             ("state.json", state),
             ("facts.json", asdict(Facts("8 x NVIDIA H100", "570.1", "3.12.3", "2.8.0", "12.8", "2.27.3"))),
         ):
             (logs / name).write_text(json.dumps(record))
-        for rank in range(node * RANKS, (node + 1) * RANKS):
-            (logs / "ranks" / f"{rank}.log").write_text(
-                "--- cloudddp: restart 1 of 3 after rank 3 failed ---\n"
-            )
     runs = folder / "runs"
     runs.mkdir(exist_ok=True)
     with (runs / "metrics.jsonl").open("w") as text, (runs / "events.out.tfevents.1.x").open("wb") as events:
@@ -104,4 +101,4 @@ def bench_report(_: Options) -> None:
         folder, config = fill(Path(root)), Path(root, "cloudddp.toml")
         config.touch()
         compare([[script("cloudddp"), "--config", str(config), "report", JOB]], environment(f"{root}/home"))
-        print(f"{(folder / 'logs' / 'report.html').stat().st_size / 1e6:.2f} MB")
+        print(f"{(folder / 'cloudddp-logs' / 'report.html').stat().st_size / 1e6:.2f} MB")

@@ -25,6 +25,7 @@ NEVER_SENT = (
     ".conda/",
     ".cloudddp/",
     ".cloudddp-incoming-*/",
+    "cloudddp-logs/",
     ".DS_Store",
 )
 

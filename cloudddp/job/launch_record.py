@@ -132,15 +132,21 @@ def find(folder: ClusterFolder, wanted: str | None) -> LaunchRecord:
             "no job of this cluster was launched from this computer, so none can be resumed here",
             hint=("start one: ", Command("launch", "SCRIPT")),
         )
+    return _read(folder, choose(ids, wanted, "was not launched from this computer"))
+
+
+def choose(ids: Sequence[str], wanted: str | None, unknown: str) -> str:
+    """Return the id that is `wanted`, or the only one that begins so; without `wanted` the last. Raises
+    CloudDDPError; `unknown` says why there may be none."""
     matching = [ids[-1]] if wanted is None else [one for one in ids if one.startswith(wanted)]
     found = [one for one in matching if one == wanted] or matching
     if len(found) != 1:
         what = one_line(repr(wanted), 80)
         raise CloudDDPError(
-            f"job id {what} is ambiguous" if found else f"job {what} was not launched from this computer",
+            f"job id {what} is ambiguous" if found else f"job {what} {unknown}",
             hint="jobs: " + ", ".join(found or ids[-10:]),
         )
-    return _read(folder, found[0])
+    return found[0]
 
 
 def in_s3(folders: Iterable[ClusterFolder], wanted: str | None) -> LaunchRecord | None:

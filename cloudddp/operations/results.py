@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cloudddp.agent.client import Runner
-from cloudddp.agent.protocol.file_steps import Selection
 from cloudddp.agent.protocol.results import NewFilesReply
 from cloudddp.aws.client import AWS
 from cloudddp.cluster import lookup
@@ -122,15 +121,16 @@ def collect(
             if any(one.outputs.files for one in reply.jobs)
         }
 
-        def pull_one(node: int) -> Pulled:
-            with shown.of(node) as progress:
-                return _pull_new(runner, job, job_id, node, found.values[node], targets[node], progress)
+        def pull_one(node: int, progress: Progress) -> Pulled:
+            return _pull_new(runner, job, job_id, node, found.values[node], targets[node], progress)
 
-        with ByteProgress(console) as shown:
-            outcome = pull_from(runner, targets, pull_one)
+        outcome = pull_from(console, runner, targets, pull_one)
         for node in targets:
-            if node in outcome.values:
-                _report(console, node, outcome.values[node], targets[node])
+            if pulled := outcome.values.get(node):
+                for line in pulled.notes:
+                    console.warn(f"node {node}: {line}")
+                what = f"{counted(pulled.files, 'file')}, {size_of(pulled.size)}"
+                console.log(f"node {node}: pulled {what}, to {from_here(targets[node])}")
             else:
                 why = str(outcome.errors.get(node, "its pull was stopped"))
                 lines.append(f"node {node}: results were not pulled: {one_line(why, 500)}")
@@ -153,42 +153,30 @@ def collect(
     return Left((*lines, *map(line_of, held)), pull_command(held, found.values))
 
 
-def pull_from(runner: Runner, targets: Mapping[int, Path], work: Callable[[int], Pulled]) -> Outcome[Pulled]:
+def pull_from(
+    console: Reporter, runner: Runner, nodes: Iterable[int], work: Callable[[int, Progress], Pulled]
+) -> Outcome[Pulled]:
     """Pull from these nodes at the same time; every node has its result or its error."""
-    if len(targets) == 1:  # in this thread, so that Ctrl-C ends it where it is
-        (node,) = targets
-        try:
-            return Outcome({node: work(node)})
-        except (CloudDDPError, OSError) as error:
-            return Outcome(errors={node: error})
-    nothing = Pulled(0, 0, 0, ())
-    outcome = runner.each(lambda node: work(node) if node in targets else nothing, fatal=lambda _: False)
-    return Outcome({node: one for node, one in outcome.values.items() if node in targets}, outcome.errors)
+    chosen = set(nodes)
+
+    def one(node: int) -> Pulled:
+        with shown.of(node) as progress:
+            return work(node, progress)
+
+    with ByteProgress(console) as shown:
+        if len(chosen) == 1:  # in this thread, so that Ctrl-C ends it where it is
+            (node,) = chosen
+            try:
+                return Outcome({node: one(node)})
+            except (CloudDDPError, OSError) as error:
+                return Outcome(errors={node: error})
+        nothing = Pulled(0, 0, 0, ())
+        outcome = runner.each(lambda node: one(node) if node in chosen else nothing, fatal=lambda _: False)
+    return Outcome({node: found for node, found in outcome.values.items() if node in chosen}, outcome.errors)
 
 
-def pull_resumed(
-    runner: Runner,
-    names: Sequence[str],
-    *,
-    node: int,
-    to: Path,
-    since: float | None = None,
-    everything: bool = False,
-    selection: Selection | None = None,
-    progress: Progress = pulling.no_progress,
-) -> Pulled:
+def resumed(runner: Runner, node: int, once: Callable[[], Pulled]) -> Pulled:
     """Pull from a node; if the connection breaks, connect once more and continue."""
-    once = functools.partial(
-        pulling.pull,
-        runner,
-        names,
-        node=node,
-        to=to,
-        since=since,
-        everything=everything,
-        selection=selection,
-        progress=progress,
-    )
     try:
         return once()
     except NodeError as error:
@@ -199,13 +187,6 @@ def pull_resumed(
         except NodeError:
             raise error from None
     return once()
-
-
-def raise_failures(console: Reporter, outcome: Outcome[Pulled]) -> None:
-    """Report the errors of a pull from several nodes, and raise the first one."""
-    for node, error in sorted(outcome.errors.items())[1:]:
-        console.warn(f"node {node}: its results were not pulled: {one_line(str(error), 500)}")
-    outcome.all()
 
 
 def merge_shards(console: Reporter, base: Path, folders: Mapping[int, Path]) -> None:
@@ -240,15 +221,13 @@ def raise_left_out(pulled: Mapping[int, Pulled], place: str = "") -> None:
 
 
 def collect_logs(console: Reporter, runner: Runner, job_id: str, to: Path) -> None:
-    """Pull a job's logs, verdict and dumps from every node into `to`/logs. Never fails: they explain how a
-    job ended, and are not its results."""
+    """Pull a job's logs, verdict and dumps from every node into `to`/cloudddp-logs. Never fails: they explain
+    how a job ended, and are not its results."""
 
-    def pull_one(node: int) -> Pulled:
-        with shown.of(node) as progress:
-            return pulling.pull_logs(runner, job_id, node=node, to=to, progress=progress)
+    def pull_one(node: int, progress: Progress) -> Pulled:
+        return pulling.pull_logs(runner, job_id, node=node, to=to, progress=progress)
 
-    with ByteProgress(console) as shown:
-        outcome = runner.each(pull_one, fatal=lambda _: False)
+    outcome = pull_from(console, runner, runner.nodes, pull_one)
     for node, error in sorted(outcome.errors.items()):
         console.warn(f"node {node}: its logs were not pulled: {one_line(str(error), 500)}")
     for node, pulled in sorted(outcome.values.items()):
@@ -257,7 +236,7 @@ def collect_logs(console: Reporter, runner: Runner, job_id: str, to: Path) -> No
     files = sum(one.files for one in outcome.values.values())
     if files:
         size = size_of(sum(one.size for one in outcome.values.values()))
-        console.log(f"logs: {counted(files, 'file')}, {size}, to {from_here(to / pulling.LOGS)}")
+        console.log(f"logs: {counted(files, 'file')}, {size}, to {from_here(to / safe_names.LOGS)}")
 
 
 def _pull_new(
@@ -271,17 +250,12 @@ def _pull_new(
     names = [name for name in job.outputs if os.path.normpath(name) in there]
     names = names or list(job.outputs) or [PROJECT_ROOT]
     selection = new_files.selection_of(runner, job, job_id)
-    pulled = pull_resumed(runner, names, node=node, to=to, selection=selection, progress=progress)
+    pull_once = functools.partial(
+        pulling.pull, runner, names, node=node, to=to, selection=selection, progress=progress
+    )
+    pulled = resumed(runner, node, pull_once)
     new_files.mark_pulled(runner, node, names, reply.time_ns, pulled, project=PROJECT)
     return pulled
-
-
-def _report(console: Reporter, node: int, pulled: Pulled, to: Path) -> None:
-    for line in pulled.notes:
-        console.warn(f"node {node}: {line}")
-    console.log(
-        f"node {node}: pulled {counted(pulled.files, 'file')}, {size_of(pulled.size)}, to {from_here(to)}"
-    )
 
 
 def report_new(console: Reporter, runner: Runner, settings: Config, job_id: str) -> None:

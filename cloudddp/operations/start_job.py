@@ -86,7 +86,7 @@ def start_job(
         nodes=[node.id for node in cluster.nodes.values()],
     )
     secret_files = [Path(one) for one in session.env_files]
-    facts = launched.facts(cluster, session.settings, session.root, secret_files)
+    facts = launched.facts(cluster, session.settings, session.root, [*secret_files, *session.files])
     record = msgspec.structs.replace(record, facts=facts)
     folder = ClusterFolder(cluster.id)
     launch_record.keep(folder, record)

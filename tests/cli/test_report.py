@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from typing import Any
 
@@ -12,6 +13,10 @@ import json, os, sys
 rank = int(os.environ["RANK"])
 print("<script>alert(1)</script>", flush=True)
 if rank == 0:
+    os.makedirs("logs/node0/ranks")
+    for name in ("report.html", "node0/verdict.json", "node0/ranks/0.log"):
+        with open(f"logs/{name}", "w") as file:
+            file.write("of the job")
     os.makedirs("runs", exist_ok=True)
     with open("runs/metrics.jsonl", "w") as file:
         for step in range(50):
@@ -36,7 +41,7 @@ def test_report_of_a_job(cli: Any) -> None:
     assert done.returncode == 1, done.stderr
     cli.ok("pull")
     (folder,) = (cli.cwd / "results").iterdir()
-    page = (folder / "logs" / "report.html").read_text()
+    page = (folder / "cloudddp-logs" / "report.html").read_text()
     for part in (
         "train.py --lr 0.1", "failed, exit code 1",
         "rank 1 on node 1 exited with code 1", "&lt;/pre&gt;&lt;img src=x&gt;", "API_KEY", "OTHER_KEY",
@@ -44,17 +49,19 @@ def test_report_of_a_job(cli: Any) -> None:
         "ranks started on node 1", "on demand)", "+rank = int(os.environ", "job.rendezvous",
     ):  # fmt: skip
         assert part in page, part
-    assert '"python": "3.' in (folder / "logs" / "node1" / "facts.json").read_text()
+    own = [path.read_text() for path in (folder / "logs").rglob("*") if path.is_file()]
+    assert own == ["of the job"] * 3
+    assert '"python": "3.' in (folder / "cloudddp-logs" / "node1" / "facts.json").read_text()
     assert "from-the-" not in page
     assert "<script" not in page
-    (folder / "logs" / "report.html").unlink()
-    assert cli.ok("report") == f"results/{folder.name}/logs/report.html\n"
-    assert (folder / "logs" / "report.html").read_text().partition("Written by")[0] == page.partition(
-        "Written by"
-    )[0]
+    (folder / "cloudddp-logs" / "report.html").unlink()
+    assert cli.ok("report") == f"results/{folder.name}/cloudddp-logs/report.html\n"
+    assert (folder / "cloudddp-logs" / "report.html").read_text().partition("Written by")[
+        0
+    ] == page.partition("Written by")[0]
     # A report that cannot be written: results are pulled all the same.
-    (folder / "logs" / "report.html").unlink()
-    (folder / "logs" / "report.html").mkdir()
+    (folder / "cloudddp-logs" / "report.html").unlink()
+    (folder / "cloudddp-logs" / "report.html").mkdir()
     done = cli("pull")
     assert done.returncode == 0, done.stderr
     assert f"warning: the report of job {folder.name} was not written: " in done.stderr
@@ -62,8 +69,21 @@ def test_report_of_a_job(cli: Any) -> None:
 
 def test_report_without_results(line: Any) -> None:
     assert "no job is in results" in line.fails(1, "report")
-    assert "no job '2026' is in results" in line.fails(1, "report", "2026")
+    (line.cwd / "results").mkdir()
+    (line.cwd / "results" / "20270101-000000-aaaa").write_text("a file")
+    assert "no job is in results" in line.fails(1, "report", "2026")
     for job in ("20260101-000000-aaaa", "20260101-000000-bbbb", "other"):
         (line.cwd / "results" / job).mkdir(parents=True)
-    assert line.ok("report") == "results/20260101-000000-bbbb/logs/report.html\n"
-    assert line.ok("report", "20260101-000000-a") == "results/20260101-000000-aaaa/logs/report.html\n"
+    assert line.ok("report") == "results/20260101-000000-bbbb/cloudddp-logs/report.html\n"
+    shown = line.ok("report", "20260101-000000-a")
+    assert shown == "results/20260101-000000-aaaa/cloudddp-logs/report.html\n"
+    ids = "20260101-000000-aaaa, 20260101-000000-bbbb"
+    for wanted, error in (("2026", "job id '2026' is ambiguous"), ("x", "job 'x' was not pulled to results")):
+        found = line.fails(1, "report", wanted)
+        assert error in found
+        assert f"jobs: {ids}" in found
+    # A link does not lead the report elsewhere.
+    shutil.rmtree(line.cwd / "results" / "20260101-000000-bbbb" / "cloudddp-logs")
+    (line.cwd / "results" / "20260101-000000-bbbb" / "cloudddp-logs").symlink_to(line.cwd)
+    assert "cloudddp-logs: Not a directory" in line.fails(1, "report")
+    assert not (line.cwd / "report.html").exists()

@@ -30,7 +30,7 @@ def pulled_files(cli: Any) -> set[str]:
     """Return the files in results/ that are not the job's logs, by their paths below the job's folder."""
     folders = list((cli.cwd / "results").glob("*"))
     found = {p.relative_to(f).as_posix() for f in folders for p in f.rglob("*") if p.is_file()}
-    return {name for name in found if not name.startswith("logs/")}
+    return {name for name in found if not name.startswith("cloudddp-logs/")}
 
 
 def test_run_keeps_the_cluster_if_files_are_outside_the_outputs(cli: Any, remains: Any) -> None:
@@ -107,7 +107,7 @@ def test_pull_repeated_finds_the_files_again_and_not_those_of_earlier_jobs(cli: 
     assert "0 files, 0 bytes" in cli.ok("pull")
     cli.ok("launch", "other.py")
     cli.ok("pull", "--to", "got")
-    assert [path.name for path in (cli.cwd / "got").iterdir() if path.name != "logs"] == ["b"]
+    assert [path.name for path in (cli.cwd / "got").iterdir() if path.name != "cloudddp-logs"] == ["b"]
 
 
 LINKED = "import tempfile; far = tempfile.mkdtemp(); os.symlink(far, 'runs')\n"
@@ -235,7 +235,7 @@ def test_launch_names_new_files_and_the_command_that_pulls_them(cli: Any) -> Non
     assert "`cloudddp pull out` copies them" in nothing.stderr
     assert "results: node 1: runs (1 byte); next: `cloudddp pull --all-nodes`" in nothing.stderr
     assert pulled_files(cli) == set()
-    (verdict, _) = (cli.cwd / "results").glob("*/logs/*/verdict.json")  # of both nodes
+    (verdict, _) = (cli.cwd / "results").glob("*/cloudddp-logs/*/verdict.json")  # of both nodes
     assert json.loads(verdict.read_text())["phase"] == "succeeded"
     cli.ok("pull", "--all-nodes", "runs", "out")
     assert "results:" not in cli("jobs").stderr

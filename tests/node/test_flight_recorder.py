@@ -81,17 +81,32 @@ def test_dumps_are_read_without_executing_them(tmp_path: Path, monkeypatch: pyte
         rank_3=pickle.dumps([1, 2]),
         rank_x=dump(entry(1)),
     )
-    assert [one["rank"] for one in unpacked(flight_recorder.pack(folder))] == [1]
+    assert [one["rank"] for one in unpacked(flight_recorder.packed(folder))] == [1]
     assert not (tmp_path / "attacked").exists()
-    assert flight_recorder.pack(tmp_path) == ""
+    assert flight_recorder.packed(tmp_path) == ""
 
 
 def test_only_new_entries_and_frames_of_open_ones_are_sent(tmp_path: Path) -> None:
     entries = [*(entry(number) for number in range(1, 500)), entry(500, state="started")]
     folder = folder_with(tmp_path, rank_0=dump(*entries))
-    sent = unpacked(flight_recorder.pack(folder))[0]["entries"]
+    sent = unpacked(flight_recorder.packed(folder))[0]["entries"]
     assert [one["collective_seq_id"] for one in sent] == list(range(301, 501))
     assert [bool(one["frames"]) for one in sent] == [False] * 199 + [True]
+
+
+def test_dump_that_expands_without_limit_is_left_out(node: Node) -> None:
+    """A kilobyte of shared references is 2**50 numbers as JSON."""
+    node.start("")
+    node.ended()
+    bomb: Any = [0]
+    for _ in range(50):
+        bomb = [bomb, bomb]
+    small = pickle.dumps({"pg_config": bomb, "entries": []})
+    assert len(small) < 1000
+    folder = node.folder() / "flight-recorder"
+    (folder / "rank_0").write_bytes(small)
+    (folder / "rank_1").write_bytes(dump(entry(1)))
+    assert [one["rank"] for one in unpacked(node.call(StacksRequest(node.id())).packed)] == [1]
 
 
 @pytest.mark.torch
@@ -155,5 +170,5 @@ def test_python_without_torch_is_reported(tmp_path: Path) -> None:
         (str(lean), "ModuleNotFoundError: No module named 'torch'"),
         (str(tmp_path / "no"), "[Errno 2]"),
     ):
-        found = flight_recorder.analyze(folder, python, [flight_recorder.pack(folder)])
+        found = flight_recorder.analyze(folder, python, [flight_recorder.packed(folder)])
         assert found.startswith(f"flight recorder: PyTorch's analyzer failed: {why}")

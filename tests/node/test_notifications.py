@@ -21,6 +21,10 @@ from support.gangs import Make
 from support.imds import Metadata
 from support.webhooks import SECRET, Webhook
 
+from agent.jobs import job_record
+from agent.node import store
+from cloudddp.agent.protocol.jobs import Cause, Failure, Verdict
+from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import Deadline, OnStall
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
@@ -70,6 +74,22 @@ def test_failure_is_sent_once_with_what_failed_first_and_no_secret(gangs: Make, 
     homes = [one.home for one in gang.nodes]
     assert holding(SECRET, *homes) == []
     assert sorted(path.name for path in holding(TOKEN, *homes)) == ["1.log", "verdict.json", "verdict.json"]
+    masked = json.loads((gang[0].folder() / "masked.json").read_text())  # for the report
+    assert masked["last_lines"][-1] == "RuntimeError: <!channel> no login with ****"
+
+
+def test_report_gets_what_programs_wrote_without_values(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text of an exception that torch.distributed.elastic records, too."""
+    monkeypatch.setattr(store, "ROOT", tmp_path)
+    request = node.starting("", env={**ENV, "KEY": "first-line\nsecond-line"}, notify="https://x.test/secret")
+    record = job_record.JobRecord(request)
+    record.folder.mkdir(parents=True)
+    first = Failure(0, Cause.RANK, rank=0, exit_code=1, detail=f"no login with {TOKEN}")
+    record.end(Verdict(JobPhase.FAILED, 1, 0, first, ("demo", "second-line", "https://x.test/secret")))
+    found = json.loads((record.folder / "masked.json").read_text())
+    assert found == {"detail": "no login with ****", "last_lines": ["demo", "****", "****"]}
 
 
 def test_success_is_sent_with_the_progress(node: Node, hook: Webhook) -> None:

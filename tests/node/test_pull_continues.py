@@ -29,7 +29,7 @@ from cloudddp.job.results.receive import Transfer
 from cloudddp.job.results.unpack import Entry
 from cloudddp.operations import byte_progress, reporter
 from cloudddp.operations.byte_progress import ByteProgress
-from cloudddp.operations.results import pull_resumed
+from cloudddp.operations.results import resumed
 from cloudddp.ssh.fleet import Fleet
 
 LARGE = 12 << 20  # bytes
@@ -174,7 +174,7 @@ def test_command_connects_once_more_and_continues(place: Place) -> None:
     place.broken(at=LARGE // 3)
     place.fleet.reconnect(0)
     place.link.received, place.link.cut_at = 0, LARGE // 3
-    assert pull_resumed(place.fleet, ["runs"], node=0, to=place.to).files == 1
+    assert resumed(place.fleet, 0, place.pull).files == 1
     assert place.found == {"runs/large": large}
     assert place.link.received < LARGE * 5 // 4
     assert place.link.cut_at is None

@@ -14,7 +14,7 @@ from cloudddp.job.report import launched
 
 CONFIG = Config(
     sync=SyncSpec(exclude=("private/",)),
-    job=JobSpec(env={"KEY": "very-secret-1", "SHORT": "lr", "LONG": "x\nline-2-of-a-key"}),
+    job=JobSpec(env={"KEY": "very-secret-1", "PIN": "248163", "SHORT": "lr", "LONG": "x\nline-2-of-a-key"}),
 )
 CLUSTER = Cluster("c", "c-0123456789", "us-east-1", {})
 
@@ -36,6 +36,8 @@ def root(tmp_path: Path) -> Path:
         "private/notes",
         "runs.txt",
         "gone.py",
+        "cloudddp.toml",
+        "other.toml",
         ":(glob)*",
         "../x.py",
     ):
@@ -72,18 +74,28 @@ def test_revision_has_the_commit_and_the_changes(root: Path) -> None:
 
 def test_changes_that_may_be_secret_are_left_out(root: Path) -> None:
     """Those that are not sent, and those that are because git tracks them; also where they are renamed."""
-    change(root, "train.py", ".env", "given.txt", "private/notes", text="password\n")
+    """Also the configuration: it has former values, and those in escaped spelling."""
+    change(
+        root,
+        "train.py",
+        ".env",
+        "given.txt",
+        "private/notes",
+        "cloudddp.toml",
+        "other.toml",
+        text="password\n",
+    )
     (root / "prod.env").rename(root / "settings.txt")
     git(root, "add", "-fA", ".")
-    found = facts(root, secret=("given.txt",))
+    found = facts(root, secret=("given.txt", "other.toml"))
     assert found.diff.count("password") == 1
-    hidden = (".env", "prod.env", "given.txt", "private/notes")
+    hidden = (".env", "prod.env", "given.txt", "private/notes", "cloudddp.toml", "other.toml")
     assert not any(f"/{name}" in found.diff for name in hidden)
 
 
 def test_values_of_variables_are_not_recorded(root: Path) -> None:
-    change(root, "train.py", text="key = 'very-secret-1'\nlr = 1\nline-2-of-a-key\n")
-    assert "+key = '****'\n+lr = 1\n+****\n" in facts(root).diff
+    change(root, "train.py", text="key = 'very-secret-1'\nlr = 1 + 248163\nline-2-of-a-key\n")
+    assert "+key = '****'\n+lr = 1 + ****\n+****\n" in facts(root).diff
 
 
 def test_where_notifications_go_is_not_recorded(root: Path) -> None:

@@ -22,6 +22,7 @@ from cloudddp.agent.protocol.jobs import Cause, Failure, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.progress import LeftStall, Straggler
 from cloudddp.agent.protocol.readings import GpuReading, RankReading, Reading
+from cloudddp.agent.protocol.results import Masked
 from cloudddp.config.spec import ClusterSpec, Config, JobSpec, SetupSpec, SharedSpec
 from cloudddp.job.launch_record import LaunchFacts, LaunchRecord
 from cloudddp.job.report import chart, event_files, page, series
@@ -84,14 +85,14 @@ def text_of(folder: Path, launch: LaunchRecord | None = None, journal: Any = ())
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     found = tmp_path / "results" / JOB
-    (found / "logs" / "node0" / "ranks").mkdir(parents=True)
+    (found / "cloudddp-logs" / "node0").mkdir(parents=True)
     return found
 
 
 def put(folder: Path, node: int = 0, **records: Any) -> None:
     """Write records of a node by the names of their files."""
     for name, record in records.items():
-        path = folder / "logs" / f"node{node}" / f"{name}.json"
+        path = folder / "cloudddp-logs" / f"node{node}" / f"{name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(encode(record))
 
@@ -128,16 +129,18 @@ def test_page_names_what_is_missing(tmp_path: Path) -> None:
 
 
 def test_page_shows_how_a_job_went(folder: Path) -> None:
-    first = Failure(0, Cause.RANK, rank=3, exit_code=7)
+    first = Failure(0, Cause.RANK, rank=3, exit_code=7, detail="ValueError: very-secret")
     put(
         folder,
-        verdict=Verdict(JobPhase.FAILED, 7, 0, first, ("RuntimeError: loss is nan",), restarts=2, at=4600.0),
+        verdict=Verdict(
+            JobPhase.FAILED, 7, 0, first, ("RuntimeError: no login with very-secret",), restarts=2, at=4600.0
+        ),
         state={"job": "j", "node": 0, "state": "failed", "started": 1000.0, "restarts": 2},
+        masked=Masked("ValueError: ****", ("RuntimeError: no login with ****",)),
         stragglers={"known": [vars(Straggler(3, 0, 0.4, 0.2, 60, 1100.0, until=1200.0))]},
         stall=LeftStall(1300.0, "ranks 0 and 1 wait in all_reduce"),
         facts=Facts("8 x NVIDIA H100", "570.1", "3.12.3", "2.8.0", "12.8", "2.27.3"),
     )
-    (folder / "logs" / "node0" / "ranks" / "0.log").write_text("--- cloudddp: restart 1 of 3 ---\nhello\n")
     journal = (
         {"time": "1970-01-01T00:10:00.000+00:00", "event": "ready"},
         {"time": "1970-01-01T00:16:35.000+00:00", "event": "launch", "job": JOB, "text": "sending 4 files"},
@@ -149,6 +152,8 @@ def test_page_shows_how_a_job_went(folder: Path) -> None:
         },
         {"time": "1970-01-01T03:00:00.000+00:00", "event": "gone"},
         {"time": "soon", "event": "gone"},
+        {"time": "0001-01-01T00:00:00+14:00", "event": "gone"},
+        {"time": "0001-01-01T00:00:00", "event": "gone"},
     )
     facts = {
         "hour": 98.32,
@@ -158,16 +163,18 @@ def test_page_shows_how_a_job_went(folder: Path) -> None:
     }
     text = text_of(folder, launch_record(**facts), journal)
     for part in (
-        "train.py", "failed, exit code 7", "rank 3 on node 0 exited with code 7", "60.0 min",
-        "loss is nan", "$98.32 for that time (1 x $98.32 an hour on demand)", "00:10:00 UTCnodes ready",
+        "train.py", "failed, exit code 7", "60.0 min",
+        "rank 3 on node 0 exited with code 7: ValueError: ****",
+        "no login with ****",
+        "$98.32 for that time (1 x $98.32 an hour on demand)", "00:10:00 UTCnodes ready",
         "03:00:00 UTCcluster removed", "00:16:35 UTCsending 4 files", "00:16:40 UTCranks started on node 0",
         "straggler from step 60: rank 3 takes 2.0 x", "rank 3 has caught up", "stall: ranks 0 and 1 wait",
-        "restart 1 of 3", "8 x NVIDIA H100570.13.12.32.8.012.82.27.3", "WANDB_API_KEY",
+        "job failed, after 2 restarts", "8 x NVIDIA H100570.13.12.32.8.012.82.27.3", "WANDB_API_KEY",
         "i-1p5.48xlargeus-east-1a98.32", "job.retries3", "Commit 4f1e2d", " M train.py", "+lr = 2",
         'shared[{"path": "shared"',
     ):  # fmt: skip
         assert part in text, part
-    assert "hello" not in text
+    assert "very-secret" not in text
     assert "of another job" not in text
     assert "at most $" in text_of(folder, launch_record(hour=98.32, spot=True))
 
@@ -182,9 +189,9 @@ def test_nothing_that_anybody_wrote_becomes_a_part_of_the_page(folder: Path, att
         verdict=Verdict(JobPhase.FAILED, 1, 0, first, (words,), refusal=words, at=2.0),
         facts=Facts(*[words[:60]] * 6),
         stall=LeftStall(1.0, words),
+        masked=Masked(words, (words,)),
     )
-    logs = folder / "logs" / "node0"
-    (logs / "ranks" / "0.log").write_text(f"--- cloudddp: {words} ---\n")
+    logs = folder / "cloudddp-logs" / "node0"
     (logs / "readings.jsonl").write_bytes(encode(Reading(1.0, metrics={words[:60]: 1.0})) + b"\n")
     hostile = folder / words.replace("/", "|").replace("\0", "")
     hostile.mkdir()
@@ -204,17 +211,18 @@ def test_login_in_a_url_is_not_shown(folder: Path) -> None:
 
 
 def test_unreadable_records_are_left_out(folder: Path) -> None:
-    for name in ("verdict", "state", "stragglers", "stall", "facts"):
+    for name in ("verdict", "state", "stragglers", "stall", "facts", "masked"):
         for content in (b"", b"{", b"[]", b"\xff", b'{"started": 1e300}', b'{"known": [1]}', b"[" * 100_000):
-            (folder / "logs" / "node0" / f"{name}.json").write_bytes(content)
+            (folder / "cloudddp-logs" / "node0" / f"{name}.json").write_bytes(content)
             assert "Job 2026" in text_of(folder)
 
 
 def test_report_is_beside_the_logs_and_takes_the_place_of_a_link(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("kept")
-    (folder / "logs" / page.REPORT).symlink_to(tmp_path / "precious")
-    assert page.write(Evidence(JOB, folder, None, ())) == folder / "logs" / page.REPORT
+    (folder / "cloudddp-logs" / page.REPORT).symlink_to(tmp_path / "precious")
+    assert page.write(Evidence(JOB, folder, None, ())) == folder / "cloudddp-logs" / page.REPORT
     assert (tmp_path / "precious").read_text() == "kept"
+    assert (folder / "cloudddp-logs" / page.REPORT).stat().st_mode & 0o777 == 0o600  # it may have secrets
     assert results_here(tmp_path) == []
 
 
@@ -222,7 +230,7 @@ def test_report_is_beside_the_logs_and_takes_the_place_of_a_link(folder: Path, t
 
 
 def charts_of(folder: Path) -> dict[str, Mapping[str, list[series.Point]]]:
-    return {one.title: MappingProxyType(one.lines) for one in series.of_results(folder, "logs")}
+    return {one.title: MappingProxyType(one.lines) for one in series.of_results(folder)}
 
 
 def test_metrics_of_any_kind(folder: Path) -> None:
@@ -234,19 +242,27 @@ def test_metrics_of_any_kind(folder: Path) -> None:
         '{"loss": 0.5}', '{"step": 9, "loss": 3' + " " * 70_000 + "}", '{"step": 10, "loss": 0.25}',
     )  # fmt: skip
     (folder / "metrics.jsonl").write_bytes("\n".join(lines).encode("latin-1"))
-    (folder / "logs" / "metrics.jsonl").write_text('{"of": 1}')
+    (folder / "cloudddp-logs" / "metrics.jsonl").write_text('{"of": 1}')
     assert charts_of(folder) == {
         "loss": {".": [(1, 2.5), (14, 0.5), (10, 0.25)]},
         "eval/loss": {".": [(7, 1)]},
     }
 
 
-def test_long_files_are_read_in_part(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(series, "MAX_READ", 1000)
-    (folder / "metrics.jsonl").write_text("".join(f'{{"step": {n}, "loss": 1}}\n' for n in range(1000)))
-    ((points,),) = (lines.values() for lines in charts_of(folder).values())
-    assert 30 < len(points) < 70
-    assert points[-1][0] > 900
+def test_long_files_are_read_in_part(folder: Path) -> None:
+    """Nodes may wait for the report: what is read of a job's files does not grow with them."""
+    path, count = folder / "metrics.jsonl", 100_000
+    path.write_text("".join(f'{{"loss": {n}}}\n' for n in range(count)))
+    most = path.stat().st_size // 10
+    found = [json.loads(line) | {"number": number} for number, line in series.lines(path, most)]
+    assert 0.08 * count < len(found) < 0.12 * count
+    assert found[0]["loss"] == 0
+    assert found[-1]["loss"] > 0.85 * count
+    assert all(abs(one["number"] - one["loss"]) < 0.12 * count for one in found)
+    assert [n for n, _ in series.lines(path, most * 20)] == list(range(count))
+    os.truncate(path, 1 << 36)
+    assert len(list(series.lines(path, 1 << 20))) < 2000
+    assert len(series.head(path, most)) == most
 
 
 def test_charts_are_limited(folder: Path) -> None:
@@ -314,11 +330,14 @@ def test_of_many_ranks_the_stragglers_are_marked(folder: Path) -> None:
         )
         for n in range(5)
     )
-    with (folder / "logs" / "node0" / "readings.jsonl").open("wb") as file:
+    with (folder / "cloudddp-logs" / "node0" / "readings.jsonl").open("wb") as file:
         file.writelines(encode(row) + b"\n" for row in rows)
         file.write(b'{"at": 1e99}\nbroken\n{"at": 1, "gpus": [{}]}\n')
     put(folder, stragglers={"known": [vars(Straggler(7, 0, 0.4, 0.2, 60, 1100.0))]})
-    found = {one.title: one for one in series.of_readings({0: folder / "logs" / "node0" / "readings.jsonl"})}
+    found = {
+        one.title: one
+        for one in series.of_readings({0: folder / "cloudddp-logs" / "node0" / "readings.jsonl"})
+    }
     assert found["GPU utilization"].lines == {"node 0, GPU 0": [(n, 50 + n) for n in range(5)]}
     assert found["GPU memory"].lines["node 0, GPU 0"][0] == (0, 2)
     assert len(found["Step time"].lines) == 12

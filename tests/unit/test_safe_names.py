@@ -60,3 +60,4 @@ def test_git_folder_is_guarded_in_any_spelling(noise: str) -> None:
     ignored = "".join(c for c in noise if safe_names.unicodedata.category(c) in ("Cf", "Cc", "Mn"))
     assert safe_names.guarded(".g" + ignored + "iT. ")
     assert safe_names.guarded(".cloudddp" + noise)
+    assert safe_names.guarded("cloudddp-" + ignored + "LOGS")

@@ -20,6 +20,7 @@ from cloudddp.agent.protocol.readings import READINGS_FILE
 MAX_PLACES = 20  # that a reply names
 MAX_LEFT = 1000  # files that were left out, of which a node knows
 FACTS_FILE = "facts.json"  # in a job's folder: the Facts of the node, where a preflight looked for them
+MASKED_FILE = "masked.json"
 # Of a job's folder on a node: what explains how it ended.
 EVIDENCE = (
     "ranks",
@@ -27,6 +28,7 @@ EVIDENCE = (
     "setup.log",
     "supervisor.log",
     "verdict.json",
+    MASKED_FILE,
     "status.json",
     "stragglers.json",
     "stall.json",
@@ -36,6 +38,14 @@ EVIDENCE = (
     "state.json",
     FACTS_FILE,
 )
+
+
+@dataclass(frozen=True)
+class Masked:
+    """What a program wrote of a verdict, for the report: without what may be secret."""
+
+    detail: str = ""
+    last_lines: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from cloudddp.agent.protocol.jobs import Cause, Failure
+
+SHORTEST_SECRET = 6  # characters; shorter values, such as `8` and `gloo`, are also usual words
 
 # Linux's numbers on x86-64 and arm64: the nodes' numbers, where the laptop's may be those of macOS.
 _SIGNALS = """
@@ -15,6 +19,14 @@ _SIGNALS = """
 def signal_name(number: int) -> str:
     """Return the name of a Linux signal, such as SIGTERM."""
     return _SIGNALS[number - 1] if 1 <= number <= len(_SIGNALS) else f"signal {number}"
+
+
+def masked(text: str, values: Iterable[str]) -> str:
+    """Return a text without these values and without each of their lines, which may be secret."""
+    parts = {part for one in values for part in (one, *one.splitlines()) if len(part) >= SHORTEST_SECRET}
+    for part in sorted(parts, key=len, reverse=True):
+        text = text.replace(part, "****")
+    return text
 
 
 def what_failed(failure: Failure, detail: str) -> str:

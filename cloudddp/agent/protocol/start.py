@@ -239,6 +239,12 @@ class StartRequest:
     REPLY = StartReply
 
     @property
+    def secrets(self) -> list[str]:
+        """What may be secret: values of the user's variables, and where notifications go."""
+        own = [value for name, value in self.env.items() if not name.startswith("CLOUDDDP_")]
+        return [*own, self.notify]
+
+    @property
     def program(self) -> str:
         """The program that starts the ranks, which comes from the environment of the job's Python; '' for
         none."""

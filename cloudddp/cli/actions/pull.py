@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from cloudddp.agent.client import Runner
 from cloudddp.cli import session as sessions
-from cloudddp.cli.actions.pull_from_s3 import pull_from_s3
+from cloudddp.cli.actions.pull_from_s3 import pull_from_s3, report_pulled
 from cloudddp.cli.console import Console
 from cloudddp.cli.session import Session
 from cloudddp.cluster import lookup
@@ -17,14 +18,14 @@ from cloudddp.config import project
 from cloudddp.config.command_line import GlobalOptions
 from cloudddp.errors import CloudDDPError, Command, NodeError, UsageError
 from cloudddp.files import resolved
-from cloudddp.formats import counted, from_here, toml
+from cloudddp.formats import counted, toml
 from cloudddp.job import project_files, status
 from cloudddp.job.results import new_files
 from cloudddp.job.results import pull as pulling
 from cloudddp.job.results.pull import Pulled
+from cloudddp.job.results.receive import Progress
 from cloudddp.job.status import JobRecord
 from cloudddp.operations import termination
-from cloudddp.operations.byte_progress import ByteProgress
 from cloudddp.operations.node_connections import connected
 from cloudddp.operations.report import write_report
 from cloudddp.operations.results import (
@@ -33,12 +34,11 @@ from cloudddp.operations.results import (
     collect_logs,
     merge_shards,
     pull_from,
-    pull_resumed,
-    raise_failures,
     raise_left_out,
     report_held,
+    resumed,
 )
-from cloudddp.text import size_of
+from cloudddp.text import one_line
 
 
 def pull(
@@ -99,35 +99,42 @@ def _pull(console: Console, session: Session, wanted: PullRequest, job_id: str |
         since = None if paths else record.started
         replies = new_files.find_all(runner, job, project=PROJECT).values
 
-        def pull_one(source: int) -> Pulled:
-            with shown.of(source) as progress:
-                pulled = pull_resumed(
-                    runner,
-                    names,
-                    node=source,
-                    to=targets[source],
-                    since=since,
-                    everything=bool(paths),
-                    selection=selection,
-                    progress=progress,
-                )
+        def pull_one(source: int, progress: Progress) -> Pulled:
+            pull_once = partial(
+                pulling.pull,
+                runner,
+                names,
+                node=source,
+                to=targets[source],
+                since=since,
+                everything=bool(paths),
+                selection=selection,
+                progress=progress,
+            )
+            pulled = resumed(runner, source, pull_once)
             if pulled.found and source in replies:
                 new_files.mark_pulled(runner, source, names, replies[source].time_ns, pulled, project=PROJECT)
             return pulled
 
         try:
-            with ByteProgress(console) as shown:
-                outcome = pull_from(runner, targets, pull_one)
+            outcome = pull_from(console, runner, targets, pull_one)
         except KeyboardInterrupt:
             console.log("what has arrived is kept; repeat the command to continue")
             raise
         for source, pulled in sorted(outcome.values.items()):
-            _report(console, source, pulled, targets[source], record.id)
+            report_pulled(console, source, pulled, targets[source])
+            if pulled.older:
+                console.warn(
+                    f"node {source}: {counted(pulled.older, 'pulled file')} older than job {record.id}: jobs "
+                    "share the folder, so an earlier job may have written them"
+                )
         merge_shards(console, base, {source: targets[source] for source in outcome.values})
         if outcome.values and not paths:
             collect_logs(console, runner, record.id, base)
             write_report(console, record.id, base)
-        raise_failures(console, outcome)
+        for source, error in sorted(outcome.errors.items())[1:]:
+            console.warn(f"node {source}: its results were not pulled: {one_line(str(error), 500)}")
+        outcome.all()
         if not any(pulled.found for pulled in outcome.values.values()):
             report_held(console, replies, session.settings)
             raise _nothing_to_pull(names, job.outputs, running=None if record.status.ended else record.id)
@@ -170,18 +177,3 @@ def _nothing_to_pull(names: Sequence[str], outputs: Sequence[str], *, running: s
         hint="give PATHS of the project on the nodes, or set [job] outputs in cloudddp.toml "
         f"(now {toml(outputs)}) to where the script writes",
     )
-
-
-def _report(console: Console, node: int, pulled: Pulled, target: Path, job_id: str) -> None:
-    for line in pulled.notes:
-        console.warn(f"node {node}: {line}")
-    if pulled.found:
-        same = f" ({counted(pulled.unchanged, 'file')} unchanged)" if pulled.unchanged else ""
-        what = f"node {node}: {counted(pulled.files, 'file')}, {size_of(pulled.size)}"
-        console.print_text(f"{what} -> {from_here(target)}{same}")
-    if pulled.older:
-        console.warn(
-            f"{counted(pulled.older, 'pulled file')} of node {node} {'is' if pulled.older == 1 else 'are'} "
-            f"older than job {job_id}: jobs share the folder, so an earlier job may have written "
-            f"{'it' if pulled.older == 1 else 'them'}"
-        )

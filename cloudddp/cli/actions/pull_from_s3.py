@@ -11,8 +11,9 @@ from cloudddp.errors import CloudDDPError
 from cloudddp.formats import counted, from_here
 from cloudddp.job.launch_record import LaunchRecord, s3_place_of
 from cloudddp.job.results import s3_pull
-from cloudddp.job.results.pull import LOGS, Pulled
+from cloudddp.job.results.pull import Pulled
 from cloudddp.job.results.s3_pull import NodeObjects
+from cloudddp.job.results.safe_names import LOGS
 from cloudddp.operations.report import write_report
 from cloudddp.operations.results import PROJECT_ROOT, PullRequest, raise_left_out
 from cloudddp.text import node_list, one_line, size_of
@@ -43,13 +44,15 @@ def pull_from_s3(
     for number, target in targets.items():
         objects = found[number].outputs if number in found else {}
         outputs[number] = s3_pull.fetch(aws, place, objects, names, node=number, to=target)
-        files += _report(console, number, outputs[number], target)
+        report_pulled(console, number, outputs[number], target)
+        files += outputs[number].files
     for number, one in found.items() if not wanted.paths else ():
         logs = base / LOGS / f"node{number}"
         below = sorted({name.split("/")[0] for name in one.logs if not name.startswith(("/", "."))})
         if below:
             pulled = s3_pull.fetch(aws, place, one.logs, below, node=number, to=logs)
-            files += _report(console, number, pulled, logs)
+            report_pulled(console, number, pulled, logs)
+            files += pulled.files
     if files and not wanted.paths:
         write_report(console, record.job, base)
     if not files:
@@ -83,10 +86,10 @@ def _report_state(console: Console, found: dict[int, NodeObjects]) -> list[int]:
     return lacking
 
 
-def _report(console: Console, node: int, pulled: Pulled, target: Path) -> int:
+def report_pulled(console: Console, node: int, pulled: Pulled, target: Path) -> None:
     for line in pulled.notes:
         console.warn(f"node {node}: {line}")
-    if pulled.files:
+    if pulled.found:
+        same = f" ({counted(pulled.unchanged, 'file')} unchanged)" if pulled.unchanged else ""
         what = f"node {node}: {counted(pulled.files, 'file')}, {size_of(pulled.size)}"
-        console.print_text(f"{what} -> {from_here(target)}")
-    return pulled.files
+        console.print_text(f"{what} -> {from_here(target)}{same}")

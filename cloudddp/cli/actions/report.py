@@ -9,16 +9,15 @@ from cloudddp.config.command_line import GlobalOptions
 from cloudddp.config.spec import RESULTS
 from cloudddp.errors import CloudDDPError, Command
 from cloudddp.formats import from_here
+from cloudddp.job.launch_record import choose
 from cloudddp.operations.report import write
-from cloudddp.text import one_line
 
 
 def report(console: Console, options: GlobalOptions, *, job_id: str | None) -> None:
     base = project.find(options.config).root / RESULTS
-    pulled = sorted(path.name for path in base.glob("*") if has_job_id_format(path.name))
-    found = [one for one in pulled if one.startswith(job_id or "")]
-    if not found:
-        what = f"job {one_line(repr(job_id), 80)}" if job_id else "job"
+    pulled = sorted(path.name for path in base.glob("*") if has_job_id_format(path.name) and path.is_dir())
+    if not pulled:
         hint = (Command("pull"), " brings the results and logs of a job")
-        raise CloudDDPError(f"no {what} is in {from_here(base)}", hint=hint)
-    console.print(from_here(write(found[-1], base / found[-1])))
+        raise CloudDDPError(f"no job is in {from_here(base)}", hint=hint)
+    found = choose(pulled, job_id, f"was not pulled to {from_here(base)}")
+    console.print(from_here(write(found, base / found)))

@@ -1,5 +1,6 @@
 """What is recorded at a launch for the report only: nodes, price, and the code as git knows it. The diff is
-of files that are sent and hold no secrets by their names; values of variables are replaced in it."""
+of files that are sent, hold no secrets by their names, and are no configuration, which may have values of
+variables in any spelling; in the other files they are replaced."""
 
 from __future__ import annotations
 
@@ -8,9 +9,10 @@ from pathlib import Path
 
 import msgspec
 
+from cloudddp.agent.protocol.sentences import masked
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import project
-from cloudddp.config.spec import Config, JobSpec
+from cloudddp.config.spec import Config
 from cloudddp.files import resolved
 from cloudddp.job import file_listing, project_files
 from cloudddp.job.launch_record import LaunchFacts
@@ -18,7 +20,6 @@ from cloudddp.job.project_files import names_below
 
 MAX_DIFF, MAX_CHANGED = 200_000, 1 << 20  # characters; bytes of a changed file
 _MOST = 500  # files
-_SHORTEST = 8  # characters of a value that is looked for in the diff
 _DIFF = "diff HEAD --relative --no-renames --no-ext-diff --no-textconv --no-color".split()
 
 
@@ -37,12 +38,13 @@ def facts(cluster: Cluster, config: Config, root: Path, secret_files: Sequence[P
     if commit and any(not line.startswith("??") for line in changed):
         sent = project_files.of_config(root, config, secret_files=secret_files).manifest
         # Files with secrets that git tracks are sent.
-        is_secret, own = file_listing.matcher(project_files.SECRETS), {*names_below(root, secret_files)}
+        hidden = (*project_files.SECRETS, project.CONFIG_NAME)
+        is_secret, own = file_listing.matcher(hidden), {*names_below(root, secret_files)}
         names = [name for name in _git(root, *_DIFF, "--name-only", "-z").split("\0") if name in sent]
         names = [name for name in names if name not in own and not is_secret(name.lower())]
         shown = [name for name in names if sent[name].size <= MAX_CHANGED]
         diff = _git(root, "--literal-pathspecs", *_DIFF, "--", *shown[:_MOST]) if shown else ""
-        diff = _without_values(diff, config.job)
+        diff = masked(diff, (*config.job.env.values(), config.job.notify or ""))
     return msgspec.structs.replace(
         found,
         commit=commit or "none yet",
@@ -53,10 +55,3 @@ def facts(cluster: Cluster, config: Config, root: Path, secret_files: Sequence[P
 
 def _git(root: Path, *words: str) -> str:
     return file_listing.git(root, "--no-optional-locks", *words).stdout.decode(errors="replace")
-
-
-def _without_values(text: str, job: JobSpec) -> str:
-    lines = {line for value in (*job.env.values(), job.notify or "") for line in value.splitlines()}
-    for secret in sorted((line for line in lines if len(line) >= _SHORTEST), key=len, reverse=True):
-        text = text.replace(secret, "****")
-    return text

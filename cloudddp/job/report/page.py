@@ -7,7 +7,7 @@ import contextlib
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,25 +15,25 @@ from typing import Any, TypeVar
 import msgspec
 
 from cloudddp.agent import replies
-from cloudddp.agent.protocol import NOTE
-from cloudddp.agent.protocol.codec import MAX_REPLY, ProtocolError
-from cloudddp.agent.protocol.copies import LOGS
+from cloudddp.agent.protocol.codec import MAX_REPLY, MAX_TIME, ProtocolError, check_range
 from cloudddp.agent.protocol.gang import Facts
 from cloudddp.agent.protocol.jobs import StateFile, Verdict
 from cloudddp.agent.protocol.progress import LeftStall, Stragglers
 from cloudddp.agent.protocol.readings import READINGS_FILE
-from cloudddp.agent.protocol.results import FACTS_FILE
+from cloudddp.agent.protocol.results import FACTS_FILE, MASKED_FILE, Masked
 from cloudddp.cluster.prices import billed_hours
 from cloudddp.config.schema import LISTS
 from cloudddp.config.spec import Config
 from cloudddp.files import Folder
+from cloudddp.formats import counted
 from cloudddp.job import failure_text
 from cloudddp.job.launch_record import LaunchRecord
 from cloudddp.job.report import series
 from cloudddp.job.report.chart import Html, figure, joined, tag
+from cloudddp.job.results.safe_names import LOGS
 from cloudddp.local_state import LAUNCH
 
-MAX_NODES, MAX_NOTES = 256, 100
+MAX_NODES = 256
 REPORT = "report.html"
 # An element that somebody has smuggled in could neither load nor run anything.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -58,32 +58,37 @@ class Evidence:
         self.nodes = dict(sorted((int(path.name[4:]), path) for path in logs)[:MAX_NODES])
         self.states = self.read("state.json", StateFile)
         self.verdict = next(iter(self.read("verdict.json", Verdict).values()), None)
+        self.masked = next(iter(self.read(MASKED_FILE, Masked).values()), Masked())
         self.slow = next(iter(self.read("stragglers.json", Stragglers).values()), Stragglers()).known
 
     def read(self, name: str, kind: type[T]) -> dict[int, T]:
         """Return the records of that name by node, without those that are missing or unreadable."""
         found = {}
         for node, path in self.nodes.items():
-            with contextlib.suppress(OSError, ProtocolError), (path / name).open("rb") as file:
-                found[node] = replies.decode(file.read(MAX_REPLY + 1), kind)
+            with contextlib.suppress(ProtocolError):
+                found[node] = replies.decode(series.head(path / name, MAX_REPLY + 1), kind)
         return found
 
 
 def write(found: Evidence) -> Path:
     """Write the report beside the logs in the folder of the results, where nothing of the job is; return its
     path. Raises OSError."""
-    target = found.folder / LOGS
-    target.mkdir(parents=True, exist_ok=True)
-    with Folder.at(target) as folder:
-        folder.replace(REPORT, page(found).encode(), 0o644)
-    return target / REPORT
+    found.folder.mkdir(parents=True, exist_ok=True)
+    with Folder.at(found.folder) as results, results.enter(LOGS, make=0o755) as folder:
+        folder.replace(REPORT, page(found).encode())
+    return found.folder / LOGS / REPORT
 
 
 def page(found: Evidence) -> Html:
-    """Return the page. The title of each section is the name of its function."""
-    sections = (_what_happened, _timeline, _plots, _nodes, _settings, _code)
-    titles = [section.__name__[1:].replace("_", " ").capitalize() for section in sections]
-    parts = [tag("section", tag("h2", name), one(found)) for name, one in zip(titles, sections, strict=True)]
+    sections = {
+        "What happened": _what_happened,
+        "Timeline": _timeline,
+        "Plots": _plots,
+        "Nodes": _nodes,
+        "Settings": _settings,
+        "Code": _code,
+    }
+    parts = [tag("section", tag("h2", name), section(found)) for name, section in sections.items()]
     style = tag("style", Html(Path(__file__).with_suffix(".css").read_text()))
     title, made = f"Job {found.job}", f"Written by cloudddp at {_when(datetime.now(UTC).timestamp())}."
     return joined(_HEAD, tag("title", title), style, tag("h1", title), *parts, tag("footer", made))
@@ -99,10 +104,6 @@ def _table(rows: Iterable[Sequence[object]], header: str = "") -> Html:
     return tag("div", tag("table", *head, *lines), class_="wide") if lines else Html()
 
 
-def _folded(title: str, inside: object) -> Html:
-    return tag("details", tag("summary", title), inside)
-
-
 def _what_happened(found: Evidence) -> Html:
     verdict, launch, facts, states = found.verdict, found.launch, found.facts, found.states.values()
     rows: list[tuple[str, object]] = [("script", launch and tag("code", launch.script.shown))]
@@ -112,19 +113,21 @@ def _what_happened(found: Evidence) -> Html:
         return _table(row for row in rows if row[1])
     state = f"{verdict.phase.value}, exit code {verdict.exit_code}"
     rows += [("state", tag("b", state, class_=verdict.phase.value))]
-    rows += [("failed first", verdict.first and failure_text.sentence(verdict.first))]
-    rows += [("restarts", verdict.restarts), ("not again", verdict.refusal)]
+    first = verdict.first and replace(verdict.first, detail=found.masked.detail)
+    rows += [("failed first", first and failure_text.sentence(first))]
+    rows += [("not again", verdict.refusal)]
     started = min((one.started for one in states if one.started), default=None)
     if started and verdict.at:
         seconds = max(verdict.at - started, 0.0)
         rows += [("ran for", f"{seconds / 60:.1f} min")]
         cost = "unknown: no price was recorded"
         if facts and facts.hour:
-            usd, most = len(facts.nodes) * facts.hour * billed_hours(seconds), "at most " * facts.spot
+            usd = len(facts.nodes) * facts.hour * billed_hours(seconds)
+            most = "at most " if facts.spot else ""
             rate = f"{len(facts.nodes)} x ${facts.hour:.2f} an hour on demand"
             cost = f"{most}${usd:.2f} for that time ({rate}), without disks and traffic"
         rows += [("cost", cost)]
-    lines = tag("pre", "\n".join(verdict.last_lines)) if verdict.last_lines else Html()
+    lines = tag("pre", "\n".join(found.masked.last_lines)) if any(found.masked.last_lines) else Html()
     return joined(_table(row for row in rows if row[1]), lines)
 
 
@@ -133,8 +136,10 @@ def _timeline(found: Evidence) -> Html:
     for event in found.journal:
         is_own = event.get("event") == LAUNCH and event.get("job") == found.job
         what = event.get("text") if is_own else _EVENTS.get(str(event.get("event")))
-        with contextlib.suppress(ValueError):
-            rows += [(datetime.fromisoformat(str(event.get("time"))).timestamp(), str(what))] if what else []
+        with contextlib.suppress(ValueError, OverflowError):
+            at = datetime.fromisoformat(str(event.get("time"))).timestamp()
+            check_range("time", at, 0, MAX_TIME)
+            rows += [(at, str(what))] if what else []
     for node, state in found.states.items():
         rows += [(state.started, f"ranks started on node {node}")] if state.started else []
     for one in found.slow:
@@ -142,22 +147,14 @@ def _timeline(found: Evidence) -> Html:
         rows += [(one.until, f"rank {one.rank} has caught up, or ended")] if one.until else []
     rows += [(one.since, f"stall: {one.detail}") for one in found.read("stall.json", LeftStall).values()][:1]
     if found.verdict and found.verdict.at:
-        rows += [(found.verdict.at, f"job {found.verdict.phase.value}")]
+        after = f", after {counted(found.verdict.restarts, 'restart')}" if found.verdict.restarts else ""
+        rows += [(found.verdict.at, f"job {found.verdict.phase.value}{after}")]
     table = _table(((_when(at), what) for at, what in sorted(rows)), "time|event")
-    return joined(table or "Nothing is known of when it ran.", _notes(found))
-
-
-def _notes(found: Evidence) -> Html:
-    """Return what the agents have written into the log of rank 0, such as restarts."""
-    logs = (path / "ranks" / "0.log" for path in found.nodes.values())
-    lines = (line for path in logs for _, line in series.lines(path, series.MAX_READ))
-    notes = [line.decode(errors="replace")[len(NOTE) :] for line in lines if line.startswith(NOTE.encode())]
-    listed = tag("ul", *(tag("li", one.strip("- \n")) for one in notes[:MAX_NOTES]))
-    return _folded("Notes of the agents", listed) if notes else Html()
+    return table or joined("Nothing is known of when it ran.")
 
 
 def _plots(found: Evidence) -> Html:
-    of_results = series.of_results(found.folder, LOGS)
+    of_results = series.of_results(found.folder)
     of_nodes = series.of_readings({node: path / READINGS_FILE for node, path in found.nodes.items()})
     charts, slow = [*of_nodes, *of_results], {f"rank {one.rank}" for one in found.slow}
     if not charts:
@@ -172,18 +169,20 @@ def _nodes(found: Evidence) -> Html:
     launched = {rank: rest for rank, *rest in facts.nodes} if facts else {}
     price, rows = f"{facts.hour:.2f}" if facts and facts.hour else "unknown", []
     for node in sorted({*launched, *known}):
-        versions = astuple(known.get(node, Facts()))[:6]
+        one = known.get(node, Facts())
+        versions = (one.gpus, one.driver, one.python, one.torch, one.cuda, one.nccl)
         rows.append((node, *launched.get(node, ("", "", "")), price, *versions))
-    said = "" if known else "No versions of the nodes are known: their preflight records them."
+    missing = "" if known else "No versions of the nodes are known: their preflight records them."
     header = "node|instance|type|zone|USD an hour|GPUs|driver|Python|torch|CUDA|NCCL"
-    return joined(_table(rows, header), tag("p", said))
+    return joined(_table(rows, header), tag("p", missing))
 
 
 def _settings(found: Evidence) -> Html:
     if found.launch is None:
         return joined("It was not launched from this computer, so its settings are not known here.")
     given, standard = (msgspec.to_builtins(one) for one in (found.launch.config, Config()))
-    rows = [(name, json.dumps(listed)) for name in LISTS if (listed := given.pop(name))]
+    lists = [(name, given.pop(name)) for name in LISTS]
+    rows = [(name, json.dumps(value)) for name, value in lists if value]
     for section, values in given.items():
         changed = [(key, value) for key, value in values.items() if value != standard[section].get(key)]
         rows += [(f"{section}.{key}", json.dumps(value, ensure_ascii=False)) for key, value in changed]
@@ -197,5 +196,5 @@ def _code(found: Evidence) -> Html:
     if git is None or not git.commit:
         return joined("No revision is known: launched elsewhere, or the project was in no git repository.")
     changed = tag("pre", "\n".join(git.changed)) if git.changed else tag("p", "Nothing was changed since.")
-    diff = _folded("What was changed", tag("pre", git.diff)) if git.diff else ""
+    diff = tag("details", tag("summary", "What was changed"), tag("pre", git.diff)) if git.diff else ""
     return joined(tag("p", "Commit ", tag("code", git.commit)), changed, diff)

@@ -15,12 +15,14 @@ from cloudddp.agent import replies
 from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.agent.protocol.readings import Reading
 from cloudddp.job.report import event_files
+from cloudddp.job.results.safe_names import LOGS
 
 METRICS = "metrics.jsonl"
 EVENTS = "tfevents"  # in the names of TensorBoard's files
 MAX_CHARTS, MAX_FILES = 60, 200
-MAX_READ = 24 << 20  # bytes of all such files; of longer ones every n-th line is looked at
-MAX_LINE = 1 << 16  # bytes
+# Bytes of all such files: nodes may wait for the report. Of longer ones pieces are looked at.
+MAX_READ = 8 << 20
+MAX_LINE, PIECE = 1 << 16, 1 << 14  # bytes
 _SPAN = 1e100  # larger numbers are not drawn
 _NO_METRICS = frozenset(("step", "time", "timestamp", "wall_time"))
 
@@ -49,28 +51,42 @@ def thin(points: list[Point], most: int) -> list[Point]:
     return [*found, points[-1]]
 
 
-def lines(path: Path, most: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of a file with their numbers; of one with more than `most` bytes every n-th."""
+def head(path: Path, most: int) -> bytes:
+    """Return the first `most` bytes of a file; nothing where it cannot be read."""
     with contextlib.suppress(OSError), path.open("rb") as file:
-        every, number = os.fstat(file.fileno()).st_size // max(most, 1) + 1, 0
-        while line := file.readline(MAX_LINE):
-            if number % every == 0:
-                yield number, line
-            number += 1
+        return file.read(most)
+    return b""
 
 
-def of_results(folder: Path, without: str) -> list[Chart]:
-    """Return a chart for each metric in the files of results, with a line for each folder that has it; not
-    of the folder `without`."""
+def lines(path: Path, most: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a file with their numbers; of one with more than `most` bytes those of pieces at
+    equal distances, with about their numbers."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        size, number = os.fstat(file.fileno()).st_size, 0
+        times = max(size / max(most, 1), 1)  # as long as it may be
+        piece = PIECE if times > 1 else size + 1
+        for begin in range(0, size, int(piece * times)):
+            if begin:
+                file.seek(begin)
+                file.readline(MAX_LINE)  # the rest of a line
+            while file.tell() < begin + piece and (line := file.readline(MAX_LINE)):
+                yield int(number * times), line
+                number += 1
+
+
+def of_results(folder: Path) -> list[Chart]:
+    """Return a chart for each metric in the files of results, with a line for each folder that has it."""
     files: list[Path] = []
     for here, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if Path(here, name) != folder / without)
+        folders[:] = sorted(name for name in folders if name != LOGS)
         files += [Path(here, one) for one in sorted(names) if one == METRICS or EVENTS in one]
-    files = [path for path in files[:MAX_FILES] if path.is_file()]
+    shown = [
+        (path, path.parent.relative_to(folder).as_posix()) for path in files[:MAX_FILES] if path.is_file()
+    ]
     return _charts(
-        (name, "", "step", path.parent.relative_to(folder).as_posix(), step, value)
-        for path in files
-        for name, step, value in (_metrics if path.name == METRICS else _events)(path, MAX_READ // len(files))
+        (name, "", "step", line, step, value)
+        for path, line in shown
+        for name, step, value in (_metrics if path.name == METRICS else _events)(path, MAX_READ // len(shown))
     )
 
 

@@ -63,11 +63,6 @@ def incoming(target: Folder, name: str, *, keeps: bool = True) -> Iterator[Incom
                 shutil.rmtree(name, ignore_errors=True, dir_fd=target.descriptor)
 
 
-def is_kept(target: Folder, name: str) -> bool:
-    """Return whether something of a broken transfer is kept."""
-    return target.kind(name) != 0
-
-
 def _locked(target: Folder, name: str) -> Folder:
     """Return the folder, created if it is missing, locked until it is closed. Raises OSError."""
     while True:

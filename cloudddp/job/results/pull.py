@@ -5,14 +5,11 @@ The node lists what it has, and gets asked for what is not here (local_files.py)
 are not sent again, and a transfer that broke continues.
 
 A node is not trusted: any program that runs there as the login user decides what is sent. So only what was
-requested is accepted, by names that mean the same on every file system (safe_names.py), through open folders
-and never through a link (unpack.py). A stream that no agent sends is refused as a whole; a single file that
-cannot be written is left out and reported.
+requested is accepted (safe_names.py), never through a link (unpack.py). A file that cannot be written is left
+out and reported.
 
-A node that sends results without progress (frames that say that it works, pieces of a few bytes, or only
-notes) is given up. Progress is LEAST_PROGRESS bytes of results within STALLED seconds. Files that the node
-looks at count, up to the most that a pull may have, and so do bytes that it compares with files here, up to
-their size.
+A node without progress (LEAST_PROGRESS bytes within STALLED seconds) is given up. Files that it looks at
+count, up to the most that a pull may have, and bytes that it compares with files here, up to their size.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ import functools
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cloudddp.agent import client, replies
@@ -35,7 +32,7 @@ from cloudddp.files import Folder, resolved, state_home
 from cloudddp.job.results import incoming, safe_names
 from cloudddp.job.results.incoming import Incoming, Move, identity_of
 from cloudddp.job.results.receive import Progress, Receive
-from cloudddp.job.results.safe_names import Parts
+from cloudddp.job.results.safe_names import LOGS, Parts
 from cloudddp.job.results.unpack import (
     CHANGED_NOTE,
     LONGEST_NOTE,
@@ -103,9 +100,6 @@ class Pulled:
         return self.files + self.unchanged
 
 
-LOGS = "logs"  # the folder for it, in that of a job's results
-
-
 def no_progress(_: object) -> None:
     """Show nothing."""
 
@@ -129,17 +123,16 @@ def pull(
     UsageError for a name or a target that is not allowed; NodeError, with nothing moved, if the connection
     breaks or the node sends what was not requested; CloudDDPError where `to` cannot be written.
     """
-    return _Pull(runner, node, to, names, everything=everything, selection=selection, progress=progress).run(
-        int(since or 0)
-    )
+    one = _Pull(runner, node, to, names, progress, everything=everything, selection=selection)
+    return one.run(int(since or 0))
 
 
 def pull_logs(
     runner: Runner, job_id: str, *, node: int, to: Path, progress: Progress = no_progress
 ) -> Pulled:
-    """Copy a job's logs, verdict and dumps from one node into `to`/logs/nodeN. What does not exist is no
-    note, and that a log grows is none. Raises as `pull`."""
-    pulled = _Pull(runner, node, to / LOGS / f"node{node}", EVIDENCE, job=job_id, progress=progress).run(0)
+    """Copy a job's logs, verdict and dumps from one node into `to`/cloudddp-logs/nodeN. What does not exist
+    is no note, and that a log grows is none. Raises as `pull`."""
+    pulled = _Pull(runner, node, to / LOGS / f"node{node}", EVIDENCE, progress, job=job_id).run(0)
     return replace(
         pulled, notes=tuple(one for one in pulled.notes if not one.startswith((MISSING_NOTE, CHANGED_NOTE)))
     )
@@ -148,21 +141,18 @@ def pull_logs(
 def check_target(to: Path, *, hint: str = OTHER_FOLDER_HINT) -> None:
     """Raise UsageError where results cannot or must not be written to the folder `to`. Changes nothing."""
     real = resolved(to)
-    if any(safe_names.guarded(part) and not part.startswith(".cloudddp") for part in real.parts):
-        raise UsageError(
-            f"cannot write results to {to}: it is inside git's or cloudddp's own folder", hint=hint
-        )
-    existing = next(path for path in (real, *real.parents) if _exists(path))
-    if _is_state(existing):
-        raise UsageError(
-            f"cannot write results to {to}: it is inside CLOUDDDP_HOME ({state_home()}), cloudddp's "
-            "own folder",
-            hint=hint,
-        )
-    if not existing.is_dir():
-        raise UsageError(f"cannot write results to {to}: {existing} is not a folder", hint=hint)
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise UsageError(f"cannot write results to {to}: {existing} is not writable", hint=hint)
+    existing = next(path for path in (real, *real.parents) if identity_of(path) is not None)
+    if any(safe_names.guarded(part) and not part.startswith((".cloudddp", LOGS)) for part in real.parts):
+        why = "it is inside git's or cloudddp's own folder"
+    elif _is_state(existing):
+        why = f"it is inside CLOUDDDP_HOME ({state_home()}), cloudddp's own folder"
+    elif not existing.is_dir():
+        why = f"{existing} is not a folder"
+    elif not os.access(existing, os.W_OK | os.X_OK):
+        why = f"{existing} is not writable"
+    else:
+        return
+    raise UsageError(f"cannot write results to {to}: {why}", hint=hint)
 
 
 def check_names(names: Sequence[str]) -> tuple[Parts, ...]:
@@ -182,11 +172,6 @@ def _is_state(folder: Path) -> bool:
     return home is not None and any(identity_of(path) == home for path in (folder, *folder.parents))
 
 
-def _exists(path: Path) -> bool:
-    """Return whether a path leads to something that this user can reach."""
-    return identity_of(path) is not None
-
-
 # -- the target --------------------------------------------------------------------------------------------
 
 
@@ -194,7 +179,7 @@ def _exists(path: Path) -> bool:
 def target_folder(to: Path) -> Iterator[Folder]:
     """Yield the folder `to`, open. Folders that were created for it and are empty in the end are removed
     again."""
-    missing = [path for path in (to, *to.parents) if not _exists(path)]
+    missing = [path for path in (to, *to.parents) if identity_of(path) is None]
     try:
         to.mkdir(parents=True, exist_ok=True)
         target = Folder.at(to)
@@ -212,40 +197,36 @@ def target_folder(to: Path) -> Iterator[Folder]:
 # -- from the node -----------------------------------------------------------------------------------------
 
 
+@dataclass
 class _Pull:
     """One pull from one node into one folder."""
 
-    def __init__(
-        self,
-        runner: Runner,
-        node: int,
-        to: Path,
-        names: Sequence[str],
-        *,
-        progress: Progress,
-        job: str = "",
-        everything: bool = False,
-        selection: Selection | None = None,
-    ) -> None:
-        self._runner, self._node, self._to, self._job = runner, node, to, job
-        self._everything, self._selection = everything, selection
-        self._roots = check_names(names)
-        self._progress = progress
-        self._notes = Notes()
-        check_target(to)
+    runner: Runner
+    node: int
+    to: Path
+    names: Sequence[str]
+    progress: Progress
+    job: str = ""
+    everything: bool = False
+    selection: Selection | None = None
+    notes: Notes = field(default_factory=Notes)
+
+    def __post_init__(self) -> None:
+        self.roots = check_names(self.names)
+        check_target(self.to)
 
     def run(self, since: int) -> Pulled:
-        name = incoming.name_of(self._runner.host_key(self._node), self._job)
-        with target_folder(self._to) as target:
+        name = incoming.name_of(self.runner.host_key(self.node), self.job)
+        with target_folder(self.to) as target:
             try:
                 with incoming.incoming(target, name) as arrived:
                     receive = self._receive(arrived, target, since)
-                    moved = Move(self._notes, since=since)
+                    moved = Move(self.notes, since=since)
                     moved.contents(arrived.files, target)
             except Refused as error:
-                raise self._refused(error, kept=incoming.is_kept(target, name)) from None
+                raise self._refused(error, kept=target.kind(name) != 0) from None
             except NodeError as error:
-                if not error.reason or not incoming.is_kept(target, name):
+                if not error.reason or not target.kind(name):
                     raise
                 raise NodeError(
                     f"{error.reason}; what had arrived is kept",
@@ -256,27 +237,27 @@ class _Pull:
             moved.files,
             moved.size,
             moved.older + receive.older,
-            self._notes.lines(),
+            self.notes.lines(),
             receive.unchanged + moved.unchanged,
-            self._notes.left,
+            self.notes.left,
         )
 
     def _receive(self, arrived: Incoming, target: Folder, since: int) -> Receive:
         """Receive what was requested from the node."""
-        node = self._node
+        node = self.node
         request = PackRequest(
             PROJECT,
-            tuple("/".join((".", *root)) for root in self._roots),
-            self._job,
-            self._everything,
-            self._selection,
+            tuple("/".join((".", *root)) for root in self.roots),
+            self.job,
+            self.everything,
+            self.selection,
         )
         with Receive(
-            arrived, target, self._roots, self._notes, node=node, since=since, progress=self._progress
+            arrived, target, self.roots, self.notes, node=node, since=since, progress=self.progress
         ) as receive:
             limit = ProgressLimit(node, lambda: receive.amount)
             result = client.run_step(
-                self._runner,
+                self.runner,
                 node,
                 request,
                 timeout=PACK_SECONDS,
@@ -286,7 +267,7 @@ class _Pull:
                 alone=True,
             )
             if result.exit_code:
-                raise NodeError(f"node {node}: {self._notes.last() or replies.failure_text(result)}")
+                raise NodeError(f"node {node}: {self.notes.last() or replies.failure_text(result)}")
             receive.close()
         return receive
 
@@ -295,15 +276,15 @@ class _Pull:
         if isinstance(error, Truncated):
             after = "what had arrived is kept" if kept else "nothing was kept"
             return NodeError(
-                f"node {self._node}: the results are incomplete: {why}; {after}",
+                f"node {self.node}: the results are incomplete: {why}; {after}",
                 hint=("repeat ", Command("pull")),
             )
         return NodeError(
-            f"node {self._node} sent results that cloudddp refuses: {why}; nothing was kept",
+            f"node {self.node} sent results that cloudddp refuses: {why}; nothing was kept",
             hint=(
                 "a program on that node has replaced the agent or writes into its output; ",
                 "look with ",
-                Command("ssh", str(self._node)),
+                Command("ssh", str(self.node)),
                 ", or end the cluster with ",
                 Command("down"),
             ),

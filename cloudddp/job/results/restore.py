@@ -21,7 +21,7 @@ from cloudddp.config.spec import JobSpec
 from cloudddp.errors import CloudDDPError, Command, Text, UsageError
 from cloudddp.job import project_files
 from cloudddp.job.results import new_files, safe_names
-from cloudddp.job.results.pull import LOGS, Pulled
+from cloudddp.job.results.pull import Pulled
 from cloudddp.job.sync import report_replaced
 from cloudddp.job.transfer import Transfer
 
@@ -30,7 +30,7 @@ def results_here(root: Path) -> list[Path]:
     """Return the folders of results in a project, by job, the newest last, that have more than logs."""
     base = root / project_files.RESULTS
     found = sorted(path for path in base.glob("*") if is_job_id(path.name) and path.is_dir())
-    return [path for path in found if any(one.name != LOGS for one in path.iterdir())]
+    return [path for path in found if any(not safe_names.guarded(one.name) for one in path.iterdir())]
 
 
 def restore(
@@ -45,7 +45,7 @@ def restore(
     """Send the results in `folder` to the nodes, but for files of the `project`; return how many there are. A
     folder `nodeN` goes to that node only. Raises UsageError, NodeError; CloudDDPError while a job runs."""
     own = {node: folder / f"node{node}" for node in cluster.nodes if (folder / f"node{node}").is_dir()}
-    common = _manifest(folder, (LOGS, *(path.name for path in own.values())))
+    common = _manifest(folder, [path.name for path in own.values()])
     parts = [(folder, common, sorted(cluster.nodes))]
     parts += [(path, _manifest(path, ()), [node]) for node, path in own.items()]
     probes = probe(runner, cluster, only_files=True)

@@ -1,39 +1,32 @@
 """The command line of the agent: `STEP [REQUEST]`, `serve`, `rank JOB COMMAND...`, `upload`, `download`,
-`notify`."""
+`notify`, `dumps FOLDER`."""
 
 from __future__ import annotations
 
 import os
 import sys
 from contextlib import suppress
+from importlib import import_module
 from typing import NoReturn
+
+_PROGRAMS = {
+    "rank": "agent.ranks.rank",
+    "upload": "agent.s3.upload",
+    "download": "agent.s3.download",
+    "notify": "agent.jobs.notify",
+    "dumps": "agent.watch.flight_recorder",
+}
 
 
 def main() -> int:
-    """Do what the arguments ask for; return the exit code. Each branch imports what only it needs."""
+    """Do what the arguments ask for; return the exit code. Only what it needs is imported."""
     command, arguments = sys.argv[1], sys.argv[2:]
-    if command == "rank":
-        from agent.ranks import rank
-
-        return rank.main(*arguments)
-    if command == "upload":
-        from agent.s3 import upload
-
-        return upload.main(*arguments)
-    if command == "download":
-        from agent.s3 import download
-
-        return download.main(*arguments)
-    if command == "notify":
-        from agent.jobs import notify
-
-        return notify.main()
-    if command == "serve":
-        from agent.steps import dispatch
-
-        return dispatch.serve()
+    if command in _PROGRAMS:
+        return int(import_module(_PROGRAMS[command]).main(*arguments))
     from agent.steps import dispatch
 
+    if command == "serve":
+        return dispatch.serve()
     return dispatch.main(command, *(word.encode() for word in arguments))
 
 

@@ -130,7 +130,7 @@ def test_results_are_copied_to_s3_and_pulled_from_there(
     assert (base / "node1/runs/a b/model-1.pt").read_text() == "weights of 1"
     assert (base / "node0/runs/a b/last.pt").readlink() == Path("model-0.pt")
     assert (base / "node0/runs/a b/large").read_bytes() == bytes(range(256)) * (40 << 12)
-    assert "trained 1" in (base / "logs/node1/ranks/1.log").read_text()
+    assert "trained 1" in (base / "cloudddp-logs/node1/ranks/1.log").read_text()
     cli.ok("down", "-y")
     assert cli("pull", "--job", job, "--to", "again").returncode == 0
     assert Path(cli.cwd, "again/runs/a b/model-0.pt").exists()

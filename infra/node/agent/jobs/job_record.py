@@ -18,7 +18,8 @@ from cloudddp.agent.protocol.gang import Facts, Unreachable
 from cloudddp.agent.protocol.jobs import Cause, Failure, StateFile, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.progress import MAX_STRAGGLERS, LeftStall, Straggler, Stragglers
-from cloudddp.agent.protocol.results import FACTS_FILE
+from cloudddp.agent.protocol.results import FACTS_FILE, MASKED_FILE, Masked
+from cloudddp.agent.protocol.sentences import masked
 from cloudddp.agent.protocol.start import StartRequest
 
 STRAGGLERS_FILE = "stragglers.json"
@@ -29,7 +30,7 @@ class JobRecord:
     """The record of a job that runs on this node. Created by its supervisor, whose parent is the guard."""
 
     def __init__(self, request: StartRequest) -> None:
-        self.folder = store.job_folder(request.job)
+        self.folder, self._secrets = store.job_folder(request.job), request.secrets
         self._state = StateFile(
             request.job,
             request.node,
@@ -65,6 +66,10 @@ class JobRecord:
         _write(self.folder / FACTS_FILE, found)
 
     def end(self, verdict: Verdict) -> None:
+        if verdict.first:
+            lines = masked("\n".join(verdict.last_lines), self._secrets).split("\n")
+            found = Masked(masked(verdict.first.detail, self._secrets), tuple(lines))
+            _write(self.folder / MASKED_FILE, found)
         end(self.folder, self._state, verdict)
 
     def _write(self) -> None:

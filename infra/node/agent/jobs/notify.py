@@ -28,14 +28,13 @@ from agent.node.commands import activated, agent_command, program, variables
 from cloudddp.agent.protocol.codec import MAX_TEXT, decode, encode
 from cloudddp.agent.protocol.jobs import Cause, Failure
 from cloudddp.agent.protocol.progress import PREEMPTED_EXIT_CODE, TrainingStatus
-from cloudddp.agent.protocol.sentences import what_failed
+from cloudddp.agent.protocol.sentences import masked, what_failed
 from cloudddp.agent.protocol.start import StartRequest
 
 STALLED, NOTICE, DEADLINE, PREEMPTED = "stalled", "notice", "deadline", "preempted"  # besides the phases
 ANNOUNCE_SECONDS = 1800.0  # before the deadline
 ORDER_SECONDS = 3.0  # for an earlier message to arrive before the verdict
 LONGEST, LONGEST_DETAIL = 2000, 300  # characters; Discord takes no more
-SHORTEST_SECRET = 6  # characters of a value that is looked for in what a program wrote
 FAILED = {126: "the command is not executable", 127: "the command was not found on the node"}  # by exit code
 TRY_SECONDS, SECONDS = 9.5, 20.0  # for one POST; for a delivery
 
@@ -124,12 +123,8 @@ def payload(request: StartRequest, news: News, training: Optional[TrainingStatus
 
 
 def _clean(request: StartRequest, text: str) -> str:
-    """Return what a program wrote on one line, without the values of the job's variables."""
-    given = [value for name, value in request.env.items() if not name.startswith("CLOUDDDP_")]
-    for part in sorted({part for one in given for part in (one, *one.splitlines())}, key=len, reverse=True):
-        if len(part) >= SHORTEST_SECRET:
-            text = text.replace(part, "****")
-    return "".join(char if char.isprintable() else " " for char in text)[:LONGEST]
+    """Return what a program wrote on one line, without what may be secret."""
+    return "".join(char if char.isprintable() else " " for char in masked(text, request.secrets))[:LONGEST]
 
 
 # -- the process of a delivery -------------------------------------------------------------------------------
