@@ -205,7 +205,7 @@ def _check(
     """Check all but capacity, in EC2's order. Return what the launch needs, its placement group or None, and
     the capacity reservation that it uses or None."""
     max_count = int(parameters().get("MaxCount", min_count))
-    nics, instance_type = kwargs.get("nics") or [], _instance_type(backend, kwargs)
+    nics, instance_type = kwargs.get("nics") or [], str(kwargs.get("instance_type"))
     security_groups.check_interfaces(backend, nics)
     volumes.check(backend, image_id, kwargs.get("block_device_mappings") or [])
     interfaces.check(instance_type, nics, count=max_count, groups=_names_groups())
@@ -244,14 +244,6 @@ def _names_groups() -> bool:
 
 def _spot_options() -> dict[str, Any]:
     return dict((parameters().get("InstanceMarketOptions") or {}).get("SpotOptions") or {})
-
-
-def _instance_type(backend: Any, kwargs: dict[str, Any]) -> str:
-    """Return the instance type, which may come from a launch template."""
-    if kwargs.get("launch_template") and kwargs.get("is_instance_type_default"):
-        template = backend._get_template_from_args(kwargs["launch_template"]).data
-        return str(template.get("InstanceType") or kwargs["instance_type"])
-    return str(kwargs.get("instance_type"))
 
 
 def _choose_subnet(backend: Any, kwargs: dict[str, Any], instance_type: str, min_count: int) -> bool:
