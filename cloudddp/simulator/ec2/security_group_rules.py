@@ -22,13 +22,11 @@ _NETWORKS: dict[str, type[ipaddress.IPv4Network | ipaddress.IPv6Network]] = {
 
 def install() -> None:
     """Patch moto's calls that create, modify and revoke rules."""
-    from moto.ec2.models import EC2Backend
     from moto.ec2.models.security_groups import SecurityGroupRule
     from moto.ec2.responses.security_groups import SecurityGroups
 
     override(SecurityGroups, "_process_rules_from_querystring", _parse)
     override(SecurityGroupRule, "__init__", _create)
-    override(EC2Backend, "modify_security_group_rules", _modify)
     for side in ("ingress", "egress"):
         override(SecurityGroups, f"authorize_security_group_{side}", _authorize)
         override(SecurityGroups, f"revoke_security_group_{side}", _revoke)
@@ -163,60 +161,8 @@ def _check_groups(backend: Any, rules: list[dict[str, Any]]) -> None:
 
 def _create(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
     original(self, *args, **kwargs)
-    _remove_meaningless_ports(self)
-
-
-def _remove_meaningless_ports(rule: Any) -> None:
-    if rule.ip_protocol not in _WITH_PORTS:
-        rule.from_port = rule.to_port = None
-
-
-def _modify(
-    original: Callable[..., None], self: Any, group_id: str, rules: dict[str, dict[str, Any]]
-) -> None:
-    changes = {name: _normalized_change(rule) for name, rule in rules.items()}
-    security_groups.find(
-        self, (new["ReferencedGroupId"] for new in changes.values() if new.get("ReferencedGroupId"))
-    )
-    group = self.get_security_group_by_name_or_id(group_id)
-    for name, new in changes.items():
-        _check_kind(group and group.get_rule(name), new)
-    original(self, group_id, changes)
-    for name, new in changes.items():
-        rule = group.get_rule(name)
-        _remove_meaningless_ports(rule)
-        if new.get("ReferencedGroupId"):  # which moto does not change
-            rule.source_group = {**rule.source_group, "GroupId": new["ReferencedGroupId"]}
-
-
-def _check_kind(rule: Any, new: dict[str, Any]) -> None:
-    """Reject changing the kind of a rule's peer, such as a CIDR block to a group; moto would set both."""
-    if rule is None:
-        return  # moto rejects it
-    had = {
-        "CidrIpv4": rule.cidr_ipv4,
-        "CidrIpv6": rule.cidr_ipv6,
-        "PrefixListId": rule.prefix_list_id,
-        "ReferencedGroupId": rule.source_group.get("GroupId"),
-    }
-    for name, value in had.items():
-        if new.get(name) and not value:
-            old = next((kind for kind, kept in had.items() if kept), "other")
-            invalid_value(
-                f"Invalid rule type for security group rule '{rule.id}'. "
-                f"You may not specify {name} for an existing {old} rule."
-            )
-
-
-def _normalized_change(rule: dict[str, Any]) -> dict[str, Any]:
-    protocol, first, last = normalize(rule.get("IpProtocol"), rule.get("FromPort"), rule.get("ToPort"))
-    networks = {
-        name: network(key, rule[name])
-        for name, key in (("CidrIpv4", "CidrIp"), ("CidrIpv6", "CidrIpv6"))
-        if rule.get(name) is not None
-    }
-    ports = {"FromPort": -1 if first is None else first, "ToPort": -1 if last is None else last}
-    return {**rule, **networks, **ports, "IpProtocol": protocol}
+    if self.ip_protocol not in _WITH_PORTS:
+        self.from_port = self.to_port = None
 
 
 def _rules(response: Any) -> tuple[Any, list[Any]]:
