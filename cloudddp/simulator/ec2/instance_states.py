@@ -1,5 +1,5 @@
-"""StopInstances, StartInstances, ModifyInstanceAttribute and the end of an instance: EC2's checks, for all
-instances of a request or none.
+"""StopInstances, StartInstances and the end of an instance: EC2's checks, for all instances of a request or
+none.
 
 A stopped instance frees its capacity, and needs capacity again to start. Termination releases everything
 that an instance has, once, however often it is requested. The hosts behind the instances are stopped and
@@ -11,21 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from cloudddp.simulator.ec2 import capacity, catalog, interfaces, reservations, spot
-from cloudddp.simulator.ec2.patch import client_error, invalid_value, override
+from cloudddp.simulator.ec2 import capacity, interfaces, reservations, spot
+from cloudddp.simulator.ec2.patch import client_error, override
 
 
 def install() -> None:
-    """Patch moto's calls that stop, start, modify and terminate instances."""
+    """Patch moto's calls that stop, start and terminate instances."""
     from moto.ec2.models import EC2Backend
     from moto.ec2.models.instances import Instance
-    from moto.ec2.responses.instances import InstanceResponse
 
     override(Instance, "stop", _free_capacity)
     override(EC2Backend, "stop_instances", _stop)
     override(EC2Backend, "start_instances", _start)
-    override(EC2Backend, "modify_instance_attribute", _modify)
-    override(InstanceResponse, "_attribute_value_handler", _check_attribute_name)
     override(Instance, "terminate", _terminate)
     override(EC2Backend, "terminate_instances", _terminate_instances)
 
@@ -88,29 +85,6 @@ def check_states(instances: Iterable[Any], allowed: tuple[str, ...], what: str) 
                 "IncorrectInstanceState",
                 f"The instance '{instance.id}' is not in a state from which it can be {what}.",
             )
-
-
-def _modify(original: Callable[..., Any], self: Any, instance_id: str, key: str, value: Any) -> Any:
-    if key == "instance_type":
-        _check_type(self.get_instance(instance_id), value)
-    return original(self, instance_id, key, value)
-
-
-def _check_attribute_name(original: Callable[..., Any], self: Any) -> Any:
-    """Reject unknown attributes: moto would set any attribute of its own object."""
-    from moto.ec2.models.instances import Instance
-
-    name = self._get_param("Attribute")
-    if name is not None and name not in Instance.VALID_ATTRIBUTES:
-        invalid_value(f"Value ({name}) for parameter attribute is invalid. Unknown attribute.")
-    return original(self)
-
-
-def _check_type(instance: Any, instance_type: str) -> None:
-    if instance_type not in catalog.types():
-        invalid_value(f"Invalid value '{instance_type}' for InstanceType.")
-    if instance.state != "stopped":
-        client_error("IncorrectInstanceState", f"The instance '{instance.id}' is not in the 'stopped' state.")
 
 
 def _terminate(original: Callable[..., Any], self: Any) -> Any:

@@ -39,11 +39,9 @@ def install() -> None:
 
     wrap(Instance, "prep_nics", lambda _original: _prepare)
     override(Instance, "attach_eni", _attach)
-    override(Instance, "detach_eni", _detach)
     wrap(Instance, "network_interfaces", lambda _original: property(visible))
     override(Attachment, "__init__", _set_card_index)
     override(ElasticNetworkInterfaces, "create_network_interface", _create_interface)
-    override(ElasticNetworkInterfaces, "attach_network_interface", _attach_interface)
     override(ElasticNetworkInterfaces, "delete_network_interface", _delete_interface)
 
 
@@ -246,13 +244,6 @@ def _attach(original: Callable[..., str], self: Any, eni: Any, device_index: int
     return attachment
 
 
-def _detach(original: Callable[..., None], self: Any, eni: Any) -> None:
-    others = {key: nic for key, nic in self.nics.items() if nic is not eni}
-    original(self, eni)
-    self.nics = others
-    eni.network_card_index = 0
-
-
 def _set_card_index(original: Callable[..., None], self: Any, eni: Any) -> None:
     original(self, eni)
     self.network_card_index = getattr(eni, "network_card_index", 0)
@@ -268,29 +259,6 @@ def _create_interface(original: Callable[..., Any], self: Any) -> Any:
     if interface_type == "efa-only":
         ip_addresses.remove_address(interface)
     return answer
-
-
-def _attach_interface(original: Callable[..., Any], self: Any) -> Any:
-    interface = self.ec2_backend.get_network_interface(self._get_param("NetworkInterfaceId"))
-    instance = self.ec2_backend.get_instance(self._get_param("InstanceId"))
-    if interface.instance is not None:
-        client_error("InvalidNetworkInterface.InUse", f"Interface: [{interface.id}] in use.")
-    nic = _as_request(
-        interface, self._get_int_param("NetworkCardIndex") or 0, self._get_int_param("DeviceIndex")
-    )
-    if kind(nic) != "interface" and instance.state != "stopped":
-        client_error("IncorrectInstanceState", "An EFA can be attached to a stopped instance only.")
-    attached = [
-        _as_request(eni, getattr(eni, "network_card_index", 0), eni.device_index) for eni in visible(instance)
-    ]
-    check(instance.instance_type, [*attached, nic], count=1, groups=False)
-    interface.network_card_index = position(nic)[0]
-    return original(self)
-
-
-def _as_request(interface: Any, card: int, index: int | None) -> dict[str, Any]:
-    """Return an existing interface in the form of a requested one."""
-    return {"NetworkCardIndex": card, "DeviceIndex": index, "InterfaceType": interface.interface_type}
 
 
 def _delete_interface(original: Callable[..., Any], self: Any) -> Any:

@@ -1,5 +1,4 @@
-"""Security groups: deleting one that is in use, naming one that does not exist, changing those of an
-instance.
+"""Security groups: deleting one that is in use, naming one that does not exist.
 
 Rules are checked in security_group_rules.py, and enforced in net/.
 """
@@ -14,8 +13,7 @@ from cloudddp.simulator.ec2.patch import client_error, override, result, wrap
 
 
 def install() -> None:
-    """Patch moto's calls on groups, and keep the groups of an instance and of its primary interface the
-    same."""
+    """Patch moto's calls on groups."""
     from moto.ec2.models import EC2Backend
     from moto.ec2.models.elastic_network_interfaces import NetworkInterface
     from moto.ec2.responses.security_groups import SecurityGroups
@@ -24,8 +22,6 @@ def install() -> None:
     override(SecurityGroups, "delete_security_group", _respond_to_delete)
     override(EC2Backend, "create_vpc", _allow_group_members)
     override(EC2Backend, "create_network_interface", _check_interface)
-    override(EC2Backend, "modify_instance_security_groups", _modify_instance)
-    override(EC2Backend, "modify_network_interface_attribute", _modify_interface)
     # moto adds the instance's groups to those of every interface, so that none could ever be removed.
     wrap(NetworkInterface, "group_set", lambda _original: property(lambda self: self._group_set))
 
@@ -69,43 +65,13 @@ def _check_interface(
 ) -> Any:
     """Reject groups of another VPC, and unknown ones, which moto would create."""
     subnet = self.get_subnet(subnet) if isinstance(subnet, str) else subnet
-    _check_vpc(subnet, find(self, group_ids or []))
-    return original(self, subnet, address, others, group_ids, *more, **kwargs)
-
-
-def _check_vpc(subnet: Any, groups: Iterable[Any]) -> None:
-    for group in groups:
+    for group in find(self, group_ids or []):
         if group.vpc_id != subnet.vpc_id:
             client_error(
                 "InvalidParameter",
                 f"Security group {group.id} and subnet {subnet.id} belong to different networks.",
             )
-
-
-def _modify_instance(
-    original: Callable[..., Any], self: Any, instance_id: str, new_group_id_list: list[str]
-) -> Any:
-    instance, groups = self.get_instance(instance_id), find(self, new_group_id_list)
-    if len(instance.nics) > 1:
-        client_error(
-            "InvalidInstanceID",
-            f"There are multiple interfaces attached to instance '{instance_id}'. "
-            "Please specify an interface ID for the operation instead.",
-        )
-    _check_vpc(instance.nics[0].subnet, groups)
-    instance.nics[0]._group_set = groups
-    return original(self, instance_id, new_group_id_list)
-
-
-def _modify_interface(
-    original: Callable[..., None], self: Any, eni_id: str, group_ids: list[str], *args: Any, **kwargs: Any
-) -> None:
-    interface, groups = self.get_network_interface(eni_id), find(self, group_ids)
-    _check_vpc(interface.subnet, groups)
-    original(self, eni_id, group_ids, *args, **kwargs)
-    instance = interface.instance
-    if groups and instance is not None and instance.nics.get(0) is interface:
-        instance.security_groups = list(groups)
+    return original(self, subnet, address, others, group_ids, *more, **kwargs)
 
 
 def _delete(
