@@ -1,4 +1,4 @@
-"""Spot requests of instances that RunInstances launched on the spot market: described, cancelled, closed."""
+"""Spot requests of instances that RunInstances launched on the spot market: described and closed."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from cloudddp.simulator.ec2.patch import client_error, override, wrap
+from cloudddp.simulator.ec2.patch import override, wrap
 
 BY_USER = "instance-terminated-by-user"
 NO_CAPACITY = "instance-terminated-no-capacity"
 
 _MESSAGES = {
     "fulfilled": "Your Spot request is fulfilled.",
-    "request-canceled-and-instance-running": "Your Spot request is canceled, but your instance is still "
-    "running.",
     BY_USER: "Spot Instance terminated due to user-initiated termination.",
     NO_CAPACITY: "Your Spot Instance was terminated because there is no Spot capacity available.",
 }
@@ -22,15 +20,11 @@ _MESSAGES = {
 
 def install() -> None:
     """Patch moto's spot requests, which have no state of their own."""
-    from moto.ec2.models import EC2Backend
     from moto.ec2.models.spot_requests import SpotInstanceRequest
 
     override(SpotInstanceRequest, "__init__", _create)
     wrap(SpotInstanceRequest, "status", lambda _original: property(_status))
     wrap(SpotInstanceRequest, "create_time", lambda _original: property(lambda self: self._created))
-    override(SpotInstanceRequest, "get_filter_value", _filter_value)
-    override(EC2Backend, "describe_spot_instance_requests", _describe)
-    wrap(EC2Backend, "cancel_spot_instance_requests", lambda _original: _cancel)
 
 
 def request(instance: Any, options: dict[str, Any], tags: dict[str, dict[str, str]]) -> None:
@@ -105,42 +99,3 @@ def _status(spot_request: Any) -> dict[str, Any]:
         "Message": spot_request.status_message,
         "UpdateTime": spot_request._updated,
     }
-
-
-def _filter_value(
-    original: Callable[..., Any], self: Any, filter_name: str, method_name: str | None = None
-) -> Any:
-    values = {
-        "instance-id": self.instance.id,
-        "status-code": self._status_code,
-        "launch.instance-type": self.instance.instance_type,
-        "launched-availability-zone": self.instance.placement.zone,
-    }
-    return values[filter_name] if filter_name in values else original(self, filter_name, method_name)
-
-
-def _describe(
-    original: Callable[..., Any], self: Any, filters: Any = None, spot_instance_ids: list[str] | None = None
-) -> Any:
-    _check_exist(self, spot_instance_ids or [])
-    return original(self, filters=filters, spot_instance_ids=spot_instance_ids)
-
-
-def _cancel(backend: Any, request_ids: list[str]) -> list[Any]:
-    """Cancel requests and keep them: moto deletes them, EC2 shows them for hours and leaves the instance
-    running."""
-    _check_exist(backend, request_ids)
-    cancelled = [backend.spot_instance_requests[one] for one in request_ids]
-    for one in cancelled:
-        if one.state in ("active", "open"):
-            _set_state(one, "cancelled", "request-canceled-and-instance-running")
-    return cancelled
-
-
-def _check_exist(backend: Any, request_ids: list[str]) -> None:
-    unknown = [one for one in request_ids if one not in backend.spot_instance_requests]
-    if unknown:
-        client_error(
-            "InvalidSpotInstanceRequestID.NotFound",
-            f"The spot instance request ID '{unknown[0]}' does not exist",
-        )
