@@ -150,14 +150,6 @@ def test_open_reservation_is_used_without_a_target(account: Account) -> None:
     account.ec2.cancel_capacity_reservation(CapacityReservationId=name)
 
 
-def test_reservation_is_modified(account: Account, reservation: str) -> None:
-    account.ec2.modify_capacity_reservation(CapacityReservationId=reservation, InstanceCount=3)
-    assert shown(account, reservation)["TotalInstanceCount"] == 3
-    account.running(3, **into(reservation))
-    with refused("InvalidParameterValue"):
-        account.ec2.modify_capacity_reservation(CapacityReservationId=reservation, InstanceCount=2)
-
-
 def test_reservation_in_a_placement_group(account: Account) -> None:
     group = account.ec2.create_placement_group(GroupName="near", Strategy="cluster")["PlacementGroup"]
     name = reserve(account, PlacementGroupArn=group["GroupArn"])

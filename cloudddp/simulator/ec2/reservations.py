@@ -56,7 +56,6 @@ def install() -> None:
         EC2Response,
         create_capacity_reservation=_create,
         describe_capacity_reservations=_describe,
-        modify_capacity_reservation=_modify,
         cancel_capacity_reservation=_cancel,
     )
 
@@ -304,37 +303,13 @@ def _describe(response: Any) -> Any:
     return result(CapacityReservations=generic_filter(filters, found))
 
 
-def _own(response: Any) -> Any:
-    """Return the on-demand reservation of a request that changes one. A capacity block cannot be changed."""
-    found = _find(response.ec2_backend, response._get_param("CapacityReservationId"))
-    if found.reservation_type != "default":
-        client_error(
-            "UnsupportedOperation", f"The Capacity Block '{found.id}' can be neither modified nor cancelled."
-        )
-    if found.state in ("cancelled", "expired"):
-        client_error("InvalidCapacityReservationState", f"The Capacity Reservation is {found.state}.")
-    return found
-
-
-def _modify(response: Any) -> Any:
-    response.error_on_dryrun()
-    found = _own(response)
-    count = response._get_int_param("InstanceCount")
-    if count is not None:
-        if count < found.used():
-            invalid_value("InstanceCount is smaller than the number of used instances.")
-        _take_capacity(found.availability_zone, found.instance_type, count - found.total_instance_count)
-        found.total_instance_count = count
-    if response._get_param("EndDateType") == "unlimited":
-        found.end_date, found.end_date_type = None, "unlimited"
-    elif end := _time(response._get_param("EndDate")):
-        found.end_date, found.end_date_type = end, "limited"
-    return result(Return=True)
-
-
 def _cancel(response: Any) -> Any:
     response.error_on_dryrun()
-    found = _own(response)
+    found = _find(response.ec2_backend, response._get_param("CapacityReservationId"))
+    if found.reservation_type != "default":
+        client_error("UnsupportedOperation", f"The Capacity Block '{found.id}' cannot be cancelled.")
+    if found.state in ("cancelled", "expired"):
+        client_error("InvalidCapacityReservationState", f"The Capacity Reservation is {found.state}.")
     found.cancelled = True
     CONDITIONS.use_capacity(found.availability_zone, found.instance_type, -found.total_instance_count)
     return result(Return=True)
