@@ -110,18 +110,12 @@ def _create(response: Any) -> Any:
         client_error(
             "PlacementGroupLimitExceeded", "The maximum number of placement groups has been reached."
         )
-    known[name] = group = _new_group(
-        response.ec2_backend,
-        name,
-        strategy=strategy,
-        partitions=response._get_int_param("PartitionCount"),
-        spread=response._get_param("SpreadLevel"),
-    )
+    known[name] = group = _new_group(response.ec2_backend, name, strategy)
     group.add_tags(tags)
     return result(PlacementGroup=group)
 
 
-def _new_group(backend: Any, name: str, *, strategy: str, partitions: int | None, spread: str | None) -> Any:
+def _new_group(backend: Any, name: str, strategy: str) -> Any:
     from moto.ec2.models.core import TaggedEC2Resource
     from moto.ec2.utils import random_id
 
@@ -132,8 +126,6 @@ def _new_group(backend: Any, name: str, *, strategy: str, partitions: int | None
             self.ec2_backend = backend
             self.id = self.group_id = random_id(prefix="pg")
             self.group_name, self.strategy, self.state = name, strategy, "available"
-            self.partition_count = (partitions or 2) if strategy == "partition" else None
-            self.spread_level = (spread or "rack") if strategy == "spread" else None
             self.group_arn = f"arn:aws:ec2:{backend.region_name}:{backend.account_id}:placement-group/{name}"
 
     return PlacementGroup()
