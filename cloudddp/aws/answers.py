@@ -47,6 +47,10 @@ class Tagged(Record, frozen=True, kw_only=True):
 
     tags: tuple[dict[str, str], ...] = ()
 
+    def tag(self, key: str) -> str | None:
+        """Return the value of a tag, None if it is not there."""
+        return next((one.get("Value", "") for one in self.tags if one.get("Key") == key), None)
+
 
 def decode(answer: object, kind: type[T], call: str, region: str) -> T:
     """Return a part of an answer as `kind`. `call` is for the message, for example ec2:DescribeVpcs.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import field
 
 from cloudddp.aws.answers import Id, Record
 from cloudddp.aws.client import AWS
@@ -12,17 +12,11 @@ LIMIT = "AddressLimitExceeded"
 _ATTRIBUTE = "vpc-max-elastic-ips"  # EC2 API reference, DescribeAccountAttributes
 
 
-@dataclass(frozen=True, slots=True)
-class ElasticIP:
+class ElasticIP(Record, frozen=True):
     """An allocated address, and the interface that has it, or ''."""
 
-    id: str
-    interface: str
-
-
-class _Address(Record, frozen=True):
-    allocation_id: Id
-    network_interface_id: str = ""
+    id: Id = field(name="AllocationId")
+    interface: str = field(name="NetworkInterfaceId", default="")
 
 
 class _Value(Record, frozen=True):
@@ -36,10 +30,7 @@ class _Attribute(Record, frozen=True):
 
 def listed(aws: AWS, filters: Filters) -> list[ElasticIP]:
     """Return the matching Elastic IPs. One AWS call: DescribeAddresses is not paginated."""
-    return [
-        ElasticIP(item.allocation_id, item.network_interface_id)
-        for item in aws.listed("ec2", "describe_addresses", "Addresses", _Address, Filters=filters)
-    ]
+    return aws.listed("ec2", "describe_addresses", "Addresses", ElasticIP, Filters=filters)
 
 
 def limit(aws: AWS) -> int | None:

@@ -3,10 +3,11 @@ Read-only."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from ipaddress import ip_network
 from typing import Any
+
+from msgspec import field
 
 from cloudddp.aws import internet_access
 from cloudddp.aws.answers import Count, Id, Record, Tagged
@@ -31,41 +32,30 @@ class _Vpc(Tagged, frozen=True):
 
     @property
     def described(self) -> str:
-        name = next((tag.get("Value", "") for tag in self.tags if tag.get("Key") == "Name"), "")
-        shown = ", ".join(filter(None, (one_line(name, 60), "default" if self.is_default else "")))
-        return one_line(self.vpc_id) + (f" ({shown})" if shown else "")
-
-
-class _Subnet(Tagged, frozen=True):
-    subnet_id: Id
-    vpc_id: Id
-    availability_zone: Id
-    available_ip_address_count: Count
-    cidr_block: str = ""
-    default_for_az: bool = False
-    map_public_ip_on_launch: bool = False
+        name = one_line(self.tag("Name") or "", 60)
+        shown = ", ".join(filter(None, (name, "default" if self.is_default else "")))
+        return self.vpc_id + (f" ({shown})" if shown else "")
 
 
 class _Offering(Record, frozen=True):
     location: Id
 
 
-@dataclass(frozen=True, slots=True)
-class Subnet:
+class Subnet(Tagged, frozen=True):
     """One subnet as AWS describes it. Every text but the tags is safe to print."""
 
-    id: str
-    vpc_id: str
-    zone: str
-    free: int  # private addresses
-    block: str  # its IPv4 addresses, as CIDR
-    default: bool  # the zone's default subnet
-    assigns_public: bool  # assigns public addresses to new instances
-    tags: Mapping[str, str]
+    id: Id = field(name="SubnetId")
+    vpc_id: Id
+    zone: Id = field(name="AvailabilityZone")
+    free: Count = field(name="AvailableIpAddressCount")  # private addresses
+    block: str = field(name="CidrBlock", default="")  # its IPv4 addresses
+    default: bool = field(name="DefaultForAz", default=False)  # the zone's default subnet
+    assigns_public: bool = field(name="MapPublicIpOnLaunch", default=False)  # addresses to new instances
 
     @property
     def described(self) -> str:
-        name = f", {one_line(self.tags['Name'], 60)}" if self.tags.get("Name") else ""
+        tag = self.tag("Name")
+        name = f", {one_line(tag, 60)}" if tag else ""
         return f"{self.id} ({self.vpc_id}, {self.zone}, {self.free} free addresses{name})"
 
 
@@ -94,7 +84,7 @@ def _vpc(aws: AWS, spec: ClusterSpec) -> str | None:
     """Return the id of the VPC; None if it follows from the subnets, or if there is no default VPC."""
     if spec.vpc is None and spec.subnets:
         return None
-    filters = _selector(spec.vpc, "vpc-id") if spec.vpc else {"Name": "is-default", "Values": ["true"]}
+    filters = _selector(spec.vpc) if spec.vpc else {"Name": "is-default", "Values": ["true"]}
     found = [one.vpc_id for one in aws.listed("ec2", "describe_vpcs", "Vpcs", _Vpc, Filters=[filters])]
     if spec.vpc and not found:
         raise UsageError(f"there is no VPC {spec.vpc} in {aws.region}", hint=f"available: {_vpcs(aws)}")
@@ -114,12 +104,12 @@ def _vpcs(aws: AWS) -> str:
     return ", ".join([one.described for one in found[:_LISTED]] + more) or "none; try another region"
 
 
-def _selector(value: str, by_id: str) -> dict[str, Any]:
-    """Return the filter for an id, or for tag:KEY=VALUE."""
+def _selector(value: str) -> dict[str, Any]:
+    """Return the filter for a VPC's id, or for tag:KEY=VALUE."""
     if value.startswith("tag:"):
         key, _, content = value.partition("=")
         return {"Name": key, "Values": [content]}
-    return {"Name": by_id, "Values": [value]}
+    return {"Name": "vpc-id", "Values": [value]}
 
 
 def _subnets(aws: AWS, vpc_id: str | None) -> list[Subnet]:
@@ -127,22 +117,8 @@ def _subnets(aws: AWS, vpc_id: str | None) -> list[Subnet]:
     filters: list[dict[str, Any]] = [{"Name": "state", "Values": ["available"]}]
     if vpc_id:
         filters.append({"Name": "vpc-id", "Values": [vpc_id]})
-    listed = aws.listed("ec2", "describe_subnets", "Subnets", _Subnet, Filters=filters)
-    found = [_subnet(item) for item in listed]
+    found = aws.listed("ec2", "describe_subnets", "Subnets", Subnet, Filters=filters)
     return sorted(found, key=lambda s: (s.zone, not s.assigns_public, not s.default, s.id))
-
-
-def _subnet(item: _Subnet) -> Subnet:
-    return Subnet(
-        id=one_line(item.subnet_id),
-        vpc_id=one_line(item.vpc_id),
-        zone=one_line(item.availability_zone),
-        free=item.available_ip_address_count,
-        block=item.cidr_block,
-        default=item.default_for_az,
-        assigns_public=item.map_public_ip_on_launch,
-        tags={tag.get("Key", ""): tag.get("Value", "") for tag in item.tags},
-    )
 
 
 def _no_default_vpc(aws: AWS, found: Sequence[Subnet], reached_from: Sequence[str]) -> UsageError:
@@ -214,7 +190,7 @@ def _in_order(spec: ClusterSpec, found: Sequence[Subnet], region: str) -> list[S
 def _matches(subnet: Subnet, wanted: str) -> bool:
     if wanted.startswith("tag:"):
         key, _, value = wanted.removeprefix("tag:").partition("=")
-        return subnet.tags.get(key) == value
+        return subnet.tag(key) == value
     return subnet.id == wanted
 
 
@@ -260,7 +236,7 @@ def zones_offering(aws: AWS, instance_type: str) -> set[str]:
         LocationType="availability-zone",
         Filters=[{"Name": "instance-type", "Values": [instance_type]}],
     )
-    return {one_line(offering.location) for offering in found}
+    return {offering.location for offering in found}
 
 
 def _offered(spec: ClusterSpec, found: Sequence[Subnet], offered: set[str], region: str) -> list[Subnet]:

@@ -37,7 +37,7 @@ UNITS = (
 
 
 def subnet(zone: str) -> Subnet:
-    return Subnet(f"subnet-{zone[-1] * 8}", "vpc-0abc", zone, 250, "10.0.0.0/24", False, True, {})
+    return Subnet(f"subnet-{zone[-1] * 8}", "vpc-0abc", zone, 250, "10.0.0.0/24", False, True)
 
 
 CONTEXT = LaunchContext(
