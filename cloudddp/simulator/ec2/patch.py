@@ -109,10 +109,10 @@ def result(**members: Any) -> Any:
     return ActionResult(members)
 
 
-def xml_error(code: str, message: str, request_id: str = "00000000-0000-4000-8000-000000000000") -> str:
+def xml_error(code: str, message: str) -> str:
     """Return the body of an EC2 error response."""
     return (
         '<?xml version="1.0" encoding="UTF-8"?>\n'
         f"<Response><Errors><Error><Code>{escape(code)}</Code><Message>{escape(message)}</Message></Error></Errors>"
-        f"<RequestID>{request_id}</RequestID></Response>"
+        "<RequestID>00000000-0000-4000-8000-000000000000</RequestID></Response>"
     )

@@ -24,11 +24,11 @@ class MetadataServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, metadata: Metadata, address: tuple[str, int] = ADDRESS) -> None:
+    def __init__(self, metadata: Metadata) -> None:
         self.metadata = metadata
         self._connections: dict[socket.socket, tuple[str, float]] = {}  # peer address, deadline
         self._lock = threading.Lock()
-        super().__init__(address, _Handler)
+        super().__init__(ADDRESS, _Handler)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         with self._lock:
