@@ -21,7 +21,7 @@ _NETWORKS: dict[str, type[ipaddress.IPv4Network | ipaddress.IPv6Network]] = {
 
 
 def install() -> None:
-    """Patch moto's calls that create, modify and revoke rules."""
+    """Patch moto's reading and creation of rules."""
     from moto.ec2.models.security_groups import SecurityGroupRule
     from moto.ec2.responses.security_groups import SecurityGroups
 
@@ -29,7 +29,6 @@ def install() -> None:
     override(SecurityGroupRule, "__init__", _create)
     for side in ("ingress", "egress"):
         override(SecurityGroups, f"authorize_security_group_{side}", _authorize)
-        override(SecurityGroups, f"revoke_security_group_{side}", _revoke)
 
 
 def normalize(protocol: Any, first: Any, last: Any) -> tuple[str, int | None, int | None]:
@@ -165,55 +164,14 @@ def _create(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any)
         self.from_port = self.to_port = None
 
 
-def _rules(response: Any) -> tuple[Any, list[Any]]:
-    """Return the group of a request and its rules, or None and no rules if there is no such group."""
-    name = response._get_param("GroupName") or response._get_param("GroupId")
-    group = response.ec2_backend.get_security_group_by_name_or_id(name)
-    return group, [*group.ingress_rules, *group.egress_rules] if group else []
-
-
 def _authorize(original: Callable[..., Any], self: Any) -> Any:
-    """Create all rules of a request or none, and return all. moto keeps those before the one that it
-    rejects."""
-    group, before = _rules(self)
+    """Create all rules of a request or none. moto keeps those before the one that it rejects."""
+    name = self._get_param("GroupName") or self._get_param("GroupId")
+    group = self.ec2_backend.get_security_group_by_name_or_id(name)
+    before = (list(group.ingress_rules), list(group.egress_rules)) if group else None
     try:
-        answer = original(self)
+        return original(self)
     except Exception:
-        if group:
-            group.ingress_rules = [rule for rule in group.ingress_rules if _contains(before, rule)]
-            group.egress_rules = [rule for rule in group.egress_rules if _contains(before, rule)]
+        if before:
+            group.ingress_rules, group.egress_rules = before
         raise
-    new = [rule for rule in _rules(self)[1] if not _contains(before, rule)]
-    answer.result["SecurityGroupRules"] = new
-    return answer
-
-
-def _revoke(original: Callable[..., Any], self: Any) -> Any:
-    _, before = _rules(self)
-    answer = original(self)
-    after = _rules(self)[1]
-    answer.result["RevokedSecurityGroupRules"] = [
-        _description(rule) for rule in before if not _contains(after, rule)
-    ]
-    return answer
-
-
-def _contains(rules: list[Any], rule: Any) -> bool:
-    return any(rule is other for other in rules)  # by identity: moto compares by content
-
-
-def _description(rule: Any) -> dict[str, Any]:
-    values = {
-        "SecurityGroupRuleId": rule.id,
-        "GroupId": rule.group_id,
-        "IsEgress": rule.is_egress,
-        "IpProtocol": rule.ip_protocol,
-        "FromPort": -1 if rule.from_port is None else rule.from_port,
-        "ToPort": -1 if rule.to_port is None else rule.to_port,
-        "CidrIpv4": rule.cidr_ipv4,
-        "CidrIpv6": rule.cidr_ipv6,
-        "PrefixListId": rule.prefix_list_id,
-        "ReferencedGroupId": rule.source_group.get("GroupId"),
-        "Description": rule.description,
-    }
-    return {name: value for name, value in values.items() if value is not None}
