@@ -86,10 +86,3 @@ def test_filters_of_instances(account: Account) -> None:
     with refused("InvalidParameterValue") as refusal:
         account.instances(instance_type="*", colour="blue")  # the error names the unknown one
     assert "'colour'" in refusal.message
-
-
-def test_default_group_cannot_be_deleted(account: Account) -> None:
-    wanted = [{"Name": "group-name", "Values": ["default"]}]
-    group = account.ec2.describe_security_groups(Filters=wanted)["SecurityGroups"][0]["GroupId"]
-    with refused("CannotDelete"):
-        account.ec2.delete_security_group(GroupId=group)

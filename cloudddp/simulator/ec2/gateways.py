@@ -21,8 +21,6 @@ def install() -> None:
 
     override(EC2Backend, "create_default_vpc", _create_default_vpc)
     override(EC2Backend, "create_route", _create_route)
-    override(EC2Backend, "detach_internet_gateway", _detach)
-    override(EC2Backend, "delete_vpc", _delete_vpc)
     wrap(Route, "state", lambda _: property(_state))
 
 
@@ -58,23 +56,6 @@ def _create_route(
                 f"route table {route_table_id} and network gateway {gateway_id} belong to different networks"
             )
     return original(self, route_table_id, *args, **kwargs)
-
-
-def _detach(original: Callable[..., None], self: Any, internet_gateway_id: str, vpc_id: str) -> None:
-    interfaces = list(self.enis.values())
-    if any(one.public_ip and one.subnet.vpc_id == vpc_id for one in interfaces):
-        client_error(
-            "DependencyViolation",
-            f"Network {vpc_id} has some mapped public address(es). "
-            "Please unmap those public address(es) before detaching the gateway.",
-        )
-    original(self, internet_gateway_id, vpc_id)
-
-
-def _delete_vpc(original: Callable[..., Any], self: Any, vpc_id: str) -> Any:
-    if attached_gateway(self, vpc_id) is not None:
-        client_error("DependencyViolation", f"The vpc '{vpc_id}' has dependencies and cannot be deleted.")
-    return original(self, vpc_id)
 
 
 def _state(route: Any) -> str:

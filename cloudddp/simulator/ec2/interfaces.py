@@ -250,15 +250,9 @@ def _set_card_index(original: Callable[..., None], self: Any, eni: Any) -> None:
 
 
 def _create_interface(original: Callable[..., Any], self: Any) -> Any:
-    interface_type = self._get_param("InterfaceType") or "interface"
     subnet = self.ec2_backend.get_subnet(self._get_param("SubnetId"))
     ip_addresses.check_in_subnet(subnet, self._get_param("PrivateIpAddress"))
-    answer = original(self)
-    interface = answer.result["NetworkInterface"]
-    interface.interface_type = interface_type
-    if interface_type == "efa-only":
-        ip_addresses.remove_address(interface)
-    return answer
+    return original(self)
 
 
 def _delete_interface(original: Callable[..., Any], self: Any) -> Any:

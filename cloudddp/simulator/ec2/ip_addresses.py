@@ -41,12 +41,6 @@ def subnet_full(subnet_id: str) -> None:
     )
 
 
-def remove_address(interface: Any) -> None:
-    """Remove the IP address of an interface (efa-only)."""
-    _free(interface)
-    _clear(interface)
-
-
 def disassociate(interface: Any) -> None:
     """Disassociate the Elastic IP of an interface whose instance ends; it stays allocated, and is billed."""
     for elastic in list(interface.ec2_backend.addresses):

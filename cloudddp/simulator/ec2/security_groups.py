@@ -9,17 +9,15 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from cloudddp.simulator.ec2.patch import client_error, override, result, wrap
+from cloudddp.simulator.ec2.patch import client_error, override, wrap
 
 
 def install() -> None:
     """Patch moto's calls on groups."""
     from moto.ec2.models import EC2Backend
     from moto.ec2.models.elastic_network_interfaces import NetworkInterface
-    from moto.ec2.responses.security_groups import SecurityGroups
 
     override(EC2Backend, "delete_security_group", _delete)
-    override(SecurityGroups, "delete_security_group", _respond_to_delete)
     override(EC2Backend, "create_vpc", _allow_group_members)
     override(EC2Backend, "create_network_interface", _check_interface)
     # moto adds the instance's groups to those of every interface, so that none could ever be removed.
@@ -77,35 +75,10 @@ def _check_interface(
 def _delete(
     original: Callable[..., Any], self: Any, name: str | None = None, group_id: str | None = None
 ) -> Any:
-    group = self.get_security_group_from_id(group_id) if group_id else None
-    if name and not group_id:
-        group = self.get_security_group_from_name(name)
-    if group:
-        _check_unused(self, group, by_name=not group_id)
+    group = self.get_security_group_by_name_or_id(group_id or name)
+    if group and (_is_attached(self, group) or _is_referenced(self, group)):
+        client_error("DependencyViolation", f"resource {group.id} has a dependent object")
     return original(self, name=name, group_id=group_id)
-
-
-def _respond_to_delete(original: Callable[..., Any], self: Any) -> Any:
-    """Reject a default group, which is deleted with its VPC only, and return the id of the deleted group."""
-    name, group_id = self._get_param("GroupName"), self._get_param("GroupId")
-    group = self.ec2_backend.get_security_group_from_id(group_id) if group_id else None
-    if name == "default" or (group and group.name == "default"):
-        client_error(
-            "CannotDelete",
-            f'the specified group: "{group_id or name}" name: "default" cannot be deleted by a user',
-        )
-    if group is None and name:
-        group = self.ec2_backend.get_security_group_from_name(name)
-    original(self)
-    return result(Return=True, GroupId=group.id if group else group_id)
-
-
-def _check_unused(backend: Any, group: Any, *, by_name: bool) -> None:
-    if not _is_attached(backend, group) and not _is_referenced(backend, group):
-        return
-    if by_name:  # from EC2-Classic: for the default VPC only, with its own error code
-        client_error("InvalidGroup.InUse", f"There are active resources using the group '{group.name}'")
-    client_error("DependencyViolation", f"resource {group.id} has a dependent object")
 
 
 def _is_attached(backend: Any, group: Any) -> bool:
