@@ -8,6 +8,7 @@ from typing import Annotated
 
 import msgspec
 
+from cloudddp.aws import inventory
 from cloudddp.aws.answers import Count, Id, Record
 from cloudddp.aws.client import AWS
 from cloudddp.errors import AWSError, Command, Text, ToolCommand, parts
@@ -99,15 +100,6 @@ class _GetServiceQuota(Record, frozen=True):
     quota: _Value
 
 
-class _Instance(Record, frozen=True):
-    instance_type: Id
-    instance_lifecycle: str = ""
-
-
-class _Reservation(Record, frozen=True):
-    instances: list[_Instance]
-
-
 class _VCpus(Record, frozen=True):
     default_v_cpus: Count
 
@@ -137,12 +129,9 @@ def used(aws: AWS, quota: Quota) -> int:
         {"Name": "instance-type", "Values": [f"{letters}*" for letters in quota.letters]},
     ]
     found = [
-        item.instance_type
-        for reservation in aws.listed(
-            "ec2", "describe_instances", "Reservations", _Reservation, Filters=filters
-        )
-        for item in reservation.instances
-        if quota.counts(item.instance_type) and (item.instance_lifecycle == "spot") == quota.spot
+        one.type
+        for one in inventory.instances(aws, filters)
+        if quota.counts(one.type) and one.spot == quota.spot
     ]
     if not found:
         return 0
