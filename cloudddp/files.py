@@ -101,7 +101,6 @@ class Folder:
         return Folder(descriptor, self.path / name)
 
     def names(self) -> list[str]:
-        """Return the names of its entries, sorted."""
         with os.scandir(self.descriptor) as entries:
             return sorted(entry.name for entry in entries)
 
@@ -122,7 +121,7 @@ class Folder:
             error.filename = str(self.path / name)
             raise
 
-    def append(self, name: str, mode: int = 0o600, *, empty: bool = False) -> int:
+    def append(self, name: str) -> int:
         """Return a descriptor that appends to a regular file of this user, created if it is missing.
 
         Raises UsageError if the name is a symbolic link, another user's file, or not a regular file.
@@ -130,7 +129,7 @@ class Folder:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
             with self._naming(name):
-                descriptor = os.open(name, flags, mode, dir_fd=self.descriptor)
+                descriptor = os.open(name, flags, 0o600, dir_fd=self.descriptor)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.EISDIR):
                 raise self._not_ours(name) from None
@@ -140,9 +139,7 @@ class Folder:
         if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid() or info.st_nlink != 1:
             os.close(descriptor)
             raise self._not_ours(name)
-        os.fchmod(descriptor, mode)
-        if empty:
-            os.ftruncate(descriptor, 0)
+        os.fchmod(descriptor, 0o600)
         return descriptor
 
     def _not_ours(self, name: str) -> UsageError:
@@ -299,25 +296,15 @@ def user_config() -> Path | None:
     return None
 
 
-def check_home() -> None:
-    """Raise UsageError if the state folder exists and other users can write to it. Changes nothing."""
-    check_private(state_home())
-
-
-def write_atomic(path: Path, data: bytes | str, mode: int = 0o600) -> None:
+def write_atomic(path: Path, data: bytes | str) -> None:
     """Replace `path` so that a reader, or a crash, sees the old file or the new one, never a part.
 
     Its folder becomes private, and no symbolic link inside the state folder is followed. Raises UsageError,
     OSError.
     """
-    content = data.encode() if isinstance(data, str) else data
-    with _private_home(path.parent) as folder:
-        folder.replace(path.name, content, mode)
-
-
-def _private_home(path: Path) -> Folder:
-    root = state_home() if path.is_relative_to(state_home()) else path
-    return open_private(root, *path.relative_to(root).parts)
+    root = state_home() if path.is_relative_to(state_home()) else path.parent
+    with open_private(root, *path.parent.relative_to(root).parts) as folder:
+        folder.replace(path.name, data.encode() if isinstance(data, str) else data)
 
 
 def project_id(root: Path) -> str:

@@ -130,8 +130,7 @@ class StateLost(CloudDDPError):
 
 
 class ClusterFolder:
-    """The folder of one cluster id: cluster.json, launch.json, id_ed25519, host_key.pub, host_keys.json,
-    known_hosts, ssh_config, journal.jsonl and a file for each job."""
+    """The folder of one cluster id, with a record (cluster.json), a journal, and a file for each job."""
 
     def __init__(self, cluster_id: str, *, root: Path | None = None) -> None:
         """Raises ValueError for an invalid cluster id: the id comes from a tag and becomes part of a path."""
@@ -140,6 +139,14 @@ class ClusterFolder:
         self.id = cluster_id
         self.root = root or state_home()
         self.path = self.root / "clusters" / cluster_id
+        self.launch = self.path / "launch.json"  # how the nodes were launched: see plan.py
+        self.private_key = self.path / "id_ed25519"
+        # The public host key that the nodes boot with, as `ssh-ed25519 AAAA...`, until each has its own.
+        self.host_key = self.path / "host_key.pub"
+        self.host_keys = self.path / "host_keys.json"  # the nodes' own: see host_keys.py
+        self.known_hosts = self.path / "known_hosts"  # the nodes' host keys by address, for OpenSSH
+        self.ssh_config = self.path / SSH_CONFIG  # the nodes as hosts of OpenSSH: see ssh/openssh.py
+        self.restored = self.path / "restored"  # exists once `sync --results` has put results on the nodes
 
     def _open(self, *, make: bool = True) -> Folder:
         """Return the open folder; no part of its path is a symbolic link. Raises UsageError, OSError."""
@@ -188,34 +195,9 @@ class ClusterFolder:
         """Whether this computer has a folder for the cluster; if not, there is no journal to write to."""
         return self.path.is_dir()
 
-    @property
-    def private_key(self) -> Path:
-        return self.path / "id_ed25519"
-
-    @property
-    def host_key(self) -> Path:
-        """The public host key that the nodes boot with, as `ssh-ed25519 AAAA...`; removed once each has its
-        own."""
-        return self.path / "host_key.pub"
-
-    @property
-    def host_keys(self) -> Path:
-        """The nodes' own host keys: see host_keys.py."""
-        return self.path / "host_keys.json"
-
-    @property
-    def launch(self) -> Path:
-        """How the nodes were launched: see plan.py."""
-        return self.path / "launch.json"
-
     def job(self, job_id: str) -> Path:
         """What was launched as a job of that id, which has to be valid: see job/launch_record.py."""
         return self.path / f"job-{job_id}.json"
-
-    @property
-    def restored(self) -> Path:
-        """A file that exists once results were put back on the nodes (`sync --results`)."""
-        return self.path / "restored"
 
     def jobs(self) -> list[str]:
         """Return the ids of the jobs with such a file, unchecked, newest last."""
@@ -225,16 +207,6 @@ class ClusterFolder:
         """Delete one of the cluster's files, if it exists. Raises OSError."""
         with contextlib.suppress(FileNotFoundError), self._open(make=False) as folder:
             folder.remove(path.name)
-
-    @property
-    def known_hosts(self) -> Path:
-        """The nodes' host keys by address, for OpenSSH."""
-        return self.path / "known_hosts"
-
-    @property
-    def ssh_config(self) -> Path:
-        """The nodes as hosts of OpenSSH: see ssh/openssh.py."""
-        return self.path / SSH_CONFIG
 
     def create(self, record: ClusterRecord, *, private_key: str, host_public: str) -> None:
         """Write everything that must exist before the first AWS call: the record first, by which `down` finds
@@ -307,14 +279,12 @@ class ClusterFolder:
         """Mark the cluster as being created by this process. The mark ends with the process, also if it is
         killed."""
         with self._open() as folder:
-            descriptor = folder.append(_LOCK)
-        try:
+            lock = os.fdopen(folder.append(_LOCK), "ab")
+        with lock:
             # File systems without locks: is_being_created() then returns True.
             with contextlib.suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_EX)  # waits only for another process's is_being_created()
+                fcntl.flock(lock, fcntl.LOCK_EX)  # waits only for another process's is_being_created()
             yield
-        finally:
-            os.close(descriptor)
 
     def is_being_created(self) -> bool:
         """Return whether a process of this computer may be creating the cluster right now."""
@@ -335,16 +305,14 @@ class ClusterFolder:
         """Let one command of this computer at a time resume jobs of the cluster; yield False while another
         one does."""
         with self._open(make=False) as folder:
-            descriptor = folder.append(_RESUME_LOCK)
-        try:
+            lock = os.fdopen(folder.append(_RESUME_LOCK), "ab")
+        with lock:
             free = True
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 free = False
             yield free
-        finally:
-            os.close(descriptor)
 
     def journal(self, event: str, **fields: Any) -> None:
         """Append one line to the journal and fsync it: called before each call that creates or deletes

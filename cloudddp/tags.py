@@ -36,8 +36,7 @@ TAG_PRICE = "cloudddp:usd-per-node-hour"  # disk and public address included
 _ID = re.compile(r"c-[0-9a-f]{10}")
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 _COUNT = re.compile(r"[0-9]{1,4}")
-_PRICE = re.compile(r"[0-9]{1,5}(\.[0-9]{1,6})?")
-_MINUTES = re.compile(r"[0-9]{1,5}(\.[0-9]{1,6})?")
+_AMOUNT = re.compile(r"[0-9]{1,5}(\.[0-9]{1,6})?")
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
 _ISO = "%Y-%m-%dT%H:%M:%SZ"
 _YEARS = range(2020, 2200)  # rejects invalid years, which would give a wrong but plausible cost
@@ -86,7 +85,7 @@ def decode(pairs: Iterable[Mapping[str, Any]]) -> Tags:
         return value
 
     name = texts.get(TAG_CLUSTER, "")
-    if name and not is_name(name):
+    if name and not _NAME.fullmatch(name):
         unreadable.append(f"tag {TAG_CLUSTER} = '{one_line(name, _SHOWN)}' is not a valid cluster name")
     if TAG_CLUSTER in texts and TAG_ID not in texts:
         unreadable.append(f"tag {TAG_ID} is missing")
@@ -99,10 +98,10 @@ def decode(pairs: Iterable[Mapping[str, Any]]) -> Tags:
         node_rank=read(TAG_NODE_RANK, parse_count),
         nodes=read(TAG_NODES, lambda text: parse_count(text) or None),
         gpus=read(TAG_GPUS, parse_gpus),
-        price=read(TAG_PRICE, parse_price),
+        price=read(TAG_PRICE, parse_amount),
         efa=read(TAG_EFA, parse_count),
         require_efa=read(TAG_REQUIRE_EFA, lambda text: text == "yes" or None) or False,
-        idle_minutes=read(TAG_IDLE, parse_minutes),
+        idle_minutes=read(TAG_IDLE, parse_amount),
         unreadable=tuple(unreadable),
     )
 
@@ -118,11 +117,6 @@ def parse_cluster_id(text: str) -> str | None:
     return text if _ID.fullmatch(text) else None
 
 
-def is_name(text: str) -> bool:
-    """Return whether the text is a valid cluster name."""
-    return _NAME.fullmatch(text) is not None
-
-
 def parse_count(text: str) -> int | None:
     """Return the number for one to four ASCII digits, else None."""
     return int(text) if _COUNT.fullmatch(text) else None
@@ -134,14 +128,9 @@ def parse_gpus(text: str) -> int | None:
     return count if count is not None and count <= MAX_GPUS else None
 
 
-def parse_price(text: str) -> float | None:
-    """Return USD, above 0 and below 100,000, or None: EC2 has no price of 0, so that would be a mistake."""
-    return (float(text) or None) if _PRICE.fullmatch(text) else None
-
-
-def parse_minutes(text: str) -> float | None:
-    """Return minutes, above 0 and below 100,000, or None."""
-    return (float(text) or None) if _MINUTES.fullmatch(text) else None
+def parse_amount(text: str) -> float | None:
+    """Return USD or minutes, above 0 and below 100,000, or None: no price and no time limit is 0."""
+    return (float(text) or None) if _AMOUNT.fullmatch(text) else None
 
 
 def iso(time: datetime) -> str:

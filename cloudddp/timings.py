@@ -1,29 +1,22 @@
 """Where the seconds of a command go: spans of time, which `--timings` prints as a waterfall.
 
-The code that takes the time opens a span; the edge switches the recording on and prints it. While it is off,
-a span is an empty context manager that all callers share. Standard library only, and no names of nodes or
-files: every layer may use it.
+The code that takes the time opens a span; the edge switches the recording on and prints it. Standard library
+only, and no names of nodes or files: every layer may use it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ParamSpec, TypeVar
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 _LOADED = time.monotonic()  # the edge imports this module first
 _MOST = 1000  # spans that are kept: `watch` and `logs -f` may run for days
 _ROWS = 200  # of a waterfall: those of `run` are 70
 _WIDTH = 20  # characters of a bar: a line fits 80 columns
 
-NOTHING = contextlib.nullcontext()
 _spans: list[Span] | None = None
 
 
@@ -62,27 +55,10 @@ def enable() -> None:
     ]
 
 
-def span(name: str, node: int | None = None) -> contextlib.AbstractContextManager[None]:
-    """Return a context manager that records how long its block takes. Any thread may use it."""
-    return NOTHING if _spans is None else _recorded(name, node)
-
-
-def spanned(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Return a decorator for functions that are a span."""
-
-    def decorated(work: Callable[P, T]) -> Callable[P, T]:
-        @functools.wraps(work)
-        def inside(*args: P.args, **kwargs: P.kwargs) -> T:
-            with span(name):
-                return work(*args, **kwargs)
-
-        return inside
-
-    return decorated
-
-
 @contextlib.contextmanager
-def _recorded(name: str, node: int | None) -> Iterator[None]:
+def span(name: str, node: int | None = None) -> Iterator[None]:
+    """Record how long a block takes, or each call of a function that this decorates. Any thread may use
+    it."""
     began = time.monotonic()
     try:
         yield

@@ -8,6 +8,7 @@ program of its user: replies.py does.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import shlex
@@ -142,7 +143,7 @@ def run_step(
         _run_once, runner, node, request, spec, body, is_last=is_last, alone=alone, then=then
     )
     try:
-        with timings.span(f"agent: {request.STEP}", node) if span else timings.NOTHING:
+        with timings.span(f"agent: {request.STEP}", node) if span else contextlib.nullcontext():
             if ship:
                 result = _run_shipped(runner, node, request, spec)
             else:
@@ -158,7 +159,6 @@ def run_step(
 
 
 def _run_shipped(runner: Runner, node: int, request: Step, spec: CommandSpec) -> Result:
-    """Run a step with the agent on stdin."""
     command = program.ship(program.agent_command(request.STEP, encode(request).decode()))
     return runner.run(node, replace(spec, command=command, stdin=program.compressed_agent()))
 

@@ -43,7 +43,6 @@ def read_sources(program: Path, protocol: Path) -> dict[str, bytes]:
 
 
 def archive() -> bytes:
-    """Return a zip archive of the agent."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as file:
         for name, text in sorted(sources().items()):
@@ -93,7 +92,6 @@ def _is_intact() -> str:
 
 
 def agent_command(*words: str) -> str:
-    """Return the command that runs the agent with these arguments."""
     return f'exec {_PYTHON} "$HOME"/{agent_path()} {shlex.join(words)}'
 
 

@@ -35,7 +35,7 @@ from cloudddp.agent.protocol.jobs import MAX_RANKS, JobState
 from cloudddp.agent.protocol.manifest import MAX_FILES
 from cloudddp.agent.protocol.phases import VersionConflict
 from cloudddp.agent.protocol.readings import Reading
-from cloudddp.errors import Command, NodeError
+from cloudddp.errors import Command, NodeError, Text
 from cloudddp.ssh.running import Result
 from cloudddp.text import one_line
 
@@ -134,13 +134,16 @@ def unreadable(node: int, step: str, error: ProtocolError) -> NodeError:
     return NodeError(
         f"node {node} sent an answer that cloudddp cannot read (step {step!r} of agent "
         f"{agent_id()}): {error}",
-        hint=(
-            "a program on that node has replaced the agent or writes into its output; ",
-            "look with ",
-            Command("ssh", str(node)),
-            ", or end the cluster with ",
-            Command("down"),
-        ),
+        hint=replaced_hint(node),
+    )
+
+
+def replaced_hint(node: int) -> Text:
+    return (
+        "a program on that node has replaced the agent or writes into its output; look with ",
+        Command("ssh", str(node)),
+        ", or end the cluster with ",
+        Command("down"),
     )
 
 

@@ -71,7 +71,6 @@ class AgentSession:
     """The agent's process on one node, and the next one after it has ended."""
 
     def __init__(self, connection: Connection, node: int, command: str) -> None:
-        """`command` starts the process."""
         self._connection, self._node, self._command = connection, node, command
         self._lock = threading.Lock()
         self._process: RunningCommand | None = None

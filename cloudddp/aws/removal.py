@@ -77,7 +77,7 @@ def _terminate_each(aws: AWS, ids: list[str]) -> list[str]:
     return unknown
 
 
-@timings.spanned("wait: nodes are terminated")
+@timings.span("wait: nodes are terminated")
 def wait_terminated(
     aws: AWS,
     look: Callable[[], list[Instance]],

@@ -253,7 +253,7 @@ def dial(cluster: Cluster, spec: ClusterSpec, within: float, meanwhile: Meanwhil
     return fleet
 
 
-@timings.spanned("connections")
+@timings.span("connections")
 def connect(
     cluster: Cluster,
     spec: ClusterSpec,
@@ -281,7 +281,7 @@ def connect(
     return runner
 
 
-@timings.spanned("connections")
+@timings.span("connections")
 def connect_reachable(
     cluster: Cluster, spec: ClusterSpec, *, progress: ProgressCallback = ignore_progress
 ) -> tuple[Runner, dict[int, Exception]]:

@@ -118,7 +118,7 @@ def exclusive(
         yield
 
 
-@timings.spanned("host keys")
+@timings.span("host keys")
 def replace_shared_key(
     runner: Runner,
     folder: ClusterFolder,

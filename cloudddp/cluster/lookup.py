@@ -22,6 +22,7 @@ from cloudddp.aws.inventory import Instance, Resource
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.prices import PUBLIC_IPV4_HOUR
 from cloudddp.errors import CloudDDPError, Command, Text
+from cloudddp.formats import moment
 from cloudddp.local_state import ClusterFolder
 from cloudddp.tags import Tags
 
@@ -201,7 +202,7 @@ def _ended_by(instance: Instance, cluster: Cluster) -> str:
     if instance.reason_code == inventory.OWN_SHUTDOWN:
         ended, expires = instance.ended or datetime.now(UTC), instance.tags.expires or cluster.expires
         if expires is not None and ended >= expires:
-            return f"the cluster's deadline, {expires:%Y-%m-%d %H:%M} UTC, has ended it ({reason})"
+            return f"the cluster's deadline, {moment(expires)}, has ended it ({reason})"
         return f"it has powered off by itself ({reason})"
     if instance.reason_code == inventory.SPOT_SHUTDOWN:
         return f"AWS has interrupted this spot instance ({reason})"

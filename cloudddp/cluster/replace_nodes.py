@@ -34,6 +34,7 @@ from cloudddp.cluster.wait_ready import check_intact, make_ready, wait_running
 from cloudddp.config import timing
 from cloudddp.config.spec import ClusterSpec, seconds_of
 from cloudddp.errors import AWSError, CloudDDPError, Command, Interrupted, Leftovers, ProgressCallback
+from cloudddp.formats import moment
 from cloudddp.local_state import ClusterFolder
 from cloudddp.ssh.target import generate_key, public_key_of
 
@@ -208,10 +209,7 @@ def _launch(
             idle=idle_guard(cluster.idle_minutes, spec.ssh_port),
         )
         number += 1
-        progress(
-            f"launching node {plan.rank}: {launch['InstanceType']} in {zone}, until {expires:%Y-%m-%d %H:%M} "
-            "UTC"
-        )
+        progress(f"launching node {plan.rank}: {launch['InstanceType']} in {zone}, until {moment(expires)}")
         try:
             _launch_one(aws, cluster, plan, folder, new, progress)
             waiting.pop(0)

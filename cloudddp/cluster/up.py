@@ -33,6 +33,7 @@ from cloudddp.cluster.wait_ready import check_intact, make_ready, wait_running
 from cloudddp.config import timing
 from cloudddp.config.spec import ClusterSpec, connection_mode
 from cloudddp.errors import AWSError, CloudDDPError, Command, ConnectError, Leftovers, ProgressCallback
+from cloudddp.formats import counted
 from cloudddp.local_state import ClusterFolder, ClusterRecord
 from cloudddp.tags import iso
 
@@ -248,7 +249,7 @@ def _check_existing(
     nodes = cluster.nodes.values()
     differences = []
     if len(nodes) != spec.nodes:
-        differences.append(f"it has {len(nodes)} node{'s' * (len(nodes) != 1)}, {spec.nodes} were requested")
+        differences.append(f"it has {counted(len(nodes), 'node')}, {spec.nodes} were requested")
     if cluster.type not in spec.types:
         differences.append(f"its nodes are {cluster.type}, {' or '.join(spec.types)} was requested")
     if differences:

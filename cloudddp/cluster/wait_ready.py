@@ -37,7 +37,7 @@ def ready_minutes(spec: ClusterSpec, gpus: int) -> float:
     return spec.ready_minutes or max(power_minutes(one, gpus) for one in spec.types)
 
 
-@timings.spanned("wait: nodes run")
+@timings.span("wait: nodes run")
 def wait_running(
     aws: AWS,
     spec: ClusterSpec,

@@ -32,6 +32,7 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.config import packages
 from cloudddp.config.spec import Config
 from cloudddp.errors import CloudDDPError, Command, Interrupted, NodeError, Text, UsageError
+from cloudddp.formats import counted
 from cloudddp.job import containers, project_files, ranks, shared_folders, sync, unsent
 from cloudddp.job import start_ranks as starting
 from cloudddp.job.cancel import abort_launch
@@ -76,7 +77,9 @@ def prepare(
     unsent.require_sent(files, config, file)
     if fresh:
         sync.check_size(files, files.manifest, config.sync.max_mb)
-        _check_rank_counts(config, config.cluster.nodes)
+        ranks.nproc(
+            config.job, [0] * config.cluster.nodes
+        )  # a list has to fit the nodes; GPUs are not known yet
     for note in unsent.notes(files, config, "" if found.program else file, script.args):
         warn(note)
     if config.cluster.nodes > 1 and not found.program and (line := localhost_line(root / file)):
@@ -127,7 +130,7 @@ def launch(
     an interrupt that is up to the caller, with `cancel.abort_launch`. The caller releases `hold` after any
     failure.
     """
-    _check_rank_counts(config, len(cluster.nodes))
+    ranks.nproc(config.job, [0] * len(cluster.nodes))
     require_efa = config.cluster.require_efa or cluster.require_efa
     files = project_files.of_config(root, config, secret_files=secret_files)
     probes = probe(
@@ -148,10 +151,7 @@ def launch(
     images = _set_up(runner, probes, config, job, shared, progress, on_setup_line)
     planned = plans(cluster, probes, config, job, require_efa=require_efa)
     total = sum(plan.ranks for plan in planned)
-    progress(
-        f"starting job {job.id}: {total} rank{'s' * (total != 1)} on {len(planned)} "
-        f"node{'s' * (len(planned) != 1)}"
-    )
+    progress(f"starting job {job.id}: {counted(total, 'rank')} on {counted(len(planned), 'node')}")
     try:
         started = starting.start(
             runner, cluster, probes, config, planned, job, files.manifest, versions, images
@@ -160,11 +160,6 @@ def launch(
         _abort(runner, job.id, progress)
         raise
     return Sending(runner, cluster, started if config.job.stall_minutes else {}, progress)
-
-
-def _check_rank_counts(config: Config, nodes: int) -> None:
-    """Raise UsageError where a list of ranks does not fit the number of nodes; GPUs are not known yet."""
-    ranks.nproc(config.job, [0] * nodes)
 
 
 def _check_efa(probes: Mapping[int, ProbeReply], *, tagged: bool) -> None:

@@ -269,7 +269,6 @@ def ranks_expected(states: Iterable[JobState]) -> int:
 
 
 def ranks_ended(states: Iterable[JobState]) -> int:
-    """Return how many ranks have ended."""
     return sum(rank.exit_code is not None for state in states for rank in state.ranks)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from cloudddp.agent import client
 from cloudddp.agent.client import Runner
@@ -20,19 +19,12 @@ from cloudddp.errors import CloudDDPError
 from cloudddp.job.job_request import NewJob
 
 
-@dataclass(frozen=True, slots=True)
-class _Planned:
-    """The node was to power off after `job`, at `due` by the monotonic clock of this computer."""
-
-    job: str
-    due: float
-
-
 class PutOff:
     """The planned ends of nodes that a command has put off, as they were before."""
 
     def __init__(self) -> None:
-        self._before: dict[int, _Planned] = {}
+        # After which job each node was to power off, and when, by the monotonic clock of this computer.
+        self._before: dict[int, tuple[str, float]] = {}
 
     def extend(self, runner: Runner, seconds: float) -> None:
         """Let no node that answers power off within `seconds` because of a plan."""
@@ -42,15 +34,14 @@ class PutOff:
         )
         for node, reply in replies.values.items():
             if reply.job and reply.before is not None:
-                self._before.setdefault(node, _Planned(reply.job, time.monotonic() + reply.before))
+                self._before.setdefault(node, (reply.job, time.monotonic() + reply.before))
 
     def plans(self, least: Mapping[str, float]) -> dict[int, tuple[str, float]]:
         """Return the plans to restore, by node, as (job, seconds): what is left of each, and at least as many
         seconds as `least` has for its job."""
         now = time.monotonic()
         return {
-            node: (before.job, max(before.due - now, least.get(before.job, 0.0), 0.0))
-            for node, before in self._before.items()
+            node: (job, max(due - now, least.get(job, 0.0), 0.0)) for node, (job, due) in self._before.items()
         }
 
 

@@ -130,11 +130,6 @@ class Snapshot:
             rest = entry.target.split("/") + rest
         return "/".join(found)
 
-    @property
-    def size(self) -> int:
-        """Bytes of all files."""
-        return sum(entry.size for entry in self.manifest.values())
-
     @functools.cached_property
     def folders(self) -> dict[str, Folder]:
         """The manifest by folder, in wire form."""
@@ -150,7 +145,7 @@ class Snapshot:
         return manifest_digest(self.folder_digests)
 
 
-@timings.spanned("project files")
+@timings.span("project files")
 def of_config(root: Path, config: Config, *, secret_files: Iterable[Path] = ()) -> Snapshot:
     """Return the project's files that the settings select for the nodes. `secret_files` are withheld as
     `.env` is, wherever they are. Raises UsageError where there are no files, or too many, and for a folder
@@ -167,7 +162,7 @@ def of_config(root: Path, config: Config, *, secret_files: Iterable[Path] = ()) 
         secret=secret,
     )
     files = _with_data(files, _data_folders(root, config), secret_files)
-    _check_links(files, config)
+    _refuse_in_place_of(files, config.links)  # on the nodes, data from S3 and shared folders are links
     if not files.manifest:
         raise UsageError(f"{root} has no files to send", hint="run cloudddp in your project's folder")
     if len(files.manifest) > MAX_FILES:
@@ -240,12 +235,6 @@ def _with_data(files: Snapshot, data: Mapping[str, Path], secret_files: Iterable
         unsent=tuple(name for name in files.unsent if not file_listing.is_below(name, data)),
         data=data,
     )
-
-
-def _check_links(files: Snapshot, config: Config) -> None:
-    """Raise UsageError for what is a link on the nodes, data from S3 and shared folders, in the place of
-    files."""
-    _refuse_in_place_of(files, config.links)
 
 
 def _refuse_in_place_of(files: Snapshot, places: Iterable[str]) -> None:

@@ -8,7 +8,7 @@ import ast
 import os
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -79,28 +79,29 @@ def scan(root: Path, ignored: Sequence[str] = ()) -> Found:
     """Return what is found below a folder. `ignored`: what git ignores there, folders with a / at the end."""
     scripts = [one for path in _python_files(root) if (one := _read(root, path))]
     likely = sorted((one for one in scripts if one.score >= 4), key=lambda one: (-one.score, one.path))
-    environment = listing_of(root)
-    texts = {text for one in likely for text in one.texts}
-    found = Found(tuple(likely), environment)
-    folders = [name.rstrip("/") for name in ignored if name.endswith("/")]
-    data = [name for name in folders if _is_named(name, texts) and _may_be_data(name, found.saved)]
-    return replace(found, data=tuple(data))
+    found = Found(tuple(likely), listing_of(root))
+    data = _data(ignored, {text for one in likely for text in one.texts}, found.saved)
+    return replace(found, data=tuple(name.rstrip("/") for name in data))
 
 
 def _is_outside(path: str) -> bool:
     return path.startswith("~") or posixpath.normpath(path).startswith(("/", ".."))
 
 
-def _may_be_data(name: str, saved: Iterable[str]) -> bool:
-    """Return whether a folder that git ignores, and a script names, is what the script reads: not where it
-    saves, nor what tools make."""
-    top = name.partition("/")[0]
-    return (
-        top not in saved
-        and not top.startswith((".", "~"))
+def _data(ignored: Sequence[str], texts: Iterable[str], saved: Collection[str]) -> list[str]:
+    """Return the folders among what git ignores that a script names in `texts` and seems to read: not those
+    where it saves, nor what tools make."""
+    named = {posixpath.normpath(text) for text in texts if text}
+    return [
+        name
+        for name in ignored
+        if name.endswith("/")
+        and any(f"{one}/".startswith(name) for one in named)
+        and name.partition("/")[0] not in saved
+        and not name.startswith((".", "~"))
         and not _MADE.search(name.lower())
         and name.isprintable()
-    )
+    ]
 
 
 def named_by(root: Path, script: str, args: Sequence[str], ignored: Sequence[str]) -> list[str]:
@@ -108,13 +109,7 @@ def named_by(root: Path, script: str, args: Sequence[str], ignored: Sequence[str
     texts = {*args, *(arg.partition("=")[2] for arg in args)}
     if found := _read(root, script):
         texts |= found.texts
-    folders = [name for name in ignored if name.endswith("/")]
-    saved = Found((found,)).saved if found else ()
-    return [
-        name
-        for name in folders
-        if _is_named(name.rstrip("/"), texts) and _may_be_data(name.rstrip("/"), saved)
-    ]
+    return _data(ignored, texts, Found((found,)).saved if found else ())
 
 
 def listing_of(root: Path) -> str:
@@ -127,11 +122,6 @@ def _lists_packages(path: Path) -> bool:
         return path.is_file() and (path.name != "pyproject.toml" or b"dependencies" in _contents(path))
     except (OSError, ValueError):
         return False
-
-
-def _is_named(folder: str, texts: set[str]) -> bool:
-    names = {posixpath.normpath(text) for text in texts if text}
-    return any(name == folder or name.startswith(f"{folder}/") for name in names)
 
 
 def _python_files(root: Path) -> Iterator[str]:

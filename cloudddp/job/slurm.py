@@ -287,7 +287,6 @@ def _check_extra(option: str) -> None:
 
 
 def _check_utf8(word: str) -> None:
-    """Raise UsageError for text that cannot be written to the script."""
     try:
         word.encode()
     except UnicodeEncodeError:

@@ -21,6 +21,7 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.config import timing
 from cloudddp.config.spec import Config, JobSpec
 from cloudddp.errors import Command, NodeError
+from cloudddp.formats import moment
 from cloudddp.job.job_request import NewJob
 from cloudddp.job.launch_record import s3_destination_of
 from cloudddp.job.ranks import NodePlan
@@ -51,8 +52,6 @@ def start(
     `versions` what each node has of them, `images` in which containers ranks run. Raises NodeError; then
     ranks may run on some nodes."""
     gang, deadline = _gang(cluster, probes, config), _deadline(cluster)
-    save = config.job.save_minutes * timing.current().minute
-    results = s3_destination_of(config, job.id)
     wrote = any(reply.wrote for reply in probes.values())
     looked_for = looking_for(config.job, files, nodes=len(plans), wrote=wrote)
     requests = {
@@ -73,12 +72,12 @@ def start(
             on_stall=OnStall(config.job.on_stall),
             alone_seconds=timing.current().alone,
             straggler_seconds=timing.current().straggler,
-            save=save,
+            save=config.job.save_minutes * timing.current().minute,
             deadline=deadline,
             poweroff=None if job.poweroff is None else job.poweroff * timing.current().minute,
             keep=job.keep * timing.current().minute,
             resumed_from=job.resumed_from,
-            results=results,
+            results=s3_destination_of(config, job.id),
             snapshots=looked_for,
             version=versions[plan.node],
             paths=config.data_paths,
@@ -134,7 +133,7 @@ def _deadline(cluster: Cluster) -> Deadline | None:
     left = (cluster.expires - datetime.now(UTC)).total_seconds()
     if left <= 0:  # the tag is wrong: the nodes run
         return None
-    return Deadline(min(left, MAX_LEFT), f"{cluster.expires:%Y-%m-%d %H:%M} UTC")
+    return Deadline(min(left, MAX_LEFT), moment(cluster.expires))
 
 
 def _gang(cluster: Cluster, probes: Mapping[int, ProbeReply], config: Config) -> Gang:

@@ -6,6 +6,7 @@ Only files that a node lacks are sent (transfer.py); files deleted here are dele
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -149,8 +150,7 @@ def _kept(node: int, replaced: Kept) -> Text:
     more = [f"{replaced.count - len(names)} more"] if replaced.count > len(names) else []
     return (
         f"warning: node {node}: a job wrote {', '.join(names + more)}, which was not pulled and is in the "
-        "way of the files "
-        f"that were sent: it was moved to {REPLACED} on that node; ",
+        f"way of the files that were sent: it was moved to {REPLACED} on that node; ",
         Command("pull", REPLACED, "--node", str(node)),
         " copies it",
     )
@@ -287,10 +287,9 @@ def check_size(files: Snapshot, names: Iterable[str], max_mb: float, *, node: in
     )
 
 
-def largest(manifest: Manifest, names: Iterable[str], count: int = 3) -> list[tuple[str, int]]:
-    """Return the largest top-level folders or files among `names`, with their bytes."""
-    sizes: dict[str, int] = {}
+def largest(manifest: Manifest, names: Iterable[str]) -> list[tuple[str, int]]:
+    """Return the three largest top-level folders or files among `names`, with their bytes."""
+    sizes = Counter[str]()
     for name in names:
-        top = name.split("/")[0] + ("/" if "/" in name else "")
-        sizes[top] = sizes.get(top, 0) + manifest[name].size
-    return sorted(sizes.items(), key=lambda item: -item[1])[:count]
+        sizes[name.split("/")[0] + "/" * ("/" in name)] += manifest[name].size
+    return sizes.most_common(3)

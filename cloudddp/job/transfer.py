@@ -58,7 +58,6 @@ class Compression:
         self._unsampled = 0  # frames since
 
     def measure(self, size: int, seconds: float) -> None:
-        """Note how long a frame has taken to leave."""
         with self._lock:
             self._total += size
             self._bytes = DECAY * self._bytes + size
@@ -220,7 +219,6 @@ class Transfer:
                 self._do(self._state.finish(node.rank, time.monotonic()))
 
     def _received(self, node: _Node, data: bytes) -> None:
-        """Take what a node reports. Raises ProtocolError."""
         now = time.monotonic()
         for event in node.reports.feed(data, now):
             with self._lock:

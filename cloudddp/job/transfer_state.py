@@ -112,7 +112,8 @@ class TransferState:
 
     def __init__(self, ranks: Sequence[int], entries: list[tuple[str, Entry]]) -> None:
         self._entries = entries
-        self._most = most_work(entries)
+        # Bytes that a node may have to receive, hash and write.
+        self._most = TIMES_READ * sum(entry.size + FILE_WORK for _, entry in entries) + LEAST
         self.nodes = {rank: NodeState(rank) for rank in ranks}
         self.first = self.nodes[ranks[0]]
         self._is_explained = False
@@ -124,7 +125,6 @@ class TransferState:
         return Offer(node.rank)
 
     def begin(self, rank: int, now: float) -> None:
-        """Note that the step of a node has been started."""
         node = self.nodes[rank]
         node.has_begun, node.heard, node.progressed = True, now, now
 
@@ -233,8 +233,3 @@ class TransferState:
             text = f"nodes cannot copy files from each other ({one_line(reason, 300)})"
             actions.insert(0, Note(f"warning: {text}; sending from this computer"))
         return actions
-
-
-def most_work(entries: Sequence[tuple[str, Entry]]) -> int:
-    """Return how many bytes a node may have to receive, hash and write."""
-    return TIMES_READ * sum(entry.size + FILE_WORK for _, entry in entries) + LEAST

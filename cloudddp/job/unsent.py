@@ -52,8 +52,7 @@ def notes(files: Snapshot, config: Config, script: str = "", args: Sequence[str]
     if ignored := [name for name in ignored if name not in named]:
         yield (
             f"not sent, since git's ignore rules name them: {_some(ignored)} (sync.include sends what the "
-            "job needs, sync.exclude ends "
-            "this message)"
+            "job needs, sync.exclude ends this message)"
         )
 
 

@@ -286,7 +286,7 @@ def report_held(console: Reporter, replies: Mapping[int, NewFilesReply], setting
             "  ", pull_command(others, replies), " copies these; what nobody needs belongs in [job] scratch"
         )
         return
-    names = [*settings.job.outputs, *dict.fromkeys(name for one in others for name in one.names)]
+    names = [*settings.job.outputs, *names_of(new for one in others for new in one.others)]
     console.warn(
         f"`pull` does not copy files outside job.outputs = {toml(settings.job.outputs)}: "
         + "; ".join(f"node {one.node}: {new_files.describe(one.others)}" for one in others)

@@ -21,7 +21,7 @@ from cloudddp.config import packages, project, settings
 from cloudddp.config.command_line import Flag, GlobalOptions
 from cloudddp.config.spec import Config
 from cloudddp.errors import CloudDDPError, Command, Part, UsageError
-from cloudddp.files import check_home
+from cloudddp.files import check_private, state_home
 from cloudddp.operations import termination
 from cloudddp.operations.load_settings import enter_simulator, layers_of, report_other_region, tolerated
 from cloudddp.operations.reporter import ReporterT, ReporterT_co
@@ -205,7 +205,7 @@ class Session(Generic[ReporterT_co]):
             )
 
 
-@timings.spanned("settings")
+@timings.span("settings")
 def start(
     console: ReporterT,
     options: GlobalOptions,
@@ -238,7 +238,7 @@ def start(
             raise
         checked, broken = tolerated(console.warn, options, where, tolerant_verb), True
     if not dry_run:
-        check_home()
+        check_private(state_home())
         if options.sim:
             if options.region:
                 require_region(options.region)  # before anything is started

@@ -25,6 +25,7 @@ from cloudddp.errors import (
     render,
 )
 from cloudddp.files import project_id
+from cloudddp.formats import counted
 from cloudddp.job import launch, launch_record
 from cloudddp.job.job_request import NewJob, Script
 from cloudddp.job.poweroff import Hold
@@ -153,7 +154,7 @@ def check_nodes_min(config: Config, nodes: int) -> None:
     least = config.job.nodes_min
     if least is not None and least > nodes:
         raise UsageError(
-            f"job.nodes_min is {least}, and the cluster has {nodes} node{'s' * (nodes != 1)}",
+            f"job.nodes_min is {least}, and the cluster has {counted(nodes, 'node')}",
             hint=f"give at most {nodes}: --nodes-min {nodes}",
         )
 

@@ -65,7 +65,7 @@ class Answer(enum.Enum):
     DETACH = "d"
 
 
-@timings.spanned("job")
+@timings.span("job")
 def foreground(session: Session, runner: Runner, cluster: Cluster, job_id: str) -> JobResult:
     """Show the job's logs until it ends; return how it ended. Raises JobStopped and Detached.
 

@@ -92,15 +92,11 @@ class NodeResponding:
 
 @dataclass(frozen=True, slots=True)
 class NodeDisconnected:
-    """The connection to a node has broken."""
-
     node: int
 
 
 @dataclass(frozen=True, slots=True)
 class NodeReconnected:
-    """A node is connected again."""
-
     node: int
 
 

@@ -59,8 +59,6 @@ class _Progress:
 
 
 class JobFollower:
-    """Follows one job under a policy."""
-
     def __init__(
         self,
         runner: Runner,

@@ -82,7 +82,6 @@ class FollowState:
 
     @classmethod
     def of(cls, nodes: Iterable[int]) -> FollowState:
-        """Return the initial state."""
         return cls({node: NodeState() for node in nodes})
 
     # -- views -----------------------------------------------------------------------------------------------

@@ -101,11 +101,10 @@ class Liveness:
         now = self.clock()
         self._last_seen = dict.fromkeys(nodes, now)
         self._steady_since: dict[int, float] = {}
-        self._finished: set[int] = set()
+        self.finished_nodes: set[int] = set()  # whose streams have ended: they send no more heartbeats
 
     @property
     def last_seen(self) -> dict[int, float]:
-        """When each node last responded."""
         return self._last_seen.copy()
 
     def silence(self, node: int) -> float:
@@ -113,7 +112,6 @@ class Liveness:
         return self.clock() - self._last_seen[node]
 
     def received(self, node: int) -> None:
-        """Record that a node has sent data."""
         self._last_seen[node] = self.clock()
         self._steady_since.setdefault(node, self._last_seen[node])
 
@@ -122,16 +120,7 @@ class Liveness:
         self._last_seen[node] = self.clock()
 
     def broken(self, node: int) -> None:
-        """Record that a node's connection has broken."""
         self._steady_since.pop(node, None)
-
-    def finished(self, node: int) -> None:
-        """Record that a node's stream has ended: it sends no more heartbeats."""
-        self._finished.add(node)
-
-    @property
-    def finished_nodes(self) -> frozenset[int]:
-        return frozenset(self._finished.copy())
 
     def should_give_up(self, node: int, broken_since: float) -> bool:
         """Whether reconnecting to a node has failed for long enough to give up.
@@ -213,7 +202,7 @@ class NodeStream:
                 if not self._reconnect(error):
                     return
             else:
-                self._liveness.finished(self._node)
+                self._liveness.finished_nodes.add(self._node)
                 return
 
     def _read(self) -> None:
@@ -308,7 +297,7 @@ class NodeStream:
     def _check_finished_nodes(self) -> None:
         """Check that nodes whose streams have ended still respond. Otherwise a node that is lost after the
         others have finished would look as if this computer were offline."""
-        for node in self._liveness.finished_nodes:
+        for node in self._liveness.finished_nodes.copy():
             quiet = self._liveness.silence(node) >= self._timing.heartbeat
             if quiet and self._connections.check(node, self._timing.heartbeat):
                 self._liveness.answered(node)

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cloudddp.errors import CloudDDPError, NodeError
-from cloudddp.files import Folder, state_home
+from cloudddp.files import Descent, Folder, state_home
 from cloudddp.job.results.unpack import OTHER_FOLDER_HINT, Notes, Truncated, cannot_write
 
 PREFIX = ".cloudddp-incoming-"
@@ -51,8 +51,9 @@ def incoming(target: Folder, name: str, *, keeps: bool = True) -> Iterator[Incom
     keep = False
     with folder:
         try:
-            with _opened(folder) as arrived:
-                yield arrived
+            with folder.enter("files", make=0o700) as files, folder.enter("before", make=0o700) as before:
+                _absorb(files, before)
+                yield Incoming(files, before)
         except (NodeError, Truncated, KeyboardInterrupt):
             keep = keeps and not _is_empty(folder)
             raise
@@ -100,13 +101,6 @@ def _unusable(target: Folder, name: str, why: str) -> CloudDDPError:
         f"{target.path / name} {why}, so no results are written there",
         hint=f"remove it, or {OTHER_FOLDER_HINT}",
     )
-
-
-@contextlib.contextmanager
-def _opened(folder: Folder) -> Iterator[Incoming]:
-    with folder.enter("files", make=0o700) as files, folder.enter("before", make=0o700) as before:
-        _absorb(files, before)
-        yield Incoming(files, before)
 
 
 def _absorb(files: Folder, before: Folder) -> None:
@@ -225,10 +219,8 @@ def merge_shards(base: Path, folders: Mapping[int, Path]) -> list[str]:
 
 
 def _link(source: Path, names: list[str], base: Path, path: str) -> None:
-    with contextlib.ExitStack() as opened:
-        target = opened.enter_context(Folder.at(base))
-        for part in Path(path).parts:
-            target = opened.enter_context(target.enter(part, make=0o755))
+    with Folder.at(base) as root, Descent(root) as descent:
+        target = descent.to(Path(path).parts, make=0o755)
         for name in names:
             if stat.S_ISREG((source / name).lstat().st_mode):
                 with contextlib.suppress(FileNotFoundError):

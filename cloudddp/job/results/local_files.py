@@ -12,7 +12,7 @@ import hashlib
 import os
 import stat
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from cloudddp.files import Descent, Folder
 from cloudddp.job.results.safe_names import Parts
@@ -34,24 +34,18 @@ class Known:
     hasher: Any = None  # hashlib's
 
 
-class _Place(NamedTuple):
-    root: Folder
-    descent: Descent
-    is_public: bool
-
-
 class Here:
     """Looks for files in `before`, where what is of a broken transfer is, and then in the `target`."""
 
     def __init__(self, before: Folder, target: Folder) -> None:
-        self._places = (_Place(before, Descent(before), False), _Place(target, Descent(target), True))
+        self._places = ((before, Descent(before), False), (target, Descent(target), True))
 
     def __enter__(self) -> Here:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for place in self._places:
-            place.descent.__exit__()
+        for _root, descent, _is_public in self._places:
+            descent.__exit__()
 
     def find(self, entry: Entry, path: Parts) -> Known | None:
         """Return the file at that path, as far as it may save sending that of the node; else None. Raises
@@ -104,7 +98,7 @@ def copy(known: Known, descriptor: int) -> Any:
     OSError."""
     hasher, left = hashlib.sha256(), known.size
     with contextlib.ExitStack() as opened:
-        folder = _parent(known, opened)
+        folder = opened.enter_context(Descent(known.root)).to(known.path[:-1])
         reader = os.open(known.path[-1], _READ, dir_fd=folder.descriptor)
         opened.callback(os.close, reader)
         while left and (piece := os.read(reader, min(BLOCK, left))):
@@ -118,13 +112,6 @@ def copy(known: Known, descriptor: int) -> Any:
 
 def take(known: Known, to: Folder) -> None:
     """Move the file into the folder `to`. Raises OSError."""
-    with contextlib.ExitStack() as opened:
-        folder = _parent(known, opened)
+    with Descent(known.root) as descent:
+        folder = descent.to(known.path[:-1])
         os.rename(known.path[-1], known.path[-1], src_dir_fd=folder.descriptor, dst_dir_fd=to.descriptor)
-
-
-def _parent(known: Known, opened: contextlib.ExitStack) -> Folder:
-    folder = known.root
-    for part in known.path[:-1]:
-        folder = opened.enter_context(folder.enter(part))
-    return folder

@@ -104,11 +104,6 @@ class NodeFiles:
     complete: bool = True
     left: tuple[LeftFile, ...] = ()
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The paths outside the outputs, as `pull` takes them."""
-        return names_of(self.others)
-
 
 def by_node(replies: Mapping[int, NewFilesReply]) -> list[NodeFiles]:
     """Return the new files of each node that has some."""

@@ -281,11 +281,5 @@ class _Pull:
             )
         return NodeError(
             f"node {self.node} sent results that cloudddp refuses: {why}; nothing was kept",
-            hint=(
-                "a program on that node has replaced the agent or writes into its output; ",
-                "look with ",
-                Command("ssh", str(self.node)),
-                ", or end the cluster with ",
-                Command("down"),
-            ),
+            hint=replies.replaced_hint(self.node),
         )

@@ -123,7 +123,6 @@ class Receive:
         self._progress(self._transfer)  # it has sent something, perhaps only that it works
 
     def feed_notes(self, data: bytes) -> None:
-        """Take a piece of what the node writes to stderr."""
         self._notes.feed(data)
         self._progress(self._transfer)
 

@@ -44,10 +44,6 @@ class NodeObjects:
     logs: dict[str, Object] = field(default_factory=dict)
     report: Copied | None = None
 
-    @property
-    def size(self) -> int:
-        return sum(one.size for one in (*self.outputs.values(), *self.logs.values()))
-
 
 def find(aws: AWS, place: S3Place) -> dict[int, NodeObjects]:
     """Return what is in S3, by node. Raises AWSError, CloudDDPError."""

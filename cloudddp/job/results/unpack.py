@@ -173,7 +173,6 @@ class Unpack:
 
     @property
     def writes(self) -> bool:
-        """Whether the contents of a file are being written."""
         return self._file >= 0
 
     def begin(self, entry: Entry) -> None:
@@ -274,7 +273,6 @@ class Unpack:
         self._close()
 
     def discard(self) -> None:
-        """Remove the file that is being written."""
         if self._file >= 0:
             os.unlink(self._path[-1], dir_fd=self.parent(self._path).descriptor)
         self._close()
