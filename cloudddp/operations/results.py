@@ -114,12 +114,7 @@ def collect(
                 console.warn(f"node {node} has ended, and its files are lost")
             else:
                 lines.append(f"node {node} did not answer, so its files are unknown{why}")
-        zero = min((node for node, reply in found.values.items() if reply.rank_zero), default=None)
-        targets = {
-            node: to if node == zero else to / f"node{node}"
-            for node, reply in found.values.items()
-            if any(one.outputs.files for one in reply.jobs)
-        }
+        targets = folders_of(found.values, to)
 
         def pull_one(node: int, progress: Progress) -> Pulled:
             return _pull_new(runner, job, job_id, node, found.values[node], targets[node], progress)
@@ -237,6 +232,22 @@ def collect_logs(console: Reporter, runner: Runner, job_id: str, to: Path) -> No
     if files:
         size = size_of(sum(one.size for one in outcome.values.values()))
         console.log(f"logs: {counted(files, 'file')}, {size}, to {from_here(to / safe_names.LOGS)}")
+
+
+def folders_of(replies: Mapping[int, NewFilesReply], to: Path) -> dict[int, Path]:
+    """Return where the results of each node that has some go: `to` for those of rank 0's, unless one of them
+    has the name of another node's folder."""
+    folders = {
+        node: to / f"node{node}"
+        for node, reply in replies.items()
+        if any(one.outputs.files for one in reply.jobs)
+    }
+    zero = min((node for node in folders if replies[node].rank_zero), default=None)
+    if zero is not None:
+        own = {to / name.partition("/")[0] for name in names_of(one.outputs for one in replies[zero].jobs)}
+        if own.isdisjoint(folders.values()):
+            folders[zero] = to
+    return folders
 
 
 def _pull_new(
