@@ -89,7 +89,7 @@ class Job:
 
     def pull(self) -> Path:
         """Copy the job's results and logs from every node into results/JOB of the project, and return that
-        folder. What is there already is not sent again. Raises CloudDDPError if anything was left out."""
+        folder. Files that already exist are skipped. Raises CloudDDPError if anything was left out."""
         session = self._call.session()
         with connected(session, partly=True, needed=()) as (cluster, runner):
             left = collect(session, runner, cluster, self.id, ended_nodes(session, cluster, None))

@@ -218,7 +218,7 @@ class Verb(_WithGlobalOptions):
         would take the script in `run --spot train.py` for it."""
         while args[(at := self.own_words(ctx, args)) - 1 : at + 1] == ["--spot", "prefer"]:
             args = [*args[: at - 1], "--prefer-spot", *args[at + 1 :]]
-        if args[at - 1 : at] == ["--spot"] and at < len(args):
+        if args[at - 1 : at] == ["--spot"] and at < len(args) and not ctx.resilient_parsing:
             # As in resolve_command.
             import difflib
 

@@ -113,13 +113,14 @@ def move(
     asked; AWSError: nothing was changed if AWS refuses the tags before the nodes are asked.
     """
     current = timers(runner).values
-    if changed := [node for node, ends in current.items() if ends != before.get(node)]:
+    if changed := [node for node in before if current.get(node, before[node]) != before[node]]:
         raise CloudDDPError(
             f"another command has moved the deadline of {node_list(changed)} meanwhile; nothing was changed",
             hint=(Command("status"), " shows it; then repeat the command"),
         )
     folder = ClusterFolder(cluster.id)
-    later = [node for node in runner.nodes if (ends := current.get(node)) is None or ends < new]
+    known = {node: current.get(node, cluster.nodes[node].tags.expires) for node in runner.nodes}
+    later = [node for node, ends in known.items() if ends is None or ends < new]
     _tag(aws, cluster, later, new)
     folder.update(expires=iso(new), extended=MOVING)
     found = timers(runner, new)

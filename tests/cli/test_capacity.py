@@ -98,7 +98,7 @@ def test_what_is_denied_or_missing_does_not_hide_the_rest(cli: Any, conditions: 
 @pytest.mark.parametrize(
     ("code", "words", "message"),
     [
-        (1, (*P5, "--region", "eu-west-3"), "no region that answers offers the type"),
+        (1, (*P5, "--region", "eu-west-3"), "nothing is known of the type in these regions"),
         (2, (*P5, "--regions", "us-east-9"), "unknown AWS region 'us-east-9'"),
         (2, ("--gpu", "H1000"), "no instance type has a GPU H1000"),
         (2, ("-t", "p5.49xlarge"), "unknown instance type 'p5.49xlarge'"),

@@ -92,6 +92,18 @@ def test_partial_extension_is_named_and_repaired(simulator: Any, cli: Any, ec2: 
     assert "warning" not in cli("status").stderr
 
 
+def test_tag_of_a_node_that_confirms_nothing_is_not_lowered(simulator: Any, cli: Any) -> None:
+    """It is connected, and its commands fail from before the first one on: `status` would call it overdue."""
+    cli.ok("up", "-n", "1", "-t", "g5.12xlarge", "--max-hours", "1")
+    before = ends(cli)
+    (node,) = listed_nodes(cli)
+    (sudo,) = Path(simulator.home).glob(f"**/{node['instance_id']}/**/bin/sudo")
+    sudo.write_text("#!/bin/sh\nexit 1\n")
+    earlier = (datetime.now(UTC) + timedelta(minutes=30)).replace(microsecond=0)
+    assert "is not confirmed by node 0" in cli.fails(1, "extend", "--until", earlier.isoformat())
+    assert (ends(cli), timers(simulator, cli)) == (before, {iso(before)})
+
+
 DENIED = {"CreateTags": {"code": "UnauthorizedOperation", "status": 403, "calls": 1}}
 
 

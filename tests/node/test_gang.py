@@ -3,6 +3,7 @@ ends, all ranks end with it, and every node keeps the same verdict."""
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
@@ -248,3 +249,6 @@ def test_error_of_a_supervisor_is_in_the_verdict_on_every_node(gangs: Make) -> N
     assert (found.first.node, found.first.cause) == (crashed, Cause.AGENT)
     assert found.first.detail == "OSError: [Errno 27] File too large"
     assert job.verdict(crashed).first == found.first
+    assert (
+        json.loads((job.nodes[crashed].folder() / "masked.json").read_text())["detail"] == found.first.detail
+    )

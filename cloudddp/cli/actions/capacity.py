@@ -28,4 +28,4 @@ def capacity(
     else:
         console.print_text("\n\n".join(map(view.place, found)))
     if all(place.vcpus_needed is None for place in found):
-        raise CloudDDPError("no region that answers offers the type", hint="give other --regions")
+        raise CloudDDPError("nothing is known of the type in these regions", hint="the reasons are above")

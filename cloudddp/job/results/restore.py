@@ -19,6 +19,7 @@ from cloudddp.cluster.connect import PROJECT, probe
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.spec import JobSpec
 from cloudddp.errors import CloudDDPError, Command, Text, UsageError
+from cloudddp.formats import counted
 from cloudddp.job import project_files
 from cloudddp.job.results import new_files, safe_names
 from cloudddp.job.results.pull import Pulled
@@ -60,8 +61,7 @@ def restore(
         manifest = {name: entry for name, entry in found.items() if name not in project}
         if not manifest:
             continue
-        count, to = len(manifest), len(nodes)
-        progress(f"sending {count:,} file{'s' * (count != 1)} of {root} to {to} node{'s' * (to != 1)}")
+        progress(f"sending {counted(len(manifest), 'file')} of {root} to {counted(len(nodes), 'node')}")
         replies = (
             Transfer(
                 runner,

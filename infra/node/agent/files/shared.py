@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,8 @@ OPTIONS = {
     "nfs4": "nfsvers=4.1,rsize=1048576,wsize=1048576,hard,timeo=600,retrans=2,noresvport",
     "lustre": "relatime,flock",
 }
-LIMIT, TOO_LATE = ("timeout", "--signal=KILL", "60"), 137  # and its exit code; mount waits for minutes
+# mount waits for minutes. timeout(1) kills itself, too, and sudo repeats that: a shell would report 137.
+LIMIT, TOO_LATE = ("timeout", "--signal=KILL", "60"), (-signal.SIGKILL, 128 + signal.SIGKILL)
 # sync: what a rank has saved is on the disk, also if the node reboots. fsid=0: clients mount ADDRESS:/.
 EXPORT_OPTIONS = "rw,sync,no_subtree_check,insecure,fsid=0"
 EXPORT = b"""set -e

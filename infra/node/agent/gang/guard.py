@@ -159,4 +159,4 @@ def _record(folder: Path, request: StartRequest, error: str) -> None:
     processes.end(task, min(request.stop_grace, step.FAILURE_GRACE))
     failure = Failure(request.node, Cause.AGENT, detail=error)
     verdict = Verdict(JobPhase.FAILED, 1, request.node, failure)
-    job_record.end(folder, store.read(folder / phases.STATE_FILE, StateFile), verdict)
+    job_record.end_own(request, store.read(folder / phases.STATE_FILE, StateFile), verdict)

@@ -101,7 +101,8 @@ def _fatal_xids() -> list[str]:
 def problems(own: int, found: Mapping[int, Facts], skews: Mapping[int, float]) -> list[str]:
     """Return why a job should not start: defects of nodes, and what is not the same on all of them. Pure."""
     listed = [f"node {node}: {one}" for node, facts in sorted(found.items()) for one in facts.defects]
-    for name in ("gpus", "driver", "python", "torch", "cuda", "nccl", "image"):
+    in_container = any(facts.image for facts in found.values())  # which determines the versions
+    for name in ("gpus", "driver", *(("image",) if in_container else ("python", "torch", "cuda", "nccl"))):
         values: dict[str, list[int]] = {}
         for node, facts in sorted(found.items()):
             values.setdefault(getattr(facts, name), []).append(node)

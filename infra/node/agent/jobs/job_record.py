@@ -30,7 +30,7 @@ class JobRecord:
     """The record of a job that runs on this node. Created by its supervisor, whose parent is the guard."""
 
     def __init__(self, request: StartRequest) -> None:
-        self.folder, self._secrets = store.job_folder(request.job), request.secrets
+        self.folder, self._request = store.job_folder(request.job), request
         self._state = StateFile(
             request.job,
             request.node,
@@ -66,11 +66,7 @@ class JobRecord:
         _write(self.folder / FACTS_FILE, found)
 
     def end(self, verdict: Verdict) -> None:
-        if verdict.first:
-            lines = masked("\n".join(verdict.last_lines), self._secrets).split("\n")
-            found = Masked(masked(verdict.first.detail, self._secrets), tuple(lines))
-            _write(self.folder / MASKED_FILE, found)
-        end(self.folder, self._state, verdict)
+        end_own(self._request, self._state, verdict)
 
     def _write(self) -> None:
         store.write(self.folder / phases.STATE_FILE, self._state)
@@ -114,6 +110,15 @@ def note(folder: Path, text: str, *, launcher: bool = False, ranks: bool = True)
             log.write(line if complete else b"\n" + line)
 
 
+def end_own(request: StartRequest, state: Optional[StateFile], verdict: Verdict) -> None:
+    """Record how a job has ended on this node, also without what may be secret, for a report."""
+    folder, first = store.job_folder(request.job), verdict.first
+    if first is not None:
+        lines = masked("\n".join(verdict.last_lines), request.secrets).split("\n")
+        _write(folder / MASKED_FILE, Masked(masked(first.detail, request.secrets), tuple(lines)))
+    end(folder, state, verdict)
+
+
 def end(folder: Path, state: Optional[StateFile], verdict: Verdict) -> None:
     """Record how a job has ended: first the verdict, so that every state that has ended has one. `state`: the
     last one, None if it is unreadable."""
@@ -131,7 +136,7 @@ def refuse(request: StartRequest, error: str) -> None:
     if state is not None:
         store.write(folder / phases.UNREACHABLE_FILE, Unreachable({}, (), error))
         first = Failure(request.node, Cause.START, detail=error)
-        end(folder, replace(state, error=error), Verdict(JobPhase.FAILED, 1, request.node, first))
+        end_own(request, replace(state, error=error), Verdict(JobPhase.FAILED, 1, request.node, first))
 
 
 # -- what the agents have noticed: stragglers, and a stall that was left alone -------------------------------

@@ -131,7 +131,7 @@ def _share(setup: _Setup) -> Optional[SetupReply]:
     try:
         for argv, given in shared.commands(folders) if folders else ():
             if failed := _run(setup, argv, shown, dict(os.environ), given):
-                problem = CLOSED if failed.exit_code == shared.TOO_LATE else failed.output
+                problem = CLOSED if failed.exit_code in shared.TOO_LATE else failed.output
                 return replace(failed, output=problem, data=True)
         if folders:
             shared.link(folders, setup.project)
