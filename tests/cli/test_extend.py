@@ -97,8 +97,9 @@ def test_tag_of_a_node_that_confirms_nothing_is_not_lowered(simulator: Any, cli:
     cli.ok("up", "-n", "1", "-t", "g5.12xlarge", "--max-hours", "1")
     before = ends(cli)
     (node,) = listed_nodes(cli)
-    (sudo,) = Path(simulator.home).glob(f"**/{node['instance_id']}/**/bin/sudo")
-    sudo.write_text("#!/bin/sh\nexit 1\n")
+    (folder,) = Path(simulator.home).glob(f"**/{node['instance_id']}/bin")
+    (folder / "date").write_text("#!/bin/sh\nexit 1\n")
+    (folder / "date").chmod(0o755)
     earlier = (datetime.now(UTC) + timedelta(minutes=30)).replace(microsecond=0)
     assert "is not confirmed by node 0" in cli.fails(1, "extend", "--until", earlier.isoformat())
     assert (ends(cli), timers(simulator, cli)) == (before, {iso(before)})
@@ -130,7 +131,7 @@ def test_killed_extension_is_reported_and_completed(simulator: Any, cli: Any) ->
     code = (
         "import os, paramiko\nsend = paramiko.Channel.exec_command\n"
         "def killed(channel, command):\n"
-        "    return os.kill(os.getpid(), 9) if 'sh -s --' in str(command) else send(channel, command)\n"
+        "    return os.kill(os.getpid(), 9) if 'sh -s -- 1' in str(command) else send(channel, command)\n"
         "paramiko.Channel.exec_command = killed\n"
         "from cloudddp.__main__ import main\nmain()"
     )
