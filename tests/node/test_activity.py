@@ -79,8 +79,8 @@ def nothing(_: Rank) -> None:
 )
 def test_activity_of_a_rank(rank: Rank, act: Callable[[Rank], object], is_active: bool) -> None:
     """The kernel counts whole ticks of 10 ms: one in a short interval says nothing about a rank that only
-    waits."""
-    activity = Activity(rank.folder, 3.0, Gpus(3.0))
+    waits. Nor do two in this one, which the rank may need for a tick and the answer."""
+    activity = Activity(rank.folder, 6.0, Gpus(6.0))
     interval = activity._interval
     activity.forget_output()
     rank.start()

@@ -161,7 +161,7 @@ def test_denied_copy_is_reported_and_ends_at_once(node: Node, s3: S3) -> None:
     found = copied(node, "pass")
     assert found.phase is CopyPhase.INCOMPLETE
     assert found.error == "AccessDenied: User: x is not authorized"
-    assert len(s3.requests) < 10
+    assert len(set(s3.requests)) == len(s3.requests)  # none is repeated
 
 
 def test_missing_permission_is_known_before_ranks_start(node: Node, s3: S3) -> None:

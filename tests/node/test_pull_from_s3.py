@@ -160,4 +160,4 @@ def test_report_of_a_node_is_read_if_it_is_one(aws: AWS, s3: S3) -> None:
         s3.client.put_object(Bucket=BUCKET, Key=f"{PREFIX}/node-{node}/logs/verdict.json", Body=b"{}")
     found = s3_pull.find(aws, PLACE)
     assert [one.report and one.report.files for one in found.values()] == [3, None, None]
-    assert [one.size for one in found.values()] == [2, 2, 2]
+    assert [[one.size for one in node.logs.values()] for node in found.values()] == [[2], [2], [2]]
