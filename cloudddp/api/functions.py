@@ -90,11 +90,11 @@ def run(
     call = new_call(cluster, config, region, profile, on_progress, settings)
     session = call.session(env)
     checked_script(session, script_of(script, args, module=module), fresh=True)
-    made = _up(call)
-    if not made.created:
+    new = _up(call)
+    if not new.created:
         raise UsageError(
-            f"cluster {made.name!r} already exists; run creates and removes a cluster of its own",
+            f"cluster {new.name!r} already exists; run creates and removes a cluster of its own",
             hint="attach() returns it; or choose another name with cluster=",
         )
-    with made:
-        return made.launch(script, args, module=module, env=env).wait(on_line=on_line)
+    with new:
+        return new.launch(script, args, module=module, env=env).wait(on_line=on_line)

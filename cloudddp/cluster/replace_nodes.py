@@ -215,7 +215,9 @@ def _launch(
             waiting.pop(0)
         except NotLaunched as failure:
             if either_market and launch is recorded:
-                progress(f"no spot instance in {zone} ({failure.attempts[-1].reason}); trying on demand")
+                progress(
+                    f"no spot instance in {zone} ({failure.attempts[-1].reason}); launching an on-demand one"
+                )
                 launch = on_demand(recorded)
                 continue
             left = deadline - time.monotonic()

@@ -24,7 +24,7 @@ _HINTS: Mapping[str, Text] = {
     ),
     "no space left on device": ("create the cluster with a larger disk: ", Command("up", "--disk-gb", "GIB")),
     "credentials|AccessDenied|authoriz|basic auth|denied|manifest|resolve reference|exec format": (
-        "correct job.container, for the nodes' kind of processor; nodes log in to ECR only, with the role of "
+        "correct job.container, for the nodes' CPU architecture; nodes log in to ECR only, with the role of "
         "cluster.instance_profile (infra/iam/container.json)"
     ),
     "executable file|no such file|its Python|no torch": (

@@ -82,7 +82,7 @@ def run(
         with signals.protected(lambda: progress("still removing the check from the nodes")):
             left = cancel.abort_launch(runner, job.id, forget=True)
         if left:
-            progress(f"warning: processes or records of the check may be left on {node_list(left)}")
+            progress(f"warning: processes or records of the check may remain on {node_list(left)}")
     return sorted(measured, key=lambda one: (len(one.nodes), one.nodes))
 
 

@@ -93,7 +93,7 @@ def test_results_go_back_to_their_places_and_no_sync_deletes_them(cli: Any) -> N
     cli.ok("exec", "rm -r ckpt")
     assert cli("sync", "job").returncode == 2
     assert cli("sync", "--results", "20200101-000000-none").returncode == 2
-    cli.ok("sync", "--results")
+    assert "6 results of" in cli("sync", "--results").stderr  # of both nodes, and of each
     cli.write("more.py", "")
     cli.ok("sync")
     assert "are on this computer and not" not in cli("launch", "more.py").stderr

@@ -74,7 +74,7 @@ HINTS = {
     "bash: line 1: aws: command not found": "AWS CLI",
     "Unable to locate credentials. You can configure credentials by running": "container.json",
     "User: arn:x is not authorized to perform: ecr:GetAuthorizationToken": "container.json",
-    "no matching manifest for linux/arm64/v8 in the manifest list entries": "kind of processor",
+    "no matching manifest for linux/arm64/v8 in the manifest list entries": "CPU architecture",
     'docker: exec: "python3": executable file not found in $PATH': "job.python",
     "it has no torch, and torchrun needs it": "--rendezvous direct",
     "its Python is 3.8, and ranks need 3.9": "Python 3.9 or newer",

@@ -204,7 +204,7 @@ report = Verb(
     params=[JOB],
     help="""Write one HTML page about a job: what ran, how it went, plots.
 
-    Without JOB, about the newest one whose results were pulled; a prefix of the id is enough. It is made
+    Without JOB, about the newest one whose results were pulled; a prefix of the id is enough. It is written
     from what is on this computer, so also when the nodes are gone; `pull` and `run` write it, too. The page
     loads nothing from anywhere. Values of variables are replaced in it (of 6 characters and more).
 

@@ -90,8 +90,8 @@ def page(found: Evidence) -> Html:
     }
     parts = [tag("section", tag("h2", name), section(found)) for name, section in sections.items()]
     style = tag("style", Html(Path(__file__).with_suffix(".css").read_text()))
-    title, made = f"Job {found.job}", f"Written by cloudddp at {_when(datetime.now(UTC).timestamp())}."
-    return joined(_HEAD, tag("title", title), style, tag("h1", title), *parts, tag("footer", made))
+    title, footer = f"Job {found.job}", f"Written by cloudddp at {_when(datetime.now(UTC).timestamp())}."
+    return joined(_HEAD, tag("title", title), style, tag("h1", title), *parts, tag("footer", footer))
 
 
 def _when(seconds: float) -> str:
@@ -115,7 +115,7 @@ def _what_happened(found: Evidence) -> Html:
     rows += [("state", tag("b", state, class_=verdict.phase.value))]
     first = verdict.first and replace(verdict.first, detail=found.masked.detail)
     rows += [("failed first", first and failure_text.sentence(first))]
-    rows += [("not again", verdict.refusal)]
+    rows += [("not restarted", verdict.refusal)]
     started = min((one.started for one in states if one.started), default=None)
     if started and verdict.at:
         seconds = max(verdict.at - started, 0.0)

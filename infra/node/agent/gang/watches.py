@@ -42,7 +42,7 @@ class Watches:
         elif message.kind is Kind.STALLED:
             self._stall.gather()
         elif message.kind is Kind.STACKS:
-            self._stall.heard_stacks(node, message)
+            self._stall.add_stacks(node, message)
         elif message.kind is Kind.LEFT and message.stall is not None:
             job_record.keep_stall(self._folder, message.stall)
         elif message.kind is Kind.STRAGGLERS:

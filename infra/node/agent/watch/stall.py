@@ -50,7 +50,7 @@ class Stall:
     def heard_idle(self, node: int, seconds: float) -> None:
         self._idle[node] = seconds
 
-    def heard_stacks(self, node: int, found: Message) -> None:
+    def add_stacks(self, node: int, found: Message) -> None:
         self._found[node] = found
 
     def is_due(self, others: set[int]) -> bool:
