@@ -205,8 +205,8 @@ def test_nothing_that_anybody_wrote_becomes_a_part_of_the_page(folder: Path, att
 
 
 def test_login_in_a_url_is_not_shown(folder: Path) -> None:
-    text = text_of(folder, launch_record("pip install -i https://me:hunter2@pypi.test/simple"))
-    assert "https://****@pypi.test/simple" in text
+    text = text_of(folder, launch_record("pip install -i https://me:hunter2@index.test/simple"))
+    assert "https://****@index.test/simple" in text
     assert "hunter2" not in text
 
 
