@@ -34,7 +34,8 @@ def put(s3: S3, **objects: bytes | str) -> None:
 
 def copy(node: Node, *commands: str, prefix: str = "sets/one", path: str = "data") -> SetupReply:
     data = (DataCopy(BUCKET, prefix, path),)
-    return node.set_up(*commands, data=data, paths={"CLOUDDDP_DATA_DATA": path})
+    places = {"CLOUDDDP_DATA_DATA": path}
+    return node.set_up(*commands, data=data, paths=places, python=sys.executable)  # which has boto3
 
 
 def reads(s3: S3) -> int:
