@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.agentnode import alive, until
+from support.agentnode import alive, environ, until
 
 from agent.node import processes
 from agent.node.processes import Task, born, find
@@ -32,8 +32,7 @@ MARK = f"test-processes-{os.getpid()}/0"
 def marked() -> Iterator[int]:
     """A process of the task."""
     with subprocess.Popen(["sleep", "600"], env={**os.environ, TASK_VARIABLE: MARK}) as process:
-        # The kernel closes the pipe for which Popen waits before the new program has its environment.
-        until(Path(f"/proc/{process.pid}/environ").read_bytes)
+        environ(process.pid)
         yield process.pid
         process.kill()
 
@@ -130,7 +129,7 @@ def test_process_may_have_any_name(tmp_path: Path, name: str) -> None:
     with subprocess.Popen([program, "600"], env={TASK_VARIABLE: MARK}) as process:
         try:
             until(lambda: name[:3].encode() in Path(f"/proc/{process.pid}/stat").read_bytes())
-            until(lambda: Path(f"/proc/{process.pid}/environ").read_bytes())  # execve() sets the name first
+            environ(process.pid)  # execve() sets the name first
             assert find(Task(MARK, tmp_path / "none")) == [process.pid]
             assert processes.parent(process.pid) == os.getpid()
         finally:
@@ -142,6 +141,7 @@ def test_process_that_ends_before_its_signal_counts_as_ended(
 ) -> None:
     kill = os.kill
     with subprocess.Popen(["sleep", "600"], env={**os.environ, TASK_VARIABLE: MARK}) as process:
+        environ(process.pid)
 
         def late(pid: int, number: int) -> None:
             kill(pid, signal.SIGKILL)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.agentnode import FOREVER, HANG_GUARD, WAITING, alive, free_port, gang_of, until
+from support.agentnode import FOREVER, HANG_GUARD, WAITING, alive, environ, free_port, gang_of, until
 from support.exposed import command_lines, files_with
 from support.gangs import Make
 
@@ -263,7 +263,7 @@ def test_secret_of_the_gang_is_in_no_file_and_no_command_line_nor_the_environmen
     secret, lines = job.gang.secret.encode(), command_lines()
     assert any(b"start" in line for line in lines)
     assert not any(secret in line for line in lines)
-    assert not any(secret in Path(f"/proc/{pid}/environ").read_bytes() for pid in ranks)
+    assert not any(secret in environ(pid) for pid in ranks)
     job[0].cancel()
     job.verdict()
     assert files_with(job.gang.secret, *homes) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from support.agentnode import environ
 
 from agent.watch import ras
 
@@ -199,8 +201,9 @@ def test_answer_is_bounded_in_bytes_and_in_time(monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_address_is_that_of_the_rank(value: str | None, expected: tuple[str, int]) -> None:
-    env = {} if value is None else {"NCCL_RAS_ADDR": value}
+    env = os.environ if value is None else {**os.environ, "NCCL_RAS_ADDR": value}
     with subprocess.Popen(["sleep", "60"], env=env) as rank:
+        environ(rank.pid)
         found = ras.address(rank.pid)
         rank.kill()
     assert found == expected

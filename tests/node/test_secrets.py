@@ -7,10 +7,9 @@ import os
 import signal
 import stat
 import sys
-from pathlib import Path
 
 import pytest
-from support.agentnode import FOREVER, Node, alive, until
+from support.agentnode import FOREVER, Node, alive, environ, until
 from support.exposed import command_lines, files_with
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
@@ -25,7 +24,7 @@ def test_secret_is_in_no_file_and_no_command_line(node: Node) -> None:
     lines = command_lines()
     assert any(str(node.agent).encode() in line and b"start" in line for line in lines)
     assert not any(SECRET.encode() in line for line in lines)
-    assert f"TOKEN={SECRET}".encode() in Path(f"/proc/{rank}/environ").read_bytes().split(b"\0")
+    assert f"TOKEN={SECRET}".encode() in environ(rank).split(b"\0")
     assert files_with(SECRET, node.home) == []
     for path in (node.folder() / "job.json", node.folder() / "state.json"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.agentnode import FOREVER, Node, Refused, gang_of
+from support.agentnode import FOREVER, Node, Refused, environ, gang_of
 
 from agent.node.processes import born
 from cloudddp.agent.protocol import TASK_VARIABLE, VERSION, ExitCode
@@ -64,6 +64,7 @@ class VersionOne:
 
     def process(self, **env: str) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(["sleep", "600"], env={**os.environ, **env})
+        environ(process.pid)
         self._started.append(process)
         return process
 

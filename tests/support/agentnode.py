@@ -67,6 +67,12 @@ def until(condition: Callable[[], T], seconds: float = HANG_GUARD) -> T:
         time.sleep(max(0.02, 2 * (time.monotonic() - began)))
 
 
+def environ(pid: int) -> bytes:
+    """Return the environment of a process that was started a moment ago. The kernel closes the pipe for which
+    Popen waits before the new program has its environment, which must not be an empty one."""
+    return until(Path(f"/proc/{pid}/environ").read_bytes)
+
+
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
