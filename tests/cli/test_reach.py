@@ -153,7 +153,9 @@ def test_hosts_follow_the_clusters(cli: Any, ec2: Any, tmp_path: Path) -> None:
     cli.write("fail.py", "raise SystemExit(5)")
     cli.ok("up", "-n", "2")
     user = tmp_path / "config"
-    user.write_text(cli.ok("ssh-config"))
+    written = cli("ssh-config")
+    assert f" {cli.cluster}-0 {cli.cluster}-1" in written.stderr.partition("names now:")[2]
+    user.write_text(written.stdout)
 
     def answers(node: int) -> str:
         return run("ssh", "-F", str(user), f"{cli.cluster}-{node}", "pwd").stdout
@@ -177,6 +179,7 @@ def test_hosts_follow_the_clusters(cli: Any, ec2: Any, tmp_path: Path) -> None:
 def test_up_mentions_it_for_the_first_cluster_of_a_computer(cli: Any, tmp_path: Path) -> None:
     """The hosts of an earlier cluster of the name, which ended without `down`, do not stay in the way."""
     cli.env["CLOUDDDP_HOME"] = str(tmp_path)
+    assert "no node has a name yet: `cloudddp" in cli("ssh-config").stderr
     found = [cli("up", "-n", "1").stderr.count("ssh-config` names the nodes")]
     file = hosts_file(cli)
     assert file is not None

@@ -58,3 +58,7 @@ def _ssh_words(words: Sequence[str]) -> tuple[Sequence[str], int, Sequence[str]]
 def ssh_config(console: Console, _: GlobalOptions) -> None:
     console.print(openssh.include_line())
     console.log("needed once, at the top of ~/.ssh/config: then NAME-0 is node 0 of the cluster NAME")
+    if hosts := openssh.named():
+        console.log(f"names now: {' '.join(hosts)}")
+    else:
+        console.log("no node has a name yet: ", Command("up"), " on this computer adds those of its cluster")
