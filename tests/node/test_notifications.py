@@ -23,7 +23,7 @@ from support.webhooks import SECRET, Webhook
 
 from agent.jobs import job_record
 from agent.node import store
-from cloudddp.agent.protocol.jobs import Cause, Failure, Verdict
+from cloudddp.agent.protocol.jobs import MAX_LINE, Cause, Failure, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import Deadline, OnStall
 
@@ -87,9 +87,13 @@ def test_report_gets_what_programs_wrote_without_values(
     record = job_record.JobRecord(request)
     record.folder.mkdir(parents=True)
     first = Failure(0, Cause.RANK, rank=0, exit_code=1, detail=f"no login with {TOKEN}")
-    record.end(Verdict(JobPhase.FAILED, 1, 0, first, ("demo", "second-line", "https://x.test/secret")))
+    cut = ("demo" * 300)[: MAX_LINE - 8] + TOKEN[:8]  # as the environment that a program prints
+    record.end(Verdict(JobPhase.FAILED, 1, 0, first, ("demo", "second-line", "https://x.test/secret", cut)))
     found = json.loads((record.folder / "masked.json").read_text())
-    assert found == {"detail": "no login with ****", "last_lines": ["demo", "****", "****"]}
+    assert found == {
+        "detail": "no login with ****",
+        "last_lines": ["demo", "****", "****", cut[:-8] + "****"],
+    }
 
 
 def test_success_is_sent_with_the_progress(node: Node, hook: Webhook) -> None:

@@ -21,12 +21,23 @@ def signal_name(number: int) -> str:
     return _SIGNALS[number - 1] if 1 <= number <= len(_SIGNALS) else f"signal {number}"
 
 
-def masked(text: str, values: Iterable[str]) -> str:
-    """Return a text without these values and without each of their lines, which may be secret."""
+def masked(text: str, values: Iterable[str], cut_at: int = 0) -> str:
+    """Return a text without these values and without each of their lines, which may be secret. Lines of
+    `cut_at` characters may have been cut in a value."""
     parts = {part for one in values for part in (one, *one.splitlines()) if len(part) >= SHORTEST_SECRET}
-    for part in sorted(parts, key=len, reverse=True):
+    ordered = sorted(parts, key=len, reverse=True)
+    lines = (_before_cut(one, ordered) if len(one) == cut_at else one for one in text.split("\n"))
+    text = "\n".join(lines)
+    for part in ordered:
         text = text.replace(part, "****")
     return text
+
+
+def _before_cut(line: str, values: Iterable[str]) -> str:
+    """Return a line without the beginning of a value at its end."""
+    sizes = range(len(line), SHORTEST_SECRET - 1, -1)
+    size = next((one for one in sizes if any(value.startswith(line[-one:]) for value in values)), 0)
+    return line[: len(line) - size] + "****" * bool(size)
 
 
 def what_failed(failure: Failure, detail: str) -> str:

@@ -15,7 +15,7 @@ from agent.node import kernel, processes, store
 from cloudddp.agent.protocol import NOTE
 from cloudddp.agent.protocol.codec import MAX_TEXT
 from cloudddp.agent.protocol.gang import Facts, Unreachable
-from cloudddp.agent.protocol.jobs import Cause, Failure, StateFile, Verdict
+from cloudddp.agent.protocol.jobs import MAX_LINE, Cause, Failure, StateFile, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.progress import MAX_STRAGGLERS, LeftStall, Straggler, Stragglers
 from cloudddp.agent.protocol.results import FACTS_FILE, MASKED_FILE, Masked
@@ -114,7 +114,7 @@ def end_own(request: StartRequest, state: Optional[StateFile], verdict: Verdict)
     """Record how a job has ended on this node, also without what may be secret, for a report."""
     folder, first = store.job_folder(request.job), verdict.first
     if first is not None:
-        lines = masked("\n".join(verdict.last_lines), request.secrets).split("\n")
+        lines = masked("\n".join(verdict.last_lines), request.secrets, MAX_LINE).split("\n")
         _write(folder / MASKED_FILE, Masked(masked(first.detail, request.secrets), tuple(lines)))
     end(folder, state, verdict)
 
