@@ -43,9 +43,10 @@ class Measuring:
     def _cores(self, roots: Mapping[int, int]) -> dict[int, float]:
         """Return how many cores each rank and its children have used since the last look. A process counts
         from the second look at it on."""
-        now = time.monotonic()
-        if self._trees.keys() != set(roots.values()) or now - self._listed_at >= LIST_SECONDS:
-            self._trees, self._listed_at = processes.trees(roots.values()), now
+        listed = time.monotonic() - self._listed_at < LIST_SECONDS
+        if self._trees.keys() != set(roots.values()) or not listed:
+            self._trees, self._listed_at = processes.trees(roots.values()), time.monotonic()
+        now = time.monotonic()  # a list takes a while
         before, seconds, self._looked_at = self._ticks, now - self._looked_at, now
         self._ticks = {pid: kernel.cpu_ticks(pid) for tree in self._trees.values() for pid in tree}
         used = {pid: max(ticks - before[pid], 0) for pid, ticks in self._ticks.items() if pid in before}
