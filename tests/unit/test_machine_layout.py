@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
+from cloudddp.simulator.hosts.machines.boot import pythons
 from cloudddp.simulator.hosts.machines.layout import layout_of, write
 
 ENABLED = "etc/systemd/system/multi-user.target.wants/ssh.service"
@@ -75,3 +77,24 @@ def test_amazon_linux_has_wheel_and_python_3_9(root: Path) -> None:
     assert (root / "etc/group").read_text() == "adm:x:4:\nwheel:x:1010:\n"
     assert (root / "etc/gshadow").read_text() == "adm:*::\n"
     assert (root / "etc/sysusers.d/basic.conf").read_text() == "g adm 4\n"
+
+
+@pytest.mark.parametrize(
+    ("prefix", "base", "found"),
+    [
+        ("/me/.venv", "/opt/python", ["/opt/python", "/me/.venv"]),
+        ("/usr/local", "/usr/local", ["/usr/local"]),
+        ("/me/.venv", "/usr", ["/me/.venv", "/usr/bin/VERSION", "/usr/lib/VERSION"]),
+    ],
+)
+def test_parts_of_this_computers_python_that_a_node_gets(
+    prefix: str, base: str, found: list[str], tmp_path: Path
+) -> None:
+    """/usr as a whole is the machine's own, and so are its programs of the same version."""
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    expected = [Path(one.replace("VERSION", version)) for one in found]
+    assert pythons(Path(prefix), Path(base), tmp_path) == expected
+    for name in ("bin", "lib"):
+        (tmp_path / "usr" / name / version).mkdir(parents=True)
+    own = [one for one in expected if one.name != version]
+    assert pythons(Path(prefix), Path(base), tmp_path) == own

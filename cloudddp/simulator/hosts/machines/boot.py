@@ -121,8 +121,16 @@ def _chown_to_user(*paths: Path) -> None:
         os.chown(path, on_node.USER_ID, on_node.USER_ID, follow_symlinks=False)
 
 
+def pythons(prefix: Path, base_prefix: Path, image: Path) -> list[Path]:
+    """Return what a node needs of this computer's Python. Of an operating system's own, in /usr, these are
+    the parts that the image lacks: it may have another version."""
+    usr, version = Path("/usr"), f"python{sys.version_info.major}.{sys.version_info.minor}"
+    parts = [usr / "bin" / version, usr / "lib" / version] if base_prefix == usr else []
+    lacking = [one for one in parts if not (image / one.relative_to("/")).exists()]
+    return [one for one in dict.fromkeys((base_prefix, prefix)) if one != usr] + lacking
+
+
 def _command(node: MachineNode, root: Path) -> list[str]:
-    pythons = dict.fromkeys((node.setup.base_prefix, node.setup.prefix))
     return [
         *("systemd-nspawn", "--quiet", "--boot", "--register=no", "--keep-unit", "--console=read-only"),
         *(f"--directory={root}", f"--machine={node.instance_id}", f"--hostname={node.setup.host_name}"),
@@ -131,7 +139,7 @@ def _command(node: MachineNode, root: Path) -> list[str]:
         # Of pid 1, whose parent may be killed: by these marks it is found then.
         *(f"--setenv={name}={os.environ[name]}" for name in (processes.HOME_MARK, processes.NODE_MARK)),
         f"--bind-ro={node.setup.hosts_file}:/etc/hosts",
-        *(f"--bind-ro={path}" for path in pythons if not path.is_relative_to("/usr")),
+        *(f"--bind-ro={path}" for path in pythons(node.setup.prefix, node.setup.base_prefix, node.image)),
         "systemd.unified_cgroup_hierarchy=1",
     ]
 
