@@ -113,6 +113,16 @@ def drop_ssh_configs(name: str, *, but: str) -> None:
                 folder.remove(folder.ssh_config)
 
 
+def openssh_names() -> list[str]:
+    """Return the nodes' names in OpenSSH's configuration. A file that cannot be read counts as empty."""
+    found = []
+    for folder in sorted(_folders(), key=lambda one: one.id):
+        with contextlib.suppress(OSError, ValueError, CloudDDPError):
+            lines = (folder.read(folder.ssh_config) or "").splitlines()
+            found += [line[5:] for line in lines if line.startswith("Host ")]
+    return found
+
+
 def _folders() -> list[ClusterFolder]:
     paths = (state_home() / "clusters").glob("c-*")
     return [ClusterFolder(path.name) for path in paths if parse_cluster_id(path.name)]

@@ -46,17 +46,6 @@ def _value(path: Path) -> str:
     return f'"{escaped}"'
 
 
-def named() -> list[str]:
-    """Return the names of the hosts of every cluster of this computer. Raises OSError."""
-    files = sorted(state_home().glob(f"clusters/*/{SSH_CONFIG}"))
-    return [
-        line[5:]
-        for file in files
-        for line in file.read_text(errors="replace").splitlines()
-        if line.startswith("Host ")
-    ]
-
-
 def include_line() -> str:
     """Return the line that includes the hosts of every cluster of this computer."""
     return f'Include "{_SPECIAL.sub("?", str(state_home()))}/clusters/*/{SSH_CONFIG}"'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import socket
@@ -186,6 +187,11 @@ def test_up_mentions_it_for_the_first_cluster_of_a_computer(cli: Any, tmp_path: 
     kept = file.read_bytes()
     cli.ok("down", "-y")
     assert not file.exists()
+    os.mkfifo(file)  # as any damage
+    assert "no node has a name yet: `cloudddp" in cli("ssh-config").stderr
+    file.unlink()
+    file.write_bytes(b"\xff")
+    assert "no node has a name yet: `cloudddp" in cli("ssh-config").stderr
     file.write_bytes(kept)
     found.append(cli("up", "-n", "1").stderr.count("ssh-config` names the nodes"))
     assert found == [1, 0]

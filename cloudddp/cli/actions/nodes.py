@@ -11,6 +11,7 @@ from cloudddp.cli.console import Console
 from cloudddp.cluster import connect, ssh_hosts
 from cloudddp.config.command_line import GlobalOptions
 from cloudddp.errors import CloudDDPError, Command, UsageError
+from cloudddp.local_state import openssh_names
 from cloudddp.ssh import openssh
 
 _WITH_VALUE = "BbcDEeFIiJLlmOoPpQRSWw"  # options of OpenSSH's `ssh`
@@ -58,7 +59,7 @@ def _ssh_words(words: Sequence[str]) -> tuple[Sequence[str], int, Sequence[str]]
 def ssh_config(console: Console, _: GlobalOptions) -> None:
     console.print(openssh.include_line())
     console.log("needed once, at the top of ~/.ssh/config: then NAME-0 is node 0 of the cluster NAME")
-    if hosts := openssh.named():
+    if hosts := openssh_names():
         console.log(f"names now: {' '.join(hosts)}")
     else:
         console.log("no node has a name yet: ", Command("up"), " on this computer adds those of its cluster")

@@ -43,8 +43,8 @@ class Measuring:
     def _cores(self, roots: Mapping[int, int]) -> dict[int, float]:
         """Return how many cores each rank and its children have used since the last look. A process counts
         from the second look at it on."""
-        listed = time.monotonic() - self._listed_at < LIST_SECONDS
-        if self._trees.keys() != set(roots.values()) or not listed:
+        is_old = time.monotonic() - self._listed_at >= LIST_SECONDS
+        if is_old or self._trees.keys() != set(roots.values()):
             self._trees, self._listed_at = processes.trees(roots.values()), time.monotonic()
         now = time.monotonic()  # a list takes a while
         before, seconds, self._looked_at = self._ticks, now - self._looked_at, now
