@@ -7,10 +7,11 @@ reference.
 from __future__ import annotations
 
 import difflib
+import functools
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -31,7 +32,8 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
 LISTS = ("data", "shared")  # sections that a file may have several times: [[data]]
 
 
-def fields(section: str) -> dict[str, Any]:
+@functools.cache
+def fields(section: str) -> Mapping[str, Any]:
     """Return {key: annotated type} of a section, in the order of the reference."""
     return get_type_hints(SECTIONS[section], include_extras=True)
 

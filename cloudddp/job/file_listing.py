@@ -4,6 +4,7 @@ ignored), else a walk that obeys the .gitignore files found on the way. Patterns
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import stat
@@ -48,7 +49,13 @@ def is_below(name: str, folders: Iterable[str]) -> bool:
     return any(name == folder or name.startswith(folder + "/") for folder in folders)
 
 
-def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
+def matcher(patterns: Iterable[str]) -> Callable[[str], bool]:
+    """Return whether a path matches a .gitignore with these lines."""
+    return _matcher(tuple(patterns))
+
+
+@functools.cache
+def _matcher(patterns: tuple[str, ...]) -> Callable[[str], bool]:
     import pathspec
 
     spec = pathspec.GitIgnoreSpec.from_lines(patterns)

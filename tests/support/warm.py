@@ -16,6 +16,7 @@ import paramiko  # noqa: F401
 import cloudddp
 import cloudddp.__main__
 from cloudddp.aws import client
+from cloudddp.config import schema
 
 # The modules of the simulator run in another process, except `control`.
 OTHERS = "cloudddp.simulator."
@@ -37,3 +38,5 @@ for service in ("ec2", "sts", "ssm"):
     _loader.load_service_model(service, "endpoint-rule-set-1")
     for name in _loader.load_service_model(service, "service-2")["operations"]:
         botocore.xform_name(name)  # fills its cache
+for section in schema.SECTIONS:
+    schema.fields(section)  # fills its cache, too

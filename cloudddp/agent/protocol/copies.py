@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
 from cloudddp.agent.protocol.codec import MAX_COUNT, MAX_PATH, MAX_SIZE, check_length, check_range
+from cloudddp.agent.protocol.frozen import frozen
 
 MAX_BUCKET = 63  # characters
 MAX_KEY = 1024  # bytes of an object's key
@@ -30,7 +30,7 @@ def url_of(bucket: str, prefix: str) -> str:
     return f"s3://{bucket}/{prefix}/"
 
 
-@dataclass(frozen=True)
+@frozen
 class Destination:
     """Where the nodes copy a job's results when it has ended: objects of `bucket` whose keys begin with
     `prefix` and a slash. `outputs` are the paths in the project that are copied, besides the job's logs;
@@ -63,7 +63,7 @@ class CopyPhase(Enum):
     INCOMPLETE = "incomplete"  # it was given up
 
 
-@dataclass(frozen=True)
+@frozen
 class Copied:
     """What a node has copied to `url`: `files` of `expected` files, with `size` bytes. `error` is why the
     others are missing, or ''. `notes` are about single files; `left_out` counts those that are not copied at

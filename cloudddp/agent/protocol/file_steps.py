@@ -9,7 +9,6 @@ nothing to send, it says how far it is.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import NamedTuple, Optional
 
 from cloudddp.agent.protocol import transfer
@@ -27,6 +26,7 @@ from cloudddp.agent.protocol.codec import (
     check_range,
     encode,
 )
+from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.manifest import MAX_FILES, check_folder, path_to_wire
 from cloudddp.agent.protocol.phases import MAX_NODES, MAX_TOKEN, Peer
 from cloudddp.agent.protocol.transfer import Wants
@@ -37,7 +37,7 @@ MAX_KEPT = 20  # names of that which are reported
 WAITING, LISTED, COMPARED, WRITING = range(4)
 
 
-@dataclass(frozen=True)
+@frozen
 class Kept:
     """How many files and folders that jobs wrote were in the way of a sync and are in REPLACED now, and some
     of their names, in wire form."""
@@ -52,7 +52,7 @@ class Kept:
             check_folder(name)
 
 
-@dataclass(frozen=True)
+@frozen
 class ReceiveReply:
     """How many files were written and deleted; the contents of `kept` ones were there already. `version`: of
     the project, after this sync."""
@@ -71,7 +71,7 @@ class ReceiveReply:
         check_range("version", self.version, 0, MAX_SIZE)
 
 
-@dataclass(frozen=True)
+@frozen
 class ReceiveEvent:
     """A line of what a node reports meanwhile: the files that it lacks; its stage, what it has received, and
     what it has hashed or written besides; the files whose beginning on the node was wrong, to send them as a
@@ -95,7 +95,7 @@ class ReceiveEvent:
         check_length("note", self.note, MAX_TEXT)
 
 
-@dataclass(frozen=True)
+@frozen
 class ReceiveRequest:
     """Followed on stdin by frames. The node `first` gets those of the transfer there, and serves the others,
     `nodes` in all. Any other `node` connects to the first one; SOURCE on its stdin says that the files come
@@ -137,7 +137,7 @@ MAX_LEFT_OUT_TEXT = 32 << 20  # bytes of the text of one listing: a file has up 
 _WORK = struct.Struct(">QQ")  # files, bytes
 
 
-@dataclass(frozen=True)
+@frozen
 class Selection:
     """Of the whole project, what jobs wrote: what was not pulled yet, up to `limit` bytes, and what was
     written since `job` began. `scratch` are paths that are left out; `present` as in
@@ -153,7 +153,7 @@ class Selection:
         check_range("limit", self.limit, 0, MAX_SIZE)
 
 
-@dataclass(frozen=True)
+@frozen
 class PackRequest:
     """Files and folders of the project, or with `job` of that job's own folder (its logs), by their paths
     there. stderr names what is missing."""
@@ -174,7 +174,7 @@ class PackRequest:
             check_length("a path", path, MAX_PATH)
 
 
-@dataclass(frozen=True)
+@frozen
 class LeftOut:
     """A path that was not copied, and why, both in wire form. `counts`: a result may be missing because of it
     (which a pipe is not). Without a name: there are more."""

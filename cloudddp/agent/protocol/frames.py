@@ -11,7 +11,7 @@ end\n                    the last frame: the job has ended and all of its logs w
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Optional, Union
 
 from cloudddp.agent.protocol import SETUP_RANK
@@ -23,6 +23,7 @@ from cloudddp.agent.protocol.codec import (
     check_range,
     encode_utf8,
 )
+from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.jobs import MAX_RANKS, JobState
 from cloudddp.agent.protocol.phases import MAX_RANK
 from cloudddp.agent.protocol.readings import Reading
@@ -38,7 +39,7 @@ READING = b"reading "
 _HEADER = re.compile(rb"(?:log|dropped) (-?[0-9]{1,6}) ([0-9]{1,16}) ([0-9]{1,16})\Z")
 
 
-@dataclass(frozen=True)
+@frozen
 class FollowRequest:
     """`offsets` is where to continue each rank's log, in bytes; a rank that is not named starts at 0. With
     `wait` the stream goes on until the job has ended, with a heartbeat every `heartbeat` seconds.
@@ -72,7 +73,7 @@ class FollowRequest:
             check_range("an offset", offset, 0, MAX_COUNT)
 
 
-@dataclass(frozen=True)
+@frozen
 class Log:
     """A piece of one rank's log, at its offset in the file. LAUNCHER_RANK is the launcher's own output,
     SETUP_RANK that of the setup commands."""
@@ -86,7 +87,7 @@ class Log:
         return self.offset + len(self.data)
 
 
-@dataclass(frozen=True)
+@frozen
 class Dropped:
     """A part of one rank's log that no longer exists, because the log was longer than its limit."""
 
@@ -99,12 +100,12 @@ class Dropped:
         return self.offset + self.size
 
 
-@dataclass(frozen=True)
+@frozen
 class Heartbeat:
     """The node and the connection work."""
 
 
-@dataclass(frozen=True)
+@frozen
 class End:
     """The job has ended on this node (or `wait` was not requested), and every byte of its logs was sent."""
 

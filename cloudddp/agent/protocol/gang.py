@@ -7,11 +7,11 @@ HMAC (agent/gang/mesh.py).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import Optional
 
 from cloudddp.agent.protocol.codec import MAX_COUNT, ProtocolError, check_length, check_range
+from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.jobs import MAX_AGO, MAX_LINE, MAX_RANKS, Exited, Failure, Verdict, check_lines
 from cloudddp.agent.protocol.phases import MAX_NODES, MAX_TOKEN, Peer
 from cloudddp.agent.protocol.progress import MAX_STRAGGLERS, LeftStall, Pace, Straggler
@@ -24,7 +24,7 @@ MAX_PROBLEMS = 50
 LONGEST_MESSAGE = 1 << 20  # bytes
 
 
-@dataclass(frozen=True)
+@frozen
 class Observed:
     """A failure, `ago` seconds before its message was sent: clocks of nodes differ, and one may be set while
     a job runs."""
@@ -38,7 +38,7 @@ class Observed:
         check_lines(self.last_lines)
 
 
-@dataclass(frozen=True)
+@frozen
 class Report:
     """How the job ended on one node: `failures` that were no consequence of a stop; `succeeded` if every rank
     exited with 0. `step` is the last that its script has reported. `cancelled`: seconds since the user
@@ -60,7 +60,7 @@ class Report:
         check_range("exit_code", self.exit_code, 0, 255)
 
 
-@dataclass(frozen=True)
+@frozen
 class Facts:
     """What a node is like: `gpus` as `8 x NVIDIA H100`, versions, the id of the container's `image`, and
     `defects` in words. '' where something is missing."""
@@ -99,7 +99,7 @@ class Kind(Enum):
     CRASHED = "crashed"  # this agent ends by an error of its own
 
 
-@dataclass(frozen=True)
+@frozen
 class Message:
     """A message between two agents of a job."""
 
@@ -133,7 +133,7 @@ class Message:
         check_range("grace", self.grace, 0, MAX_AGO)
 
 
-@dataclass(frozen=True)
+@frozen
 class Gang:
     """All nodes of a job, this one included, in order, and the `secret` that its agents share. It is never
     written to a disk. A node that sends nothing for `silence` seconds is lost. All have to be connected after
@@ -154,7 +154,7 @@ class Gang:
             raise ProtocolError("a node is named twice")
 
 
-@dataclass(frozen=True)
+@frozen
 class Unreachable:
     """Connections that a node does not have: `to` those nodes, with the reason; and `by` those, which did not
     connect. `error`: this node could not listen. `problems`: the nodes are connected, and differ or have

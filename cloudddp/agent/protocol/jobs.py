@@ -6,7 +6,7 @@ The verdict is how a job ended on all its nodes, and what failed first. Every no
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from typing import Optional
 
@@ -20,6 +20,7 @@ from cloudddp.agent.protocol.codec import (
     has_job_id_format,
 )
 from cloudddp.agent.protocol.copies import Copied
+from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.phases import MAX_NODES, MAX_RANK, MAX_RESTARTS, MAX_TOKEN, JobPhase
 from cloudddp.agent.protocol.progress import MAX_STRAGGLERS, LeftStall, Straggler, TrainingStatus
 
@@ -53,7 +54,7 @@ class Cause(Enum):
     NOTICE = "notice"
 
 
-@dataclass(frozen=True)
+@frozen
 class Exited:
     """A rank that had exited with code 0, `ago` seconds before the failure or the message that holds this, as
     the first of several: `others` had, too. `likely`: what the failed rank has written says that it lost a
@@ -72,7 +73,7 @@ class Exited:
         check_range("others", self.others, 0, MAX_RANK)
 
 
-@dataclass(frozen=True)
+@frozen
 class Failure:
     """What failed on `node`. `rank`, `exit_code` and `signal` are None where no rank's own end is the cause.
     `detail` is text that a program wrote; `peer` is the other node of a connection that failed; `exited` a
@@ -96,7 +97,7 @@ class Failure:
         check_range("peer", self.peer, 0, MAX_NODES)
 
 
-@dataclass(frozen=True)
+@frozen
 class Verdict:
     """How a job ended on all its nodes: the same on each of them. `first` is what failed first, with the
     `last_lines` of its rank or launcher. `decided_by` is the node that decided: the first one that was left.
@@ -132,7 +133,7 @@ class Verdict:
         return first is not None and first.cause is Cause.AGENT and first.node == self.decided_by
 
 
-@dataclass(frozen=True)
+@frozen
 class ConcludeReply:
     """Whether the verdict was recorded. It is not where that of the node itself counts, or where processes of
     the job run."""
@@ -140,7 +141,7 @@ class ConcludeReply:
     recorded: bool
 
 
-@dataclass(frozen=True)
+@frozen
 class ConcludeRequest:
     """Record the verdict of the other nodes on one whose agent ended without a record, or which decided
     alone."""
@@ -165,7 +166,7 @@ MAX_GRACE = 1e6  # seconds
 MAX_WRAPPER = 40  # characters
 
 
-@dataclass(frozen=True)
+@frozen
 class RankRecord:
     """One rank on its node. Times are seconds since the epoch by that node's clock. `ended` and `exit_code`
     are None while it runs; `signal` is the signal that ended it, or None. `at` is the end by the node's
@@ -195,7 +196,7 @@ class RankRecord:
             raise ProtocolError("a rank has an exit code without an end, or an end without an exit code")
 
 
-@dataclass(frozen=True)
+@frozen
 class StateFile:
     """What a job's supervisor records. `state` is named as agent version 1 wrote it."""
 
@@ -227,7 +228,7 @@ class StateFile:
         check_range("restarts", self.restarts, 0, MAX_RESTARTS)
 
 
-@dataclass(frozen=True)
+@frozen
 class JobState:
     """The state of a job on one node. `expected` is how many ranks run there once all have started;
     `stopping` is True while it is being stopped; `cancelled` is when the user first asked for that; `error`
@@ -286,7 +287,7 @@ class JobState:
         check_length("stragglers", self.stragglers, MAX_STRAGGLERS)
 
 
-@dataclass(frozen=True)
+@frozen
 class JobsReply:
     """The jobs that a node has recorded, by id, which is by time."""
 
@@ -299,7 +300,7 @@ class JobsReply:
                 raise ProtocolError(f"not the id of a job: {job.job!r}")
 
 
-@dataclass(frozen=True)
+@frozen
 class JobsRequest:
     """List the jobs of this node."""
 
@@ -307,7 +308,7 @@ class JobsRequest:
     REPLY = JobsReply
 
 
-@dataclass(frozen=True)
+@frozen
 class KillReply:
     """How many processes were ended, how many of them were `ranks`, and how many survived. `phase` is None
     for a job that the node does not have; it will refuse to start it. `started`: a rank was started there."""
@@ -325,7 +326,7 @@ class KillReply:
         check_range("ranks", self.ranks, 0, MAX_RANKS)
 
 
-@dataclass(frozen=True)
+@frozen
 class KillRequest:
     """Cancel a job: end every process of it on this node, SIGTERM, and SIGKILL after `grace` seconds. The
     supervisor of the node tells the others. `token` is the same on all nodes, and no other cancel has it.

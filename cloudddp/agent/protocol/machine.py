@@ -3,7 +3,6 @@ powers off once none runs (`poweroff`), or at the deadline (`deadline`)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import Optional
 
@@ -20,6 +19,7 @@ from cloudddp.agent.protocol.codec import (
     check_range,
     is_plain,
 )
+from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.manifest import FOLDER_DIGEST, MAX_FILES, check_folder
 from cloudddp.agent.protocol.phases import MAX_RUNNING
 
@@ -45,7 +45,7 @@ class Change(Enum):
     CHANGE = "change"  # the plan of that job, and of no other
 
 
-@dataclass(frozen=True)
+@frozen
 class PowerOffReply:
     """The node powers off after `job`, in `left` seconds if no job runs on it; None: it does not. `before`:
     what `left` was before it was changed."""
@@ -61,7 +61,7 @@ class PowerOffReply:
         check_range("before", self.before, 0, MAX_POWEROFF_WAIT)
 
 
-@dataclass(frozen=True)
+@frozen
 class PowerOffRequest:
     """Let the node power off in `seconds`. `job`: see Change; '' for EXTEND. Nothing is changed where another
     job runs."""
@@ -90,7 +90,7 @@ def is_interface(name: str) -> bool:
     return len(name) <= MAX_INTERFACE and is_plain(name, "_.@-")
 
 
-@dataclass(frozen=True)
+@frozen
 class ProbeReply:
     """`interface` carries the private address, '' if none does. `free_port` and `agent_port` are free, for
     the rendezvous and for the agents of a job. `running` are job ids. `folders` are the digests of the
@@ -147,7 +147,7 @@ class ProbeReply:
         return self.timer_state == "active" and bool(self.timer_next)
 
 
-@dataclass(frozen=True)
+@frozen
 class ProbeRequest:
     """`manifest_digest` is the digest of the laptop's manifest, '' for no comparison. `python` is job.python,
     '' for the node's default. `boot_seconds` limits the wait for cloud-init, 0 for none. `gpus` is what the

@@ -3,10 +3,10 @@ listen, and that jobs of another version run. A sync imports no more of jobs tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
 from cloudddp.agent.protocol.codec import check_job_id, check_length, check_range
+from cloudddp.agent.protocol.frozen import frozen
 
 MAX_NODES = 1 << 10
 MAX_RANK = 1 << 16
@@ -35,7 +35,7 @@ class JobPhase(Enum):
 MAX_INSTANCE_ID = 64
 
 
-@dataclass(frozen=True)
+@frozen
 class Peer:
     """A node of a job or of a sync, and where its agent listens. `id` is that of its instance, '' where it is
     not needed."""
@@ -52,7 +52,7 @@ class Peer:
         check_length("id", self.id, MAX_INSTANCE_ID)
 
 
-@dataclass(frozen=True)
+@frozen
 class VersionConflict:
     """A step was refused: `jobs` run under the agent version `store`, and the step's agent has version
     `agent`."""

@@ -23,11 +23,11 @@ step since its last report.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import Enum
 from typing import Optional
 
 from cloudddp.agent.protocol.codec import MAX_COUNT, MAX_TEXT, MAX_TIME, check_length, check_range
+from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.phases import MAX_NODES, MAX_RANK
 
 PREEMPTED_EXIT_CODE = 143  # of a rank that received SIGTERM and has saved a snapshot
@@ -40,7 +40,7 @@ class TrainingState(Enum):
     PREEMPTED = "preempted"  # stopped by SIGTERM, after a snapshot
 
 
-@dataclass(frozen=True)
+@frozen
 class TrainingStatus:
     """The last report of rank 0. `reported` is when, in seconds since the epoch by its node's clock. A field
     is None where the script did not report it."""
@@ -94,7 +94,7 @@ MAX_STRAGGLERS = 16  # that are kept of a job
 MAX_STEP_SECONDS = 1e6
 
 
-@dataclass(frozen=True)
+@frozen
 class StepReport:
     """The last report of a rank. `work_seconds` is the time of its own work per step, None where it does not
     report it."""
@@ -107,7 +107,7 @@ class StepReport:
         check_range("work_seconds", self.work_seconds, 0, MAX_STEP_SECONDS)
 
 
-@dataclass(frozen=True)
+@frozen
 class Pace:
     """How long a step took on a rank recently: the median of its last reports. `own`: of its own work, else
     from one report to the next."""
@@ -123,7 +123,7 @@ class Pace:
         check_range("seconds", self.seconds, 0, MAX_STEP_SECONDS)
 
 
-@dataclass(frozen=True)
+@frozen
 class Straggler:
     """A rank that stayed slower than the others. `seconds` and `median` (of all ranks) are per step, as they
     were when it was last looked at; `own` as in Pace. `step`, `since`: where the rank was when it became
@@ -162,7 +162,7 @@ class Straggler:
         )
 
 
-@dataclass(frozen=True)
+@frozen
 class Stragglers:
     """For each rank the last time that it was slow: what each node keeps with a job."""
 
@@ -174,7 +174,7 @@ def current_stragglers(known: Iterable[Straggler]) -> tuple[Straggler, ...]:
     return tuple(sorted((one for one in known if one.until is None), key=lambda one: one.rank))
 
 
-@dataclass(frozen=True)
+@frozen
 class LeftStall:
     """`detail` says for how long no rank did anything, and where each one was. `since` is when that was
     noticed, in seconds since the epoch; `until`: when a rank did something again, None while none has."""

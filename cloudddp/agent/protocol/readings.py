@@ -3,10 +3,11 @@ the supervisor of a job keeps it with the job, for `cloudddp report`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Optional
 
 from cloudddp.agent.protocol.codec import MAX_COUNT, MAX_TIME, check_length, check_range
+from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.jobs import MAX_RANKS
 from cloudddp.agent.protocol.phases import MAX_RANK
 from cloudddp.agent.protocol.progress import MAX_STEP_SECONDS
@@ -16,7 +17,7 @@ MAX_METRICS = 32
 READINGS_FILE = "readings.jsonl"  # in a job's folder on each node: one Reading per line
 
 
-@dataclass(frozen=True)
+@frozen
 class GpuReading:
     """One GPU, as `nvidia-smi --query-gpu` shows it; None for what it does not support. `utilization` and
     `memory_utilization` (how long data moves) are percent of time, memory is in MiB, `temperature` in degrees
@@ -36,7 +37,7 @@ class GpuReading:
             check_range(name, value, 0, 1e7)
 
 
-@dataclass(frozen=True)
+@frozen
 class RankReading:
     """One rank: `cores` is the processor time of it and its children per second, `step` what it last
     reported, `seconds` the time of a step; None where it is not known."""
@@ -53,7 +54,7 @@ class RankReading:
         check_range("seconds", self.seconds, 0, MAX_STEP_SECONDS)
 
 
-@dataclass(frozen=True)
+@frozen
 class Reading:
     """All that a node measured at `at`, in seconds since the epoch by its clock. `metrics`: the numbers that
     rank 0 reports in its status file, by name, where it runs here."""
@@ -70,7 +71,7 @@ class Reading:
         check_length("metrics", self.metrics, MAX_METRICS)
 
 
-@dataclass(frozen=True)
+@frozen
 class ReadingsRequest:
     """Send a Reading of this node every `interval` seconds, for as long as somebody reads them, and before it
     the state of its newest job whenever that has changed (frames.py)."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from cloudddp.agent.protocol.codec import (
     MAX_COUNT,
     MAX_PATH,
@@ -15,6 +13,7 @@ from cloudddp.agent.protocol.codec import (
     check_project,
     check_range,
 )
+from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.readings import READINGS_FILE
 
 MAX_PLACES = 20  # that a reply names
@@ -40,7 +39,7 @@ EVIDENCE = (
 )
 
 
-@dataclass(frozen=True)
+@frozen
 class Masked:
     """What a program wrote of a verdict, for the report: without what may be secret."""
 
@@ -48,7 +47,7 @@ class Masked:
     last_lines: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@frozen
 class NewPath:
     """The new files of one folder (its name ends with '/') or one new file, by its path in the project."""
 
@@ -64,7 +63,7 @@ class NewPath:
         check_range("size", self.size, 0, MAX_SIZE)
 
 
-@dataclass(frozen=True)
+@frozen
 class NewFiles:
     """The number of new files, their bytes, and the largest paths among them."""
 
@@ -78,7 +77,7 @@ class NewFiles:
         check_length("paths", self.paths, MAX_PLACES)
 
 
-@dataclass(frozen=True)
+@frozen
 class JobFiles:
     """The files of one job on a node that were not pulled yet: below its outputs, and elsewhere in the
     project."""
@@ -91,7 +90,7 @@ class JobFiles:
         check_job_id("job", self.job)
 
 
-@dataclass(frozen=True)
+@frozen
 class LeftFile:
     """A path in the project that a pull has left out, or that cannot be read, and why."""
 
@@ -103,7 +102,7 @@ class LeftFile:
         check_length("reason", self.reason, MAX_REASON)
 
 
-@dataclass(frozen=True)
+@frozen
 class NewFilesReply:
     """`time_ns` is when the search began, by the clock of the node's file system, for PulledRequest;
     `complete` is False where there were too many files to look at; `rank_zero`: the node ran rank 0;
@@ -125,7 +124,7 @@ class NewFilesReply:
             check_job_id("running", job)
 
 
-@dataclass(frozen=True)
+@frozen
 class NewFilesRequest:
     """Search for files that were not pulled yet, of one job or ('') of all. `outputs` and `scratch` are paths
     in the project: files below `outputs` are counted apart, files below `scratch` not at all. Without
@@ -149,7 +148,7 @@ class NewFilesRequest:
         check_range("limit", self.limit, 0, MAX_SIZE)
 
 
-@dataclass(frozen=True)
+@frozen
 class PulledReply:
     """How many names the node has recorded."""
 
@@ -159,7 +158,7 @@ class PulledReply:
         check_range("recorded", self.recorded, 0, MAX_COUNT)
 
 
-@dataclass(frozen=True)
+@frozen
 class PulledRequest:
     """Remember that the paths `names` were pulled as they were at `time_ns` (of a NewFilesReply), all but
     what was `left`."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Optional
 
 from cloudddp.agent.protocol.codec import (
@@ -14,6 +13,7 @@ from cloudddp.agent.protocol.codec import (
     check_project,
     check_range,
 )
+from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.phases import MAX_INSTANCE_ID
 
 MAX_PATTERNS = 200
@@ -35,7 +35,7 @@ def _check_path(text: str) -> None:
         raise ProtocolError("a path leaves the project")
 
 
-@dataclass(frozen=True)
+@frozen
 class Snapshot:
     """The newest snapshot of a node by mtime, as a path in the project, with its SHA-256; '' where there is
     none. `skipped` are newer ones that are damaged, the newest first. `origin` is the instance that wrote it,
@@ -61,7 +61,7 @@ class Snapshot:
             check_length("a path", one, MAX_PATH)
 
 
-@dataclass(frozen=True)
+@frozen
 class SnapshotSearch:
     """Look for files that match one of the `patterns`, which are relative to the project, but for those in
     `exclude`: files of the project itself. A zip archive whose name ends in .pt, as torch.save writes it, has
@@ -89,7 +89,7 @@ class SnapshotSearch:
             _check_path(one)
 
 
-@dataclass(frozen=True)
+@frozen
 class Offer:
     """The files that a node shares, the newest first, and the port at which the others can get them. Only the
     newest snapshot has a digest. `beyond`: some of the files that the limit leaves out."""
@@ -119,7 +119,7 @@ def refusal(snapshot: Snapshot, search: SnapshotSearch, latest_ns: float) -> str
     return ""
 
 
-@dataclass(frozen=True)
+@frozen
 class Copy:
     """A file that some nodes lack, and the node that has its newest version."""
 

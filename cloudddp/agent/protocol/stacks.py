@@ -4,7 +4,6 @@ agents for the verdict of a stalled job, the laptop for `cloudddp stacks`."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Optional
 
 from cloudddp.agent.protocol.codec import (
@@ -15,6 +14,7 @@ from cloudddp.agent.protocol.codec import (
     check_project,
     check_range,
 )
+from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.jobs import MAX_RANKS
 from cloudddp.agent.protocol.phases import MAX_RANK
 
@@ -29,7 +29,7 @@ MAX_PACKED = 1 << 20  # characters of the dumps of one node
 MAX_DUMPS = 60  # nodes whose dumps are analyzed: one request has them all
 
 
-@dataclass(frozen=True)
+@frozen
 class Position:
     """Where the main thread of a rank is. `waits` is the collective, or the function of CUDA, that it waits
     in; '' if it does something else. `function`, `file` and `line` are the innermost of the script's own;
@@ -51,7 +51,7 @@ class Position:
             check_length("a word of a stack", text, MAX_WORD)
 
 
-@dataclass(frozen=True)
+@frozen
 class RankStack:
     """The stacks of a rank's threads, the main thread first, innermost frame first."""
 
@@ -62,7 +62,7 @@ class RankStack:
         check_length("a stack", self.text, MAX_STACK)
 
 
-@dataclass(frozen=True)
+@frozen
 class StacksReply:
     """The stacks of the ranks that run on this node. `lacks_tool`: py-spy is missing there. `nccl`: what
     NCCL's RAS reports of all ranks, '' where it does not answer. `packed`: the dumps of PyTorch's flight
@@ -83,7 +83,7 @@ class StacksReply:
         check_length("platform", self.platform, MAX_WORD)
 
 
-@dataclass(frozen=True)
+@frozen
 class StacksRequest:
     """Read the stacks of a job's ranks on this node, and keep them in the job's folder. `install`: get py-spy
     with pip where it is missing. With `dumps`, those of all nodes, only analyze these with `python`, which is

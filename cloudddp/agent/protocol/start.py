@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from typing import Optional
 
@@ -17,6 +17,7 @@ from cloudddp.agent.protocol.codec import (
     check_range,
 )
 from cloudddp.agent.protocol.copies import MAX_BUCKET, MAX_KEY, Destination
+from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.gang import Gang, Unreachable
 from cloudddp.agent.protocol.jobs import MAX_GRACE, MAX_PID, MAX_RANKS
 from cloudddp.agent.protocol.phases import LOG_MB, MAX_LOG_MB, MAX_NODES, MAX_RESTARTS, MIN_LOG_MB
@@ -39,7 +40,7 @@ class OnStall(Enum):
     DOWN = "down"  # it fails, and the nodes shut down
 
 
-@dataclass(frozen=True)
+@frozen
 class Process:
     """A process that the agent starts: `launcher` (torchrun; empty where ranks start directly) followed by
     `rank`. The agent puts its rank wrapper between the two, which records the log, exit code and end of each
@@ -54,7 +55,7 @@ class Process:
             raise ProtocolError("a process has no command")
 
 
-@dataclass(frozen=True)
+@frozen
 class Container:
     """The Docker image in which ranks and setup commands run: its name, or, once a node has it, its id.
     `gpus`: they get the node's GPUs. `torch`: ranks need it, for torchrun."""
@@ -67,7 +68,7 @@ class Container:
         check_length("image", self.image, MAX_PATH)
 
 
-@dataclass(frozen=True)
+@frozen
 class SetupReply:
     """How the setup ended. `command` is the one that failed, with the end of its `output`; `data`: what
     failed is a copy from S3, or a shared folder, and `command` names it. `cancelled`: the job was cancelled
@@ -91,7 +92,7 @@ class SetupReply:
         check_length("read_only", self.read_only, MAX_PATH)
 
 
-@dataclass(frozen=True)
+@frozen
 class DataCopy:
     """Objects of `bucket` whose keys begin with `prefix` and a slash, which ranks find at `path` in the
     project."""
@@ -106,7 +107,7 @@ class DataCopy:
         check_length("path", self.path, MAX_PATH)
 
 
-@dataclass(frozen=True)
+@frozen
 class SharedFolder:
     """A folder that all nodes share, and find at `path` in the project: `below` it in what is mounted from
     `source`, HOST:/ (NFS) or HOST@tcp:/NAME (Lustre). Without a source it is a folder of this node, which
@@ -124,7 +125,7 @@ class SharedFolder:
             check_length("shared", text, MAX_PATH)
 
 
-@dataclass(frozen=True)
+@frozen
 class SetupRequest:
     """Mount `shared` folders, copy `data`, where it differs, and run `commands` in the project unless they
     ran here before with the same contents of `inputs` (paths in the project). They belong to the job that is
@@ -158,7 +159,7 @@ class SetupRequest:
         check_length("paths", self.paths, MAX_DATA)
 
 
-@dataclass(frozen=True)
+@frozen
 class StartReply:
     """The job's supervisor runs. `unreachable`: the job was not started, because this node or another one is
     not connected to all others. `platform` is the node's, such as linux-x86_64; `tool` the SHA-256 of the
@@ -181,7 +182,7 @@ class StartReply:
             check_range("reached", seconds, 0, MAX_LEFT)
 
 
-@dataclass(frozen=True)
+@frozen
 class Deadline:
     """When the nodes terminate: in `left` seconds, since clocks differ. `at` is that time as text."""
 
@@ -193,7 +194,7 @@ class Deadline:
         check_length("at", self.at, MAX_MOMENT)
 
 
-@dataclass(frozen=True)
+@frozen
 class StartRequest:
     """Start a job's processes on this node, once its agent is connected to those of all other nodes of the
     `gang`. `env` is common to all processes; it may hold secrets. None of it is written to the disk. A job

@@ -15,7 +15,7 @@ import io
 import struct
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from hashlib import sha256
 from typing import Any, Callable, NamedTuple, Optional, TypeVar
 
@@ -28,6 +28,7 @@ from cloudddp.agent.protocol.codec import (
     decode,
     encode,
 )
+from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.manifest import (
     FILE,
     MAX_LISTED,
@@ -300,7 +301,7 @@ def _inflated(data: bytes, limit: int) -> bytes:
 # -- what is said about them ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@frozen
 class Listing:
     """The files of all folders that differ on some node, in wire form; a folder without files is one that is
     gone. `contents` is the SHA-256 (its beginning, in hex) of files that may be there with another time, by
@@ -348,7 +349,7 @@ def read_listing_text(found: Frame, limit: int) -> bytes:
     return _inflated(found.body, limit)
 
 
-@dataclass(frozen=True)
+@frozen
 class Wants:
     """What a receiver lacks: the indexes of files, and how many bytes of one it has already, with the SHA-256
     (hex) of these bytes in `digests`, as far as it says that. `everything`: all regular files of the listing.

@@ -64,14 +64,15 @@ def main(arguments: list[str] | None = None) -> int:
         # Before the lab is entered: this one is on the computer's own loopback.
         listener = _listen(options.port)
         owners = SocketOwners()
-        backend = host_backend.select(
-            options.home,
-            options.nodes,
-            port=listener.getsockname()[1],
-            ssh_port=options.ssh_port,
-            interfaces=tuple(options.interface),
-        )
-        servers, lifecycle = _build(options, backend, listener, owners, policies)
+        with fast_imports():
+            backend = host_backend.select(
+                options.home,
+                options.nodes,
+                port=listener.getsockname()[1],
+                ssh_port=options.ssh_port,
+                interfaces=tuple(options.interface),
+            )
+            servers, lifecycle = _build(options, backend, listener, owners, policies)
     except (OSError, UsageError, host_backend.Unavailable) as error:
         print(f"{CANNOT_START}{error}", file=sys.stderr)
         return 1
@@ -167,19 +168,18 @@ def _build(
     policies: dict[str, PolicyFile],
 ) -> tuple[list[Any], Lifecycle]:
     """Return the servers, ready to serve, and the lifecycle of the instances."""
-    with fast_imports():
-        from moto.backends import get_backend
-        from moto.moto_server.werkzeug_app import (
-            DomainDispatcherApplication,
-            MotoRequestHandler,
-            create_backend_app,
-        )
+    from moto.backends import get_backend
+    from moto.moto_server.werkzeug_app import (
+        DomainDispatcherApplication,
+        MotoRequestHandler,
+        create_backend_app,
+    )
 
-        from cloudddp.simulator.api.access_control import GuardedServer  # slow to import: werkzeug
-        from cloudddp.simulator.api.node_s3 import NodeS3Server
+    from cloudddp.simulator.api.access_control import GuardedServer  # slow to import: werkzeug
+    from cloudddp.simulator.api.node_s3 import NodeS3Server
 
-        install.install()
-        speed.install_in_server()
+    install.install()
+    speed.install_in_server()
     timing = Timing(**{name.replace("-", "_"): value for name, value in _timing(options).items()})
     lifecycle = Lifecycle(backend.hosts, timing)
     lifecycle.install()

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 PYTORCH = "opt/pytorch"  # where the Deep Learning AMI has it
+LONGEST_SHEBANG = 4096  # bytes
 
 
 def create(
@@ -55,10 +56,10 @@ def create(
 
 def _add_program(program: Path, target: Path, python: Path) -> None:
     """Add a program of the simulator's environment. One that is a Python script runs in this environment."""
-    data = program.read_bytes()
-    first, newline, rest = data.partition(b"\n")
-    if not (first.startswith(b"#!") and b"python" in first):
-        target.symlink_to(program)
-        return
-    target.write_bytes(b"#!" + os.fsencode(python) + newline + rest)
+    with program.open("rb") as file:
+        first = file.readline(LONGEST_SHEBANG)
+        if not (first.startswith(b"#!") and b"python" in first):
+            target.symlink_to(program)  # of many megabytes, some of them
+            return
+        target.write_bytes(b"#!" + os.fsencode(python) + b"\n" + file.read())
     target.chmod(0o755)

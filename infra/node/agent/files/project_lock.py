@@ -13,13 +13,13 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Optional
 
 from agent.jobs import phases
 from agent.node import processes, store
 from cloudddp.agent.protocol.codec import MAX_REQUEST, ProtocolError, check_job_id, decode, encode
+from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.phases import JobPhase
 
 BUSY = 20.0  # seconds to wait for another sync or launch
@@ -28,7 +28,7 @@ LEASE = 60.0  # seconds between the end of a launch's sync and its setup or star
 CHANGED = "another launch or sync has changed the project's files on this node meanwhile; repeat the command"
 
 
-@dataclass(frozen=True)
+@frozen
 class _Lease:
     """The launch of `job` owns the files while `session`, the agent's process that serves its laptop, runs.
     `at`: since when, by the monotonic clock."""

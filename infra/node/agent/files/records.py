@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import NamedTuple
 
 from agent.node import store
 from cloudddp.agent.protocol.codec import MAX_REQUEST
+from cloudddp.agent.protocol.frozen import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Pulled:
     """`times`: path -> when it was pulled with all below it, by the file system's clock (ns). `left`: paths
     below these that were not copied -> why."""
@@ -46,7 +47,7 @@ class Origin(NamedTuple):
 PUT_BACK = "put back"  # instead of an instance: pulled results that a laptop has sent
 
 
-@dataclass(frozen=True)
+@frozen
 class Received:
     files: dict[str, Origin] = field(default_factory=dict)
 

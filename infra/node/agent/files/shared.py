@@ -12,12 +12,12 @@ import re
 import shutil
 import signal
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from agent.files import paths
 from agent.node import store
 from agent.node.commands import run_quietly
+from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.start import SharedFolder
 
 FOLDER = Path.home() / "cloudddp-shared"
@@ -45,7 +45,7 @@ PACKAGES = {
 }
 
 
-@dataclass(frozen=True)
+@frozen
 class Places:
     """The paths of shared folders in the project, and those of them that count on another node."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Optional
 
@@ -22,10 +22,11 @@ from cloudddp.agent.protocol.codec import (
     MIXED,
     check_origin,
 )
+from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.manifest import Entry, Manifest
 
 
-@dataclass(frozen=True)
+@frozen
 class _Pending:
     """The files that a sync writes, since this `boot` of the node: after a crash, a file may have the size
     and the time, and other contents."""

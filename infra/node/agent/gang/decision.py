@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Optional
 
 from agent.ranks import causes
 from agent.ranks.causes import Seen
+from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.gang import Report
 from cloudddp.agent.protocol.jobs import MAX_AGO, Cause, Exited, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
@@ -42,7 +43,7 @@ USAGE = 2  # the exit code of argparse
 NUMBER = re.compile(r"0x[0-9a-f]+|[0-9]+")
 
 
-@dataclass(frozen=True)
+@frozen
 class Arrived:
     """A report, and when it came, by this node's monotonic clock."""
 
@@ -102,7 +103,7 @@ def _exited(first: Seen, reports: Iterable[Arrived]) -> Optional[Exited]:
     return Exited(node, rank, round(min(max(first.at - at, 0.0), MAX_AGO), 1), len(before) - 1, likely)
 
 
-@dataclass(frozen=True)
+@frozen
 class Budget:
     """The restarts that are left: `retries` in an hour. `stalls`: a job that has stalled is started again,
     too."""

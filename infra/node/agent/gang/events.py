@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Optional, Union
 
+from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.gang import Facts, Message, Observed, Report, Unreachable
 from cloudddp.agent.protocol.jobs import Failure, Verdict
 
 NONE_MISSING = Unreachable({}, ())
 
 
-@dataclass(frozen=True)
+@frozen
 class Moment:
     """When something happened: by the monotonic clock, and in seconds since the epoch."""
 
@@ -23,7 +23,7 @@ class Moment:
 # -- events --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@frozen
 class MessageReceived:
     """A message of another node."""
 
@@ -31,14 +31,14 @@ class MessageReceived:
     message: Message
 
 
-@dataclass(frozen=True)
+@frozen
 class ConnectionClosed:
     """Another node's agent has closed its connection, or has ended."""
 
     node: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Tick:
     """Time has passed: one turn of the loop. `heard`: when each other node last sent something.
     `is_connected`: to every other node, in both directions; `missing`: the connections that this node never
@@ -49,40 +49,40 @@ class Tick:
     missing: Unreachable
 
 
-@dataclass(frozen=True)
+@frozen
 class FactsFound:
     """What this node is like is known."""
 
     facts: Facts
 
 
-@dataclass(frozen=True)
+@frozen
 class StopMarked:
     """The job's folder says that the job is to end here; `cancelled` by the user."""
 
     cancelled: bool
 
 
-@dataclass(frozen=True)
+@frozen
 class EndRequested:
     """A signal has asked the agent to end."""
 
     detail: str
 
 
-@dataclass(frozen=True)
+@frozen
 class Copied:
     """Every node has the files that the ranks continue from."""
 
 
-@dataclass(frozen=True)
+@frozen
 class CopyFailed:
     """This node cannot get the files that its ranks continue from."""
 
     detail: str
 
 
-@dataclass(frozen=True)
+@frozen
 class RanksChecked:
     """A look at the ranks of this node: whether a rank or a launcher has failed by itself, whether every
     launcher has ended, and whether every rank has exited with 0."""
@@ -92,7 +92,7 @@ class RanksChecked:
     succeeded: bool = False
 
 
-@dataclass(frozen=True)
+@frozen
 class NoticeReceived:
     """This node is about to end; the ranks may save for `grace` seconds."""
 
@@ -100,14 +100,14 @@ class NoticeReceived:
     grace: float
 
 
-@dataclass(frozen=True)
+@frozen
 class Stalled:
     """No rank of any node does anything. Only the first node gets to know."""
 
     observed: Observed
 
 
-@dataclass(frozen=True)
+@frozen
 class RanksEnded:
     """No process of the ranks of this node is left."""
 
@@ -133,19 +133,19 @@ Event = Union[
 # -- actions -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@frozen
 class Send:
     """Send a message to all other nodes."""
 
     message: Message
 
 
-@dataclass(frozen=True)
+@frozen
 class SendHeartbeat:
     """Send a heartbeat now: it has news."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Forward:
     """Give a message to what watches the ranks or copies files."""
 
@@ -153,17 +153,17 @@ class Forward:
     message: Message
 
 
-@dataclass(frozen=True)
+@frozen
 class BeginAttempt:
     """Begin an attempt on this node: with the files that its ranks continue from."""
 
 
-@dataclass(frozen=True)
+@frozen
 class StartRanks:
     """Start the ranks of this node."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Restart:
     """Forget the last attempt, and log `note`. A BeginAttempt follows."""
 
@@ -171,14 +171,14 @@ class Restart:
     note: str
 
 
-@dataclass(frozen=True)
+@frozen
 class RecordFailure:
     """Keep a failure of this node that is no rank's own end: its report will name it."""
 
     observed: Observed
 
 
-@dataclass(frozen=True)
+@frozen
 class EndRanks:
     """End the ranks of this node: SIGTERM, and SIGKILL after `grace` seconds. `saving`: they may need all of
     it. `cancelled`: by the user."""
@@ -188,7 +188,7 @@ class EndRanks:
     cancelled: bool = False
 
 
-@dataclass(frozen=True)
+@frozen
 class AnnounceStop:
     """Mark in the job's folder that the ranks of all nodes end, and ask the other nodes to end theirs."""
 
@@ -197,33 +197,33 @@ class AnnounceStop:
     grace: Optional[float]
 
 
-@dataclass(frozen=True)
+@frozen
 class WaitForRanks:
     """Wait until no process of the ranks is left."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Note:
     """Write into the logs of the ranks."""
 
     text: str
 
 
-@dataclass(frozen=True)
+@frozen
 class LeaveStall:
     """Keep, here and on the other nodes, that a stall is left alone."""
 
     detail: str
 
 
-@dataclass(frozen=True)
+@frozen
 class RecordUnreachable:
     """Keep why no rank is started, for the reply to `start`."""
 
     missing: Unreachable
 
 
-@dataclass(frozen=True)
+@frozen
 class End:
     """Record how the job has ended. Nothing follows."""
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Optional
 
 from agent.gang.decision import Arrived, Budget
 from agent.gang.events import NONE_MISSING, MessageReceived
 from agent.ranks.causes import Seen
+from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.gang import Facts, Unreachable
 from cloudddp.agent.protocol.jobs import Verdict
 
 NEVER = float("inf")
 
 
-@dataclass(frozen=True)
+@frozen
 class Policy:
     """What was asked for. Times are in seconds; `join_by` is by the monotonic clock. `kill_seconds`: how long
     the end of processes that got SIGKILL may take."""
@@ -28,7 +29,7 @@ class Policy:
     leaves_stalls: bool = False
 
 
-@dataclass(frozen=True)
+@frozen
 class GangState:
     """What this node knows. `finished` and `reports` hold this node, too."""
 

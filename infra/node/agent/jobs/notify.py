@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Optional
 from urllib.parse import urlsplit, urlunsplit
 
@@ -26,6 +26,7 @@ from agent.jobs import job_record, phases, rank_records
 from agent.node import store
 from agent.node.commands import activated, agent_command, program, variables
 from cloudddp.agent.protocol.codec import MAX_TEXT, decode, encode
+from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.jobs import Cause, Failure
 from cloudddp.agent.protocol.progress import PREEMPTED_EXIT_CODE, TrainingStatus
 from cloudddp.agent.protocol.sentences import masked, what_failed
@@ -39,7 +40,7 @@ FAILED = {126: "the command is not executable", 127: "the command was not found 
 TRY_SECONDS, SECONDS = 9.5, 20.0  # for one POST; for a delivery
 
 
-@dataclass(frozen=True)
+@frozen
 class News:
     """What has happened. `exit_code` is that of the job, once it has ended."""
 

@@ -14,13 +14,14 @@ import contextlib
 import os
 import signal
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Optional
 
 from agent.node import kernel, processes, store
 from agent.node.processes import Task
 from cloudddp.agent.protocol.codec import MAX_TIME, check_range, has_job_id_format
+from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.jobs import MAX_RANKS, Cause, Failure, StateFile, Verdict
 from cloudddp.agent.protocol.phases import (
     LOG_MB,
@@ -51,7 +52,7 @@ REBOOT_SECONDS = 3600.0  # between the end of a job with its machine and the nex
 START_SECONDS = 30.0  # for a supervisor to record that it runs; it takes milliseconds
 
 
-@dataclass(frozen=True)
+@frozen
 class JobFile:
     """What later steps must know of a job that was started. Its environment is never written to the disk."""
 
@@ -65,7 +66,7 @@ class JobFile:
         check_range("log_mb", self.log_mb, MIN_LOG_MB, MAX_LOG_MB)
 
 
-@dataclass(frozen=True)
+@frozen
 class SetupFile:
     """A setup that runs in the process `pid`. One that has succeeded has no file; `ended` and `exit_code` are
     of one that has failed or was cancelled. A setup that was killed has neither."""
@@ -87,7 +88,7 @@ class SetupFile:
         check_range("exit_code", self.exit_code, 0, 255)
 
 
-@dataclass(frozen=True)
+@frozen
 class RebootFile:
     """When the machine started again on which a job had ended with it, as it was first noticed."""
 

@@ -14,13 +14,13 @@ import itertools
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Optional
 
 from agent.jobs import phases
 from agent.node import kernel, store
 from agent.node.commands import succeeds
 from cloudddp.agent.protocol.codec import MAX_TIME, check_job_id, check_range
+from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.machine import MAX_POWEROFF_WAIT, PowerOffReply
 
 PLAN = store.ROOT / "poweroff.json"  # cloudddp-idle.sh reads `seconds` of it
@@ -37,7 +37,7 @@ COMMANDS = (
 )
 
 
-@dataclass(frozen=True)
+@frozen
 class Plan:
     """The node powers off `seconds` after `since`, or after the end of `job` if that is later. `since`:
     seconds since the epoch by its clock, for people and to tell one plan from another; nothing is computed

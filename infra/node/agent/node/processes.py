@@ -8,7 +8,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
@@ -17,13 +16,14 @@ from agent.node.commands import run_quietly
 from agent.node.kernel import born as born
 from agent.node.kernel import stat
 from cloudddp.agent.protocol import TASK_VARIABLE
+from cloudddp.agent.protocol.frozen import frozen
 
 GIVE_UP_SECONDS = 10.0  # of SIGKILL without effect
 PAUSE = 0.05  # seconds between two polls
 NO_PID = -1  # no process has this pid
 
 
-@dataclass(frozen=True)
+@frozen
 class Leader:
     """The process that adopts a task's orphans: the supervisor, or the setup step. Part of the record of
     each."""
@@ -32,7 +32,7 @@ class Leader:
     born: str
 
 
-@dataclass(frozen=True)
+@frozen
 class Task:
     """A job on this node, or its setup. `mark` is in the environment of its processes; `record` is the file
     that names its Leader. `own`: all descendants of this process belong to it, too. A rank can damage the

@@ -9,7 +9,6 @@ import re
 import signal
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
@@ -17,6 +16,7 @@ from agent.node import store
 from agent.node.commands import run_quietly
 from cloudddp.agent.protocol import NOTE, RESTART_NOTE
 from cloudddp.agent.protocol.codec import MAX_TEXT
+from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.gang import Observed
 from cloudddp.agent.protocol.jobs import MAX_AGO, MAX_LINE, MAX_LINES, Cause, Exited, Failure, RankRecord
 
@@ -37,7 +37,7 @@ DRIVER = "/proc/driver/nvidia"
 XID = re.compile(r"NVRM: Xid \(([^)]{1,60})\): (\d{1,4})")
 
 
-@dataclass(frozen=True)
+@frozen
 class Kernel:
     """Counters of the kernel before a job, to compare them with later ones."""
 
@@ -49,7 +49,7 @@ class Kernel:
         return cls(_oom_kills(), time.clock_gettime(time.CLOCK_BOOTTIME))
 
 
-@dataclass(frozen=True)
+@frozen
 class Seen:
     """A failure, and when it came to be, by this node's monotonic clock."""
 

@@ -20,13 +20,13 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Optional, Union
 
 from agent.node import store
 from cloudddp.agent.protocol.codec import MAX_COUNT, ProtocolError, check_range
 from cloudddp.agent.protocol.frames import MAX_PIECE, Dropped, Log
+from cloudddp.agent.protocol.frozen import frozen
 
 INTERVAL = 0.5  # seconds between two looks at the log
 BLOCK = 4096  # holes begin and end at a multiple of it
@@ -35,7 +35,7 @@ MAX_TIMES = 64 << 20  # bytes of `N.times`: 24 days of a rank that always writes
 _TIME = struct.Struct("<dQ")  # seconds since the epoch, bytes
 
 
-@dataclass(frozen=True)
+@frozen
 class Cut:
     """The part of a log that was removed: the bytes from `begin` up to `end`."""
 

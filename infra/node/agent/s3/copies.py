@@ -18,7 +18,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Optional
 
@@ -45,6 +45,7 @@ from cloudddp.agent.protocol.copies import (
     node_prefix,
     url_of,
 )
+from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.results import EVIDENCE
 from cloudddp.agent.protocol.start import StartRequest
 
@@ -56,7 +57,7 @@ GRACE = 2.0  # seconds for the upload to report after its end
 STATE_SECONDS = 10.0  # for the last object, which says what was copied
 
 
-@dataclass(frozen=True)
+@frozen
 class File:
     """A file to copy, or with `path` None a symbolic link, whose target is in the metadata. `size`: bytes."""
 
@@ -246,7 +247,7 @@ def _key(destination: Destination, node: int, *names: str) -> str:
 # -- the process that uploads ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@frozen
 class _Outcome:
     """What upload.py reports."""
 

@@ -10,7 +10,7 @@ import select
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, Optional
 
@@ -22,6 +22,7 @@ from agent.s3 import boto_process, data
 from cloudddp.agent.protocol import TASK_VARIABLE
 from cloudddp.agent.protocol.codec import MAX_TEXT, STDERR_END
 from cloudddp.agent.protocol.copies import url_of
+from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.start import Container, SetupReply, SetupRequest
 
 REQUEST = SetupRequest
@@ -58,7 +59,7 @@ def _stamp(request: SetupRequest, project: Path) -> Path:
     return store.ROOT / f"setup-{project.name}-{content.hexdigest()[:16]}"
 
 
-@dataclass(frozen=True)
+@frozen
 class _Setup:
     """A setup that runs: `folder` is that of the job, and its processes have the `mark`."""
 

@@ -14,12 +14,13 @@ import json
 import math
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from typing import Optional
 
 from agent.node import deadline, imds
+from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.jobs import Cause, Failure
 from cloudddp.agent.protocol.progress import PREEMPTED_EXIT_CODE
 from cloudddp.agent.protocol.start import Deadline
@@ -32,7 +33,7 @@ MAX_WORD = 60  # characters of a word of the service
 VERBS = {"reboot": "reboots", "stop": "stops", "retire": "retires"}
 
 
-@dataclass(frozen=True)
+@frozen
 class Notice:
     """This node ends at `ends`, by the monotonic clock; `early` seconds before, the ranks are told to
     save."""

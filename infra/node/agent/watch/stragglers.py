@@ -10,18 +10,19 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Optional
 
 from agent.jobs import job_record
 from agent.watch.pace import Reports, median
+from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.progress import MAX_STRAGGLERS, RECOVERED, SLOW, Pace, Straggler
 
 STEPS = 5  # in which a rank has to stay slow
 
 
-@dataclass(frozen=True)
+@frozen
 class _Turn:
     """A rank that has crossed a limit, and since when and where."""
 
