@@ -22,7 +22,7 @@ def test_secret_is_in_no_file_and_no_command_line(node: Node) -> None:
     node.start(FOREVER, env={"TOKEN": SECRET})
     rank = node.rank_pid()
     lines = command_lines()
-    assert any(str(node.agent).encode() in line and b"start" in line for line in lines)
+    assert any(str(node.agent).encode() in line and b"serve" in line for line in lines)
     assert not any(SECRET.encode() in line for line in lines)
     assert f"TOKEN={SECRET}".encode() in environ(rank).split(b"\0")
     assert files_with(SECRET, node.home) == []

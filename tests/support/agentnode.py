@@ -10,6 +10,7 @@ import json
 import os
 import random
 import secrets
+import selectors
 import shutil
 import socket
 import subprocess
@@ -24,7 +25,7 @@ from typing import Any, TypeVar
 
 from cloudddp.agent import program
 from cloudddp.agent.client import Request, Step
-from cloudddp.agent.protocol import ExitCode
+from cloudddp.agent.protocol import ExitCode, codec
 from cloudddp.agent.protocol.codec import encode
 from cloudddp.agent.protocol.frames import Dropped, End, FollowRequest, Heartbeat, Log
 from cloudddp.agent.protocol.gang import Gang
@@ -81,11 +82,11 @@ def alive(pid: int) -> bool:
 
 
 def processes_of(home: Path) -> list[int]:
-    """Return every process that was started with that home folder."""
+    """Return every process that was started with that home folder, without those that wait for steps."""
     mark = f"HOME={home}".encode()
     found = []
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
+        if entry.name.isdigit() and int(entry.name) not in _waiting:
             try:
                 if mark in (entry / "environ").read_bytes().split(b"\0") and alive(int(entry.name)):
                     found.append(int(entry.name))
@@ -148,6 +149,56 @@ def new_mark() -> str:
     return f"{secrets.randbelow(10**8):08}-{secrets.randbelow(10**6):06}"
 
 
+_waiting: set[int] = set()  # processes of `Steps`
+
+
+class Steps:
+    """The agent's process that does one step after another, each in a fork, as the laptop uses it. A step in
+    a process of its own would import the agent again."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        _waiting.add(process.pid)
+
+    def run(self, request: Step) -> subprocess.CompletedProcess[bytes]:
+        """Do a step. If it fails, the process ends."""
+        process = self._process
+        assert process.stdin is not None
+        process.stdin.write(codec.ask(request.STEP, encode(request)))
+        process.stdin.flush()
+        written = {process.stdout: b"", process.stderr: b""}
+        deadline = time.monotonic() + HANG_GUARD
+        with selectors.DefaultSelector() as ready:
+            for stream in written:
+                ready.register(stream, selectors.EVENT_READ)
+            while ready.get_map() and not self._has_ended(*written.values()):
+                assert time.monotonic() < deadline, f"{request.STEP} has not ended"
+                for key, _ in ready.select(1.0):
+                    data = os.read(key.fd, 1 << 16)
+                    written[key.fileobj] += data
+                    if not data:
+                        ready.unregister(key.fileobj)
+        out, err = written.values()
+        output, _, end = out.rpartition(b"\0")
+        code = codec.read_stdout_end(b"\0" + end)
+        if code:
+            self.end()
+        return subprocess.CompletedProcess(request.STEP, code, output, err.replace(codec.STDERR_END, b""))
+
+    @staticmethod
+    def _has_ended(out: bytes, err: bytes) -> bool:
+        return b"\0" in out and out.endswith(b"\n") and codec.STDERR_END in err
+
+    @property
+    def runs(self) -> bool:
+        return self._process.returncode is None
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+        _waiting.discard(self._process.pid)
+
+
 class Node:
     """A home folder with a project in it, and the agent, called as over SSH."""
 
@@ -167,6 +218,7 @@ class Node:
         self.agent = agent or agent_file()
         self.metadata = ""  # host:port of the metadata service
         self.variables: dict[str, str] = {}  # of the login session
+        self._steps: tuple[object, Steps] | None = None  # and with which settings it was started
         self.project = home / "p"
         self.project.mkdir(parents=True)
         self._numbers = itertools.count(1)
@@ -207,11 +259,16 @@ class Node:
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def run(self, request: Step, body: Iterable[bytes] = ()) -> subprocess.CompletedProcess[bytes]:
+        """Run a step in a process of its own."""
         return self.send(request.STEP, b"".join((encode(request), b"\n", *body)))
 
-    def call(self, request: Request[T], body: Iterable[bytes] = ()) -> T:
+    def call(self, request: Request[T]) -> T:
         """Run a step and return its reply, as the laptop decodes it. Raises Refused."""
-        done = self.run(request, body)
+        settings = self.python, self.agent, self.metadata, {**os.environ, **self.variables}
+        if self._steps is None or self._steps[0] != settings or not self._steps[1].runs:
+            self.end_steps()
+            self._steps = settings, Steps(self.popen("serve"))
+        done = self._steps[1].run(request)
         if done.returncode:
             raise Refused(done)
         kind: Any = request.REPLY
@@ -317,8 +374,14 @@ class Node:
         path = self.folder(job) / "ranks" / f"{rank}.json"
         return int(until(lambda: path.exists() and json.loads(path.read_text())["pid"]))
 
+    def end_steps(self) -> None:
+        if self._steps is not None:
+            self._steps[1].end()
+            self._steps = None
+
     def end(self) -> list[int]:
         """Cancel every job; return the processes that are left, after they were killed."""
+        self.end_steps()
         for folder in (self.store / "jobs").glob(f"{self._mark}-*"):
             request = KillRequest(folder.name, 0.0, secrets.token_hex(8))
             done = self.run(request)
