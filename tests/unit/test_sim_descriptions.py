@@ -62,6 +62,6 @@ def test_missing_programs_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "there": "p3",  # not executable
         str(tmp_path / "gone"): "p4",
     }
-    assert programs.missing(packages) == "p1 and p3 and p4 not installed (apt-get install p1 p3 p4)"
+    assert programs.missing(packages) == "p1 and p3 and p4 are not installed (apt-get install p1 p3 p4)"
     (tmp_path / "there").chmod(0o755)
     assert programs.missing({"there": "p3"}) == ""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from cloudddp.cli import session as sessions
-from cloudddp.cli.actions import planned_end, rehearsal, watch
+from cloudddp.cli.actions import rehearsal, watch
 from cloudddp.cli.actions.follow import Detached, JobStopped
 from cloudddp.cli.actions.start_job import start_and_follow
 from cloudddp.cli.console import Console
@@ -19,7 +19,7 @@ from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.job_request import KEEP_MINUTES, NewJob, Script
 from cloudddp.job.results.restore import results_here
 from cloudddp.local_state import ClusterFolder
-from cloudddp.operations import deadlines
+from cloudddp.operations import deadlines, process_nodes
 from cloudddp.operations.node_connections import connected
 from cloudddp.operations.start_job import checked_script
 
@@ -67,7 +67,10 @@ def launch(
         rehearsal.launch(console, session.settings, wanted, session.root)
         return 0
     if ends:
-        planned_end.require_nodes_that_power_off("--down")
+        process_nodes.refuse(
+            "--down needs nodes that power off by themselves",
+            ("leave it out, and ", Command("down"), " when the job has ended; or ", Command("run")),
+        )
     job = NewJob(wanted, keep if ends else None, keep=keep)
     try:
         finished = _launch(session, job, detach=detach)

@@ -3,7 +3,6 @@ is put off on the nodes that are left, for a limited time, and restored if the j
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 
@@ -15,43 +14,12 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.wait_ready import ready_minutes
 from cloudddp.config import timing
 from cloudddp.config.spec import ClusterSpec, seconds_of
-from cloudddp.errors import CloudDDPError, Command, Text, UsageError
-from cloudddp.files import state_home
+from cloudddp.errors import CloudDDPError
 from cloudddp.formats import duration
 from cloudddp.job import poweroff
 from cloudddp.job.poweroff import PutOff
-from cloudddp.simulator import control
 
 Least = dict[str, float]  # seconds, by job
-
-
-def nodes_power_off() -> bool:
-    """Return whether nodes can power off by themselves: all but the simulator's process nodes."""
-    found = control.find(state_home())
-    return not (
-        found is not None
-        and found.nodes == "process"
-        and found.endpoint == os.environ.get("AWS_ENDPOINT_URL")
-    )
-
-
-_INSTEAD: Text = (
-    "leave it out, and ",
-    Command("down"),
-    " when the job has ended; or ",
-    Command("run"),
-    " does all of it",
-)
-
-
-def require_nodes_that_power_off(option: str, instead: Text = _INSTEAD) -> None:
-    """Raise UsageError for the simulator's process nodes, which cannot power off by themselves as `option`
-    needs it; the hint is what to do instead."""
-    if not nodes_power_off():
-        raise UsageError(
-            f"{option} needs nodes that power off by themselves; the simulator's process nodes cannot",
-            hint=instead,
-        )
 
 
 def put_off_for_check(put_off: PutOff, runner: Runner, seconds: float = 0.0) -> None:

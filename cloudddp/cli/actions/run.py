@@ -16,7 +16,7 @@ from cloudddp.agent.client import Runner
 from cloudddp.aws import inventory
 from cloudddp.aws.client import AWS
 from cloudddp.cli import session as sessions
-from cloudddp.cli.actions import planned_end, resume, watch
+from cloudddp.cli.actions import resume, watch
 from cloudddp.cli.actions.follow import Detached, JobStopped, foreground, report_end
 from cloudddp.cli.actions.start_job import start_and_follow, stopped_if_interrupted
 from cloudddp.cli.actions.up import bring_up
@@ -46,6 +46,7 @@ from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.job_request import NewJob, Script
 from cloudddp.job.results import pull
 from cloudddp.local_state import ClusterFolder
+from cloudddp.operations import process_nodes
 from cloudddp.operations.lifecycle import take_down
 from cloudddp.operations.node_connections import connected
 from cloudddp.operations.results import Left, collect, ended_nodes
@@ -119,8 +120,9 @@ def run(
                 "-d excludes --discard and --keep-on-failure: the nodes end by themselves",
                 hint="leave them out",
             )
-        planned_end.require_nodes_that_power_off(
-            "run -d", ("leave out -d: ", Command("run"), " then removes the nodes itself")
+        process_nodes.refuse(
+            "run -d needs nodes that power off by themselves",
+            ("leave out -d: ", Command("run"), " then removes the nodes itself"),
         )
     ending = _Ending(discard, keep, keep_files)
     try:
@@ -381,7 +383,7 @@ def _end_nodes_later(spec: ClusterSpec, cluster: Cluster, ending: _Ending) -> st
     ends = deadline(cluster)
     limit = (ends - datetime.now(UTC)).total_seconds() if ends else math.inf
     planned: set[int] = set()
-    if ending.job and seconds < limit and planned_end.nodes_power_off():
+    if ending.job and seconds < limit and process_nodes.in_use() is None:
         with contextlib.suppress(CloudDDPError, OSError):
             runner, _ = connect.connect_reachable(cluster, spec)
             with contextlib.closing(runner):

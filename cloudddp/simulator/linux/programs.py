@@ -21,7 +21,8 @@ def missing(packages: Mapping[str, str]) -> str:
     """Return a sentence about the packages to install; '' for none. `packages` maps a program, or the
     absolute path of a file, to its Debian package."""
     names = [package for name, package in packages.items() if not _exists(name)]
-    return f"{' and '.join(names)} not installed (apt-get install {' '.join(names)})" if names else ""
+    is_missing = f"{'are' if names[1:] else 'is'} not installed"
+    return f"{' and '.join(names)} {is_missing} (apt-get install {' '.join(names)})" if names else ""
 
 
 def _exists(name: str) -> bool:
