@@ -18,6 +18,7 @@ from support.costs import Costs
 from support.faults import FaultyEndpoint
 from support.harness import TIMEOUT, CommandLine, Remains, clean_environment, remaining
 from support.pool import Pool
+from support.rest import Skips, deselect_others
 from support.simlab import client_of
 from support.terminal import Terminal
 from support.tiers import is_slow, mark_slow_tests
@@ -54,6 +55,8 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 def pytest_configure(config: pytest.Config) -> None:
     if file := os.environ.get("TEST_COSTS"):
         config.pluginmanager.register(Costs(Path(file)))
+    if (file := os.environ.get("TEST_SKIPS")) and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Skips(Path(file)))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -62,9 +65,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist and `-m` read the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark slow tests. Assign those that share a module-scoped fixture to one worker."""
     mark_slow_tests(items)
+    if file := os.environ.get("TEST_REST"):
+        deselect_others(config, items, Path(file))
     for item in items:
         if not isinstance(item, pytest.Function) or item.get_closest_marker("xdist_group"):
             continue

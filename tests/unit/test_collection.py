@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from support import tiers
 from support.harness import ROOT, clean_environment
+from support.rest import without_group
 
 WITH_TORCH = {"train", "examples"}  # its subject is torch
 
@@ -41,3 +43,32 @@ def test_entry_of_the_slow_tests_that_names_nothing_is_an_error(monkeypatch: pyt
     monkeypatch.setattr(tiers, "SLOW", gone)
     with pytest.raises(pytest.UsageError, match=r"does not exist: nowhere, unit/test_ranks\.py::test_none"):
         tiers.mark_slow_tests([])
+
+
+def test_run_of_the_rest_has_the_slow_tests_and_those_that_were_skipped(tmp_path: Path) -> None:
+    skipped = "tests/unit/test_collection.py::test_entry_of_the_slow_tests_that_names_nothing_is_an_error"
+    (tmp_path / "skips").write_text(f"{skipped}\n")
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "--collect-only",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "tests/unit/test_collection.py",
+        ],
+        cwd=ROOT,
+        env=clean_environment(TEST_REST=str(tmp_path / "skips")),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    slow = "tests/unit/test_collection.py::test_collection_imports_torch_only_for_tests_of_torch"
+    assert {line for line in done.stdout.splitlines() if "::" in line} == {slow, skipped}
+
+
+@pytest.mark.parametrize("name", ["tests/a.py::test_b", "tests/a.py::test_b[x@y]", "tests/a.py"])
+def test_skipped_test_is_listed_without_its_group(name: str) -> None:
+    assert without_group(name) == without_group(f"{name}@a-1") == name
