@@ -152,7 +152,7 @@ def test_down_finds_what_a_killed_up_has_created(cli: Any, faults: Any, remains:
     process.communicate(timeout=TIMEOUT)
     go.set()
     assert not remains().nothing
-    cli.ok("down", "-y")
+    cli.ok("down", "-y", CLOUDDDP_TIME_SCALE="0.1")
     assert remains().nothing
 
 

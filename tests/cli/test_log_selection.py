@@ -22,10 +22,8 @@ def test_ranks_nodes_and_lines_are_selected(cli: Any) -> None:
     cli.write("count.py", COUNT)
     cli.ok("launch", "count.py")
     for words, ranks, lines in (
-        (("--node", "0-1", "--rank", "0,2-3"), [0, 2, 3], range(100)),
-        (("-f", "--node", "1", "--rank", "2", "--rank", "3"), [2, 3], range(100)),
-        (("--tail", "2", "--since", "1d"), range(4), (98, 99)),
-        (("--grep", r"line \d*7$", "--tail", "2", "--node", "0"), [0, 1], (87, 97)),
+        (("-f", "--node", "0-1", "--rank", "0,2", "--rank", "3"), [0, 2, 3], range(100)),
+        (("--grep", r"line \d*7$", "--tail", "2", "--since", "1d", "--node", "0"), [0, 1], (87, 97)),
         (("--node", "0", "--rank", "3"), [], ()),
     ):
         shown = lines_by_rank(cli.ok("logs", *words))

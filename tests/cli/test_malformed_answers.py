@@ -86,7 +86,7 @@ def test_creating_call_without_an_id_is_undone(
 ) -> None:
     """What was created is found by its tags."""
     faults.rewrite(action, dropping(element))
-    check(cli("up", "-n", "1"), action)
+    check(cli("up", "-n", "1", CLOUDDDP_TIME_SCALE="0.1"), action)
     assert remains().nothing
 
 

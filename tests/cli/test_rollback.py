@@ -87,7 +87,7 @@ def test_launch_that_aws_completes_after_the_client_has_given_up(cli: Any, remai
 def test_down_after_a_killed_up_removes_what_is_not_listed_yet(
     cli: Any, ec2: Any, faults: Any, conditions: Conditions
 ) -> None:
-    conditions(unlisted=dict.fromkeys(UNLISTED, 6.0))
+    conditions(unlisted=dict.fromkeys(UNLISTED, 5.0))
     came, go = faults.hold("CreatePlacementGroup")
     process = cli.start("up", "-n", "2", "-t", TYPE)
     assert came.wait(60)
@@ -95,7 +95,7 @@ def test_down_after_a_killed_up_removes_what_is_not_listed_yet(
     process.communicate(timeout=60)
     go.set()
     assert len(listed_everything(ec2, cli.cluster)) == 3
-    cli.ok("down", "-y")
+    cli.ok("down", "-y", CLOUDDDP_TIME_SCALE="0.4")
     assert listed_everything(ec2, cli.cluster) == []
 
 
@@ -137,7 +137,7 @@ def test_expired_credentials_before_anything_was_created(cli: Any, ec2: Any, fau
 
 def test_expired_credentials_before_a_node_was_requested(cli: Any, ec2: Any, faults: Any) -> None:
     came, go = faults.hold("CreatePlacementGroup")
-    process = cli.start("up", "-n", "2", "-t", TYPE)
+    process = cli.start("up", "-n", "2", "-t", TYPE, CLOUDDDP_TIME_SCALE="0.1")
     assert came.wait(60)
     for action in ("AllocateAddress", "RunInstances", *READS):
         faults.fail(action, "RequestExpired", times=99)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.harness import CommandLine, clean_environment, wait_for
+from support.harness import CommandLine, cannot, clean_environment, wait_for
 
 from cloudddp.simulator import control
 from cloudddp.simulator.linux import processes
@@ -165,18 +164,46 @@ def test_port_in_use_is_reported_in_one_line(own: CommandLine) -> None:
 # -- missing programs and privileges -------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
-def test_missing_requirement_is_fatal_only_for_a_forced_kind(own: CommandLine) -> None:
-    if not shutil.which("setpriv"):
-        pytest.skip("needs setpriv (util-linux)")
+# How a requirement of namespace nodes is taken away: in namespaces, which root and most users may create.
+AS_ROOT = ("unshare", "--user", "--map-root-user")
+AS_USER = ("unshare", "--user", "--map-user=1000", "--map-group=1000", "--keep-caps")
+HIDE = "for path in $(PATH=$PATH:/usr/sbin:/sbin which -a sshd nft); do mount --bind /dev/null $path; done"
+FORBID = "echo 0 >/proc/sys/user/max_user_namespaces"
+REQUIREMENTS = {
+    "programs": (
+        (*AS_ROOT, "--mount", "sh", "-c", f'{HIDE}; exec "$@"', "sh"),
+        "openssh-server and nftables are not installed",
+    ),
+    "privileges": (
+        (*AS_ROOT, "setpriv", "--bounding-set=-sys_admin"),
+        "namespaces are refused: unshare: Operation not permitted (root lacks the privilege",
+    ),
+    "settings": (
+        (*AS_USER, "sh", "-c", f'{FORBID} && exec "$@"', "sh"),
+        "namespaces are refused: unshare: No space left on device (user namespaces may be disabled",
+    ),
+}
+
+
+@pytest.mark.parametrize("requirement", REQUIREMENTS)
+def test_missing_requirement_is_fatal_only_for_a_forced_kind(
+    own: CommandLine, tmp_path: Path, requirement: str
+) -> None:
+    without, why = REQUIREMENTS[requirement]
+    if subprocess.run([*without, "true"], capture_output=True, check=False).returncode:
+        cannot("user namespaces are refused")
+    # The other requirements are met on every machine.
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name in ("ip", "ssh-keygen") if requirement == "programs" else ("ip", "ssh-keygen", "nft", "sshd"):
+        (programs / name).write_text("#!/bin/sh\n")
+        (programs / name).chmod(0o755)
+    own.env["PATH"] = f"{programs}{os.pathsep}{own.env['PATH']}"
 
     def start(*options: str) -> subprocess.CompletedProcess[str]:
-        limited = ["setpriv", "--bounding-set=-sys_admin", sys.executable, "-m", "cloudddp", "sim", "start"]
-        return subprocess.run(
-            [*limited, *options], cwd=own.cwd, env=own.env, capture_output=True, text=True, timeout=120
-        )
+        argv = [*without, sys.executable, "-m", "cloudddp", "sim", "start", *options]
+        return subprocess.run(argv, cwd=own.cwd, env=own.env, capture_output=True, text=True, timeout=120)
 
-    why = "namespaces are refused: unshare: Operation not permitted"
     forced = start("--nodes", "namespace")
     assert forced.returncode == 1
     assert f"namespace nodes are not available here: {why}" in forced.stderr

@@ -23,12 +23,12 @@ def folder_of(cli: Any) -> Path:
     return found
 
 
-def test_proxy_command_is_remembered(cli: Any, ec2: Any) -> None:
+def test_proxy_command_is_remembered(cli: Any, ec2: Any, simulator: Any) -> None:
     """In a record that may be damaged."""
     cli.ok("up", "-n", "1", "--proxy-command", SESSION)
     (cluster,) = json.loads(cli.ok("status", "--json"))
     assert [node["public_ip"] for node in cluster["nodes"]] == [""]
-    assert rules(ec2, cli.cluster) == []
+    assert rules(ec2, cli.cluster, simulator.ssh_port) == []
     assert "here" in cli.ok("exec", "--", "echo here")
     assert "is already up" in cli.ok("up", "-n", "1")
     path = folder_of(cli) / "cluster.json"
@@ -42,11 +42,11 @@ def test_proxy_command_is_remembered(cli: Any, ec2: Any) -> None:
     path.write_text(text)
 
 
-def test_private_nodes_have_no_public_address(cli: Any, ec2: Any) -> None:
+def test_private_nodes_have_no_public_address(cli: Any, ec2: Any, simulator: Any) -> None:
     shown = cli("up", "-n", "1", "--connect", "private", "--ssh-from", "127.0.0.0/8")
     assert shown.returncode == 0, shown.stderr
     assert "SSH by private address; the nodes have no public address" in shown.stderr
-    assert rules(ec2, cli.cluster) == ["127.0.0.0/8"]
+    assert rules(ec2, cli.cluster, simulator.ssh_port) == ["127.0.0.0/8"]
     refused = cli("allow-me")
     assert refused.returncode == 2
     assert 'does not apply to connect = "private"' in refused.stderr

@@ -85,7 +85,7 @@ def test_node_that_fails_the_checks_is_removed_and_the_next_step_is_a_trial(
 ) -> None:
     """Not `up`, whose settings may cost more. Calls that boto3 has repeated are in the report, too."""
     conditions(boot={"failed_gpus": 1}, throttle={"RunInstances": 2})
-    err = cli.fails(1, "doctor", *CHECKED)
+    err = cli.fails(1, "doctor", *CHECKED, CLOUDDDP_TIME_SCALE="0.1")  # of the 60 s for GPUs
     assert trial_nodes(ec2, err) == []
     assert err.splitlines()[-1].endswith("to try another one: `cloudddp doctor --trial`"), err
     report = report_in(cli.cwd)
@@ -133,12 +133,25 @@ def test_options_that_a_trial_does_not_have(line: Any, words: tuple[str, ...], w
     assert why in line.fails(2, "doctor", "--trial", *words)
 
 
-def test_report_that_cannot_be_written_is_printed(cli: Any) -> None:
-    cli.cwd = Path("/proc")
-    done = cli("doctor", *CHECKED)
-    assert done.returncode == 0, done.stderr
-    assert "cannot write /proc/cloudddp-trial-" in done.stderr
-    assert json.loads(done.stdout[done.stdout.index("{\n") :])["result"] == "passed"
+def test_report_that_cannot_be_written_is_printed(cli: Any, tmp_path: Path) -> None:
+    """Its folder is removed while the trial runs."""
+    cli.cwd = tmp_path / "removed"
+    cli.cwd.mkdir()
+    trial = cli.start("doctor", *CHECKED)
+    while "creating the nodes" not in trial.stderr.readline():
+        assert trial.poll() is None
+    cli.cwd.rmdir()
+    out, err = trial.communicate(timeout=TIMEOUT)
+    assert trial.returncode == 0, err
+    assert f"cannot write {cli.cwd}/cloudddp-trial-" in err
+    assert json.loads(out[out.index("{\n") :])["result"] == "passed"
+    cli.cwd = tmp_path
+
+
+def test_folder_where_no_report_can_be_written_is_refused(cli: Any, faults: Any) -> None:
+    cli.cwd = Path("/proc/sys")  # which nobody may write to
+    assert "cannot be written to /proc/sys" in cli.fails(2, "doctor", *CHECKED)
+    assert faults.calls == []
 
 
 def test_without_a_terminal_a_trial_needs_y(cli: Any, faults: Any) -> None:
@@ -159,7 +172,9 @@ def test_what_is_left_is_reported_and_named(cli: Any, ec2: Any, conditions: Any)
 
 def test_failure_before_anything_is_created_is_reported(cli: Any, conditions: Any) -> None:
     conditions(reject={"ImportKeyPair": {"code": "InternalError", "status": 500, "calls": 99}})
-    cli.fails(1, "doctor", *CHECKED)
+    cli.fails(
+        1, "doctor", *CHECKED, CLOUDDDP_TIME_SCALE="0.1"
+    )  # of the time in which AWS may list a key late
     assert report_in(cli.cwd)["failed_in"] == "up"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,8 +60,10 @@ def test_prefix_is_copied_and_only_what_differs_is_read_again(node: Node, s3: S3
     before = reads(s3)
     assert copy(node).exit_code == 0
     assert reads(s3) == before
-    # Another size, another time with the same size, a file of a job, a link out of the folder.
+    # In a read-only folder: another size, another time with the same size, a file of a job, a link out of it.
     folder = node.project / "data"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o500
+    folder.chmod(0o700)  # as a job may, which runs as its owner
     put(s3, **{"sets/one/a b/\u65e5": "23", "sets/one/new": "4"})
     os.utime(folder / "large", (1, 1))
     (folder / "left").write_text("by a job")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 
 import pytest
-from support.harness import ROOT, cannot
+from support.harness import ROOT
+from support.namespaces import as_root
 
 SCRIPT = ROOT / "infra" / "node" / "host-key.sh"
 
@@ -27,8 +27,7 @@ SCRIPT = ROOT / "infra" / "node" / "host-key.sh"
 def test_sshd_uses_the_new_key(
     tmp_path: Path, active: tuple[str, ...], code: int, expected: list[str]
 ) -> None:
-    if os.getuid() != 0 or subprocess.run(["unshare", "--mount", "true"], check=False).returncode != 0:
-        cannot("needs root and namespaces")
+    alone = as_root("--mount")
     folder, programs = tmp_path / "ssh", tmp_path / "bin"
     folder.mkdir()
     programs.mkdir()
@@ -45,7 +44,7 @@ def test_sshd_uses_the_new_key(
     def step(name: str, key: str) -> subprocess.CompletedProcess[str]:
         inside = f'mount --bind {folder} /etc/ssh && PATH={programs}:$PATH sh {SCRIPT} "$@"'
         return subprocess.run(
-            ["unshare", "--mount", "sh", "-c", inside, "sh", name, key],
+            [*alone, "sh", "-c", inside, "sh", name, key],
             capture_output=True,
             text=True,
             timeout=60,

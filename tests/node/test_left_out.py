@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support import file_modes
 from support.agentnode import Node
 from support.packed import Sent, sent
 
@@ -170,9 +171,9 @@ def test_what_was_left_out_is_not_pulled(node: Node) -> None:
     assert new(node) == {"runs": 3}, "more than are remembered: nothing counts as pulled"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root can read it")
-def test_unreadable_folder_is_reported(node: Node) -> None:
+def test_unreadable_folder_is_reported(node: Node, tmp_path: Path) -> None:
     ran(node, "write('out/a'); os.chmod('out', 0)")
+    node.python = file_modes.python_with_modes_applied(tmp_path)
     reply = node.call(NewFilesRequest("p", ("runs",), ()))
     (node.project / "out").chmod(0o755)
     assert reply.left == (LeftFile("out", "Permission denied"),)

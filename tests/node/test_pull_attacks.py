@@ -78,7 +78,7 @@ def test_names_and_notes_are_escaped(victim: Victim, tmp_path: Path) -> None:
 
 def test_number_of_warnings_is_limited(victim: Victim, tmp_path: Path) -> None:
     """Of lines, and of a line without end."""
-    flood = "yes 'missing x' | head -c 200000000 >&2; head -c 200000000 /dev/zero | tr '\\0' x >&2"
+    flood = "yes 'missing x' | head -c 120000000 >&2; head -c 120000000 /dev/zero | tr '\\0' x >&2"
     victim.answers("pack", stream(file("runs/a"), FINISH), flood)
     done = victim("pull", "--to", str(tmp_path / "to"))
     assert done.code == 0, done.err

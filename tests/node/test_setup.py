@@ -163,7 +163,6 @@ def test_ranks_run_in_the_environment_of_their_python(node: Node, environment: P
     assert node.follow().logs[0].decode() == f"{environment}\ntorchrun of the image\n"
 
 
-@pytest.mark.skipif(os.getuid() == 0 and not shutil.which("chattr"), reason="root may write anywhere")
 def test_environment_that_may_not_be_changed_is_named(node: Node, environment: Path) -> None:
     """pip in a virtual environment of another user: [Errno 13] Permission denied."""
     packages = environment / "lib/python3.11/site-packages"

@@ -37,13 +37,13 @@ class JumpHost:
         (folder / "known_hosts").write_text(line if known else "")
 
 
-def rules(ec2: Any, cluster: str) -> list[str]:
+def rules(ec2: Any, cluster: str, port: int) -> list[str]:
     """Return the address blocks that the security group of a cluster admits to SSH."""
     found = ec2.describe_security_groups(Filters=[{"Name": "tag:cloudddp:cluster", "Values": [cluster]}])
     return [
         block["CidrIp"]
         for group in found["SecurityGroups"]
         for rule in group["IpPermissions"]
-        if rule.get("FromPort") == 22
+        if rule.get("FromPort") == port
         for block in rule["IpRanges"]
     ]

@@ -117,6 +117,12 @@ SLOW = {
     "cli/test_terminal.py::test_setup_lines_are_not_appended_to_the_spinner": "the spinner of `up` remains",
     "cli/test_terminal.py::test_tables_fit_the_terminal": "4 s; that of `doctor` remains",
     # Found by costs.py, each 3 to 25 s.
+    "cli/test_malformed_answers.py::"
+    "test_teardown_reports_answers_that_it_cannot_use": "answers of calls that create remain",
+    "cli/test_python_api.py::"
+    "test_first_job_that_cannot_be_finished_does_not_keep_the_others": "results that cannot be pulled remain",
+    "node/test_transfer_frames.py::"
+    "test_project_of_the_most_files_is_accepted": "the limit is far from any project",
     "cli/test_region.py::test_region_that_the_simulator_does_not_use_is_reported": "a message",
     "cli/test_regions_searched.py::"
     "test_broken_configuration_does_not_block_down": "test_down_does_not_guess_a_name remains",

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.harness import cannot, until
+from support.harness import ROOT, cannot, until
+from support.namespaces import as_root
 
 from cloudddp.errors import CloudDDPError
 from cloudddp.simulator.hosts.machines import root_image
@@ -148,14 +149,11 @@ def test_full_disk_is_named_before_anything_is_made(site: Site) -> None:
     assert site.calls == 0
 
 
-def test_missing_programs_are_named_with_their_packages(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    if os.getuid():
-        cannot("without root, that is the reason")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    reason = root_image.unavailable_reason()
-    assert "apt-get install systemd-container" in reason
+def test_missing_programs_are_named_with_their_packages(tmp_path: Path) -> None:
+    code = "from cloudddp.simulator.hosts.machines import root_image; print(root_image.unavailable_reason())"
+    argv = [*as_root(), "env", f"PATH={tmp_path}", sys.executable, "-c", code]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "apt-get install systemd-container" in done.stdout
 
 
 def test_an_ordinary_user_is_told_that_it_needs_root() -> None:

@@ -44,7 +44,8 @@ def transformer(comm: Communicator, folder: Path) -> dict[str, Any]:
 
     modes: dict[str, dict[str, Any]] = {"fsdp": {}, "hsdp": {"group_size": 2}, "tensor": {"group_size": 2}}
     results = {name: train(comm, folder / name, parallel=name, **flags) for name, flags in modes.items()}
-    return {**results, "alone": train(single_process(), folder / f"single{comm.rank}")}
+    alone = {"alone": train(single_process(), folder / "single")} if comm.rank == 0 else {}
+    return {**results, **alone}
 
 
 def recomputed(comm: Communicator, folder: Path) -> dict[str, dict[str, Tensor]]:

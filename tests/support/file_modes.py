@@ -1,0 +1,52 @@
+"""File modes apply to root, too, without two capabilities (capabilities(7)): tests of files that may not be
+read run as any user."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+_VERSION_3 = 0x20080522
+_OVERRIDES = 1 << 1 | 1 << 2  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+
+
+class _Header(ctypes.Structure):
+    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+
+
+class _Sets(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_uint32) for name in ("effective", "permitted", "inheritable"))
+
+
+def _drop() -> None:
+    """Drop the capabilities of this thread, for good: access(2) takes what root could have again."""
+    libc, header, sets = ctypes.CDLL(None, use_errno=True), _Header(_VERSION_3, 0), (_Sets * 2)()
+    if not libc.capget(ctypes.byref(header), sets):
+        sets[0].effective &= ~_OVERRIDES
+        sets[0].permitted &= ~_OVERRIDES
+        if not libc.capset(ctypes.byref(header), sets):
+            return
+    raise OSError(ctypes.get_errno(), "capset")
+
+
+def applied_to(work: Callable[[], T]) -> T:
+    """Return the result of `work`, which may read and write what the modes of files allow."""
+    with ThreadPoolExecutor(1, initializer=_drop) as thread:
+        return thread.submit(work).result()
+
+
+def python_with_modes_applied(folder: Path) -> str:
+    """Return a program that is this Python, and to which the modes of files apply."""
+    if os.geteuid():
+        return sys.executable
+    program = folder / "python-with-modes-applied"
+    dropped = "--bounding-set=-dac_override,-dac_read_search"
+    program.write_text(f'#!/bin/sh\nexec setpriv {dropped} {sys.executable} "$@"\n')
+    program.chmod(0o755)
+    return str(program)
