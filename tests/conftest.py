@@ -18,8 +18,8 @@ from support.costs import Costs
 from support.faults import FaultyEndpoint
 from support.harness import TIMEOUT, CommandLine, Remains, clean_environment, remaining
 from support.pool import Pool
-from support.rest import Skips, deselect_others
 from support.simlab import client_of
+from support.skips import Skips, select_slow_and_skipped
 from support.terminal import Terminal
 from support.tiers import is_slow, mark_slow_tests
 
@@ -68,8 +68,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark slow tests. Assign those that share a module-scoped fixture to one worker."""
     mark_slow_tests(items)
-    if file := os.environ.get("TEST_REST"):
-        deselect_others(config, items, Path(file))
+    if file := os.environ.get("TEST_SKIPPED"):
+        select_slow_and_skipped(config, items, Path(file))
     for item in items:
         if not isinstance(item, pytest.Function) or item.get_closest_marker("xdist_group"):
             continue

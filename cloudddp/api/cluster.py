@@ -22,6 +22,7 @@ from cloudddp.job.follow.decide import Policy
 from cloudddp.job.follow.follower import JobFollower
 from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.job_request import KEEP_MINUTES, NewJob
+from cloudddp.operations import process_nodes
 from cloudddp.operations.lifecycle import take_down
 from cloudddp.operations.node_connections import connected
 from cloudddp.operations.results import collect, ended_nodes, ended_nodes_query
@@ -172,6 +173,7 @@ class Cluster:
         call = replace(self._call, flags=(*self._call.flags, *flags_of(settings, "job")))
         session = call.session(env)
         script_there = checked_script(session, script_of(script, args, module=module))
+        process_nodes.check(session.settings)
         job = NewJob(script_there, None, keep=KEEP_MINUTES)
         with connected(session, whole=True) as (found, runner):
             self._update(found)

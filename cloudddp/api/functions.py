@@ -15,6 +15,7 @@ from cloudddp.cluster.plan import Plan
 from cloudddp.errors import Interrupted, UsageError
 from cloudddp.formats import dollars, moment
 from cloudddp.job.follow.verdict import JobResult
+from cloudddp.operations import process_nodes
 from cloudddp.operations.lifecycle import bring_up
 from cloudddp.operations.start_job import checked_script
 
@@ -90,6 +91,7 @@ def run(
     call = new_call(cluster, config, region, profile, on_progress, settings)
     session = call.session(env)
     checked_script(session, script_of(script, args, module=module), fresh=True)
+    process_nodes.check(session.settings)
     new = _up(call)
     if not new.created:
         raise UsageError(

@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, get_args, get_origin
+from typing import Any, NamedTuple, NoReturn, get_args, get_origin
 
 import msgspec
 
@@ -219,19 +219,31 @@ def _check_stall(job: JobSpec) -> None:
         )
 
 
-def _check_role(cluster: ClusterSpec, job: JobSpec, data: Sequence[DataSpec]) -> None:
-    """Raise UsageError where nodes need permissions and have no role that may have them."""
+class RoleUse(NamedTuple):
+    """A setting that needs a role of the nodes, what for, and which file of infra/iam has the policy."""
+
+    setting: str
+    use: str
+    policy: str
+
+
+def uses_of_role(job: JobSpec, data: Sequence[DataSpec]) -> list[RoleUse]:
     image = job.container if job.container and ".dkr.ecr" in job.container.partition("/")[0] else None
-    for name, value, use, policy in (
+    found = [
         ("job.results_s3", job.results_s3, "write there", "README.md"),
         ("job.container", image, "log in to ECR", "container.json"),
         *(("[[data]] source", one.source, "read it", "data.json") for one in data if one.is_s3),
-    ):
-        if value is not None and cluster.instance_profile is None:
-            raise UsageError(
-                f"{name} = {value} needs cluster.instance_profile: the nodes {use} with its role",
-                hint=f"give --instance-profile PROFILE to `up` (infra/iam/{policy} has its policy)",
-            )
+    ]
+    return [RoleUse(f"{name} = {value}", use, policy) for name, value, use, policy in found if value]
+
+
+def _check_role(cluster: ClusterSpec, job: JobSpec, data: Sequence[DataSpec]) -> None:
+    """Raise UsageError where nodes need permissions and have no role that may have them."""
+    for one in uses_of_role(job, data) if cluster.instance_profile is None else ():
+        raise UsageError(
+            f"{one.setting} needs cluster.instance_profile: the nodes {one.use} with its role",
+            hint=f"give --instance-profile PROFILE to `up` (infra/iam/{one.policy} has its policy)",
+        )
 
 
 def _check_list(layer: Layer, section: str, content: Any) -> tuple[Any, ...]:

@@ -1,11 +1,12 @@
-"""The simulator's process nodes are processes of this computer: what needs a host of its own is refused on
-them, with the way to nodes that are one."""
+"""The simulator's process nodes have no instance role and cannot power off: a command that needs either is
+refused on them, with the way to namespace nodes."""
 
 from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING
 
+from cloudddp.config.settings import uses_of_role
 from cloudddp.config.spec import Config
 from cloudddp.errors import Command, Text, UsageError, parts
 from cloudddp.files import state_home
@@ -19,32 +20,34 @@ def in_use() -> Simulator | None:
     endpoint = os.environ.get("AWS_ENDPOINT_URL")
     if not endpoint:
         return None
-    # 20 ms, which commands for AWS need not take.
+    # Imported here: it takes 20 ms, and commands on AWS do not need it.
     from cloudddp.simulator import control
 
     found = control.find(state_home())
-    return None if found is None or found.endpoint != endpoint or found.nodes != "process" else found
+    if found is None or found.endpoint != endpoint or found.has_lab:
+        return None
+    return found
 
 
 def refuse(what: str, instead: Text) -> None:
-    """Raise UsageError if this command uses process nodes: they cannot do `what`. The hint is what to do
-    `instead`, and how to get namespace nodes."""
+    """Raise UsageError if this command uses process nodes, with this message and what to do `instead`."""
     if found := in_use():
         raise UsageError(
-            f"{what}; the simulator's process nodes cannot ({found.why})",
+            what,
             hint=(
                 *parts(instead),
-                "; or, for nodes that are separate hosts, ",
+                f"; or use namespace nodes (now processes: {found.why}): ",
                 Command("sim", "stop"),
-                " and ",
+                ", then ",
                 Command("sim", "start", "--nodes", "namespace"),
             ),
         )
 
 
 def check(settings: Config) -> None:
-    """Raise UsageError if this command uses process nodes and the settings need a role of the nodes."""
-    names = [f"[[data]] source = {one.source!r}" for one in settings.data if one.is_s3]
-    names += [f"[job] results_s3 = {settings.job.results_s3!r}"] if settings.job.results_s3 else []
-    for name in names[:1]:
-        refuse(f"{name} needs nodes that have a role", "rehearse with a local folder")
+    """Raise UsageError if this command uses process nodes and a setting needs the role of the nodes."""
+    if uses := uses_of_role(settings.job, settings.data):
+        refuse(
+            f"{uses[0].setting} needs an instance role, which the simulator's process nodes do not have",
+            "leave it out of the rehearsal",
+        )

@@ -33,7 +33,7 @@ from cloudddp.job.py_spy import Sending
 from cloudddp.job.report import launched
 from cloudddp.job.sync import Origin
 from cloudddp.local_state import LAUNCH, ClusterFolder
-from cloudddp.operations import deadlines, process_nodes
+from cloudddp.operations import deadlines
 from cloudddp.operations.reporter import Reporter, ReporterT
 from cloudddp.operations.session import Session
 from cloudddp.text import node_list, without_colours
@@ -41,7 +41,6 @@ from cloudddp.text import node_list, without_colours
 
 def checked_script(session: Session[Reporter], script: Script, *, fresh: bool = False) -> Script:
     """Return the script by its path in the project. Raises UsageError before anything is called."""
-    process_nodes.check(session.settings)
     found = launch.prepare(
         session.root,
         Path.cwd(),

@@ -24,6 +24,7 @@ def test_ranks_nodes_and_lines_are_selected(cli: Any) -> None:
     for words, ranks, lines in (
         (("-f", "--node", "0-1", "--rank", "0,2", "--rank", "3"), [0, 2, 3], range(100)),
         (("--grep", r"line \d*7$", "--tail", "2", "--since", "1d", "--node", "0"), [0, 1], (87, 97)),
+        (("--tail", "2"), range(4), (98, 99)),
         (("--node", "0", "--rank", "3"), [], ()),
     ):
         shown = lines_by_rank(cli.ok("logs", *words))

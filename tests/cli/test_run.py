@@ -127,13 +127,13 @@ def test_detached_run_is_refused_before_anything_is_created(
     assert remains().nothing
 
 
-def test_settings_that_need_a_role_are_refused_with_the_way_to_other_nodes(cli: Any, remains: Any) -> None:
-    """In brackets is why the nodes are processes, which on a new machine names the packages to install."""
+def test_settings_that_need_a_role_are_refused_on_process_nodes(cli: Any, remains: Any) -> None:
     cli.write("ok.py", "")
     role = '[cluster]\ninstance_profile = "nodes"\n'
     for setting in ('[[data]]\nsource = "s3://bucket/set"\n', '[job]\nresults_s3 = "s3://bucket/runs"\n'):
         cli.write("cloudddp.toml", role + setting)
         error = cli.fails(2, "run", "-n", "1", "ok.py")
-        assert "needs nodes that have a role; the simulator's process nodes cannot (as requested)" in error
+        assert "needs an instance role, which the simulator's process nodes do not have" in error
+        assert "use namespace nodes (now processes: as requested): `cloudddp" in error
         assert "sim start --nodes namespace`" in error
-        assert remains().nothing
+    assert remains().nothing

@@ -164,7 +164,7 @@ def test_port_in_use_is_reported_in_one_line(own: CommandLine) -> None:
 # -- missing programs and privileges -------------------------------------------------------------------------
 
 
-# How a requirement of namespace nodes is taken away: in namespaces, which root and most users may create.
+# Each takes one requirement of namespace nodes away, in a user namespace.
 AS_ROOT = ("unshare", "--user", "--map-root-user")
 AS_USER = ("unshare", "--user", "--map-user=1000", "--map-group=1000", "--keep-caps")
 HIDE = "for path in $(PATH=$PATH:/usr/sbin:/sbin which -a sshd nft); do mount --bind /dev/null $path; done"
@@ -172,7 +172,7 @@ FORBID = "echo 0 >/proc/sys/user/max_user_namespaces"
 REQUIREMENTS = {
     "programs": (
         (*AS_ROOT, "--mount", "sh", "-c", f'{HIDE}; exec "$@"', "sh"),
-        "openssh-server and nftables are not installed",
+        "openssh-server and nftables are not installed (apt-get install openssh-server nftables)",
     ),
     "privileges": (
         (*AS_ROOT, "setpriv", "--bounding-set=-sys_admin"),
@@ -192,7 +192,7 @@ def test_missing_requirement_is_fatal_only_for_a_forced_kind(
     without, why = REQUIREMENTS[requirement]
     if subprocess.run([*without, "true"], capture_output=True, check=False).returncode:
         cannot("user namespaces are refused")
-    # The other requirements are met on every machine.
+    # Stubs for the other requirements.
     programs = tmp_path / "programs"
     programs.mkdir()
     for name in ("ip", "ssh-keygen") if requirement == "programs" else ("ip", "ssh-keygen", "nft", "sshd"):
@@ -212,6 +212,8 @@ def test_missing_requirement_is_fatal_only_for_a_forced_kind(
     assert fallback.returncode == 0, fallback.stderr
     assert f"nodes are processes of this computer ({why}" in fallback.stdout
     assert "--interface has no effect" in fallback.stderr
+    own.write("ok.py", "")
+    assert f"(now processes: {why}" in own.fails(2, "run", "-d", "-n", "1", "ok.py")
 
 
 # -- conditions ----------------------------------------------------------------------------------------------

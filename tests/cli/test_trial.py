@@ -85,7 +85,8 @@ def test_node_that_fails_the_checks_is_removed_and_the_next_step_is_a_trial(
 ) -> None:
     """Not `up`, whose settings may cost more. Calls that boto3 has repeated are in the report, too."""
     conditions(boot={"failed_gpus": 1}, throttle={"RunInstances": 2})
-    err = cli.fails(1, "doctor", *CHECKED, CLOUDDDP_TIME_SCALE="0.1")  # of the 60 s for GPUs
+    # Instead of 60 s for the GPUs.
+    err = cli.fails(1, "doctor", *CHECKED, CLOUDDDP_TIME_SCALE="0.1")
     assert trial_nodes(ec2, err) == []
     assert err.splitlines()[-1].endswith("to try another one: `cloudddp doctor --trial`"), err
     report = report_in(cli.cwd)
@@ -172,9 +173,8 @@ def test_what_is_left_is_reported_and_named(cli: Any, ec2: Any, conditions: Any)
 
 def test_failure_before_anything_is_created_is_reported(cli: Any, conditions: Any) -> None:
     conditions(reject={"ImportKeyPair": {"code": "InternalError", "status": 500, "calls": 99}})
-    cli.fails(
-        1, "doctor", *CHECKED, CLOUDDDP_TIME_SCALE="0.1"
-    )  # of the time in which AWS may list a key late
+    # Instead of 15 s in which AWS may list the key late.
+    cli.fails(1, "doctor", *CHECKED, CLOUDDDP_TIME_SCALE="0.1")
     assert report_in(cli.cwd)["failed_in"] == "up"
 
 

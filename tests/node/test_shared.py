@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +45,16 @@ def programs(node: Node, number: int) -> None:
 
 
 @pytest.fixture
-def pair(node: Node, tmp_path: Path) -> tuple[Node, Node]:
+def pair(node: Node, tmp_path: Path) -> Iterator[tuple[Node, Node]]:
     """Two nodes of a simulator; the first one exports."""
     found = []
     for number in (0, 1):
         one = Node(tmp_path / f"nodes/node{number}/home")
         programs(one, number)
         found.append(one)
-    return found[0], found[1]
+    yield found[0], found[1]
+    for one in found:
+        one.end()
 
 
 def calls(node: Node) -> list[str]:
@@ -79,12 +82,15 @@ def test_export_comes_before_the_mount_and_that_before_the_setup(pair: tuple[Nod
     assert len(calls(second)) == 2, "it is mounted once"
 
 
-def test_first_node_that_was_replaced_is_mounted_anew(pair: tuple[Node, Node], tmp_path: Path) -> None:
+def test_first_node_that_was_replaced_is_mounted_anew(
+    pair: tuple[Node, Node], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     first, second = pair
     set_up(first, OWN)
     assert set_up(second, OTHER).exit_code == 0
     (first.project / "shared/lost").touch()
     third = Node(tmp_path / "nodes/node2/home")
+    request.addfinalizer(third.end)
     programs(third, 2)
     set_up(third, OWN)
     moved = SharedFolder("shared", f"{ADDRESSES[2]}:/", below="shared")

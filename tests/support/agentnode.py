@@ -84,9 +84,10 @@ def alive(pid: int) -> bool:
 def processes_of(home: Path) -> list[int]:
     """Return every process that was started with that home folder, without those that wait for steps."""
     mark = f"HOME={home}".encode()
+    waiting = {process.pid for process in _waiting if process.poll() is None}
     found = []
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) not in _waiting:
+        if entry.name.isdigit() and int(entry.name) not in waiting:
             try:
                 if mark in (entry / "environ").read_bytes().split(b"\0") and alive(int(entry.name)):
                     found.append(int(entry.name))
@@ -149,7 +150,7 @@ def new_mark() -> str:
     return f"{secrets.randbelow(10**8):08}-{secrets.randbelow(10**6):06}"
 
 
-_waiting: set[int] = set()  # processes of `Steps`
+_waiting: set[subprocess.Popen[bytes]] = set()  # processes of `Steps`
 
 
 class Steps:
@@ -158,10 +159,10 @@ class Steps:
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
-        _waiting.add(process.pid)
+        _waiting.add(process)
 
     def run(self, request: Step) -> subprocess.CompletedProcess[bytes]:
-        """Do a step. If it fails, the process ends."""
+        """Do a step. `serve` exits after one that has failed: some of its input may be left."""
         process = self._process
         assert process.stdin is not None
         process.stdin.write(codec.ask(request.STEP, encode(request)))
@@ -179,6 +180,9 @@ class Steps:
                     if not data:
                         ready.unregister(key.fileobj)
         out, err = written.values()
+        assert self._has_ended(out, err), (
+            f"{request.STEP}: the agent has ended: {err.decode(errors='replace')}"
+        )
         output, _, end = out.rpartition(b"\0")
         code = codec.read_stdout_end(b"\0" + end)
         if code:
@@ -191,12 +195,12 @@ class Steps:
 
     @property
     def runs(self) -> bool:
-        return self._process.returncode is None
+        return self._process.poll() is None
 
     def end(self) -> None:
         self._process.kill()
         self._process.communicate()
-        _waiting.discard(self._process.pid)
+        _waiting.discard(self._process)
 
 
 class Node:
@@ -218,7 +222,7 @@ class Node:
         self.agent = agent or agent_file()
         self.metadata = ""  # host:port of the metadata service
         self.variables: dict[str, str] = {}  # of the login session
-        self._steps: tuple[object, Steps] | None = None  # and with which settings it was started
+        self._steps: tuple[object, Steps] | None = None  # and the settings it was started with
         self.project = home / "p"
         self.project.mkdir(parents=True)
         self._numbers = itertools.count(1)
@@ -263,7 +267,8 @@ class Node:
         return self.send(request.STEP, b"".join((encode(request), b"\n", *body)))
 
     def call(self, request: Request[T]) -> T:
-        """Run a step and return its reply, as the laptop decodes it. Raises Refused."""
+        """Run a step in the node's `serve` process and return its reply, as the laptop decodes it. Raises
+        Refused."""
         settings = self.python, self.agent, self.metadata, {**os.environ, **self.variables}
         if self._steps is None or self._steps[0] != settings or not self._steps[1].runs:
             self.end_steps()

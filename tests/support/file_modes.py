@@ -25,18 +25,20 @@ class _Sets(ctypes.Structure):
 
 
 def _drop() -> None:
-    """Drop the capabilities of this thread, for good: access(2) takes what root could have again."""
+    """Drop them from the effective and the permitted set of this thread: for root, access(2) takes the
+    permitted one."""
     libc, header, sets = ctypes.CDLL(None, use_errno=True), _Header(_VERSION_3, 0), (_Sets * 2)()
-    if not libc.capget(ctypes.byref(header), sets):
-        sets[0].effective &= ~_OVERRIDES
-        sets[0].permitted &= ~_OVERRIDES
-        if not libc.capset(ctypes.byref(header), sets):
-            return
-    raise OSError(ctypes.get_errno(), "capset")
+    if libc.capget(ctypes.byref(header), sets):
+        raise OSError(ctypes.get_errno(), "capget")
+    sets[0].effective &= ~_OVERRIDES
+    sets[0].permitted &= ~_OVERRIDES
+    if libc.capset(ctypes.byref(header), sets):
+        raise OSError(ctypes.get_errno(), "capset")
 
 
 def applied_to(work: Callable[[], T]) -> T:
-    """Return the result of `work`, which may read and write what the modes of files allow."""
+    """Return the result of `work`, which may read and write what the modes of files allow. Programs that it
+    starts have root's capabilities again."""
     with ThreadPoolExecutor(1, initializer=_drop) as thread:
         return thread.submit(work).result()
 
@@ -46,7 +48,7 @@ def python_with_modes_applied(folder: Path) -> str:
     if os.geteuid():
         return sys.executable
     program = folder / "python-with-modes-applied"
-    dropped = "--bounding-set=-dac_override,-dac_read_search"
+    dropped = " ".join(f"{sets}=-dac_override,-dac_read_search" for sets in ("--bounding-set", "--inh-caps"))
     program.write_text(f'#!/bin/sh\nexec setpriv {dropped} {sys.executable} "$@"\n')
     program.chmod(0o755)
     return str(program)

@@ -24,8 +24,9 @@ TIMEOUT = 120  # a hang guard, not a measurement
 
 
 def clean_environment(**extra: str) -> dict[str, str]:
-    """The environment without variables that refer to the developer's account, clusters or home."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "CLOUDDDP_"))}
+    """The environment without variables of the developer's account, clusters or home, and of this run of
+    tests."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "CLOUDDDP_", "TEST_"))}
     kept["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}"
     kept.update(
         AWS_EC2_METADATA_DISABLED="true", AWS_CONFIG_FILE=os.devnull, AWS_SHARED_CREDENTIALS_FILE=os.devnull

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support import tiers
 from support.harness import ROOT, clean_environment
-from support.rest import without_group
+from support.skips import Skips, without_group
 
 WITH_TORCH = {"train", "examples"}  # its subject is torch
 
@@ -60,13 +60,22 @@ def test_run_of_the_rest_has_the_slow_tests_and_those_that_were_skipped(tmp_path
             "tests/unit/test_collection.py",
         ],
         cwd=ROOT,
-        env=clean_environment(TEST_REST=str(tmp_path / "skips")),
+        env=clean_environment(TEST_SKIPPED=str(tmp_path / "skips")),
         capture_output=True,
         text=True,
         check=True,
     )
     slow = "tests/unit/test_collection.py::test_collection_imports_torch_only_for_tests_of_torch"
     assert {line for line in done.stdout.splitlines() if "::" in line} == {slow, skipped}
+
+
+def test_ids_of_skipped_tests_and_files_are_written(tmp_path: Path) -> None:
+    plugin = Skips(tmp_path / "skips")
+    for name, outcome in (("tests/a.py::test_b[x]@group", "skipped"), ("tests/a.py::test_c", "passed")):
+        report = pytest.TestReport(name, ("", None, ""), {}, outcome, None, "setup")  # type: ignore[arg-type]
+        plugin.pytest_runtest_logreport(report)
+    plugin.pytest_collectreport(pytest.CollectReport("tests/d.py", "skipped", None, []))
+    assert (tmp_path / "skips").read_text() == "tests/a.py::test_b[x]\ntests/d.py\n"
 
 
 @pytest.mark.parametrize("name", ["tests/a.py::test_b", "tests/a.py::test_b[x@y]", "tests/a.py"])

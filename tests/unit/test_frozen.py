@@ -39,6 +39,8 @@ def test_frozen_class_behaves_as_a_frozen_dataclass() -> None:
     with pytest.raises(FrozenInstanceError):
         point.x = 3  # type: ignore[misc]
     with pytest.raises(FrozenInstanceError):
+        point.z = 3  # type: ignore[attr-defined]
+    with pytest.raises(FrozenInstanceError):
         del point.x
     with pytest.raises(TypeError):
         Point()  # type: ignore[call-arg]

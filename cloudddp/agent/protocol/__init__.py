@@ -12,6 +12,7 @@ instead.
 Each module holds one topic, so that a step of the agent loads only what it needs:
 
     codec      JSON <-> dataclass; ProtocolError; several steps over one channel
+    frozen     the decorator of the messages
     machine    probe, poweroff, deadline
     manifest   the files of a project
     transfer   the frames that bring the project's files

@@ -66,9 +66,10 @@ def launch(
     if dry_run:
         rehearsal.launch(console, session.settings, wanted, session.root)
         return 0
+    process_nodes.check(session.settings)
     if ends:
         process_nodes.refuse(
-            "--down needs nodes that power off by themselves",
+            "--down needs nodes that power off by themselves; the simulator's process nodes do not",
             ("leave it out, and ", Command("down"), " when the job has ended; or ", Command("run")),
         )
     job = NewJob(wanted, keep if ends else None, keep=keep)

@@ -110,6 +110,7 @@ def run(
     flags = [*flags, *variable_flags(variables, env_files, os.environ)]
     session = sessions.start(console, options, flags=flags, variables=variables, env_files=env_files)
     wanted = checked_script(session, Script(script, tuple(args), module), fresh=True)
+    process_nodes.check(session.settings)
     pull.check_target(
         session.root / project_files.RESULTS, hint="make it a folder that you can write to, or remove it"
     )
@@ -121,7 +122,7 @@ def run(
                 hint="leave them out",
             )
         process_nodes.refuse(
-            "run -d needs nodes that power off by themselves",
+            "run -d needs nodes that power off by themselves; the simulator's process nodes do not",
             ("leave out -d: ", Command("run"), " then removes the nodes itself"),
         )
     ending = _Ending(discard, keep, keep_files)

@@ -102,7 +102,7 @@ class Trial:
     node: Mapping[str, str] = field(default_factory=dict)
     checks: Sequence[Check] = ()
     suffix: str = field(default_factory=lambda: secrets.token_hex(3))
-    folder: Path = field(default_factory=Path.cwd)  # of the report
+    report_folder: Path = field(default_factory=Path.cwd)
 
     def run(self, check: Callable[[Session], Sequence[Check]], *, yes: bool) -> None:
         """Make the checks of `doctor`, then the trial, and write the report, also about a failure.
@@ -112,9 +112,9 @@ class Trial:
         """
         if self.options.cluster or any(flag.key == "nodes" for flag in self.flags):
             raise UsageError("a trial has one node in a cluster of its own", hint="leave out -n and -c")
-        if not os.access(self.folder, os.W_OK):
+        if not os.access(self.report_folder, os.W_OK):
             raise UsageError(
-                f"the report cannot be written to {self.folder}", hint="change to another folder"
+                f"the report cannot be written to {self.report_folder}", hint="change to another folder"
             )
         session = self._session()
         self.console.options = session.options  # the commands in messages name the trial's cluster ...
@@ -196,7 +196,7 @@ class Trial:
         return any(isinstance(phase.error, kinds) for phase in self.phases)
 
     def _write(self, session: Session) -> None:
-        path = self.folder / f"cloudddp-trial-{datetime.now(UTC):%Y%m%d-%H%M%S}-{self.suffix}.json"
+        path = self.report_folder / f"cloudddp-trial-{datetime.now(UTC):%Y%m%d-%H%M%S}-{self.suffix}.json"
         text = json.dumps(self.report(session), indent=1) + "\n"
         try:
             path.with_suffix(".new").write_text(text)

@@ -59,7 +59,7 @@ def _add_program(program: Path, target: Path, python: Path) -> None:
     with program.open("rb") as file:
         first = file.readline(LONGEST_SHEBANG)
         if not (first.startswith(b"#!") and b"python" in first):
-            target.symlink_to(program)  # of many megabytes, some of them
+            target.symlink_to(program)  # some are many megabytes: they are not read
             return
         target.write_bytes(b"#!" + os.fsencode(python) + b"\n" + file.read())
     target.chmod(0o755)

@@ -1,7 +1,8 @@
-"""The tests that a run on a new machine leaves to another one with everything that tests need (.ci/run).
+"""CI runs the fast tests without optional packages first, and those that were skipped afterwards with them
+(.ci/run).
 
-`TEST_SKIPS=FILE make test` writes to FILE which tests were skipped; `TEST_REST=FILE make test-all` runs those
-and the slow ones, and nothing else.
+`TEST_SKIPS=FILE make test` writes which tests were skipped to FILE; `TEST_SKIPPED=FILE make test-all` runs
+those and the slow ones, and nothing else.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import pytest
 
 
 class Skips:
-    """The plugin that writes them."""
+    """Pytest plugin: writes the ids of skipped tests and files to a file."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -26,7 +27,7 @@ class Skips:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._write(report)
 
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:  # a file that is skipped as a whole
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         self._write(report)
 
 
@@ -36,13 +37,12 @@ def without_group(nodeid: str) -> str:
     return nodeid[:at] if at > nodeid.rfind("]") else nodeid
 
 
-def deselect_others(config: pytest.Config, items: list[pytest.Item], file: Path) -> None:
+def select_slow_and_skipped(config: pytest.Config, items: list[pytest.Item], file: Path) -> None:
     """Keep the slow tests, and those that were skipped by the list in `file`."""
     skipped = set(file.read_text(encoding="utf-8").splitlines())
-
-    def is_kept(item: pytest.Item) -> bool:
-        names = item.nodeid, item.nodeid.partition("::")[0]
-        return item.get_closest_marker("slow") is not None or not skipped.isdisjoint(names)
-
-    config.hook.pytest_deselected(items=[item for item in items if not is_kept(item)])
-    items[:] = [item for item in items if is_kept(item)]
+    kept, others = [], []
+    for item in items:
+        is_kept = item.get_closest_marker("slow") or skipped & {item.nodeid, item.nodeid.partition("::")[0]}
+        (kept if is_kept else others).append(item)
+    config.hook.pytest_deselected(items=others)
+    items[:] = kept
