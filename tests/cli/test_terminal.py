@@ -120,6 +120,7 @@ def test_text_breaks_at_words_on_a_terminal_only(cli: Any) -> None:
 def test_doctor_is_aligned_and_breaks_at_words(cli: Any) -> None:
     code, shown = at_terminal(cli, "doctor", "-n", "2")
     assert code == 0, shown
+    shown = shown.replace(cli.env["CLOUDDDP_HOME"], "/state")  # a path is not broken, however long it is
     assert max(map(len, shown.splitlines())) <= COLUMNS
     at = shown.splitlines()[0].index("/")
     assert all(line[at - 1] == " " and line[at] != " " for line in shown.splitlines()), shown
