@@ -86,7 +86,7 @@ def test_every_verb_goes_through_the_jump_host(cli: CommandLine, laptop: Laptop,
     configure(cli, subnets=subnets)
     found = start(cli, "--proxy-jump", "bastion")
     assert not any(node["public_ip"] for node in found)
-    assert rules(laptop.ec2, cli.cluster) == [f"{jump.private}/32"]
+    assert rules(laptop.ec2, cli.cluster, 22) == [f"{jump.private}/32"]
     assert cli.ok("exec", "--", "echo from $SSH_CLIENT").count(f"from {jump.private} ") == 2
     cli.write("make.py", "import os\nos.mkdir('runs')\nopen('runs/a', 'w').write('a')\n")
     cli.ok("launch", "make.py")
@@ -128,7 +128,7 @@ def test_private_subnet_by_session_manager(cli: CommandLine, laptop: Laptop, use
     cli.env["PATH"] = f"{user / 'bin'}:{os.environ['PATH']}"
     found = start(cli, "--proxy-command", SSM)
     assert not any(node["public_ip"] for node in found)
-    assert rules(laptop.ec2, cli.cluster) == []
+    assert rules(laptop.ec2, cli.cluster, 22) == []
     assert set(log.read_text().splitlines()) == {f"{node['instance_id']} portNumber=22" for node in found}
     assert cli.ok("ssh", "0", "echo", "here").strip() == "here"
     refused = cli("exec", "--", "true", CLOUDDDP_CONNECT="public")
@@ -157,6 +157,6 @@ def test_private_subnet_by_vpn(cli: CommandLine, laptop: Laptop) -> None:
     assert post_conditions(laptop.sim.endpoint, {"vpn": {vpc.id: "10.8.0.10"}})[0] == 200
     configure(cli, **settings)
     assert not any(node["public_ip"] for node in start(cli))
-    assert rules(laptop.ec2, cli.cluster) == ["10.8.0.10/32"]
+    assert rules(laptop.ec2, cli.cluster, 22) == ["10.8.0.10/32"]
     assert cli.ok("exec", "--", "echo here").count("here") == 2
     assert "nothing is left" in cli.ok("down")
