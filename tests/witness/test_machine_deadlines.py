@@ -131,7 +131,8 @@ def test_deadline_ends_every_node(machines: control.Simulator) -> None:
         def follow(prepare: Callable[[Case], None], case: Case) -> None:
             try:
                 prepare(case)
-                until(lambda: laptop.state(case.id) == "terminated", 330)
+                left = (case.expires - datetime.now(UTC)).total_seconds() + LAST
+                until(lambda: laptop.state(case.id) == "terminated", left, why="the node has ended")
                 case.ended = datetime.now(UTC)
             except BaseException as error:  # in a thread: the test reports it
                 errors.append(f"{prepare.__name__}: {error!r}")
