@@ -96,7 +96,13 @@ def test_launch_puts_py_spy_on_each_node_once(cli: Any) -> None:
     direct(cli, nodes=2)
     cli.write("ok.py", "print('done')\n")
     assert "py-spy" not in cli("launch", "ok.py", CLOUDDDP_STALL_MINUTES="0").stderr
-    first, second = cli("launch", "ok.py"), cli("launch", "ok.py")
+    # A job that ends before it was sent does not wait for it.
+    cli.write(
+        "waits.py",
+        "import os, time\ntool = os.path.expanduser('~/.cloudddp-tools/py-spy')\n"
+        "while not os.path.exists(tool): time.sleep(0.1)\n",
+    )
+    first, second = cli("launch", "waits.py"), cli("launch", "ok.py")
     assert (first.returncode, second.returncode) == (0, 0)
     assert "sending py-spy to 2 nodes" in first.stderr
     assert "py-spy" not in second.stderr

@@ -12,6 +12,7 @@ import pytest
 from support.harness import CommandLine, interrupt, wait_for
 from support.jobs import homes
 
+from cloudddp.cluster.connect import PROJECT
 from cloudddp.simulator import control
 
 # Prints what it finds when it begins, so that a file that changes later does not count.
@@ -102,8 +103,8 @@ def test_transfers_that_were_killed_or_interrupted_are_completed(
 
 
 def begun_files(cli: CommandLine) -> int:
-    """Return on how many nodes there is a part of a file."""
-    return sum(any(map(has_begun, home.rglob("*.cloudddp-tmp"))) for home in homes(cli))
+    """Return on how many nodes there is a part of a file of the project."""
+    return sum(any(map(has_begun, (home / PROJECT).rglob("*.cloudddp-tmp"))) for home in homes(cli))
 
 
 def has_begun(part: Path) -> bool:
