@@ -103,9 +103,9 @@ def looking_for(job: JobSpec, files: Collection[str], *, nodes: int, wrote: bool
     """
     patterns = tuple(found for one in job.share for found in (one, f"{one}/**")) or job.snapshots
     if not patterns:
-        if nodes < 2 or not job.share_mb or not (wrote or job.retries):
+        if not (wrote or job.retries):
             return None
-        limit = max(1, int(job.share_mb * 2**20))
+        limit = max(1, int(job.share_mb * 2**20)) if nodes > 1 and job.share_mb else 0
         return SnapshotSearch(
             PROJECT, (), outputs=job.outputs, scratch=job.scratch, limit=limit, restarts_only=not wrote
         )

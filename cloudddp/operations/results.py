@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cloudddp.agent.client import Runner
+from cloudddp.agent.protocol.checkpoints import Checkpoints
 from cloudddp.agent.protocol.results import NewFilesReply
 from cloudddp.aws.client import AWS
 from cloudddp.cluster import lookup
@@ -21,11 +22,11 @@ from cloudddp.cluster.connect import PROJECT
 from cloudddp.cluster.lookup import EndedNode
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.spec import Config, JobSpec
-from cloudddp.errors import CloudDDPError, Command, NodeError
+from cloudddp.errors import CloudDDPError, Command, NodeError, Text
 from cloudddp.formats import counted, from_here, toml
 from cloudddp.job import project_files
 from cloudddp.job.follow.verdict import JobResult
-from cloudddp.job.results import incoming, new_files, safe_names
+from cloudddp.job.results import checkpoints, incoming, new_files, safe_names
 from cloudddp.job.results import pull as pulling
 from cloudddp.job.results.new_files import NodeFiles, names_of
 from cloudddp.job.results.pull import Pulled
@@ -38,6 +39,7 @@ from cloudddp.ssh.fleet import Outcome
 from cloudddp.text import node_list, one_line, size_of
 
 PULL = Command("pull")
+ALL_NODES = Command("pull", "--all-nodes"), " copies the files of all nodes, if the rest is there"
 PROJECT_ROOT = "."  # what is pulled where no outputs are configured
 SHOWN = 5  # files that were left out
 
@@ -67,6 +69,7 @@ class Left:
 
     lines: tuple[str, ...] = ()
     pull: Command = PULL
+    not_whole: tuple[str, ...] = ()  # checkpoints that were pulled, and why they are not whole
 
 
 def ended_nodes(
@@ -115,9 +118,10 @@ def collect(
             else:
                 lines.append(f"node {node} did not answer, so its files are unknown{why}")
         targets = folders_of(found.values, to)
+        known = checkpoints.known_of(cluster, found.values, targets)
 
         def pull_one(node: int, progress: Progress) -> Pulled:
-            return _pull_new(runner, job, job_id, node, found.values[node], targets[node], progress)
+            return _pull_new(runner, job, job_id, node, found.values[node], targets[node], known, progress)
 
         outcome = pull_from(console, runner, targets, pull_one)
         for node in targets:
@@ -129,7 +133,7 @@ def collect(
             else:
                 why = str(outcome.errors.get(node, "its pull was stopped"))
                 lines.append(f"node {node}: results were not pulled: {one_line(why, 500)}")
-        merge_shards(console, to, {node: targets[node] for node in outcome.values})
+        not_whole = keep_checkpoints(console, to, targets, known, outcome.values)
         after = (
             new_files.find_all(runner, job, project=PROJECT, job_id=job_id, retry=True) if targets else found
         )
@@ -145,7 +149,7 @@ def collect(
         )
         console.log(f"no results: the job wrote {where}")
     held = new_files.by_node(after.values)
-    return Left((*lines, *map(line_of, held)), pull_command(held, found.values))
+    return Left((*lines, *map(line_of, held)), pull_command(held, found.values), not_whole)
 
 
 def pull_from(
@@ -184,15 +188,34 @@ def resumed(runner: Runner, node: int, once: Callable[[], Pulled]) -> Pulled:
     return once()
 
 
-def merge_shards(console: Reporter, base: Path, folders: Mapping[int, Path]) -> None:
-    """Make each checkpoint of which several nodes hold shards one folder below `base`. Never fails."""
+def keep_checkpoints(
+    console: Reporter,
+    base: Path,
+    folders: Mapping[int, Path],
+    known: Checkpoints,
+    pulled: Mapping[int, Pulled],
+) -> tuple[str, ...]:
+    """Make each whole checkpoint of which several nodes hold files one folder below `base`, and record what
+    is known of all. Return why those are not whole that were pulled apart. Never fails."""
+    apart = {folder: folders[node] for node, one in pulled.items() for folder in one.apart}
     try:
-        merged = incoming.merge_shards(base, folders) if len(folders) > 1 else []
+        merged = incoming.merge_shards(base, {node: folders[node] for node in pulled}, known)
+        for path in merged[:SHOWN]:
+            console.log(f"{base / one_line(path, 200)} has the files of all nodes")
+        if base.is_dir():
+            checkpoints.record(base, known, apart)
     except OSError as error:
-        console.warn(f"{base}: the shards of the nodes' checkpoints were not put together: {error}")
-        return
-    for path in merged[:SHOWN]:
-        console.log(f"{base / one_line(path, 200)} has the shards of all nodes")
+        console.warn(f"{base}: the nodes' files of checkpoints were not put together: {error}")
+    return tuple(
+        f"{one_line(why, 1000)}. What there is of it is in {from_here(apart[folder] / incoming.INCOMPLETE)}"
+        for folder, why in checkpoints.not_whole(known, apart).items()
+    )
+
+
+def raise_not_whole(not_whole: Sequence[str], hint: Text = ALL_NODES) -> None:
+    """Raise CloudDDPError where checkpoints that were pulled are not whole."""
+    if not_whole:
+        raise CloudDDPError("\n".join(not_whole), hint=hint)
 
 
 def raise_left_out(pulled: Mapping[int, Pulled], place: str = "") -> None:
@@ -251,7 +274,14 @@ def folders_of(replies: Mapping[int, NewFilesReply], to: Path) -> dict[int, Path
 
 
 def _pull_new(
-    runner: Runner, job: JobSpec, job_id: str, node: int, reply: NewFilesReply, to: Path, progress: Progress
+    runner: Runner,
+    job: JobSpec,
+    job_id: str,
+    node: int,
+    reply: NewFilesReply,
+    to: Path,
+    known: Checkpoints,
+    progress: Progress,
 ) -> Pulled:
     """Pull the outputs of one node, on which there are new ones.
 
@@ -262,7 +292,14 @@ def _pull_new(
     names = names or list(job.outputs) or [PROJECT_ROOT]
     selection = new_files.selection_of(runner, job, job_id)
     pull_once = functools.partial(
-        pulling.pull, runner, names, node=node, to=to, selection=selection, progress=progress
+        pulling.pull,
+        runner,
+        names,
+        node=node,
+        to=to,
+        selection=selection,
+        known=known,
+        progress=progress,
     )
     pulled = resumed(runner, node, pull_once)
     new_files.mark_pulled(runner, node, names, reply.time_ns, pulled, project=PROJECT)

@@ -19,6 +19,19 @@ WRITE = (
 )
 
 
+# Of torch.distributed.checkpoint: once all ranks have written their shards, rank 0 names them.
+METADATA_LAST = """
+import socket, time
+address = os.environ["MASTER_ADDR"], 29777
+if rank == "0":
+    socket.create_server(address).accept()
+    write("dcp/.metadata", "__0_0.distcp __1_0.distcp")
+while rank == "1":
+    try: socket.create_connection(address).close(); break
+    except OSError: time.sleep(0.05)
+"""
+
+
 def configure(cli: Any, script: str, outputs: str = "runs") -> None:
     cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_NPROC_PER_NODE="1", CLOUDDDP_STOP_GRACE="1")
     if outputs:
@@ -59,7 +72,7 @@ def test_run_pulls_every_new_file_by_default(cli: Any, remains: Any) -> None:
         "write('checkpoints/' + rank + '.pt'); write('config.txt', 'changed'); write('data/set'); "
         "write('big/set')\n"
         "os.symlink('0.pt', 'checkpoints/last') if rank == '0' else None\n"
-        "write(f'dcp/__{rank}_0.distcp'); rank == '0' and write('dcp/.metadata')",
+        "write(f'dcp/__{rank}_0.distcp')\n" + METADATA_LAST,
         outputs="",
     )
     cli.write("config.txt", "sent")
@@ -79,6 +92,25 @@ def test_run_pulls_every_new_file_by_default(cli: Any, remains: Any) -> None:
         *(f"node1/{one}" for one in names),
     }
     assert remains().nothing
+
+
+def test_half_of_a_checkpoint_keeps_no_node_and_is_not_sent_to_others(cli: Any, remains: Any) -> None:
+    """Node 1 has saved nothing, and the job exits with 0."""
+    configure(
+        cli,
+        "if rank == '0':\n    write('dcp/__0_0.distcp'); write('dcp/.metadata', '__0_0.distcp __1_0.distcp')",
+        outputs="",
+    )
+    done = cli("run", "-n", "2", "train.py")
+    assert done.returncode == 1, done.stderr
+    text = "dcp is no whole checkpoint: __1_0.distcp of job "
+    assert text in done.stderr
+    assert pulled_files(cli) == {"incomplete/dcp/.metadata", "incomplete/dcp/__0_0.distcp"}
+    assert remains().nothing
+    refused = cli("sync", "--results")
+    assert refused.returncode == 2, refused.stderr
+    assert text in refused.stderr
+    assert "there is no whole one beside it; no results were sent" in " ".join(refused.stderr.split())
 
 
 def test_files_beyond_the_limit_keep_the_nodes_and_the_next_pull_copies_them(cli: Any, remains: Any) -> None:

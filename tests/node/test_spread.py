@@ -109,13 +109,12 @@ def test_first_start_copies_the_newest_snapshot_too(gangs: Make) -> None:
 
 
 def test_every_shared_file_is_on_all_nodes_in_its_newest_version(gangs: Make) -> None:
-    """The shards of a folder that torch.distributed.checkpoint has written come from all nodes, to all
-    nodes."""
+    """The files of one folder come from several nodes, to all nodes."""
     job = gangs(3)
     newest = {
-        "runs/dcp/.metadata": 0,
-        "runs/dcp/__0_0.distcp": 0,
-        "runs/dcp/__2_0.distcp": 1,
+        "runs/sub/.state": 0,
+        "runs/sub/0": 0,
+        "runs/sub/2": 1,
         "runs/log.bin": 2,
     }
     for name, node in newest.items():

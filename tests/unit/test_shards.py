@@ -1,16 +1,23 @@
-"""The shards of a distributed checkpoint that several nodes hold become one folder."""
+"""What is pulled of a checkpoint of several files: one whole folder, or none that passes for one."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from cloudddp.job.results.incoming import merge_shards
+from cloudddp.agent.protocol.checkpoints import Checkpoints, Part
+from cloudddp.files import Folder
+from cloudddp.job.results import checkpoints
+from cloudddp.job.results.incoming import INCOMPLETE, Move, merge_shards, set_apart
+from cloudddp.job.results.unpack import Notes
+
+JOB = "20261128-100000-aaaa"
+SHARD_0, SHARD_1, METADATA = "__0_0.distcp", "__1_0.distcp", ".metadata"
 
 
-def put(root: Path, *names: str) -> Path:
+def put(root: Path, *names: str, text: str = "") -> Path:
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(f"{root.name}/{name}")
+        (root / name).write_text(f"{text or root.name}/{name}")
     return root
 
 
@@ -18,30 +25,81 @@ def files(root: Path) -> set[str]:
     return {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
 
 
-def test_shards_of_all_nodes_are_in_one_folder(tmp_path: Path) -> None:
-    nodes = {
-        0: put(tmp_path / "node0", "runs/dcp/.metadata", "runs/dcp/__0_0.distcp", "log"),
-        1: put(tmp_path / "node1", "runs/dcp/__1_0.distcp", "log"),
-    }
-    for _ in range(2):
-        assert merge_shards(tmp_path, nodes) == ["runs/dcp"]
-        put(nodes[1], "runs/dcp/__1_0.distcp")  # the next pull has replaced it
-    merged = {"runs/dcp/.metadata", "runs/dcp/__0_0.distcp", "runs/dcp/__1_0.distcp"}
-    assert {name for name in files(tmp_path) if not name.startswith("node")} == merged
-    assert (tmp_path / "runs/dcp/__1_0.distcp").read_text() == "node1/runs/dcp/__1_0.distcp"
+def have(*nodes: tuple[str, ...], folder: str = "dcp", doubt: str = "") -> Checkpoints:
+    parts = {node: [Part(folder, names, JOB, doubt=doubt)] for node, names in enumerate(nodes)}
+    return Checkpoints(parts, {node: f"i-{node}" for node in parts})
 
 
-def test_shards_join_those_of_rank_zero_as_run_pulls_them(tmp_path: Path) -> None:
-    base = put(tmp_path / "job", "dcp/.metadata", "dcp/__0_0.distcp")
-    merge_shards(base, {0: base, 1: put(base / "node1", "dcp/__1_0.distcp")})
-    assert {name for name in files(base) if name.startswith("dcp/")} == {
-        "dcp/.metadata",
-        "dcp/__0_0.distcp",
-        "dcp/__1_0.distcp",
-    }
+def test_files_of_all_nodes_are_in_one_folder(tmp_path: Path) -> None:
+    """Of torch.distributed.checkpoint, and of one file per rank beside the model."""
+    for folder, names in {
+        "runs/dcp": ((METADATA, SHARD_0), (SHARD_1,)),
+        "out/checkpoint-40": (("model.safetensors", "rng_state_0.pth"), ("rng_state_1.pth",)),
+    }.items():
+        nodes = {
+            node: put(tmp_path / f"node{node}", *(f"{folder}/{name}" for name in names[node]), "log")
+            for node in range(2)
+        }
+        for _ in range(2):
+            assert merge_shards(tmp_path, nodes, have(*names, folder=folder)) == [folder]
+            put(nodes[1], f"{folder}/{names[1][0]}")  # the next pull has replaced it
+        assert files(tmp_path / folder) == {*names[0], *names[1]}
+        assert (tmp_path / folder / names[1][0]).read_text() == f"node1/{folder}/{names[1][0]}"
 
 
-def test_checkpoints_of_nodes_that_trained_alone_stay_apart(tmp_path: Path) -> None:
-    nodes = {k: put(tmp_path / f"node{k}", "dcp/.metadata", "dcp/__0_0.distcp") for k in range(2)}
-    assert merge_shards(tmp_path, nodes) == []
+def test_they_join_those_of_rank_zero_as_run_pulls_them(tmp_path: Path) -> None:
+    base = put(tmp_path / "job", f"dcp/{METADATA}", f"dcp/{SHARD_0}")
+    nodes = {0: base, 1: put(base / "node1", f"dcp/{SHARD_1}")}
+    merge_shards(base, nodes, have((METADATA, SHARD_0), (SHARD_1,)))
+    assert files(base / "dcp") == {METADATA, SHARD_0, SHARD_1}
+
+
+def test_others_stay_apart(tmp_path: Path) -> None:
+    """Those of nodes that trained alone, that are not whole, and of which a pull has left something out."""
+    alone = (METADATA, SHARD_0)
+    nodes = {node: put(tmp_path / f"node{node}", *(f"dcp/{name}" for name in alone)) for node in range(2)}
+    assert merge_shards(tmp_path, nodes, have(alone, alone)) == []
+    assert merge_shards(tmp_path, nodes, have(alone, (SHARD_1,), doubt="two saves")) == []
+    assert merge_shards(tmp_path, nodes, have(alone, (SHARD_1,))) == []
     assert not (tmp_path / "dcp").exists()
+
+
+def test_what_is_not_whole_goes_to_a_folder_of_its_own(tmp_path: Path) -> None:
+    """A whole checkpoint that was pulled before stays, and so does what lies beside shards in the folder."""
+    arrived = put(tmp_path / "in", f"dcp/{METADATA}", f"dcp/{SHARD_0}", "dcp/log", "ckpt/step_3/model.pt")
+    put(tmp_path / "in", "ckpt/step_3/rng_state_0.pth")
+    with Folder.at(arrived) as folder:
+        hostile = ["../in", "/etc", "dcp/log", "dcp/../dcp", "none", ""]
+        assert set_apart(folder, ["dcp", "ckpt/step_3", *hostile]) == ["dcp", "ckpt/step_3"]
+    assert files(arrived) == {
+        "dcp/log",
+        f"{INCOMPLETE}/dcp/{METADATA}",
+        f"{INCOMPLETE}/dcp/{SHARD_0}",
+        f"{INCOMPLETE}/ckpt/step_3/model.pt",
+        f"{INCOMPLETE}/ckpt/step_3/rng_state_0.pth",
+    }
+
+
+def test_shards_of_an_older_save_do_not_stay_beside_newer_ones(tmp_path: Path) -> None:
+    """As `pull` of one node writes over what `pull --all-nodes` has brought."""
+    arrived = put(tmp_path / "in", f"dcp/{METADATA}", f"dcp/{SHARD_0}", text="new")
+    target = put(tmp_path / "results", f"dcp/{SHARD_0}", f"dcp/{SHARD_1}", "dcp/log", text="old")
+    whole = {"dcp": Part("dcp", (METADATA, SHARD_0), JOB)}
+    with Folder.at(arrived) as source, Folder.at(target) as to:
+        Move(Notes(), since=0, whole=whole).contents(source, to)
+    assert files(target) == {f"dcp/{METADATA}", f"dcp/{SHARD_0}", "dcp/log"}
+    assert (target / "dcp" / SHARD_0).read_text().startswith("new")
+
+
+def test_record_beside_results(tmp_path: Path) -> None:
+    """A damaged one says nothing."""
+    put(tmp_path / "results", "dcp/x")
+    checkpoints.record(tmp_path / "results", have((METADATA,)), ())
+    checkpoints.record(tmp_path / "results", have((METADATA,), folder="old", doubt="x"), ["old"])
+    found = checkpoints.read(tmp_path / "results")
+    assert {folder: (part.job, part.doubt) for folder, part in found.items()} == {
+        "dcp": (JOB, ""),
+        "old": (JOB, "node 0: x"),
+    }
+    (tmp_path / "results" / checkpoints.LOGS / checkpoints.FILE).write_text('{"checkpoints": 1}')
+    assert checkpoints.read(tmp_path / "results") == {}

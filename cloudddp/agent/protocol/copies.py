@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
+from cloudddp.agent.protocol.checkpoints import MAX_PARTS, Part
 from cloudddp.agent.protocol.codec import MAX_COUNT, MAX_PATH, MAX_SIZE, check_length, check_range
 from cloudddp.agent.protocol.frozen import frozen
 
@@ -67,7 +68,8 @@ class CopyPhase(Enum):
 class Copied:
     """What a node has copied to `url`: `files` of `expected` files, with `size` bytes. `error` is why the
     others are missing, or ''. `notes` are about single files; `left_out` counts those that are not copied at
-    all, such as links that leave the outputs. `rank_zero`: the node ran rank 0."""
+    all, such as links that leave the outputs. `rank_zero`: the node ran rank 0. `checkpoints`: what it has of
+    those of several files."""
 
     url: str
     phase: CopyPhase
@@ -78,6 +80,7 @@ class Copied:
     error: str = ""
     notes: tuple[str, ...] = ()
     rank_zero: bool = False
+    checkpoints: tuple[Part, ...] = ()
 
     def __post_init__(self) -> None:
         check_length("url", self.url, MAX_URL)
@@ -87,5 +90,6 @@ class Copied:
         check_range("left_out", self.left_out, 0, MAX_COUNT)
         check_length("error", self.error, MAX_NOTE)
         check_length("notes", self.notes, MAX_NOTES)
+        check_length("checkpoints", self.checkpoints, MAX_PARTS)
         for note in self.notes:
             check_length("a note", note, MAX_NOTE)

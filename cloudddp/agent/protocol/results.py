@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cloudddp.agent.protocol.checkpoints import MAX_PARTS, Part
 from cloudddp.agent.protocol.codec import (
     MAX_COUNT,
     MAX_PATH,
@@ -106,7 +107,7 @@ class LeftFile:
 class NewFilesReply:
     """`time_ns` is when the search began, by the clock of the node's file system, for PulledRequest;
     `complete` is False where there were too many files to look at; `rank_zero`: the node ran rank 0;
-    `running` are job ids."""
+    `running` are job ids; `checkpoints`: what the node has of those of several files."""
 
     time_ns: int
     complete: bool
@@ -114,9 +115,11 @@ class NewFilesReply:
     running: tuple[str, ...]
     jobs: tuple[JobFiles, ...]
     left: tuple[LeftFile, ...] = ()
+    checkpoints: tuple[Part, ...] = ()
 
     def __post_init__(self) -> None:
         check_range("time_ns", self.time_ns, 0, MAX_SIZE)
+        check_length("checkpoints", self.checkpoints, MAX_PARTS)
         check_length("running", self.running, MAX_PLACES)
         check_length("jobs", self.jobs, MAX_PLACES)
         check_length("left", self.left, MAX_PLACES)
@@ -161,12 +164,15 @@ class PulledReply:
 @frozen
 class PulledRequest:
     """Remember that the paths `names` were pulled as they were at `time_ns` (of a NewFilesReply), all but
-    what was `left`."""
+    what was `left`. `put_back`: they are files that the laptop has sent; `checkpoints` says who wrote those
+    of several files."""
 
     project: str
     names: tuple[str, ...]
     time_ns: int
     left: tuple[LeftFile, ...] = ()
+    put_back: bool = False
+    checkpoints: tuple[Part, ...] = ()
 
     STEP = "pulled"
     REPLY = PulledReply
@@ -175,3 +181,4 @@ class PulledRequest:
         check_project(self.project)
         check_range("time_ns", self.time_ns, 0, MAX_SIZE)
         check_length("left", self.left, MAX_LEFT)
+        check_length("checkpoints", self.checkpoints, MAX_PARTS)

@@ -6,6 +6,7 @@ import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Optional
 
+from cloudddp.agent.protocol.checkpoints import MAX_PARTS, Checkpoints, Part, folder_of
 from cloudddp.agent.protocol.codec import (
     MAX_PATH,
     ProtocolError,
@@ -20,8 +21,6 @@ MAX_PATTERNS = 200
 MAX_SHARED = 2000  # files of a node
 MAX_OFFER = 3 << 18  # bytes of one message that names them (gang.LONGEST_MESSAGE is 1 MiB)
 MAX_BEYOND = 20  # names
-SHARD = ".distcp"  # of torch.distributed.checkpoint
-SAME_CHECKPOINT = 60 * 10**9  # ns within which the nodes write the shards of one checkpoint
 MAX_SNAPSHOT = 1 << 44  # bytes
 MAX_EXCLUDED = 100_000  # paths, as many as a project may have
 MAX_NS = 1 << 63
@@ -68,8 +67,8 @@ class SnapshotSearch:
     to be complete. `every`: the newest version of each of them is shared; otherwise only the newest file.
 
     Without patterns, the nodes share what jobs wrote below `outputs` (with (): in the whole project, but for
-    `scratch`), each up to `limit` bytes, with those that have no file of that name. `restarts_only`: only
-    before a restart, not before the first start."""
+    `scratch`), each up to `limit` bytes (0: nothing), with those that have no file of that name.
+    `restarts_only`: only before a restart, not before the first start."""
 
     project: str
     patterns: tuple[str, ...]
@@ -92,16 +91,19 @@ class SnapshotSearch:
 @frozen
 class Offer:
     """The files that a node shares, the newest first, and the port at which the others can get them. Only the
-    newest snapshot has a digest. `beyond`: some of the files that the limit leaves out."""
+    newest snapshot has a digest. `beyond`: some of the files that the limit leaves out. `parts`: what the
+    node has of checkpoints of several files."""
 
     files: tuple[Snapshot, ...]
     port: int = 0
     beyond: tuple[str, ...] = ()
+    parts: tuple[Part, ...] = ()
 
     def __post_init__(self) -> None:
         check_length("files", self.files, MAX_SHARED)
         check_range("port", self.port, 0, (1 << 16) - 1)
         check_length("beyond", self.beyond, MAX_BEYOND)
+        check_length("parts", self.parts, MAX_PARTS)
         for one in self.beyond:
             check_length("a path", one, MAX_PATH)
 
@@ -128,18 +130,40 @@ class Copy:
     lacking: tuple[int, ...]
 
 
-def copies(offers: Mapping[int, Offer], *, every: bool) -> list[Copy]:
+def checkpoints_of(offers: Mapping[int, Offer], ids: Mapping[int, str]) -> Checkpoints:
+    return Checkpoints({node: offer.parts for node, offer in offers.items()}, ids)
+
+
+def _nodes(path: str, nodes: Iterable[int], known: Checkpoints) -> tuple[list[int], list[int]]:
+    """Return from which nodes a file may be copied, and to which: of a checkpoint that is not whole, from
+    none; else never to one that has files of another attempt in its folder."""
+    folder = folder_of(path, known.parts)
+    if folder is None:
+        return sorted(nodes), sorted(nodes)
+    parts = known.parts.get(folder)
+    if parts is None or known.doubts[folder]:
+        return [], []
+    holders = known.holders(folder)
+    return sorted(holders), [node for node in sorted(nodes) if node in holders or node not in parts]
+
+
+def copies(offers: Mapping[int, Offer], ids: Mapping[int, str], *, every: bool) -> list[Copy]:
     """Return what has to be copied so that each node has the newest version of every file, or of the newest
-    one. Pure."""
+    one. `ids` are the instances of the nodes. Pure."""
+    known = checkpoints_of(offers, ids)
     versions: dict[str, dict[int, Snapshot]] = {}
     for node, offer in sorted(offers.items()):
         for file in offer.files:
             versions.setdefault(file.path, {})[node] = file
     found = []
-    for holders in versions.values():
+    for path, versions_of in versions.items():
+        sources, targets = _nodes(path, offers, known)
+        holders = {node: file for node, file in versions_of.items() if node in sources}
+        if not holders:
+            continue
         source = max(holders, key=lambda node: (holders[node].mtime_ns, -node))
         newest = holders[source]
-        lacking = [node for node in sorted(offers) if not _is_same(holders.get(node), newest)]
+        lacking = [node for node in targets if not _is_same(holders.get(node), newest)]
         found.append(Copy(newest, source, tuple(lacking)))
     if not every:
         found = sorted(found, key=lambda one: (-one.file.mtime_ns, one.source))[:1]
@@ -151,16 +175,13 @@ def default_copies(offers: Mapping[int, Offer], ids: Mapping[int, str]) -> list[
     wrote none of that name. `ids` are the instances of the nodes. Copies count as their holders' own files if
     nobody has written that name and the writer has left the job. If the writer is there and lacks the file,
     it has deleted it. Pure."""
+    known = checkpoints_of(offers, ids)
     written: dict[str, dict[int, Snapshot]] = {}
     copied: dict[str, dict[int, Snapshot]] = {}
-    # Folder of a distributed checkpoint -> mtime of the newest shard that a node wrote itself.
-    shards: dict[str, int] = {}
     for node, offer in sorted(offers.items()):
         for file in offer.files:
-            (copied if file.origin else written).setdefault(file.path, {})[node] = file
-            if file.path.endswith(SHARD) and not file.origin:
-                folder = _folder(file.path)
-                shards[folder] = max(shards.get(folder, 0), file.mtime_ns)
+            if node in _nodes(file.path, offers, known)[0]:
+                (copied if file.origin else written).setdefault(file.path, {})[node] = file
     found = []
     for path in dict.fromkeys((*written, *copied)):
         own, copies_of = written.get(path, {}), copied.get(path, {})
@@ -169,12 +190,8 @@ def default_copies(offers: Mapping[int, Offer], ids: Mapping[int, str]) -> list[
             continue
         source = max(sources, key=lambda node: (sources[node].mtime_ns, -node))
         newest = sources[source]
-        # Shards of an older step must not complete a checkpoint.
-        if not own and shards.get(_folder(path), 0) > newest.mtime_ns + SAME_CHECKPOINT:
-            continue
-        lacking = [
-            node for node in sorted(offers) if node not in own and not _is_same(copies_of.get(node), newest)
-        ]
+        targets = _nodes(path, offers, known)[1]
+        lacking = [node for node in targets if node not in own and not _is_same(copies_of.get(node), newest)]
         if lacking:
             found.append(Copy(newest, source, tuple(lacking)))
     return found
@@ -188,10 +205,6 @@ def differing(offers: Mapping[int, Offer]) -> list[str]:
             if not file.origin:
                 versions.setdefault(file.path, set()).add((file.size, file.mtime_ns))
     return [path for path, found in versions.items() if len(found) > 1]
-
-
-def _folder(path: str) -> str:
-    return path.rpartition("/")[0]
 
 
 def _is_same(file: Optional[Snapshot], newest: Snapshot) -> bool:

@@ -20,7 +20,7 @@ from cloudddp.errors import CloudDDPError, Command, NodeError, UsageError
 from cloudddp.files import resolved
 from cloudddp.formats import counted, toml
 from cloudddp.job import project_files, status
-from cloudddp.job.results import new_files
+from cloudddp.job.results import checkpoints, new_files
 from cloudddp.job.results import pull as pulling
 from cloudddp.job.results.pull import Pulled
 from cloudddp.job.results.receive import Progress
@@ -32,9 +32,10 @@ from cloudddp.operations.results import (
     PROJECT_ROOT,
     PullRequest,
     collect_logs,
-    merge_shards,
+    keep_checkpoints,
     pull_from,
     raise_left_out,
+    raise_not_whole,
     report_held,
     resumed,
 )
@@ -98,6 +99,7 @@ def _pull(console: Console, session: Session, wanted: PullRequest, job_id: str |
         selection = None if paths else new_files.selection_of(runner, job, record.id)
         since = None if paths else record.started
         replies = new_files.find_all(runner, job, project=PROJECT).values
+        have = checkpoints.known_of(cluster, replies, targets)
 
         def pull_one(source: int, progress: Progress) -> Pulled:
             pull_once = partial(
@@ -109,6 +111,7 @@ def _pull(console: Console, session: Session, wanted: PullRequest, job_id: str |
                 since=since,
                 everything=bool(paths),
                 selection=selection,
+                known=have,
                 progress=progress,
             )
             pulled = resumed(runner, source, pull_once)
@@ -128,7 +131,7 @@ def _pull(console: Console, session: Session, wanted: PullRequest, job_id: str |
                     f"node {source}: {counted(pulled.older, 'pulled file')} older than job {record.id}: jobs "
                     "share the folder, so an earlier job may have written them"
                 )
-        merge_shards(console, base, {source: targets[source] for source in outcome.values})
+        not_whole = keep_checkpoints(console, base, targets, have, outcome.values)
         if outcome.values and not paths:
             collect_logs(console, runner, record.id, base)
             write_report(console, record.id, base)
@@ -142,6 +145,7 @@ def _pull(console: Console, session: Session, wanted: PullRequest, job_id: str |
             others = {node: one for node, one in replies.items() if node not in targets}
             report_held(console, others, session.settings)
         raise_left_out(outcome.values)
+        raise_not_whole(not_whole)
         if record.id != (ran or known)[-1].id and not paths:
             console.warn(f"{record.id} is not the newest job: later ones may have changed these files")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from cloudddp.agent.protocol.checkpoints import Checkpoints
 from cloudddp.agent.protocol.copies import CopyPhase
 from cloudddp.cli.console import Console
 from cloudddp.cli.session import Session
@@ -15,7 +16,13 @@ from cloudddp.job.results.pull import Pulled
 from cloudddp.job.results.s3_pull import NodeObjects
 from cloudddp.job.results.safe_names import LOGS
 from cloudddp.operations.report import write_report
-from cloudddp.operations.results import PROJECT_ROOT, PullRequest, raise_left_out
+from cloudddp.operations.results import (
+    PROJECT_ROOT,
+    PullRequest,
+    keep_checkpoints,
+    raise_left_out,
+    raise_not_whole,
+)
 from cloudddp.text import node_list, one_line, size_of
 
 
@@ -39,11 +46,13 @@ def pull_from_s3(
     first = zero if wanted.node is None else wanted.node
     base = wanted.folder(session.root, record.job)
     targets = wanted.targets(found, first, base)
+    parts = {number: one.checkpoints for number, one in reports.items() if number in targets}
+    known = Checkpoints(parts, dict(enumerate(record.nodes)))
     names, files = wanted.paths or record.config.job.outputs or (PROJECT_ROOT,), 0
     outputs: dict[int, Pulled] = {}
     for number, target in targets.items():
         objects = found[number].outputs if number in found else {}
-        outputs[number] = s3_pull.fetch(aws, place, objects, names, node=number, to=target)
+        outputs[number] = s3_pull.fetch(aws, place, objects, names, node=number, to=target, known=known)
         report_pulled(console, number, outputs[number], target)
         files += outputs[number].files
     for number, one in found.items() if not wanted.paths else ():
@@ -63,12 +72,14 @@ def pull_from_s3(
             if len(found) > 1 and not wanted.all_nodes
             else f"look with `aws s3 ls --recursive {place.url}`",
         )
+    not_whole = keep_checkpoints(console, base, targets, known, outputs)
     raise_left_out(outputs, place.url)
     if lacking:
         raise CloudDDPError(
             f"{place.url} does not have all results of {node_list(lacking)}",
             hint="what was there is pulled; what the nodes had not copied is gone with them",
         )
+    raise_not_whole(not_whole)
 
 
 def _report_state(console: Console, found: dict[int, NodeObjects]) -> list[int]:

@@ -23,6 +23,7 @@ from cloudddp.cli.console import Console
 from cloudddp.cli.session import Session
 from cloudddp.cluster import connect, lookup
 from cloudddp.cluster import replace_nodes as replacing
+from cloudddp.cluster.connect import PROJECT
 from cloudddp.cluster.launch_errors import NotLaunched
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import timing
@@ -44,11 +45,12 @@ from cloudddp.job.job_request import NewJob
 from cloudddp.job.launch_record import LaunchRecord
 from cloudddp.job.outcome import JobStatus
 from cloudddp.job.poweroff import PutOff
+from cloudddp.job.results import checkpoints, new_files
 from cloudddp.job.status import JobRecord
 from cloudddp.local_state import ClusterFolder
 from cloudddp.operations import deadlines
 from cloudddp.operations.start_job import check_nodes_min
-from cloudddp.text import node_list
+from cloudddp.text import node_list, one_line
 
 _AGAIN = 1.0  # seconds between two looks
 _LOCK_ATTEMPTS, _LOCK_PAUSE = 3, 0.05  # seconds
@@ -260,8 +262,28 @@ def _check_job(
     lost = set(record.nodes) - {node.id for rank, node in stay.nodes.items() if rank not in ended}
     seconds = _check_seconds(session.settings.job) if lost else 0.0
     job = _check_ended(session.console, runner, record, seconds, has_run=bool(known.nodes))
+    _check_checkpoints(session, runner, cluster)
     planned_end.put_off_for_replacement(put_off, session.settings.cluster, runner, cluster, record.keep)
     return job
+
+
+def _check_checkpoints(session: Session, runner: Runner, cluster: Cluster) -> None:
+    """Raise CloudDDPError for a checkpoint that is not whole, before nodes are bought for a script that would
+    load it, or begin without it."""
+    replies = new_files.find_all(runner, session.settings.job, project=PROJECT).values
+    known = checkpoints.known_of(cluster, replies, replies)
+    if blocking := known.blocking(range(len(cluster.nodes) + cluster.missing)):
+        raise CloudDDPError(
+            f"{one_line(known.refusal(blocking[0]), 1000)}. No job was started",
+            hint=(
+                Command("pull", "--all-nodes"),
+                " copies what there is of it. Then ",
+                Command("exec", "--", "rm", "-rf", blocking[0]),
+                " removes it, and ",
+                Command("resume"),
+                " begins with what is left",
+            ),
+        )
 
 
 def awaited_ends(

@@ -5,8 +5,9 @@ Its name is that of the transfer: the same node and job find it again, another n
 this user alone, and one pull at a time uses it. In it are `files`, what the node has sent or confirmed in
 this transfer, and `before`, what had arrived in those that broke.
 
-Each node has some of the shards of a checkpoint of torch.distributed.checkpoint. They become one folder, of
-hard links to what was pulled from each node, so that the next pull still finds it there.
+Of a checkpoint of several files, each node may have some. If these are one whole checkpoint, they become one
+folder, of hard links to what was pulled from each node, so that the next pull still finds it there. If they
+are not, they go to a folder of their own, so that nothing loads them.
 """
 
 from __future__ import annotations
@@ -18,15 +19,18 @@ import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cloudddp.agent.protocol.checkpoints import STEP, Checkpoints, Part, is_shard
 from cloudddp.errors import CloudDDPError, NodeError
 from cloudddp.files import Descent, Folder, state_home
+from cloudddp.job.results import safe_names
 from cloudddp.job.results.unpack import OTHER_FOLDER_HINT, Notes, Truncated, cannot_write
 
 PREFIX = ".cloudddp-incoming-"
+INCOMPLETE = "incomplete"  # beside results: checkpoints that are not whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,23 +141,26 @@ def identity_of(path: Path) -> tuple[int, int] | None:
 
 @dataclass
 class Move:
-    """Moves the contents of a folder into another one and counts the files. `since`: when the job began."""
+    """Moves the contents of a folder into another one and counts the files. `since`: when the job began.
+    Shards of an older checkpoint are removed where one of `whole` comes: what the node has of it, by folder.
+    """
 
     notes: Notes
     since: int
+    whole: Mapping[str, Part] = field(default_factory=dict)
     files: int = 0
     size: int = 0
     older: int = 0
     unchanged: int = 0  # links that the target has already
     _state: tuple[int, int] | None = field(default_factory=lambda: identity_of(state_home()))
 
-    def contents(self, source: Folder, target: Folder) -> None:
-        """Move everything in `source`. Raises OSError, and CloudDDPError where a folder and a file
-        conflict."""
+    def contents(self, source: Folder, target: Folder, at: tuple[str, ...] = ()) -> None:
+        """Move everything in `source`, with the path `at` in the results. Raises OSError, and CloudDDPError
+        where a folder and a file conflict."""
         for name in source.names():
             info = os.stat(name, dir_fd=source.descriptor, follow_symlinks=False)
             if stat.S_ISDIR(info.st_mode):
-                self._folder(source, target, name, stat.S_IMODE(info.st_mode))
+                self._folder(source, target, (*at, name), stat.S_IMODE(info.st_mode))
                 continue
             if stat.S_ISLNK(info.st_mode) and _same_link(source, target, name):
                 self.unchanged += 1
@@ -166,7 +173,8 @@ class Move:
             self.size += info.st_size
             self.older += info.st_mtime < self.since
 
-    def _folder(self, source: Folder, target: Folder, name: str, mode: int) -> None:
+    def _folder(self, source: Folder, target: Folder, at: tuple[str, ...], mode: int) -> None:
+        name = at[-1]
         try:
             inner = target.enter(name, make=mode)
         except NotADirectoryError:
@@ -179,8 +187,12 @@ class Move:
                     "", f"{inner.path}: it is CLOUDDDP_HOME, which holds cloudddp's own files"
                 )
                 return
+            if (part := self.whole.get("/".join(at))) is not None:
+                for old in filter(is_shard, inner.names()):
+                    if old not in part.names and inner.kind(old) == stat.S_IFREG:
+                        inner.remove(old)
             with source.enter(name) as within:
-                self.contents(within, inner)
+                self.contents(within, inner, at)
 
 
 def _same_link(source: Folder, target: Folder, name: str) -> bool:
@@ -193,36 +205,56 @@ def _conflict(path: Path, why: str) -> CloudDDPError:
     return CloudDDPError(f"{path} {why}: it was not replaced", hint=f"remove it, or {OTHER_FOLDER_HINT}")
 
 
-_METADATA, _SHARD = ".metadata", ".distcp"
+def set_apart(files: Folder, folders: Iterable[str]) -> list[str]:
+    """Move what has arrived of checkpoints that are not whole, those in `folders`, into INCOMPLETE; return
+    which of them have arrived. Raises OSError."""
+    apart = []
+    missing = FileNotFoundError, NotADirectoryError, ValueError
+    for folder in folders:
+        with contextlib.suppress(*missing), Descent(files) as descent, Descent(files) as other:
+            path = safe_names.split(folder)
+            source = descent.to(path)
+            every = STEP.fullmatch(path[-1])
+            names = [name for name in source.names() if every or is_shard(name)]
+            if names:
+                target = other.to((INCOMPLETE, *path), make=0o755)
+                for name in names:
+                    os.rename(name, name, src_dir_fd=source.descriptor, dst_dir_fd=target.descriptor)
+                apart.append(folder)
+                with contextlib.suppress(OSError):  # it has other files, or another folder
+                    for depth in range(len(path), 0, -1):
+                        os.rmdir(path[depth - 1], dir_fd=descent.to(path[: depth - 1]).descriptor)
+    return apart
 
 
-def merge_shards(base: Path, folders: Mapping[int, Path]) -> list[str]:
-    """Link the shards of each checkpoint that lies in several of the `folders` (by node) into one folder
-    below `base`; return the paths of these checkpoints. One of which two nodes have the same file is left as
-    it is. Raises OSError."""
-    found: dict[str, dict[int, list[str]]] = {}
-    for node, folder in folders.items():
-        for where, inner, names in os.walk(folder):
-            inner[:] = [name for name in inner if Path(where, name) not in folders.values()]
-            shards = [name for name in names if name == _METADATA or name.endswith(_SHARD)]
-            if shards:
-                found.setdefault(Path(where).relative_to(folder).as_posix(), {})[node] = shards
+def merge_shards(base: Path, folders: Mapping[int, Path], known: Checkpoints) -> list[str]:
+    """Link the files of each whole checkpoint of which several of the `folders` (by node) have some into one
+    folder below `base`; return the paths of these checkpoints. One of which two nodes have the same file is
+    left as it is. Raises OSError."""
     merged = []
-    for path, parts in sorted(found.items()):
-        every = [name for names in parts.values() for name in names]
-        if len(parts) > 1 and _METADATA in every and len(set(every)) == len(every):
-            for node, names in parts.items():
-                if folders[node] != base:
-                    _link(folders[node] / path, names, base, path)
-            merged.append(path)
+    for path, parts in sorted(known.parts.items()):
+        holders = known.holders(path)
+        every = [name for node in holders for name in parts[node].names]
+        if known.doubts[path] or len(holders) < 2 or len(set(every)) < len(every):
+            continue
+        if not holders <= folders.keys():
+            continue
+        found = [folders[node] / path / name for node in holders for name in parts[node].names]
+        if not all(map(os.path.lexists, found)):
+            continue  # a pull has left something out, and has said so
+        for node in holders:
+            if folders[node] != base:
+                _link(folders[node], parts[node].names, base, path)
+        merged.append(path)
     return merged
 
 
-def _link(source: Path, names: list[str], base: Path, path: str) -> None:
+def _link(source: Path, names: Iterable[str], base: Path, path: str) -> None:
     with Folder.at(base) as root, Descent(root) as descent:
-        target = descent.to(Path(path).parts, make=0o755)
         for name in names:
-            if stat.S_ISREG((source / name).lstat().st_mode):
+            *folder, last = *path.split("/"), *name.split("/")
+            if stat.S_ISREG((source / path / name).lstat().st_mode):
+                target = descent.to(folder, make=0o755)
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(name, dir_fd=target.descriptor)
-                os.link(source / name, name, dst_dir_fd=target.descriptor, follow_symlinks=False)
+                    os.unlink(last, dir_fd=target.descriptor)
+                os.link(source / path / name, last, dst_dir_fd=target.descriptor, follow_symlinks=False)

@@ -10,10 +10,13 @@ import stat
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
+from cloudddp.agent import client
 from cloudddp.agent.client import Runner
+from cloudddp.agent.protocol.checkpoints import refusal, whole_beside
 from cloudddp.agent.protocol.codec import is_job_id
 from cloudddp.agent.protocol.manifest import MAX_FILES, Entry, Manifest, entry_of, manifest_to_wire, nested
 from cloudddp.agent.protocol.phases import Peer
+from cloudddp.agent.protocol.results import PulledRequest
 from cloudddp.agent.protocol.transfer import Listing
 from cloudddp.cluster.connect import PROJECT, probe
 from cloudddp.cluster.model import Cluster
@@ -21,8 +24,9 @@ from cloudddp.config.spec import JobSpec
 from cloudddp.errors import CloudDDPError, Command, Text, UsageError
 from cloudddp.formats import counted
 from cloudddp.job import project_files
-from cloudddp.job.results import new_files, safe_names
-from cloudddp.job.results.pull import Pulled
+from cloudddp.job.results import checkpoints, new_files, safe_names
+from cloudddp.job.results.incoming import INCOMPLETE
+from cloudddp.job.results.safe_names import LOGS
 from cloudddp.job.sync import report_replaced
 from cloudddp.job.transfer import Transfer
 
@@ -32,6 +36,21 @@ def results_here(root: Path) -> list[Path]:
     base = root / project_files.RESULTS
     found = sorted(path for path in base.glob("*") if is_job_id(path.name) and path.is_dir())
     return [path for path in found if any(not safe_names.guarded(one.name) for one in path.iterdir())]
+
+
+def check_whole(folder: Path) -> list[str]:
+    """Return which checkpoints in a folder of results are not whole, so that they are not sent. Raises
+    UsageError for one without a whole one beside it: a job would begin at zero."""
+    doubts = {name: part.doubt for name, part in checkpoints.read(folder).items()}
+    broken = {name: refusal(name, doubts) for name, why in doubts.items() if why}
+    for name, why in broken.items():
+        if not whole_beside(name, doubts):
+            place = folder / INCOMPLETE / name
+            raise UsageError(
+                f"{why}; no results were sent",
+                hint=f"to send the others: move {place} away, and remove {folder / LOGS / checkpoints.FILE}",
+            )
+    return list(broken.values())
 
 
 def restore(
@@ -46,9 +65,10 @@ def restore(
     """Send the results in `folder` to the nodes, but for files of the `project`; return how many there are. A
     folder `nodeN` goes to that node only. Raises UsageError, NodeError; CloudDDPError while a job runs."""
     own = {node: folder / f"node{node}" for node in cluster.nodes if (folder / f"node{node}").is_dir()}
-    common = _manifest(folder, [path.name for path in own.values()])
+    common = _manifest(folder, [*(path.name for path in own.values()), INCOMPLETE])
+    known = checkpoints.read(folder)
     parts = [(folder, common, sorted(cluster.nodes))]
-    parts += [(path, _manifest(path, ()), [node]) for node, path in own.items()]
+    parts += [(path, _manifest(path, [INCOMPLETE]), [node]) for node, path in own.items()]
     probes = probe(runner, cluster, only_files=True)
     for node, reply in sorted(probes.items()):
         for running in reply.running:  # it may be writing these files
@@ -78,9 +98,10 @@ def restore(
         report_replaced(replies, progress)
         for node in nodes:  # they are here: they do not wait to be pulled
             time_ns = new_files.find(runner, node, job, project=PROJECT).time_ns
-            new_files.mark_pulled(
-                runner, node, sorted(manifest), time_ns, Pulled(0, 0, 0, ()), project=PROJECT
+            request = PulledRequest(
+                PROJECT, tuple(sorted(manifest)), time_ns, put_back=True, checkpoints=tuple(known.values())
             )
+            client.call(runner, node, request)
         count += len(manifest)
     return count
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+from cloudddp.agent.protocol.checkpoints import NO_CHECKPOINTS, Checkpoints
 from cloudddp.agent.protocol.codec import MAX_TIME, ProtocolError
 from cloudddp.agent.protocol.copies import LINK, LOGS, MTIME, OUTPUTS, REPORT, Copied
 from cloudddp.agent.protocol.manifest import FILE
@@ -71,7 +72,14 @@ def _report(aws: AWS, place: S3Place, key: str) -> Copied | None:
 
 
 def fetch(
-    aws: AWS, place: S3Place, found: Mapping[str, Object], names: Sequence[str], *, node: int, to: Path
+    aws: AWS,
+    place: S3Place,
+    found: Mapping[str, Object],
+    names: Sequence[str],
+    *,
+    node: int,
+    to: Path,
+    known: Checkpoints = NO_CHECKPOINTS,
 ) -> Pulled:
     """Copy those objects (by path) that lie below `names` into the folder `to`. Raises as pull.pull does, and
     AWSError, with nothing moved."""
@@ -89,11 +97,13 @@ def fetch(
                 placing = _Placing(unpack, notes, arrived.before, target)
                 for number, (name, one) in enumerate(chosen.items()):
                     placing.place(number, _entry(name, one, metadata.get(one.key, {})))
-            moved = Move(notes, since=0)
+            whole, not_whole = known.of(node)
+            apart = incoming.set_apart(arrived.files, not_whole)
+            moved = Move(notes, since=0, whole=whole)
             moved.contents(arrived.files, target)
         except OSError as error:
             raise cannot_write(to, error) from None
-    return Pulled(moved.files, moved.size, moved.older, notes.lines(), left=notes.left)
+    return Pulled(moved.files, moved.size, moved.older, notes.lines(), left=notes.left, apart=tuple(apart))
 
 
 def _is_requested(name: str, roots: Sequence[Parts]) -> bool:

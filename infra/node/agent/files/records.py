@@ -8,11 +8,12 @@ has what it has put back.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import field
+from collections.abc import Mapping
+from dataclasses import field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 from agent.node import store
 from cloudddp.agent.protocol.codec import MAX_REQUEST
@@ -36,12 +37,15 @@ class Pulled:
 
 
 class Origin(NamedTuple):
-    """The instance that wrote a file (or that sent it, if the writer had left the job), and the mtime and
-    size of the copy, which are those of the original."""
+    """The instance that wrote a file (or that sent it, if the writer had left the job), the job ('': unknown)
+    and its attempt, and the inode and ctime (ns) of the copy, which a script cannot choose; 0 while it is
+    being written."""
 
     id: str
-    mtime_ns: int
-    size: int
+    job: str = ""
+    attempt: int = 0
+    inode: int = 0
+    ctime_ns: int = 0
 
 
 PUT_BACK = "put back"  # instead of an instance: pulled results that a laptop has sent
@@ -49,13 +53,25 @@ PUT_BACK = "put back"  # instead of an instance: pulled results that a laptop ha
 
 @frozen
 class Received:
+    """`damaged`: there was a record that could not be read."""
+
     files: dict[str, Origin] = field(default_factory=dict)
+    damaged: bool = False
+
+    def copy(self, name: str, info: os.stat_result) -> Optional[Origin]:
+        """Return where a file comes from; None for one that is no copy, or was changed here since."""
+        found = self.files.get(name)
+        is_same = found is not None and (found.inode, found.ctime_ns) == (info.st_ino, info.st_ctime_ns)
+        return found if is_same else None
 
     def origin(self, name: str, info: os.stat_result) -> str:
-        """Return the instance that wrote a file; '' for one that is no copy, or was changed here since."""
-        found = self.files.get(name)
-        is_same = found is not None and (found.mtime_ns, found.size) == (info.st_mtime_ns, info.st_size)
-        return found.id if found is not None and is_same else ""
+        """Return the instance that wrote a file; '' as in `copy`."""
+        found = self.copy(name, info)
+        return found.id if found is not None else ""
+
+    def is_doubtful(self, name: str) -> bool:
+        """Whether a file that is no known copy may be one."""
+        return self.damaged or (name in self.files and not self.files[name].inode)
 
 
 def pulled(project: Path) -> Pulled:
@@ -67,23 +83,27 @@ def write_pulled(project: Path, record: Pulled) -> None:
 
 
 def received(project: Path) -> Received:
-    """Return which files were received; none if there is no record, or it cannot be decoded."""
-    return store.read(_file("received", project), Received, MAX_REQUEST) or Received()
+    """Return which files were received."""
+    path = _file("received", project)
+    found = store.read(path, Received, MAX_REQUEST)
+    return Received(damaged=os.path.lexists(path)) if found is None else found
 
 
 def add_received(project: Path, copies: Mapping[str, Origin]) -> None:
-    """Record copies before they are written. Raises OSError."""
-    known = received(project).files
-    kept = {name: origin for name, origin in known.items() if os.path.lexists(project / name)}
-    store.write(_file("received", project), Received({**kept, **copies}))
+    """Record copies before they are written, and as `as_written` once they are. Raises OSError."""
+    known = received(project)
+    kept = {name: origin for name, origin in known.files.items() if os.path.lexists(project / name)}
+    store.write(_file("received", project), replace(known, files={**kept, **copies}))
 
 
-def add_put_back(project: Path, names: Iterable[str]) -> None:
-    """Record results that a laptop has put back. Raises OSError."""
-    found = {name: os.lstat(project / name) for name in names}
-    add_received(
-        project, {name: Origin(PUT_BACK, info.st_mtime_ns, info.st_size) for name, info in found.items()}
-    )
+def as_written(project: Path, copies: Mapping[str, Origin]) -> dict[str, Origin]:
+    """Return these copies with what identifies each file that is there."""
+    found = {}
+    for name, origin in copies.items():
+        with contextlib.suppress(OSError):
+            info = os.lstat(project / name)
+            found[name] = origin._replace(inode=info.st_ino, ctime_ns=info.st_ctime_ns)
+    return found
 
 
 def _file(kind: str, project: Path) -> Path:

@@ -22,6 +22,8 @@ from agent.files.selection import NewFile
 from agent.files.sync_record import Synced
 from agent.files.tree import Found, LeftOut, Tree
 from agent.jobs import phases
+from cloudddp.agent.protocol.checkpoints import is_shard
+from cloudddp.agent.protocol.file_steps import REPLACED
 
 CACHES = frozenset(
     (
@@ -40,8 +42,12 @@ SCAN_SECONDS = 10.0  # the longest that the search may take
 
 class Scan:
     """Yields each new file of a project; `late` says that the limit of `seconds` was reached. `left` names
-    what a pull has left out and what cannot be read, and why. Files that were pulled count again if they were
-    written after `again` (ns); copies of what the instances in `present` wrote do not count."""
+    what a pull has left out and what cannot be read, and why, `shards` the folders with one of several files
+    of a checkpoint.
+
+    Files that were pulled count again if they were written after `again` (ns); copies of what the instances
+    in `present` wrote do not count.
+    """
 
     def __init__(
         self,
@@ -66,6 +72,7 @@ class Scan:
         self.left = {name: why for name, why in self.record.left.items() if os.path.lexists(folder / name)}
         self._renamed: dict[str, int] = {}  # folder -> its ctime
         self.late = False
+        self.shards: set[str] = set()  # folders of checkpoints of several files
         self._deadline = math.inf
         self._report = left_out or self._left_out
 
@@ -94,6 +101,8 @@ class Scan:
 
     def _if_new(self, found: Found) -> Iterator[NewFile]:
         name = found.name
+        if is_shard(name) and not f"{name}/".startswith(f"{REPLACED}/"):
+            self.shards.add(os.path.dirname(name))
         parents = [name, *map(str, Path(name).parents)]  # the last is "."
         # A rename of a folder leaves the times of the files in it.
         written = max(found.info.st_ctime_ns, *(self._renamed.get(p, 0) for p in parents))

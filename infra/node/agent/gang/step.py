@@ -97,6 +97,7 @@ class _Step:
             return
         elif kind is Kind.READY:
             self._ready(node, message)
+            self._do(events.Forward(node, message))
         elif kind is Kind.ENDED and message.report is not None:
             self._set(reports={**state.reports, node: Arrived(self._now, message.report)})
         elif kind is Kind.STOP:

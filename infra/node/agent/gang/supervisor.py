@@ -191,6 +191,7 @@ class _Supervisor:
             for message in self._watches.stragglers(is_first=self._state.is_first):
                 self._send(message)
             self._watches.note_isolated_ranks(self._attempt.running_ranks)
+            self._watches.set_stale_copies_aside()
             self._recorder.turn()
 
     def _while_copying(self) -> Iterator[events.Event]:
@@ -255,7 +256,13 @@ class _Supervisor:
         self._heartbeat_at = time.monotonic() + self._request.gang.silence / HEARTBEATS
         finished = self._request.node in self._state.finished
         self._send(
-            Message(Kind.HEARTBEAT, finished=finished, idle=self._watches.idle(), paces=self._watches.paces())
+            Message(
+                Kind.HEARTBEAT,
+                finished=finished,
+                idle=self._watches.idle(),
+                paces=self._watches.paces(),
+                clock=time.time(),
+            )
         )
 
     def _begin_attempt(self) -> None:

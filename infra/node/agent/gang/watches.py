@@ -3,19 +3,28 @@ files between the nodes, then it watches for stalls, stragglers and isolated ran
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Callable, Optional
 
+from agent.files.checkpoints import ReceivedCopies
 from agent.jobs import job_record
+from agent.jobs.clocks import Clocks
+from agent.node import store
 from agent.share.spread import Spread
+from agent.sync.replaced import set_aside
 from agent.watch.gpus import Gpus
 from agent.watch.isolation import IsolationWatch
 from agent.watch.stall import Stall
 from agent.watch.stragglers import StragglerWatch
+from cloudddp.agent.protocol.checkpoints import listed
+from cloudddp.agent.protocol.file_steps import REPLACED
 from cloudddp.agent.protocol.gang import Kind, Message, Observed
 from cloudddp.agent.protocol.progress import LeftStall, Pace, Straggler
 from cloudddp.agent.protocol.start import StartRequest
+
+COPIES_SECONDS = 1.0  # between two looks at the copies of checkpoints
 
 
 class Watches:
@@ -24,18 +33,24 @@ class Watches:
     def __init__(self, request: StartRequest, folder: Path, attempt: int, gpus: Gpus) -> None:
         self._request = request
         self._folder, self._gpus = folder, gpus
+        self._project = store.project_folder(request.project)
         self.spread = _spread(request, attempt)  # what copies files before the ranks start, if anything does
+        self._clocks = Clocks(folder, attempt, {peer.node: peer.id for peer in request.gang.peers})
+        self._copies_at = 0.0
         self._stragglers = StragglerWatch(request.node, folder, request.straggler_seconds)
         self.begin()
 
     def begin(self) -> None:
         """The ranks start now: until then they could not do anything."""
         request = self._request
+        self._copies = ReceivedCopies(self._project)
         self._stall = Stall(request.node, self._folder, request.stall_minutes, self._gpus)
         self._isolation = IsolationWatch(request.node, request.gang.peers, request.alone_seconds)
 
     def take(self, node: int, message: Message) -> None:
         """Take a message of another node."""
+        if message.clock is not None:
+            self._clocks.heard(node, round(message.clock * 1e9), time.time_ns())
         if message.kind is Kind.HEARTBEAT:
             self._stall.heard_idle(node, message.idle)
             self._stragglers.heard(node, message.paces)
@@ -102,16 +117,32 @@ class Watches:
         if self._stragglers.keep(known):
             self._stall.noted()
 
+    def set_stale_copies_aside(self) -> None:
+        """Move copies of a checkpoint away once ranks write another one in its folder, so that the two are
+        never one."""
+        if time.monotonic() < self._copies_at:
+            return
+        self._copies_at = time.monotonic() + COPIES_SECONDS
+        try:
+            if names := self._copies.stale():
+                set_aside(self._project, names)
+                self._note(f"moved to {REPLACED}, since another checkpoint is written there: {listed(names)}")
+        except OSError as error:
+            self._note(f"copies of an older checkpoint stay where another one is written: {error}")
+
     def note_isolated_ranks(self, running: Callable[[], Collection[int]]) -> None:
         """Note in the logs that no rank of this node is connected to another node, where that is so for
         long."""
         if text := self._isolation.found(running):
-            job_record.note(self._folder, text)
+            self._note(text)
+
+    def _note(self, text: str) -> None:
+        job_record.note(self._folder, text)
 
 
 def _spread(request: StartRequest, attempt: int) -> Optional[Spread]:
     """Return what copies the newest snapshot, or the shared files, to the nodes that lack it."""
     search = request.snapshots
-    if search is None or len(request.gang.peers) == 1 or (search.restarts_only and not attempt):
+    if search is None or (search.restarts_only and not attempt):
         return None
-    return Spread(request, search)
+    return Spread(request, search, attempt)

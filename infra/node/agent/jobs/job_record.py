@@ -50,6 +50,8 @@ class JobRecord:
         self._write()
 
     def running(self, restarts: int) -> None:
+        if restarts:
+            (self.folder / f"{phases.BEGAN}-{restarts}").touch()
         started = self._state.started or time.time()
         self._state = replace(self._state, state=JobPhase.RUNNING, started=started, restarts=restarts)
         self._write()

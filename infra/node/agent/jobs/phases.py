@@ -42,7 +42,8 @@ VERDICT_FILE = "verdict.json"
 COPIED_FILE = "copied.json"
 UNREACHABLE_FILE = "unreachable.json"
 REBOOTED_FILE = "rebooted.json"
-BEGAN = "began"  # an empty file: its ctime is when the job started, by the file system's clock
+# An empty file: its ctime is when the job started, by the file system's clock; `began-N`: when attempt N did.
+BEGAN = "began"
 CANCEL_MARK = "cancel"  # its mtime is the time of the first cancel
 STOPPED_MARK = "stopped"
 SHUTDOWN_SIGNALS = (signal.SIGTERM, signal.SIGKILL)  # of systemd, to every process
@@ -115,6 +116,17 @@ def began_at(folder: Path) -> int:
 def first_began() -> int:
     """Return when the first job on this node started; 0 without one."""
     return min((began_at(folder) for folder in job_folders() if was_started(folder)), default=0)
+
+
+def attempts() -> list[tuple[int, str, int]]:
+    """Return when each attempt of each job on this node began, by the file system's clock (ns), its job and
+    its number, the oldest first."""
+    found = []
+    for folder in filter(was_started, job_folders()):
+        marks = [(mark, _rank_of(mark.name[len(BEGAN) + 1 :])) for mark in folder.glob(f"{BEGAN}-*")]
+        found += [(ctime(mark), folder.name, number) for mark, number in marks if number is not None]
+        found.append((began_at(folder), folder.name, 0))
+    return sorted(found)
 
 
 def ctime(path: Path) -> int:

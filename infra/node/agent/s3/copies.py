@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Optional
 
 from agent.files import shared
+from agent.files.checkpoints import parts
 from agent.files.paths import on_one_line
 from agent.files.scan import Scan
 from agent.files.tree import Found, Tree
@@ -154,6 +155,8 @@ class Copy:
         error = found.fatal
         if left and not error:
             error = f"{len(left)} files were not copied in time: {found.why}"
+        prefix = _key(self._destination, self._request.node, OUTPUTS) + "/"
+        outputs = [one.key[len(prefix) :] for one in files if not one.log]
         complete = not error and record.files == len(files) and not notes.lost
         return replace(
             record,
@@ -161,6 +164,7 @@ class Copy:
             left_out=notes.count,
             error=error[:MAX_NOTE],
             notes=tuple(line[:MAX_NOTE] for line in lost[:MAX_NOTES]),
+            checkpoints=parts(store.project_folder(self._request.project), map(os.path.dirname, outputs)),
         )
 
 

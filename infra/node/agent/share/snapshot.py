@@ -15,6 +15,7 @@ from pathlib import Path
 
 from agent.files import paths, records, selection
 from agent.files import shared as shared_folders
+from agent.files.checkpoints import parts
 from agent.files.records import Received
 from agent.files.scan import Scan
 from agent.jobs import phases
@@ -22,6 +23,7 @@ from agent.node import store
 from agent.node.link import Link
 from agent.sync.writer import FileWriter
 from cloudddp.agent.protocol import transfer
+from cloudddp.agent.protocol.checkpoints import is_shard
 from cloudddp.agent.protocol.codec import MAX_PATH
 from cloudddp.agent.protocol.file_steps import REPLACED
 from cloudddp.agent.protocol.sending import Sender, Wanted, as_missing
@@ -30,6 +32,7 @@ from cloudddp.agent.protocol.snapshots import (
     MAX_OFFER,
     MAX_PATTERNS,
     MAX_SHARED,
+    Offer,
     Snapshot,
     SnapshotSearch,
 )
@@ -42,6 +45,8 @@ def newest(search: SnapshotSearch) -> Snapshot:
     project = store.project_folder(search.project)
     skipped: list[str] = []
     for one in _found(search):
+        if is_shard(one.path):  # alone it would be no checkpoint
+            continue
         path = project / one.path
         with contextlib.suppress(OSError):
             if is_valid(path):
@@ -50,14 +55,19 @@ def newest(search: SnapshotSearch) -> Snapshot:
     return Snapshot(skipped=tuple(skipped[:MAX_PATTERNS]))
 
 
-def every(search: SnapshotSearch) -> tuple[Snapshot, ...]:
-    """Return all files that match, the newest first, as many as one message may name. They are not read."""
-    return _fitting(_found(search))
+def named(search: SnapshotSearch) -> Offer:
+    """Offer all files that match, the newest first, as many as one message may name, or the newest one. They
+    are not read."""
+    found = _fitting(_found(search)) if search.every else (newest(search),)
+    project, began = store.project_folder(search.project), phases.first_began()
+    scan = Scan(project, (), shared_folders.places().paths, began, again=0)
+    for _ in scan if began else ():
+        pass  # it notes the folders with shards
+    return Offer(found, parts=parts(project, scan.shards))
 
 
-def written(search: SnapshotSearch) -> tuple[tuple[Snapshot, ...], tuple[str, ...]]:
-    """Return what jobs wrote on this node, and copies of what they wrote on others, as `every`; and names of
-    what is beyond the limits."""
+def written(search: SnapshotSearch) -> Offer:
+    """Offer what jobs wrote on this node, and copies of what they wrote on others, as `named`."""
     project, began = store.project_folder(search.project), phases.first_began()
     copied = records.received(project)
     scan = Scan(project, search.outputs, (*search.scratch, *shared_folders.places().paths), began, again=0)
@@ -70,12 +80,15 @@ def written(search: SnapshotSearch) -> tuple[tuple[Snapshot, ...], tuple[str, ..
                 copies.append(described)
             else:
                 own.append(one._replace(pulled=False))  # the limit counts those, too: other nodes lack them
+    have = parts(project, scan.shards)
+    if not search.limit:
+        return Offer((), parts=have)
     taken, left = selection.choose(own, search.limit)
     shared = [*(_describe(one.found.name, one.found.info, copied) for one in taken), *copies]
     fitting = _fitting(sorted(shared, key=_newest_first))
     cut = {one.path for one in shared} - {one.path for one in fitting}
     beyond = [*(one.found.name for files in left.values() for one in files), *sorted(cut)]
-    return fitting, tuple(beyond[:MAX_BEYOND])
+    return Offer(fitting, beyond=tuple(beyond[:MAX_BEYOND]), parts=have)
 
 
 def _fitting(found: Sequence[Snapshot]) -> tuple[Snapshot, ...]:

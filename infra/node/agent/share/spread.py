@@ -20,15 +20,19 @@ from dataclasses import replace
 from typing import Optional
 
 from agent.files import records
+from agent.files.checkpoints import ReceivedCopies
 from agent.files.records import Origin
 from agent.jobs import job_record
 from agent.node import store
 from agent.node.link import REFUSED, Link, Server
 from agent.node.shared_memory import last_line
 from agent.share import by_default, snapshot
+from agent.sync.replaced import set_aside
+from cloudddp.agent.protocol import checkpoints
 from cloudddp.agent.protocol.codec import MAX_TEXT
+from cloudddp.agent.protocol.file_steps import REPLACED
 from cloudddp.agent.protocol.gang import Kind, Message
-from cloudddp.agent.protocol.snapshots import Copy, Offer, Snapshot, SnapshotSearch, copies
+from cloudddp.agent.protocol.snapshots import Copy, Offer, Snapshot, SnapshotSearch, checkpoints_of, copies
 from cloudddp.agent.protocol.start import StartRequest
 
 CONNECT = 15.0  # seconds to connect to the node that has the newest snapshot
@@ -42,12 +46,13 @@ class Spread:
     """The part of one node. Threads find, send and receive the files; all decisions are made by the thread
     that calls `turn`."""
 
-    def __init__(self, request: StartRequest, search: SnapshotSearch) -> None:
-        self._request = request
+    def __init__(self, request: StartRequest, search: SnapshotSearch, attempt: int) -> None:
+        self._request, self._attempt = request, attempt
         self._search = search
         self._by_default = not search.patterns
         self._node = request.node
         self._peers = {peer.node: peer for peer in request.gang.peers}
+        self._ids = {peer.node: peer.id for peer in request.gang.peers}
         self._offers: dict[int, Offer] = {}
         self._holders: set[int] = set()  # nodes that hold the newest one
         self._project = store.project_folder(request.project)
@@ -124,16 +129,11 @@ class Spread:
     def _find(self) -> None:
         """Find the newest snapshot of this node, and listen for those that lack it."""
         try:
-            search = self._search
-            beyond: tuple[str, ...] = ()
-            if self._by_default:
-                found, beyond = snapshot.written(search)
-            else:
-                found = snapshot.every(search) if search.every else (snapshot.newest(search),)
-            port = 0
-            if any(one.path for one in found) and len(self._peers) > 1:
-                port = self._server.listen(self._peers[self._node].address, 0)
-            self._found = Offer(tuple(found), port, beyond)
+            set_aside(self._project, ReceivedCopies(self._project).stale())
+            found = snapshot.written(self._search) if self._by_default else snapshot.named(self._search)
+            if any(one.path for one in found.files) and len(self._peers) > 1:
+                found = replace(found, port=self._server.listen(self._peers[self._node].address, 0))
+            self._found = found
         except Exception as error:  # of which the supervisor must know, whatever it is
             self._fail(f"its files were not found: {last_line(error)}")
             if self._by_default:
@@ -142,11 +142,28 @@ class Spread:
     def _copy(self) -> None:
         """Begin to get what this node lacks."""
         wanted = self._unnamed() if self._by_default else self._named()
-        if wanted:
+        self._refuse_checkpoints()
+        if wanted and not self._error:
             self._receiver = threading.Thread(target=self._receive, args=(wanted,), daemon=True)
             self._receiver.start()
         else:
             self._has_it = not self._error
+
+    def _refuse_checkpoints(self) -> None:
+        """Move a checkpoint that is not whole away if one with another number is, or the newest one would be
+        another one on each node. If none is, ranks do not start."""
+        known = checkpoints_of(self._offers, self._ids)
+        for folder in [one for one, why in known.doubts.items() if why]:
+            is_moved = folder in known.superseded()
+            if self._node == min(self._peers):
+                self._note(f"{f'moved to {REPLACED}' if is_moved else 'not copied'}: {known.refusal(folder)}")
+            if is_moved and (part := known.parts[folder].get(self._node)) is not None:
+                try:
+                    set_aside(self._project, part.paths)
+                except OSError as error:
+                    self._error = f"{folder} cannot be moved away: {error}"
+        if blocking := known.blocking(self._peers, fresh=not (self._attempt or self._request.resumed_from)):
+            self._error = known.refusal(blocking[0])
 
     def _named(self) -> list[Copy]:
         """Return what this node lacks of the files that the user has named; none, with an error, if a node
@@ -158,7 +175,7 @@ class Spread:
             if self._request.resumed_from and self._node == min(self._peers):
                 self._note(f"no node has a snapshot that matches {', '.join(self._search.patterns)}")
             return []
-        planned = copies(self._offers, every=self._search.every)
+        planned = copies(self._offers, self._ids, every=self._search.every)
         self._note_copies([one for one in planned if self._node in (one.source, *one.lacking)])
         return [one for one in planned if self._node in one.lacking]
 
@@ -215,12 +232,15 @@ class Spread:
             files = [one.file for one in wanted if one.source == source]
             name = ""
             try:
-                self._record(source, files)
-                with contextlib.closing(self._connected(source)) as link:
-                    for file in files:
-                        name = file.path
-                        self._receive_file(link, source, file)
-                    link.write("path", "")
+                origins = self._record(source, files)
+                try:
+                    with contextlib.closing(self._connected(source)) as link:
+                        for file in files:
+                            name = file.path
+                            self._receive_file(link, source, file)
+                        link.write("path", "")
+                finally:
+                    records.add_received(self._project, records.as_written(self._project, origins))
             except (Exception, SystemExit) as error:
                 if self._closed and not name:
                     return
@@ -230,16 +250,16 @@ class Spread:
                     return
         self._has_it = True
 
-    def _record(self, source: int, files: list[Snapshot]) -> None:
-        """Record that these files will be copies of what another node wrote."""
-        ids = [peer.id for peer in self._peers.values()]
-        copies_of = {}
+    def _record(self, source: int, files: list[Snapshot]) -> dict[str, Origin]:
+        """Return where these files come from, which is recorded before they come. One that this node wrote
+        is no copy for a pull."""
+        origins, known = {}, self._offers[source].parts
         for file in files:
-            origin = file.origin if file.origin in ids else self._peers[source].id
-            if origin and origin != self._peers[self._node].id:
-                copies_of[file.path] = Origin(origin, file.mtime_ns, file.size)
-        if copies_of:
-            records.add_received(self._project, copies_of)
+            origin = file.origin if file.origin in self._ids.values() else self._ids[source]
+            own = origin == self._ids[self._node]
+            origins[file.path] = Origin("" if own else origin, *checkpoints.writer_of(file.path, known))
+        records.add_received(self._project, origins)
+        return origins
 
     def _receive_file(self, link: Link, source: int, file: Snapshot) -> None:
         link.write("path", file.path)

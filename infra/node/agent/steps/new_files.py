@@ -7,10 +7,12 @@ import os
 import time
 from collections.abc import Iterator
 
+from agent.files.checkpoints import parts
 from agent.files.scan import Scan
 from agent.files.selection import NewFile, choose
 from agent.jobs import phases
 from agent.node import store
+from cloudddp.agent.protocol.checkpoints import Part
 from cloudddp.agent.protocol.codec import MAX_REASON
 from cloudddp.agent.protocol.results import (
     MAX_PLACES,
@@ -37,6 +39,7 @@ def step(request: NewFilesRequest) -> NewFilesReply:
     found: dict[str, tuple[Places, Places]] = {}  # job -> those that a pull takes, and others
     complete = True
     left: dict[str, str] = {}
+    have: tuple[Part, ...] = ()
     if begins:
         scan = Scan(project, request.outputs, request.scratch, begins[0][0], present=request.present)
         for new, is_taken in _taken(scan, request.limit):
@@ -46,6 +49,7 @@ def step(request: NewFilesRequest) -> NewFilesReply:
             place[1] += new.size
         complete = not scan.late
         left = scan.left
+        have = parts(project, scan.shards)
     listed = [JobFiles(job, *map(_summary, places)) for job, places in sorted(found.items())]
     running = [job for job in phases.running_jobs() if request.job in ("", job)]
     return NewFilesReply(
@@ -54,6 +58,7 @@ def step(request: NewFilesRequest) -> NewFilesReply:
         rank_zero=any((f / "ranks" / "0.json").exists() for f in chosen),
         running=tuple(running[-MAX_PLACES:]),
         jobs=tuple(listed[-MAX_PLACES:]),
+        checkpoints=have,
         left=tuple([LeftFile(name, why[:MAX_REASON]) for name, why in sorted(left.items())[:MAX_PLACES]]),
     )
 

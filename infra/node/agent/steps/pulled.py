@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from agent.files import records
 from agent.node import store
+from cloudddp.agent.protocol.checkpoints import writer_of
 from cloudddp.agent.protocol.results import MAX_LEFT, PulledReply, PulledRequest
 
 REQUEST = PulledRequest
@@ -24,7 +26,17 @@ def step(request: PulledRequest) -> PulledReply:
             times, left = {}, {}  # nothing counts as pulled
         latest = sorted(times.items(), key=lambda item: -item[1])[:MAX_RECORDED]
         records.write_pulled(project, records.Pulled(dict(latest), left))
+        if request.put_back:
+            _record_put_back(project, request)
     return PulledReply(len(names))
+
+
+def _record_put_back(project: Path, request: PulledRequest) -> None:
+    origins = {
+        name: records.Origin(records.PUT_BACK, *writer_of(name, request.checkpoints))
+        for name in request.names
+    }
+    records.add_received(project, records.as_written(project, origins))
 
 
 def _is_below(name: str, roots: list[str]) -> bool:

@@ -11,7 +11,7 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from hashlib import sha256
 from pathlib import Path
 from typing import Callable, Optional
@@ -35,7 +35,7 @@ class Replaced:
         self, project: Path, synced: Container[str], place: Callable[[str], tuple[int, str]], mark: str
     ) -> None:
         self._project, self._synced, self._place = project, synced, place
-        self._folder = f"{REPLACED}/{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{mark}"
+        self._folder = _folder_name(mark)
         self._names: list[str] = []
         self._jobs: Optional[tuple[int, records.Pulled, records.Received]] = None
 
@@ -84,6 +84,18 @@ class Replaced:
                     if stat.S_ISREG(info.st_mode) and self._is_new(name + path[len(top) :], info):
                         return True
         return False
+
+
+def set_aside(project: Path, names: Iterable[str]) -> None:
+    """Move files of the project there. Raises OSError."""
+    folder = project / _folder_name("copies")
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        os.rename(project / name, folder / name)
+
+
+def _folder_name(mark: str) -> str:
+    return f"{REPLACED}/{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{mark}"
 
 
 def _is_same(parent: int, base: str, info: os.stat_result, record: Optional[FileRecord]) -> bool:

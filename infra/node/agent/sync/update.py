@@ -13,7 +13,6 @@ from typing import Optional
 
 from agent.files.paths import remove_temporaries
 from agent.files.project_lock import ProjectLock
-from agent.files.records import add_put_back
 from agent.files.sync_record import Synced
 from agent.sync.plan import SyncPlan, plan
 from agent.sync.project_writer import Partials, ProjectWriter
@@ -186,8 +185,6 @@ class ProjectUpdate:
             if self._writer is not None:
                 self._writer.to_disk()
             made.take(self._records)
-        if self._adds and self._records:
-            add_put_back(self._folder, [made.names[index] for index in self._records])
         if made.is_change and not self._adds:
             self._synced.record(made.new, made.digests)
         elif not self._adds:
