@@ -77,10 +77,10 @@ class Part:
         return self.job, self.attempt
 
     @property
-    def paths(self) -> list[str]:
-        """What to move to move it: its folder, if that is the checkpoint, or its files."""
-        is_folder = STEP.fullmatch(self.folder.rpartition("/")[2]) or METADATA in self.names
-        return [self.folder] if is_folder or self.shards else [f"{self.folder}/{name}" for name in self.names]
+    def is_folder(self) -> bool:
+        """Whether the folder is the checkpoint, and has nothing else."""
+        has_shards = METADATA in self.names or any(name.endswith(SHARD) for name in self.names)
+        return has_shards or bool(STEP.fullmatch(self.folder.rpartition("/")[2]))
 
 
 def is_shard(name: str) -> bool:
@@ -155,7 +155,16 @@ class Checkpoints:
 
     def superseded(self) -> list[str]:
         """Return the folders that are not whole and have a whole one beside them, with another number."""
-        return [one for one, why in self.doubts.items() if why and whole_beside(one, self.doubts)]
+        return [one for one in self._broken() if whole_beside(one, self.doubts)]
+
+    def _broken(self) -> list[str]:
+        """Return the folders that are not whole. Files of a model that lie among others may have been
+        downloaded by several jobs."""
+        return [
+            folder
+            for folder, why in self.doubts.items()
+            if why and any(part.is_folder for part in self.parts[folder].values())
+        ]
 
     def blocking(self, nodes: Collection[int], *, fresh: bool = False) -> list[str]:
         """Return the other folders that are not whole and with which ranks on these `nodes` must not begin:
@@ -163,8 +172,9 @@ class Checkpoints:
         Where it is only not known whether a save has ended, each node may go on with what it has."""
         last = max((part.job for parts in self.parts.values() for part in parts.values()), default="")
         found = []
-        for folder, parts in self.parts.items():
-            if not self.doubts[folder] or last not in [part.job for part in parts.values()]:
+        for folder in self._broken():
+            parts = self.parts[folder]
+            if last not in [part.job for part in parts.values()]:
                 continue
             known = {node: replace(part, unfinished=False) for node, part in parts.items()}
             is_needed = not fresh and (doubt(known, self._ids) or not parts.keys() >= set(nodes))

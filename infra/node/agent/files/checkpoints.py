@@ -23,6 +23,7 @@ from agent.jobs import clocks, phases
 from agent.node import store
 from cloudddp.agent.protocol import checkpoints
 from cloudddp.agent.protocol.checkpoints import (
+    MAX_DOUBT,
     MAX_FILES,
     MAX_PARTS,
     METADATA,
@@ -36,7 +37,7 @@ from cloudddp.agent.protocol.checkpoints import (
 from cloudddp.agent.protocol.phases import JobPhase
 
 MAX_READ = 1 << 26  # bytes of one .metadata or index
-MAX_NAMES = 1 << 17  # characters of all names in one message
+MAX_NAMES = 1 << 17  # bytes of all names in one message
 
 
 class Writers:
@@ -97,7 +98,7 @@ def parts(project: Path, folders: Iterable[str]) -> tuple[Part, ...]:
     chosen: list[Part] = []
     length = 0
     for part in _with_unfinished([one for _, one in found]):
-        length += sum(map(len, (*part.names, *part.named)))
+        length += sum(len(json.dumps(name)) for name in (part.folder, *part.names, *part.named))
         if length > MAX_NAMES or len(chosen) == MAX_PARTS:
             break
         chosen.append(part)
@@ -119,7 +120,8 @@ def _files(project: Path, unit: str, writers: Writers, manifest: Any) -> dict[st
                 continue
             if in_project in manifest and paths.describe(path) == manifest[in_project]:
                 continue
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, UnicodeEncodeError):
+                in_project.encode()  # as a message names it
                 info = os.lstat(path)
                 if stat.S_ISREG(info.st_mode) and len(found) < MAX_FILES:
                     writer = writers.of(in_project, info)
@@ -135,7 +137,7 @@ def _part(project: Path, unit: str, files: dict[str, _File]) -> Part:
         if os.path.basename(name) == METADATA or name.endswith(".index.json"):
             try:
                 named |= {os.path.join(folder, one) for one in _named(project / unit / name)}
-            except (OSError, ValueError):
+            except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
                 unread.append(name)
     # torch.distributed.checkpoint leaves shards of more ranks than there are now; `.metadata` names its own.
     listing = {os.path.dirname(name) for name in files if os.path.basename(name) == METADATA}
@@ -149,10 +151,12 @@ def _part(project: Path, unit: str, files: dict[str, _File]) -> Part:
     metadata: dict[str, int] = {}
     for name, one in files.items():
         folder, last = os.path.split(name)
+        # A script may have copied the folder with its times, in any order.
+        written = max(min(one.info.st_ctime_ns, one.info.st_mtime_ns), 0)
         if one.is_own and last == METADATA:
-            metadata[folder] = one.info.st_ctime_ns
+            metadata[folder] = written
         elif one.is_own and last.endswith(SHARD):
-            shards[folder] = max(shards.get(folder, 0), one.info.st_ctime_ns)
+            shards[folder] = max(shards.get(folder, 0), written)
     doubt, mixed = "", ""
     older = [name for name, one in files.items() if one.writer not in (newest, UNKNOWN)]
     if len(files) == MAX_FILES:
@@ -171,7 +175,7 @@ def _part(project: Path, unit: str, files: dict[str, _File]) -> Part:
         tuple(sorted(files)),
         job,
         attempt,
-        doubt=mixed or doubt,
+        doubt=(mixed or doubt)[:MAX_DOUBT],
         mixed=bool(mixed),
         named=tuple(sorted(named)),
         shards=shards,
@@ -181,7 +185,7 @@ def _part(project: Path, unit: str, files: dict[str, _File]) -> Part:
 
 
 def _named(path: Path) -> set[str]:
-    """Return the shards that a `.metadata` or an index names. Raises OSError, ValueError."""
+    """Return the shards that a `.metadata` or an index names. Raises whatever an odd file causes."""
     data = store.read_bytes(path, MAX_READ)
     if path.name == METADATA:
         if not (named := checkpoints.named_in(data)):

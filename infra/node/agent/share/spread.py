@@ -157,9 +157,9 @@ class Spread:
             is_moved = folder in known.superseded()
             if self._node == min(self._peers):
                 self._note(f"{f'moved to {REPLACED}' if is_moved else 'not copied'}: {known.refusal(folder)}")
-            if is_moved and (part := known.parts[folder].get(self._node)) is not None:
+            if is_moved and self._node in known.parts[folder]:
                 try:
-                    set_aside(self._project, part.paths)
+                    set_aside(self._project, [folder])
                 except OSError as error:
                     self._error = f"{folder} cannot be moved away: {error}"
         if blocking := known.blocking(self._peers, fresh=not (self._attempt or self._request.resumed_from)):
