@@ -25,7 +25,7 @@ from cloudddp.job.job_request import KEEP_MINUTES, NewJob
 from cloudddp.operations import process_nodes
 from cloudddp.operations.lifecycle import take_down
 from cloudddp.operations.node_connections import connected
-from cloudddp.operations.results import collect, ended_nodes, ended_nodes_query, raise_not_whole
+from cloudddp.operations.results import collect, ended_nodes, ended_nodes_query, raise_incomplete
 from cloudddp.operations.start_job import checked_script, start_job
 from cloudddp.operations.unsaved_work import unsaved_work
 
@@ -99,7 +99,7 @@ class Job:
                 f"not all results of job {self.id} were copied: {'; '.join(left.lines)}",
                 hint=("the nodes keep these files until they terminate; ", left.pull),
             )
-        raise_not_whole(left.not_whole)
+        raise_incomplete(left.incomplete)
         return session.root / project_files.RESULTS / self.id
 
 

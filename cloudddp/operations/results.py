@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cloudddp.agent.client import Runner
-from cloudddp.agent.protocol.checkpoints import Checkpoints
+from cloudddp.agent.protocol.checkpoints import Checkpoints, refusal
 from cloudddp.agent.protocol.results import NewFilesReply
 from cloudddp.aws.client import AWS
 from cloudddp.cluster import lookup
@@ -22,7 +22,7 @@ from cloudddp.cluster.connect import PROJECT
 from cloudddp.cluster.lookup import EndedNode
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.spec import Config, JobSpec
-from cloudddp.errors import CloudDDPError, Command, NodeError, Text
+from cloudddp.errors import CloudDDPError, Command, NodeError
 from cloudddp.formats import counted, from_here, toml
 from cloudddp.job import project_files
 from cloudddp.job.follow.verdict import JobResult
@@ -31,6 +31,7 @@ from cloudddp.job.results import pull as pulling
 from cloudddp.job.results.new_files import NodeFiles, names_of
 from cloudddp.job.results.pull import Pulled
 from cloudddp.job.results.receive import Progress
+from cloudddp.job.results.safe_names import INCOMPLETE
 from cloudddp.operations.byte_progress import ByteProgress
 from cloudddp.operations.report import write_report
 from cloudddp.operations.reporter import Reporter
@@ -39,7 +40,6 @@ from cloudddp.ssh.fleet import Outcome
 from cloudddp.text import node_list, one_line, size_of
 
 PULL = Command("pull")
-ALL_NODES = Command("pull", "--all-nodes"), " copies the files of all nodes, if the rest is there"
 PROJECT_ROOT = "."  # what is pulled where no outputs are configured
 SHOWN = 5  # files that were left out
 
@@ -69,7 +69,7 @@ class Left:
 
     lines: tuple[str, ...] = ()
     pull: Command = PULL
-    not_whole: tuple[str, ...] = ()  # checkpoints that were pulled, and why they are not whole
+    incomplete: tuple[str, ...] = ()  # checkpoints that were pulled, and why
 
 
 def ended_nodes(
@@ -118,7 +118,7 @@ def collect(
             else:
                 lines.append(f"node {node} did not answer, so its files are unknown{why}")
         targets = folders_of(found.values, to)
-        known = checkpoints.known_of(cluster, found.values, targets)
+        known = checkpoints.on(targets, found.values)
 
         def pull_one(node: int, progress: Progress) -> Pulled:
             return _pull_new(runner, job, job_id, node, found.values[node], targets[node], known, progress)
@@ -133,10 +133,13 @@ def collect(
             else:
                 why = str(outcome.errors.get(node, "its pull was stopped"))
                 lines.append(f"node {node}: results were not pulled: {one_line(why, 500)}")
-        not_whole = keep_checkpoints(console, to, targets, known, outcome.values)
         after = (
             new_files.find_all(runner, job, project=PROJECT, job_id=job_id, retry=True) if targets else found
         )
+        now = checkpoints.on(targets, after.values)
+        incomplete = merge_checkpoints(console, to, targets, known, now, outcome.values)
+        for line in incomplete:
+            console.warn(line)
         unknown = sorted(after.errors.keys() & found.values.keys())
         lines += [f"node {node} did not answer, so its files are unknown" for node in unknown]
     except KeyboardInterrupt:
@@ -149,7 +152,7 @@ def collect(
         )
         console.log(f"no results: the job wrote {where}")
     held = new_files.by_node(after.values)
-    return Left((*lines, *map(line_of, held)), pull_command(held, found.values), not_whole)
+    return Left((*lines, *map(line_of, held)), pull_command(held, found.values), incomplete)
 
 
 def pull_from(
@@ -188,34 +191,44 @@ def resumed(runner: Runner, node: int, once: Callable[[], Pulled]) -> Pulled:
     return once()
 
 
-def keep_checkpoints(
+def merge_checkpoints(
     console: Reporter,
     base: Path,
     folders: Mapping[int, Path],
     known: Checkpoints,
+    after: Checkpoints,
     pulled: Mapping[int, Pulled],
 ) -> tuple[str, ...]:
-    """Make each whole checkpoint of which several nodes hold files one folder below `base`, and record what
-    is known of all. Return why those are not whole that were pulled apart. Never fails."""
-    apart = {folder: folders[node] for node, one in pulled.items() for folder in one.apart}
+    """Merge each complete checkpoint whose files are on several nodes into one folder below `base`, and
+    record what is known of all. Return why the others that were pulled are incomplete, one line each.
+    Never fails."""
+    incomplete = {folder: folders[node] for node, one in pulled.items() for folder in one.incomplete}
+    changed = known.changed(after)
     try:
+        for folder in [one for one in changed if one not in incomplete and not known.problems[one]]:
+            known.problems[folder] = "a job wrote it while it was pulled"
+            incomplete[folder] = base
+            for node in pulled:
+                incoming.move_to_incomplete(folders[node], folder)
         merged = incoming.merge_shards(base, {node: folders[node] for node in pulled}, known)
         for path in merged[:SHOWN]:
             console.log(f"{base / one_line(path, 200)} has the files of all nodes")
         if base.is_dir():
-            checkpoints.record(base, known, apart)
+            checkpoints.record(base, known, incomplete)
     except OSError as error:
-        console.warn(f"{base}: the nodes' files of checkpoints were not put together: {error}")
+        console.warn(f"{base}: checkpoints were not merged: {error}")
     return tuple(
-        f"{one_line(why, 1000)}. What there is of it is in {from_here(apart[folder] / incoming.INCOMPLETE)}"
-        for folder, why in checkpoints.not_whole(known, apart).items()
+        f"{one_line(refusal(folder, known.problems), 1000)}. Its files are in {from_here(to / INCOMPLETE)}"
+        for folder, to in incomplete.items()
+        if known.problems[folder] and not known.is_remnant(folder)  # else only a node's older files are apart
     )
 
 
-def raise_not_whole(not_whole: Sequence[str], hint: Text = ALL_NODES) -> None:
-    """Raise CloudDDPError where checkpoints that were pulled are not whole."""
-    if not_whole:
-        raise CloudDDPError("\n".join(not_whole), hint=hint)
+def raise_incomplete(incomplete: Sequence[str]) -> None:
+    """Raise CloudDDPError where checkpoints that were pulled are incomplete."""
+    if incomplete:
+        hint = Command("pull", "--all-nodes"), " completes a checkpoint if the other nodes have the rest"
+        raise CloudDDPError("\n".join(incomplete), hint=hint)
 
 
 def raise_left_out(pulled: Mapping[int, Pulled], place: str = "") -> None:

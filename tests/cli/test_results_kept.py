@@ -103,14 +103,14 @@ def test_half_of_a_checkpoint_keeps_no_node_and_is_not_sent_to_others(cli: Any, 
     )
     done = cli("run", "-n", "2", "train.py")
     assert done.returncode == 1, done.stderr
-    text = "dcp is no whole checkpoint: __1_0.distcp of job "
+    text = "dcp is not a complete checkpoint: __1_0.distcp of job "
     assert text in done.stderr
-    assert pulled_files(cli) == {"incomplete/dcp/.metadata", "incomplete/dcp/__0_0.distcp"}
+    assert pulled_files(cli) == {"cloudddp-incomplete/dcp/.metadata", "cloudddp-incomplete/dcp/__0_0.distcp"}
     assert remains().nothing
     refused = cli("sync", "--results")
     assert refused.returncode == 2, refused.stderr
     assert text in refused.stderr
-    assert "there is no whole one beside it; no results were sent" in " ".join(refused.stderr.split())
+    assert "no other one can replace it; no results were sent" in " ".join(refused.stderr.split())
 
 
 def test_files_beyond_the_limit_keep_the_nodes_and_the_next_pull_copies_them(cli: Any, remains: Any) -> None:

@@ -11,7 +11,7 @@ import pytest
 from support.agentnode import until
 from support.gangs import Gangs, Make
 
-from cloudddp.agent.protocol.checkpoints import Checkpoints, Part
+from cloudddp.agent.protocol.checkpoints import Checkpoints, Part, refusal
 from cloudddp.agent.protocol.file_steps import REPLACED
 from cloudddp.agent.protocol.jobs import Verdict
 from cloudddp.agent.protocol.phases import JobPhase
@@ -71,8 +71,7 @@ def parts(job: Gangs, node: int) -> tuple[Part, ...]:
 
 
 def known(job: Gangs) -> Checkpoints:
-    ids = {peer.node: peer.id for peer in job.gang.peers}
-    return Checkpoints({node: parts(job, node) for node in ids}, ids)
+    return Checkpoints({peer.node: parts(job, peer.node) for peer in job.gang.peers})
 
 
 def have(job: Gangs, node: int) -> dict[str, str]:
@@ -92,7 +91,7 @@ def test_copies_give_way_to_the_next_save_and_a_lost_half_is_named(pair: Gangs, 
     # As scripts keep the best one: the copies have the times of the originals, and come in any order.
     later = "def later(*names): time.sleep(0.05 * names[0].endswith('.distcp')); shutil.copy2(*names)\n"
     assert run(pair, "job-1", saves + "save('first')\n" + later + best).phase is JobPhase.SUCCEEDED
-    assert known(pair).doubts == {LATEST: "", "ckpt/best": ""}
+    assert known(pair).problems == {LATEST: "", "ckpt/best": ""}
     writes = saves + (
         "assert len(os.listdir('ckpt/latest')) == 3\n"
         "save('other')\n"
@@ -107,13 +106,13 @@ def test_copies_give_way_to_the_next_save_and_a_lost_half_is_named(pair: Gangs, 
     (Path(saves.split("'")[1]) / "stop").touch()
     pair[0].ended("job-2")
     pair.gone()
-    assert known(pair).doubts[LATEST] == ""
+    assert known(pair).problems[LATEST] == ""
     shutil.rmtree(pair[1].project / "ckpt")
     first, second = pair.gang.peers
     pair.gang = replace(pair.gang, peers=(first, replace(second, id="i-2")))
     run(pair, "job-3", "")
     assert have(pair, 1) == {}
-    text = f"not copied: {LATEST} is no whole checkpoint: {SHARD_1} of job "
+    text = f"not copied: {LATEST} is not a complete checkpoint: {SHARD_1} of job "
     assert text in notes(pair, "job-3")
 
 
@@ -128,8 +127,8 @@ def test_ranks_do_not_start_beside_two_saves_in_one_folder(pair: Gangs, saves: s
     assert verdict.phase is JobPhase.FAILED
     assert verdict.first is not None
     text = f"a shard was written after {METADATA}: another save had begun"
-    assert f"{LATEST} is no whole checkpoint: node 0: {text}" in verdict.first.detail
-    assert text in known(pair).doubts[LATEST]
+    assert f"{LATEST} is not a complete checkpoint: node 0: {text}" in verdict.first.detail
+    assert text in known(pair).problems[LATEST]
 
 
 def test_attempts_are_told_apart_and_whole_numbered_checkpoints_go_on(pair: Gangs, saves: str) -> None:
@@ -140,16 +139,16 @@ def test_attempts_are_told_apart_and_whole_numbered_checkpoints_go_on(pair: Gang
     )
     assert run(pair, "job-1", code, retries=1).phase is JobPhase.SUCCEEDED
     found = known(pair)
-    assert found.doubts["step-1"] == ""
-    assert "after restart 1" in found.doubts["step-2"]
-    assert "the newest whole one is step-1" in found.refusal("step-2")
+    assert found.problems["step-1"] == ""
+    assert "after restart 1" in found.problems["step-2"]
+    assert "the newest complete one is step-1" in refusal("step-2", found.problems)
     run(pair, "job-2", "")
     for node in range(2):
         assert len(list((pair[node].project / "step-1").iterdir())) == 3
         assert not (pair[node].project / "step-2").exists()
         moved = {path.name for path in (pair[node].project / REPLACED).glob("*/step-2/*")}
         assert f"__{node}_0.distcp" in moved
-    assert f"moved to {REPLACED}: step-2 is no whole checkpoint: " in notes(pair, "job-2")
+    assert f"moved to {REPLACED}: step-2 is not a complete checkpoint: " in notes(pair, "job-2")
 
 
 OLDER = '{"files": {"ckpt/latest/__1_0.distcp": ["i-1", 5, 5]}}'
@@ -163,7 +162,7 @@ def test_damaged_record_of_copies_makes_their_origin_unknown(pair: Gangs, saves:
     assert have(pair, 0) == {SHARD_0: "first", SHARD_1: "first", METADATA: "first"}
     (pair[0].home / ".cloudddp" / "received-p.json").write_text(record)
     shutil.rmtree(pair[1].project / "ckpt")
-    assert "is of unknown origin" in known(pair).doubts[LATEST]
+    assert "is of unknown origin" in known(pair).problems[LATEST]
     run(pair, "job-3", "")
     assert have(pair, 1) == {}
     assert len(have(pair, 0)) == 3

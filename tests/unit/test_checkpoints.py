@@ -9,18 +9,21 @@ import pytest
 from cloudddp.agent.protocol.checkpoints import (
     Checkpoints,
     Part,
+    checkpoint_of,
     folder_of,
-    is_one,
+    is_dedicated,
     is_shard,
+    is_sharded,
     named_in,
-    unit_of,
+    refusal,
 )
+from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.agent.protocol.snapshots import Offer, Snapshot, copies, default_copies
 
 A, B = "20261128-100000-aaaa", "20261128-110000-bbbb"
 SECOND = 10**9
 ALL = ("__0_0.distcp", "__1_0.distcp", "__2_0.distcp", "__3_0.distcp")
-IDS = {node: f"i-{node}" for node in range(3)}
+NODES = range(3)
 MS = SECOND // 1000
 
 
@@ -38,18 +41,19 @@ def part(
         attempt,
         shards={"": round(at * SECOND)},
         metadata=own,
-        named=ALL if own else (),
-        ahead={"i-1": MS, "i-2": MS} if own else {},
+        lacking=tuple(name for name in ALL if own and name not in names),
+        ahead={"1": MS, "2": MS} if own else {},
         **more,  # type: ignore[arg-type]
     )
 
 
-def doubt(*parts: Part | None) -> str:
+def problem(*parts: Part | None) -> str:
     found = {node: (one,) for node, one in enumerate(parts) if one is not None}
-    return Checkpoints(found, IDS).doubts["ckpt/latest"]
+    return Checkpoints(found).problems["ckpt/latest"]
 
 
 NEW = part(0, 1, at=100, metadata=100.5)  # of node 0
+WHOLE = replace(NEW, names=(*ALL, ".metadata"), lacking=())
 
 
 @pytest.mark.parametrize(
@@ -58,10 +62,7 @@ NEW = part(0, 1, at=100, metadata=100.5)  # of node 0
         ((NEW, part(2, 3, at=100)), ""),
         ((NEW, part(2, at=100), part(3, at=100)), ""),
         # Another job, 1 s, 21 s or 10 min before; another attempt of the same job.
-        *(
-            ((NEW, part(2, 3, at=100 - ago, job="0")), "__2_0.distcp and 1 more of job")
-            for ago in (1, 21, 600)
-        ),
+        ((NEW, part(2, 3, at=99, job="0")), "__2_0.distcp and 1 more of job"),
         ((replace(NEW, attempt=1), part(2, 3, at=79)), f"node 1 has what job {A} wrote"),
         ((NEW, part(2, at=100), part(3, at=99, job="0")), f"__3_0.distcp of job {A} is missing; node 2 has"),
         # The same attempt: the next save had begun on node 1, or on node 0 before its node 1 was lost.
@@ -69,20 +70,21 @@ NEW = part(0, 1, at=100, metadata=100.5)  # of node 0
         ((NEW, part(2, 3, at=100.4995)), "or may have"),  # clocks: 1 ms
         ((NEW, part(2, 3, at=100.498)), ""),
         ((replace(NEW, ahead={}), part(2, 3, at=50)), "the clocks of nodes 0 and 1 were not compared"),
-        ((replace(NEW, ahead={"i-1": -7200 * SECOND}), part(2, 3, at=100 + 7199)), ""),  # 2 h fast
+        ((replace(NEW, ahead={"1": -7200 * SECOND}), part(2, 3, at=100 + 7199)), ""),  # 2 h fast
         ((NEW, None), "__2_0.distcp and 1 more of job"),
         ((None, part(2, 3, at=100)), f".metadata of job {A} is missing"),
-        # As copies they were whole when they came, and the clock of their writer is not known here.
-        ((part(0, 1, 2, 3, at=0, metadata=0), None), ""),
-        ((replace(NEW, names=(*ALL, ".metadata")), None), ""),
+        # As copies they were complete when they came, and the clock of their writer is not known here.
+        ((replace(WHOLE, shards={}, metadata={}), None), ""),
+        ((replace(NEW, unfinished=True), replace(part(2, 3, at=100), unfinished=True)), ""),
+        ((WHOLE, None), ""),
         # An older node 1 has no part in a checkpoint that is whole without it.
-        ((replace(NEW, names=(*ALL, ".metadata")), part(2, 3, at=1, job="0")), ""),
-        ((replace(NEW, doubt="x"), part(2, 3, at=100)), "node 0: x"),
+        ((WHOLE, part(2, 3, at=1, job="0")), ""),
+        ((replace(NEW, problem="x"), part(2, 3, at=100)), "node 0: x"),
         ((part(0, 1, at=1, metadata=2), part(0, 1, at=9, metadata=9)), "__2_0.distcp and 1 more"),
     ],
 )
 def test_checkpoint_is_whole_only_if_one_save_wrote_it(parts: tuple[Part | None, ...], why: str) -> None:
-    found = doubt(*parts)
+    found = problem(*parts)
     assert why in found
     assert bool(found) == bool(why)
 
@@ -100,98 +102,142 @@ MODEL, RNG_0, RNG_1 = "model.safetensors", "rng_state_0.pth", "rng_state_1.pth"
         ((other(MODEL, RNG_0), other(RNG_1)), ""),
         (
             (other(MODEL, RNG_0), other(RNG_1, unfinished=True)),
-            "has not succeeded, and wrote nothing after it",
+            "has not succeeded, and this is its newest save",
         ),
         ((other(MODEL, RNG_0, RNG_1, unfinished=True), other(RNG_1)), ""),  # nothing is put together
         ((other(RNG_1),), "of rng_state_*.pth there are 1 of 2"),  # a remnant
-        ((other("m-1-of-3.bin", "m-3-of-3.bin"),), "of m-*-of-3.bin there are 2 of 3"),
-        (
-            (other("m.safetensors.index.json", named=("m-2-of-2.safetensors",)),),
-            "m-2-of-2.safetensors of job",
-        ),
-        ((other("adapter_rank8.pt", doubt="of two attempts"),), ""),  # a single file
-        ((other("model_rank_0.pt", doubt="of two attempts"),), "of two attempts"),
+        ((other("g1/m-1-of-3.bin", "g1/m-3-of-3.bin"),), "of g1/m-*-of-3.bin there are 2 of 3"),
+        ((other("adapter_rank8.pt", problem="of two attempts"),), ""),  # a single file
+        ((other("model_rank_0.pt", problem="of two attempts"),), "of two attempts"),
     ],
 )
 def test_other_formats(parts: tuple[Part, ...], why: str) -> None:
-    found = Checkpoints({node: (one,) for node, one in enumerate(parts)}, IDS).doubts["out/checkpoint-40"]
+    found = Checkpoints({node: (one,) for node, one in enumerate(parts)}).problems["out/checkpoint-40"]
     assert why in found
     assert bool(found) == bool(why)
 
 
-def test_refusal_names_the_newest_whole_one_beside_it() -> None:
-    folders = [f"out/checkpoint-{number}" for number in (9, 10, 40)]
-    parts = [replace(other(MODEL, RNG_0), folder=folder) for folder in folders]
-    parts[2] = replace(parts[2], doubt="x")
-    assert Checkpoints({0: parts}, IDS).refusal(folders[2]) == (
-        "out/checkpoint-40 is no whole checkpoint: node 0: x; the newest whole one is out/checkpoint-10"
-    )
-    assert "there is no whole one beside it" in Checkpoints({0: parts[2:]}, IDS).refusal(folders[2])
+def numbered(*names: str, **more: object) -> list[Part]:
+    return [replace(other(MODEL, RNG_0), folder=f"out/{name}", **more) for name in names]  # type: ignore[arg-type]
+
+
+def known(*parts: Part, **more: Part) -> Checkpoints:
+    """What node 0 has, and others."""
+    return Checkpoints({0: parts, **{int(node[1:]): (part,) for node, part in more.items()}})
+
+
+def test_refusal_names_the_newest_complete_one_of_the_same_name() -> None:
+    parts = [*numbered("checkpoint-9", "checkpoint-10"), *numbered("checkpoint-40", problem="x")]
+    text = refusal("out/checkpoint-40", known(*parts).problems)
+    assert text.startswith("out/checkpoint-40 is not a complete checkpoint: node 0: x; ")
+    assert text.endswith("; the newest complete one is out/checkpoint-10")
+    assert "no other one can replace it" in refusal("out/checkpoint-40", known(parts[2]).problems)
+    runs = [replace(part, folder=f"runs/{at}/latest") for at, part in enumerate(parts[1:])]
+    assert "no other one can replace it" in refusal("runs/1/latest", known(*runs).problems)
 
 
 def test_with_which_checkpoints_ranks_do_not_begin() -> None:
-    """One that is not whole does not stop them where one with another number is: it makes way for that."""
-    named = [replace(other(MODEL, RNG_0), folder=f"out/{name}") for name in ("step-1", "step-2", "latest")]
-
-    def known(*parts: Part, **more: Part) -> Checkpoints:
-        return Checkpoints({0: parts, **{int(node[1:]): (part,) for node, part in more.items()}}, IDS)
-
-    broken = replace(named[1], doubt="x")
-    assert known(named[0], broken).superseded() == ["out/step-2"]
-    assert known(named[0], broken).blocking(IDS) == []
-    assert known(broken, named[2]).superseded() == []
-    assert known(broken, named[2]).blocking(IDS) == ["out/step-2"]
-    assert known(broken, named[2]).blocking(IDS, fresh=True) == []
-    assert known(replace(broken, mixed=True), named[2]).blocking(IDS, fresh=True) == ["out/step-2"]
+    """An incomplete one makes way for an older one, and an old one of which a script has left a part
+    stays."""
+    one, two, latest = numbered("step-1", "step-2", "latest")
+    broken = replace(two, problem="x")
+    assert known(one, broken).superseded() == ["out/step-2"]
+    assert known(one, broken).blocking(NODES) == []
+    old = known(replace(one, problem="x"), two)
+    assert old.is_remnant("out/step-1")
+    assert (old.superseded(), old.blocking(NODES)) == ([], [])
+    assert known(broken, latest).superseded() == []
+    assert known(broken, latest).blocking(NODES) == ["out/step-2"]
+    assert known(broken, latest).blocking(NODES, fresh=True) == []
+    assert known(replace(broken, mixed=True), latest).blocking(NODES, fresh=True) == ["out/step-2"]
     # An older job's does not matter any more.
-    assert known(broken, replace(named[2], job=B)).blocking(IDS) == []
-    unsure = replace(named[1], unfinished=True)
+    assert known(broken, replace(latest, job=B)).blocking(NODES) == []
+
+
+def test_save_that_may_not_have_ended() -> None:
+    """Each node goes on with what it has, unless a node has nothing of it, or each rank has a file."""
+    (unsure,) = numbered("step-2", unfinished=True)
     half = replace(unsure, names=(RNG_1,))
-    assert known(unsure, n1=half).doubts["out/step-2"]
+    assert known(unsure, n1=half).problems["out/step-2"]
     assert known(unsure, n1=half).blocking([0, 1]) == []
-    assert known(unsure, n1=half).blocking([0, 1, 2]) == ["out/step-2"]  # node 2 has nothing of it
+    assert known(unsure, n1=half).blocking([0, 1, 2]) == ["out/step-2"]
+    of_ranks = [replace(unsure, names=(f"model_rank_{rank}.pt",)) for rank in range(2)]
+    assert known(of_ranks[0], n1=of_ranks[1]).blocking([0, 1]) == ["out/step-2"]
 
 
-def test_names() -> None:
-    shards = (".metadata", "__0_0.distcp", "m.safetensors.index.json", "mp_rank_00_model_states.pt")
-    assert all(map(is_shard, shards))
+def test_node_that_wrote_while_its_files_were_pulled() -> None:
+    now = part(2, 3, at=100, written=7)
+    before = known(NEW, n1=replace(now, written=6))
+    assert before.changed(known(NEW, n1=now)) == ["ckpt/latest"]
+    assert before.changed(known(replace(NEW, unfinished=True))) == []
+
+
+def test_shards_by_name() -> None:
+    assert all(map(is_shard, (".metadata", "a/__0_0.distcp", "mp_rank_00_model_states.pt")))
     assert not any(map(is_shard, ("rank0.log", "model.pt", "epoch_3.pt", "rank_0.json", "index.json")))
-    assert not is_one(["adapter_rank16.safetensors", "model.pt"])
-    assert unit_of("out/checkpoint-40/optimizer_0") == "out/checkpoint-40"
-    assert unit_of("out/dcp") == "out/dcp"
-    assert folder_of("out/checkpoint-40/trainer_state.json", ["out/checkpoint-40"]) == "out/checkpoint-40"
-    assert folder_of("out/checkpoint-40/trainer_state.json") is None
-    assert folder_of("out/log", ["out"]) is None
+    assert not is_sharded(["adapter_rank16.safetensors", "model.pt"])
     assert named_in(b"\x8c\x0c__0_0.distcpq\x00\x8c\x0d__10_0.distcp") == {"__0_0.distcp", "__10_0.distcp"}
 
 
+@pytest.mark.parametrize(
+    ("folder", "names", "dedicated"),
+    [
+        ("out/dcp", (".metadata", "__0_0.distcp", "log"), True),
+        ("out/checkpoint-40", ("model.pt", "rng_state_0.pth"), True),
+        ("out/checkpoint-40", ("model.pt", "optimizer.pt"), False),
+        ("out", ("m-1-of-2.safetensors", "m-2-of-2.safetensors", "m.safetensors.index.json"), True),
+        ("out", ("model_rank_0.pt", "model_rank_1.pt"), True),
+        ("out", ("epoch1_rank0.pt", "epoch3_rank0.pt"), False),
+        ("model", ("m-1-of-2.safetensors", "m-2-of-2.safetensors", "config.json"), False),  # downloaded
+    ],
+)
+def test_folders_of_sharded_checkpoints(folder: str, names: tuple[str, ...], dedicated: bool) -> None:
+    assert is_dedicated(folder, names) is dedicated
+
+
+def test_files_of_a_checkpoint() -> None:
+    assert checkpoint_of("out/checkpoint-40/optimizer_0") == "out/checkpoint-40"
+    assert checkpoint_of("out/dcp") == "out/dcp"
+    state = "out/checkpoint-40/trainer_state.json"
+    assert folder_of(state, ["out/checkpoint-40"]) == "out/checkpoint-40"
+    assert folder_of(state, []) is None
+    assert folder_of("out/log", ["out"]) is None
+
+
+@pytest.mark.parametrize(
+    "change", [{"names": ("../x",)}, {"folder": "/etc"}, {"job": "../x"}, {"problem": "x" * 501}]
+)
+def test_hostile_parts_are_refused(change: dict[str, object]) -> None:
+    with pytest.raises(ProtocolError):
+        replace(NEW, **change)  # type: ignore[arg-type]
+
+
 def offers(*parts: Part) -> dict[int, Offer]:
-    """What nodes offer: all that they have, as they wrote it."""
-    return {
-        node: Offer(
-            tuple(Snapshot(f"{one.folder}/{name}", 1, 5) for name in one.names),
-            parts=(one,),
-        )
+    """What nodes offer: all that they have, as they wrote it. A last one has nothing."""
+    found = {
+        node: Offer(tuple(Snapshot(f"{one.folder}/{name}", 1, 5) for name in one.names), parts=(one,))
         for node, one in enumerate(parts)
-    } | {len(parts): Offer(())}
+    }
+    return {**found, len(parts): Offer(())}
 
 
-def test_only_a_whole_checkpoint_is_copied_and_never_to_files_of_another() -> None:
-    """To a node that has nothing of it, and none to node 1, which has a remnant."""
-    whole, remnant = replace(NEW, names=(*ALL, ".metadata")), part(2, 3, at=1, job="0")
-    for found in (
-        default_copies(offers(whole, remnant), IDS),
-        copies(offers(whole, remnant), IDS, every=True),
+def test_only_a_complete_checkpoint_is_copied_and_not_beside_files_of_another() -> None:
+    """Node 1 has older files: by default it keeps them; what the user has named replaces them."""
+    ids = {node: f"i-{node}" for node in NODES}
+    older = part(2, 3, at=1, job="0")
+    for found, lacking in (
+        (default_copies(offers(WHOLE, older), ids), (2,)),
+        (copies(offers(WHOLE, older), every=True), (1, 2)),
     ):
-        assert {(copy.source, copy.lacking) for copy in found} == {(0, (2,))}
+        assert {(copy.source, copy.lacking) for copy in found} == {(0, lacking)}
         assert len(found) == 5
-    both = {(copy.file.path, copy.lacking) for copy in default_copies(offers(NEW, part(2, 3, at=100)), IDS)}
+    both = {(copy.file.path, copy.lacking) for copy in default_copies(offers(NEW, part(2, 3, at=100)), ids)}
     assert both == {
         *((f"ckpt/latest/{name}", (1, 2)) for name in NEW.names),
         *((f"ckpt/latest/{name}", (0, 2)) for name in ALL[2:]),
     }
-    for parts in ((NEW,), (NEW, part(2, 3, at=101)), (NEW, remnant)):
-        assert default_copies(offers(*parts), IDS) == []
-        assert copies(offers(*parts), IDS, every=True) == []
+    for parts in ((NEW,), (NEW, part(2, 3, at=101)), (NEW, older)):
+        assert default_copies(offers(*parts), ids) == []
+        assert copies(offers(*parts), every=True) == []
     unknown = {0: Offer((Snapshot("ckpt/latest/.metadata", 1, 5),)), 1: Offer(())}
-    assert default_copies(unknown, IDS) == []
+    assert default_copies(unknown, ids) == []

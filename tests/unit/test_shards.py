@@ -7,7 +7,8 @@ from pathlib import Path
 from cloudddp.agent.protocol.checkpoints import Checkpoints, Part
 from cloudddp.files import Folder
 from cloudddp.job.results import checkpoints
-from cloudddp.job.results.incoming import INCOMPLETE, Move, merge_shards, set_apart
+from cloudddp.job.results.incoming import Move, merge_shards, move_incomplete
+from cloudddp.job.results.safe_names import INCOMPLETE
 from cloudddp.job.results.unpack import Notes
 
 JOB = "20261128-100000-aaaa"
@@ -25,9 +26,9 @@ def files(root: Path) -> set[str]:
     return {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
 
 
-def have(*nodes: tuple[str, ...], folder: str = "dcp", doubt: str = "") -> Checkpoints:
-    parts = {node: [Part(folder, names, JOB, doubt=doubt)] for node, names in enumerate(nodes)}
-    return Checkpoints(parts, {node: f"i-{node}" for node in parts})
+def have(*nodes: tuple[str, ...], folder: str = "dcp", problem: str = "") -> Checkpoints:
+    parts = {node: [Part(folder, names, JOB, problem=problem)] for node, names in enumerate(nodes)}
+    return Checkpoints(parts)
 
 
 def test_files_of_all_nodes_are_in_one_folder(tmp_path: Path) -> None:
@@ -59,7 +60,7 @@ def test_others_stay_apart(tmp_path: Path) -> None:
     alone = (METADATA, SHARD_0)
     nodes = {node: put(tmp_path / f"node{node}", *(f"dcp/{name}" for name in alone)) for node in range(2)}
     assert merge_shards(tmp_path, nodes, have(alone, alone)) == []
-    assert merge_shards(tmp_path, nodes, have(alone, (SHARD_1,), doubt="two saves")) == []
+    assert merge_shards(tmp_path, nodes, have(alone, (SHARD_1,), problem="two saves")) == []
     assert merge_shards(tmp_path, nodes, have(alone, (SHARD_1,))) == []
     assert not (tmp_path / "dcp").exists()
 
@@ -67,16 +68,19 @@ def test_others_stay_apart(tmp_path: Path) -> None:
 def test_what_is_not_whole_goes_to_a_folder_of_its_own(tmp_path: Path) -> None:
     """A whole checkpoint that was pulled before stays, and so does what lies beside shards in the folder."""
     arrived = put(tmp_path / "in", f"dcp/{METADATA}", f"dcp/{SHARD_0}", "dcp/log", "ckpt/step_3/model.pt")
-    put(tmp_path / "in", "ckpt/step_3/rng_state_0.pth")
+    put(tmp_path / "in", "ckpt/step_3/rng_state_0.pth", "new/__0_0.distcp", "new/__9_0.distcp")
     with Folder.at(arrived) as folder:
-        hostile = ["../in", "/etc", "dcp/log", "dcp/../dcp", "none", ""]
-        assert set_apart(folder, ["dcp", "ckpt/step_3", *hostile]) == ["dcp", "ckpt/step_3"]
+        hostile = dict.fromkeys(["../in", "/etc", "dcp/log", "dcp/../dcp", "none", ""])
+        aside = {"dcp": None, "ckpt/step_3": None, "new": ["__9_0.distcp"], **hostile}
+        assert move_incomplete(folder, aside) == ["dcp", "ckpt/step_3"]
     assert files(arrived) == {
         "dcp/log",
         f"{INCOMPLETE}/dcp/{METADATA}",
         f"{INCOMPLETE}/dcp/{SHARD_0}",
         f"{INCOMPLETE}/ckpt/step_3/model.pt",
         f"{INCOMPLETE}/ckpt/step_3/rng_state_0.pth",
+        "new/__0_0.distcp",
+        f"{INCOMPLETE}/new/__9_0.distcp",  # of an older save, beside a complete newer one
     }
 
 
@@ -84,9 +88,9 @@ def test_shards_of_an_older_save_do_not_stay_beside_newer_ones(tmp_path: Path) -
     """As `pull` of one node writes over what `pull --all-nodes` has brought."""
     arrived = put(tmp_path / "in", f"dcp/{METADATA}", f"dcp/{SHARD_0}", text="new")
     target = put(tmp_path / "results", f"dcp/{SHARD_0}", f"dcp/{SHARD_1}", "dcp/log", text="old")
-    whole = {"dcp": Part("dcp", (METADATA, SHARD_0), JOB)}
+    complete = {"dcp": Part("dcp", (METADATA, SHARD_0), JOB)}
     with Folder.at(arrived) as source, Folder.at(target) as to:
-        Move(Notes(), since=0, whole=whole).contents(source, to)
+        Move(Notes(), since=0, complete=complete).contents(source, to)
     assert files(target) == {f"dcp/{METADATA}", f"dcp/{SHARD_0}", "dcp/log"}
     assert (target / "dcp" / SHARD_0).read_text().startswith("new")
 
@@ -95,9 +99,9 @@ def test_record_beside_results(tmp_path: Path) -> None:
     """A damaged one says nothing."""
     put(tmp_path / "results", "dcp/x")
     checkpoints.record(tmp_path / "results", have((METADATA,)), ())
-    checkpoints.record(tmp_path / "results", have((METADATA,), folder="old", doubt="x"), ["old"])
+    checkpoints.record(tmp_path / "results", have((METADATA,), folder="old", problem="x" * 495), ["old"])
     found = checkpoints.read(tmp_path / "results")
-    assert {folder: (part.job, part.doubt) for folder, part in found.items()} == {
+    assert {folder: (part.job, part.problem[:9]) for folder, part in found.items()} == {
         "dcp": (JOB, ""),
         "old": (JOB, "node 0: x"),
     }

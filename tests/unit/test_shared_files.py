@@ -34,13 +34,13 @@ def test_newest_version_goes_to_the_nodes_that_lack_it(
     offered: list[list[Snapshot]], every: list[Copy], newest_only: list[Copy]
 ) -> None:
     offers = {node: Offer(tuple(files)) for node, files in enumerate(offered)}
-    assert copies(offers, {}, every=True) == every
-    assert copies(offers, {}, every=False) == newest_only
+    assert copies(offers, every=True) == every
+    assert copies(offers, every=False) == newest_only
 
 
 def test_same_contents_are_not_copied_for_another_time() -> None:
     one, two = (Snapshot("a", time, 5, "f" * 64) for time in (1, 2))
-    assert copies({0: Offer((one,)), 1: Offer((two,))}, {}, every=False) == []
+    assert copies({0: Offer((one,)), 1: Offer((two,))}, every=False) == []
 
 
 @pytest.mark.parametrize(

@@ -1,34 +1,41 @@
-"""Folders of shards: checkpoints of several files, which often several nodes write.
+"""Sharded checkpoints: checkpoints of several files, which often several nodes write.
 
-Files of two saves in one such folder load without an error, and the weights are those of neither. So a
-folder is one checkpoint only if a single attempt of a single job has written all of it. Times decide nothing
-but the order within an attempt: torch.distributed.checkpoint writes `.metadata` last
-(FileSystemWriter.finish), so a shard that is later belongs to a save that has not ended. Clocks of nodes
-differ: what cannot be told counts as later.
+Files of two saves in one folder may load without an error, and the weights are those of neither. So a folder
+is complete only if a single attempt of a single job has written all its shards. Only the order within an
+attempt is decided by time: torch.distributed.checkpoint writes `.metadata` last (FileSystemWriter.finish), so
+a shard that is later belongs to a save that has not ended. The clocks of nodes differ: if the order is not
+certain, the shard counts as later.
 """
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import field, replace
 from typing import Optional
 
-from cloudddp.agent.protocol.codec import MAX_COUNT, MAX_NAME, MAX_PATH, MAX_SIZE, check_length, check_range
+from cloudddp.agent.protocol.codec import (
+    MAX_COUNT,
+    MAX_PATH,
+    MAX_SIZE,
+    ProtocolError,
+    check_job_id,
+    check_length,
+    check_range,
+)
 from cloudddp.agent.protocol.frozen import frozen
-from cloudddp.agent.protocol.phases import MAX_INSTANCE_ID
 
 METADATA, SHARD = ".metadata", ".distcp"
 MAX_PARTS = 100
-MAX_DOUBT = 500
+MAX_PROBLEM = 500
 MAX_FILES = 10_000  # in one folder
 STEP = re.compile(r"(checkpoint|ckpt|step|epoch|global_step)[-_]?\d+", re.IGNORECASE)
-_INDEX = (".safetensors.index.json", ".bin.index.json")  # it names the files of a sharded model
+INDEX = (".safetensors.index.json", ".bin.index.json")
 # One file per rank, or one of N: rng_state_0.pth, mp_rank_00_model_states.pt, model-1-of-2.safetensors.
 _NUMBERED = re.compile(
     r"(?:rank[_-]?(\d+)|rng_state_(\d+)|(\d+)-of-(\d+))[^/]*\.(?:pt|pth|ckpt|bin|safetensors)"
 )
-
 
 Writer = tuple[str, int]  # job and attempt
 UNKNOWN: Writer = ("", 0)
@@ -36,72 +43,96 @@ UNKNOWN: Writer = ("", 0)
 
 @frozen
 class Part:
-    """What one node has of a folder of shards; `names` are paths below it. `job` and `attempt` have written
-    it ('': unknown). `doubt`: why it is not of one save as far as this node can tell; `mixed`: because it has
-    files of several. `named`: the shards that `.metadata` or an index names.
+    """The files of one sharded checkpoint on one node. `names`: paths below `folder`; but `older` are shards
+    there of another save. `job` and `attempt` wrote the shards ('': unknown), the last file at `written`
+    (ctime, ns). `problem`: why they are not of one save; `mixed`: they are of two. `lacking`: shards that
+    `.metadata` names and the node does not have.
 
-    By folder below this one, `shards` and `metadata` are when this node wrote the last shard and `.metadata`
-    (ns, its clock); `ahead`: by how much its clock is ahead of those of other instances at most (ns).
-    `unfinished`: it is the newest of its attempt, which has not succeeded."""
+    By folder below this one, `shards` and `metadata` are when this node wrote the last shard and `.metadata`:
+    the earlier of mtime and ctime, in ns. `ahead`: by how much the clock of this node is ahead of those of
+    others at most, by their numbers, in ns. `unfinished`: it is the newest of its attempt, which has not
+    succeeded."""
 
     folder: str
     names: tuple[str, ...] = ()
     job: str = ""
     attempt: int = 0
-    doubt: str = ""
+    older: tuple[str, ...] = ()
+    written: int = 0
+    problem: str = ""
     mixed: bool = False
-    named: tuple[str, ...] = ()
+    lacking: tuple[str, ...] = ()
     shards: dict[str, int] = field(default_factory=dict)
     metadata: dict[str, int] = field(default_factory=dict)
     ahead: dict[str, int] = field(default_factory=dict)
     unfinished: bool = False
 
     def __post_init__(self) -> None:
-        check_length("folder", self.folder, MAX_PATH)
-        check_length("job", self.job, MAX_NAME)
+        if self.job:
+            check_job_id("job", self.job)
         check_range("attempt", self.attempt, 0, MAX_COUNT)
-        check_length("doubt", self.doubt, MAX_DOUBT)
-        check_length("names", self.names, MAX_FILES)
-        check_length("named", self.named, MAX_FILES)
-        for name in (*self.names, *self.named):
+        check_length("problem", self.problem, MAX_PROBLEM)
+        for several in (self.names, self.older, self.lacking, self.shards, self.metadata, self.ahead):
+            check_length("a checkpoint", several, MAX_FILES)
+        for name in (self.folder, *self.names, *self.older, *self.lacking):
             check_length("a name", name, MAX_PATH)
-        for times in (self.shards, self.metadata, self.ahead):
-            check_length("times", times, MAX_FILES)
-            for time in times.values():
-                check_range("a time", abs(time), 0, MAX_SIZE)
-        for instance in self.ahead:
-            check_length("an instance", instance, MAX_INSTANCE_ID)
+            if name.startswith("/") or ".." in name.split("/") or "\0" in name:
+                raise ProtocolError("a name leads out of the project")
+        times = (*self.shards.values(), *self.metadata.values(), *self.ahead.values(), self.written)
+        for time in times:
+            check_range("a time", abs(time), 0, MAX_SIZE)
 
     @property
     def writer(self) -> Writer:
         return self.job, self.attempt
 
-    @property
-    def is_folder(self) -> bool:
-        """Whether the folder is the checkpoint, and has nothing else."""
-        has_shards = METADATA in self.names or any(name.endswith(SHARD) for name in self.names)
-        return has_shards or bool(STEP.fullmatch(self.folder.rpartition("/")[2]))
-
 
 def is_shard(name: str) -> bool:
-    """Whether a file, by its name, is one of several that make a checkpoint together. Pure."""
-    name = name.rpartition("/")[2]
-    return name == METADATA or name.endswith((SHARD, *_INDEX)) or bool(_NUMBERED.search(name))
+    """Whether a file, by its name, may be one of a sharded checkpoint. Pure."""
+    name = posixpath.basename(name)
+    return name == METADATA or name.endswith(SHARD) or bool(_NUMBERED.search(name))
 
 
-def unit_of(folder: str) -> str:
-    """Return the checkpoint to which the shards in a folder belong: the topmost folder with the number of a
-    step, or the folder itself. Pure."""
+def is_sharded(names: Iterable[str]) -> bool:
+    """Whether files make a sharded checkpoint. A name with a rank may be adapter_rank8.pt: if ranks wrote
+    them, one is of rank 0. Pure."""
+    numbers = [_NUMBERED.search(posixpath.basename(name)) for name in filter(is_shard, names)]
+    return any(one is None or int(one[1] or 0) == 0 for one in numbers)
+
+
+def kind_of(name: str) -> str:
+    """Return the name of a shard without its number. Pure."""
+    last = posixpath.basename(name)
+    match = _NUMBERED.search(last)
+    if match is None:
+        return SHARD if is_shard(name) else last
+    group = next(at for at in (1, 2, 3) if match[at] is not None)
+    return f"{last[: match.start(group)]}*{last[match.end(group) :]}"
+
+
+def is_dedicated(folder: str, names: Collection[str]) -> bool:
+    """Whether a folder with files of these names is a sharded checkpoint: that of a step with shards, that of
+    torch.distributed.checkpoint, or one with shards of one kind and nothing else but their index. Pure."""
+    if STEP.fullmatch(posixpath.basename(folder)) or any(kind_of(name) == SHARD for name in names):
+        return any(map(is_shard, names))
+    kinds = {kind_of(name) for name in names if not name.endswith(INDEX)}
+    return len(kinds) == 1 and any(map(is_shard, names))
+
+
+def checkpoint_of(folder: str) -> str:
+    """Return the folder of the checkpoint to which the shards in a folder belong: the topmost one with the
+    number of a step, or itself. Pure."""
     parts = folder.split("/")
     steps = [at for at, part in enumerate(parts) if STEP.fullmatch(part)]
     return "/".join(parts[: steps[0] + 1]) if steps else folder
 
 
-def folder_of(path: str, known: Collection[str] = ()) -> Optional[str]:
-    """Return the folder of the checkpoint of several files to which a file belongs; None for any other file.
-    In the folder of a step every file belongs to it if it is one of the `known` ones. Pure."""
-    unit = unit_of(path.rpartition("/")[0])
-    return unit if is_shard(path) or (unit in known and STEP.fullmatch(unit.rpartition("/")[2])) else None
+def folder_of(path: str, known: Collection[str]) -> Optional[str]:
+    """Return the folder of the sharded checkpoint, one of the `known` ones, to which a file belongs; None for
+    any other file. Pure."""
+    folder = checkpoint_of(posixpath.dirname(path))
+    is_step = STEP.fullmatch(posixpath.basename(folder))
+    return folder if folder in known and (is_step or is_shard(path) or path.endswith(INDEX)) else None
 
 
 def writer_of(path: str, parts: Iterable[Part]) -> Writer:
@@ -130,134 +161,134 @@ def listed(names: Iterable[str]) -> str:
 
 
 class Checkpoints:
-    """What nodes have of checkpoints of several files. `ids` are the instances of all nodes of the job or the
-    cluster. `parts`: folder -> node -> part; `doubts`: folder -> why it is not whole, or ''. Pure."""
+    """The sharded checkpoints on some nodes. `parts`: folder -> node -> part; `problems`: folder -> why it is
+    not complete, or ''. Pure."""
 
-    def __init__(self, parts: Mapping[int, Iterable[Part]], ids: Mapping[int, str]) -> None:
-        self._ids = ids
+    def __init__(self, parts: Mapping[int, Iterable[Part]]) -> None:
         self.parts: dict[str, dict[int, Part]] = {}
         for node, ones in sorted(parts.items()):
             for one in ones:
                 self.parts.setdefault(one.folder, {})[node] = one
-        self.doubts = {folder: doubt(found, ids) for folder, found in self.parts.items()}
+        self.problems = {folder: problem(found) for folder, found in self.parts.items()}
 
     def holders(self, folder: str) -> set[int]:
-        """Return the nodes with files of the newest attempt that has written there: what others have is a
-        remnant."""
-        return _holders(self.parts[folder])
+        """Return the nodes with files of the newest attempt that has written there; others have older
+        ones."""
+        return set(_newest(self.parts[folder]))
 
-    def of(self, node: int) -> tuple[dict[str, Part], list[str]]:
-        """Return what a node has of checkpoints that are whole, by folder, and the folders of all others and
-        of remnants."""
-        here = [folder for folder, parts in self.parts.items() if node in parts]
-        whole = [one for one in here if not self.doubts[one] and node in self.holders(one)]
-        return {one: self.parts[one][node] for one in whole}, [one for one in here if one not in whole]
-
-    def superseded(self) -> list[str]:
-        """Return the folders that are not whole and have a whole one beside them, with another number."""
-        return [one for one in self._broken() if whole_beside(one, self.doubts)]
-
-    def _broken(self) -> list[str]:
-        """Return the folders that are not whole. Files of a model that lie among others may have been
-        downloaded by several jobs."""
+    def changed(self, after: Checkpoints) -> list[str]:
+        """Return the folders in which a node has written since."""
         return [
             folder
-            for folder, why in self.doubts.items()
-            if why and any(part.is_folder for part in self.parts[folder].values())
+            for folder, parts in self.parts.items()
+            for node, now in after.parts.get(folder, {}).items()
+            if node in parts and (now.names, now.written) != (parts[node].names, parts[node].written)
         ]
 
+    def is_remnant(self, folder: str) -> bool:
+        """Whether a checkpoint is incomplete, and a newer one is complete: scripts delete old ones on some
+        nodes only."""
+        newest = newest_complete(folder, self.problems)
+        return bool(self.problems[folder] and newest) and _numbers(newest) > _numbers(folder)
+
+    def superseded(self) -> list[str]:
+        """Return the newest folders that are incomplete while one with a lower number is complete."""
+        incomplete = [one for one, why in self.problems.items() if why and not self.is_remnant(one)]
+        return [one for one in incomplete if newest_complete(one, self.problems)]
+
     def blocking(self, nodes: Collection[int], *, fresh: bool = False) -> list[str]:
-        """Return the other folders that are not whole and with which ranks on these `nodes` must not begin:
-        those that the last job to write any has written. A `fresh` job may write over what is incomplete.
-        Where it is only not known whether a save has ended, each node may go on with what it has."""
+        """Return the incomplete folders with which ranks on these `nodes` must not begin: those that the last
+        job to write any has written, and that no other one can replace. A `fresh` job may write over what is
+        incomplete. Where it is only not known whether a save has ended, each node may go on with what it has,
+        unless each rank has a file."""
         last = max((part.job for parts in self.parts.values() for part in parts.values()), default="")
         found = []
-        for folder in self._broken():
+        for folder, why in self.problems.items():
             parts = self.parts[folder]
-            if last not in [part.job for part in parts.values()]:
+            if not why or newest_complete(folder, self.problems):
                 continue
-            known = {node: replace(part, unfinished=False) for node, part in parts.items()}
-            is_needed = not fresh and (doubt(known, self._ids) or not parts.keys() >= set(nodes))
-            if is_needed or any(part.mixed for part in parts.values()):
+            of_ranks = any(_is_of_rank(name) for part in parts.values() for name in part.names)
+            known = {node: replace(part, unfinished=of_ranks) for node, part in parts.items()}
+            is_needed = not fresh and (of_ranks or problem(known) or not parts.keys() >= set(nodes))
+            is_last = last in [part.job for part in parts.values()]
+            if is_last and (is_needed or any(part.mixed for part in parts.values())):
                 found.append(folder)
-        return [one for one in found if not whole_beside(one, self.doubts)]
-
-    def refusal(self, folder: str) -> str:
-        """Return that a checkpoint is not whole, why, and which one beside it is."""
-        return refusal(folder, self.doubts)
+        return found
 
 
-NO_CHECKPOINTS = Checkpoints({}, {})
+def refusal(folder: str, problems: Mapping[str, str]) -> str:
+    """Return that a checkpoint is not complete, why, and which other one is. Pure."""
+    newest = newest_complete(folder, problems)
+    others = f"the newest complete one is {newest}" if newest else "no other one can replace it"
+    return f"{folder or 'the project'} is not a complete checkpoint: {problems[folder]}; {others}"
 
 
-def refusal(folder: str, doubts: Mapping[str, str]) -> str:
-    """As Checkpoints.refusal. Pure."""
-    newest = whole_beside(folder, doubts)
-    instead = f"the newest whole one is {newest}" if newest else "there is no whole one beside it"
-    return f"{folder} is no whole checkpoint: {doubts[folder]}; {instead}"
+def newest_complete(folder: str, problems: Mapping[str, str]) -> str:
+    """Return the complete checkpoint with the highest number whose path is otherwise the same, or ''.
+    Pure."""
+
+    def series(one: str) -> tuple[str, str]:
+        return posixpath.dirname(one), re.sub(r"\d+", "#", posixpath.basename(one))
+
+    others = [one for one, why in problems.items() if not why and series(one) == series(folder)]
+    return max(others, key=_numbers, default="")
 
 
-def whole_beside(folder: str, doubts: Mapping[str, str]) -> str:
-    """Return the whole checkpoint with the highest number whose name is otherwise the same, or ''. Pure."""
-    beside = [one for one, why in doubts.items() if not why and _series(one) == _series(folder)]
-    return max(beside, key=lambda one: [int(number) for number in re.findall(r"\d+", one)], default="")
+def _numbers(folder: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", posixpath.basename(folder))]
 
 
-def _holders(parts: Mapping[int, Part]) -> set[int]:
+def _is_of_rank(name: str) -> bool:
+    match = _NUMBERED.search(posixpath.basename(name))
+    return match is not None and match[1] is not None
+
+
+def _newest(parts: Mapping[int, Part]) -> dict[int, Part]:
     newest = max(part.writer for part in parts.values())
-    return {node for node, part in parts.items() if part.writer == newest}
+    return {node: part for node, part in sorted(parts.items()) if part.writer == newest}
 
 
-def doubt(parts: Mapping[int, Part], ids: Mapping[int, str]) -> str:
-    """Return why what the nodes have of a folder is not one whole checkpoint, or ''. Pure."""
-    own = {node: parts[node] for node in sorted(_holders(parts))}
-    have = {name for part in own.values() for name in part.names}
-    if not is_one(have):
+def problem(parts: Mapping[int, Part]) -> str:
+    """Return why what the nodes have of a folder is not one complete checkpoint, or ''. Pure."""
+    newest = _newest(parts)
+    have = {name for part in newest.values() for name in part.names}
+    if not is_sharded(have):
         return ""
-    for node, part in own.items():
-        if part.doubt:
-            return f"node {node}: {part.doubt}"
-    needed = {name for part in own.values() for name in part.named}
-    needed |= {_join(folder, METADATA) for part in own.values() for folder in part.shards}
+    for node, part in newest.items():
+        if part.problem:
+            return f"node {node}: {part.problem}"
+    needed = {name for part in newest.values() for name in part.lacking}
+    needed |= {posixpath.join(folder, METADATA) for part in newest.values() for folder in part.shards}
     if lost := needed - have:
-        return _lost(lost, parts, own)
-    if why := _gap(have) or _later(own, ids):
+        return _lost(lost, parts, newest)
+    if why := _gap(have) or _later(newest):
         return why
-    alone = any(len(part.names) == len(have) for part in own.values())
-    if len(ids) > 1 and not alone and any(part.unfinished for part in own.values()):
-        return f"{title(*next(iter(own.values())).writer)} has not succeeded, and wrote nothing after it"
+    alone = any(len(part.names) == len(have) for part in newest.values())
+    unordered = not any(posixpath.basename(name) == METADATA for name in have)
+    if unordered and not alone and any(part.unfinished for part in newest.values()):
+        writer = title(*next(iter(newest.values())).writer)
+        return f"{writer} has not succeeded, and this is its newest save, which may not have ended"
     return ""
 
 
-def _lost(lost: set[str], parts: Mapping[int, Part], own: Mapping[int, Part]) -> str:
+def _lost(lost: set[str], parts: Mapping[int, Part], newest: Mapping[int, Part]) -> str:
     older = [
         f"; node {node} has what {title(*part.writer)} wrote"
         for node, part in parts.items()
-        if node not in own and lost.intersection(part.names)
+        if node not in newest and lost.intersection(part.names)
     ]
-    writer = title(*next(iter(own.values())).writer)
-    return f"{listed(lost)} of {writer} {'are' if len(lost) > 1 else 'is'} missing{''.join(older)}"
-
-
-def is_one(names: Iterable[str]) -> bool:
-    """Whether files make a checkpoint together. One whose name has a rank may be adapter_rank8.pt: of such
-    files, one has rank 0. Pure."""
-    for name in names:
-        match = _NUMBERED.search(name.rpartition("/")[2])
-        if is_shard(name) and (match is None or match[1] is None or int(match[1]) == 0):
-            return True
-    return False
+    writer = title(*next(iter(newest.values())).writer)
+    return f"{listed(lost)} of {writer} {'are' if len(lost) > 1 else 'is'} missing{''.join(older[:1])}"
 
 
 def _gap(have: Iterable[str]) -> str:
     """Return which number is missing among files of one kind. How many ranks there were is not known."""
     found: dict[str, tuple[set[int], int]] = {}
     for name in have:
-        match = _NUMBERED.search(name.rpartition("/")[2])
+        match = _NUMBERED.search(posixpath.basename(name))
         if match and match[1] is None:
-            number, of = (match[2], 0) if match[2] else (match[3], int(match[4]))
-            kind = name.replace(number, "*", 1)
-            found.setdefault(kind, (set(), of))[0].add(int(number))
+            kind = posixpath.join(posixpath.dirname(name), kind_of(name))
+            found.setdefault(kind, (set(), int(match[4] or 0)))[0].add(int(match[2] or match[3]))
     for kind, (numbers, of) in sorted(found.items()):
         expected = of or max(numbers) + 1
         if len(numbers) < expected:
@@ -265,25 +296,16 @@ def _gap(have: Iterable[str]) -> str:
     return ""
 
 
-def _later(own: Mapping[int, Part], ids: Mapping[int, str]) -> str:
+def _later(newest: Mapping[int, Part]) -> str:
     """Return which node wrote shards that another one lacks after that wrote `.metadata`, or may have."""
-    for node, part in own.items():
-        lacking = set(part.named).difference(part.names)
+    for node, part in newest.items():
         for folder, written in part.metadata.items():
-            for other, one in own.items():
-                if folder not in one.shards or not lacking.intersection(one.names):
+            for other, one in newest.items():
+                if folder not in one.shards or not set(part.lacking).intersection(one.names):
                     continue
-                ahead = part.ahead.get(ids.get(other, ""))
+                ahead = part.ahead.get(str(other))
                 if ahead is None:
                     return f"the clocks of nodes {node} and {other} were not compared"
                 if one.shards[folder] + ahead > written:
                     return f"node {other} wrote shards after node {node} wrote {METADATA}, or may have"
     return ""
-
-
-def _join(folder: str, name: str) -> str:
-    return f"{folder}/{name}" if folder else name
-
-
-def _series(folder: str) -> str:
-    return re.sub(r"\d+", "#", folder)

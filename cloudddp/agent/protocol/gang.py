@@ -119,7 +119,7 @@ class Message:
     verdict: Optional[Verdict] = None  # of VERDICT, and of RESTART: of the attempt that has failed
     offer: Optional[Offer] = None  # of SNAPSHOT
     facts: Optional[Facts] = None  # of READY
-    clock: Optional[float] = None  # of READY and HEARTBEAT: seconds since the epoch
+    clock: Optional[float] = None  # of READY, HEARTBEAT and others: seconds since the epoch
     error: str = ""  # of CRASHED
 
     def __post_init__(self) -> None:

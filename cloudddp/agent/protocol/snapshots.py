@@ -6,7 +6,7 @@ import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Optional
 
-from cloudddp.agent.protocol.checkpoints import MAX_PARTS, Checkpoints, Part, folder_of
+from cloudddp.agent.protocol.checkpoints import MAX_PARTS, SHARD, Checkpoints, Part, folder_of, kind_of
 from cloudddp.agent.protocol.codec import (
     MAX_PATH,
     ProtocolError,
@@ -91,8 +91,8 @@ class SnapshotSearch:
 @frozen
 class Offer:
     """The files that a node shares, the newest first, and the port at which the others can get them. Only the
-    newest snapshot has a digest. `beyond`: some of the files that the limit leaves out. `parts`: what the
-    node has of checkpoints of several files."""
+    newest snapshot has a digest. `beyond`: some of the files that the limit leaves out. `parts`: of sharded
+    checkpoints on the node."""
 
     files: tuple[Snapshot, ...]
     port: int = 0
@@ -130,40 +130,42 @@ class Copy:
     lacking: tuple[int, ...]
 
 
-def checkpoints_of(offers: Mapping[int, Offer], ids: Mapping[int, str]) -> Checkpoints:
-    return Checkpoints({node: offer.parts for node, offer in offers.items()}, ids)
+def checkpoints_of(offers: Mapping[int, Offer]) -> Checkpoints:
+    return Checkpoints({node: offer.parts for node, offer in offers.items()})
 
 
-def _nodes(path: str, nodes: Iterable[int], known: Checkpoints) -> tuple[list[int], list[int]]:
-    """Return from which nodes a file may be copied, and to which: of a checkpoint that is not whole, from
-    none; else never to one that has files of another attempt in its folder."""
+def _sources(path: str, nodes: Iterable[int], known: Checkpoints) -> list[int]:
+    """Return from which nodes a file may be copied: of an incomplete checkpoint from none. Shards that are of
+    none that is known are of unknown origin."""
     folder = folder_of(path, known.parts)
     if folder is None:
-        return sorted(nodes), sorted(nodes)
-    parts = known.parts.get(folder)
-    if parts is None or known.doubts[folder]:
-        return [], []
-    holders = known.holders(folder)
-    return sorted(holders), [node for node in sorted(nodes) if node in holders or node not in parts]
+        return [] if kind_of(path) == SHARD else sorted(nodes)
+    return [] if known.problems[folder] else sorted(known.holders(folder))
 
 
-def copies(offers: Mapping[int, Offer], ids: Mapping[int, str], *, every: bool) -> list[Copy]:
+def _has_other(path: str, node: int, known: Checkpoints) -> bool:
+    """Whether a node has files of another attempt in the folder of a file."""
+    folder = folder_of(path, known.parts)
+    return folder is not None and node in known.parts[folder] and node not in known.holders(folder)
+
+
+def copies(offers: Mapping[int, Offer], *, every: bool) -> list[Copy]:
     """Return what has to be copied so that each node has the newest version of every file, or of the newest
-    one. `ids` are the instances of the nodes. Pure."""
-    known = checkpoints_of(offers, ids)
+    one. Pure."""
+    known = checkpoints_of(offers)
     versions: dict[str, dict[int, Snapshot]] = {}
     for node, offer in sorted(offers.items()):
         for file in offer.files:
             versions.setdefault(file.path, {})[node] = file
     found = []
     for path, versions_of in versions.items():
-        sources, targets = _nodes(path, offers, known)
+        sources = _sources(path, offers, known)
         holders = {node: file for node, file in versions_of.items() if node in sources}
         if not holders:
             continue
         source = max(holders, key=lambda node: (holders[node].mtime_ns, -node))
         newest = holders[source]
-        lacking = [node for node in targets if not _is_same(holders.get(node), newest)]
+        lacking = [node for node in sorted(offers) if not _is_same(holders.get(node), newest)]
         found.append(Copy(newest, source, tuple(lacking)))
     if not every:
         found = sorted(found, key=lambda one: (-one.file.mtime_ns, one.source))[:1]
@@ -175,12 +177,12 @@ def default_copies(offers: Mapping[int, Offer], ids: Mapping[int, str]) -> list[
     wrote none of that name. `ids` are the instances of the nodes. Copies count as their holders' own files if
     nobody has written that name and the writer has left the job. If the writer is there and lacks the file,
     it has deleted it. Pure."""
-    known = checkpoints_of(offers, ids)
+    known = checkpoints_of(offers)
     written: dict[str, dict[int, Snapshot]] = {}
     copied: dict[str, dict[int, Snapshot]] = {}
     for node, offer in sorted(offers.items()):
         for file in offer.files:
-            if node in _nodes(file.path, offers, known)[0]:
+            if node in _sources(file.path, offers, known):
                 (copied if file.origin else written).setdefault(file.path, {})[node] = file
     found = []
     for path in dict.fromkeys((*written, *copied)):
@@ -190,7 +192,7 @@ def default_copies(offers: Mapping[int, Offer], ids: Mapping[int, str]) -> list[
             continue
         source = max(sources, key=lambda node: (sources[node].mtime_ns, -node))
         newest = sources[source]
-        targets = _nodes(path, offers, known)[1]
+        targets = [node for node in sorted(offers) if not _has_other(path, node, known)]
         lacking = [node for node in targets if node not in own and not _is_same(copies_of.get(node), newest)]
         if lacking:
             found.append(Copy(newest, source, tuple(lacking)))

@@ -32,10 +32,10 @@ from cloudddp.operations.results import (
     PROJECT_ROOT,
     PullRequest,
     collect_logs,
-    keep_checkpoints,
+    merge_checkpoints,
     pull_from,
+    raise_incomplete,
     raise_left_out,
-    raise_not_whole,
     report_held,
     resumed,
 )
@@ -99,7 +99,7 @@ def _pull(console: Console, session: Session, wanted: PullRequest, job_id: str |
         selection = None if paths else new_files.selection_of(runner, job, record.id)
         since = None if paths else record.started
         replies = new_files.find_all(runner, job, project=PROJECT).values
-        have = checkpoints.known_of(cluster, replies, targets)
+        have = checkpoints.on(targets, replies)
 
         def pull_one(source: int, progress: Progress) -> Pulled:
             pull_once = partial(
@@ -131,7 +131,9 @@ def _pull(console: Console, session: Session, wanted: PullRequest, job_id: str |
                     f"node {source}: {counted(pulled.older, 'pulled file')} older than job {record.id}: jobs "
                     "share the folder, so an earlier job may have written them"
                 )
-        not_whole = keep_checkpoints(console, base, targets, have, outcome.values)
+        now = new_files.find_all(runner, job, project=PROJECT).values if have.parts else {}
+        after = checkpoints.on(targets, now)
+        incomplete = merge_checkpoints(console, base, targets, have, after, outcome.values)
         if outcome.values and not paths:
             collect_logs(console, runner, record.id, base)
             write_report(console, record.id, base)
@@ -145,7 +147,7 @@ def _pull(console: Console, session: Session, wanted: PullRequest, job_id: str |
             others = {node: one for node, one in replies.items() if node not in targets}
             report_held(console, others, session.settings)
         raise_left_out(outcome.values)
-        raise_not_whole(not_whole)
+        raise_incomplete(incomplete)
         if record.id != (ran or known)[-1].id and not paths:
             console.warn(f"{record.id} is not the newest job: later ones may have changed these files")
 

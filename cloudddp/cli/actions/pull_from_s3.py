@@ -19,9 +19,9 @@ from cloudddp.operations.report import write_report
 from cloudddp.operations.results import (
     PROJECT_ROOT,
     PullRequest,
-    keep_checkpoints,
+    merge_checkpoints,
+    raise_incomplete,
     raise_left_out,
-    raise_not_whole,
 )
 from cloudddp.text import node_list, one_line, size_of
 
@@ -47,7 +47,7 @@ def pull_from_s3(
     base = wanted.folder(session.root, record.job)
     targets = wanted.targets(found, first, base)
     parts = {number: one.checkpoints for number, one in reports.items() if number in targets}
-    known = Checkpoints(parts, dict(enumerate(record.nodes)))
+    known = Checkpoints(parts)
     names, files = wanted.paths or record.config.job.outputs or (PROJECT_ROOT,), 0
     outputs: dict[int, Pulled] = {}
     for number, target in targets.items():
@@ -72,14 +72,14 @@ def pull_from_s3(
             if len(found) > 1 and not wanted.all_nodes
             else f"look with `aws s3 ls --recursive {place.url}`",
         )
-    not_whole = keep_checkpoints(console, base, targets, known, outputs)
+    incomplete = merge_checkpoints(console, base, targets, known, known, outputs)
     raise_left_out(outputs, place.url)
     if lacking:
         raise CloudDDPError(
             f"{place.url} does not have all results of {node_list(lacking)}",
             hint="what was there is pulled; what the nodes had not copied is gone with them",
         )
-    raise_not_whole(not_whole)
+    raise_incomplete(incomplete)
 
 
 def _report_state(console: Console, found: dict[int, NodeObjects]) -> list[int]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from cloudddp.agent.client import Runner
+from cloudddp.agent.protocol.checkpoints import refusal
 from cloudddp.cli import session as sessions
 from cloudddp.cli.actions import planned_end
 from cloudddp.cli.actions.follow import (
@@ -268,13 +269,13 @@ def _check_job(
 
 
 def _check_checkpoints(session: Session, runner: Runner, cluster: Cluster) -> None:
-    """Raise CloudDDPError for a checkpoint that is not whole, before nodes are bought for a script that would
+    """Raise CloudDDPError for an incomplete checkpoint, before nodes are bought for a script that would
     load it, or begin without it."""
     replies = new_files.find_all(runner, session.settings.job, project=PROJECT).values
-    known = checkpoints.known_of(cluster, replies, replies)
+    known = checkpoints.on(replies, replies)
     if blocking := known.blocking(range(len(cluster.nodes) + cluster.missing)):
         raise CloudDDPError(
-            f"{one_line(known.refusal(blocking[0]), 1000)}. No job was started",
+            f"{one_line(refusal(blocking[0], known.problems), 1000)}. No job was started",
             hint=(
                 Command("pull", "--all-nodes"),
                 " copies what there is of it. Then ",

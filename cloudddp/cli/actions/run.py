@@ -49,7 +49,7 @@ from cloudddp.local_state import ClusterFolder
 from cloudddp.operations import process_nodes
 from cloudddp.operations.lifecycle import take_down
 from cloudddp.operations.node_connections import connected
-from cloudddp.operations.results import Left, collect, ended_nodes, raise_not_whole
+from cloudddp.operations.results import Left, collect, ended_nodes
 from cloudddp.operations.start_job import checked_script, start_job
 from cloudddp.text import node_list, one_line
 
@@ -143,11 +143,7 @@ def run(
     finally:
         if ending.cluster is not None:
             _end(replace(session, region=ending.cluster.region), ending.cluster, ending)
-    if not finished.exit_code:
-        raise_not_whole(ending.held.not_whole, hint="the job exited with 0, and this is what it left")
-    for line in ending.held.not_whole:
-        console.warn(line)
-    return finished.exit_code
+    return finished.exit_code or int(bool(ending.held.incomplete))
 
 
 def _leave_to_the_nodes(session: Session, script: Script, ending: _Ending) -> None:

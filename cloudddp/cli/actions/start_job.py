@@ -73,8 +73,6 @@ def pull_before_the_end(session: Session, runner: Runner, cluster: Cluster, fini
     left = collect(session, runner, cluster, finished.job, ended)
     for line in left.lines:
         session.console.warn(f"not pulled: {line}")
-    for line in left.not_whole:
-        session.console.warn(line)
     if left.lines:
         session.console.log("before the nodes end: ", left.pull)
 

@@ -12,7 +12,7 @@ from cloudddp.errors import Command, UsageError
 from cloudddp.formats import counted
 from cloudddp.job import project_files, unsent
 from cloudddp.job import sync as syncing
-from cloudddp.job.results.restore import check_whole, restore, results_here
+from cloudddp.job.results.restore import check_complete, restore, results_here
 from cloudddp.local_state import ClusterFolder
 from cloudddp.operations.node_connections import connected
 from cloudddp.operations.start_job import origin_of
@@ -28,7 +28,7 @@ def sync(
         )
     session = sessions.start(console, options, anyone=anyone)
     folder = _results_of(session, job_id) if results else None
-    for why in check_whole(folder) if folder is not None else ():
+    for why in check_complete(folder) if folder is not None else ():
         console.warn(f"not sent: {one_line(why, 1000)}")
     files = project_files.of_config(session.root, session.settings)
     for note in unsent.notes(files, session.settings):

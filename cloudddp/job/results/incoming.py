@@ -5,9 +5,9 @@ Its name is that of the transfer: the same node and job find it again, another n
 this user alone, and one pull at a time uses it. In it are `files`, what the node has sent or confirmed in
 this transfer, and `before`, what had arrived in those that broke.
 
-Of a checkpoint of several files, each node may have some. If these are one whole checkpoint, they become one
-folder, of hard links to what was pulled from each node, so that the next pull still finds it there. If they
-are not, they go to a folder of their own, so that nothing loads them.
+Each node may have some files of a sharded checkpoint. If it is complete, they become one folder, of hard
+links to what was pulled from each node, so that the next pull still finds it there. If not, they go to a
+folder of their own, so that nothing loads them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,10 +27,10 @@ from cloudddp.agent.protocol.checkpoints import STEP, Checkpoints, Part, is_shar
 from cloudddp.errors import CloudDDPError, NodeError
 from cloudddp.files import Descent, Folder, state_home
 from cloudddp.job.results import safe_names
+from cloudddp.job.results.safe_names import INCOMPLETE
 from cloudddp.job.results.unpack import OTHER_FOLDER_HINT, Notes, Truncated, cannot_write
 
 PREFIX = ".cloudddp-incoming-"
-INCOMPLETE = "incomplete"  # beside results: checkpoints that are not whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +142,14 @@ def identity_of(path: Path) -> tuple[int, int] | None:
 @dataclass
 class Move:
     """Moves the contents of a folder into another one and counts the files. `since`: when the job began.
-    Shards of an older checkpoint are removed where one of `whole` comes: what the node has of it, by folder.
+    Shards of an older checkpoint are removed where one of `complete` comes: what the node has of it, by
+    folder.
     """
 
     notes: Notes
     since: int
-    whole: Mapping[str, Part] = field(default_factory=dict)
+    complete: Mapping[str, Part] = field(default_factory=dict)
+    incomplete: Sequence[str] = ()  # folders that were moved to INCOMPLETE
     files: int = 0
     size: int = 0
     older: int = 0
@@ -187,7 +189,7 @@ class Move:
                     "", f"{inner.path}: it is CLOUDDDP_HOME, which holds cloudddp's own files"
                 )
                 return
-            if (part := self.whole.get("/".join(at))) is not None:
+            if (part := self.complete.get("/".join(at))) is not None:
                 for old in filter(is_shard, inner.names()):
                     if old not in part.names and inner.kind(old) == stat.S_IFREG:
                         inner.remove(old)
@@ -205,56 +207,76 @@ def _conflict(path: Path, why: str) -> CloudDDPError:
     return CloudDDPError(f"{path} {why}: it was not replaced", hint=f"remove it, or {OTHER_FOLDER_HINT}")
 
 
-def set_apart(files: Folder, folders: Iterable[str]) -> list[str]:
-    """Move what has arrived of checkpoints that are not whole, those in `folders`, into INCOMPLETE; return
-    which of them have arrived. Raises OSError."""
-    apart = []
-    missing = FileNotFoundError, NotADirectoryError, ValueError
-    for folder in folders:
-        with contextlib.suppress(*missing), Descent(files) as descent, Descent(files) as other:
-            path = safe_names.split(folder)
+def move_results(
+    files: Folder, target: Folder, notes: Notes, known: Checkpoints, *, node: int, since: int
+) -> Move:
+    """Move what has arrived from a node to its place, incomplete checkpoints to INCOMPLETE there. `known` are
+    those of the nodes that are pulled from. Raises OSError, and CloudDDPError as Move.contents."""
+    here = {folder: parts[node] for folder, parts in known.parts.items() if node in parts}
+    complete = {one: here[one] for one in here if not known.problems[one] and node in known.holders(one)}
+    # None: all of them; of a complete one those of an older save.
+    aside = {folder: part.older if folder in complete else None for folder, part in here.items()}
+    moved = Move(notes, since, complete, move_incomplete(files, aside))
+    moved.contents(files, target)
+    return moved
+
+
+def move_incomplete(files: Folder, aside: Mapping[str, Sequence[str] | None]) -> list[str]:
+    """Move these files in each folder, or all that belong to a checkpoint (None), into INCOMPLETE; return the
+    folders of the latter that have some. Raises OSError."""
+    moved = []
+    for folder, older in aside.items():
+        missing = contextlib.suppress(FileNotFoundError, NotADirectoryError, ValueError)
+        with missing, Descent(files) as descent, Descent(files) as other:
+            path = safe_names.split(folder or ".")
             source = descent.to(path)
-            every = STEP.fullmatch(path[-1])
+            every = path and STEP.fullmatch(path[-1])
             names = [name for name in source.names() if every or is_shard(name)]
+            names = names if older is None else [name for name in names if name in older]
             if names:
                 target = other.to((INCOMPLETE, *path), make=0o755)
                 for name in names:
                     os.rename(name, name, src_dir_fd=source.descriptor, dst_dir_fd=target.descriptor)
-                apart.append(folder)
+                moved += [folder] if older is None else []
                 with contextlib.suppress(OSError):  # it has other files, or another folder
                     for depth in range(len(path), 0, -1):
                         os.rmdir(path[depth - 1], dir_fd=descent.to(path[: depth - 1]).descriptor)
-    return apart
+    return moved
+
+
+def move_to_incomplete(results: Path, folder: str) -> None:
+    """Move a folder of results that were pulled. Raises OSError."""
+    if folder and (results / folder).is_dir():
+        place = results / INCOMPLETE / folder
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(place, ignore_errors=True)
+        (results / folder).rename(place)
 
 
 def merge_shards(base: Path, folders: Mapping[int, Path], known: Checkpoints) -> list[str]:
-    """Link the files of each whole checkpoint of which several of the `folders` (by node) have some into one
-    folder below `base`; return the paths of these checkpoints. One of which two nodes have the same file is
-    left as it is. Raises OSError."""
+    """Link the files of each complete checkpoint of which several of the `folders` (by node) have some
+    into one folder below `base`; return the paths of these checkpoints. One of which two nodes have the
+    same file is left as it is, and so is one of which a pull has left something out. Raises OSError."""
     merged = []
     for path, parts in sorted(known.parts.items()):
         holders = known.holders(path)
-        every = [name for node in holders for name in parts[node].names]
-        if known.doubts[path] or len(holders) < 2 or len(set(every)) < len(every):
+        found = [(node, name) for node in holders for name in parts[node].names]
+        is_mergeable = len(holders) > 1 and len({name for _, name in found}) == len(found)
+        if known.problems[path] or not is_mergeable or not holders <= folders.keys():
             continue
-        if not holders <= folders.keys():
-            continue
-        found = [folders[node] / path / name for node in holders for name in parts[node].names]
-        if not all(map(os.path.lexists, found)):
-            continue  # a pull has left something out, and has said so
-        for node in holders:
-            if folders[node] != base:
-                _link(folders[node], parts[node].names, base, path)
-        merged.append(path)
+        if all(os.path.lexists(folders[node] / path / name) for node, name in found):
+            for node, name in found:
+                if folders[node] != base:
+                    _link(folders[node] / path / name, base, (*path.split("/"), *name.split("/")))
+            merged.append(path)
     return merged
 
 
-def _link(source: Path, names: Iterable[str], base: Path, path: str) -> None:
-    with Folder.at(base) as root, Descent(root) as descent:
-        for name in names:
-            *folder, last = *path.split("/"), *name.split("/")
-            if stat.S_ISREG((source / path / name).lstat().st_mode):
-                target = descent.to(folder, make=0o755)
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(last, dir_fd=target.descriptor)
-                os.link(source / path / name, last, dst_dir_fd=target.descriptor, follow_symlinks=False)
+def _link(source: Path, base: Path, path: Sequence[str]) -> None:
+    *folder, last = filter(None, path)
+    if stat.S_ISREG(source.lstat().st_mode):
+        with Folder.at(base) as root, Descent(root) as descent:
+            target = descent.to(folder, make=0o755)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(last, dir_fd=target.descriptor)
+            os.link(source, last, dst_dir_fd=target.descriptor, follow_symlinks=False)

@@ -24,14 +24,14 @@ from pathlib import Path
 
 from cloudddp.agent import client, replies
 from cloudddp.agent.client import Runner
-from cloudddp.agent.protocol.checkpoints import NO_CHECKPOINTS, Checkpoints
+from cloudddp.agent.protocol.checkpoints import Checkpoints
 from cloudddp.agent.protocol.file_steps import PackRequest, Selection
 from cloudddp.agent.protocol.results import EVIDENCE, LeftFile
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.errors import Command, NodeError, UsageError, parts
 from cloudddp.files import Folder, resolved, state_home
 from cloudddp.job.results import incoming, safe_names
-from cloudddp.job.results.incoming import Incoming, Move, identity_of
+from cloudddp.job.results.incoming import Incoming, identity_of
 from cloudddp.job.results.receive import Progress, Receive
 from cloudddp.job.results.safe_names import LOGS, Parts
 from cloudddp.job.results.unpack import (
@@ -86,8 +86,8 @@ PACK_SECONDS = 120.0  # without any data from the node
 class Pulled:
     """The result of a pull. `older` files were last written before the job began; `notes` list what was
     missing or left out, and why. `unchanged` files are in the target already and not counted in `files`.
-    `left` are results that were not copied; None: there are more than a node remembers. `apart`: folders of
-    checkpoints that are not whole, which are in incoming.INCOMPLETE."""
+    `left` are results that were not copied; None: there are more than a node remembers. `incomplete`: folders
+    of checkpoints, which are in safe_names.INCOMPLETE."""
 
     files: int
     size: int
@@ -95,7 +95,7 @@ class Pulled:
     notes: tuple[str, ...]
     unchanged: int = 0
     left: tuple[LeftFile, ...] | None = ()
-    apart: tuple[str, ...] = ()
+    incomplete: tuple[str, ...] = ()
 
     @property
     def found(self) -> int:
@@ -116,19 +116,28 @@ def pull(
     since: float | None = None,
     everything: bool = False,
     selection: Selection | None = None,
-    known: Checkpoints = NO_CHECKPOINTS,
+    known: Checkpoints | None = None,
     progress: Progress = no_progress,
 ) -> Pulled:
     """Copy files and folders of the project on one node into the folder `to`. `since`: when the job began.
     `everything`: also files behind links that no job wrote. `selection`: only these, below the names.
-    `known`: checkpoints of several files on the nodes that are pulled from.
+    `known`: sharded checkpoints on the nodes that are pulled from.
 
     Files are written to a folder inside it and moved once all have arrived, so that a broken transfer never
     leaves a partial snapshot under its final name; the next pull from that node continues it. Raises
     UsageError for a name or a target that is not allowed; NodeError, with nothing moved, if the connection
     breaks or the node sends what was not requested; CloudDDPError where `to` cannot be written.
     """
-    one = _Pull(runner, node, to, names, progress, everything=everything, selection=selection, known=known)
+    one = _Pull(
+        runner,
+        node,
+        to,
+        names,
+        progress,
+        everything=everything,
+        selection=selection,
+        known=known or Checkpoints({}),
+    )
     return one.run(int(since or 0))
 
 
@@ -214,7 +223,7 @@ class _Pull:
     job: str = ""
     everything: bool = False
     selection: Selection | None = None
-    known: Checkpoints = NO_CHECKPOINTS
+    known: Checkpoints = field(default_factory=lambda: Checkpoints({}))
     notes: Notes = field(default_factory=Notes)
 
     def __post_init__(self) -> None:
@@ -227,10 +236,9 @@ class _Pull:
             try:
                 with incoming.incoming(target, name) as arrived:
                     receive = self._receive(arrived, target, since)
-                    whole, not_whole = self.known.of(self.node)
-                    apart = incoming.set_apart(arrived.files, not_whole)
-                    moved = Move(self.notes, since=since, whole=whole)
-                    moved.contents(arrived.files, target)
+                    moved = incoming.move_results(
+                        arrived.files, target, self.notes, self.known, node=self.node, since=since
+                    )
             except Refused as error:
                 raise self._refused(error, kept=target.kind(name) != 0) from None
             except NodeError as error:
@@ -248,7 +256,7 @@ class _Pull:
             self.notes.lines(),
             receive.unchanged + moved.unchanged,
             self.notes.left,
-            tuple(apart),
+            tuple(moved.incomplete),
         )
 
     def _receive(self, arrived: Incoming, target: Folder, since: int) -> Receive:

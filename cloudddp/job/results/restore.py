@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cloudddp.agent import client
 from cloudddp.agent.client import Runner
-from cloudddp.agent.protocol.checkpoints import refusal, whole_beside
+from cloudddp.agent.protocol.checkpoints import newest_complete, refusal
 from cloudddp.agent.protocol.codec import is_job_id
 from cloudddp.agent.protocol.manifest import MAX_FILES, Entry, Manifest, entry_of, manifest_to_wire, nested
 from cloudddp.agent.protocol.phases import Peer
@@ -25,8 +25,7 @@ from cloudddp.errors import CloudDDPError, Command, Text, UsageError
 from cloudddp.formats import counted
 from cloudddp.job import project_files
 from cloudddp.job.results import checkpoints, new_files, safe_names
-from cloudddp.job.results.incoming import INCOMPLETE
-from cloudddp.job.results.safe_names import LOGS
+from cloudddp.job.results.safe_names import INCOMPLETE, LOGS
 from cloudddp.job.sync import report_replaced
 from cloudddp.job.transfer import Transfer
 
@@ -35,22 +34,25 @@ def results_here(root: Path) -> list[Path]:
     """Return the folders of results in a project, by job, the newest last, that have more than logs."""
     base = root / project_files.RESULTS
     found = sorted(path for path in base.glob("*") if is_job_id(path.name) and path.is_dir())
-    return [path for path in found if any(not safe_names.guarded(one.name) for one in path.iterdir())]
+    return [path for path in found if any(_is_result(one.name) for one in path.iterdir())]
 
 
-def check_whole(folder: Path) -> list[str]:
-    """Return which checkpoints in a folder of results are not whole, so that they are not sent. Raises
-    UsageError for one without a whole one beside it: a job would begin at zero."""
-    doubts = {name: part.doubt for name, part in checkpoints.read(folder).items()}
-    broken = {name: refusal(name, doubts) for name, why in doubts.items() if why}
-    for name, why in broken.items():
-        if not whole_beside(name, doubts):
-            place = folder / INCOMPLETE / name
+def _is_result(name: str) -> bool:
+    return name == INCOMPLETE or not safe_names.guarded(name)
+
+
+def check_complete(folder: Path) -> list[str]:
+    """Return which checkpoints are incomplete in a folder of results, so that they are not sent. Raises
+    UsageError if no other one with the same name but its number is complete: a job would begin at zero."""
+    problems = {name: part.problem for name, part in checkpoints.read(folder).items()}
+    incomplete = {name: refusal(name, problems) for name, why in problems.items() if why}
+    for name, why in incomplete.items():
+        if not newest_complete(name, problems):
             raise UsageError(
                 f"{why}; no results were sent",
-                hint=f"to send the others: move {place} away, and remove {folder / LOGS / checkpoints.FILE}",
+                hint=f"to send the others, remove {folder / LOGS / checkpoints.FILE}",
             )
-    return list(broken.values())
+    return list(incomplete.values())
 
 
 def restore(
@@ -65,10 +67,10 @@ def restore(
     """Send the results in `folder` to the nodes, but for files of the `project`; return how many there are. A
     folder `nodeN` goes to that node only. Raises UsageError, NodeError; CloudDDPError while a job runs."""
     own = {node: folder / f"node{node}" for node in cluster.nodes if (folder / f"node{node}").is_dir()}
-    common = _manifest(folder, [*(path.name for path in own.values()), INCOMPLETE])
+    common = _manifest(folder, [path.name for path in own.values()])
     known = checkpoints.read(folder)
     parts = [(folder, common, sorted(cluster.nodes))]
-    parts += [(path, _manifest(path, [INCOMPLETE]), [node]) for node, path in own.items()]
+    parts += [(path, _manifest(path, ()), [node]) for node, path in own.items()]
     probes = probe(runner, cluster, only_files=True)
     for node, reply in sorted(probes.items()):
         for running in reply.running:  # it may be writing these files

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from cloudddp.agent.protocol.checkpoints import NO_CHECKPOINTS, Checkpoints
+from cloudddp.agent.protocol.checkpoints import Checkpoints
 from cloudddp.agent.protocol.codec import MAX_TIME, ProtocolError
 from cloudddp.agent.protocol.copies import LINK, LOGS, MTIME, OUTPUTS, REPORT, Copied
 from cloudddp.agent.protocol.manifest import FILE
@@ -25,7 +25,6 @@ from cloudddp.aws.s3 import Object
 from cloudddp.files import Folder
 from cloudddp.job.launch_record import S3Place
 from cloudddp.job.results import incoming, pull, safe_names
-from cloudddp.job.results.incoming import Move
 from cloudddp.job.results.pull import Pulled
 from cloudddp.job.results.safe_names import Parts
 from cloudddp.job.results.unpack import Entry, Notes, Refused, Unpack, cannot_write, local_time
@@ -79,7 +78,7 @@ def fetch(
     *,
     node: int,
     to: Path,
-    known: Checkpoints = NO_CHECKPOINTS,
+    known: Checkpoints | None = None,
 ) -> Pulled:
     """Copy those objects (by path) that lie below `names` into the folder `to`. Raises as pull.pull does, and
     AWSError, with nothing moved."""
@@ -97,13 +96,19 @@ def fetch(
                 placing = _Placing(unpack, notes, arrived.before, target)
                 for number, (name, one) in enumerate(chosen.items()):
                     placing.place(number, _entry(name, one, metadata.get(one.key, {})))
-            whole, not_whole = known.of(node)
-            apart = incoming.set_apart(arrived.files, not_whole)
-            moved = Move(notes, since=0, whole=whole)
-            moved.contents(arrived.files, target)
+            moved = incoming.move_results(
+                arrived.files, target, notes, known or Checkpoints({}), node=node, since=0
+            )
         except OSError as error:
             raise cannot_write(to, error) from None
-    return Pulled(moved.files, moved.size, moved.older, notes.lines(), left=notes.left, apart=tuple(apart))
+    return Pulled(
+        moved.files,
+        moved.size,
+        moved.older,
+        notes.lines(),
+        left=notes.left,
+        incomplete=tuple(moved.incomplete),
+    )
 
 
 def _is_requested(name: str, roots: Sequence[Parts]) -> bool:

@@ -14,15 +14,16 @@ from collections.abc import Sequence
 
 MAX_DEPTH = 64  # folders inside one another: each is held open, and macOS allows 256 open files
 MAX_COMPONENT = 255  # bytes, on every usual file system
-LOGS = "cloudddp-logs"  # beside results: logs of the agents, and the report. No result gets this name
+# Beside results: logs of the agents and the report, and incomplete checkpoints. No result gets these names.
+LOGS, INCOMPLETE = "cloudddp-logs", "cloudddp-incomplete"
 
 Parts = tuple[str, ...]
 
 # Invisible characters, which HFS+ and ext4 ignore when they compare names.
 _IGNORED_LETTERS = "\u115f\u1160\u17b4\u17b5\u3164\uffa0"
 _IGNORED = ("Cc", "Cf", "Cn", "Mn", "Me")
-_GUARDED = re.compile(rf"(\.git|git~[0-9]+|cloudddp\.toml|\.cloudddp.*|{LOGS})\Z", re.DOTALL)
-_BEGINNINGS = (".git", "git~", "cloudddp.toml", ".cloudddp", LOGS)  # of what _GUARDED matches
+_GUARDED = re.compile(rf"(\.git|git~[0-9]+|cloudddp\.toml|\.cloudddp.*|{LOGS}|{INCOMPLETE})\Z", re.DOTALL)
+_BEGINNINGS = (".git", "git~", "cloudddp.toml", ".cloudddp", LOGS, INCOMPLETE)  # of what _GUARDED matches
 _MAX_CHARACTERS = MAX_COMPONENT // 4  # that surely fit: UTF-8 has at most 4 bytes for each
 
 

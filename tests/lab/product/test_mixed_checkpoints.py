@@ -124,16 +124,16 @@ def test_lost_half_of_a_save_is_never_completed(cli: CommandLine, tmp_path: Path
     names = "__1_0.distcp of job " + job
     found = cli("pull")
     assert found.returncode == 1, found.stderr
-    assert f"ckpt/latest is no whole checkpoint: {names} is missing" in found.stderr
+    assert f"ckpt/latest is not a complete checkpoint: {names} is missing" in found.stderr
     results = cli.cwd / "results" / job
     assert not (results / "ckpt" / "latest").exists()
-    assert {path.name for path in (results / "incomplete/ckpt/latest").iterdir()} == {
+    assert {path.name for path in (results / "cloudddp-incomplete/ckpt/latest").iterdir()} == {
         ".metadata",
         "__0_0.distcp",
     }
     refused = cli("resume")
     assert refused.returncode == 1
-    assert f"{names} is missing; there is no whole one beside it. No job was started" in refused.stderr
+    assert f"{names} is missing; no other one can replace it. No job was started" in refused.stderr
     assert len(live(cli)) == 1  # nothing was bought
     assert "exec -- rm -rf ckpt/latest" in refused.stderr
     cli.ok("exec", "--", "rm", "-rf", "ckpt/latest")

@@ -1,8 +1,8 @@
-"""What this node has of each folder of shards, and who wrote it (cloudddp/agent/protocol/checkpoints.py).
+"""What this node has of each sharded checkpoint, and who wrote it (cloudddp/agent/protocol/checkpoints.py).
 
-Nothing is recorded for files that ranks write here: each belongs to the attempt that had begun when it was
-written, by ctime, which a script cannot set. Copies of other nodes and what a laptop has put back are in
-records.Received. What a sync wrote is the user's, and no part of a checkpoint of ours.
+Nothing is recorded for files that ranks write here. The attempt is decided by ctime, which a script cannot
+set; the order within it by the earlier of ctime and mtime. Copies of other nodes and what a laptop has put
+back are in records.Received. Files that a sync wrote belong to the user and are not part of a checkpoint.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import contextlib
 import json
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from agent.files import paths, records
 from agent.files.sync_record import Synced
@@ -23,194 +23,169 @@ from agent.jobs import clocks, phases
 from agent.node import store
 from cloudddp.agent.protocol import checkpoints
 from cloudddp.agent.protocol.checkpoints import (
-    MAX_DOUBT,
     MAX_FILES,
     MAX_PARTS,
+    MAX_PROBLEM,
     METADATA,
     SHARD,
     UNKNOWN,
     Part,
     Writer,
+    is_shard,
     listed,
-    title,
 )
+from cloudddp.agent.protocol.jobs import StateFile
 from cloudddp.agent.protocol.phases import JobPhase
 
-MAX_READ = 1 << 26  # bytes of one .metadata or index
+MAX_READ = 1 << 26  # bytes of one .metadata
 MAX_NAMES = 1 << 17  # bytes of all names in one message
-
-
-class Writers:
-    """Tells who wrote a file of the project."""
-
-    def __init__(self, project: Path) -> None:
-        self._marks = phases.attempts()
-        self._times = [time for time, _, _ in self._marks]
-        self.received = records.received(project)
-
-    def of(self, name: str, info: os.stat_result) -> Writer:
-        """Return the job and the attempt; UNKNOWN for a file that was there before the first job, and where
-        the record of copies is damaged or was not completed."""
-        if (copy := self.received.copy(name, info)) is not None:
-            return copy.job, copy.attempt
-        at = bisect.bisect_right(self._times, info.st_ctime_ns)
-        return self._marks[at - 1][1:] if at and not self.received.is_doubtful(name) else UNKNOWN
-
-
-class ReceivedCopies:
-    """The copies of checkpoints that this node has got so far."""
-
-    def __init__(self, project: Path) -> None:
-        self._project, self._writers = project, Writers(project)
-        received = self._writers.received.files
-        self._units = {checkpoints.unit_of(os.path.dirname(name)) for name in received}
-        self._manifest = Synced(project).recorded if self._units else {}
-
-    def stale(self) -> list[str]:
-        """Return those beside which an attempt has begun to write another checkpoint in the same folder."""
-        found = []
-        for unit in self._units:
-            files = _files(self._project, unit, self._writers, self._manifest)
-            newest = max((one.writer for one in files.values() if one.is_own), default=UNKNOWN)
-            stale = [name for name, one in files.items() if not one.is_own and one.writer < newest]
-            found += [os.path.join(unit, name) for name in stale]
-        return sorted(found)
 
 
 class _File(NamedTuple):
     info: os.stat_result
     writer: Writer
-    is_own: bool
+    is_copy: bool
 
 
-def parts(project: Path, folders: Iterable[str]) -> tuple[Part, ...]:
+class Files:
+    """The files of sharded checkpoints in a project, with the job and the attempt that wrote each; UNKNOWN
+    for a file that was there before the first job, and where the record of copies is damaged or was not
+    completed. Copies of what the instances in `present` wrote do not count."""
+
+    def __init__(self, project: Path, present: Collection[str] = ()) -> None:
+        self._project, self._present, self._manifest = project, present, Synced(project).recorded
+        self._attempts = phases.attempts()
+        self._times = [time for time, _, _ in self._attempts]
+        self.received = records.received(project)
+
+    def of(self, folder: str) -> dict[str, _File]:
+        """Return the files of a checkpoint by their names below its folder; none for any other folder."""
+        every = checkpoints.STEP.fullmatch(os.path.basename(folder))
+        found: dict[str, _File] = {}
+        top = self._project / folder
+        for where, inner, names in os.walk(top):
+            if not every:
+                inner.clear()
+            if not every and not any(map(is_shard, names)):
+                return {}
+            for name in names:
+                path = os.path.join(where, name)
+                with contextlib.suppress(OSError, UnicodeEncodeError):  # a message cannot name all
+                    path.encode()
+                    self._add(found, os.path.relpath(path, top), os.path.relpath(path, self._project))
+        return found if checkpoints.is_dedicated(folder, found) else {}
+
+    def _add(self, found: dict[str, _File], name: str, in_project: str) -> None:
+        path = self._project / in_project
+        info, synced = os.lstat(path), self._manifest.get(in_project)
+        is_file = stat.S_ISREG(info.st_mode) and not name.endswith(paths.TEMPORARY)
+        if not is_file or len(found) == MAX_FILES or (synced and paths.describe(path) == synced):
+            return
+        if (copy := self.received.copy(in_project, info)) is not None:
+            if copy.id not in self._present:
+                found[name] = _File(info, (copy.job, copy.attempt), is_copy=True)
+            return
+        at = bisect.bisect_right(self._times, info.st_ctime_ns)
+        is_known = at and not self.received.is_doubtful(in_project)
+        found[name] = _File(info, self._attempts[at - 1][1:] if is_known else UNKNOWN, is_copy=False)
+
+    def stale_copies(self) -> list[str]:
+        """Return the copies beside which an attempt has begun to write another save in the same folder."""
+        stale = []
+        for folder in {checkpoints.checkpoint_of(os.path.dirname(name)) for name in self.received.files}:
+            files = self.of(folder)
+            own = [one.writer for name, one in files.items() if is_shard(name) and not one.is_copy]
+            newest = max(own, default=UNKNOWN)
+            older = [name for name, one in files.items() if one.is_copy and one.writer < newest]
+            stale += [os.path.join(folder, name) for name in older]
+        return sorted(stale)
+
+
+def parts(project: Path, folders: Iterable[str], present: Collection[str] = ()) -> tuple[Part, ...]:
     """Return the parts of the checkpoints to which shards in these folders belong, the newest first, as many
-    as one message may have."""
-    writers, manifest = Writers(project), Synced(project).recorded
-    found: list[tuple[int, Part]] = []
-    for unit in sorted({checkpoints.unit_of(folder) for folder in folders}):
-        files = _files(project, unit, writers, manifest)
-        known = any(one.writer != UNKNOWN or writers.received.damaged for one in files.values())
-        if known and any(map(checkpoints.is_shard, files)):
-            newest = max(one.info.st_ctime_ns for one in files.values())
-            found.append((newest, _part(project, unit, files)))
-    found.sort(key=lambda one: -one[0])
+    as one message may have. `present`: as for Files."""
+    known = Files(project, present)
+    found: list[Part] = []
+    for folder in sorted({checkpoints.checkpoint_of(folder) for folder in folders}):
+        files = known.of(folder)
+        if known.received.damaged or any(one.writer != UNKNOWN for one in files.values()):
+            found += [_part(project, folder, files)] if files else []
     chosen: list[Part] = []
+    seen: set[Writer] = set()
     length = 0
-    for part in _with_unfinished([one for _, one in found]):
-        length += sum(len(json.dumps(name)) for name in (part.folder, *part.names, *part.named))
+    for part in sorted(found, key=lambda one: -one.written):
+        length += sum(
+            len(json.dumps(name)) for name in (part.folder, *part.names, *part.older, *part.lacking)
+        )
         if length > MAX_NAMES or len(chosen) == MAX_PARTS:
             break
-        chosen.append(part)
+        is_newest = part.job and part.writer not in seen
+        chosen.append(replace(part, unfinished=True) if is_newest and not _succeeded(part) else part)
+        seen.add(part.writer)
     return tuple(chosen)
 
 
-def _files(project: Path, unit: str, writers: Writers, manifest: Any) -> dict[str, _File]:
-    """Return the files of a checkpoint by their names below its folder: all in the folder of a step, else
-    those that are shards by name."""
-    every = checkpoints.STEP.fullmatch(os.path.basename(unit))
-    found: dict[str, _File] = {}
-    for where, inner, names in os.walk(project / unit):
-        if not every:
-            inner.clear()
-        for name in names:
-            path = os.path.join(where, name)
-            in_project = os.path.relpath(path, project)
-            if name.endswith(paths.TEMPORARY) or not (every or checkpoints.is_shard(name)):
-                continue
-            if in_project in manifest and paths.describe(path) == manifest[in_project]:
-                continue
-            with contextlib.suppress(OSError, UnicodeEncodeError):
-                in_project.encode()  # as a message names it
-                info = os.lstat(path)
-                if stat.S_ISREG(info.st_mode) and len(found) < MAX_FILES:
-                    writer = writers.of(in_project, info)
-                    is_own = writer != UNKNOWN and writers.received.copy(in_project, info) is None
-                    found[os.path.relpath(path, project / unit)] = _File(info, writer, is_own)
-    return found
-
-
-def _part(project: Path, unit: str, files: dict[str, _File]) -> Part:
-    named, unread = set(), []
-    for name in files:
-        folder = os.path.dirname(name)
-        if os.path.basename(name) == METADATA or name.endswith(".index.json"):
-            try:
-                named |= {os.path.join(folder, one) for one in _named(project / unit / name)}
-            except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-                unread.append(name)
+def _part(project: Path, folder: str, files: Mapping[str, _File]) -> Part:
+    shards = {name: one for name, one in files.items() if is_shard(name)}
+    job, attempt = newest = max(one.writer for one in shards.values())
+    named: set[str] = set()
+    unread, listing = [], set()
+    for name in [name for name, one in shards.items() if os.path.basename(name) == METADATA]:
+        if shards[name].writer == newest:
+            inner = os.path.dirname(name)
+            listing.add(inner)
+            data = b""
+            with contextlib.suppress(OSError):
+                data = store.read_bytes(project / folder / name, MAX_READ)
+            named |= {os.path.join(inner, one) for one in checkpoints.named_in(data)}
+            unread += [] if checkpoints.named_in(data) else [name]
     # torch.distributed.checkpoint leaves shards of more ranks than there are now; `.metadata` names its own.
-    listing = {os.path.dirname(name) for name in files if os.path.basename(name) == METADATA}
-    files = {
-        name: one
-        for name, one in files.items()
-        if not name.endswith(SHARD) or os.path.dirname(name) not in listing or name in named
+    left = {
+        name
+        for name in shards
+        if name.endswith(SHARD) and os.path.dirname(name) in listing and name not in named
     }
-    job, attempt = newest = max(one.writer for one in files.values())
-    shards: dict[str, int] = {}
-    metadata: dict[str, int] = {}
-    for name, one in files.items():
-        folder, last = os.path.split(name)
-        # A script may have copied the folder with its times, in any order.
-        written = max(min(one.info.st_ctime_ns, one.info.st_mtime_ns), 0)
-        if one.is_own and last == METADATA:
-            metadata[folder] = written
-        elif one.is_own and last.endswith(SHARD):
-            shards[folder] = max(shards.get(folder, 0), written)
-    doubt, mixed = "", ""
-    older = [name for name, one in files.items() if one.writer not in (newest, UNKNOWN)]
-    if len(files) == MAX_FILES:
-        doubt = f"it has more than {MAX_FILES:,} files"
+    strange = [name for name, one in shards.items() if one.writer == UNKNOWN and name not in left]
+    older = [name for name, one in shards.items() if one.writer not in (newest, UNKNOWN) and name not in left]
+    times: tuple[dict[str, int], dict[str, int]] = ({}, {})  # of shards, and of .metadata
+    for name, one in shards.items():
+        inner, last = os.path.split(name)
+        is_timed = last == METADATA or last.endswith(SHARD)
+        if is_timed and one.writer == newest != UNKNOWN and not one.is_copy and name not in left:
+            # A script may have copied the folder with its times, in any order.
+            written = max(min(one.info.st_ctime_ns, one.info.st_mtime_ns), 0)
+            of = times[last == METADATA]
+            of[inner] = max(of.get(inner, 0), written)
+    shards_at, metadata_at = times
+    mixed = any(written > metadata_at.get(inner, written) for inner, written in shards_at.items())
+    problem = ""
+    if mixed:
+        problem = f"a shard was written after {METADATA}: another save had begun"
+    elif len(files) == MAX_FILES:
+        problem = f"it has more than {MAX_FILES:,} files"
     elif unread:
-        doubt = f"{listed(unread)} cannot be read"
-    elif strange := [name for name, one in files.items() if one.writer == UNKNOWN]:
-        doubt = f"{listed(strange)} is of unknown origin"
-    if older and checkpoints.is_one(files):
-        other = max(files[name].writer for name in older)
-        mixed = f"{listed(older)} is of {title(*other)}, and the rest of {title(*newest)}"
-    elif any(written > metadata.get(folder, written) for folder, written in shards.items()):
-        mixed = f"a shard was written after {METADATA}: another save had begun"
+        problem = f"{listed(unread)} cannot be read"
+    elif strange:
+        problem = f"{listed(strange)} is of unknown origin"
+    names = sorted(files.keys() - left - set(older))
     return Part(
-        unit,
-        tuple(sorted(files)),
+        folder,
+        tuple(names),
         job,
         attempt,
-        doubt=(mixed or doubt)[:MAX_DOUBT],
-        mixed=bool(mixed),
-        named=tuple(sorted(named)),
-        shards=shards,
-        metadata=metadata,
-        ahead=clocks.ahead(store.job_folder(job), attempt) if job and metadata else {},
+        older=tuple(sorted(older)),
+        written=max(one.info.st_ctime_ns for one in files.values()),
+        problem=problem[:MAX_PROBLEM],
+        mixed=mixed,
+        lacking=tuple(sorted(named.difference(names))),
+        shards=shards_at,
+        metadata=metadata_at,
+        ahead=clocks.ahead(store.job_folder(job), attempt) if job and metadata_at else {},
     )
 
 
-def _named(path: Path) -> set[str]:
-    """Return the shards that a `.metadata` or an index names. Raises whatever an odd file causes."""
-    data = store.read_bytes(path, MAX_READ)
-    if path.name == METADATA:
-        if not (named := checkpoints.named_in(data)):
-            raise ValueError("it names no shard")
-        return named
-    weights = json.loads(data)["weight_map"]
-    return {str(name) for name in weights.values()}
-
-
-def _with_unfinished(found: list[Part]) -> list[Part]:
-    """Return the parts, with a mark on the newest one of an attempt that has not succeeded. Where there is a
-    `.metadata`, that says more."""
-    seen: set[Writer] = set()
-    marked = []
-    for part in found:
-        is_newest = part.writer not in seen
-        seen.add(part.writer)
-        has_metadata = any(os.path.basename(name) == METADATA for name in part.names)
-        if part.job and is_newest and not has_metadata and not _succeeded(*part.writer):
-            part = replace(part, unfinished=True)
-        marked.append(part)
-    return marked
-
-
-def _succeeded(job: str, attempt: int) -> bool:
-    folder = store.job_folder(job)
-    last = max((number for _, name, number in phases.attempts() if name == job), default=0)
-    return attempt == last and phases.phase_of(folder) is JobPhase.SUCCEEDED
+def _succeeded(part: Part) -> bool:
+    folder = store.job_folder(part.job)
+    state = store.read(folder / phases.STATE_FILE, StateFile)
+    is_last = state is not None and state.restarts == part.attempt
+    return is_last and phases.phase_of(folder) is JobPhase.SUCCEEDED

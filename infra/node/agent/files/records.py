@@ -96,6 +96,14 @@ def add_received(project: Path, copies: Mapping[str, Origin]) -> None:
     store.write(_file("received", project), replace(known, files={**kept, **copies}))
 
 
+def settle(project: Path) -> None:
+    """Forget copies that were never written; one that was written by an agent that was killed then is of
+    unknown origin. Raises OSError."""
+    begun = [name for name, origin in received(project).files.items() if not origin.inode]
+    if begun:
+        add_received(project, as_written(project, dict.fromkeys(begun, Origin(""))))
+
+
 def as_written(project: Path, copies: Mapping[str, Origin]) -> dict[str, Origin]:
     """Return these copies with what identifies each file that is there."""
     found = {}

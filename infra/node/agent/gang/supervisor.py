@@ -250,19 +250,13 @@ class _Supervisor:
         handlers[type(action)](action)
 
     def _send(self, message: Message) -> None:
-        self._mesh.send(replace(message, attempt=self._state.attempt))
+        self._mesh.send(replace(message, attempt=self._state.attempt, clock=time.time()))
 
     def _send_heartbeat(self) -> None:
         self._heartbeat_at = time.monotonic() + self._request.gang.silence / HEARTBEATS
         finished = self._request.node in self._state.finished
         self._send(
-            Message(
-                Kind.HEARTBEAT,
-                finished=finished,
-                idle=self._watches.idle(),
-                paces=self._watches.paces(),
-                clock=time.time(),
-            )
+            Message(Kind.HEARTBEAT, finished=finished, idle=self._watches.idle(), paces=self._watches.paces())
         )
 
     def _begin_attempt(self) -> None:

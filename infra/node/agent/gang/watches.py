@@ -8,7 +8,8 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Callable, Optional
 
-from agent.files.checkpoints import ReceivedCopies
+from agent.files import records
+from agent.files.checkpoints import Files
 from agent.jobs import job_record
 from agent.jobs.clocks import Clocks
 from agent.node import store
@@ -35,7 +36,7 @@ class Watches:
         self._folder, self._gpus = folder, gpus
         self._project = store.project_folder(request.project)
         self.spread = _spread(request, attempt)  # what copies files before the ranks start, if anything does
-        self._clocks = Clocks(folder, attempt, {peer.node: peer.id for peer in request.gang.peers})
+        self._clocks = Clocks(folder, attempt)
         self._copies_at = 0.0
         self._stragglers = StragglerWatch(request.node, folder, request.straggler_seconds)
         self.begin()
@@ -43,7 +44,7 @@ class Watches:
     def begin(self) -> None:
         """The ranks start now: until then they could not do anything."""
         request = self._request
-        self._copies = ReceivedCopies(self._project)
+        self._files = Files(self._project) if records.received(self._project).files else None
         self._stall = Stall(request.node, self._folder, request.stall_minutes, self._gpus)
         self._isolation = IsolationWatch(request.node, request.gang.peers, request.alone_seconds)
 
@@ -118,26 +119,26 @@ class Watches:
             self._stall.noted()
 
     def set_stale_copies_aside(self) -> None:
-        """Move copies of a checkpoint away once ranks write another one in its folder, so that the two are
-        never one."""
-        if time.monotonic() < self._copies_at:
+        """Move copies of an older save away once ranks write a new one into the same folder."""
+        if self._files is None or time.monotonic() < self._copies_at:
             return
         self._copies_at = time.monotonic() + COPIES_SECONDS
         try:
-            if names := self._copies.stale():
-                set_aside(self._project, names)
-                self._note(f"moved to {REPLACED}, since another checkpoint is written there: {listed(names)}")
+            if names := set_aside(self._project, self._files.stale_copies()):
+                text = f"moved to {REPLACED}, since another checkpoint is written there: {listed(names)}"
+                job_record.note(self._folder, text)
+                self._stall.noted()
         except OSError as error:
-            self._note(f"copies of an older checkpoint stay where another one is written: {error}")
+            text = f"copies of an older checkpoint cannot be moved away from a new one: {error}"
+            job_record.note(self._folder, text)
+            self._stall.noted()
+            self._files = None
 
     def note_isolated_ranks(self, running: Callable[[], Collection[int]]) -> None:
         """Note in the logs that no rank of this node is connected to another node, where that is so for
         long."""
         if text := self._isolation.found(running):
-            self._note(text)
-
-    def _note(self, text: str) -> None:
-        job_record.note(self._folder, text)
+            job_record.note(self._folder, text)
 
 
 def _spread(request: StartRequest, attempt: int) -> Optional[Spread]:

@@ -23,7 +23,7 @@ from agent.node import store
 from agent.node.link import Link
 from agent.sync.writer import FileWriter
 from cloudddp.agent.protocol import transfer
-from cloudddp.agent.protocol.checkpoints import is_shard
+from cloudddp.agent.protocol.checkpoints import is_sharded
 from cloudddp.agent.protocol.codec import MAX_PATH
 from cloudddp.agent.protocol.file_steps import REPLACED
 from cloudddp.agent.protocol.sending import Sender, Wanted, as_missing
@@ -45,7 +45,7 @@ def newest(search: SnapshotSearch) -> Snapshot:
     project = store.project_folder(search.project)
     skipped: list[str] = []
     for one in _found(search):
-        if is_shard(one.path):  # alone it would be no checkpoint
+        if is_sharded([one.path]):  # alone it would be no checkpoint
             continue
         path = project / one.path
         with contextlib.suppress(OSError):

@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Optional
 
 from agent.files import records
-from agent.files.checkpoints import ReceivedCopies
+from agent.files.checkpoints import Files
 from agent.files.records import Origin
 from agent.jobs import job_record
 from agent.node import store
@@ -129,8 +129,15 @@ class Spread:
     def _find(self) -> None:
         """Find the newest snapshot of this node, and listen for those that lack it."""
         try:
-            set_aside(self._project, ReceivedCopies(self._project).stale())
+            records.settle(self._project)
+            set_aside(self._project, Files(self._project).stale_copies())
             found = snapshot.written(self._search) if self._by_default else snapshot.named(self._search)
+            older = [f"{part.folder}/{name}" for part in found.parts for name in part.older]
+            if older := set_aside(self._project, older):
+                self._note(
+                    f"moved to {REPLACED}, since newer ones are beside them: {checkpoints.listed(older)}"
+                )
+                found = replace(found, files=tuple([one for one in found.files if one.path not in older]))
             if any(one.path for one in found.files) and len(self._peers) > 1:
                 found = replace(found, port=self._server.listen(self._peers[self._node].address, 0))
             self._found = found
@@ -142,28 +149,33 @@ class Spread:
     def _copy(self) -> None:
         """Begin to get what this node lacks."""
         wanted = self._unnamed() if self._by_default else self._named()
-        self._refuse_checkpoints()
+        self._check_checkpoints()
         if wanted and not self._error:
             self._receiver = threading.Thread(target=self._receive, args=(wanted,), daemon=True)
             self._receiver.start()
         else:
             self._has_it = not self._error
 
-    def _refuse_checkpoints(self) -> None:
-        """Move a checkpoint that is not whole away if one with another number is, or the newest one would be
-        another one on each node. If none is, ranks do not start."""
-        known = checkpoints_of(self._offers, self._ids)
-        for folder in [one for one, why in known.doubts.items() if why]:
+    def _check_checkpoints(self) -> None:
+        """Move an incomplete checkpoint away if an older one is complete: scripts that load the newest would
+        load different ones. If none is, the ranks do not start."""
+        known = checkpoints_of(self._offers)
+        for folder in [one for one, why in known.problems.items() if why and not known.is_remnant(one)]:
             is_moved = folder in known.superseded()
             if self._node == min(self._peers):
-                self._note(f"{f'moved to {REPLACED}' if is_moved else 'not copied'}: {known.refusal(folder)}")
+                what = f"moved to {REPLACED}" if is_moved else "not copied"
+                self._note(f"{what}: {checkpoints.refusal(folder, known.problems)}")
             if is_moved and self._node in known.parts[folder]:
-                try:
-                    set_aside(self._project, [folder])
-                except OSError as error:
-                    self._error = f"{folder} cannot be moved away: {error}"
-        if blocking := known.blocking(self._peers, fresh=not (self._attempt or self._request.resumed_from)):
-            self._error = known.refusal(blocking[0])
+                self._set_aside(folder)
+        fresh = not (self._attempt or self._request.resumed_from)
+        if blocking := known.blocking(self._peers, fresh=fresh):
+            self._error = checkpoints.refusal(blocking[0], known.problems)
+
+    def _set_aside(self, folder: str) -> None:
+        try:
+            set_aside(self._project, [folder])
+        except OSError as error:
+            self._error = f"{folder} cannot be moved away: {error}"
 
     def _named(self) -> list[Copy]:
         """Return what this node lacks of the files that the user has named; none, with an error, if a node
@@ -175,9 +187,13 @@ class Spread:
             if self._request.resumed_from and self._node == min(self._peers):
                 self._note(f"no node has a snapshot that matches {', '.join(self._search.patterns)}")
             return []
-        planned = copies(self._offers, self._ids, every=self._search.every)
+        planned = copies(self._offers, every=self._search.every)
         self._note_copies([one for one in planned if self._node in (one.source, *one.lacking)])
-        return [one for one in planned if self._node in one.lacking]
+        known, wanted = checkpoints_of(self._offers), [one for one in planned if self._node in one.lacking]
+        for folder in {checkpoints.folder_of(one.file.path, known.parts) for one in wanted}:
+            if folder is not None and self._node in known.parts[folder].keys() - known.holders(folder):
+                self._set_aside(folder)  # an older one, which the newest would be mixed with
+        return wanted
 
     def _unnamed(self) -> list[Copy]:
         """Return what this node lacks of what jobs wrote on the others."""

@@ -49,7 +49,7 @@ def step(request: NewFilesRequest) -> NewFilesReply:
             place[1] += new.size
         complete = not scan.late
         left = scan.left
-        have = parts(project, scan.shards)
+        have = parts(project, scan.shards, request.present)
     listed = [JobFiles(job, *map(_summary, places)) for job, places in sorted(found.items())]
     running = [job for job in phases.running_jobs() if request.job in ("", job)]
     return NewFilesReply(

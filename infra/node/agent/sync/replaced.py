@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import stat
 import time
 from collections.abc import Container, Iterable
@@ -86,12 +87,27 @@ class Replaced:
         return False
 
 
-def set_aside(project: Path, names: Iterable[str]) -> None:
-    """Move files of the project there. Raises OSError."""
-    folder = project / _folder_name("copies")
+def set_aside(project: Path, names: Iterable[str]) -> list[str]:
+    """Move files or folders of the project there, and return those that were moved; copies stay known as
+    such. A file that a rank begins to write at that moment keeps its place. Raises OSError."""
+    received, folder = records.received(project), _folder_name(secrets.token_hex(4))
+    moved, copies = [], {}
     for name in names:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        os.rename(project / name, folder / name)
+        path, target = project / name, project / folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            before = os.lstat(path)
+            os.rename(path, target)
+            after = os.lstat(target)
+            if (before.st_mtime_ns, before.st_size) != (after.st_mtime_ns, after.st_size):
+                os.rename(target, path)
+                continue
+            moved.append(name)
+            if (origin := received.copy(name, before)) is not None:
+                copies[f"{folder}/{name}"] = origin
+    if copies:
+        records.add_received(project, records.as_written(project, copies))
+    return moved
 
 
 def _folder_name(mark: str) -> str:
