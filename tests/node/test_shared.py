@@ -145,8 +145,8 @@ def test_shared_files_are_not_copied_between_nodes(pair: tuple[Node, Node]) -> N
     code = (
         "import sys; sys.path.insert(0, {agent!r}); from agent.share import snapshot; "
         "from cloudddp.agent.protocol.snapshots import SnapshotSearch as S; "
-        "print([one.path for one in snapshot.written(S('p', (), limit=1 << 20))[0]], "
-        "[one.path for one in snapshot.every(S('p', ('**/*.pt', 'shared/*.pt'), every=True))])"
+        "print([one.path for one in snapshot.written(S('p', (), limit=1 << 20)).files], "
+        "[one.path for one in snapshot.named(S('p', ('**/*.pt', 'shared/*.pt'), every=True)).files])"
     )
     done = subprocess.run(
         [sys.executable, "-IS", "-c", code.format(agent=str(first.agent))],

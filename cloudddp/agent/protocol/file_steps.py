@@ -31,7 +31,8 @@ from cloudddp.agent.protocol.manifest import MAX_FILES, check_folder, path_to_wi
 from cloudddp.agent.protocol.phases import MAX_NODES, MAX_TOKEN, Peer
 from cloudddp.agent.protocol.transfer import Wants
 
-REPLACED = "replaced-by-sync"  # the folder of the project for what jobs wrote where a sync writes
+# The folder of the project for what jobs wrote where a sync writes, and checkpoints that were moved away.
+REPLACED = "replaced-by-sync"
 MAX_KEPT = 20  # names of that which are reported
 # Stages of a node: it waits for the listing, has it, has compared it with what is there, waits for its disk.
 WAITING, LISTED, COMPARED, WRITING = range(4)

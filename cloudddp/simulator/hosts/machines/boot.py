@@ -136,8 +136,8 @@ def _command(node: MachineNode, root: Path) -> list[str]:
         *(f"--directory={root}", f"--machine={node.instance_id}", f"--hostname={node.setup.host_name}"),
         "--capability=CAP_NET_ADMIN",  # of its own network namespace, in which this process is
         *("--resolv-conf=off", "--timezone=off", "--link-journal=no"),
-        # A sync is of all disks of this computer, and nothing can end a process in it: the power-off of a
-        # deadline would wait for what others write here. The node's own disk is in memory.
+        # sync(2) waits for all disks of this computer and cannot be killed, so a power-off at a deadline
+        # would wait for other writers. The node's own disk is in memory.
         "--suppress-sync=yes",
         # Of pid 1, whose parent may be killed: by these marks it is found then.
         *(f"--setenv={name}={os.environ[name]}" for name in (processes.HOME_MARK, processes.NODE_MARK)),
