@@ -66,8 +66,8 @@ def run(job: Gangs, name: str, code: str, **more: object) -> Verdict:
     return verdicts[0]
 
 
-def parts(job: Gangs, node: int) -> tuple[Part, ...]:
-    return job[node].call(NewFilesRequest("p", (), ())).checkpoints
+def parts(job: Gangs, node: int, *present: str) -> tuple[Part, ...]:
+    return job[node].call(NewFilesRequest("p", (), (), present=present)).checkpoints
 
 
 def known(job: Gangs) -> Checkpoints:
@@ -114,6 +114,27 @@ def test_copies_give_way_to_the_next_save_and_a_lost_half_is_named(pair: Gangs, 
     assert have(pair, 1) == {}
     text = f"not copied: {LATEST} is not a complete checkpoint: {SHARD_1} of job "
     assert text in notes(pair, "job-3")
+
+
+def test_ranks_may_change_nodes(pair: Gangs, saves: str) -> None:
+    """The next save is complete beside older shards that each node wrote itself; these make way before the
+    next start, and all nodes get the newest ones."""
+    run(pair, "job-1", saves + "save('first')")
+    assert run(pair, "job-2", saves + "rank = 1 - rank\nsave('other')\n").phase is JobPhase.SUCCEEDED
+    found = known(pair)
+    assert found.problems == {LATEST: ""}
+    assert {node: part.older for node, part in found.parts[LATEST].items()} == {
+        0: (METADATA, SHARD_0),
+        1: (SHARD_1,),
+    }
+    run(pair, "job-3", "")
+    for node in range(2):
+        assert have(pair, node) == {SHARD_0: "other", SHARD_1: "other", METADATA: "other"}
+    # A copy is not pulled while its writer is there, so it completes nothing here.
+    (own,) = parts(pair, 0, "i-0", "i-1")
+    assert (own.names, own.lacking) == ((SHARD_1,), ())
+    (own,) = parts(pair, 1, "i-0", "i-1")
+    assert (own.names, own.lacking) == ((METADATA, SHARD_0), (SHARD_1,))
 
 
 def test_ranks_do_not_start_beside_two_saves_in_one_folder(pair: Gangs, saves: str) -> None:
