@@ -197,15 +197,18 @@ class Checkpoints:
         return [one for one in incomplete if newest_complete(one, self.problems)]
 
     def blocking(self, nodes: Collection[int], *, fresh: bool = False) -> list[str]:
-        """Return the incomplete folders with which ranks on these `nodes` must not begin: those that the last
-        job to write any has written, and that no other one can replace. A `fresh` job may write over what is
-        incomplete. Where it is only not known whether a save has ended, each node may go on with what it has,
-        unless each rank has a file."""
+        """Return the incomplete folders with which ranks on these `nodes` must not begin: those that the
+        last job to write any has written, and that no other one can replace. A `fresh` job may write over
+        what is incomplete. Where it is only not known whether a save has ended, each node may go on with
+        what it has, unless each rank has a file. Scripts save in a folder that they rename, so one without
+        `.metadata` does not count beside a complete one."""
         last = max((part.job for parts in self.parts.values() for part in parts.values()), default="")
+        complete = [parts for folder, parts in self.parts.items() if not self.problems[folder]]
+        has_complete = any(part.job == last for parts in complete for part in parts.values())
         found = []
         for folder, why in self.problems.items():
             parts = self.parts[folder]
-            if not why or newest_complete(folder, self.problems):
+            if not why or newest_complete(folder, self.problems) or (has_complete and _has_begun(parts)):
                 continue
             of_ranks = any(_is_of_rank(name) for part in parts.values() for name in part.names)
             known = {node: replace(part, unfinished=of_ranks) for node, part in parts.items()}
@@ -241,6 +244,11 @@ def _numbers(folder: str) -> list[int]:
 def _is_of_rank(name: str) -> bool:
     match = _NUMBERED.search(posixpath.basename(name))
     return match is not None and match[1] is not None
+
+
+def _has_begun(parts: Mapping[int, Part]) -> bool:
+    names = [posixpath.basename(name) for part in parts.values() for name in part.names]
+    return METADATA not in names and any(name.endswith(SHARD) for name in names)
 
 
 def _newest(parts: Mapping[int, Part]) -> dict[int, Part]:

@@ -92,7 +92,8 @@ class Files:
     def stale_copies(self) -> list[str]:
         """Return the copies beside which an attempt has begun to write another save in the same folder."""
         stale = []
-        for folder in {checkpoints.checkpoint_of(os.path.dirname(name)) for name in self.received.files}:
+        shards = filter(is_shard, self.received.files)
+        for folder in {checkpoints.checkpoint_of(os.path.dirname(name)) for name in shards}:
             files = self.of(folder)
             own = [one.writer for name, one in files.items() if is_shard(name) and not one.is_copy]
             newest = max(own, default=UNKNOWN)
