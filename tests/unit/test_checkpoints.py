@@ -151,7 +151,7 @@ def test_with_which_checkpoints_ranks_do_not_begin() -> None:
     assert known(broken, latest).blocking(NODES, fresh=True) == []
     assert known(replace(broken, mixed=True), latest).blocking(NODES, fresh=True) == ["out/step-2"]
     temporary = replace(part(0, 1, at=1), folder="out/latest.tmp")
-    assert known(latest, temporary).blocking(NODES) == []  # a script renames it once it has been written
+    assert known(replace(latest, job="0"), temporary).blocking(NODES) == []  # renamed once it is written
     assert known(temporary).blocking(NODES) == ["out/latest.tmp"]
     # An older job's does not matter any more.
     assert known(broken, replace(latest, job=B)).blocking(NODES) == []

@@ -203,12 +203,12 @@ class Checkpoints:
         what it has, unless each rank has a file. Scripts save in a folder that they rename, so one without
         `.metadata` does not count beside a complete one."""
         last = max((part.job for parts in self.parts.values() for part in parts.values()), default="")
-        complete = [parts for folder, parts in self.parts.items() if not self.problems[folder]]
-        has_complete = any(part.job == last for parts in complete for part in parts.values())
+        beside = {posixpath.dirname(folder) for folder, why in self.problems.items() if not why}
         found = []
         for folder, why in self.problems.items():
             parts = self.parts[folder]
-            if not why or newest_complete(folder, self.problems) or (has_complete and _has_begun(parts)):
+            is_temporary = posixpath.dirname(folder) in beside and _has_begun(parts)
+            if not why or newest_complete(folder, self.problems) or is_temporary:
                 continue
             of_ranks = any(_is_of_rank(name) for part in parts.values() for name in part.names)
             known = {node: replace(part, unfinished=of_ranks) for node, part in parts.items()}
