@@ -220,7 +220,7 @@ def merge_checkpoints(
     return tuple(
         f"{one_line(refusal(folder, known.problems), 1000)}. Its files are in {from_here(to / INCOMPLETE)}"
         for folder, to in incomplete.items()
-        if known.problems[folder] and not known.is_remnant(folder)  # else only a node's older files are apart
+        if folder in known.incomplete()
     )
 
 

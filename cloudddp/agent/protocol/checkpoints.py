@@ -186,37 +186,41 @@ class Checkpoints:
         ]
 
     def is_remnant(self, folder: str) -> bool:
-        """Whether a checkpoint is incomplete, and a newer one is complete: scripts delete old ones on some
-        nodes only."""
-        newest = newest_complete(folder, self.problems)
-        return bool(self.problems[folder] and newest) and _numbers(newest) > _numbers(folder)
+        """Whether an incomplete checkpoint needs no word: a newer one is complete, since scripts delete
+        old ones on some nodes only; or it has another name than a complete one beside it and no
+        `.metadata`, since scripts save in a folder that they rename."""
+        if not self.problems[folder]:
+            return False
+        if newest := newest_complete(folder, self.problems):
+            return _numbers(newest) > _numbers(folder)
+        names = [posixpath.basename(name) for part in self.parts[folder].values() for name in part.names]
+        beside = [posixpath.dirname(one) for one, why in self.problems.items() if not why]
+        is_begun = METADATA not in names and any(name.endswith(SHARD) for name in names)
+        return is_begun and posixpath.dirname(folder) in beside
+
+    def incomplete(self) -> list[str]:
+        return [one for one, why in self.problems.items() if why and not self.is_remnant(one)]
 
     def superseded(self) -> list[str]:
-        """Return the newest folders that are incomplete while one with a lower number is complete."""
-        incomplete = [one for one, why in self.problems.items() if why and not self.is_remnant(one)]
-        return [one for one in incomplete if newest_complete(one, self.problems)]
+        """Return the incomplete folders that an older one with a lower number can replace."""
+        return [one for one in self.incomplete() if newest_complete(one, self.problems)]
 
     def blocking(self, nodes: Collection[int], *, fresh: bool = False) -> list[str]:
-        """Return the incomplete folders with which ranks on these `nodes` must not begin: those that the
-        last job to write any has written, and that no other one can replace. A `fresh` job may write over
-        what is incomplete. Where it is only not known whether a save has ended, each node may go on with
-        what it has, unless each rank has a file. Scripts save in a folder that they rename, so one without
-        `.metadata` does not count beside a complete one."""
+        """Return the other incomplete folders, with which ranks on these `nodes` must not begin: those
+        that the last job to write any has written. A `fresh` job may write over what is incomplete. Where
+        it is only not known whether a save has ended, each node may go on with what it has, unless each
+        rank has a file."""
         last = max((part.job for parts in self.parts.values() for part in parts.values()), default="")
-        beside = {posixpath.dirname(folder) for folder, why in self.problems.items() if not why}
         found = []
-        for folder, why in self.problems.items():
+        for folder in self.incomplete():
             parts = self.parts[folder]
-            is_temporary = posixpath.dirname(folder) in beside and _has_begun(parts)
-            if not why or newest_complete(folder, self.problems) or is_temporary:
-                continue
             of_ranks = any(_is_of_rank(name) for part in parts.values() for name in part.names)
             known = {node: replace(part, unfinished=of_ranks) for node, part in parts.items()}
             is_needed = not fresh and (of_ranks or problem(known) or not parts.keys() >= set(nodes))
             is_last = last in [part.job for part in parts.values()]
             if is_last and (is_needed or any(part.mixed for part in parts.values())):
                 found.append(folder)
-        return found
+        return [one for one in found if one not in self.superseded()]
 
 
 def refusal(folder: str, problems: Mapping[str, str]) -> str:
@@ -244,11 +248,6 @@ def _numbers(folder: str) -> list[int]:
 def _is_of_rank(name: str) -> bool:
     match = _NUMBERED.search(posixpath.basename(name))
     return match is not None and match[1] is not None
-
-
-def _has_begun(parts: Mapping[int, Part]) -> bool:
-    names = [posixpath.basename(name) for part in parts.values() for name in part.names]
-    return METADATA not in names and any(name.endswith(SHARD) for name in names)
 
 
 def _newest(parts: Mapping[int, Part]) -> dict[int, Part]:

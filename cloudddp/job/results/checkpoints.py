@@ -37,7 +37,8 @@ def record(results: Path, known: Checkpoints, incomplete: Collection[str]) -> No
     """Record beside pulled results what is known of the checkpoints among them. Raises OSError."""
     found = read(results)
     for folder, parts in known.parts.items():
-        if folder in incomplete or (results / folder).is_dir():
+        is_here = folder in incomplete or (results / folder).is_dir()
+        if is_here and not known.is_remnant(folder):
             one, why = parts[min(known.holders(folder))], known.problems[folder][:MAX_PROBLEM]
             found.pop(folder, None)
             found[folder] = Part(folder, job=one.job, attempt=one.attempt, problem=why)

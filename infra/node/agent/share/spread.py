@@ -160,7 +160,7 @@ class Spread:
         """Move an incomplete checkpoint away if an older one is complete: scripts that load the newest would
         load different ones. If none is, the ranks do not start."""
         known = checkpoints_of(self._offers)
-        for folder in [one for one, why in known.problems.items() if why and not known.is_remnant(one)]:
+        for folder in known.incomplete():
             is_moved = folder in known.superseded()
             if self._node == min(self._peers):
                 what = f"moved to {REPLACED}" if is_moved else "not copied"
