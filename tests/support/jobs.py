@@ -42,7 +42,9 @@ def lines_by_rank(text: str) -> dict[int, list[str]]:
 
 def newest(cli: Any) -> dict[str, Any]:
     """Return the newest job as `jobs --json` lists it, which exits with 1 where a node is lost or boots."""
-    return dict(json.loads(cli("jobs", "--json").stdout)[-1])
+    done = cli("jobs", "--json")
+    assert done.stdout, done.stderr
+    return dict(json.loads(done.stdout)[-1])
 
 
 def nodes_of(cli: Any) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ Names, owner and sizes are as AWS publishes them; the ids are invented, and the 
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -78,6 +79,7 @@ IMAGES = tuple(_image(kind, architecture) for kind in _TYPES for architecture in
 BY_ID = {image.image_id: image for image in IMAGES}
 
 _PARAMETERS = "/aws/service/deeplearning"
+_LOADING = threading.RLock()  # adding one looks whether all are there
 
 
 def install() -> None:
@@ -154,21 +156,26 @@ def _add_images() -> None:
 
 
 def _load_parameters(original: Callable[..., None], self: Any, key: str) -> None:
-    """Add the parameters that name the images, when one of theirs is read."""
+    """Add the parameters that name the images, when one of theirs is read. A request that comes meanwhile
+    waits for all of them."""
+    original(self, key)
+    prefix = str(key or "")
+    if prefix.startswith(_PARAMETERS) or _PARAMETERS.startswith(prefix or "?"):
+        with _LOADING:
+            if not getattr(self, "_deep_learning", False):
+                self._deep_learning = True
+                _add_parameters(self)
+
+
+def _add_parameters(parameters: Any) -> None:
     from moto.core.utils import utcnow
     from moto.ssm import models
 
-    original(self, key)
-    prefix = str(key or "")
-    loaded = getattr(self, "_deep_learning", False)
-    if loaded or not (prefix.startswith(_PARAMETERS) or _PARAMETERS.startswith(prefix or "?")):
-        return
-    self._deep_learning = True
     parameter: Any = models.Parameter
     for image in IMAGES:
-        self[image.parameter].append(
+        parameters[image.parameter].append(
             parameter(
-                account_id=self.account_id,
+                account_id=parameters.account_id,
                 name=image.parameter,
                 value=image.image_id,
                 parameter_type="String",

@@ -12,6 +12,7 @@ from collections import deque
 from pathlib import Path
 
 from agent.node import store
+from cloudddp.agent.protocol.codec import encode
 
 FEW = 10  # messages
 
@@ -33,8 +34,11 @@ class Clocks:
         bound = max(min(latest), before) if has_few and before is not None else min(latest)
         if bound != before:
             self._ahead[str(node)] = bound
-            with contextlib.suppress(OSError):  # a full disk: nothing is known of the clocks then
-                store.write(self._path, self._ahead)
+            # On a full disk nothing is known of the clocks: the reserve is for how the job ends.
+            with contextlib.suppress(OSError):
+                temporary = self._path.with_suffix(".tmp")
+                temporary.write_bytes(encode(self._ahead))
+                temporary.replace(self._path)
 
 
 def ahead(folder: Path, attempt: int) -> dict[str, int]:
