@@ -144,7 +144,7 @@ def test_with_which_checkpoints_ranks_do_not_begin() -> None:
     assert known(one, broken).superseded() == ["out/step-2"]
     assert known(one, broken).blocking(NODES) == []
     old = known(replace(one, problem="x"), two)
-    assert old.is_remnant("out/step-1")
+    assert old.is_leftover("out/step-1")
     assert (old.superseded(), old.blocking(NODES)) == ([], [])
     assert known(broken, latest).superseded() == []
     assert known(broken, latest).blocking(NODES) == ["out/step-2"]

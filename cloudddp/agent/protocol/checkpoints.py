@@ -185,7 +185,7 @@ class Checkpoints:
             if node in parts and (now.names, now.written) != (parts[node].names, parts[node].written)
         ]
 
-    def is_remnant(self, folder: str) -> bool:
+    def is_leftover(self, folder: str) -> bool:
         """Whether an incomplete checkpoint needs no word: a newer one is complete, since scripts delete
         old ones on some nodes only; or it has another name than a complete one beside it and no
         `.metadata`, since scripts save in a folder that they rename."""
@@ -199,7 +199,7 @@ class Checkpoints:
         return is_begun and posixpath.dirname(folder) in beside
 
     def incomplete(self) -> list[str]:
-        return [one for one, why in self.problems.items() if why and not self.is_remnant(one)]
+        return [one for one, why in self.problems.items() if why and not self.is_leftover(one)]
 
     def superseded(self) -> list[str]:
         """Return the incomplete folders that an older one with a lower number can replace."""

@@ -67,9 +67,9 @@ class CopyPhase(Enum):
 @frozen
 class Copied:
     """What a node has copied to `url`: `files` of `expected` files, with `size` bytes. `error` is why the
-    others are missing, or ''. `notes` are about single files; `left_out` counts those that are not copied at
-    all, such as links that leave the outputs. `rank_zero`: the node ran rank 0. `checkpoints`: what it has of
-    those of several files."""
+    others are missing, or ''. `notes` are about single files; `left_out` counts those that are not copied
+    at all, such as links that leave the outputs. `rank_zero`: the node ran rank 0. `checkpoints`: its
+    parts of sharded ones."""
 
     url: str
     phase: CopyPhase

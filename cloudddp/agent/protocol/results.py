@@ -107,7 +107,7 @@ class LeftFile:
 class NewFilesReply:
     """`time_ns` is when the search began, by the clock of the node's file system, for PulledRequest;
     `complete` is False where there were too many files to look at; `rank_zero`: the node ran rank 0;
-    `running` are job ids; `checkpoints`: what the node has of those of several files."""
+    `running` are job ids; `checkpoints`: its parts of sharded ones."""
 
     time_ns: int
     complete: bool
@@ -164,8 +164,8 @@ class PulledReply:
 @frozen
 class PulledRequest:
     """Remember that the paths `names` were pulled as they were at `time_ns` (of a NewFilesReply), all but
-    what was `left`. `put_back`: they are files that the laptop has sent; `checkpoints` says who wrote those
-    of several files."""
+    what was `left`. `put_back`: they are files that the laptop has sent; `checkpoints` says who wrote
+    sharded ones."""
 
     project: str
     names: tuple[str, ...]

@@ -38,7 +38,7 @@ def record(results: Path, known: Checkpoints, incomplete: Collection[str]) -> No
     found = read(results)
     for folder, parts in known.parts.items():
         is_here = folder in incomplete or (results / folder).is_dir()
-        if is_here and not known.is_remnant(folder):
+        if is_here and not known.is_leftover(folder):
             one, why = parts[min(known.holders(folder))], known.problems[folder][:MAX_PROBLEM]
             found.pop(folder, None)
             found[folder] = Part(folder, job=one.job, attempt=one.attempt, problem=why)

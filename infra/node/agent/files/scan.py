@@ -42,8 +42,8 @@ SCAN_SECONDS = 10.0  # the longest that the search may take
 
 class Scan:
     """Yields each new file of a project; `late` says that the limit of `seconds` was reached. `left` names
-    what a pull has left out and what cannot be read, and why, `shards` the folders with one of several files
-    of a checkpoint.
+    what a pull has left out and what cannot be read, and why, `shards` the folders with shards of a
+    checkpoint.
 
     Files that were pulled count again if they were written after `again` (ns); copies of what the instances
     in `present` wrote do not count.
@@ -72,7 +72,7 @@ class Scan:
         self.left = {name: why for name, why in self.record.left.items() if os.path.lexists(folder / name)}
         self._renamed: dict[str, int] = {}  # folder -> its ctime
         self.late = False
-        self.shards: set[str] = set()  # folders of checkpoints of several files
+        self.shards: set[str] = set()  # folders that have some
         self._deadline = math.inf
         self._report = left_out or self._left_out
 

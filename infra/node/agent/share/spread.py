@@ -13,6 +13,7 @@ needs none of this.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -132,7 +133,7 @@ class Spread:
             records.settle(self._project)
             set_aside(self._project, Files(self._project).stale_copies())
             found = snapshot.written(self._search) if self._by_default else snapshot.named(self._search)
-            older = [f"{part.folder}/{name}" for part in found.parts for name in part.older]
+            older = [os.path.join(part.folder, name) for part in found.parts for name in part.older]
             if older := set_aside(self._project, older):
                 self._note(
                     f"moved to {REPLACED}, since newer ones are beside them: {checkpoints.listed(older)}"
