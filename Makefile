@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONUNBUFFERED
 
 .DEFAULT_GOAL := help
-.PHONY: help environment environments demo test test-all coverage lowest witness check lint types docs site bench mutants clean
+.PHONY: help environment environments roots demo test test-all coverage lowest witness check lint types docs site bench mutants clean
 
 help:  ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-10s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,12 +70,17 @@ $(WITNESS)/%/.installed: tests/witness/requirements-%.txt $(VENV)/.installed
 	@$(PIP) --python $(@D)/bin/python install --no-compile -r $<
 	@touch $@
 
-witness: $(VENV)/.installed $(WITNESS)/aws/.installed $(WITNESS)/ray/.installed  ## the AWS CLI and `ray up` at the simulator, Slurm, real operating systems
+# The operating system of machine nodes: made by the first test that needs it, it would take minutes of that test's time limit.
+roots: $(VENV)/.installed
+	@CLOUDDDP_SIM_ROOTS="$(CURDIR)/$(WITNESS)/roots" $(BIN)/python -c 'from pathlib import Path; \
+	  from cloudddp.simulator.hosts.machines import root_image; root_image.unavailable_reason() or root_image.ensure(Path(), print)'
+
+witness: environments  ## the AWS CLI and `ray up` at the simulator, Slurm, real operating systems
 	@$(BIN)/python -m pytest tests/witness -n 2
 
 environment: $(VENV)/.installed
 
-environments: environment $(WITNESS)/aws/.installed $(WITNESS)/ray/.installed
+environments: environment $(WITNESS)/aws/.installed $(WITNESS)/ray/.installed roots
 
 check: lint types test  ## lint, types and the fast tests; CI runs all tests
 

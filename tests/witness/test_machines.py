@@ -37,7 +37,7 @@ from cloudddp.simulator import control
 from cloudddp.simulator.ec2.images import IMAGES
 from cloudddp.simulator.linux import processes
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(300, func_only=True)  # the first one may make the operating system
 
 TYPE = ("-t", "c5.xlarge", "--price", "0.2", "--allow-cpu")
 TRAIN = """\
