@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cloudddp.agent.client import Runner
-from cloudddp.agent.protocol.checkpoints import Checkpoints, refusal
+from cloudddp.agent.protocol.checkpoints import Checkpoints, listed, refusal
 from cloudddp.agent.protocol.results import NewFilesReply
 from cloudddp.aws.client import AWS
 from cloudddp.cluster import lookup
@@ -117,6 +117,7 @@ def collect(
                 console.warn(f"node {node} has ended, and its files are lost")
             else:
                 lines.append(f"node {node} did not answer, so its files are unknown{why}")
+        report_lost(console, found.values)
         targets = folders_of(found.values, to)
         known = checkpoints.on(targets, found.values)
 
@@ -319,11 +320,23 @@ def _pull_new(
     return pulled
 
 
-def report_new(console: Reporter, runner: Runner, settings: Config, job_id: str) -> None:
-    """Report at the end of a launch which results `pull` copies and which new files it does not. Never
-    fails."""
-    found = new_files.find_all(runner, settings.job, project=PROJECT, job_id=job_id)
-    report_held(console, found.values, settings)
+def report_new(console: Reporter, runner: Runner, settings: Config, finished: JobResult) -> None:
+    """Report at the end of a launch which results `pull` copies and which new files it does not, or what was
+    lost with nodes. Never fails."""
+    runner.leave_out([node for node in finished.lost if node in runner.nodes])
+    found = new_files.find_all(runner, settings.job, project=PROJECT, job_id=finished.job).values
+    report_lost(console, found)
+    if not finished.lost:
+        report_held(console, found, settings)
+
+
+def report_lost(console: Reporter, replies: Mapping[int, NewFilesReply]) -> None:
+    """Report what only the nodes that are not among these have, as far as they have told the others."""
+    for node, names in new_files.only_elsewhere(replies).items():
+        console.warn(
+            f"only node {node} has {one_line(listed(names), 300)}: while ranks run, no copy of what they "
+            "save is kept on another node. A [[shared]] folder is on all nodes"
+        )
 
 
 def report_held(console: Reporter, replies: Mapping[int, NewFilesReply], settings: Config) -> None:

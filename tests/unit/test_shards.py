@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from cloudddp.agent.protocol.checkpoints import Checkpoints, Part
+from cloudddp.agent.protocol.results import NewFilesReply
 from cloudddp.files import Folder
 from cloudddp.job.results import checkpoints
 from cloudddp.job.results.incoming import Move, merge_shards, move_incomplete
+from cloudddp.job.results.new_files import only_elsewhere
 from cloudddp.job.results.safe_names import INCOMPLETE
 from cloudddp.job.results.unpack import Notes
 
@@ -107,3 +112,24 @@ def test_record_beside_results(tmp_path: Path) -> None:
     }
     (tmp_path / "results" / checkpoints.LOGS / checkpoints.FILE).write_text('{"checkpoints": 1}')
     assert checkpoints.read(tmp_path / "results") == {}
+
+
+REPLY = NewFilesReply(0, complete=True, rank_zero=False, running=(), jobs=())
+
+
+@pytest.mark.parametrize(
+    ("lacking", "expected"),
+    [
+        ({0: {1: ("a", "b")}}, {1: ["a", "b"]}),
+        ({0: {1: ("a", "b")}, 2: {1: ("b",)}}, {1: ["b"]}),
+        ({0: {1: ("a",)}, 2: {}}, {1: ["a"]}),  # node 2 was not told
+        ({0: {1: ("a",), 2: ("c",)}, 1: {2: ("c",)}}, {2: ["c"]}),  # node 1 is there
+        ({0: {1: ()}}, {}),
+        ({}, {}),
+    ],
+)
+def test_what_only_nodes_without_a_reply_have(
+    lacking: dict[int, dict[int, tuple[str, ...]]], expected: dict[int, list[str]]
+) -> None:
+    replies = {node: replace(REPLY, elsewhere=known) for node, known in lacking.items()}
+    assert only_elsewhere(replies) == expected

@@ -15,12 +15,13 @@ from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.jobs import MAX_AGO, MAX_LINE, MAX_RANKS, Exited, Failure, Verdict, check_lines
 from cloudddp.agent.protocol.phases import MAX_NODES, MAX_TOKEN, Peer
 from cloudddp.agent.protocol.progress import MAX_STRAGGLERS, LeftStall, Pace, Straggler
-from cloudddp.agent.protocol.snapshots import Offer
+from cloudddp.agent.protocol.snapshots import Offer, check_path
 from cloudddp.agent.protocol.stacks import MAX_SENTENCE, Position
 
 MAX_FACT = 300  # characters
 MAX_FAILURES = 300  # in one report: each rank has at most one
 MAX_PROBLEMS = 50
+MAX_WROTE = 5  # files
 LONGEST_MESSAGE = 1 << 20  # bytes
 
 
@@ -81,6 +82,18 @@ class Facts:
             check_length("a fact", text, MAX_FACT)
 
 
+@frozen
+class Wrote:
+    """Files that a job wrote on one node, checkpoints first, then the newest: paths in the project."""
+
+    names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_length("names", self.names, MAX_WROTE)
+        for name in self.names:
+            check_path(name)
+
+
 class Kind(Enum):
     """The kinds of messages."""
 
@@ -92,6 +105,7 @@ class Kind(Enum):
     STRAGGLERS = "stragglers"  # of the first node: a rank is slow, or has caught up
     SNAPSHOT = "snapshot"  # the newest one of a node
     COPIED = "copied"  # the node has the newest snapshot of all
+    WROTE = "wrote"  # what the job wrote on a node, which others may have to name
     STOP = "stop"  # end your ranks: the job was cancelled, or has failed here
     ENDED = "ended"  # no process of the job is left here
     RESTART = "restart"  # of the first node that is left: start the ranks again
@@ -119,6 +133,7 @@ class Message:
     verdict: Optional[Verdict] = None  # of VERDICT, and of RESTART: of the attempt that has failed
     offer: Optional[Offer] = None  # of SNAPSHOT
     facts: Optional[Facts] = None  # of READY
+    wrote: Optional[Wrote] = None  # of WROTE
     clock: Optional[float] = None  # of READY, HEARTBEAT and others: seconds since the epoch
     error: str = ""  # of CRASHED
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import field
+
 from cloudddp.agent.protocol.checkpoints import MAX_PARTS, Part
 from cloudddp.agent.protocol.codec import (
     MAX_COUNT,
@@ -15,6 +17,7 @@ from cloudddp.agent.protocol.codec import (
     check_range,
 )
 from cloudddp.agent.protocol.frozen import frozen
+from cloudddp.agent.protocol.phases import MAX_NODES
 from cloudddp.agent.protocol.readings import READINGS_FILE
 
 MAX_PLACES = 20  # that a reply names
@@ -107,7 +110,8 @@ class LeftFile:
 class NewFilesReply:
     """`time_ns` is when the search began, by the clock of the node's file system, for PulledRequest;
     `complete` is False where there were too many files to look at; `rank_zero`: the node ran rank 0;
-    `running` are job ids; `checkpoints`: its parts of sharded ones."""
+    `running` are job ids; `checkpoints`: its parts of sharded ones; `elsewhere`: by the numbers of other
+    nodes, the newest files that the last job wrote there and this node lacks."""
 
     time_ns: int
     complete: bool
@@ -116,9 +120,15 @@ class NewFilesReply:
     jobs: tuple[JobFiles, ...]
     left: tuple[LeftFile, ...] = ()
     checkpoints: tuple[Part, ...] = ()
+    elsewhere: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_range("time_ns", self.time_ns, 0, MAX_SIZE)
+        check_length("elsewhere", self.elsewhere, MAX_NODES)
+        for names in self.elsewhere.values():
+            check_length("elsewhere", names, MAX_PLACES)
+            for name in names:
+                check_length("a name", name, MAX_PATH)
         check_length("checkpoints", self.checkpoints, MAX_PARTS)
         check_length("running", self.running, MAX_PLACES)
         check_length("jobs", self.jobs, MAX_PLACES)

@@ -27,7 +27,7 @@ MAX_NS = 1 << 63
 LATEST = 86400.0  # seconds by which the clock of another node may be ahead
 
 
-def _check_path(text: str) -> None:
+def check_path(text: str) -> None:
     parts = text.split("/")
     check_length("a path", text, MAX_PATH)
     if text.startswith(("/", "~")) or ".." in parts or "\0" in text:
@@ -49,7 +49,7 @@ class Snapshot:
     mode: int = 0  # permissions; 0 where they are not known
 
     def __post_init__(self) -> None:
-        _check_path(self.path)
+        check_path(self.path)
         check_range("mtime_ns", self.mtime_ns, 0, MAX_NS)
         check_range("size", self.size, 0, MAX_SNAPSHOT)
         check_length("digest", self.digest, 64)
@@ -85,7 +85,7 @@ class SnapshotSearch:
         check_length("exclude", self.exclude, MAX_EXCLUDED)
         check_range("limit", self.limit, 0, MAX_SNAPSHOT)
         for one in (*self.patterns, *self.outputs, *self.scratch):
-            _check_path(one)
+            check_path(one)
 
 
 @frozen

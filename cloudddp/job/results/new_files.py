@@ -87,6 +87,16 @@ def mark_pulled(
         client.call(runner, node, PulledRequest(project, tuple(names), time_ns, pulled.left))
 
 
+def only_elsewhere(replies: Mapping[int, NewFilesReply]) -> dict[int, list[str]]:
+    """Return the newest files that none of these nodes has, of those that other nodes have told them of.
+    Pure."""
+    found: dict[int, list[str]] = {}
+    for node in sorted({node for reply in replies.values() for node in reply.elsewhere} - replies.keys()):
+        lists = [reply.elsewhere[node] for reply in replies.values() if node in reply.elsewhere]
+        found[node] = [name for name in lists[0] if all(name in names for names in lists)]
+    return {node: names for node, names in found.items() if names}
+
+
 # -- for messages ------------------------------------------------------------------------------------------
 
 

@@ -190,6 +190,8 @@ class _Supervisor:
             yield from self._watch_stall()
             for message in self._watches.stragglers(is_first=self._state.is_first):
                 self._send(message)
+            for message in self._watches.written():
+                self._send(message)
             self._watches.note_isolated_ranks(self._attempt.running_ranks)
             self._watches.set_stale_copies_aside()
             self._recorder.turn()
@@ -220,6 +222,8 @@ class _Supervisor:
         """Report the end of this node's ranks. Where they have ended by themselves, watch those of the other
         nodes."""
         if not self._state.has_reported:
+            for message in self._watches.written(last=True):
+                self._send(message)
             cancelled = None if self._cancelled_at is None else causes.ago_of(self._cancelled_at)
             yield events.RanksEnded(self._attempt.report(cancelled))
         if not self._state.is_stopping and self._state.is_ending:

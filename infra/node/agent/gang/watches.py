@@ -19,6 +19,7 @@ from agent.watch.gpus import Gpus
 from agent.watch.isolation import IsolationWatch
 from agent.watch.stall import Stall
 from agent.watch.stragglers import StragglerWatch
+from agent.watch.written import WrittenWatch
 from cloudddp.agent.protocol.checkpoints import listed
 from cloudddp.agent.protocol.file_steps import REPLACED
 from cloudddp.agent.protocol.gang import Kind, Message, Observed
@@ -47,6 +48,7 @@ class Watches:
         self._files = Files(self._project) if records.received(self._project).files else None
         self._stall = Stall(request.node, self._folder, request.stall_minutes, self._gpus)
         self._isolation = IsolationWatch(request.node, request.gang.peers, request.alone_seconds)
+        self._written = WrittenWatch(request, self._folder)
 
     def take(self, node: int, message: Message) -> None:
         """Take a message of another node."""
@@ -61,6 +63,8 @@ class Watches:
             self._stall.add_stacks(node, message)
         elif message.kind is Kind.LEFT and message.stall is not None:
             job_record.keep_stall(self._folder, message.stall)
+        elif message.kind is Kind.WROTE and message.wrote is not None:
+            job_record.keep_wrote(self._folder, node, message.wrote)
         elif message.kind is Kind.STRAGGLERS:
             self._keep_stragglers(message.stragglers)
         elif message.kind in (Kind.SNAPSHOT, Kind.COPIED) and self.spread is not None:
@@ -113,6 +117,11 @@ class Watches:
         if changed is not None:
             self._keep_stragglers(changed)
             yield Message(Kind.STRAGGLERS, stragglers=changed)
+
+    def written(self, *, last: bool = False) -> Iterator[Message]:
+        """Notice what ranks of this node have written. `last`: they have ended."""
+        if (found := self._written.changed(last=last)) is not None:
+            yield Message(Kind.WROTE, wrote=found)
 
     def _keep_stragglers(self, known: tuple[Straggler, ...]) -> None:
         if self._stragglers.keep(known):
