@@ -12,17 +12,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import field
-from typing import Optional, Union
+from typing import Annotated, Optional, Union
 
 from cloudddp.agent.protocol import SETUP_RANK
-from cloudddp.agent.protocol.codec import (
-    MAX_COUNT,
-    ProtocolError,
-    check_job_id,
-    check_length,
-    check_range,
-    encode_utf8,
-)
+from cloudddp.agent.protocol.codec import MAX_COUNT, Count, JobId, ProtocolError, at_most, encode_utf8, within
 from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.jobs import MAX_RANKS, JobState
 from cloudddp.agent.protocol.phases import MAX_RANK
@@ -33,6 +26,8 @@ MAX_PIECE = 1 << 16  # bytes of log in one frame
 MAX_INTERVAL = 3600.0  # seconds
 MAX_AGE = 1e9  # seconds
 MAX_TAIL = 1 << 24  # lines
+
+LogRank = Annotated[int, within(SETUP_RANK, MAX_RANK)]
 
 LOG, DROPPED, STATE, HEARTBEAT, END = b"log ", b"dropped ", b"state ", b"heartbeat", b"end"
 READING = b"reading "
@@ -49,28 +44,16 @@ class FollowRequest:
     is, before the first state. `setup`: send also the output of the setup commands, unless `ranks` are named.
     """
 
-    job: str
+    job: JobId
     wait: bool
-    heartbeat: float
-    offsets: dict[int, int] = field(default_factory=dict)
-    ranks: tuple[int, ...] = ()
-    since: Optional[float] = None
-    tail: Optional[int] = None
+    heartbeat: Annotated[float, within(0, MAX_INTERVAL)]
+    offsets: dict[LogRank, Count] = field(default_factory=dict)
+    ranks: Annotated[tuple[LogRank, ...], at_most(MAX_RANKS)] = ()
+    since: Optional[Annotated[float, within(0, MAX_AGE)]] = None
+    tail: Optional[Annotated[int, within(0, MAX_TAIL)]] = None
     setup: bool = False
 
     STEP = "follow"
-
-    def __post_init__(self) -> None:
-        check_job_id("job", self.job)
-        check_range("heartbeat", self.heartbeat, 0, MAX_INTERVAL)
-        check_range("since", self.since, 0, MAX_AGE)
-        check_range("tail", self.tail, 0, MAX_TAIL)
-        check_length("ranks", self.ranks, MAX_RANKS)
-        for rank in self.ranks:
-            check_range("a rank", rank, SETUP_RANK, MAX_RANK)
-        for rank, offset in self.offsets.items():
-            check_range("a rank", rank, SETUP_RANK, MAX_RANK)
-            check_range("an offset", offset, 0, MAX_COUNT)
 
 
 @frozen
