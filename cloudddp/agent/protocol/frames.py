@@ -1,7 +1,6 @@
 r"""`follow`: the logs and states of a job as a stream of frames, on stdout; `readings`: states and readings.
 
 log RANK OFFSET LENGTH\n and LENGTH bytes of that rank's log
-dropped RANK OFFSET LENGTH\n  this part of a rank's log no longer exists: the log was longer than its limit
 state JSON\n             the job's state, when it has changed
 reading JSON\n           what the node has measured
 heartbeat\n              sent at an interval: without it the node is down, even if the job prints nothing
@@ -29,9 +28,9 @@ MAX_TAIL = 1 << 24  # lines
 
 LogRank = Annotated[int, within(SETUP_RANK, MAX_RANK)]
 
-LOG, DROPPED, STATE, HEARTBEAT, END = b"log ", b"dropped ", b"state ", b"heartbeat", b"end"
+LOG, STATE, HEARTBEAT, END = b"log ", b"state ", b"heartbeat", b"end"
 READING = b"reading "
-_HEADER = re.compile(rb"(?:log|dropped) (-?[0-9]{1,6}) ([0-9]{1,16}) ([0-9]{1,16})\Z")
+_HEADER = re.compile(rb"log (-?[0-9]{1,6}) ([0-9]{1,16}) ([0-9]{1,16})\Z")
 
 
 @frozen
@@ -58,8 +57,9 @@ class FollowRequest:
 
 @frozen
 class Log:
-    """A piece of one rank's log, at its offset in the file. LAUNCHER_RANK is the launcher's own output,
-    SETUP_RANK that of the setup commands."""
+    """A piece of one rank's log, at its offset in the file. What was between this piece and the one before no
+    longer exists: the log was longer than its limit. An empty piece reports where a log begins. LAUNCHER_RANK
+    is the launcher's own output, SETUP_RANK that of the setup commands."""
 
     rank: int
     offset: int
@@ -68,19 +68,6 @@ class Log:
     @property
     def end(self) -> int:
         return self.offset + len(self.data)
-
-
-@frozen
-class Dropped:
-    """A part of one rank's log that no longer exists, because the log was longer than its limit."""
-
-    rank: int
-    offset: int
-    size: int
-
-    @property
-    def end(self) -> int:
-        return self.offset + self.size
 
 
 @frozen
@@ -93,14 +80,12 @@ class End:
     """The job has ended on this node (or `wait` was not requested), and every byte of its logs was sent."""
 
 
-Frame = Union[Log, Dropped, JobState, Reading, Heartbeat, End]
+Frame = Union[Log, JobState, Reading, Heartbeat, End]
 
 
 def encode_frame(frame: Frame) -> bytes:
     if isinstance(frame, Log):
         return b"log %d %d %d\n" % (frame.rank, frame.offset, len(frame.data)) + frame.data
-    if isinstance(frame, Dropped):
-        return b"dropped %d %d %d\n" % (frame.rank, frame.offset, frame.size)
     if isinstance(frame, JobState):
         return STATE + encode_utf8(frame) + b"\n"
     if isinstance(frame, Reading):
@@ -111,19 +96,10 @@ def encode_frame(frame: Frame) -> bytes:
 def parse_log_header(line: bytes) -> tuple[int, int, int]:
     """Return rank, offset and length of a log frame, from its first line without the line break. Raises
     ProtocolError."""
-    return _parse(line, MAX_PIECE)
-
-
-def parse_dropped(line: bytes) -> Dropped:
-    """Return the frame of a line without its line break. Raises ProtocolError."""
-    return Dropped(*_parse(line, MAX_COUNT))
-
-
-def _parse(line: bytes, longest: int) -> tuple[int, int, int]:
     words = _HEADER.match(line)
     if words is None:
         raise ProtocolError(f"a log frame has the header {line[:60]!r}")
     rank, offset, length = (int(word) for word in words.groups())
-    if not (SETUP_RANK <= rank <= MAX_RANK and offset <= MAX_COUNT and length <= longest):
+    if not (SETUP_RANK <= rank <= MAX_RANK and offset <= MAX_COUNT and length <= MAX_PIECE):
         raise ProtocolError(f"a log frame is out of range: {line.decode()}")
     return rank, offset, length

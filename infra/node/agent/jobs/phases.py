@@ -1,7 +1,7 @@
 """The phase of each job, and the running jobs, from the files in the jobs' folders.
 
 A job's folder holds `job.json` (JobFile), `state.json` (StateFile, written by its supervisor), `ranks/N.json`
-(RankRecord), `ranks/N.log` (with `N.times` and `N.cut`: ranks/rank_log.py), `launcher.log`, `supervisor.log`,
+(RankRecord), `ranks/N.log` (with `N.times`: ranks/rank_log.py), `launcher.log`, `supervisor.log`,
 `status.json` (by the script), `steps/N.json` (by the ranks: watch/pace.py), `stragglers.json` and
 `stall.json` (job_record.py), `rebooted.json` (RebootFile). While its setup runs, and where it has ended
 there, it holds `setup.json` (SetupFile); `setup.log` is the output of the setup commands. A file `cancel`
