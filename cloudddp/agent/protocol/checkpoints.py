@@ -13,16 +13,17 @@ import posixpath
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import field, replace
-from typing import Optional
+from typing import Annotated, Optional
 
 from cloudddp.agent.protocol.codec import (
-    MAX_COUNT,
     MAX_PATH,
     MAX_SIZE,
+    Count,
+    OptionalJobId,
     ProtocolError,
-    check_job_id,
+    at_most,
     check_length,
-    check_range,
+    within,
 )
 from cloudddp.agent.protocol.frozen import frozen
 
@@ -41,6 +42,18 @@ Writer = tuple[str, int]  # job and attempt
 UNKNOWN: Writer = ("", 0)
 
 
+def _check_name(name: str, text: str) -> None:
+    check_length(name, text, MAX_PATH)
+    if text.startswith("/") or ".." in text.split("/") or "\0" in text:
+        raise ProtocolError(f"{name} leads out of the project")
+
+
+_Name = Annotated[str, _check_name]
+_Names = Annotated[tuple[_Name, ...], at_most(MAX_FILES)]
+_Time = Annotated[int, within(-MAX_SIZE, MAX_SIZE)]
+_Times = Annotated[dict[str, _Time], at_most(MAX_FILES)]
+
+
 @frozen
 class Part:
     """The files of one sharded checkpoint on one node. `names`: paths below `folder`; but `older` are shards
@@ -53,34 +66,19 @@ class Part:
     others at most, by their numbers, in ns. `unfinished`: it is the newest of its attempt, which has not
     succeeded."""
 
-    folder: str
-    names: tuple[str, ...] = ()
-    job: str = ""
-    attempt: int = 0
-    older: tuple[str, ...] = ()
-    written: int = 0
-    problem: str = ""
+    folder: _Name
+    names: _Names = ()
+    job: OptionalJobId = ""
+    attempt: Count = 0
+    older: _Names = ()
+    written: _Time = 0
+    problem: Annotated[str, at_most(MAX_PROBLEM)] = ""
     mixed: bool = False
-    lacking: tuple[str, ...] = ()
-    shards: dict[str, int] = field(default_factory=dict)
-    metadata: dict[str, int] = field(default_factory=dict)
-    ahead: dict[str, int] = field(default_factory=dict)
+    lacking: _Names = ()
+    shards: _Times = field(default_factory=dict)
+    metadata: _Times = field(default_factory=dict)
+    ahead: _Times = field(default_factory=dict)
     unfinished: bool = False
-
-    def __post_init__(self) -> None:
-        if self.job:
-            check_job_id("job", self.job)
-        check_range("attempt", self.attempt, 0, MAX_COUNT)
-        check_length("problem", self.problem, MAX_PROBLEM)
-        for several in (self.names, self.older, self.lacking, self.shards, self.metadata, self.ahead):
-            check_length("a checkpoint", several, MAX_FILES)
-        for name in (self.folder, *self.names, *self.older, *self.lacking):
-            check_length("a name", name, MAX_PATH)
-            if name.startswith("/") or ".." in name.split("/") or "\0" in name:
-                raise ProtocolError("a name leads out of the project")
-        times = (*self.shards.values(), *self.metadata.values(), *self.ahead.values(), self.written)
-        for time in times:
-            check_range("a time", abs(time), 0, MAX_SIZE)
 
     @property
     def writer(self) -> Writer:

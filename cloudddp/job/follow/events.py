@@ -28,22 +28,14 @@ from cloudddp.job.outcome import ExitedRank
 class LogData:
     """A piece of one rank's log, split anywhere. Rank LAUNCHER_RANK is torchrun's own output.
 
-    It is queued as bytes, since the same data as lines may take twenty times as much memory.
+    It is queued as bytes, since the same data as lines may take twenty times as much memory. `missing` bytes
+    before it no longer exist: the log was longer than its limit, and not read in time.
     """
 
     node: int
     rank: int
     data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class LogDropped:
-    """A part of one rank's log does not exist any more: it was longer than its limit, and not read in
-    time."""
-
-    node: int
-    rank: int
-    size: int  # bytes
+    missing: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +128,6 @@ class AwsReport:
 
 Event = (
     LogData
-    | LogDropped
     | BarsDue
     | Silence
     | JobUpdate

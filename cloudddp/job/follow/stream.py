@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from cloudddp.agent import client, replies
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.codec import ProtocolError
-from cloudddp.agent.protocol.frames import Dropped, End, FollowRequest, Frame, Heartbeat, Log
+from cloudddp.agent.protocol.frames import End, FollowRequest, Frame, Heartbeat, Log
 from cloudddp.agent.protocol.jobs import JobState
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.replies import FrameDecoder
@@ -26,7 +26,6 @@ from cloudddp.job.follow.events import (
     Event,
     JobUpdate,
     LogData,
-    LogDropped,
     NodeDisconnected,
     NodeFinished,
     NodeLost,
@@ -249,11 +248,9 @@ class NodeStream:
         """Return the event of a frame. Raises ProtocolError for a frame that no agent sends in this place."""
         match frame:
             case Log():
+                expected = self._offsets.get(frame.rank, 0) if frame.data else frame.offset
                 self._offsets[frame.rank] = frame.end
-                return LogData(self._node, frame.rank, frame.data)
-            case Dropped():
-                self._offsets[frame.rank] = frame.end
-                return LogDropped(self._node, frame.rank, frame.size)
+                return LogData(self._node, frame.rank, frame.data, max(frame.offset - expected, 0))
             case JobState():
                 if frame.job != self._job:
                     raise ProtocolError(f"it has the state of job {frame.job}")

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, Optional, Union
+from typing import NamedTuple, Optional
 
 from agent.files import shared
 from agent.files.paths import on_one_line
@@ -23,6 +23,7 @@ from agent.node import store
 from cloudddp.agent.protocol import file_steps, transfer
 from cloudddp.agent.protocol.codec import MAX_REASON
 from cloudddp.agent.protocol.file_steps import PackRequest, Selection
+from cloudddp.agent.protocol.frames import MAX_PIECE
 from cloudddp.agent.protocol.manifest import FILE, LINK, Entry, path_to_wire
 from cloudddp.agent.protocol.sending import HASHED, Contents, Sender, Wanted, time_of, whole
 from cloudddp.agent.protocol.transfer import MAX_ENTRIES, UNSEALED, Listing, Wants
@@ -265,34 +266,28 @@ class WithoutHoles:
 
     def __init__(self, descriptor: int, size: int, parts: list[tuple[int, int]]) -> None:
         self._descriptor = descriptor
-        self._pieces: list[Union[bytes, tuple[int, int]]] = []
-        last = 0
-        for begin, end in [*parts, (size, size)]:
-            if begin > last:
-                self._pieces.append(
-                    b"\n[cloudddp: %d bytes of this log were dropped here]\n" % (begin - last)
-                )
-            if end > begin:
-                self._pieces.append((begin, end))
-            last = end
-        self.size = sum(len(one) if isinstance(one, bytes) else one[1] - one[0] for one in self._pieces)
+        self._parts = [(0, 0), *parts, (size, size)]
+        self._data, self._rest = self._pieces(), b""
+        self.size = sum(end - begin for begin, end in parts) + sum(map(len, self._notes()))
 
     def read(self, count: int) -> bytes:
         """Return `count` bytes, fewer only at the end."""
-        found = bytearray()
-        while self._pieces and len(found) < count:
-            found += self._next(count - len(found))
-        return bytes(found)
+        found = bytearray(self._rest)
+        while len(found) < count and (piece := next(self._data, b"")):
+            found += piece
+        self._rest = bytes(found[count:])
+        return bytes(found[:count])
 
-    def _next(self, count: int) -> bytes:
-        piece = self._pieces.pop(0)
-        if isinstance(piece, bytes):
-            data, rest = piece[:count], piece[count:]
-            self._pieces[:0] = [rest] if rest else []
-            return data
-        begin, end = piece
-        wanted = min(count, end - begin)
-        data = os.pread(self._descriptor, wanted, begin) or bytes(wanted)  # it has become shorter
-        begin += len(data)
-        self._pieces[:0] = [(begin, end)] if begin < end else []
-        return data
+    def _notes(self) -> list[bytes]:
+        """Return what is said before each part."""
+        note = b"\n[cloudddp: %d bytes of this log were dropped here]\n"
+        gaps = [begin - end for (_, end), (begin, _) in zip(self._parts, self._parts[1:])]
+        return [note % gap if gap else b"" for gap in gaps]
+
+    def _pieces(self) -> Iterator[bytes]:
+        for note, (begin, end) in zip(self._notes(), self._parts[1:]):
+            if note:
+                yield note
+            for at in range(begin, end, MAX_PIECE):
+                size = min(end - at, MAX_PIECE)
+                yield os.pread(self._descriptor, size, at).ljust(size, b"\0")  # it may have become shorter
