@@ -284,32 +284,24 @@ def test_values_before_a_restart_are_superseded(
 
 
 def test_what_was_written_before_the_job_is_left_out_and_named(folder: Path) -> None:
-    """Files by their time on the node, lines and events by what they say."""
-    began, text = example.BEGAN, ""
-    for name in ("old", "events", "both"):
-        (folder / name).mkdir()
-    for path in (folder / "old" / "metrics.jsonl", folder / "events" / "old.tfevents.1"):
-        path.write_text('{"step": 585, "old": 1}')
-        os.utime(path, (began - 1, began - 1))
-    events = (example.event(11, event=1, at=began - 1), example.event(12, event=2, at=began + 1))
-    (folder / "events" / "own.tfevents.2").write_bytes(b"".join(events))
+    """Lines and events by what they say of their time, files by that of the last write on the node."""
+    began = example.BEGAN
     lines = ({"time": began - 1}, {"timestamp": "2020-01-01T00:00:00Z"}, {"wall_time": (began - 1) * 1000},
              {"time": 0.5}, {"time": began + 1}, {"timestamp": "2020-01-01"})  # fmt: skip
-    for number, line in enumerate(lines):
-        text += json.dumps({"step": number, "m": number} | line) + "\n"
-    (folder / "both" / "metrics.jsonl").write_text(text)
-    charts, notes = series.of_results(folder, began)
-    assert {one.title: one.lines for one in charts} == {
-        "m": {"both": [(3, 3), (4, 4), (5, 5)]},
-        "event": {"events": [(12, 2)]},
-    }
-    files, parts = ["events/old.tfevents.1", "old/metrics.jsonl"], ["both/metrics.jsonl", "events"]
-    assert [name for name, _ in notes] == files + parts
+    text = [json.dumps({"step": number, "m": number} | line) for number, line in enumerate(lines)]
+    (folder / "metrics.jsonl").write_text("\n".join(text))
+    events = (example.event(11, event=1, at=began - 1), example.event(12, event=2, at=began + 1))
+    (folder / "own.tfevents.2").write_bytes(b"".join(events))
+    (folder / "old.tfevents.1").write_bytes(example.event(585, event=3, at=began + 1))
+    os.utime(folder / "old.tfevents.1", (began - 1, began - 1))
     put(folder, state={"job": "j", "node": 0, "state": "failed", "started": began + 0.5})
-    assert "old/metrics.jsonlleft out: written before the job began" in text_of(folder)
+    charts, notes = series.of_results(folder, Evidence(JOB, folder, None, ()).began)
+    drawn = {one.title: one.lines["."] for one in charts}
+    assert drawn == {"m": [(3, 3), (4, 4), (5, 5)], "event": [(12, 2)]}
+    assert [name for name, _ in notes] == ["old.tfevents.1", "metrics.jsonl", "."]
     assert "no time" not in text_of(folder)
     launched = [{"time": "2026-01-01T00:00:00+00:00", "event": "launch", "job": job} for job in ("2025", JOB)]
-    assert "both/metrics.jsonlits lines have no time" in text_of(folder, journal=launched)
+    assert "metrics.jsonlits lines have no time" in text_of(folder, journal=launched)
     put(folder, state={"job": "j", "node": 0, "state": "failed"})
     assert "of this job." in text_of(folder)  # no rank was started
 

@@ -135,7 +135,7 @@ def _cost(facts: LaunchFacts | None, seconds: float) -> str:
         return "unknown: no price was recorded"
     hour, hours = len(facts.nodes) * facts.hour, billed_hours(seconds)
     usd = f"{'at most ' if facts.spot else ''}{dollars(hour * hours)}"
-    time = "that time" if hours * 3600 <= seconds else f"{hours * 3600:.0f} s, the least that EC2 bills"
+    time = "that time" if hours > billed_hours(0) else f"{hours * 3600:.0f} s, the least that EC2 bills"
     nodes = counted(len(facts.nodes), "node")
     rate = f"{dollars(hour)} an hour on demand for {nodes}, with disks and addresses"
     return f"{usd} for {time} ({rate}), without data transfer"

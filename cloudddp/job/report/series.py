@@ -115,7 +115,7 @@ def of_results(
 
 def _current(rows: Sequence[Row]) -> tuple[list[Row], str]:
     """Return the values that no later restart from their step, or an earlier one, has superseded, as
-    TensorBoard does; and the first step of the restarts, '' if nothing was superseded.
+    TensorBoard does; and the first step that was superseded, '' without one.
 
     A run was restarted where its step falls. If it falls without a restart of a metric, metrics count in
     different steps (batches and epochs), and each is looked at by itself.
@@ -129,15 +129,15 @@ def _current(rows: Sequence[Row]) -> tuple[list[Row], str]:
         last.update(dict.fromkeys(row.values, row.step))
         before = row.step
     limits: dict[str, Any] = {}  # by metric; '' for all
-    current, is_less = [], False
+    current, superseded = [], []
     for row, (falls_back, names) in zip(reversed(rows), reversed(falls), strict=True):
         most = limits.get("", math.inf)
         values = {k: v for k, v in row.values.items() if row.step < min(most, limits.get(k, most))}
-        is_less = is_less or len(values) < len(row.values)
+        superseded += [row.step] if len(values) < len(row.values) else []
         current.append(row._replace(values=values))
         for name in [""] if row.restarts or (falls_back and not several) else names:
             limits[name] = min(limits.get(name, row.step), row.step)
-    return current[::-1], f"{min(limits.values()):.6g}" if is_less else ""
+    return current[::-1], f"{min(superseded):.6g}" if superseded else ""
 
 
 def of_readings(files: Mapping[int, Path]) -> list[Chart]:
