@@ -262,7 +262,7 @@ def test_links_in_data_are_named_where_the_nodes_lack_their_targets(tmp_path: Pa
     if source == "view":
         (root / "view").symlink_to("../sets/view")
     # Of these, ../other/x is another file on the nodes, of the project; `a` is the first of the links.
-    named = ["../real/x", "../real", "../other/x", "..", str(sets / "view" / "sub" / "x"), "a"]
+    named = ["../real/x", "../real", "../other/x", "..", "a", str(sets / "view" / "sub" / "x")]
     links = dict(zip("abcdefghijk", [*named, "../blobs/b", "../s3/x", "sub", "k", "nowhere"], strict=True))
     for name, target in links.items():
         (sets / "view" / name).symlink_to(target)
