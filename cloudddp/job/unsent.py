@@ -3,12 +3,15 @@ it is the script."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import posixpath
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from cloudddp.agent.protocol.manifest import LINK
+from cloudddp.cluster.connect import PROJECT
 from cloudddp.config.spec import Config
 from cloudddp.errors import UsageError
 from cloudddp.job import file_listing, project_scan
@@ -17,6 +20,8 @@ from cloudddp.text import one_line
 
 # Ignored in most projects, and not what a job reads.
 _BUILT = (".*", "*.egg-info/", "*.pyc", "node_modules/", "build/", "dist/")
+
+_FOR_LINKS = "copy the files into the project, or into the folder that [[data]] names"
 
 
 def notes(files: Snapshot, config: Config, script: str = "", args: Sequence[str] = ()) -> Iterator[str]:
@@ -39,8 +44,8 @@ def notes(files: Snapshot, config: Config, script: str = "", args: Sequence[str]
         yield f"git tracks files that are not sent: {', '.join(shown)}{more}"
     if lost := _dangling(files, config):
         yield (
-            f"links to files that are not sent, so the nodes do not have them: {_some(lost)}; copy the files "
-            "into the project, or add the links to sync.exclude"
+            f"links to files that are not sent, so the nodes do not have them: {_some(lost)}; {_FOR_LINKS}, "
+            "or add the links to sync.exclude"
         )
     ignored = _ignored_names(files, config)
     named = project_scan.named_by(files.root, script, args, ignored) if script and ignored else []
@@ -57,18 +62,38 @@ def notes(files: Snapshot, config: Config, script: str = "", args: Sequence[str]
 
 
 def _dangling(files: Snapshot, config: Config) -> list[str]:
-    """Return the links that lead to a file here and to none on the nodes, with their targets."""
+    """Return the links that lead to a file here and not to it on the nodes, with their targets."""
     links = [(name, entry.target) for name, entry in files.manifest.items() if entry.kind == LINK]
-    folders = {parent for name in files.manifest for parent in _parents(name)} if links else set()
+    folders = _folders(files) if links else set()
+    is_meant = file_listing.matcher(config.sync.exclude)  # which data does not follow
     found = []
     for name, target in links:
-        there = files.there(name)
-        is_sent = there is not None and (there in files.manifest or there in folders or not there)
-        if is_sent or not (files.root / name).exists():
+        if _arrives(files, folders, name) or is_meant(name) or _identity(files, name) is None:
             continue
-        if there is None or not _output(there, config):
+        there = files.there(name)
+        if there is None or not (_output(there, config) or file_listing.is_below(there, config.links)):
             found.append(f"{name} -> {target}")
     return found
+
+
+def _arrives(files: Snapshot, folders: Collection[str], name: str) -> bool:
+    """Return whether a path leads to the same file or folder on the nodes as here. Data may lie elsewhere
+    here, beside other files."""
+    there = files.there(name)
+    is_sent = there is not None and (there in files.manifest or there in folders or not there)
+    return is_sent and _identity(files, name) == _identity(files, there or "")
+
+
+def _identity(files: Snapshot, name: str) -> tuple[int, int] | None:
+    """Return what tells the file to which a path of the nodes leads here from others; None without one."""
+    with contextlib.suppress(OSError):
+        info = (files.root / files.locate(name)).stat()
+        return info.st_dev, info.st_ino
+    return None
+
+
+def _folders(files: Snapshot) -> set[str]:
+    return {parent for name in files.manifest for parent in _parents(name)}
 
 
 def _parents(name: str) -> Iterator[str]:
@@ -142,21 +167,32 @@ def require_sent(files: Snapshot, config: Config, script: str) -> None:
 def reason(root: Path, config: Config, name: str) -> str:
     """Return why a file that a rank did not find was not sent, '' if this project has no such file."""
     path = posixpath.normpath(name)
+    if posixpath.isabs(path):
+        path = path.rpartition(f"/{PROJECT}/")[2]  # as a script on a node may name it
     try:
-        is_here = not posixpath.isabs(path) and not path.startswith("..") and (root / path).exists()
-        files = of_config(root, config) if is_here else None
-        if files is None or path in files.manifest:
+        files = None if path.startswith(("/", "..")) else of_config(root, config)
+        if files is None or _arrives(files, _folders(files), path) or _identity(files, path) is None:
             return ""
     except (OSError, ValueError, UsageError):
         # A name that no file can have; a project that has changed since.
         return ""
-    shown = one_line(path, 200)
+    there, shown = files.there(path), one_line(path, 200)
+    if there is not None and file_listing.is_below(there, config.links):
+        return ""  # nodes have it from elsewhere
+    if there is None or _identity(files, there) != _identity(files, path):
+        real = one_line(os.path.realpath(root / files.locate(path)), 200)
+        return f"{shown} leads through a link to {real}, which was not sent to the nodes: {_FOR_LINKS}"
+    path, shown = there, one_line(there, 200)
     if file_listing.is_below(path, files.withheld):
         return f"{shown} is on this computer and was not sent to the nodes: by its name it may hold secrets"
     if rule := _rule(path, config):
         return f"{shown} is on this computer and was not sent to the nodes: {rule}"
+    is_folder = (root / files.locate(path)).is_dir()
+    if is_folder and not any(names for *_, names in os.walk(root / files.locate(path))):
+        return f"{shown} has no files here, and folders without files are not sent: the script has to make it"
     folder, slash, _ = path.partition("/")
-    sends = _as_data(folder) if slash else f"[sync] include = {json.dumps([path])} in cloudddp.toml sends it"
+    include = f"[sync] include = {json.dumps([path])} in cloudddp.toml sends it"
+    sends = _as_data(folder) if slash or is_folder else include
     return f"{shown} is on this computer and was not sent to the nodes, since git ignores it: {sends}"
 
 
