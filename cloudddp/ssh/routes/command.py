@@ -207,4 +207,3 @@ class ProcessStream:
             while data := os.read(pipe.fileno(), 1024):
                 self._errors += data
                 del self._errors[:-_KEPT]
-
