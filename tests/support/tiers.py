@@ -1,6 +1,6 @@
 """Which tests run only in `make test-all`; `make test` runs all others: each verb, contract and attack once.
 
-A test is here for its processor time (costs.py) if something cheaper shows the same mechanism, or because it
+A test is here for its processor time if something cheaper shows the same mechanism, or because it
 needs root.
 """
 
@@ -116,7 +116,7 @@ SLOW = {
     "test_results_go_back_to_their_places_and_no_sync_deletes_them": "9 s; pulled results remain",
     "cli/test_terminal.py::test_setup_lines_are_not_appended_to_the_spinner": "the spinner of `up` remains",
     "cli/test_terminal.py::test_tables_fit_the_terminal": "4 s; that of `doctor` remains",
-    # Found by costs.py, each 3 to 25 s.
+    # 3 to 25 s each.
     "cli/test_malformed_answers.py::"
     "test_teardown_reports_answers_that_it_cannot_use": "answers of calls that create remain",
     "cli/test_python_api.py::"
