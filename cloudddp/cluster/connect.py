@@ -137,7 +137,7 @@ def check_route(spec: ClusterSpec) -> None:
 
 def _programs(command: str) -> Iterator[str]:
     """Yield the programs that a proxy command starts, as far as that is plain to see."""
-    if (first := _PLAIN.match(command)) is not None:
+    if (first := _PLAIN.match(command.lstrip())) is not None:
         yield first[0]
     if "aws ssm start-session" in command:  # also in `sh -c "..."`, as AWS documents it
         yield "session-manager-plugin"
