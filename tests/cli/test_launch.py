@@ -212,19 +212,3 @@ def test_concurrent_launches_with_the_same_id_start_one_job(cli: Any) -> None:
     assert (job["id"], job["state"]) == (started, "running")
     cli.ok("cancel", started)
     assert json.loads(cli.ok("jobs", "--json"))[0]["state"] == "cancelled"
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--down", "--down needs -d"),
-        ("-d --keep 5", "--keep needs --down, or job.on_stall"),
-        ("-d --down --keep -1", "-1"),
-        ("-d --down --keep long", "'long' is not a valid float"),
-        ("--save-minutes 16", "save_minutes"),
-    ],
-)
-def test_bad_options_are_refused_before_anything_is_called(line: Any, words: str, message: str) -> None:
-    """Nodes that really power off: tests/lab/product/test_notices_in_the_lab.py."""
-    line.write("ok.py", "")
-    assert message in line.fails(2, "launch", *words.split(), "ok.py")

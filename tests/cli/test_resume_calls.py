@@ -188,16 +188,6 @@ def test_nothing_to_resume(cli: Any, tmp_path: Path) -> None:
     assert cli("watch", "--times", "0").returncode == 2
 
 
-def test_nodes_min_above_the_number_of_nodes_is_refused_before_anything_is_created(
-    cli: Any, ec2: Any
-) -> None:
-    cli.write("script.py", SCRIPT)
-    done = cli("run", "-n", "2", "-t", "g5.12xlarge", "--nodes-min", "3", "script.py")
-    assert done.returncode == 2
-    assert "job.nodes_min is 3" in done.stderr
-    assert remaining(ec2, cli.cluster).nothing
-
-
 def test_replacement_gets_what_the_lost_node_had_written(cli: Any, ec2: Any) -> None:
     """Another node had got a copy before: the only one that is left."""
     cli.write("cloudddp.toml", '[job]\nrendezvous = "direct"\nnproc_per_node = 1\n')
