@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
+import posixpath
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cloudddp.agent import client
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.checkpoints import Checkpoints, refusal
-from cloudddp.agent.protocol.results import NewFilesReply
+from cloudddp.agent.protocol.results import NewFilesReply, NewFilesRequest
 from cloudddp.aws.client import AWS
 from cloudddp.cluster import lookup
 from cloudddp.cluster.connect import PROJECT
@@ -317,6 +320,29 @@ def _pull_new(
     pulled = resumed(runner, node, pull_once)
     new_files.mark_pulled(runner, node, names, reply.time_ns, pulled, project=PROJECT)
     return pulled
+
+
+def only_elsewhere(runner: Runner, name: str) -> str:
+    """Return which nodes have what jobs have written at a path, if others have not; '' otherwise. The path
+    may be one on a node. Never fails."""
+    path = posixpath.normpath(name.rpartition(f"/{PROJECT}/")[2])
+    if posixpath.isabs(path) or path.startswith(".."):
+        return ""
+    request = NewFilesRequest(PROJECT, (path,), ())
+
+    def has(node: int) -> bool:
+        reply = client.call(runner, node, request, timeout=new_files.REPLY_SECONDS)
+        return any(one.outputs.files for one in reply.jobs)
+
+    found = runner.each(has, fatal=lambda _: False)
+    having = sorted(node for node, has_it in found.values.items() if has_it)
+    if found.errors or len(having) in (0, len(found.values)):
+        return ""
+    folder = json.dumps(path.partition("/")[0] if "/" in path else "shared", ensure_ascii=False)
+    return (
+        f"only {node_list(having)} has {one_line(path, 200)}; nodes share no disk: add to cloudddp.toml the "
+        f"lines [[shared]] and path = {folder}"
+    )
 
 
 def report_new(console: Reporter, runner: Runner, settings: Config, job_id: str) -> None:

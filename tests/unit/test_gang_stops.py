@@ -135,6 +135,11 @@ def test_ranks_start_again_once_those_of_all_nodes_have_ended() -> None:
     assert (job.verdict().phase, job.verdict().restarts) == (JobPhase.SUCCEEDED, 1)
 
 
+SYNTAX_ERROR = (
+    "[rank0]: Traceback (most recent call last):",
+    "[rank0]: SyntaxError: invalid syntax (model.py, line 3)",
+    "terminate called without an active exception",
+)
 REFUSALS = {
     "not asked for": (0, [failed(0)], ""),
     "the same three times": (9, [failed(0)] * 3, "the same failure has occurred 3 times"),
@@ -146,12 +151,27 @@ REFUSALS = {
     ),
     "the script": (
         9,
-        [Report(False, (Observed(Failure(0, Cause.RANK, 0, 1), 0.0, ("NameError: x",)),))],
+        [Report(False, (Observed(Failure(0, Cause.RANK, 0, 1), 0.0, ("Traceback (most recent call last):", "NameError: x")),))],
         "the script itself is wrong",
+    ),
+    "the script, with what torch writes": (
+        9,
+        [Report(False, (Observed(Failure(0, Cause.RANK, 0, 1), 0.0, SYNTAX_ERROR),))],
+        "the script itself is wrong",
+    ),
+    "no script": (
+        9,
+        [Report(False, (Observed(Failure(0, Cause.RANK, 0, 2), 0.0, ("python3: can't open file 'x'",)),))],
+        "the script itself is wrong",
+    ),
+    "it crashed after its end": (
+        9,
+        [Report(False, (Observed(Failure(0, Cause.EXIT, 0, 134, 6), 0.0, ("finished",)),))],
+        "",
     ),
     "usage": (
         9,
-        [Report(False, (Observed(Failure(0, Cause.RANK, 0, 2), 0.0, ("usage: x", "x: error")),))],
+        [Report(False, (Observed(Failure(0, Cause.RANK, 0, 2), 0.0, ("Usage: x", "x: error")),))],
         "the script itself is wrong",
     ),
     "full disk": (9, [Report(False, (Observed(Failure(0, Cause.DISK, 0, 1), 0.0),))], ""),
