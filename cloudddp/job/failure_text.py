@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from cloudddp.agent.protocol.jobs import Cause, Failure, JobState, Verdict
@@ -19,8 +19,7 @@ _MODULE = re.compile(
     r"(?:ModuleNotFoundError|ImportError|Error while finding module|python\S*): .*No module named '?([\w.]+)"
 )
 _NO_FILE = re.compile(r"FileNotFoundError|No such file or directory|does not exist", re.IGNORECASE)
-_PATH = re.compile(r"""(['"])([^'"\n]{1,4096})\1|([^\s'"(=,]+/[^\s'"),]+)""")
-_MOST_PATHS = 4  # of an error, that are looked for
+_PATH = re.compile(r"""['"]([^'"]{1,4096})['"]|([^\s'"(=,]+/[^\s'"),:]*[^\s'"),:.])""")
 _LOCAL_RANK = re.compile(r"the following arguments are required: .*--local[_-]rank")
 
 
@@ -122,19 +121,12 @@ def advice(
         file = environment or "requirements.txt"
         first = "" if environment else f"list the package that provides {name} in {file}, and "
         return f'{first}add [setup] environment = "{file}" to cloudddp.toml: nodes then install it'
-    for name in _missing_files(error.lines):
-        if why := why_missing(name):
+    paths = [path for line in error.lines if _NO_FILE.search(line) for path in _PATH.findall(line)]
+    for quoted, word in paths[:4]:
+        if why := why_missing(quoted or word):
             return why
     if _LOCAL_RANK.search(text):
         return 'torchrun passes no --local_rank: let the script read int(os.environ["LOCAL_RANK"])'
     if simulated and "Found no NVIDIA driver" in text:
         return "nodes of the simulator have no GPUs: there the script has to use the CPU and the backend gloo"
     return ""
-
-
-def _missing_files(lines: Iterable[str]) -> list[str]:
-    """Return what may be paths in the errors of files that do not exist: names in quotes, and words with a
-    slash."""
-    found = [path for line in lines if _NO_FILE.search(line) for path in _PATH.finditer(line)]
-    names = dict.fromkeys(path[2] or path[3].rstrip(".:") for path in found)
-    return list(names)[:_MOST_PATHS]

@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloudddp.agent import client
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.checkpoints import Checkpoints, refusal
-from cloudddp.agent.protocol.results import NewFilesReply, NewFilesRequest
+from cloudddp.agent.protocol.results import NewFilesReply
 from cloudddp.aws.client import AWS
 from cloudddp.cluster import lookup
 from cloudddp.cluster.connect import PROJECT
@@ -326,22 +325,15 @@ def only_elsewhere(runner: Runner, name: str) -> str:
     """Return which nodes have what jobs have written at a path, if others have not; '' otherwise. The path
     may be one on a node. Never fails."""
     path = posixpath.normpath(name.rpartition(f"/{PROJECT}/")[2])
-    if posixpath.isabs(path) or path.startswith(".."):
+    found = new_files.find_all(runner, JobSpec(outputs=(path,)), project=PROJECT)
+    having = [node for node, one in found.values.items() if any(job.outputs.files for job in one.jobs)]
+    if path == "." or found.errors or len(having) in (0, len(found.values)):
         return ""
-    request = NewFilesRequest(PROJECT, (path,), ())
-
-    def has(node: int) -> bool:
-        reply = client.call(runner, node, request, timeout=new_files.REPLY_SECONDS)
-        return any(one.outputs.files for one in reply.jobs)
-
-    found = runner.each(has, fatal=lambda _: False)
-    having = sorted(node for node, has_it in found.values.items() if has_it)
-    if found.errors or len(having) in (0, len(found.values)):
-        return ""
+    have = f"{node_list(having)} {'has' if len(having) == 1 else 'have'}"
     folder = json.dumps(path.partition("/")[0] if "/" in path else "shared", ensure_ascii=False)
     return (
-        f"only {node_list(having)} has {one_line(path, 200)}; nodes share no disk: add to cloudddp.toml the "
-        f"lines [[shared]] and path = {folder}"
+        f"only {have} {one_line(path, 200)}; nodes share no disk: add to cloudddp.toml the lines [[shared]] "
+        f"and path = {folder}"
     )
 
 

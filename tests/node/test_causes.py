@@ -110,7 +110,7 @@ def ended(node: Node) -> Verdict:
     ("last", "expected"),
     [
         ("print('finished')", (Cause.EXIT, 134, 6, "")),
-        ("raise ValueError('x')", (Cause.RANK, 1, None, "ValueError: x; torch aborted while exiting")),
+        ("raise ValueError('x')", (Cause.RANK, 1, None, "ValueError: x; its process aborted while exiting")),
         ("os.abort()", (Cause.RANK, 134, 6, "")),
     ],
 )
@@ -128,7 +128,7 @@ def test_process_that_aborts_while_it_exits(
 
 def test_lost_connection_is_no_cause_beside_an_own_exception() -> None:
     own = ("Traceback (most recent call last):", "ValueError: x")
-    gloo = ("terminate called after throwing an instance of 'gloo::IoException'", "  what():  Connection closed")
+    gloo = ("terminate called after throwing an instance of 'gloo::IoException'", "  what():  broken pipe")
     failure = Failure(0, Cause.RANK, 0, 134, 6)
     assert causes.is_consequence(failure, gloo)
     assert not causes.is_consequence(failure, (*own, *gloo))

@@ -1,8 +1,7 @@
 """The error in the last lines that a rank or a launcher has written. Pure.
 
 The last line is often not the error: torch, C++ and faulthandler report the end of a process, and threads
-write on. This function finds the error for the verdict, for the decision on another attempt, and for hints.
-Those who read the logs bound its input.
+write on. Those who read the logs bound the input.
 """
 
 from __future__ import annotations
@@ -17,9 +16,7 @@ from cloudddp.agent.protocol.frozen import frozen
 CRASHED = (132, 134, 135, 136, 139)
 MOST_AFTER = 10  # lines of a message or of notes below an exception; with more, the script has gone on
 # Colours; `[rank3]: ` of torch, `[default0]:` of torchrun; times of loggers; lines of an exception group.
-_PREFIX = re.compile(
-    r"(?:\x1b\[[\d;]*m|\[[a-z_]+\d+\]: ?|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?Z?\]?:? )+|  +\| "
-)
+_PREFIX = re.compile(r"(?:\x1b\[[\d;]*m|\[[a-z_]+\d+\]: ?|\[?\d{4}-\d\d-\d\d[T ][\d:.,]+Z?\]?:? )+|  +\| ")
 _OF_TORCH = re.compile(r"\[rank\d+\]: ")  # only of an exception that nobody has caught
 _HEADER = re.compile(r"Traceback \(most recent call last\)|^ +\+-.*- \d+ -+$")
 _FRAME = re.compile(r'\s+File ".+", line \d+(?:, in .+)?$')
@@ -29,7 +26,7 @@ _CHAINED = re.compile(r"During handling of the above|The above exception was the
 _THROWN = re.compile(r"terminate called after throwing an instance of '(.+)'")
 _UNWOUND = "terminate called without an active exception"  # a thread of gloo at the end of the interpreter
 _FATAL = "Fatal Python error: "
-_RUNNING = re.compile(r'\s+File ".+", line \d+ in <module>$')  # as faulthandler writes it
+_RUNNING = re.compile(r'  (?:File ".+", line \d+ in <module>|\.\.\.)$')  # faulthandler cuts long stacks
 # Code, boxes of rich, C++, glog, faulthandler, bash, multiprocessing, NCCL, wandb, warnings.
 _NO_ERROR = re.compile(
     r"\s|$|[│╭╰]|terminate called|frame #\d|Exception raised from|\[?[IWEF]\d{4} |Fatal Python error: "
@@ -56,20 +53,19 @@ class LastError:
 def last_error(lines: Sequence[str], exit_code: Optional[int] = None) -> LastError:
     """Return the error in the last lines of a program that has exited with this code, as far as it is
     known. One that was killed (SIGKILL, SIGTERM) has raised nothing."""
-    clean = [_PREFIX.sub("", one, count=1) if _PREFIX.match(one) else one for one in lines]
+    clean = [one[match.end() :] if (match := _PREFIX.match(one)) else one for one in lines]
     crashed = exit_code in CRASHED
     dump = max((n for n, one in enumerate(clean) if one.startswith(_FATAL)), default=len(clean))
     running = crashed and any(map(_RUNNING.match, clean[dump:]))
-    if not running and (crashed or (exit_code or 0) <= 128) and (found := _exception(lines, clean)):
+    if ((exit_code or 0) <= 128 or (crashed and not running)) and (found := _exception(lines, clean)):
         begin, at, kind = found
-        said = [one for one in clean[begin:] if not _NO_ERROR.match(one) and not _HEADER.search(one)]
-        return LastError(clean[at], kind, True, tuple(said), at, crashed)
+        said = tuple(one for one in clean[begin:] if not _NO_ERROR.match(one))
+        return LastError(clean[at], kind, True, said, at, crashed)
     after_end = crashed and not running and (dump < len(clean) or _UNWOUND in clean[-MOST_AFTER:])
-    thrown = max((n for n, one in enumerate(clean) if _THROWN.match(one)), default=None)
-    if thrown is not None and (instance := _THROWN.match(clean[thrown])):
-        below = "".join(clean[thrown + 1 : thrown + 2])
-        what = below.partition("what():")[2].strip()
-        return LastError(f"{instance[1]}: {what}", instance[1], False, tuple(clean), thrown, after_end)
+    for at, line in enumerate(clean):
+        if thrown := _THROWN.match(line):
+            what = "".join(clean[at + 1 : at + 2]).partition("what():")[2].strip()
+            return LastError(f"{thrown[1]}: {what}", thrown[1], False, tuple(clean), at, after_end)
     at = max((n for n, one in enumerate(clean) if not _NO_ERROR.match(one)), default=len(clean) - 1)
     at = dump if running and dump < len(clean) else at
     return LastError("".join(clean[at : at + 1]), "", False, tuple(clean), at, after_end)

@@ -236,14 +236,13 @@ def report_end(session: Session, runner: Runner, cluster: Cluster, finished: Job
     console = session.console
     _report_outcome(console, finished)
     if finished.status == "failed":
-        lines = (*finished.last_lines, finished.cause or "")
 
         def why_missing(name: str) -> str:
             why = unsent.reason(session.root, session.settings, name)
             return why or ("" if finished.doubtful else only_elsewhere(runner, name))
 
         why = advice(
-            last_error(lines, finished.exit_code),
+            last_error((*finished.last_lines, finished.cause), finished.exit_code),
             simulated=console.options.sim,
             environment=session.settings.setup.environment or listing_of(session.root),
             listed=session.settings.setup.environment is not None,

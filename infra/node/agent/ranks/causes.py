@@ -97,7 +97,7 @@ def of_rank(folder: Path, node: int, record: RankRecord, before: Kernel) -> Obse
     elif error.after_end and not error.raised:
         cause, detail = Cause.EXIT, ""
     elif error.after_end:  # Python would have exited with 1, as it does in most runs
-        code, number, detail = 1, None, f"{detail}; torch aborted while exiting"
+        code, number, detail = 1, None, f"{detail}; its process aborted while exiting"
     failure = Failure(node, cause, record.rank, code, number, detail[:MAX_TEXT])
     return Observed(failure, ago_of(record.at), lines)
 
