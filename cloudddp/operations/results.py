@@ -333,7 +333,7 @@ def only_elsewhere(runner: Runner, name: str) -> str:
     folder = json.dumps(path.partition("/")[0] if "/" in path else "shared", ensure_ascii=False)
     return (
         f"only {have} {one_line(path, 200)}; nodes share no disk: add to cloudddp.toml the lines [[shared]] "
-        f"and path = {folder}"
+        f"and path = {folder}, once that is pulled and removed from the nodes"
     )
 
 
