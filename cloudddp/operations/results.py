@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
+import posixpath
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -320,6 +322,22 @@ def _pull_new(
     return pulled
 
 
+def only_elsewhere(runner: Runner, name: str) -> str:
+    """Return which nodes have what jobs have written at a path, if others have not; '' otherwise. The path
+    may be one on a node. Never fails."""
+    path = posixpath.normpath(name.rpartition(f"/{PROJECT}/")[2])
+    found = new_files.find_all(runner, JobSpec(outputs=(path,)), project=PROJECT)
+    having = [node for node, one in found.values.items() if any(job.outputs.files for job in one.jobs)]
+    if path == "." or found.errors or len(having) in (0, len(found.values)):
+        return ""
+    have = f"{node_list(having)} {'has' if len(having) == 1 else 'have'}"
+    folder = json.dumps(path.partition("/")[0] if "/" in path else "shared", ensure_ascii=False)
+    return (
+        f"only {have} {one_line(path, 200)}; nodes share no disk: add to cloudddp.toml the lines [[shared]] "
+        f"and path = {folder}, once that is pulled and removed from the nodes"
+    )
+
+
 def report_new(console: Reporter, runner: Runner, settings: Config, finished: JobResult) -> None:
     """Report at the end of a launch which results `pull` copies and which new files it does not, or what was
     lost with nodes. Never fails."""
@@ -332,7 +350,7 @@ def report_new(console: Reporter, runner: Runner, settings: Config, finished: Jo
 
 def report_lost(console: Reporter, replies: Mapping[int, NewFilesReply]) -> None:
     """Report what only the nodes that are not among these have, as far as they have told the others."""
-    for node, names in new_files.only_elsewhere(replies).items():
+    for node, names in new_files.lost_files(replies).items():
         console.warn(
             f"only node {node} has {one_line(listed(names), 300)}: while ranks run, no copy of what they "
             "save is kept on another node. A [[shared]] folder is on all nodes"

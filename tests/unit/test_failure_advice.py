@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from cloudddp.agent.protocol.last_error import last_error
 from cloudddp.job.failure_text import advice
 
 
@@ -33,11 +34,11 @@ from cloudddp.job.failure_text import advice
 def test_missing_module(line: str, environment: str, listed: bool, expected: str) -> None:
     for simulated in (False, True):
         found = advice(
-            ["Traceback", line],
+            last_error(["Traceback", line]),
             simulated=simulated,
             environment=environment,
             listed=listed,
-            why_unsent=lambda _: "",
+            why_missing=lambda _: "",
         )
         assert expected in found
 
@@ -66,16 +67,19 @@ def test_missing_module(line: str, environment: str, listed: bool, expected: str
             "data/a.bin is here",
         ),
         ("FileNotFoundError: [Errno 2] No such file or directory: 'other'", False, ""),
+        ("FileNotFoundError: Checkpoint file not found: data/a.bin. Aborting.", False, "data/a.bin is here"),
+        ('Error: No such file or directory (os error 2): "data/a.bin"', False, "data/a.bin is here"),
+        ("cat: data/a.bin: No such file or directory", False, "data/a.bin is here"),
         ("ValueError: No module named x is fine", False, ""),
     ],
 )
 def test_advice(line: str, simulated: bool, expected: str) -> None:
     found = advice(
-        ["Traceback", line],
+        last_error(["Traceback", line]),
         simulated=simulated,
         environment="",
         listed=False,
-        why_unsent=lambda name: "data/a.bin is here" if name == "data/a.bin" else "",
+        why_missing=lambda name: "data/a.bin is here" if name == "data/a.bin" else "",
     )
     assert expected in found
     assert bool(found) == bool(expected)

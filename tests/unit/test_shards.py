@@ -12,7 +12,7 @@ from cloudddp.agent.protocol.results import NewFilesReply
 from cloudddp.files import Folder
 from cloudddp.job.results import checkpoints
 from cloudddp.job.results.incoming import Move, merge_shards, move_incomplete
-from cloudddp.job.results.new_files import only_elsewhere
+from cloudddp.job.results.new_files import lost_files
 from cloudddp.job.results.safe_names import INCOMPLETE
 from cloudddp.job.results.unpack import Notes
 
@@ -132,4 +132,4 @@ def test_what_only_nodes_without_a_reply_have(
     lacking: dict[int, dict[int, tuple[str, ...]]], expected: dict[int, list[str]]
 ) -> None:
     replies = {node: replace(REPLY, elsewhere=known) for node, known in lacking.items()}
-    assert only_elsewhere(replies) == expected
+    assert lost_files(replies) == expected

@@ -42,6 +42,7 @@ class Cause(Enum):
     """Why a job failed."""
 
     RANK = "rank"  # a rank exited with a code other than 0, or was ended by a signal
+    EXIT = "exit"  # the process of a rank crashed after its script had ended
     MEMORY = "memory"  # the kernel's OOM killer ended a rank, or its launcher
     DISK = "disk"  # a rank failed, and the node's disk is full
     LAUNCHER = "launcher"  # torchrun ended although no rank had failed

@@ -247,7 +247,7 @@ def _run_once(session: Session, script: Script, ending: _Ending) -> JobResult:
                     ending.finished = foreground(session, runner, cluster, job.id)
                 finally:
                     sending.abandon()
-            report_end(session, cluster, ending.finished)
+            report_end(session, runner, cluster, ending.finished)
         except Detached as left:
             ending.detached = left.job_id
             raise

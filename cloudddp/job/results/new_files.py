@@ -87,7 +87,7 @@ def mark_pulled(
         client.call(runner, node, PulledRequest(project, tuple(names), time_ns, pulled.left))
 
 
-def only_elsewhere(replies: Mapping[int, NewFilesReply]) -> dict[int, list[str]]:
+def lost_files(replies: Mapping[int, NewFilesReply]) -> dict[int, list[str]]:
     """Return the newest files that none of these nodes has, of those that other nodes have told them of.
     Pure."""
     found: dict[int, list[str]] = {}

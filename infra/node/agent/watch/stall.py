@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Optional
 
-from agent.ranks.causes import last_lines
+from agent.ranks.causes import end_of_log
 from agent.watch import stacks
 from agent.watch.activity import Activity
 from agent.watch.gpus import Gpus
@@ -120,5 +120,5 @@ class Stall:
         failure = Failure(
             node, Cause.STALL, rank=None if alone is None else alone.rank, detail=detail[:MAX_TEXT]
         )
-        lines = () if alone is None else last_lines(self._folder / "ranks" / f"{alone.rank}.log")
+        lines = () if alone is None else end_of_log(self._folder / "ranks" / f"{alone.rank}.log")[0]
         return Observed(failure, 0.0, lines)
