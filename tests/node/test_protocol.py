@@ -6,6 +6,7 @@ import itertools
 import json
 import subprocess
 import sys
+import time
 from dataclasses import asdict
 from typing import Any
 
@@ -16,11 +17,12 @@ from support.badanswers import BAD_FRAMES, BAD_JOBS, BAD_PROBES, JOB, PROBE, RAN
 
 from cloudddp import text
 from cloudddp.agent.protocol import codec
-from cloudddp.agent.protocol.codec import MAX_PATH, ProtocolError, encode, encode_utf8
+from cloudddp.agent.protocol.codec import MAX_PATH, MAX_TEXT, ProtocolError, encode, encode_utf8
 from cloudddp.agent.protocol.file_steps import PackRequest, ReceiveEvent, ReceiveReply, ReceiveRequest
 from cloudddp.agent.protocol.frames import FollowRequest
 from cloudddp.agent.protocol.gang import Gang, Kind, Message, Observed, Report, Unreachable
 from cloudddp.agent.protocol.jobs import (
+    MAX_LISTING,
     Cause,
     Failure,
     JobsReply,
@@ -279,6 +281,22 @@ def test_only_colours_reach_a_terminal(words: str) -> None:
     for part in rest.split("\x1b")[1:]:
         assert part.startswith("[")
         assert set(part[1 : part.index("m")]) <= set("0123456789;")
+
+
+@pytest.mark.parametrize("piece", ['"[{', '\\\\"', "\\\\\\", "x", '"', "\\u0022["])
+def test_brackets_in_texts_are_not_counted(piece: str) -> None:
+    state = json.dumps({**JOB, "script": piece * (MAX_TEXT // len(piece))})
+    data = f'{{"jobs": [{", ".join([state] * 20)}]}}'.encode()
+    assert len(decode(data, JobsReply, limit=MAX_LISTING).jobs) == 20
+
+
+@pytest.mark.parametrize("text", ['"' + '\\"' * (1 << 21), "\\" * (1 << 22), "[" * (1 << 22), '"\\'])
+def test_text_that_never_ends_is_refused_at_once(text: str) -> None:
+    data = b"[" * 200_000 + text.encode()
+    begin = time.process_time()
+    with pytest.raises(ProtocolError):
+        decode(data, JobsReply, limit=MAX_LISTING)
+    assert time.process_time() - begin < 20
 
 
 # -- replies of many nodes are decoded at the same time ------------------------------------------------------

@@ -217,7 +217,7 @@ def test_name_that_leaves_the_project_is_refused(node: SyncedNode, name: str) ->
 def test_invalid_project_name_is_refused(node: SyncedNode) -> None:
     done = receive(node, b"", project="..")
     assert done.returncode != 0
-    assert b"not a project name" in done.stderr
+    assert b"is not the name of a project" in done.stderr
 
 
 @pytest.mark.parametrize("changed", ["contents", "seal"])
