@@ -26,8 +26,7 @@ _CHAINED = re.compile(r"During handling of the above|The above exception was the
 _THROWN = re.compile(r"terminate called after throwing an instance of '(.+)'")
 _UNWOUND = "terminate called without an active exception"  # a thread of gloo at the end of the interpreter
 _FATAL = "Fatal Python error: "
-# As faulthandler writes it; or it has cut a long stack, or not shown all threads.
-_RUNNING = re.compile(r'  File ".+", line \d+ in <module>$|  \.\.\.$|<Cannot show all threads')
+_RUNNING = re.compile(r'  File ".+", line \d+ in <module>$|  \.\.\.$|<Cannot show all')  # or it may be
 # Code, boxes of rich, C++, glog, faulthandler, bash, multiprocessing, NCCL, wandb, warnings.
 _NO_ERROR = re.compile(
     r"\s|$|[│╭╰]|terminate called|frame #\d|Exception raised from|\[?[IWEF]\d{4} |Fatal Python error: "
