@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -58,7 +59,28 @@ launch = JobVerb(
     """,
 )
 
-run = JobVerb(
+_JOB_ID = re.compile(r"\d{8}-\d{6}-\w{4}")
+
+
+class _Run(JobVerb):
+    """`--results` may be followed by a job: what else follows is the script."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        at = self.own_words(ctx, args)
+        if args[at - 1 : at] == ["--results"] and _JOB_ID.fullmatch("".join(args[at : at + 1])):
+            args = [*args[: at - 1], f"--results={args[at]}", *args[at + 1 :]]
+        at = self.own_words(ctx, args)
+        jobs = [word.partition("=")[2] for word in args[:at] if word.startswith("--results=")]
+        own = ["--results" if word.startswith("--results=") else word for word in args[:at]]
+        rest = super().parse_args(ctx, [*own, *args[at:]])
+        ctx.params["job_id"] = "".join(jobs[-1:]) or None
+        return rest
+
+    def arguments(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        return {**super().arguments(params), "job_id": params.get("job_id")}
+
+
+run = _Run(
     "run",
     "cloudddp.cli.actions.run:run",
     params=[
@@ -82,6 +104,12 @@ run = JobVerb(
             metavar="MIN",
             help="Minutes for which nodes stay that hold files that were not pulled. [default: 60]",
         ),
+        click.Option(
+            ["--results", "put_back"],
+            is_flag=True,
+            help="Put pulled results on the nodes first, as `sync --results`: those of the newest job, or "
+            "with --results JOB of that one, and of the jobs that it continued.",
+        ),
         RareOption(
             ["--keep-on-failure", "keep"],
             type=Finite(1, 10_000),
@@ -100,6 +128,7 @@ run = JobVerb(
     Examples:
       cloudddp run -n 2 -t g5.12xlarge --max-cost 20 train.py --epochs 10
       cloudddp run -d --max-cost 20 --results-s3 s3://my-bucket/runs train.py
+      cloudddp run --results train.py --epochs 20
     """,
 )
 

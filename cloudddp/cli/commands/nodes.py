@@ -53,7 +53,9 @@ sync = Verb(
         ANYONE,
         YES,
         click.Option(
-            ["--results"], is_flag=True, help="Also put pulled results back: those of JOB, or the newest."
+            ["--results", "put_back"],
+            is_flag=True,
+            help="Also put pulled results back: of JOB, or the newest, and of jobs that it continued.",
         ),
         JOB,
     ],
