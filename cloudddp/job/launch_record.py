@@ -164,7 +164,12 @@ def continued_on(folder: ClusterFolder, root: Path) -> tuple[str, ...]:
     """Return the jobs of a project that one continues which is launched now: those whose results were put on
     the nodes, and those that ran there."""
     put_back = (folder.read(folder.restored) or "").split()
-    return tuple(sorted({*put_back, *(one.job for one in _records([folder]) if one.root == str(root))}))
+    return tuple(sorted({*put_back, *jobs_of(folder, root)}))
+
+
+def jobs_of(folder: ClusterFolder, root: Path) -> list[str]:
+    """Return the jobs of a project that were launched on a cluster from this computer, the newest last."""
+    return [one.job for one in _records([folder]) if one.root == str(root)]
 
 
 def chain_of(job_id: str) -> tuple[list[str], list[str]]:

@@ -109,7 +109,7 @@ SLOW = {
     "cli/test_sim_verbs.py::test_policy_that_allows_nothing_is_named_at_the_start": "a simulator of its own",
     "cli/test_ssh_routes.py::test_dry_run_needs_no_jump_host": "2 s; test_dry_run.py has plans without AWS",
     "cli/test_sync_and_pull.py::test_first_launch_on_new_nodes_names_results_that_are_here": "2 s, a message",
-    "cli/test_sync_and_pull.py::test_pull_reports_files_that_are_older_than_the_job": "two jobs, a message",
+    "cli/test_sync_and_pull.py::test_files_of_each_job_go_to_its_folder": "two jobs, a message",
     "cli/test_sync_and_pull.py::"
     "test_sync_of_results_names_files_of_a_job_that_it_replaces": "3 s; those of a plain sync remain",
     "cli/test_sync_and_pull.py::"

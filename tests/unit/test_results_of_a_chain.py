@@ -57,7 +57,7 @@ def test_checkpoint_that_the_last_job_left_incomplete_is_refused(tmp_path: Path)
         folder.mkdir()
     record(folders[0], last="", step4="")
     record(folders[1], last="half", step8="half")
-    with pytest.raises(UsageError, match="last is not a complete checkpoint: .*half; no other one"):
+    with pytest.raises(UsageError, match=r"last is not a complete checkpoint: .*half; no other one"):
         check_complete(folders)
     record(folders[1], last="")
     assert [why.partition(" ")[0] for why in check_complete(folders)] == ["step8"]

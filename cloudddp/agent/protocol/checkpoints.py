@@ -176,6 +176,19 @@ class Checkpoints:
         ones."""
         return set(_newest(self.parts[folder]))
 
+    def written_by(self, job: str) -> Checkpoints:
+        """Return those that this job wrote last."""
+        own = [
+            folder
+            for folder in self.parts
+            if job in {one.job for one in _newest(self.parts[folder]).values()}
+        ]
+        found: dict[int, list[Part]] = {}
+        for folder in own:
+            for node, part in self.parts[folder].items():
+                found.setdefault(node, []).append(part)
+        return Checkpoints(found)
+
     def changed(self, after: Checkpoints) -> list[str]:
         """Return the folders in which a node has written since."""
         return [

@@ -23,6 +23,7 @@ from cloudddp.agent.protocol.codec import (
     MAX_COUNT,
     MAX_SIZE,
     ProtocolError,
+    check_job_id,
     check_length,
     check_range,
     decode,
@@ -307,7 +308,8 @@ class Listing:
     gone. `contents` is the SHA-256 (its beginning, in hex) of files that may be there with another time, by
     path.
 
-    Of results there may be several, one after the other. `modes` are the permissions of folders, by path.
+    Of results there may be several, one after the other. `modes` are the permissions of folders, by path;
+    `others` the positions in this listing of what other jobs wrote, by job.
 
     A file's index is its position in the folders, in order, of all listings.
     """
@@ -315,6 +317,7 @@ class Listing:
     folders: dict[str, Folder]
     contents: dict[str, str] = field(default_factory=dict)
     modes: dict[str, int] = field(default_factory=dict)
+    others: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_folders(self.folders)
@@ -322,6 +325,9 @@ class Listing:
         for folder, mode in self.modes.items():
             check_folder(folder)
             check_range("a mode", mode, 0, 0o7777)
+        for job, positions in self.others.items():
+            check_job_id("others", job)
+            check_length("others", positions, MAX_LISTED)
 
     def entries(self) -> list[tuple[str, Entry]]:
         """Return path and entry by index, in wire form."""

@@ -19,6 +19,7 @@ import hashlib
 import os
 import shutil
 import stat
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -141,18 +142,19 @@ def identity_of(path: Path) -> tuple[int, int] | None:
 
 @dataclass
 class Move:
-    """Moves the contents of a folder into another one and counts the files. `since`: when the job began.
-    Shards of an older checkpoint are removed where one of `complete` comes: what the node has of it, by
-    folder.
+    """Moves the contents of a folder into another one, those of other jobs to their places, and counts the
+    files. Shards of an older checkpoint are removed where one of `complete` comes: what the node has of it,
+    by folder.
     """
 
     notes: Notes
-    since: int
     complete: Mapping[str, Part] = field(default_factory=dict)
     incomplete: Sequence[str] = ()  # folders that were moved to INCOMPLETE
     files: int = 0
     size: int = 0
-    older: int = 0
+    of_jobs: Mapping[str, str] = field(default_factory=dict)  # path -> the job that wrote the file
+    places: Mapping[str, Folder] = field(default_factory=dict)  # where the files of such a job go
+    others: Counter[str] = field(default_factory=Counter)  # how many, by job
     unchanged: int = 0  # links that the target has already
     _state: tuple[int, int] | None = field(default_factory=lambda: identity_of(state_home()))
 
@@ -167,13 +169,24 @@ class Move:
             if stat.S_ISLNK(info.st_mode) and _same_link(source, target, name):
                 self.unchanged += 1
                 continue
-            try:
-                os.rename(name, name, src_dir_fd=source.descriptor, dst_dir_fd=target.descriptor)
-            except IsADirectoryError:
-                raise _conflict(target.path / name, "is a folder here and a file in the results") from None
+            job = self.of_jobs.get("/".join((*at, name)), "")
+            with self._place(job, target, at) as place:
+                try:
+                    os.rename(name, name, src_dir_fd=source.descriptor, dst_dir_fd=place.descriptor)
+                except IsADirectoryError:
+                    raise _conflict(place.path / name, "is a folder here and a file in the results") from None
+            self.others[job] += job in self.places
             self.files += 1
             self.size += info.st_size
-            self.older += info.st_mtime < self.since
+
+    @contextlib.contextmanager
+    def _place(self, job: str, target: Folder, at: tuple[str, ...]) -> Iterator[Folder]:
+        """Yield where the files of a job at the path `at` go: into `target`, or to another place."""
+        if job not in self.places:
+            yield target
+            return
+        with Descent(self.places[job]) as descent:
+            yield descent.to(at, make=0o755)
 
     def _folder(self, source: Folder, target: Folder, at: tuple[str, ...], mode: int) -> None:
         name = at[-1]
@@ -190,11 +203,15 @@ class Move:
                 )
                 return
             if (part := self.complete.get("/".join(at))) is not None:
-                for old in filter(is_shard, inner.names()):
-                    if old not in part.names and inner.kind(old) == stat.S_IFREG:
-                        inner.remove(old)
+                with self._place(part.job, inner, at) as place:
+                    for old in filter(is_shard, place.names()):
+                        if old not in part.names and place.kind(old) == stat.S_IFREG:
+                            place.remove(old)
             with source.enter(name) as within:
                 self.contents(within, inner, at)
+        if self.places:
+            with contextlib.suppress(OSError):  # only other jobs may have written there
+                os.rmdir(name, dir_fd=target.descriptor)
 
 
 def _same_link(source: Folder, target: Folder, name: str) -> bool:
@@ -208,15 +225,23 @@ def _conflict(path: Path, why: str) -> CloudDDPError:
 
 
 def move_results(
-    files: Folder, target: Folder, notes: Notes, known: Checkpoints, *, node: int, since: int
+    files: Folder,
+    target: Folder,
+    notes: Notes,
+    known: Checkpoints,
+    *,
+    node: int,
+    of_jobs: Mapping[str, str] | None = None,
+    places: Mapping[str, Folder] | None = None,
 ) -> Move:
     """Move what has arrived from a node to its place, incomplete checkpoints to INCOMPLETE there. `known` are
-    those of the nodes that are pulled from. Raises OSError, and CloudDDPError as Move.contents."""
+    those of the nodes that are pulled from; `of_jobs` and `places` as in Move. Raises OSError, and
+    CloudDDPError as Move.contents."""
     here = {folder: parts[node] for folder, parts in known.parts.items() if node in parts}
     complete = {one: here[one] for one in here if not known.problems[one] and node in known.holders(one)}
     # None: all of them; of a complete one those of an older save.
     aside = {folder: part.older if folder in complete else None for folder, part in here.items()}
-    moved = Move(notes, since, complete, move_incomplete(files, aside))
+    moved = Move(notes, complete, move_incomplete(files, aside), of_jobs=of_jobs or {}, places=places or {})
     moved.contents(files, target)
     return moved
 
