@@ -313,7 +313,7 @@ def test_run_continues_from_the_newest_version_of_every_file(cli: Any, remains: 
         hint.stderr.split()
     )
     shutil.rmtree(first)
-    refused = cli("run", f"--results={max((cli.cwd / 'results').iterdir()).name}", "train.py", "day4")
+    refused = cli("run", "--results", max((cli.cwd / "results").iterdir()).name, "train.py", "day4")
     assert refused.returncode == 2
     assert f"continued {first.name}, of which" in refused.stderr
     assert "creating" not in hint.stderr + refused.stderr

@@ -178,16 +178,11 @@ class Checkpoints:
 
     def written_by(self, job: str) -> Checkpoints:
         """Return those that this job wrote last."""
-        own = [
-            folder
-            for folder in self.parts
-            if job in {one.job for one in _newest(self.parts[folder]).values()}
-        ]
-        found: dict[int, list[Part]] = {}
-        for folder in own:
-            for node, part in self.parts[folder].items():
-                found.setdefault(node, []).append(part)
-        return Checkpoints(found)
+        found = Checkpoints({})
+        for folder, parts in self.parts.items():
+            if job in {one.job for one in _newest(parts).values()}:
+                found.parts[folder], found.problems[folder] = parts, self.problems[folder]
+        return found
 
     def changed(self, after: Checkpoints) -> list[str]:
         """Return the folders in which a node has written since."""

@@ -67,13 +67,10 @@ class _Run(JobVerb):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         at = self.own_words(ctx, args)
-        if args[at - 1 : at] == ["--results"] and _JOB_ID.fullmatch("".join(args[at : at + 1])):
-            args = [*args[: at - 1], f"--results={args[at]}", *args[at + 1 :]]
-        at = self.own_words(ctx, args)
-        jobs = [word.partition("=")[2] for word in args[:at] if word.startswith("--results=")]
-        own = ["--results" if word.startswith("--results=") else word for word in args[:at]]
-        rest = super().parse_args(ctx, [*own, *args[at:]])
-        ctx.params["job_id"] = "".join(jobs[-1:]) or None
+        job_id = "".join(args[at : at + 1])
+        is_given = args[at - 1 : at] == ["--results"] and _JOB_ID.fullmatch(job_id)
+        rest = super().parse_args(ctx, [*args[:at], *args[at + 1 :]] if is_given else args)
+        ctx.params["job_id"] = job_id if is_given else None
         return rest
 
     def arguments(self, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,8 +104,7 @@ run = _Run(
         click.Option(
             ["--results", "put_back"],
             is_flag=True,
-            help="Put pulled results on the nodes first, as `sync --results`: those of the newest job, or "
-            "with --results JOB of that one, and of the jobs that it continued.",
+            help="Also put pulled results back, as `sync --results [JOB]`.",
         ),
         RareOption(
             ["--keep-on-failure", "keep"],
@@ -128,7 +124,6 @@ run = _Run(
     Examples:
       cloudddp run -n 2 -t g5.12xlarge --max-cost 20 train.py --epochs 10
       cloudddp run -d --max-cost 20 --results-s3 s3://my-bucket/runs train.py
-      cloudddp run --results train.py --epochs 20
     """,
 )
 

@@ -55,7 +55,7 @@ sync = Verb(
         click.Option(
             ["--results", "put_back"],
             is_flag=True,
-            help="Also put pulled results back: of JOB, or the newest, and of jobs that it continued.",
+            help="Also put pulled results back: those of JOB, or the newest.",
         ),
         JOB,
     ],
@@ -65,8 +65,8 @@ sync = Verb(
     confirmation.
 
     With --results, files in results/JOB go back to their places in the project, for a script that continues
-    from its checkpoints; those in results/JOB/nodeN to that node only. Files of the project itself stay as
-    they are.
+    from its checkpoints, and those of the jobs that JOB continued, where JOB has no newer version; those in
+    results/JOB/nodeN to that node only. Files of the project itself stay as they are.
 
     \b
     Example:
