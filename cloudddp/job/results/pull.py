@@ -242,15 +242,14 @@ class _Pull:
             try:
                 with incoming.incoming(target, name) as arrived:
                     receive = self._receive(arrived, target)
-                    others = sorted(self.places.keys() & set(receive.others.values()))
+                    wrote = {path: job for path, job in receive.others.items() if job in self.places}
+                    folders = {
+                        job: opened.enter_context(target_folder(self.places[job]))
+                        for job in set(wrote.values())
+                    }
+                    elsewhere = {path: (job, folders[job]) for path, job in wrote.items()}
                     moved = incoming.move_results(
-                        arrived.files,
-                        target,
-                        self.notes,
-                        self.known,
-                        node=self.node,
-                        of_jobs=receive.others,
-                        places={job: opened.enter_context(target_folder(self.places[job])) for job in others},
+                        arrived.files, target, self.notes, self.known, node=self.node, elsewhere=elsewhere
                     )
             except Refused as error:
                 raise self._refused(error, kept=target.kind(name) != 0) from None
