@@ -150,7 +150,7 @@ def collect(
         return Left((*lines, "interrupted while results were pulled: some of them are missing"))
     collect_logs(console, runner, job_id, to)
     write_report(console, job_id, to)
-    collect_others(console, runner, jobs, job_id, to, targets, known, now, outcome.values)
+    collect_others(session, runner, cluster, job_id, targets, to, known, now, outcome.values)
     if first and not silent and not targets:
         where = (
             f"nothing to {', '.join(job.outputs)} (job.outputs)" if job.outputs else "no files in the project"
@@ -276,26 +276,33 @@ def collect_logs(console: Reporter, runner: Runner, job_id: str, to: Path) -> No
 
 
 def collect_others(
-    console: Reporter,
+    session: Session[Reporter],
     runner: Runner,
-    jobs: Iterable[str],
+    cluster: Cluster,
     job_id: str,
-    to: Path,
     targets: Mapping[int, Path],
+    to: Path,
     known: Checkpoints,
     after: Checkpoints,
     pulled: Mapping[int, Pulled],
 ) -> None:
-    """After a pull of `job_id` to the folder `to`, pull the logs of those of the `jobs` of which it has
-    brought files, too, and of earlier ones without a folder: they have left nothing. Never fails."""
+    """After a pull of `job_id` to the folder `to`: pull the logs of the other jobs whose files it brought, and
+    of earlier ones that have no folder and nothing on the nodes. Never fails."""
+    console = session.console
+    jobs = launch_record.jobs_of(ClusterFolder(cluster.id), session.root)
+    chosen = [job for job in jobs if job < job_id and not (to.parent / job).exists()]
+    if chosen:
+        found = new_files.find_all(runner, session.settings.job, project=PROJECT).values
+        held = {one.job for reply in found.values() for one in reply.jobs}
+        chosen = [job for job in chosen if job not in held and len(found) == len(cluster.nodes)]
     for job in jobs:
-        files, base = sum(one.others.get(job, 0) for one in pulled.values()), to.parent / job
-        if files:
-            console.log(f"{counted(files, 'file')} of that: of job {job}, to {from_here(base)}")
+        base = to.parent / job
+        if files := sum(one.others.get(job, 0) for one in pulled.values()):
+            console.log(f"of these, {counted(files, 'file')} of job {job}: {from_here(base)}")
             folders = {node: base / targets[node].relative_to(to) for node in pulled}
             own = {node: replace(one, incomplete=()) for node, one in pulled.items()}
             merge_checkpoints(console, base, folders, known.written_by(job), after, own)
-        elif job >= job_id or base.exists():
+        elif job not in chosen:
             continue
         with contextlib.suppress(OSError):
             base.mkdir(parents=True)

@@ -163,7 +163,7 @@ def test_files_of_each_job_go_to_its_folder(outputs: str, cli: Any) -> None:
     first = cli("pull", "--all-nodes")
     assert first.returncode == 0, first.stderr
     one, two, three = sorted((cli.cwd / "results").iterdir())
-    assert f"2 files of that: of job {one.name}, to results/{one.name}" in first.stderr
+    assert f"of these, 2 files of job {one.name}: results/{one.name}" in first.stderr
     copies = {f"node{k}/runs/{name}-{1 - k}" for k in (0, 1) for name in ("old/a", "b") if outputs}
     expected = {
         one: {f"node{k}/runs/old/a-{k}" for k in (0, 1)},

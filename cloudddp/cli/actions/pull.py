@@ -136,7 +136,10 @@ def _pull(console: Console, session: Session, wanted: PullRequest, job_id: str |
         if outcome.values and not paths:
             collect_logs(console, runner, record.id, base)
             write_report(console, record.id, base)
-            collect_others(console, runner, jobs, record.id, base, targets, have, after, outcome.values)
+            if is_split:
+                collect_others(
+                    session, runner, cluster, record.id, targets, base, have, after, outcome.values
+                )
         for source, error in sorted(outcome.errors.items())[1:]:
             console.warn(f"node {source}: its results were not pulled: {one_line(str(error), 500)}")
         outcome.all()
