@@ -163,8 +163,8 @@ def in_s3(folders: Iterable[ClusterFolder], wanted: str | None) -> LaunchRecord 
 def continued_on(folder: ClusterFolder, root: Path) -> tuple[str, ...]:
     """Return the jobs of a project that one continues which is launched now: those whose results were put on
     the nodes, and those that ran there."""
-    put_back = (folder.read(folder.restored) or "").split()
-    return tuple(sorted({*put_back, *jobs_of(folder, root)}))
+    project, *put_back = (folder.read(folder.restored) or "\n").splitlines()
+    return tuple(sorted({*(put_back if project == str(root) else ()), *jobs_of(folder, root)}))
 
 
 def jobs_of(folder: ClusterFolder, root: Path) -> list[str]:

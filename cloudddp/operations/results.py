@@ -286,8 +286,8 @@ def collect_others(
     after: Checkpoints,
     pulled: Mapping[int, Pulled],
 ) -> None:
-    """After a pull of `job_id` to the folder `to`: pull the logs of the other jobs whose files it brought, and
-    of earlier ones that have no folder and nothing on the nodes. Never fails."""
+    """After a pull of `job_id` to the folder `to`: pull the logs of the other jobs whose files it brought,
+    and of earlier ones that have no folder and nothing on the nodes. Never fails."""
     console = session.console
     jobs = launch_record.jobs_of(ClusterFolder(cluster.id), session.root)
     chosen = [job for job in jobs if job < job_id and not (to.parent / job).exists()]

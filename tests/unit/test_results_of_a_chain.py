@@ -75,7 +75,8 @@ def test_chain_has_every_job_before_and_names_what_is_missing(
             NewJob(Script("train.py"), id=job), Config(), root=tmp_path / root, **nothing
         )
         launch_record.keep(cluster, msgspec.structs.replace(made, continues=before))
-        new.write(new.restored, A)
+        new.write(new.restored, f"{tmp_path}\n{A}")
+        old.write(old.restored, f"{tmp_path / 'other'}\n{OTHER}")
     for job in (A, B):
         (base / job).mkdir(parents=True)
         (base / job / "model.pt").touch()

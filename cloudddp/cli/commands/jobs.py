@@ -104,7 +104,7 @@ run = _Run(
         click.Option(
             ["--results", "put_back"],
             is_flag=True,
-            help="Also put pulled results back, as `sync --results [JOB]`.",
+            help="As `sync --results`; a JOB may follow.",
         ),
         RareOption(
             ["--keep-on-failure", "keep"],
