@@ -12,7 +12,7 @@ import json
 import os
 import posixpath
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cloudddp.agent.client import Runner
@@ -26,7 +26,7 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.config.spec import Config, JobSpec
 from cloudddp.errors import CloudDDPError, Command, NodeError
 from cloudddp.formats import counted, from_here, toml
-from cloudddp.job import project_files
+from cloudddp.job import launch_record, project_files
 from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.results import checkpoints, incoming, new_files, safe_names
 from cloudddp.job.results import pull as pulling
@@ -34,6 +34,7 @@ from cloudddp.job.results.new_files import NodeFiles, names_of
 from cloudddp.job.results.pull import Pulled
 from cloudddp.job.results.receive import Progress
 from cloudddp.job.results.safe_names import INCOMPLETE
+from cloudddp.local_state import ClusterFolder
 from cloudddp.operations.byte_progress import ByteProgress
 from cloudddp.operations.report import write_report
 from cloudddp.operations.reporter import Reporter
@@ -122,9 +123,12 @@ def collect(
         report_lost(console, found.values)
         targets = folders_of(found.values, to)
         known = checkpoints.on(targets, found.values)
+        jobs = launch_record.jobs_of(ClusterFolder(cluster.id), session.root)
 
         def pull_one(node: int, progress: Progress) -> Pulled:
-            return _pull_new(runner, job, job_id, node, found.values[node], targets[node], known, progress)
+            places = {one: to.parent / one / targets[node].relative_to(to) for one in jobs}
+            reply = found.values[node]
+            return _pull_new(runner, job, job_id, node, reply, targets[node], known, progress, places)
 
         outcome = pull_from(console, runner, targets, pull_one)
         for node in targets:
@@ -149,6 +153,7 @@ def collect(
         return Left((*lines, "interrupted while results were pulled: some of them are missing"))
     collect_logs(console, runner, job_id, to)
     write_report(console, job_id, to)
+    collect_others(session, runner, cluster, job_id, targets, to, known, now, outcome.values)
     if first and not silent and not targets:
         where = (
             f"nothing to {', '.join(job.outputs)} (job.outputs)" if job.outputs else "no files in the project"
@@ -175,7 +180,7 @@ def pull_from(
                 return Outcome({node: one(node)})
             except (CloudDDPError, OSError) as error:
                 return Outcome(errors={node: error})
-        nothing = Pulled(0, 0, 0, ())
+        nothing = Pulled(0, 0, ())
         outcome = runner.each(lambda node: one(node) if node in chosen else nothing, fatal=lambda _: False)
     return Outcome({node: found for node, found in outcome.values.items() if node in chosen}, outcome.errors)
 
@@ -273,6 +278,41 @@ def collect_logs(console: Reporter, runner: Runner, job_id: str, to: Path) -> No
         console.log(f"logs: {counted(files, 'file')}, {size}, to {from_here(to / safe_names.LOGS)}")
 
 
+def collect_others(
+    session: Session[Reporter],
+    runner: Runner,
+    cluster: Cluster,
+    job_id: str,
+    targets: Mapping[int, Path],
+    to: Path,
+    known: Checkpoints,
+    after: Checkpoints,
+    pulled: Mapping[int, Pulled],
+) -> None:
+    """After a pull of `job_id` to the folder `to`: pull the logs of the other jobs whose files it brought,
+    and of earlier ones that have no folder and nothing on the nodes. Never fails."""
+    console = session.console
+    jobs = launch_record.jobs_of(ClusterFolder(cluster.id), session.root)
+    chosen = [job for job in jobs if job < job_id and not (to.parent / job).exists()]
+    if chosen:
+        found = new_files.find_all(runner, session.settings.job, project=PROJECT).values
+        held = {one.job for reply in found.values() for one in reply.jobs}
+        chosen = [job for job in chosen if job not in held and len(found) == len(cluster.nodes)]
+    for job in jobs:
+        base = to.parent / job
+        if files := sum(one.others.get(job, 0) for one in pulled.values()):
+            console.log(f"of these, {counted(files, 'file')} of job {job}: {from_here(base)}")
+            folders = {node: base / targets[node].relative_to(to) for node in pulled}
+            own = {node: replace(one, incomplete=()) for node, one in pulled.items()}
+            merge_checkpoints(console, base, folders, known.written_by(job), after, own)
+        elif job not in chosen:
+            continue
+        with contextlib.suppress(OSError):
+            base.mkdir(parents=True)
+        collect_logs(console, runner, job, base)
+        write_report(console, job, base)
+
+
 def folders_of(replies: Mapping[int, NewFilesReply], to: Path) -> dict[int, Path]:
     """Return where the results of each node that has some go: `to` for those of rank 0's, unless one of them
     has the name of another node's folder."""
@@ -298,6 +338,7 @@ def _pull_new(
     to: Path,
     known: Checkpoints,
     progress: Progress,
+    places: Mapping[str, Path],
 ) -> Pulled:
     """Pull the outputs of one node, on which there are new ones.
 
@@ -314,6 +355,8 @@ def _pull_new(
         node=node,
         to=to,
         selection=selection,
+        results_of=job_id,
+        places=places,
         known=known,
         progress=progress,
     )

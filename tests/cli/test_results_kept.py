@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from typing import Any
 
 from support.harness import TIMEOUT, interrupt, wait_for
@@ -287,4 +288,33 @@ def test_down_names_running_jobs_and_unpulled_results(cli: Any, remains: Any) ->
     assert f"job {job} is running on nodes 0, 1" in done.stderr
     assert "not pulled from node 0: runs (1 byte), out/ (1 byte) of job " + job in done.stderr
     assert "to keep them, first: `cloudddp pull --all-nodes runs out`" in done.stderr
+    assert remains().nothing
+
+
+def test_run_continues_from_the_newest_version_of_every_file(cli: Any, remains: Any) -> None:
+    """Day 1 saves a checkpoint, day 2 writes only a log; day 3 needs both."""
+    configure(
+        cli,
+        "import sys\nday = sys.argv[1]\nfound = [name for name in ('ck.pt', 'log') if os.path.exists(name)]\n"
+        "print('rank', rank, 'found', *[open(name).read() for name in found], flush=True)\n"
+        "if day == 'day1': write('ck.pt', 'of' + rank)\nwrite('log', day)\n",
+        outputs="",
+    )
+    cli.ok("run", "-n", "2", "train.py", "day1")
+    (first,) = (cli.cwd / "results").iterdir()
+    second = cli.ok("run", "-n", "2", "--results", first.name, "train.py", "day2")
+    third = cli.ok("run", "--results", "-n", "2", "train.py", "day3")
+    for rank in "01":
+        assert f"rank {rank} found of{rank} day1\n" in second
+        assert f"rank {rank} found of{rank} day2\n" in third
+    hint = cli("run", "--max-cost", "0.01", "train.py", "day4")
+    assert hint.returncode != 0
+    assert "if the script continues from them: `cloudddp run --results train.py`" in " ".join(
+        hint.stderr.split()
+    )
+    shutil.rmtree(first)
+    refused = cli("run", "--results", max((cli.cwd / "results").iterdir()).name, "train.py", "day4")
+    assert refused.returncode == 2
+    assert f"continued {first.name}, of which" in refused.stderr
+    assert "creating" not in hint.stderr + refused.stderr
     assert remains().nothing

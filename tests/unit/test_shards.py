@@ -95,7 +95,7 @@ def test_shards_of_an_older_save_do_not_stay_beside_newer_ones(tmp_path: Path) -
     target = put(tmp_path / "results", f"dcp/{SHARD_0}", f"dcp/{SHARD_1}", "dcp/log", text="old")
     complete = {"dcp": Part("dcp", (METADATA, SHARD_0), JOB)}
     with Folder.at(arrived) as source, Folder.at(target) as to:
-        Move(Notes(), since=0, complete=complete).contents(source, to)
+        Move(Notes(), complete).contents(source, to)
     assert files(target) == {f"dcp/{METADATA}", f"dcp/{SHARD_0}", "dcp/log"}
     assert (target / "dcp" / SHARD_0).read_text().startswith("new")
 

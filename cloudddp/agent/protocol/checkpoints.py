@@ -174,6 +174,14 @@ class Checkpoints:
         ones."""
         return set(_newest(self.parts[folder]))
 
+    def written_by(self, job: str) -> Checkpoints:
+        """Return those that this job wrote last."""
+        found = Checkpoints({})
+        for folder, parts in self.parts.items():
+            if job in {one.job for one in _newest(parts).values()}:
+                found.parts[folder], found.problems[folder] = parts, self.problems[folder]
+        return found
+
     def changed(self, after: Checkpoints) -> list[str]:
         """Return the folders in which a node has written since."""
         return [

@@ -19,7 +19,7 @@ from dataclasses import field
 from hashlib import sha256
 from typing import Annotated, Any, Callable, NamedTuple, Optional, TypeVar
 
-from cloudddp.agent.protocol.codec import Count, ProtocolError, Size, at_most, decode, encode, within
+from cloudddp.agent.protocol.codec import Count, JobId, ProtocolError, Size, at_most, decode, encode, within
 from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.manifest import FILE, MAX_LISTED, Entry, Folder, WirePath, check_folders
 
@@ -294,7 +294,8 @@ class Listing:
     gone. `contents` is the SHA-256 (its beginning, in hex) of files that may be there with another time, by
     path.
 
-    Of results there may be several, one after the other. `modes` are the permissions of folders, by path.
+    Of results there may be several, one after the other. `modes` are the permissions of folders, by path;
+    `others` the positions in this listing of what other jobs wrote, by job.
 
     A file's index is its position in the folders, in order, of all listings.
     """
@@ -302,6 +303,9 @@ class Listing:
     folders: dict[str, Folder]
     contents: dict[str, str] = field(default_factory=dict)
     modes: Annotated[dict[WirePath, Mode], at_most(MAX_LISTED)] = field(default_factory=dict)
+    others: Annotated[dict[JobId, Annotated[tuple[Count, ...], at_most(MAX_LISTED)]], at_most(MAX_LISTED)] = (
+        field(default_factory=dict)
+    )
 
     def __post_init__(self) -> None:
         check_folders(self.folders)

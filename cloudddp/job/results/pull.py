@@ -18,7 +18,7 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -84,18 +84,18 @@ PACK_SECONDS = 120.0  # without any data from the node
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """The result of a pull. `older` files were last written before the job began; `notes` list what was
-    missing or left out, and why. `unchanged` files are in the target already and not counted in `files`.
-    `left` are results that were not copied; None: there are more than a node remembers. `incomplete`: folders
-    of checkpoints, which are in safe_names.INCOMPLETE."""
+    """The result of a pull. `notes` list what was missing or left out, and why. `unchanged` files are in the
+    target already and not counted in `files`. `left` are results that were not copied; None: there are more
+    than a node remembers. `incomplete`: folders of checkpoints, which are in safe_names.INCOMPLETE. `others`:
+    how many of the files are of other jobs."""
 
     files: int
     size: int
-    older: int
     notes: tuple[str, ...]
     unchanged: int = 0
     left: tuple[LeftFile, ...] | None = ()
     incomplete: tuple[str, ...] = ()
+    others: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def found(self) -> int:
@@ -113,14 +113,16 @@ def pull(
     *,
     node: int,
     to: Path,
-    since: float | None = None,
     everything: bool = False,
     selection: Selection | None = None,
+    results_of: str = "",
+    places: Mapping[str, Path] | None = None,
     known: Checkpoints | None = None,
     progress: Progress = no_progress,
 ) -> Pulled:
-    """Copy files and folders of the project on one node into the folder `to`. `since`: when the job began.
+    """Copy files and folders of the project on one node into the folder `to`.
     `everything`: also files behind links that no job wrote. `selection`: only these, below the names.
+    `results_of`: the job of `to`; what other jobs wrote goes to their `places`, or else also to `to`.
     `known`: sharded checkpoints on the nodes that are pulled from.
 
     Files are written to a folder inside it and moved once all have arrived, so that a broken transfer never
@@ -136,9 +138,11 @@ def pull(
         progress,
         everything=everything,
         selection=selection,
+        results_of=results_of,
+        places=places or {},
         known=known or Checkpoints({}),
     )
-    return one.run(int(since or 0))
+    return one.run()
 
 
 def pull_logs(
@@ -146,7 +150,7 @@ def pull_logs(
 ) -> Pulled:
     """Copy a job's logs, verdict and dumps from one node into `to`/cloudddp-logs/nodeN. What does not exist
     is no note, and that a log grows is none. Raises as `pull`."""
-    pulled = _Pull(runner, node, to / LOGS / f"node{node}", EVIDENCE, progress, job=job_id).run(0)
+    pulled = _Pull(runner, node, to / LOGS / f"node{node}", EVIDENCE, progress, job=job_id).run()
     return replace(
         pulled, notes=tuple(one for one in pulled.notes if not one.startswith((MISSING_NOTE, CHANGED_NOTE)))
     )
@@ -223,6 +227,8 @@ class _Pull:
     job: str = ""
     everything: bool = False
     selection: Selection | None = None
+    results_of: str = ""
+    places: Mapping[str, Path] = field(default_factory=dict)
     known: Checkpoints = field(default_factory=lambda: Checkpoints({}))
     notes: Notes = field(default_factory=Notes)
 
@@ -230,14 +236,20 @@ class _Pull:
         self.roots = check_names(self.names)
         check_target(self.to)
 
-    def run(self, since: int) -> Pulled:
+    def run(self) -> Pulled:
         name = incoming.name_of(self.runner.host_key(self.node), self.job)
-        with target_folder(self.to) as target:
+        with contextlib.ExitStack() as opened, target_folder(self.to) as target:
             try:
                 with incoming.incoming(target, name) as arrived:
-                    receive = self._receive(arrived, target, since)
+                    receive = self._receive(arrived, target)
+                    wrote = {path: job for path, job in receive.others.items() if job in self.places}
+                    folders = {
+                        job: opened.enter_context(target_folder(self.places[job]))
+                        for job in set(wrote.values())
+                    }
+                    elsewhere = {path: (job, folders[job]) for path, job in wrote.items()}
                     moved = incoming.move_results(
-                        arrived.files, target, self.notes, self.known, node=self.node, since=since
+                        arrived.files, target, self.notes, self.known, node=self.node, elsewhere=elsewhere
                     )
             except Refused as error:
                 raise self._refused(error, kept=target.kind(name) != 0) from None
@@ -252,14 +264,14 @@ class _Pull:
         return Pulled(
             moved.files,
             moved.size,
-            moved.older + receive.older,
             self.notes.lines(),
             receive.unchanged + moved.unchanged,
             self.notes.left,
             tuple(moved.incomplete),
+            +moved.others,
         )
 
-    def _receive(self, arrived: Incoming, target: Folder, since: int) -> Receive:
+    def _receive(self, arrived: Incoming, target: Folder) -> Receive:
         """Receive what was requested from the node."""
         node = self.node
         request = PackRequest(
@@ -268,10 +280,9 @@ class _Pull:
             self.job,
             self.everything,
             self.selection,
+            self.results_of,
         )
-        with Receive(
-            arrived, target, self.roots, self.notes, node=node, since=since, progress=self.progress
-        ) as receive:
+        with Receive(arrived, target, self.roots, self.notes, node=node, progress=self.progress) as receive:
             limit = ProgressLimit(node, lambda: receive.amount)
             result = client.run_step(
                 self.runner,

@@ -74,12 +74,10 @@ class Receive:
         notes: Notes,
         *,
         node: int,
-        since: int = 0,
         progress: Progress = lambda _: None,
     ) -> None:
         self.unchanged = 0  # files in the target that are as on the node
-        self.older = 0  # of these, how many are older than `since` (seconds)
-        self._since = since * 10**9
+        self.others: dict[str, str] = {}  # path -> another job that wrote the file
         self._arrived, self._notes = arrived, notes
         self._here = Here(arrived.before, target)
         self._files = Unpack(arrived.files, roots, notes, node)
@@ -179,6 +177,8 @@ class Receive:
         if self._listed > MAX_ENTRIES or self._text > MAX_TEXT:
             raise Refused(f"there are more than {MAX_ENTRIES:,} files")
         self._listed = first + len(entries)
+        jobs = {at: job for job, positions in listing.others.items() for at in positions}
+        self.others |= {path_from_wire(path): jobs[at] for at, (path, _) in enumerate(entries) if at in jobs}
         for path, mode in sorted(listing.modes.items()):
             self._files.begin(Entry(path_from_wire(path), FOLDER, 0, mode))
         for number, (path, found) in enumerate(entries, first):
@@ -210,7 +210,6 @@ class Receive:
             here.take(known, self._files.parent(known.path))
             return
         self.unchanged += 1
-        self.older += known.mtime_ns < self._since
 
     def _ask(self) -> None:
         self._is_answered = True

@@ -4,6 +4,7 @@ them (cloudddp/agent/protocol/file_steps.py).
 
 from __future__ import annotations
 
+import bisect
 import math
 import os
 import stat
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, Optional
 
-from agent.files import shared
+from agent.files import records, shared
 from agent.files.paths import on_one_line
 from agent.files.scan import Scan
 from agent.files.selection import choose
@@ -93,26 +94,37 @@ class Item(NamedTuple):
 
     found: Found
     entry: Entry
+    other: str = ""  # the job that wrote it, if another one was asked for
 
 
 def listings(items: list[Item]) -> Iterator[Listing]:
     """Yield listings of all items. They are sorted, so that each index is the position of a file or link."""
     folders: dict[str, dict[str, Entry]] = {}
     modes: dict[str, int] = {}
-    count = names = 0
-    for found, entry in items:
+    others: dict[str, list[int]] = {}
+    count = names = files = 0
+    for found, entry, other in items:
         path = path_to_wire(found.name)
         if stat.S_ISDIR(found.info.st_mode):
             modes[path] = entry.mode
         else:
             folder, _, name = path.rpartition("/")
             folders.setdefault(folder, {})[name] = entry
+            if other:
+                others.setdefault(other, []).append(files)
+            files += 1
         count, names = count + 1, names + len(path) + len(entry.target)
         if count >= file_steps.MAX_LISTED or names > file_steps.MAX_NAMES:
-            yield Listing(folders, modes=modes)
-            folders, modes, count, names = {}, {}, 0, 0
+            yield _listing(folders, modes, others)
+            folders, modes, others, count, names, files = {}, {}, {}, 0, 0, 0
     if items:
-        yield Listing(folders, modes=modes)
+        yield _listing(folders, modes, others)
+
+
+def _listing(
+    folders: dict[str, dict[str, Entry]], modes: dict[str, int], others: dict[str, list[int]]
+) -> Listing:
+    return Listing(folders, modes=modes, others={job: tuple(one) for job, one in others.items()})
 
 
 class Packer:
@@ -125,6 +137,9 @@ class Packer:
             store.job_folder(request.job) if request.job else store.project_folder(request.project)
         )
         self._roots = [os.path.normpath(name) for name in request.paths]
+        self._attempts = phases.attempts() if request.results_of else []
+        project = Path(self._folder)
+        self._pulled, self._received = records.pulled(project), records.received(project)
 
     def found(self) -> list[Item]:
         """Return what there is, in the order of the listing: by folder, the files of one together."""
@@ -138,9 +153,24 @@ class Packer:
                     f"there are more than {MAX_ENTRIES:,} files below {roots}; "
                     "name fewer: `cloudddp pull PATH`"
                 )
-            if one.name != "." and (entry := self._entry(one)) is not None:
-                items[one.name] = Item(one, entry)
+            other = self._other(one)
+            is_there = other and self._pulled.is_pulled(one.name, one.info.st_ctime_ns)
+            if one.name != "." and not is_there and (entry := self._entry(one)) is not None:
+                items[one.name] = Item(one, entry, other)
         return sorted(items.values(), key=lambda item: item.found.name.rpartition("/")[::2])
+
+    def _other(self, one: Found) -> str:
+        """Return the job that wrote a file, if it is not the one that was asked for; else '', also where that
+        is not known of a copy. Files that were there before all jobs are of the first."""
+        if not self._attempts or stat.S_ISDIR(one.info.st_mode):
+            return ""
+        copy = self._received.copy(one.name, one.info)
+        if copy is not None:
+            job = copy.job
+        else:
+            at = bisect.bisect(self._attempts, (one.info.st_ctime_ns, "~", 0))
+            job = self._attempts[max(at - 1, 0)][1]
+        return "" if job == self._request.results_of else job
 
     def send(self, items: list[Item], wants: Wants) -> None:
         """Send the files that are wanted."""
