@@ -14,7 +14,7 @@ from cloudddp.text import one_line
 
 LONGEST_DETAIL = 300  # characters of what a program wrote
 _LONGEST_STALL = 800  # of where all ranks are
-_MODULE = re.compile(
+MISSING_MODULE = re.compile(
     r"(?:ModuleNotFoundError|ImportError|Error while finding module|python\S*): .*No module named '?([\w.]+)"
 )
 _FILE = re.compile(r"(?:FileNotFoundError|No such file or directory)\b.*?: '([^'\n]{1,4096})'")
@@ -105,7 +105,7 @@ def advice(
     `why_unsent` returns why a file of the project is not on the nodes, '' for any other path.
     """
     text = "\n".join(lines)
-    if found := _MODULE.search(text):
+    if found := MISSING_MODULE.search(text):
         name = found[1].partition(".")[0]
         if simulated and name == "torch":
             return (

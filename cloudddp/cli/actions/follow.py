@@ -23,7 +23,7 @@ from cloudddp.cluster import lookup
 from cloudddp.cluster.model import Cluster
 from cloudddp.errors import AWSError, Command
 from cloudddp.formats import counted, duration
-from cloudddp.job import cancel, unsent
+from cloudddp.job import cancel, own_modules, unsent
 from cloudddp.job.failure_text import advice, exited_text
 from cloudddp.job.follow.decide import Policy
 from cloudddp.job.follow.events import Silence
@@ -235,8 +235,9 @@ def report_end(session: Session, cluster: Cluster, finished: JobResult) -> None:
     console = session.console
     _report_outcome(console, finished)
     if finished.status == "failed":
-        why = advice(
-            (*finished.last_lines, finished.cause or ""),
+        last_lines = (*finished.last_lines, finished.cause or "")
+        why = own_modules.advice(last_lines, session.root) or advice(
+            last_lines,
             simulated=console.options.sim,
             environment=session.settings.setup.environment or listing_of(session.root),
             listed=session.settings.setup.environment is not None,
