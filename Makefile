@@ -67,15 +67,18 @@ lowest: $(LOWEST)/.installed  ## up, launch, pull and down with the lowest versi
 $(WITNESS)/%/.installed: tests/witness/requirements-%.txt $(VENV)/.installed
 	@rm -rf $(@D)
 	@$(PYTHON) -m venv --without-pip $(@D)
-	@$(PIP) --python $(@D)/bin/python install --no-compile -r $<
+	@$(PIP) --python $(@D)/bin/python install --no-compile $(WITHOUT) -r $<
 	@touch $@
 
-witness: $(VENV)/.installed $(WITNESS)/aws/.installed $(WITNESS)/ray/.installed  ## the AWS CLI and `ray up` at the simulator, Slurm, real operating systems
+WITNESSES := $(patsubst %,$(WITNESS)/%/.installed,aws ray trainers)
+$(WITNESS)/trainers/.installed: WITHOUT := --no-deps # they use PyTorch of $(VENV)
+
+witness: $(VENV)/.installed $(WITNESSES)  ## the AWS CLI and `ray up` at the simulator, Slurm, real operating systems
 	@$(BIN)/python -m pytest tests/witness -n 2
 
 environment: $(VENV)/.installed
 
-environments: environment $(WITNESS)/aws/.installed $(WITNESS)/ray/.installed
+environments: environment $(WITNESSES)
 
 check: lint types test  ## lint, types and the fast tests; CI runs all tests
 

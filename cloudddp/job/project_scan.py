@@ -1,11 +1,12 @@
 """What `init` sees in a project: its entry scripts, where they save, what they require, and folders of data
-that are not sent. It reads files as syntax trees, and runs none of them.
+that are not sent; how ranks find its modules. It reads files as syntax trees, and runs none of them.
 """
 
 from __future__ import annotations
 
 import ast
 import glob
+import json
 import os
 import posixpath
 import re
@@ -15,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cloudddp.config import packages
+from cloudddp.job.failure_text import MISSING_MODULE
 
 ENVIRONMENTS = ("uv.lock", "requirements.txt", "environment.yml", "environment.yaml", "pyproject.toml")
 """Files that [setup] environment takes, the most exact one first."""
@@ -48,6 +50,10 @@ _SAVES = {"save": 1, "save_pretrained": 0, "save_checkpoint": 0, "save_model": 0
 _SAVE_KEYWORDS = frozenset(
     "default_root_dir output_dir save_dir checkpoint_dir ckpt_dir dirpath log_dir logging_dir out_dir".split()
 )
+
+_NO_METADATA = re.compile(r"PackageNotFoundError: No package metadata was found for ([\w-]+)")
+_SOURCE = re.compile(r'File "(?!.*\.\./)(/[^"\n]{1,1000}\.py)", line \d+')
+_INSTALL = "`-e .` in the requirements.txt of [setup] environment installs the project"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +138,30 @@ def as_module(root: Path, path: str, level: int = 1) -> tuple[str, str]:
         level += 1
     names = [*folders[-level:], *([] if stem == "__main__" else [stem])]
     return ".".join(names), "/".join(folders[:-level]) or "."
+
+
+def import_advice(lines: Iterable[str], root: Path) -> str:
+    """Return what to do about a rank that could not import a module of the project, from its last lines; ''
+    for any other failure."""
+    text = "\n".join(lines)
+    if "ImportError: attempted relative import" in text:
+        files = (name.split("/") for name in _SOURCE.findall(text))  # the script is in the first frame
+        tails = ("/".join(parts[start:]) for parts in files for start in range(1, len(parts)))
+        script = next((one for one in tails if os.path.isfile(root / one)), "")  # noqa: PTH113  never raises
+        module, folder = as_module(root, script)
+        also = "" if folder == "." else f", and add {_python_path(folder)}"
+        return f"{script} imports relative to its package: start it as `-m {module}`{also}" if module else ""
+    if (found := _NO_METADATA.search(text)) and folder_of(root, found[1].replace("-", "_")):
+        return f"{found[1]} is not installed on the nodes: {_INSTALL}"
+    name = found[1] if (found := MISSING_MODULE.search(text)) else "."
+    if "." in name or not (folder := folder_of(root, name)):
+        return ""
+    what = f"{name} is in {folder}/ of this project, where ranks do not look: add {_python_path(folder)}"
+    return f"{what}; or {_INSTALL}" if (root / "pyproject.toml").is_file() else what
+
+
+def _python_path(folder: str) -> str:
+    return f"[job] env = {{ PYTHONPATH = {json.dumps(folder)} }} to cloudddp.toml"
 
 
 def _is_outside(path: str) -> bool:

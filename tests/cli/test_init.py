@@ -61,11 +61,9 @@ def test_nodes_install_the_requirements_of_an_example(line: CommandLine) -> None
 
 def test_project_is_looked_at(line: CommandLine) -> None:
     """What was found is in the file, which is short, and on the screen."""
-    saves = 'import torch\nfrom . import x\ntorch.save({}, "ckpt/a.pt")\ntorch.save({}, "/mnt/a.pt")\nopen("data/x")\n'
-    name, main = (
-        "src/own/train.py",
-        'if __name__ == "__main__":\n    torch.distributed.init_process_group()\n',
-    )
+    name = "src/own/train.py"
+    saves = 'import torch\ntorch.save({}, "ckpt/a.pt")\ntorch.save({}, "/mnt/a.pt")\nopen("data/x")\n'
+    main = 'from . import x\nif __name__ == "__main__":\n    torch.distributed.init_process_group()\n'
     line.write(name, saves + main)
     line.write("uv.lock", "")
     line.write("data/x", "1")

@@ -53,7 +53,7 @@ def project(folder: Path, files: dict[str, str]) -> Path:
         ({"model.py": MODEL}, []),
         ({"legacy_train.py": DDP, "train.py": DDP}, ["train.py", "legacy_train.py"]),
         ({"cifar_train.py": DDP, "train.py": DDP}, ["train.py", "cifar_train.py"]),
-        ({"evaluate.py": f"import argparse{DDP}", "fit.py": DDP}, ["fit.py", "evaluate.py"]),
+        ({"evaluate.py": f"import argparse{DDP}", "go.py": DDP}, ["go.py", "evaluate.py"]),
         ({"golden_train.py": f"import argparse{DDP}", "train.py": DDP}, ["golden_train.py", "train.py"]),
     ],
 )

@@ -23,13 +23,13 @@ from cloudddp.cluster import lookup
 from cloudddp.cluster.model import Cluster
 from cloudddp.errors import AWSError, Command
 from cloudddp.formats import counted, duration
-from cloudddp.job import cancel, own_modules, unsent
+from cloudddp.job import cancel, unsent
 from cloudddp.job.failure_text import advice, exited_text
 from cloudddp.job.follow.decide import Policy
 from cloudddp.job.follow.events import Silence
 from cloudddp.job.follow.follower import JobFollower
 from cloudddp.job.follow.verdict import JobResult
-from cloudddp.job.project_scan import listing_of
+from cloudddp.job.project_scan import import_advice, listing_of
 from cloudddp.operations import deadlines
 from cloudddp.operations.results import ended_nodes_query
 from cloudddp.text import node_list, with_colours, without_colours
@@ -236,7 +236,7 @@ def report_end(session: Session, cluster: Cluster, finished: JobResult) -> None:
     _report_outcome(console, finished)
     if finished.status == "failed":
         last_lines = (*finished.last_lines, finished.cause or "")
-        why = own_modules.advice(last_lines, session.root) or advice(
+        why = import_advice(last_lines, session.root) or advice(
             last_lines,
             simulated=console.options.sim,
             environment=session.settings.setup.environment or listing_of(session.root),

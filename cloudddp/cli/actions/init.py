@@ -174,11 +174,8 @@ def toml_of(name: str, chosen: Chosen) -> str:
         "[job]",
         f"# outputs = {toml_value(tuple(chosen.outputs or ('runs',)))}  # "
         "default: `pull` fetches every file that the script writes",
-        *(
-            [f"env = {{ PYTHONPATH = {toml_value(chosen.own)} }}  # modules of this project"]
-            if chosen.own
-            else []
-        ),
+        f"{'' if chosen.own else '# '}env = {{ PYTHONPATH = {toml_value(chosen.own or 'src')} }}"
+        "  # where the script finds other modules of the project",
         "",
         "[setup]",
         f"{'' if chosen.environment else '# '}environment = {toml_value(chosen.environment or _REQUIREMENTS)}"
