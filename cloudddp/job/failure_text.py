@@ -15,7 +15,7 @@ from cloudddp.text import one_line
 
 LONGEST_DETAIL = 300  # characters of what a program wrote
 _LONGEST_STALL = 800  # of where all ranks are
-_MODULE = re.compile(
+MISSING_MODULE = re.compile(
     r"(?:ModuleNotFoundError|ImportError|Error while finding module|python\S*): .*No module named '?([\w.]+)"
 )
 _NO_FILE = re.compile(r"FileNotFoundError|No such file or directory|does not exist", re.IGNORECASE)
@@ -107,7 +107,7 @@ def advice(
     `why_missing` returns why a rank has not found a file, '' where that is unknown.
     """
     text = "\n".join(error.lines)
-    if found := _MODULE.search(text):
+    if found := MISSING_MODULE.search(text):
         name = found[1].partition(".")[0]
         if simulated and name == "torch":
             return (

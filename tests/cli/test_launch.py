@@ -62,6 +62,12 @@ def test_missing_python_is_reported(cli: Any) -> None:
     assert "no /nowhere/python" in err
 
 
+def test_script_that_is_a_part_of_a_package_gets_the_way_to_start_it(cli: Any) -> None:
+    direct(cli)
+    cli.write("src/own/train.py", "from . import other")
+    assert "start it as `-m own.train`, and add [job] env" in cli("launch", "src/own/train.py").stderr
+
+
 def test_first_failing_rank_is_named_and_sets_the_exit_code(cli: Any) -> None:
     direct(cli, nodes=2, ranks=2)
     cli.write("fail.py", SLEEPERS)

@@ -30,7 +30,7 @@ from cloudddp.job.follow.decide import Policy
 from cloudddp.job.follow.events import Silence
 from cloudddp.job.follow.follower import JobFollower
 from cloudddp.job.follow.verdict import JobResult
-from cloudddp.job.project_scan import listing_of
+from cloudddp.job.project_scan import import_advice, listing_of
 from cloudddp.operations import deadlines
 from cloudddp.operations.results import ended_nodes_query, only_elsewhere
 from cloudddp.text import node_list, with_colours, without_colours
@@ -241,8 +241,9 @@ def report_end(session: Session, runner: Runner, cluster: Cluster, finished: Job
             why = unsent.reason(session.root, session.settings, name)
             return why or ("" if finished.doubtful else only_elsewhere(runner, name))
 
-        why = advice(
-            last_error((*finished.last_lines, finished.cause), finished.exit_code),
+        last_lines = (*finished.last_lines, finished.cause)
+        why = import_advice(last_lines, session.root) or advice(
+            last_error(last_lines, finished.exit_code),
             simulated=console.options.sim,
             environment=session.settings.setup.environment or listing_of(session.root),
             listed=session.settings.setup.environment is not None,
