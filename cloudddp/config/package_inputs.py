@@ -5,6 +5,7 @@ of the project, and runs nothing.
 
 from __future__ import annotations
 
+import contextlib
 import posixpath
 import re
 import tomllib
@@ -18,7 +19,6 @@ from cloudddp.config.spec import SetupSpec
 
 LOCK, PROJECT = "uv.lock", "pyproject.toml"
 _BUILT_BY = (PROJECT, "setup.py", "setup.cfg")
-_ARCHIVES = (".whl", ".gz", ".bz2", ".zip", ".tgz")
 _MOST = 500  # files and folders that name each other
 
 # A word of a requirements file or of environment.yml, with the option before it.
@@ -76,8 +76,8 @@ def read(root: Path, setup: SetupSpec) -> PackageInputs:
             continue
         seen.add(one)
         there = root / path
-        if path.startswith(("../", "/")) or path == "..":
-            outside |= {path} if there.exists() else set()
+        if path.startswith(("..", "/")):
+            outside |= {path} if path[0] != "/" and there.exists() else set()
         elif there.is_dir():
             is_package = any((there / file).is_file() for file in _BUILT_BY)
             (editable if linked and is_package else whole).append(path)
@@ -85,21 +85,14 @@ def read(root: Path, setup: SetupSpec) -> PackageInputs:
                 waiting.append((posixpath.join(path, PROJECT), False))
         elif there.is_file():
             whole.append(path)
-            if not path.endswith(_ARCHIVES) and (text := _text(there)):
-                texts[path] = text
+            with contextlib.suppress(OSError, ValueError):  # a wheel is no text
+                texts[path] = there.read_text(encoding="utf-8")
                 # uv follows no path but those in its lock.
                 if posixpath.basename(name) != LOCK or path == name:
-                    waiting += _named(path, text)
+                    waiting += _named(path, texts[path])
             if path == name and posixpath.basename(path) == PROJECT:
                 editable.append(posixpath.dirname(path) or ".")
     return PackageInputs(texts, tuple(whole), tuple(editable), tuple(sorted(outside)))
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        return ""
 
 
 def _named(path: str, text: str) -> Iterator[tuple[str, bool]]:
@@ -113,7 +106,7 @@ def _named(path: str, text: str) -> Iterator[tuple[str, bool]]:
             yield (posixpath.join(place, PROJECT) if kind == "virtual" else place), kind == "editable"
         return
     if base.endswith(".toml"):
-        words = [("", "".join(found)) for found in _IN_TOML.findall(text)]
+        words = [("path", "".join(found)) for found in _IN_TOML.findall(text)]
     else:
         lines = text.replace("\\\n", " ").splitlines()
         words = [found for line in lines for found in _WORD.findall(re.sub(r"(^|\s)#.*", "", line))]

@@ -36,19 +36,19 @@ except m.PackageNotFoundError:
 # pip does not look into a wheel whose version is installed: the packages whose wheels were rebuilt since.
 _REBUILT = """\
 import importlib.metadata as m, os, sys, zipfile, zlib
+def read(path):
+    return zlib.crc32(path.read_bytes()) if path.exists() else None
 for path in sys.argv[1:]:
     name, version = (os.path.basename(path) + "--").split("-")[:2]
     try:
-        there = m.distribution(name)
-        files = zipfile.ZipFile(path).infolist()
-        if there.version == version and any(
-            zlib.crc32(there.locate_file(one.filename).read_bytes()) != one.CRC
-            for one in files
-            if ".data/" not in one.filename and not one.filename.endswith(("/", "RECORD"))
-        ):
-            print(name)
+        there, files = m.distribution(name), zipfile.ZipFile(path).infolist()
     except (m.PackageNotFoundError, OSError, ValueError, zipfile.BadZipFile):
-        pass
+        continue
+    new = {one.filename: one.CRC for one in files if not one.filename.endswith(("/", "RECORD"))}
+    old = [str(one) for one in there.files or () if str(one).endswith((".py", ".so"))]
+    changed = any(read(there.locate_file(one)) != new.get(one) for one in {*old, *new})
+    if changed and there.version == version and name != "torch":
+        print(name)
 """
 # A virtual environment sees the packages of its base, and that of the image may be one itself: this shows the
 # image's packages, behind its own, in an environment that has no torch.
@@ -130,11 +130,9 @@ def download(spec: SetupSpec, inputs: PackageInputs) -> str:
     package index. Pure."""
     name = spec.environment or "requirements.txt"
     base = posixpath.basename(name)
-    builds = {one for path, text in inputs.texts.items() for one in _build_requires(path, text)}
-    needs = ["pip", *(["uv"] if base == LOCK else ()), *sorted(map(shlex.quote, builds))]
-    pip = f"pip download -d {shlex.quote(spec.wheels or 'wheels')} {' '.join(needs)}"
+    pip = f"pip download -d {shlex.quote(spec.wheels or 'wheels')} pip"
     if base == LOCK:
-        return f"uv export {_exported(spec)} --no-emit-project -o wheels.txt && {pip} -r wheels.txt"
+        return f"uv export {_exported(spec)} --no-emit-project -o wheels.txt && {pip} uv -r wheels.txt"
     if base == PROJECT:
         return f"{pip} {_project(spec, posixpath.dirname(name))}"
     lists = {path: text for path, text in inputs.texts.items() if not path.endswith(".toml")}
@@ -163,14 +161,6 @@ def _listed(spec: SetupSpec, path: str, text: str) -> list[str]:
     extras = _table(project, "optional-dependencies")
     found = [project.get("dependencies"), *(extras.get(one) for one in spec.extras)]
     return [one for some in found if isinstance(some, list) for one in some if isinstance(one, str)]
-
-
-def _build_requires(path: str, text: str) -> list[str]:
-    """Return what a pyproject.toml needs to be built."""
-    if posixpath.basename(path) != PROJECT:
-        return []
-    found = _table(toml(text), "build-system").get("requires", ["setuptools"])
-    return [one for one in found if isinstance(one, str)] if isinstance(found, list) else []
 
 
 def _table(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
