@@ -13,7 +13,6 @@ import posixpath
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +71,8 @@ pip=("$python" -m pip)
 """
 _FROM_WHEELS = 'wheel=$(ls {0}/pip-*.whl | tail -n 1) && pip=("$python" "$PWD/$wheel/pip")'
 _FROM_SYSTEM = (
-    "sudo -n apt-get -qq update && "
-    "sudo -n apt-get -qqo DPkg::Lock::Timeout=300 install --no-install-recommends python3-pip || "
+    '"$python" -m ensurepip > /dev/null 2>&1 || sudo -n apt-get -qq update && '
+    "sudo -n apt-get -qq install --no-install-recommends python3-pip || "
     "sudo -n dnf -qy install python3-pip"
 )
 _TORCH_VERSION = re.compile(
@@ -81,14 +80,6 @@ _TORCH_VERSION = re.compile(
 )
 _OF_TORCH = r"(torch|triton|nvidia-[a-z0-9-]+) *([;#].*)?$"  # without a version
 _NO_CONDA = "this image has no micromamba, mamba or conda; list the packages in requirements.txt"
-
-
-@dataclass(frozen=True, slots=True)
-class Installed:
-    """What installs an environment: a shell command, and the Python that has it; '' for that of the image."""
-
-    command: str
-    python: str = ""
 
 
 def derived(root: Path, config: Config) -> Config:
@@ -100,24 +91,26 @@ def derived(root: Path, config: Config) -> Config:
         job = msgspec.structs.replace(job, scratch=(*job.scratch, *copied))
     if spec.environment is None:
         return msgspec.structs.replace(config, job=job)
-    installed = installation(spec, read(root, spec), job.python)
-    setup = msgspec.structs.replace(spec, run=(installed.command, *spec.run))
-    job = msgspec.structs.replace(job, python=job.python or installed.python)
+    command, python = installation(spec, read(root, spec), job.python)
+    setup = msgspec.structs.replace(spec, run=(command, *spec.run))
+    job = msgspec.structs.replace(job, python=job.python or python)
     return msgspec.structs.replace(config, setup=setup, job=job)
 
 
-def installation(spec: SetupSpec, inputs: PackageInputs, python: str = "") -> Installed:
-    """Return what installs `spec.environment` for ranks that run with `python`; '' for the image's. Pure."""
+def installation(spec: SetupSpec, inputs: PackageInputs, python: str = "") -> tuple[str, str]:
+    """Return the shell command that installs `spec.environment` for ranks that run with `python`, and the
+    Python that has it then; '' for the image's. Pure."""
     name = spec.environment or ""
     folder, base = posixpath.split(posixpath.normpath(name))
     if base == LOCK:
-        found = _uv(spec, folder, inputs.texts.get(posixpath.normpath(name), ""))
+        command = _uv(spec, folder, inputs.texts.get(posixpath.normpath(name), ""))
+        python = posixpath.join(folder, VENV, "bin/python")
     elif takes_wheels(base):
-        found = _pip(spec, folder, inputs, python)
+        command, python = _pip(spec, folder, inputs, python), ""
     else:
-        found = _conda(name)
+        command, python = _conda(name), f"{CONDA}/bin/python"
     # The first line says what the command is for, in messages and in the setup's log.
-    return replace(found, command=f"{title(name)}\n{found.command}")
+    return f"{title(name)}\n{command}", python
 
 
 def title(name: str) -> str:
@@ -182,7 +175,7 @@ def _offline(folder: str | None) -> str:
     return f" --no-index --find-links {shlex.quote(folder)}" if folder else ""
 
 
-def _pip(spec: SetupSpec, folder: str, inputs: PackageInputs, python: str) -> Installed:
+def _pip(spec: SetupSpec, folder: str, inputs: PackageInputs, python: str) -> str:
     name, wanted = spec.environment or "", "python3"
     if python:
         wanted = f'"$HOME"{shlex.quote(python[1:])}' if python.startswith("~/") else shlex.quote(python)
@@ -194,7 +187,7 @@ def _pip(spec: SetupSpec, folder: str, inputs: PackageInputs, python: str) -> In
         for one in inputs.whole
         if one not in inputs.texts
     )
-    return Installed(
+    return (
         "set -eo pipefail\n"
         f"python=$(command -v {wanted} || command -v python3 || command -v python || :)\n"
         f"{_ready(spec.wheels)}"
@@ -216,7 +209,7 @@ def _extras(spec: SetupSpec) -> str:
     return "".join(f" --extra {shlex.quote(one)}" for one in spec.extras)
 
 
-def _uv(spec: SetupSpec, folder: str, lock: str) -> Installed:
+def _uv(spec: SetupSpec, folder: str, lock: str) -> str:
     """The environment is that of the lock, with the image's packages behind it unless it has torch."""
     names = [name for name, (kind, _) in local_sources(lock).items() if kind != "virtual"]
     # Otherwise uv keeps a package of the project while its pyproject.toml is as it was.
@@ -232,7 +225,7 @@ def _uv(spec: SetupSpec, folder: str, lock: str) -> Installed:
         )
     else:
         install = f"{sync}{anew}"
-    return Installed(
+    return (
         "set -eo pipefail; unset VIRTUAL_ENV\n"
         "python=${CLOUDDDP_IMAGE_PYTHON:-$(command -v python3 || :)}\n"
         "PATH=$PATH:$HOME/.cloudddp/uv/bin\n"
@@ -240,17 +233,15 @@ def _uv(spec: SetupSpec, folder: str, lock: str) -> Installed:
         f'"${{pip[@]}}" install --quiet{_offline(spec.wheels)} --target ~/.cloudddp/uv uv; }}\n'
         f"{f'cd {shlex.quote(folder)}' if folder else ':'}\n"
         f"{install}\n"
-        f'"$python" -c {shlex.quote(_SHOW_IMAGE)}',
-        posixpath.join(folder, VENV, "bin/python"),
+        f'"$python" -c {shlex.quote(_SHOW_IMAGE)}'
     )
 
 
-def _conda(name: str) -> Installed:
+def _conda(name: str) -> str:
     file = shlex.quote(name)
-    return Installed(
+    return (
         "conda=$(command -v micromamba || command -v mamba || command -v conda) || "
         f"{{ echo {shlex.quote(_NO_CONDA)} >&2; exit 1; }}; "
         f'rm -rf ./{CONDA} && "$conda" create -y -p ./{CONDA} -f {file} || '
-        f'"$conda" env create -y -p ./{CONDA} -f {file}',
-        f"{CONDA}/bin/python",
+        f'"$conda" env create -y -p ./{CONDA} -f {file}'
     )

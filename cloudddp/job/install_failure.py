@@ -37,7 +37,7 @@ def error(node: int, reply: SetupReply, setup: SetupSpec, inputs: PackageInputs)
     return NodeError(
         f"node {node}: the packages of {setup.environment} were not installed "
         f"(exit code {reply.exit_code}){': ' if why else ''}{one_line(why, 300)}",
-        hint=hint or f"correct {setup.environment} and repeat the command",
+        hint=hint or f"correct {setup.environment} or [setup], and repeat the command",
     )
 
 

@@ -137,7 +137,7 @@ def test_lock_is_installed_by_uv(
     setup = SetupSpec(environment="uv.lock", extras=extras, wheels=wheels)
     for text in ("first", "second"):
         (project / "libs/mine/mine.py").write_text(f"TEXT = {text!r}\n")
-        run("bash", "-c", installation(setup, read(project, setup)).command)
+        run("bash", "-c", installation(setup, read(project, setup))[0])
         show = "import greeting, mine, torch; print(greeting.TEXT, mine.TEXT, torch.TEXT, sep=', ')"
         assert run(".venv/bin/python", "-c", show) == f"of the lock, {text}, {torch}\n"
 
@@ -154,7 +154,7 @@ def test_other_files_are_refused(name: str) -> None:
 def test_commands_are_valid_shell(name: str) -> None:
     """The name of a file is never a command or an option."""
     setup = SetupSpec(environment=name, wheels="it's wheels")
-    command = installation(setup, PackageInputs({name: ""}, (name, "$(touch x)"))).command
+    command = installation(setup, PackageInputs({name: ""}, (name, "$(touch x)")))[0]
     done = subprocess.run(["bash", "-n", "-c", command], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -204,7 +204,7 @@ def test_torch_of_the_image_is_kept_unless_the_file_asks_for_another(
         (project / path).parent.mkdir(parents=True, exist_ok=True)
         (project / path).write_text(text)
     setup = SetupSpec(environment=name)
-    command = installation(setup, read(project, setup)).command
+    command = installation(setup, read(project, setup))[0]
     env = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "PYTHONPATH": str(site)}
     done = subprocess.run(
         ["bash", "-c", command], cwd=project, env=env, capture_output=True, text=True, check=True
@@ -250,7 +250,7 @@ def test_environment_of_conda_is_made_anew(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "micromamba").write_text('#!/bin/sh\nmkdir .conda && echo "$@" > .conda/made\n')
     (tmp_path / "bin" / "micromamba").chmod(0o755)
-    command = installation(SetupSpec(environment="environment.yml"), PackageInputs({})).command
+    command = installation(SetupSpec(environment="environment.yml"), PackageInputs({}))[0]
     for _ in range(2):
         subprocess.run(
             ["bash", "-c", command], cwd=tmp_path, env={"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}, check=True
