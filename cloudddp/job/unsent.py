@@ -12,6 +12,7 @@ from pathlib import Path
 
 from cloudddp.agent.protocol.manifest import LINK
 from cloudddp.cluster.connect import PROJECT
+from cloudddp.config import package_inputs
 from cloudddp.config.spec import Config
 from cloudddp.errors import UsageError
 from cloudddp.job import file_listing, project_scan
@@ -46,6 +47,17 @@ def notes(files: Snapshot, config: Config, script: str = "", args: Sequence[str]
         yield (
             f"links to files that are not sent, so the nodes do not have them: {_some(lost)}; {_FOR_LINKS}, "
             "or add the links to sync.exclude"
+        )
+    read = package_inputs.read(files.root, config.setup)
+    lost = [
+        one
+        for one in (*read.whole, *read.editable)
+        if not any(package_inputs.is_below(name, one) for name in files.manifest)
+    ]
+    if lost := [*lost, *read.outside]:
+        yield (
+            f"{config.setup.environment} names what is not sent, so nodes cannot install it: {_some(lost)}; "
+            "copy it into the project, and check that neither .gitignore nor sync.exclude names it"
         )
     ignored = _ignored_names(files, config)
     named = project_scan.named_by(files.root, script, args, ignored) if script and ignored else []
