@@ -15,7 +15,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cloudddp.config import packages
+from cloudddp.config import package_inputs
+from cloudddp.config.spec import SetupSpec
 from cloudddp.job.failure_text import MISSING_MODULE
 
 ENVIRONMENTS = ("uv.lock", "requirements.txt", "environment.yml", "environment.yaml", "pyproject.toml")
@@ -114,8 +115,9 @@ def _start(root: Path, script: Script, environment: str) -> tuple[tuple[str, ...
         return ("-m", module), "" if folder == "." else folder
     here = posixpath.dirname(script.path) or "."
     # A listed name may be that of another package, which a folder of the project must not hide.
-    listed = re.findall(r"\w+", "\n".join(packages.read(root, environment).values()).replace("-", "_"))
-    needed = sorted(script.modules - sys.stdlib_module_names - set(listed))
+    texts = package_inputs.read(root, SetupSpec(environment=environment)).texts.values()
+    listed = {name.replace("-", "_") for text in texts for name in re.findall(r"[\w-]+", text)}
+    needed = sorted(script.modules - sys.stdlib_module_names - listed)
     folders = [folder_of(root, name, (glob.escape(here), "src", ".")) for name in needed]
     return (script.path,), next((one for one in folders if one not in ("", here)), "")
 
