@@ -232,11 +232,11 @@ def merge_checkpoints(
     )
 
 
-def raise_incomplete(incomplete: Sequence[str]) -> None:
-    """Raise CloudDDPError where checkpoints that were pulled are incomplete."""
+def raise_incomplete(incomplete: Sequence[str], *, all_nodes: bool) -> None:
+    """Raise CloudDDPError where checkpoints that were pulled are incomplete, of all nodes or of some."""
     if incomplete:
-        hint = Command("pull", "--all-nodes"), " completes a checkpoint if the other nodes have the rest"
-        raise CloudDDPError("\n".join(incomplete), hint=hint)
+        others = Command("pull", "--all-nodes"), " completes a checkpoint if the other nodes have the rest"
+        raise CloudDDPError("\n".join(incomplete), hint="" if all_nodes else others)
 
 
 def raise_left_out(pulled: Mapping[int, Pulled], place: str = "") -> None:
