@@ -14,7 +14,7 @@ from support import streams
 from support.localsync import LocalRunner
 from support.streams import FINISH, NOON_NS, TRUNCATED, Corpus, end, file, listed, missing, part, stream, tree
 
-from cloudddp.agent.protocol import file_steps
+from cloudddp.agent.protocol import transfer
 from cloudddp.errors import CloudDDPError, NodeError, UsageError
 from cloudddp.job.results import pull, receive
 from cloudddp.job.results.pull import Pulled
@@ -192,9 +192,7 @@ def drip(*pieces: bytes) -> Iterator[bytes]:
 
 BEGUN = [*stream(file("runs/a"), listed("runs/b", size=1 << 20))]
 DRIPS = {
-    "waits": [file_steps.working(file_steps.Work(0, 0))],
-    "waits that claim to compare": [file_steps.working(file_steps.Work(0, 1 << 40))],
-    "contents byte by byte": [part(1, at, b"x") for at in range(1000)],
+    "waits": [transfer.frame(transfer.UNSEALED, transfer.ALIVE)],
 }
 
 

@@ -8,8 +8,7 @@ A node is not trusted: any program that runs there as the login user decides wha
 requested is accepted (safe_names.py), never through a link (unpack.py). A file that cannot be written is left
 out and reported.
 
-A node without progress (LEAST_PROGRESS bytes within STALLED seconds) is given up. Files that it looks at
-count, up to the most that a pull may have, and bytes that it compares with files here, up to their size.
+A node that sends nothing for PACK_SECONDS, or no results for STALLED seconds, is given up.
 """
 
 from __future__ import annotations
@@ -46,40 +45,8 @@ from cloudddp.job.results.unpack import (
 )
 from cloudddp.text import one_line
 
-STALLED = 120.0  # seconds without progress
-# Seconds until the results begin: before, the node reads what this computer has (up to 64 MiB of
-# descriptions).
-FIRST_BYTE = 1800.0
-LEAST_PROGRESS = 256 << 10  # bytes
-
-
-class ProgressLimit:
-    """Watches `amount`, the bytes that have come so far, from a node."""
-
-    def __init__(self, node: int, amount: Callable[[], int]) -> None:
-        self._node, self._amount = node, amount
-        self._counted, self._at = 0, time.monotonic()
-
-    def take(self, feed: Callable[[bytes], object], data: bytes) -> None:
-        """Pass on what the node has sent. Raises NodeError after a time without progress; that of `feed` does
-        not count."""
-        began = time.monotonic()
-        feed(data)
-        now = time.monotonic()
-        self._at += now - began
-        amount = self._amount()
-        if amount >= self._counted + LEAST_PROGRESS or (amount and not self._counted):
-            self._counted, self._at = amount, now
-        elif now - self._at >= (STALLED if self._counted else FIRST_BYTE):
-            reason = f"node {self._node}: it made no progress while it sent results"
-            raise NodeError(
-                reason,
-                hint=("is the node overloaded, or its disk? Look with ", Command("ssh", str(self._node))),
-                reason=reason,
-            )
-
-
 PACK_SECONDS = 120.0  # without any data from the node
+STALLED = 1800.0  # seconds in which it only says that it works: it reads files, of which some may be large
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,21 +250,28 @@ class _Pull:
             self.results_of,
         )
         with Receive(arrived, target, self.roots, self.notes, node=node, progress=self.progress) as receive:
-            limit = ProgressLimit(node, lambda: receive.amount)
             result = client.run_step(
                 self.runner,
                 node,
                 request,
                 timeout=PACK_SECONDS,
                 body=receive.answer,
-                on_stdout=functools.partial(limit.take, receive.feed),
-                on_stderr=functools.partial(limit.take, receive.feed_notes),
+                on_stdout=functools.partial(self._take, receive, receive.feed),
+                on_stderr=functools.partial(self._take, receive, receive.feed_notes),
                 alone=True,
             )
             if result.exit_code:
                 raise NodeError(f"node {node}: {self.notes.last() or replies.failure_text(result)}")
             receive.close()
         return receive
+
+    def _take(self, receive: Receive, feed: Callable[[bytes], None], data: bytes) -> None:
+        """Pass on what the node has sent. Raises NodeError after a time without results."""
+        feed(data)
+        if time.monotonic() - receive.progressed >= STALLED:
+            reason = f"node {self.node}: it made no progress while it sent results"
+            look = "is the node overloaded, or its disk? Look with ", Command("ssh", str(self.node))
+            raise NodeError(reason, hint=look, reason=reason)
 
     def _refused(self, error: Refused, *, kept: bool) -> NodeError:
         why = one_line(str(error), LONGEST_NOTE)

@@ -26,7 +26,7 @@ from cloudddp.agent.protocol.codec import MAX_REASON
 from cloudddp.agent.protocol.file_steps import PackRequest, Selection
 from cloudddp.agent.protocol.frames import MAX_PIECE
 from cloudddp.agent.protocol.manifest import FILE, LINK, Entry, path_to_wire
-from cloudddp.agent.protocol.sending import HASHED, Contents, Sender, Wanted, time_of, whole
+from cloudddp.agent.protocol.sending import Contents, Sender, Wanted, time_of, whole
 from cloudddp.agent.protocol.transfer import MAX_ENTRIES, UNSEALED, Listing, Wants
 
 REQUEST = PackRequest
@@ -64,7 +64,6 @@ class Output:
     def __init__(self) -> None:
         self._stream = sys.stdout.buffer
         self._last = time.monotonic()
-        self._looked = self._hashed = 0
         self._left_out = 0
 
     def send(self, frame: bytes) -> None:
@@ -72,13 +71,10 @@ class Output:
         self._stream.flush()
         self._last = time.monotonic()
 
-    def working(self, *, looked: int = 0, hashed: int = 0) -> None:
-        """Count files that were looked at and bytes that were hashed, and report them while there is nothing
-        to send."""
-        self._looked += looked
-        self._hashed += hashed
+    def working(self) -> None:
+        """Say that the agent works while there is nothing to send."""
         if time.monotonic() - self._last > QUIET_SECONDS:
-            self.send(file_steps.working(file_steps.Work(self._looked, self._hashed)))
+            self.send(transfer.frame(UNSEALED, transfer.ALIVE))
 
     def left_out(self, name: str, reason: str, *, counts: bool = True) -> None:
         """Name what is left out: the first MAX_LEFT_OUT, then that there is more."""
@@ -146,7 +142,7 @@ class Packer:
         items: dict[str, Item] = {}  # by name: of a folder that changes, scandir may yield one twice
         selection = self._request.selection
         for one in self._new(selection) if selection else self._below():
-            self._output.working(looked=1)
+            self._output.working()
             if len(items) >= MAX_ENTRIES:
                 roots = ", ".join(map(on_one_line, self._roots))
                 raise SystemExit(
@@ -196,7 +192,7 @@ class Packer:
             if frame:
                 self._output.send(frame)
             else:
-                self._output.working(hashed=HASHED)
+                self._output.working()
         self._output.send(transfer.frame(UNSEALED, transfer.DONE))
 
     def _below(self) -> Iterator[Found]:
@@ -227,7 +223,7 @@ class Packer:
         )
         new = []
         for one in scan:
-            self._output.working(looked=1)
+            self._output.working()
             new.append(one)
         taken, left = choose(new, selection.limit)
         for name in left:
