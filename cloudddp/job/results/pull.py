@@ -18,7 +18,7 @@ import functools
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 
 from cloudddp.agent import client, replies
@@ -74,50 +74,13 @@ def no_progress(_: object) -> None:
     """Show nothing."""
 
 
-def pull(
-    runner: Runner,
-    names: Sequence[str],
-    *,
-    node: int,
-    to: Path,
-    everything: bool = False,
-    selection: Selection | None = None,
-    results_of: str = "",
-    places: Mapping[str, Path] | None = None,
-    known: Checkpoints | None = None,
-    progress: Progress = no_progress,
-) -> Pulled:
-    """Copy files and folders of the project on one node into the folder `to`.
-    `everything`: also files behind links that no job wrote. `selection`: only these, below the names.
-    `results_of`: the job of `to`; what other jobs wrote goes to their `places`, or else also to `to`.
-    `known`: sharded checkpoints on the nodes that are pulled from.
-
-    Files are written to a folder inside it and moved once all have arrived, so that a broken transfer never
-    leaves a partial snapshot under its final name; the next pull from that node continues it. Raises
-    UsageError for a name or a target that is not allowed; NodeError, with nothing moved, if the connection
-    breaks or the node sends what was not requested; CloudDDPError where `to` cannot be written.
-    """
-    one = _Pull(
-        runner,
-        node,
-        to,
-        names,
-        progress,
-        everything=everything,
-        selection=selection,
-        results_of=results_of,
-        places=places or {},
-        known=known or Checkpoints({}),
-    )
-    return one.run()
-
-
 def pull_logs(
     runner: Runner, job_id: str, *, node: int, to: Path, progress: Progress = no_progress
 ) -> Pulled:
     """Copy a job's logs, verdict and dumps from one node into `to`/cloudddp-logs/nodeN. What does not exist
     is no note, and that a log grows is none. Raises as `pull`."""
-    pulled = _Pull(runner, node, to / LOGS / f"node{node}", EVIDENCE, progress, job=job_id).run()
+    place = to / LOGS / f"node{node}"
+    pulled = Pull(runner, EVIDENCE, node=node, to=place, progress=progress, job=job_id).run()
     return replace(
         pulled, notes=tuple(one for one in pulled.notes if not one.startswith((MISSING_NOTE, CHANGED_NOTE)))
     )
@@ -183,27 +146,39 @@ def target_folder(to: Path) -> Iterator[Folder]:
 
 
 @dataclass
-class _Pull:
-    """One pull from one node into one folder."""
+class Pull:
+    """Copies files and folders of the project on one node into the folder `to`.
+    `everything`: also files behind links that no job wrote. `selection`: only these, below the names.
+    `results_of`: the job of `to`; what other jobs wrote goes to their `places`, or else also to `to`.
+    `known`: sharded checkpoints on the nodes that are pulled from. `job`: from that job's own folder.
+
+    Files are written to a folder inside it and moved once all have arrived, so that a broken transfer never
+    leaves a partial snapshot under its final name; the next pull from that node continues it. Raises
+    UsageError for a name or a target that is not allowed; NodeError, with nothing moved, if the connection
+    breaks or the node sends what was not requested; CloudDDPError where `to` cannot be written.
+    """
 
     runner: Runner
+    names: Sequence[str]
+    _: KW_ONLY
     node: int
     to: Path
-    names: Sequence[str]
-    progress: Progress
+    progress: Progress = no_progress
     job: str = ""
     everything: bool = False
     selection: Selection | None = None
     results_of: str = ""
     places: Mapping[str, Path] = field(default_factory=dict)
     known: Checkpoints = field(default_factory=lambda: Checkpoints({}))
-    notes: Notes = field(default_factory=Notes)
+    notes: Notes = field(init=False)
 
     def __post_init__(self) -> None:
         self.roots = check_names(self.names)
         check_target(self.to)
 
     def run(self) -> Pulled:
+        """Pull, once. May be called again."""
+        self.notes = Notes()
         name = incoming.name_of(self.runner.host_key(self.node), self.job)
         with contextlib.ExitStack() as opened, target_folder(self.to) as target:
             try:
