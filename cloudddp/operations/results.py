@@ -7,7 +7,6 @@ that nothing is left.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import posixpath
@@ -31,7 +30,7 @@ from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.results import checkpoints, incoming, new_files, safe_names
 from cloudddp.job.results import pull as pulling
 from cloudddp.job.results.new_files import NodeFiles, names_of
-from cloudddp.job.results.pull import Pulled
+from cloudddp.job.results.pull import Pull, Pulled
 from cloudddp.job.results.receive import Progress
 from cloudddp.job.results.safe_names import INCOMPLETE
 from cloudddp.local_state import ClusterFolder
@@ -348,8 +347,7 @@ def _pull_new(
     names = [name for name in job.outputs if os.path.normpath(name) in there]
     names = names or list(job.outputs) or [PROJECT_ROOT]
     selection = new_files.selection_of(runner, job, job_id)
-    pull_once = functools.partial(
-        pulling.pull,
+    once = Pull(
         runner,
         names,
         node=node,
@@ -360,7 +358,7 @@ def _pull_new(
         known=known,
         progress=progress,
     )
-    pulled = resumed(runner, node, pull_once)
+    pulled = resumed(runner, node, once.run)
     new_files.mark_pulled(runner, node, names, reply.time_ns, pulled, project=PROJECT)
     return pulled
 
