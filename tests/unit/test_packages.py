@@ -66,6 +66,7 @@ LOCKED = '[[package]]\nname = "a"\nsource = {{ {} }}\n'
         ("requirements.txt", "--editable=./libs/a", EDITABLE),
         ("requirements.txt", "./dist/a.whl", {"dist/a.whl"}),
         ("requirements.txt", "--find-links dist", {"dist/a.whl"}),
+        ("requirements.txt", f"-r {'x' * 300}\n./libs/a", PACKAGE),  # no file has such a name
         ("pyproject.toml", "", EDITABLE | {"base.txt", "conf/a.yml", "dist/a.whl"}),
         ("sub/pyproject.toml", 'a = {path = "../libs/a"}', PACKAGE),
         (
