@@ -236,6 +236,23 @@ def test_command_that_fills_a_folder_of_wheels(name: str, text: str, command: st
     assert download(SetupSpec(environment=name), PackageInputs({name: text})) == command
 
 
+def test_pip_of_ensurepip_needs_no_package_of_the_system(tmp_path: Path) -> None:
+    """The command, with Python and sudo replaced by programs of a few lines."""
+    programs = {
+        "python3": 'case "$*" in *--version) test -e pip;; *ensurepip) touch pip;; *install*) echo "$@";; esac',
+        "sudo": "exit 1",
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    command = installation(SetupSpec(environment="requirements.txt"), PackageInputs({}))[0]
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+    )
+    assert "-m pip install" in done.stdout, done.stderr
+
+
 def test_extras_of_requirements_are_refused() -> None:
     with pytest.raises(UsageError, match=r"with pyproject\.toml or uv\.lock only"):
         resolved(environment="requirements.txt", extras=["gpu"])
