@@ -239,7 +239,7 @@ def test_command_that_fills_a_folder_of_wheels(name: str, text: str, command: st
 def test_pip_of_ensurepip_needs_no_package_of_the_system(tmp_path: Path) -> None:
     """The command, with Python and sudo replaced by programs of a few lines."""
     programs = {
-        "python3": 'case "$*" in *--version) test -e pip;; *ensurepip) touch pip;; *install*) echo "$@";; esac',
+        "python3": 'case "$*" in *--version) test -e pip;; *pip) touch pip;; *install*) echo "$@";; esac',
         "sudo": "exit 1",
     }
     for name, text in programs.items():
