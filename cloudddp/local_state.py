@@ -157,7 +157,7 @@ class ClusterFolder:
         self.host_keys = self.path / "host_keys.json"  # the nodes' own: see host_keys.py
         self.known_hosts = self.path / "known_hosts"  # the nodes' host keys by address, for OpenSSH
         self.ssh_config = self.path / SSH_CONFIG  # the nodes as hosts of OpenSSH: see ssh/openssh.py
-        self.restored = self.path / "restored"  # a project, and its jobs whose results were put on the nodes
+        self.restored = self.path / "restored"  # by launch_record.note_put_back
 
     def _open(self, *, make: bool = True) -> Folder:
         """Return the open folder; no part of its path is a symbolic link. Raises UsageError, OSError."""

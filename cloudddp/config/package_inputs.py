@@ -76,22 +76,22 @@ def read(root: Path, setup: SetupSpec) -> PackageInputs:
             continue
         seen.add(one)
         there = root / path
-        if path.startswith(("..", "/")):
-            outside |= {path} if path[0] != "/" and there.exists() else set()
-        elif there.is_dir():
-            is_package = any((there / file).is_file() for file in _BUILT_BY)
-            (editable if linked and is_package else whole).append(path)
-            if is_package:
-                waiting.append((posixpath.join(path, PROJECT), False))
-        elif there.is_file():
-            whole.append(path)
-            with contextlib.suppress(OSError, ValueError):  # a wheel is no text
+        with contextlib.suppress(OSError, ValueError):  # a name that no file can have; a wheel is no text
+            if path.startswith(("..", "/")):
+                outside |= {path} if path[0] != "/" and there.exists() else set()
+            elif there.is_dir():
+                is_package = any((there / file).is_file() for file in _BUILT_BY)
+                (editable if linked and is_package else whole).append(path)
+                if is_package:
+                    waiting.append((posixpath.join(path, PROJECT), False))
+            elif there.is_file():
+                whole.append(path)
                 texts[path] = there.read_text(encoding="utf-8")
                 # uv follows no path but those in its lock.
                 if posixpath.basename(name) != LOCK or path == name:
                     waiting += _named(path, texts[path])
-            if path == name and posixpath.basename(path) == PROJECT:
-                editable.append(posixpath.dirname(path) or ".")
+                if path == name and posixpath.basename(path) == PROJECT:
+                    editable.append(posixpath.dirname(path) or ".")
     return PackageInputs(texts, tuple(whole), tuple(editable), tuple(sorted(outside)))
 
 

@@ -71,8 +71,8 @@ pip=("$python" -m pip)
 """
 _FROM_WHEELS = 'wheel=$(ls {0}/pip-*.whl | tail -n 1) && pip=("$python" "$PWD/$wheel/pip")'
 _FROM_SYSTEM = (
-    '"$python" -m ensurepip > /dev/null 2>&1 || sudo -n apt-get -qq update && '
-    "sudo -n apt-get -qq install --no-install-recommends python3-pip || "
+    '"$python" -m ensurepip > /dev/null 2>&1 || { sudo -n apt-get -qq update && '
+    "sudo -n apt-get -qq install --no-install-recommends python3-pip; } || "
     "sudo -n dnf -qy install python3-pip"
 )
 _TORCH_VERSION = re.compile(

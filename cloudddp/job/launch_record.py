@@ -24,6 +24,7 @@ from cloudddp.config import settings, timing
 from cloudddp.config.command_line import Flag, variable_flags
 from cloudddp.config.spec import Config, JobSpec
 from cloudddp.errors import CloudDDPError, Command, UsageError
+from cloudddp.files import project_id
 from cloudddp.job.job_request import KEEP_MINUTES, NewJob, Script
 from cloudddp.local_state import ClusterFolder, all_folders
 from cloudddp.text import one_line
@@ -160,11 +161,16 @@ def in_s3(folders: Iterable[ClusterFolder], wanted: str | None) -> LaunchRecord 
     return copied.get(wanted or "") or copied.get(max(copied, default=""))
 
 
+def note_put_back(folder: ClusterFolder, root: Path, jobs: Iterable[str]) -> None:
+    """Record that results of these jobs of a project were put on the nodes. Raises OSError, UsageError."""
+    folder.write(folder.restored, "\n".join((project_id(root), *jobs)))
+
+
 def continued_on(folder: ClusterFolder, root: Path) -> tuple[str, ...]:
-    """Return the jobs of a project that one continues which is launched now: those whose results were put on
-    the nodes, and those that ran there."""
+    """Return the jobs that a job of a project continues if it is launched now: those whose results were put
+    on the nodes, and those that ran there."""
     project, *put_back = (folder.read(folder.restored) or "\n").splitlines()
-    return tuple(sorted({*(put_back if project == str(root) else ()), *jobs_of(folder, root)}))
+    return tuple(sorted({*(put_back if project == project_id(root) else ()), *jobs_of(folder, root)}))
 
 
 def jobs_of(folder: ClusterFolder, root: Path) -> list[str]:

@@ -114,7 +114,7 @@ def send_files(
             return
         job, state = session.settings.job, ClusterFolder(cluster.id)
         count = restore.restore(runner, cluster, job, results, project=files.manifest, progress=progress)
-        state.write(state.restored, "\n".join((str(session.root), *(one.name for one in results))))
+        launch_record.note_put_back(state, session.root, [one.name for one in results])
         more = f" and {counted(len(results) - 1, 'job')} before it" if results[1:] else ""
         progress(
             f"{counted(count, 'result')} of {results[-1]}{more} on the nodes, where a sync leaves them alone"

@@ -66,6 +66,7 @@ LOCKED = '[[package]]\nname = "a"\nsource = {{ {} }}\n'
         ("requirements.txt", "--editable=./libs/a", EDITABLE),
         ("requirements.txt", "./dist/a.whl", {"dist/a.whl"}),
         ("requirements.txt", "--find-links dist", {"dist/a.whl"}),
+        ("requirements.txt", f"-r {'x' * 300}\n./libs/a", PACKAGE),  # no file has such a name
         ("pyproject.toml", "", EDITABLE | {"base.txt", "conf/a.yml", "dist/a.whl"}),
         ("sub/pyproject.toml", 'a = {path = "../libs/a"}', PACKAGE),
         (
@@ -233,6 +234,23 @@ def test_torch_of_the_image_is_kept_unless_the_file_asks_for_another(
 )
 def test_command_that_fills_a_folder_of_wheels(name: str, text: str, command: str) -> None:
     assert download(SetupSpec(environment=name), PackageInputs({name: text})) == command
+
+
+def test_pip_of_ensurepip_needs_no_package_of_the_system(tmp_path: Path) -> None:
+    """The command, with Python and sudo replaced by programs of a few lines."""
+    programs = {
+        "python3": 'case "$*" in *--version) test -e pip;; *pip) touch pip;; *install*) echo "$@";; esac',
+        "sudo": "exit 1",
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    command = installation(SetupSpec(environment="requirements.txt"), PackageInputs({}))[0]
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+    )
+    assert "-m pip install" in done.stdout, done.stderr
 
 
 def test_extras_of_requirements_are_refused() -> None:

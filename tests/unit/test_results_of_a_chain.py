@@ -69,14 +69,15 @@ def test_chain_has_every_job_before_and_names_what_is_missing(
     monkeypatch.setenv("CLOUDDDP_HOME", str(tmp_path / "home"))
     base, (old, new) = tmp_path / "results", (ClusterFolder(f"c-012345678{k}") for k in (8, 9))
     nothing: dict[str, tuple[()]] = {"files": (), "variables": (), "env_files": (), "nodes": ()}
-    for cluster, root, job in ((old, "other", OTHER), (old, "", A), (new, "", B), (new, "", C)):
+    other = "\udcff"  # no UTF-8
+    for cluster, root, job in ((old, other, OTHER), (old, "", A), (new, "", B), (new, "", C)):
         before = launch_record.continued_on(cluster, tmp_path / root)
         made = launch_record.of_launch(
             NewJob(Script("train.py"), id=job), Config(), root=tmp_path / root, **nothing
         )
         launch_record.keep(cluster, msgspec.structs.replace(made, continues=before))
-        new.write(new.restored, f"{tmp_path}\n{A}")
-        old.write(old.restored, f"{tmp_path / 'other'}\n{OTHER}")
+        launch_record.note_put_back(new, tmp_path, [A])
+        launch_record.note_put_back(old, tmp_path / other, [OTHER])
     for job in (A, B):
         (base / job).mkdir(parents=True)
         (base / job / "model.pt").touch()

@@ -175,12 +175,12 @@ class Checkpoints:
         return set(_newest(self.parts[folder]))
 
     def written_by(self, job: str) -> Checkpoints:
-        """Return those that this job wrote last."""
-        found = Checkpoints({})
+        """Return the checkpoints whose newest save is of this job."""
+        own = Checkpoints({})
         for folder, parts in self.parts.items():
-            if job in {one.job for one in _newest(parts).values()}:
-                found.parts[folder], found.problems[folder] = parts, self.problems[folder]
-        return found
+            if max(part.writer for part in parts.values())[0] == job:
+                own.parts[folder], own.problems[folder] = parts, self.problems[folder]
+        return own
 
     def changed(self, after: Checkpoints) -> list[str]:
         """Return the folders in which a node has written since."""

@@ -1,6 +1,6 @@
-"""A message on the wire: JSON <-> frozen dataclasses, driven by their type hints, the limits of their fields,
-which stand in the types, and what goes before each request and after each output where one channel carries
-several steps. Standard library only.
+"""A message on the wire: JSON <-> frozen dataclasses, driven by their type hints, which have the limits of
+the fields, too; and what goes before each request and after each output where one channel carries several
+steps. Standard library only.
 
 The agent uses `decode` for requests and for its own files. The laptop does not use it for replies:
 `json.loads` builds every list and dict that a hostile node sends before anything is checked, which for 16 MB

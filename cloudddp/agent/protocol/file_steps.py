@@ -122,15 +122,15 @@ class Selection:
 @frozen
 class PackRequest:
     """Files and folders of the project, or with `job` of that job's own folder (its logs), by their paths
-    there. stderr names what is missing. `results_of`: a job, of whose results these are: files of others are
-    named in the listing, and left out if they were pulled."""
+    there. stderr names what is missing. With `results_of`, a job, the listing says which files other jobs
+    wrote, without those of them that were pulled."""
 
     project: ProjectName
     paths: tuple[PathText, ...]
     job: OptionalJobId = ""
     all: bool = False  # also files behind links that no job wrote
     selection: Optional[Selection] = None
-    results_of: str = ""
+    results_of: OptionalJobId = ""
 
     STEP = "pack"
 

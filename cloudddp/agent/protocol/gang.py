@@ -85,7 +85,7 @@ class Kind(Enum):
     STRAGGLERS = "stragglers"  # of the first node: a rank is slow, or has caught up
     SNAPSHOT = "snapshot"  # the newest one of a node
     COPIED = "copied"  # the node has the newest snapshot of all
-    WROTE = "wrote"  # what the job wrote on a node, which others may have to name
+    WROTE = "wrote"  # what the job wrote on a node: the others name it if that node is lost
     STOP = "stop"  # end your ranks: the job was cancelled, or has failed here
     ENDED = "ended"  # no process of the job is left here
     RESTART = "restart"  # of the first node that is left: start the ranks again

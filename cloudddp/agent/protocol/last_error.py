@@ -1,7 +1,7 @@
 """The error in the last lines that a rank or a launcher has written. Pure.
 
-The last line is often not the error: torch, C++ and faulthandler report the end of a process, and threads
-write on. Those who read the logs bound the input.
+The last line is often not the error: torch, C++ and faulthandler report the end of a process, and other
+threads continue to write. Callers limit the number and the length of the lines.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cloudddp.agent.protocol.frozen import frozen
 
 # Exit codes after SIGILL, SIGABRT, SIGBUS, SIGFPE and SIGSEGV, of which faulthandler reports.
 CRASHED = (132, 134, 135, 136, 139)
-MOST_AFTER = 10  # lines of a message or of notes below an exception; with more, the script has gone on
+MOST_AFTER = 10  # lines of a message or of notes below an exception; with more, the script continued
 # Colours; `[rank3]: ` of torch, `[default0]:` of torchrun; times of loggers; lines of an exception group.
 _PREFIX = re.compile(r"(?:\x1b\[[\d;]*m|\[[a-z_]+\d+\]: ?|\[?\d{4}-\d\d-\d\d[T ][\d:.,]+Z?\]?:? )+|  +\| ")
 _OF_TORCH = re.compile(r"\[rank\d+\]: ")  # only of an exception that nobody has caught
@@ -37,10 +37,11 @@ _NO_ERROR = re.compile(
 
 @frozen
 class LastError:
-    """`text` is the first line of the exception that ended the program, or the last line that is no report of
-    its end. `kind` is the exception's class, '' for none; `raised`: Python has raised it. `lines` are those
-    of the exception and what it was raised from, without code; all lines where Python has raised none. `at`
-    is the index of `text`. `after_end`: the process crashed after the end of the script."""
+    """`text` is the first line of the exception that ended the program; without one, the last line that does
+    not only report the end of a process. `kind` is the exception's class, '' for none; `raised`: Python has
+    raised it. `lines` are those of the exception and of its causes, without code; all lines where Python has
+    raised none. `at` is the index of `text`. `after_end`: the process crashed after the end of the
+    script."""
 
     text: str
     kind: str
@@ -51,8 +52,8 @@ class LastError:
 
 
 def last_error(lines: Sequence[str], exit_code: Optional[int] = None) -> LastError:
-    """Return the error in the last lines of a program that has exited with this code, as far as it is
-    known. One that was killed (SIGKILL, SIGTERM) has raised nothing."""
+    """Return the error in the last lines of a program. `exit_code`: None if it is not known; a program that
+    was killed (SIGKILL, SIGTERM) has raised nothing."""
     clean = [one[match.end() :] if (match := _PREFIX.match(one)) else one for one in lines]
     crashed = exit_code in CRASHED
     dump = max((n for n, one in enumerate(clean) if one.startswith(_FATAL)), default=len(clean))
@@ -73,7 +74,7 @@ def last_error(lines: Sequence[str], exit_code: Optional[int] = None) -> LastErr
 
 def _exception(lines: Sequence[str], clean: Sequence[str]) -> Optional[tuple[int, int, str]]:
     """Return where the chain of the last exception begins, the line of that exception, and its class; None
-    where the script has gone on after it. The head of a long traceback may be missing."""
+    where the script continued after it. The head of a long traceback may be missing."""
     found: Optional[tuple[int, int, str]] = None
     begin, reading, chained, ignored = 0, False, False, False
     for number, line in enumerate(clean):

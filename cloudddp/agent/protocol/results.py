@@ -18,7 +18,7 @@ from cloudddp.agent.protocol.codec import (
     at_most,
 )
 from cloudddp.agent.protocol.frozen import frozen
-from cloudddp.agent.protocol.phases import MAX_NODES
+from cloudddp.agent.protocol.phases import MAX_NODES, NodeRank
 from cloudddp.agent.protocol.readings import READINGS_FILE
 
 MAX_PLACES = 20  # that a reply names
@@ -107,7 +107,7 @@ class NewFilesReply:
     jobs: Annotated[tuple[JobFiles, ...], at_most(MAX_PLACES)]
     left: Annotated[tuple[LeftFile, ...], at_most(MAX_PLACES)] = ()
     checkpoints: Annotated[tuple[Part, ...], at_most(MAX_PARTS)] = ()
-    elsewhere: Annotated[dict[int, _Names], at_most(MAX_NODES)] = field(default_factory=dict)
+    elsewhere: Annotated[dict[NodeRank, _Names], at_most(MAX_NODES)] = field(default_factory=dict)
 
 
 @frozen

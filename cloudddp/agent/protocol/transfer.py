@@ -294,7 +294,7 @@ class Listing:
     path.
 
     Of results there may be several, one after the other. `modes` are the permissions of folders, by path;
-    `others` the positions in this listing of what other jobs wrote, by job.
+    `others` has the positions in this listing of files that other jobs wrote, by job.
 
     A file's index is its position in the folders, in order, of all listings.
     """

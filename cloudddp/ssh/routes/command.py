@@ -105,7 +105,8 @@ class ProcessStream:
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 stderr=subprocess.PIPE,
-                env={**os.environ, **environment},
+                # With a lower SHLVL, bash reads ~/.bashrc where its stdin is a socket.
+                env={**os.environ, "SHLVL": "1", **environment},
                 # Ctrl-C is for cloudddp, which may still need the connection to stop a job.
                 start_new_session=True,
             )

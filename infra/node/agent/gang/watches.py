@@ -119,7 +119,8 @@ class Watches:
             yield Message(Kind.STRAGGLERS, stragglers=changed)
 
     def written(self, *, last: bool = False) -> Iterator[Message]:
-        """Notice what ranks of this node have written. `last`: they have ended."""
+        """Yield what the others have to know of files that the job wrote here. `last`: its ranks have
+        ended."""
         if (found := self._written.changed(last=last)) is not None:
             yield Message(Kind.WROTE, wrote=found)
 

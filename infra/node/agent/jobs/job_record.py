@@ -166,7 +166,8 @@ def keep_wrote(folder: Path, node: int, wrote: Wrote) -> None:
 
 
 def elsewhere(folder: Path, project: Path) -> dict[int, tuple[str, ...]]:
-    """Return what other nodes, by their numbers, have said that the job wrote there, without what is here."""
+    """Return the files that the job wrote on other nodes, by their numbers and as they reported, without
+    those that this node has."""
     found: dict[int, tuple[str, ...]] = {}
     for path in folder.glob("wrote-*.json"):
         node, wrote = path.stem[len("wrote-") :], store.read(path, Wrote)

@@ -130,8 +130,8 @@ def ago_of(at: Optional[float]) -> float:
 
 def end_of_log(path: Path, exit_code: Optional[int] = None) -> tuple[tuple[str, ...], LastError]:
     """Return the last lines of a log, each cut, and the error of the program that has exited with this code.
-    The lines end soon after the error, where much follows it. Those of attempts before the last one say
-    nothing of its end, nor do notes."""
+    Of many lines below the error, only the first are returned. Lines of earlier attempts and notes are left
+    out."""
     try:
         with store.open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -191,8 +191,8 @@ def elastic_error(path: str) -> str:
 
 
 def is_consequence(failure: Failure, last_lines: Sequence[str]) -> bool:
-    """Whether a rank or launcher has written that it lost a connection to another one, or waited for it in
-    vain; or the script of the rank had ended, so that another failure explains more."""
+    """Whether another failure may explain this one: a rank or launcher has written that it lost a connection
+    to another one, or waited for it in vain; or the script of the rank had ended."""
     if failure.cause not in (Cause.RANK, Cause.LAUNCHER):
         return failure.cause is Cause.EXIT
     lines = last_error(last_lines, failure.exit_code).lines

@@ -90,7 +90,7 @@ class Item(NamedTuple):
 
     found: Found
     entry: Entry
-    other: str = ""  # the job that wrote it, if another one was asked for
+    other: str = ""  # the job that wrote it, '' for the requested one
 
 
 def listings(items: list[Item]) -> Iterator[Listing]:
@@ -150,14 +150,14 @@ class Packer:
                     "name fewer: `cloudddp pull PATH`"
                 )
             other = self._other(one)
-            is_there = other and self._pulled.is_pulled(one.name, one.info.st_ctime_ns)
-            if one.name != "." and not is_there and (entry := self._entry(one)) is not None:
+            was_pulled = other and self._pulled.is_pulled(one.name, one.info.st_ctime_ns)
+            if one.name != "." and not was_pulled and (entry := self._entry(one)) is not None:
                 items[one.name] = Item(one, entry, other)
         return sorted(items.values(), key=lambda item: item.found.name.rpartition("/")[::2])
 
     def _other(self, one: Found) -> str:
-        """Return the job that wrote a file, if it is not the one that was asked for; else '', also where that
-        is not known of a copy. Files that were there before all jobs are of the first."""
+        """Return the job that wrote a file, '' for the requested one and where the writer of a copy is not
+        known. Files from before all jobs count as of the first."""
         if not self._attempts or stat.S_ISDIR(one.info.st_mode):
             return ""
         copy = self._received.copy(one.name, one.info)

@@ -60,8 +60,8 @@ def _content(request: SetupRequest, project: Path) -> str:
 
 
 def _stamp(request: SetupRequest, project: Path) -> Path:
-    """Return the file with the content for which the commands have run last, in this image: what they did
-    for an earlier content is no longer there."""
+    """Return the file with the digest for which the commands have run last in this image. There is one for
+    all digests: a run for another one has replaced what was installed before."""
     image = [request.container.image, request.container.torch] if request.container else []
     return store.ROOT / f"setup-{project.name}-{hashlib.sha256(json.dumps(image).encode()).hexdigest()[:16]}"
 
@@ -108,7 +108,7 @@ def _set_up(request: SetupRequest, project: Path) -> SetupReply:
             request = replace(request, container=replace(request.container, image=image))
         stamp, content = _stamp(request, project), _content(request, project)
         if not (failed or _is_done(request, project)):
-            stamp.unlink(missing_ok=True)  # what fails halfway has changed what was there
+            stamp.unlink(missing_ok=True)  # a run that fails may have removed what was installed before
             failed = _run_all(replace(setup, request=request))
     if failed is None:
         task.record.unlink(missing_ok=True)

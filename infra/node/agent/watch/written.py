@@ -1,4 +1,4 @@
-"""Tells the other nodes which files only this one has, so that they can name them when it is lost."""
+"""Reports to the other nodes what a job has written on this one: if it is lost, they name those files."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ class WrittenWatch:
     def __init__(self, request: StartRequest, folder: Path) -> None:
         self._request, self._folder = request, folder
         self._found: Optional[Wrote] = None
-        self._told = Wrote()
+        self._reported = Wrote()
         self._at = time.monotonic() + INTERVAL if len(request.gang.peers) > 1 else float("inf")
 
     def changed(self, *, last: bool = False) -> Optional[Wrote]:
-        """Return the newest files, checkpoints first, if they are not those that were returned before.
-        `last`: the ranks have ended."""
+        """Return the newest files, checkpoints first; None where they are those that were returned before,
+        or nobody has looked since. `last`: the ranks have ended."""
         if last and len(self._request.gang.peers) > 1:
             self._found = Wrote(tuple(self._names(LAST)))
         elif time.monotonic() > self._at:
             self._at = float("inf")
             threading.Thread(target=self._look, daemon=True).start()
         found, self._found = self._found, None
-        if found is None or found == self._told:
+        if found is None or found == self._reported:
             return None
-        self._told = found
+        self._reported = found
         return found
 
     def _look(self) -> None:
