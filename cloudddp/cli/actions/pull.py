@@ -150,7 +150,7 @@ def _pull(console: Console, session: Session, wanted: PullRequest, job_id: str |
             others = {node: one for node, one in replies.items() if node not in targets}
             report_held(console, others, session.settings)
         raise_left_out(outcome.values)
-        raise_incomplete(incomplete)
+        raise_incomplete(incomplete, all_nodes=wanted.all_nodes)
         if record.id != (ran or known)[-1].id and not paths:
             console.warn(f"{record.id} is not the newest job: later ones may have changed these files")
 
