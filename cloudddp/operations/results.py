@@ -209,12 +209,15 @@ def merge_checkpoints(
     """Merge each complete checkpoint whose files are on several nodes into one folder below `base`, and
     record what is known of all. Return why the others that were pulled are incomplete, one line each.
     Never fails."""
-    incomplete = {folder: folders[node] for node, one in pulled.items() for folder in one.incomplete}
+    incomplete = {
+        folder: [folders[node] for node, one in sorted(pulled.items()) if folder in one.incomplete]
+        for folder in dict.fromkeys(folder for one in pulled.values() for folder in one.incomplete)
+    }
     changed = known.changed(after)
     try:
         for folder in [one for one in changed if one not in incomplete and not known.problems[one]]:
             known.problems[folder] = "a job wrote it while it was pulled"
-            incomplete[folder] = base
+            incomplete[folder] = [folders[node] for node in pulled]
             for node in pulled:
                 incoming.move_to_incomplete(folders[node], folder)
         merged = incoming.merge_shards(base, {node: folders[node] for node in pulled}, known)
@@ -225,8 +228,9 @@ def merge_checkpoints(
     except OSError as error:
         console.warn(f"{base}: checkpoints were not merged: {error}")
     return tuple(
-        f"{one_line(refusal(folder, known.problems), 1000)}. Its files are in {from_here(to / INCOMPLETE)}"
-        for folder, to in incomplete.items()
+        f"{one_line(refusal(folder, known.problems), 1000)}. Its files are in "
+        + " and ".join(str(from_here(one / INCOMPLETE)) for one in places[:SHOWN])
+        for folder, places in incomplete.items()
         if folder in known.incomplete()
     )
 
