@@ -80,27 +80,20 @@ class Compression:
 
 
 MAX_LINE = 4 << 20  # bytes of a report: the indexes of 100,000 files take 700 kB
-BYTES_PER_SECOND = 64 << 10  # of all reports, besides two long ones
-MAX_REPORTS = 200  # at once, and:
-REPORTS_PER_SECOND = 20  # the agent sends two, and some more at the beginning
 MAX_NOTES = 20
 
 
 class Reports:
-    """The reports of one node. `began`: when the transfer did."""
+    """The reports of one node."""
 
-    def __init__(self, began: float) -> None:
-        self._began = began
+    def __init__(self) -> None:
         self._line = bytearray()  # the beginning of a report
-        self._size = 0  # bytes of all reports
-        self._count = self._notes = 0
+        self._notes = 0
 
-    def feed(self, data: bytes, now: float) -> Iterator[ReceiveEvent]:
+    def feed(self, data: bytes) -> Iterator[ReceiveEvent]:
         """Yield the reports that are complete. Raises ProtocolError for what no agent sends."""
         self._line += data
-        self._size += len(data)
-        allowed = 2 * MAX_LINE + BYTES_PER_SECOND * (now - self._began)
-        if len(self._line) > MAX_LINE or self._size > allowed:
+        if len(self._line) > MAX_LINE:
             raise ProtocolError("a report is too long")
         if b"\n" not in data:
             return
@@ -108,16 +101,10 @@ class Reports:
         self._line[:] = rest
         for line in lines:
             event = decode(line, ReceiveEvent)
-            self._check(event, now)
+            self._notes += bool(event.note)
+            if self._notes > MAX_NOTES:
+                raise ProtocolError("it sends too many notes")
             yield event
-
-    def _check(self, event: ReceiveEvent, now: float) -> None:
-        self._count += 1
-        if self._count > MAX_REPORTS + REPORTS_PER_SECOND * (now - self._began):
-            raise ProtocolError("it sends too many reports")
-        self._notes += bool(event.note)
-        if self._notes > MAX_NOTES:
-            raise ProtocolError("it sends too many notes")
 
 
 # Seconds without anything to send, after which a node gets to know that this computer is still there.
@@ -131,7 +118,7 @@ class _Node:
 
     def __init__(self, state: NodeState) -> None:
         self.rank, self.state = state.rank, state
-        self.reports = Reports(time.monotonic())
+        self.reports = Reports()
         self.inbox: queue.SimpleQueue[Iterable[bytes] | None] = queue.SimpleQueue()
         self.reply: ReceiveReply | None = None
 
@@ -220,7 +207,7 @@ class Transfer:
 
     def _received(self, node: _Node, data: bytes) -> None:
         now = time.monotonic()
-        for event in node.reports.feed(data, now):
+        for event in node.reports.feed(data):
             with self._lock:
                 node.reply = event.done or node.reply
                 self._do(self._state.take(node.rank, event, now))
