@@ -17,7 +17,7 @@ from cloudddp.config.spec import Config
 from cloudddp.errors import UsageError
 from cloudddp.job import file_listing, project_scan
 from cloudddp.job.project_files import RESULTS, Snapshot, of_config
-from cloudddp.text import one_line
+from cloudddp.text import one_line, some
 
 # Ignored in most projects, and not what a job reads.
 _BUILT = (".*", "*.egg-info/", "*.pyc", "node_modules/", "build/", "dist/")
@@ -30,12 +30,12 @@ def notes(files: Snapshot, config: Config, script: str = "", args: Sequence[str]
     `script`, `args`: what is launched; the script by its path in the project."""
     if files.withheld:
         yield (
-            f"not sent, since they may hold secrets: {_some(files.withheld)} (--env-file passes variables, "
+            f"not sent, since they may hold secrets: {_shown(files.withheld)} (--env-file passes variables, "
             "sync.exclude ends this message)"
         )
     if files.unfetched:
         yield (
-            f"not sent: {_some(files.unfetched)}: submodules without files; `git submodule update --init` "
+            f"not sent: {_shown(files.unfetched)}: submodules without files; `git submodule update --init` "
             "fetches them"
         )
 
@@ -45,7 +45,7 @@ def notes(files: Snapshot, config: Config, script: str = "", args: Sequence[str]
         yield f"git tracks files that are not sent: {', '.join(shown)}{more}"
     if lost := _dangling(files, config):
         yield (
-            f"links to files that are not sent, so the nodes do not have them: {_some(lost)}; {_FOR_LINKS}, "
+            f"links to files that are not sent, so the nodes do not have them: {_shown(lost)}; {_FOR_LINKS}, "
             "or add the links to sync.exclude"
         )
     read = package_inputs.read(files.root, config.setup)
@@ -56,7 +56,7 @@ def notes(files: Snapshot, config: Config, script: str = "", args: Sequence[str]
     ]
     if lost := [*lost, *read.outside]:
         yield (
-            f"{config.setup.environment} names what is not sent, so nodes cannot install it: {_some(lost)}; "
+            f"{config.setup.environment} names what is not sent, so nodes cannot install it: {_shown(lost)}; "
             "copy it into the project, and check that neither .gitignore nor sync.exclude names it"
         )
     ignored = _ignored_names(files, config)
@@ -68,7 +68,7 @@ def notes(files: Snapshot, config: Config, script: str = "", args: Sequence[str]
         )
     if ignored := [name for name in ignored if name not in named]:
         yield (
-            f"not sent, since git's ignore rules name them: {_some(ignored)} (sync.include sends what the "
+            f"not sent, since git's ignore rules name them: {_shown(ignored)} (sync.include sends what the "
             "job needs, sync.exclude ends this message)"
         )
 
@@ -213,7 +213,5 @@ def _as_data(folder: str) -> str:
     return f"to send it, add to cloudddp.toml the lines [[data]] and source = {source}"
 
 
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(one_line(name, 80) for name in names[:5]) + (
-        f" and {len(names) - 5} more" if len(names) > 5 else ""
-    )
+def _shown(names: Sequence[str]) -> str:
+    return some([one_line(name, 80) for name in names], 5)

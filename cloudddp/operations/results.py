@@ -39,7 +39,7 @@ from cloudddp.operations.report import write_report
 from cloudddp.operations.reporter import Reporter
 from cloudddp.operations.session import Session
 from cloudddp.ssh.fleet import Outcome
-from cloudddp.text import node_list, one_line, size_of
+from cloudddp.text import node_list, one_line, size_of, some
 
 PULL = Command("pull")
 PROJECT_ROOT = "."  # what is pulled where no outputs are configured
@@ -112,7 +112,7 @@ def collect(
     try:
         runner.leave_out([node for node in runner.nodes if node in ended and ended[node].gone])
         silent = {node: "" for node in cluster.nodes if node not in runner.nodes}
-        found = new_files.find_all(runner, job, project=PROJECT, job_id=job_id, retry=True)
+        found = new_files.find_all(runner, job, job_id=job_id, retry=True)
         silent |= {node: f": {error}" for node, error in found.errors.items()}
         for node, why in sorted(silent.items()):
             if node in ended:
@@ -139,9 +139,7 @@ def collect(
             else:
                 why = str(outcome.errors.get(node, "its pull was stopped"))
                 lines.append(f"node {node}: results were not pulled: {one_line(why, 500)}")
-        after = (
-            new_files.find_all(runner, job, project=PROJECT, job_id=job_id, retry=True) if targets else found
-        )
+        after = new_files.find_all(runner, job, job_id=job_id, retry=True) if targets else found
         now = checkpoints.on(targets, after.values)
         incomplete = merge_checkpoints(console, to, targets, known, now, outcome.values)
         for line in incomplete:
@@ -248,10 +246,9 @@ def raise_left_out(pulled: Mapping[int, Pulled], place: str = "") -> None:
     found = [node for node, one in sorted(pulled.items()) if one.left is None or one.left]
     if found:
         names = [one.name for node in found for one in pulled[node].left or ()]
-        listed = ", ".join(one_line(name, 200) for name in names[:SHOWN])
-        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        listed = some([one_line(name, 200) for name in names], SHOWN) or "too many files to name"
         raise CloudDDPError(
-            f"{node_list(found)}: not all results were copied: {listed or 'too many files to name'}{more}",
+            f"{node_list(found)}: not all results were copied: {listed}",
             hint=f"the warnings above say why; these files stay in {place}"
             if place
             else (
@@ -298,7 +295,7 @@ def collect_others(
     jobs = launch_record.jobs_of(ClusterFolder(cluster.id), session.root)
     chosen = [job for job in jobs if job < job_id and not (to.parent / job).exists()]
     if chosen:
-        found = new_files.find_all(runner, session.settings.job, project=PROJECT).values
+        found = new_files.find_all(runner, session.settings.job).values
         held = {one.job for reply in found.values() for one in reply.jobs}
         chosen = [job for job in chosen if job not in held and len(found) == len(cluster.nodes)]
     for job in jobs:
@@ -363,7 +360,7 @@ def _pull_new(
         progress=progress,
     )
     pulled = resumed(runner, node, once.run)
-    new_files.mark_pulled(runner, node, names, reply.time_ns, pulled, project=PROJECT)
+    new_files.mark_pulled(runner, node, names, reply.time_ns, pulled)
     return pulled
 
 
@@ -371,7 +368,7 @@ def only_elsewhere(runner: Runner, name: str) -> str:
     """Return which nodes have what jobs have written at a path, if others have not; '' otherwise. The path
     may be one on a node. Never fails."""
     path = posixpath.normpath(name.rpartition(f"/{PROJECT}/")[2])
-    found = new_files.find_all(runner, JobSpec(outputs=(path,)), project=PROJECT)
+    found = new_files.find_all(runner, JobSpec(outputs=(path,)))
     having = [node for node, one in found.values.items() if any(job.outputs.files for job in one.jobs)]
     if path == "." or found.errors or len(having) in (0, len(found.values)):
         return ""
@@ -387,7 +384,7 @@ def report_new(console: Reporter, runner: Runner, settings: Config, finished: Jo
     """Report at the end of a launch which results `pull` copies and which new files it does not, or what was
     lost with nodes. Never fails."""
     runner.leave_out([node for node in finished.lost if node in runner.nodes])
-    found = new_files.find_all(runner, settings.job, project=PROJECT, job_id=finished.job).values
+    found = new_files.find_all(runner, settings.job, job_id=finished.job).values
     report_lost(console, found)
     if not finished.lost:
         report_held(console, found, settings)

@@ -163,7 +163,7 @@ class Connection:
         Raises NodeError also if the connection breaks or a time limit passes.
         """
         label = self.target.label
-        out, err = (BoundedBuffer(label, spec.command, spec.limit) for _ in range(2))
+        out, err = (BoundedBuffer(label, spec.limit) for _ in range(2))
         receivers = spec.on_stdout or out.add, spec.on_stderr or err.add
         activity = Activity(spec.command_timeout, spec.total_timeout)
         with contextlib.closing(

@@ -337,14 +337,15 @@ class RunningCommand:
 class BoundedBuffer:
     """Keeps what a command writes to one stream, up to a limit in bytes."""
 
-    def __init__(self, label: str, command: str, limit: int) -> None:
+    def __init__(self, label: str, limit: int) -> None:
         self.data = bytearray()
-        self._label, self._command, self._limit = label, command, limit
+        self._label, self._limit = label, limit
 
     def add(self, data: bytes) -> None:
         if len(self.data) + len(data) > self._limit:
-            reason = f"{self._label}: its answer is longer than {self._limit >> 20} MiB and was cut off"
-            raise NodeError(f"{reason}: {short(self._command)}", reason=reason)
+            raise NodeError(
+                f"{self._label}: its answer is longer than {self._limit >> 20} MiB and was cut off"
+            )
         self.data += data
 
 

@@ -11,7 +11,6 @@ from cloudddp.cli.actions.pull_from_s3 import pull_from_s3, report_pulled
 from cloudddp.cli.console import Console
 from cloudddp.cli.session import Session
 from cloudddp.cluster import lookup
-from cloudddp.cluster.connect import PROJECT
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import project
 from cloudddp.config.command_line import GlobalOptions
@@ -100,7 +99,7 @@ def _pull(console: Console, session: Session, wanted: PullRequest, job_id: str |
         selection = None if paths else new_files.selection_of(runner, job, record.id)
         is_split = not paths and wanted.to is None
         jobs = launch_record.jobs_of(ClusterFolder(cluster.id), session.root) if is_split else []
-        replies = new_files.find_all(runner, job, project=PROJECT).values
+        replies = new_files.find_all(runner, job).values
         have = checkpoints.on(targets, replies)
 
         def pull_one(source: int, progress: Progress) -> Pulled:
@@ -118,7 +117,7 @@ def _pull(console: Console, session: Session, wanted: PullRequest, job_id: str |
             )
             pulled = resumed(runner, source, once.run)
             if pulled.found and source in replies:
-                new_files.mark_pulled(runner, source, names, replies[source].time_ns, pulled, project=PROJECT)
+                new_files.mark_pulled(runner, source, names, replies[source].time_ns, pulled)
             return pulled
 
         try:
@@ -128,7 +127,7 @@ def _pull(console: Console, session: Session, wanted: PullRequest, job_id: str |
             raise
         for source, pulled in sorted(outcome.values.items()):
             report_pulled(console, source, pulled, targets[source])
-        now = new_files.find_all(runner, job, project=PROJECT).values if have.parts else {}
+        now = new_files.find_all(runner, job).values if have.parts else {}
         after = checkpoints.on(targets, now)
         incomplete = merge_checkpoints(console, base, targets, have, after, outcome.values)
         if outcome.values and not paths:

@@ -24,7 +24,6 @@ from cloudddp.cli.console import Console
 from cloudddp.cli.session import Session
 from cloudddp.cluster import connect, lookup
 from cloudddp.cluster import replace_nodes as replacing
-from cloudddp.cluster.connect import PROJECT
 from cloudddp.cluster.launch_errors import NotLaunched
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import timing
@@ -272,7 +271,7 @@ def _check_job(
 def _check_files(session: Session, runner: Runner, cluster: Cluster, replaced: frozenset[int]) -> None:
     """Report which files the nodes that stay do not have, before others are bought. Raises CloudDDPError for
     an incomplete checkpoint: a script would load it, or begin without it."""
-    found = new_files.find_all(runner, session.settings.job, project=PROJECT).values
+    found = new_files.find_all(runner, session.settings.job).values
     replies = {node: reply for node, reply in found.items() if node not in replaced}
     report_lost(session.console, replies)
     known = checkpoints.on(replies, replies)

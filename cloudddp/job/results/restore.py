@@ -139,7 +139,7 @@ def restore(
         )
         report_replaced(replies, progress)
         for node in nodes:  # they are here: they do not wait to be pulled
-            time_ns = new_files.find(runner, node, job, project=PROJECT).time_ns
+            time_ns = new_files.find(runner, node, job).time_ns
             request = PulledRequest(
                 PROJECT, tuple(sorted(manifest)), time_ns, put_back=True, checkpoints=known
             )

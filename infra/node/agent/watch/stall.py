@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from pathlib import Path
 from typing import Optional
@@ -101,7 +102,7 @@ class Stall:
         """The agent has written into the logs."""
         self._activity.forget_output()
 
-    def conclusion(self, nodes: set[int]) -> Optional[Observed]:
+    def conclusion(self, nodes: AbstractSet[int]) -> Optional[Observed]:
         """Return the stall as a failure, once, when all nodes have reported their stacks, or have had the
         time to."""
         if self._declared_at is None or self._concluded:
