@@ -85,7 +85,7 @@ def test_how_the_script_is_started_and_finds_modules_of_the_project(
     tmp_path: Path, files: dict[str, str], start: str, own: str
 ) -> None:
     found = scan(project(tmp_path, files))
-    assert (shlex.join(found.start), found.own) == (start, own)
+    assert (shlex.join(found.start), found.modules) == (start, own)
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ class Pulled:
     """The result of a pull. `notes` list what was missing or left out, and why. `unchanged` files are in the
     target already and not counted in `files`. `left` are results that were not copied; None: there are more
     than a node remembers. `incomplete`: folders of checkpoints, which are in safe_names.INCOMPLETE. `others`:
-    how many of the files are of other jobs."""
+    how many of the files other jobs wrote, by job."""
 
     files: int
     size: int
@@ -122,7 +122,8 @@ def pull(
 ) -> Pulled:
     """Copy files and folders of the project on one node into the folder `to`.
     `everything`: also files behind links that no job wrote. `selection`: only these, below the names.
-    `results_of`: the job of `to`; what other jobs wrote goes to their `places`, or else also to `to`.
+    `results_of`: the job whose results are in `to`; files of another job go to its folder in `places`, or
+    to `to` where it has none there.
     `known`: sharded checkpoints on the nodes that are pulled from.
 
     Files are written to a folder inside it and moved once all have arrived, so that a broken transfer never
