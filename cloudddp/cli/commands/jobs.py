@@ -104,8 +104,7 @@ run = _Run(
         click.Option(
             ["--results", "put_back"],
             is_flag=True,
-            help="Put pulled results on the nodes first, as `sync --results`: those of the newest job, or of "
-            "the one whose id follows.",
+            help="Put results back: `sync --results [JOB]`.",
         ),
         RareOption(
             ["--keep-on-failure", "keep"],
