@@ -104,7 +104,7 @@ class Job:
                 f"not all results of job {self.id} were copied: {'; '.join(left.lines)}",
                 hint=("the nodes keep these files until they terminate; ", left.pull),
             )
-        raise_incomplete(left.incomplete)
+        raise_incomplete(left.incomplete, all_nodes=True)
         return session.root / project_files.RESULTS / self.id
 
 

@@ -7,7 +7,6 @@ that nothing is left.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import posixpath
@@ -31,7 +30,7 @@ from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.results import checkpoints, incoming, new_files, safe_names
 from cloudddp.job.results import pull as pulling
 from cloudddp.job.results.new_files import NodeFiles, names_of
-from cloudddp.job.results.pull import Pulled
+from cloudddp.job.results.pull import Pull, Pulled
 from cloudddp.job.results.receive import Progress
 from cloudddp.job.results.safe_names import INCOMPLETE
 from cloudddp.local_state import ClusterFolder
@@ -210,12 +209,15 @@ def merge_checkpoints(
     """Merge each complete checkpoint whose files are on several nodes into one folder below `base`, and
     record what is known of all. Return why the others that were pulled are incomplete, one line each.
     Never fails."""
-    incomplete = {folder: folders[node] for node, one in pulled.items() for folder in one.incomplete}
+    incomplete = {
+        folder: [folders[node] for node, one in sorted(pulled.items()) if folder in one.incomplete]
+        for folder in dict.fromkeys(folder for one in pulled.values() for folder in one.incomplete)
+    }
     changed = known.changed(after)
     try:
         for folder in [one for one in changed if one not in incomplete and not known.problems[one]]:
             known.problems[folder] = "a job wrote it while it was pulled"
-            incomplete[folder] = base
+            incomplete[folder] = [folders[node] for node in pulled]
             for node in pulled:
                 incoming.move_to_incomplete(folders[node], folder)
         merged = incoming.merge_shards(base, {node: folders[node] for node in pulled}, known)
@@ -226,17 +228,18 @@ def merge_checkpoints(
     except OSError as error:
         console.warn(f"{base}: checkpoints were not merged: {error}")
     return tuple(
-        f"{one_line(refusal(folder, known.problems), 1000)}. Its files are in {from_here(to / INCOMPLETE)}"
-        for folder, to in incomplete.items()
+        f"{one_line(refusal(folder, known.problems), 1000)}. Its files are in "
+        + " and ".join(str(from_here(one / INCOMPLETE)) for one in places[:SHOWN])
+        for folder, places in incomplete.items()
         if folder in known.incomplete()
     )
 
 
-def raise_incomplete(incomplete: Sequence[str]) -> None:
-    """Raise CloudDDPError where checkpoints that were pulled are incomplete."""
+def raise_incomplete(incomplete: Sequence[str], *, all_nodes: bool) -> None:
+    """Raise CloudDDPError where checkpoints that were pulled are incomplete, of all nodes or of some."""
     if incomplete:
-        hint = Command("pull", "--all-nodes"), " completes a checkpoint if the other nodes have the rest"
-        raise CloudDDPError("\n".join(incomplete), hint=hint)
+        others = Command("pull", "--all-nodes"), " completes a checkpoint if the other nodes have the rest"
+        raise CloudDDPError("\n".join(incomplete), hint="" if all_nodes else others)
 
 
 def raise_left_out(pulled: Mapping[int, Pulled], place: str = "") -> None:
@@ -350,8 +353,7 @@ def _pull_new(
     names = [name for name in job.outputs if os.path.normpath(name) in there]
     names = names or list(job.outputs) or [PROJECT_ROOT]
     selection = new_files.selection_of(runner, job, job_id)
-    pull_once = functools.partial(
-        pulling.pull,
+    once = Pull(
         runner,
         names,
         node=node,
@@ -362,7 +364,7 @@ def _pull_new(
         known=known,
         progress=progress,
     )
-    pulled = resumed(runner, node, pull_once)
+    pulled = resumed(runner, node, once.run)
     new_files.mark_pulled(runner, node, names, reply.time_ns, pulled, project=PROJECT)
     return pulled
 

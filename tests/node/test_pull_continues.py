@@ -57,14 +57,14 @@ class Place:
         """Pull `runs` over a new connection."""
         self.fleet.reconnect(0)
         self.link.received = 0
-        return pulling.pull(self.fleet, ["runs"], node=0, to=self.to, **more)
+        return pulling.Pull(self.fleet, ["runs"], node=0, to=self.to, **more).run()
 
     def broken(self, at: int) -> NodeError:
         """Pull while the link breaks after so many bytes."""
         self.fleet.reconnect(0)
         self.link.received, self.link.cut_at = 0, at
         with pytest.raises(NodeError) as caught:
-            pulling.pull(self.fleet, ["runs"], node=0, to=self.to)
+            pulling.Pull(self.fleet, ["runs"], node=0, to=self.to).run()
         return caught.value
 
     @property
@@ -211,7 +211,7 @@ def held(place: Place, change: Any) -> Pulled:
     thread = threading.Thread(target=when_held)
     thread.start()
     try:
-        return pulling.pull(place.fleet, ["runs"], node=0, to=place.to)
+        return pulling.Pull(place.fleet, ["runs"], node=0, to=place.to).run()
     finally:
         thread.join(60)
 
@@ -227,7 +227,7 @@ def test_files_that_change_and_another_pull_while_files_are_read(place: Place) -
             file.seek(-5, os.SEEK_END)
             file.write(b"later")
         with pytest.raises(CloudDDPError, match="another pull from this node is writing to") as caught:
-            pulling.pull(place.fleet, ["runs"], node=0, to=place.to)
+            pulling.Pull(place.fleet, ["runs"], node=0, to=place.to).run()
         errors.append(caught.value)
 
     pulled = held(place, change)

@@ -27,11 +27,10 @@ from support.streams import (
 )
 
 from cloudddp.agent.protocol import file_steps, transfer
-from cloudddp.agent.protocol.file_steps import Work
 from cloudddp.agent.protocol.transfer import UNSEALED, Frames, Wants
 from cloudddp.files import Folder
 from cloudddp.job.results.incoming import Incoming
-from cloudddp.job.results.receive import LOOK_WORK, Receive, Transfer
+from cloudddp.job.results.receive import Receive, Transfer
 from cloudddp.job.results.unpack import Notes, Refused, Truncated
 
 SECOND = 10**9
@@ -48,7 +47,6 @@ class Laptop:
     unchanged: int = 0  # files
     seen: list[tuple[int, int, int]] = field(default_factory=list)  # total, done and received, as shown
     notes: Notes = field(default_factory=Notes)
-    amounts: list[int] = field(default_factory=list)
 
     def put(self, name: str, data: bytes, mtime_ns: int = WHOLE, mode: int = 0o644) -> None:
         """Write a file: `target/...`, or `before/...` for what a broken transfer has left."""
@@ -82,7 +80,6 @@ class Laptop:
         ):
             for piece in pieces:
                 receive.feed(piece)
-                self.amounts.append(receive.amount)
                 self.unchanged = receive.unchanged
                 if answer := next(receive.answer()):
                     (frame,) = Frames(UNSEALED).feed(answer)
@@ -283,20 +280,6 @@ def test_number_of_files_that_are_left_out_has_a_limit(laptop: Laptop, more: int
 
 
 # -- progress ------------------------------------------------------------------------------------------------
-
-
-def test_work_of_the_node_counts_as_progress_up_to_what_it_can_be(laptop: Laptop) -> None:
-    """A node that says forever that it works is given up at some time (pull.py)."""
-    laptop.put("target/runs/a", b"12345")
-    work = [file_steps.working(Work(count, size)) for count, size in ((0, 0), (2, 0), (2, 3), (2, 1 << 40))]
-    with pytest.raises(Truncated):
-        laptop.receive(listed("runs/a", size=5), *work)
-    *_, first, second, third, fourth = laptop.amounts
-    sent = sum(map(len, stream(listed("runs/a", size=5))))
-    assert (first, second - first, third - second, fourth - third) == (sent, 2 * LOOK_WORK, 3, 2)
-    laptop.amounts.clear()
-    laptop.feed([file_steps.working(Work(1 << 60, 1 << 60)), FINISH])
-    assert laptop.amounts[0] == transfer.MAX_ENTRIES * LOOK_WORK
 
 
 def test_progress_is_shown_while_a_file_arrives(laptop: Laptop) -> None:

@@ -9,12 +9,14 @@ import pytest
 
 from cloudddp.agent.protocol.checkpoints import Checkpoints, Part
 from cloudddp.agent.protocol.results import NewFilesReply
+from cloudddp.errors import CloudDDPError
 from cloudddp.files import Folder
 from cloudddp.job.results import checkpoints
 from cloudddp.job.results.incoming import Move, merge_shards, move_incomplete
 from cloudddp.job.results.new_files import lost_files
 from cloudddp.job.results.safe_names import INCOMPLETE
 from cloudddp.job.results.unpack import Notes
+from cloudddp.operations.results import raise_incomplete
 
 JOB = "20261128-100000-aaaa"
 SHARD_0, SHARD_1, METADATA = "__0_0.distcp", "__1_0.distcp", ".metadata"
@@ -133,3 +135,10 @@ def test_what_only_nodes_without_a_reply_have(
 ) -> None:
     replies = {node: replace(REPLY, elsewhere=known) for node, known in lacking.items()}
     assert lost_files(replies) == expected
+
+
+@pytest.mark.parametrize("all_nodes", [True, False])
+def test_other_nodes_are_suggested_unless_they_were_asked(all_nodes: bool) -> None:
+    with pytest.raises(CloudDDPError) as raised:
+        raise_incomplete(["node 0: ckpt is not a complete checkpoint"], all_nodes=all_nodes)
+    assert ("pull --all-nodes" in raised.value.hint) is not all_nodes

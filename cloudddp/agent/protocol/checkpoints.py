@@ -59,7 +59,7 @@ class Part:
     """The files of one sharded checkpoint on one node. `names`: paths below `folder`; but `older` are shards
     there of another save. `job` and `attempt` wrote the shards ('': unknown), the last file at `written`
     (ctime, ns). `problem`: why they are not of one save; `mixed`: they are of two. `lacking`: shards that
-    `.metadata` names and the node does not have.
+    `.metadata` names, or files of ranks that other nodes have reported, and the node does not have.
 
     By folder below this one, `shards` and `metadata` are when this node wrote the last shard and `.metadata`:
     the earlier of mtime and ctime, in ns. `ahead`: by how much the clock of this node is ahead of those of
@@ -220,7 +220,7 @@ class Checkpoints:
         found = []
         for folder in self.incomplete():
             parts = self.parts[folder]
-            of_ranks = any(_is_of_rank(name) for part in parts.values() for name in part.names)
+            of_ranks = any(is_of_rank(name) for part in parts.values() for name in part.names)
             known = {node: replace(part, unfinished=of_ranks) for node, part in parts.items()}
             is_needed = not fresh and (of_ranks or problem(known) or not parts.keys() >= set(nodes))
             is_last = last in [part.job for part in parts.values()]
@@ -251,7 +251,8 @@ def _numbers(folder: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", posixpath.basename(folder))]
 
 
-def _is_of_rank(name: str) -> bool:
+def is_of_rank(name: str) -> bool:
+    """Whether a file is one of those that each rank writes, by its name. Pure."""
     match = _NUMBERED.search(posixpath.basename(name))
     return match is not None and match[1] is not None
 

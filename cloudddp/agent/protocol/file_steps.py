@@ -3,13 +3,12 @@ project files, and `pack`, which sends files of a node to the laptop.
 
 In `pack` the node sends one listing or several, and DONE. The laptop answers with WANTS, or with CLOSE where
 it lacks nothing. Then the files come, what is left out and why, and DONE. While the node reads and has
-nothing to send, it says how far it is.
+nothing to send, it sends ALIVE.
 """
 
 from __future__ import annotations
 
-import struct
-from typing import Annotated, NamedTuple, Optional
+from typing import Annotated, Optional
 
 from cloudddp.agent.protocol import transfer
 from cloudddp.agent.protocol.codec import (
@@ -21,7 +20,6 @@ from cloudddp.agent.protocol.codec import (
     OriginId,
     PathText,
     ProjectName,
-    ProtocolError,
     Size,
     Text,
     at_most,
@@ -107,7 +105,6 @@ MAX_LEFT_OUT = 1000  # that are named
 MAX_LISTED = 50_000  # files in one listing
 MAX_NAMES = 4 << 20  # characters of their paths, and of the targets of links
 MAX_LEFT_OUT_TEXT = 32 << 20  # bytes of the text of one listing: a file has up to 150 besides its path
-_WORK = struct.Struct(">QQ")  # files, bytes
 
 
 @frozen
@@ -152,23 +149,3 @@ def left_out(name: str, reason: str, *, counts: bool = True) -> bytes:
     """Return the frame for a path as the operating system has it."""
     one = LeftOut(path_to_wire(name), path_to_wire(reason), counts)
     return transfer.frame(transfer.UNSEALED, transfer.LEFT_OUT, encode(one))
-
-
-class Work(NamedTuple):
-    """What a node has done so far without sending it: files that it has looked at, bytes that it has
-    hashed."""
-
-    files: int
-    size: int
-
-
-def working(work: Work) -> bytes:
-    """Return the frame that says what a node does while it has nothing to send."""
-    return transfer.frame(transfer.UNSEALED, transfer.ALIVE, _WORK.pack(*work))
-
-
-def read_work(found: transfer.Frame) -> Work:
-    """Raises ProtocolError."""
-    if len(found.head) != _WORK.size:
-        raise ProtocolError("a report of work has another length")
-    return Work(*_WORK.unpack(found.head))

@@ -21,7 +21,7 @@ from cloudddp.agent.protocol.stacks import MAX_SENTENCE, Position
 MAX_FACT = 300  # characters
 MAX_FAILURES = 300  # in one report: each rank has at most one
 MAX_PROBLEMS = 50
-MAX_WROTE = 5  # files
+MAX_WROTE = 20  # files
 LONGEST_MESSAGE = 1 << 20  # bytes
 
 Fact = Annotated[str, at_most(MAX_FACT)]

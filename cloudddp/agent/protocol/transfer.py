@@ -34,7 +34,6 @@ PART_SIZE = 1 << 20  # bytes
 MAX_HEAD = 1 << 20  # bytes; MAX_BATCH records of 37 bytes are 303 kB
 MAX_BATCH = 8192  # files
 MAX_BODY = 2 * SMALL
-FILE_WORK = 4096  # bytes of work that a change of a file counts as, besides its contents
 MAX_LISTING = 64 << 20  # bytes, before and after decompression
 MAX_ENTRIES = 1_000_000  # of all listings of a transfer
 MAX_KNOWN = 500_000  # files of which a receiver may have the beginning: a WANTS is up to 63 MB

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from cloudddp.agent.client import Runner
@@ -22,7 +21,7 @@ from cloudddp.formats import toml
 from cloudddp.job import launch_record, project_files, status
 from cloudddp.job.results import checkpoints, new_files
 from cloudddp.job.results import pull as pulling
-from cloudddp.job.results.pull import Pulled
+from cloudddp.job.results.pull import Pull, Pulled
 from cloudddp.job.results.receive import Progress
 from cloudddp.job.status import JobRecord
 from cloudddp.local_state import ClusterFolder
@@ -105,8 +104,7 @@ def _pull(console: Console, session: Session, wanted: PullRequest, job_id: str |
         have = checkpoints.on(targets, replies)
 
         def pull_one(source: int, progress: Progress) -> Pulled:
-            pull_once = partial(
-                pulling.pull,
+            once = Pull(
                 runner,
                 names,
                 node=source,
@@ -118,7 +116,7 @@ def _pull(console: Console, session: Session, wanted: PullRequest, job_id: str |
                 known=have,
                 progress=progress,
             )
-            pulled = resumed(runner, source, pull_once)
+            pulled = resumed(runner, source, once.run)
             if pulled.found and source in replies:
                 new_files.mark_pulled(runner, source, names, replies[source].time_ns, pulled, project=PROJECT)
             return pulled
@@ -150,7 +148,7 @@ def _pull(console: Console, session: Session, wanted: PullRequest, job_id: str |
             others = {node: one for node, one in replies.items() if node not in targets}
             report_held(console, others, session.settings)
         raise_left_out(outcome.values)
-        raise_incomplete(incomplete)
+        raise_incomplete(incomplete, all_nodes=wanted.all_nodes)
         if record.id != (ran or known)[-1].id and not paths:
             console.warn(f"{record.id} is not the newest job: later ones may have changed these files")
 

@@ -21,16 +21,16 @@ from agent.files.selection import choose
 from agent.files.tree import Found, Tree
 from agent.jobs import phases
 from agent.node import store
+from agent.ranks import rank_log
 from cloudddp.agent.protocol import file_steps, transfer
 from cloudddp.agent.protocol.codec import MAX_REASON
 from cloudddp.agent.protocol.file_steps import PackRequest, Selection
 from cloudddp.agent.protocol.frames import MAX_PIECE
 from cloudddp.agent.protocol.manifest import FILE, LINK, Entry, path_to_wire
-from cloudddp.agent.protocol.sending import HASHED, Contents, Sender, Wanted, time_of, whole
+from cloudddp.agent.protocol.sending import Contents, Sender, Wanted, time_of, whole
 from cloudddp.agent.protocol.transfer import MAX_ENTRIES, UNSEALED, Listing, Wants
 
 REQUEST = PackRequest
-MAX_PARTS = 10_000  # of a file with holes
 EMPTY = 1 << 26  # bytes of holes that may be sent as zeros
 QUIET_SECONDS = 5.0  # after which a frame says that the agent works
 
@@ -64,7 +64,6 @@ class Output:
     def __init__(self) -> None:
         self._stream = sys.stdout.buffer
         self._last = time.monotonic()
-        self._looked = self._hashed = 0
         self._left_out = 0
 
     def send(self, frame: bytes) -> None:
@@ -72,13 +71,10 @@ class Output:
         self._stream.flush()
         self._last = time.monotonic()
 
-    def working(self, *, looked: int = 0, hashed: int = 0) -> None:
-        """Count files that were looked at and bytes that were hashed, and report them while there is nothing
-        to send."""
-        self._looked += looked
-        self._hashed += hashed
+    def working(self) -> None:
+        """Say that the agent works while there is nothing to send."""
         if time.monotonic() - self._last > QUIET_SECONDS:
-            self.send(file_steps.working(file_steps.Work(self._looked, self._hashed)))
+            self.send(transfer.frame(UNSEALED, transfer.ALIVE))
 
     def left_out(self, name: str, reason: str, *, counts: bool = True) -> None:
         """Name what is left out: the first MAX_LEFT_OUT, then that there is more."""
@@ -146,7 +142,7 @@ class Packer:
         items: dict[str, Item] = {}  # by name: of a folder that changes, scandir may yield one twice
         selection = self._request.selection
         for one in self._new(selection) if selection else self._below():
-            self._output.working(looked=1)
+            self._output.working()
             if len(items) >= MAX_ENTRIES:
                 roots = ", ".join(map(on_one_line, self._roots))
                 raise SystemExit(
@@ -181,11 +177,9 @@ class Packer:
         ]
 
         def contents(one: Wanted, descriptor: int, info: os.stat_result) -> Contents:
-            if self._of_job and is_log(listed[one.number].found.name):
-                parts = data_of(descriptor, info.st_size)
-                if sum(end - begin for begin, end in parts) < info.st_size:
-                    return WithoutHoles(descriptor, info.st_size, parts)
-            return whole(one, descriptor, info)
+            is_own_log = self._of_job and is_log(listed[one.number].found.name)
+            cut = rank_log.cut_of(descriptor) if is_own_log else None
+            return whole(one, descriptor, info) if cut is None else CutLog(descriptor, cut)
 
         def lost(one: Wanted, error: OSError) -> None:
             if not isinstance(error, FileNotFoundError):  # else it has gone
@@ -196,7 +190,7 @@ class Packer:
             if frame:
                 self._output.send(frame)
             else:
-                self._output.working(hashed=HASHED)
+                self._output.working()
         self._output.send(transfer.frame(UNSEALED, transfer.DONE))
 
     def _below(self) -> Iterator[Found]:
@@ -227,7 +221,7 @@ class Packer:
         )
         new = []
         for one in scan:
-            self._output.working(looked=1)
+            self._output.working()
             new.append(one)
         taken, left = choose(new, selection.limit)
         for name in left:
@@ -240,30 +234,24 @@ class Packer:
         mode, mtime_ns, size = stat.S_IMODE(info.st_mode), time_of(info), info.st_size
         if one.target:
             return Entry(LINK, mode, 0, mtime_ns, path_to_wire(one.target))
-        if self._of_job and stat.S_ISREG(info.st_mode) and info.st_blocks * 512 < size:
-            size = self._without_holes(one)
+        filled = info.st_blocks * 512
+        if self._of_job and stat.S_ISREG(info.st_mode) and filled < size:  # it has holes
+            size = self._size_of_log(one) if is_log(one.name) else size
+            if size - filled > max(filled, EMPTY):  # 1 TiB may take no space on the node's disk
+                why = f"{size >> 20} MiB, of which {filled >> 20} MiB were written"
+                self._output.left_out(one.name, why)
+                return None
         return None if size < 0 else Entry(FILE, mode, size, mtime_ns, "")
 
-    def _without_holes(self, one: Found) -> int:
-        """Return how many bytes of a file of a job's own are sent; -1 if it is left out. A file of 1 TiB may
-        take no space on the node's disk."""
-        size = one.info.st_size
+    def _size_of_log(self, one: Found) -> int:
+        """Return how many bytes of a log are sent; -1 if it is left out."""
         try:
-            descriptor = os.open(one.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            with store.open_regular(Path(one.path)) as file:
+                cut = rank_log.cut_of(file.fileno())
+                return CutLog(file.fileno(), cut).size if cut else one.info.st_size
         except OSError as error:
             self._output.left_out(one.name, error.strerror or "cannot be read")
             return -1
-        try:
-            parts = data_of(descriptor, size)
-        finally:
-            os.close(descriptor)
-        if is_log(one.name):
-            return WithoutHoles(descriptor, size, parts).size
-        filled = sum(end - begin for begin, end in parts)
-        if size - filled > max(filled, EMPTY):
-            self._output.left_out(one.name, f"{size >> 20} MiB, of which {filled >> 20} MiB were written")
-            return -1
-        return size
 
 
 def is_log(name: str) -> bool:
@@ -271,53 +259,29 @@ def is_log(name: str) -> bool:
     return os.path.basename(os.path.dirname(name)) == "ranks" and name.endswith(".log")
 
 
-# -- files with holes: where they have data, and a log without the part that was dropped --------------------
-
-
-def data_of(descriptor: int, size: int) -> list[tuple[int, int]]:
-    """Return where a file has data, up to `size`: begin and end of each part between two holes. Of a file
-    with very many holes the rest counts as data."""
-    found: list[tuple[int, int]] = []
-    at = 0
-    while at < size and len(found) < MAX_PARTS:
-        try:
-            begin = os.lseek(descriptor, at, os.SEEK_DATA)
-            at = min(os.lseek(descriptor, begin, os.SEEK_HOLE), size)
-        except OSError:  # no data until the end
-            return found
-        if begin < size:
-            found.append((begin, at))
-    return found if at >= size else [*found, (at, size)]
-
-
-class WithoutHoles:
+class CutLog:
     """A log without the part that ranks/rank_log.py has removed, which would be sent as zeros: a line says
     how long it was."""
 
-    def __init__(self, descriptor: int, size: int, parts: list[tuple[int, int]]) -> None:
-        self._descriptor = descriptor
-        self._parts = [(0, 0), *parts, (size, size)]
-        self._data, self._rest = self._pieces(), b""
-        self.size = sum(end - begin for begin, end in parts) + sum(map(len, self._notes()))
+    def __init__(self, descriptor: int, cut: tuple[int, int]) -> None:
+        (begin, end), self._descriptor = cut, descriptor
+        size = os.fstat(descriptor).st_size
+        self._note = b"\n[cloudddp: %d bytes of this log were dropped here]\n" % (end - begin)
+        self._pieces, self._rest = self._read((0, begin), (end, size)), b""
+        self.size = size - (end - begin) + len(self._note)
 
     def read(self, count: int) -> bytes:
         """Return `count` bytes, fewer only at the end."""
         found = bytearray(self._rest)
-        while len(found) < count and (piece := next(self._data, b"")):
+        while len(found) < count and (piece := next(self._pieces, b"")):
             found += piece
         self._rest = bytes(found[count:])
         return bytes(found[:count])
 
-    def _notes(self) -> list[bytes]:
-        """Return what stands in place of the hole before each part, b'' for none."""
-        note = b"\n[cloudddp: %d bytes of this log were dropped here]\n"
-        gaps = [begin - end for (_, end), (begin, _) in zip(self._parts, self._parts[1:])]
-        return [note % gap if gap else b"" for gap in gaps]
-
-    def _pieces(self) -> Iterator[bytes]:
-        for note, (begin, end) in zip(self._notes(), self._parts[1:]):
-            if note:
-                yield note
+    def _read(self, *parts: tuple[int, int]) -> Iterator[bytes]:
+        for begin, end in parts:
+            if begin:
+                yield self._note
             for at in range(begin, end, MAX_PIECE):
                 size = min(end - at, MAX_PIECE)
                 yield os.pread(self._descriptor, size, at).ljust(size, b"\0")  # it may have become shorter

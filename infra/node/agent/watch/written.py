@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ from agent.files.scan import SCAN_SECONDS, Scan
 from agent.files.selection import is_checkpoint
 from agent.jobs import phases
 from agent.node import store
+from cloudddp.agent.protocol.checkpoints import checkpoint_of, is_shard
 from cloudddp.agent.protocol.codec import MAX_PATH
 from cloudddp.agent.protocol.gang import MAX_WROTE, Wrote
 from cloudddp.agent.protocol.start import StartRequest
@@ -57,7 +59,11 @@ class WrittenWatch:
         project, since = store.project_folder(self._request.project), phases.began_at(self._folder)
         new = Scan(project, (), scratch, since, again=0, seconds=seconds, present=ids)
         found = [(is_checkpoint(one.found.name), one.ctime, one.found.name) for one in new]
-        return [name for *_, name in sorted(found, reverse=True) if _can_be_named(name)][:MAX_WROTE]
+        chosen: dict[str, str] = {}  # of the shards of a checkpoint, one
+        for *_, name in sorted(found, reverse=True):
+            if _can_be_named(name):
+                chosen.setdefault(checkpoint_of(os.path.dirname(name)) if is_shard(name) else name, name)
+        return list(chosen.values())[:MAX_WROTE]
 
 
 def _can_be_named(name: str) -> bool:
