@@ -67,11 +67,11 @@ lowest: $(LOWEST)/.installed  ## up, launch, pull and down with the lowest versi
 $(WITNESS)/%/.installed: tests/witness/requirements-%.txt $(VENV)/.installed
 	@rm -rf $(@D)
 	@$(PYTHON) -m venv --without-pip $(@D)
-	@$(PIP) --python $(@D)/bin/python install --no-compile $(WITHOUT) -r $<
+	@$(PIP) --python $(@D)/bin/python install --no-compile $(OPTIONS) -r $<
 	@touch $@
 
 WITNESSES := $(patsubst %,$(WITNESS)/%/.installed,aws ray trainers)
-$(WITNESS)/trainers/.installed: WITHOUT := --no-deps # they use PyTorch of $(VENV)
+$(WITNESS)/trainers/.installed: OPTIONS := --no-deps # they use PyTorch of $(VENV)
 
 # The operating system of machine nodes: made by the first test that needs it, it would take minutes of that test's time limit.
 roots: $(VENV)/.installed

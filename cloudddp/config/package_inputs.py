@@ -40,8 +40,8 @@ class PackageInputs:
     outside: tuple[str, ...] = ()
 
     def has(self, name: str, *, is_data: bool = False) -> bool:
-        """Return whether a file is read. A module of an editable package is not, but a new package is
-        found by its __init__.py."""
+        """Return whether the installation reads a file. Of an editable package it reads no module but each
+        __init__.py, by which it finds packages."""
         if any(is_below(name, one) for one in self.whole):
             return True
         base = posixpath.basename(name)
@@ -71,17 +71,18 @@ def read(root: Path, setup: SetupSpec) -> PackageInputs:
     outside: set[str] = set()
     waiting, seen = [(name, False)] if setup.environment else [], set[tuple[str, bool]]()
     while waiting and len(seen) < _MOST:
-        path, linked = one = posixpath.normpath(waiting[-1][0]), waiting.pop()[1]
-        if one in seen:
+        path, is_editable = waiting.pop()
+        path = posixpath.normpath(path)
+        if (path, is_editable) in seen:
             continue
-        seen.add(one)
+        seen.add((path, is_editable))
         there = root / path
         with contextlib.suppress(OSError, ValueError):  # a name that no file can have; a wheel is no text
             if path.startswith(("..", "/")):
                 outside |= {path} if path[0] != "/" and there.exists() else set()
             elif there.is_dir():
                 is_package = any((there / file).is_file() for file in _BUILT_BY)
-                (editable if linked and is_package else whole).append(path)
+                (editable if is_editable and is_package else whole).append(path)
                 if is_package:
                     waiting.append((posixpath.join(path, PROJECT), False))
             elif there.is_file():

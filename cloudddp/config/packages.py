@@ -32,7 +32,7 @@ try:
 except m.PackageNotFoundError:
     pass
 """
-# pip does not look into a wheel whose version is installed: the packages whose wheels were rebuilt since.
+# pip does not read a wheel whose version is installed. This prints the packages whose wheels have changed.
 _REBUILT = """\
 import importlib.metadata as m, os, sys, zipfile, zlib
 def read(path):
@@ -49,8 +49,8 @@ for path in sys.argv[1:]:
     if changed and there.version == version and name != "torch":
         print(name)
 """
-# A virtual environment sees the packages of its base, and that of the image may be one itself: this shows the
-# image's packages, behind its own, in an environment that has no torch.
+# A virtual environment sees the packages of its base, and that of the image may be one itself: this makes the
+# image's packages visible, after its own, in an environment that has no torch.
 _SHOW_IMAGE = f"""\
 import glob, sys
 (own,) = glob.glob("{VENV}/lib/python3*/site-packages")
@@ -59,8 +59,8 @@ with open(own + "/of_the_image.pth", "w") as file:
         if path.endswith("-packages"):
             print(f"import site; site.addsitedir({{path!r}})", file=file)
 """
-# As this user, beside the packages of the operating system, where its Python is not for others (PEP 668).
-# setuptools would put modules that are gone into a wheel again, from the `build` of the last one.
+# For this user, beside the packages of the operating system, where that manages its Python (PEP 668).
+# setuptools would add modules that were removed to a wheel again, from the `build` folder of the last one.
 _PIP = f"""\
 : "${{python:?this image has no Python}}"
 export PIP_BREAK_SYSTEM_PACKAGES=1 PIP_DISABLE_PIP_VERSION_CHECK=1 DIST_EXTRA_CONFIG=$(mktemp)
@@ -210,7 +210,8 @@ def _extras(spec: SetupSpec) -> str:
 
 
 def _uv(spec: SetupSpec, folder: str, lock: str) -> str:
-    """The environment is that of the lock, with the image's packages behind it unless it has torch."""
+    """Return the command for an environment of the packages in the lock; unless it then has torch, those of
+    the image are visible in it, too."""
     names = [name for name, (kind, _) in local_sources(lock).items() if kind != "virtual"]
     # Otherwise uv keeps a package of the project while its pyproject.toml is as it was.
     anew = "".join(f" --reinstall-package {shlex.quote(name)}" for name in names)

@@ -325,8 +325,8 @@ class SyncSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SetupSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """[setup]: packages and commands, installed and run on every node in the project's folder, once per
-    content, after the sync."""
+    """[setup]: packages and commands, installed and run on every node in the project's folder, after the
+    sync, and again only when something changes that they read."""
 
     environment: (
         Annotated[

@@ -65,9 +65,8 @@ def _reason(text: str, setup: SetupSpec, inputs: PackageInputs) -> tuple[str, st
         return f"{wheels} has no {name} for the Python and platform of the nodes", adds
     if _BUILD.search(text):
         name = one_line((_BUILT.findall(text) or ["a package"])[-1], 200)
-        return ": ".join(
-            (f"{name} does not build", *_ERROR.findall(text)[-1:])
-        ), f"correct {name}, and repeat"
+        why = ": ".join((f"{name} does not build", *_ERROR.findall(text)[-1:]))
+        return why, f"correct {name}, and repeat the command"
     return "", ""
 
 

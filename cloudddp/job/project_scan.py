@@ -76,7 +76,7 @@ class Found:
     environment: str = ""
     data: tuple[str, ...] = ()  # folders that git ignores and that a script names
     start: tuple[str, ...] = ()  # the first script, or -m and its module
-    own: str = ""  # the folder with modules of the project that it needs and does not find by itself
+    modules: str = ""  # the folder with modules of the project that it needs and does not find by itself
 
     @property
     def outside(self) -> dict[str, str]:
@@ -100,8 +100,8 @@ def scan(root: Path, ignored: Sequence[str] = ()) -> Found:
     likely = sorted((one for one in scripts if one.score >= 4), key=_order)
     found = Found(tuple(likely), listing_of(root))
     data = _data(ignored, {text for one in likely for text in one.texts}, found.saved)
-    start, own = _start(root, likely[0], found.environment) if likely else ((), "")
-    return replace(found, data=tuple(name.rstrip("/") for name in data), start=start, own=own)
+    start, modules = _start(root, likely[0], found.environment) if likely else ((), "")
+    return replace(found, data=tuple(name.rstrip("/") for name in data), start=start, modules=modules)
 
 
 def _order(script: Script) -> tuple[bool, int, bool, str]:
@@ -114,7 +114,7 @@ def _start(root: Path, script: Script, environment: str) -> tuple[tuple[str, ...
     if module:
         return ("-m", module), "" if folder == "." else folder
     here = posixpath.dirname(script.path) or "."
-    # A listed name may be that of another package, which a folder of the project must not hide.
+    # A listed name may be that of a package from an index, which a folder of the project must not hide.
     texts = package_inputs.read(root, SetupSpec(environment=environment)).texts.values()
     listed = {name.replace("-", "_") for text in texts for name in re.findall(r"[\w-]+", text)}
     needed = sorted(script.modules - sys.stdlib_module_names - listed)

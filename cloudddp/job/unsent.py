@@ -74,13 +74,13 @@ def notes(files: Snapshot, config: Config, script: str = "", args: Sequence[str]
 
 
 def _dangling(files: Snapshot, config: Config) -> list[str]:
-    """Return the links that lead to a file here and not to it on the nodes, with their targets."""
+    """Return links, with their targets, that lead to a file here and not to the same one on the nodes."""
     links = [(name, entry.target) for name, entry in files.manifest.items() if entry.kind == LINK]
     folders = _folders(files) if links else set()
-    is_meant = file_listing.matcher(config.sync.exclude)  # which data does not follow
+    is_excluded = file_listing.matcher(config.sync.exclude)  # a link in [[data]] that is sent all the same
     found = []
     for name, target in links:
-        if _arrives(files, folders, name) or is_meant(name) or _identity(files, name) is None:
+        if _arrives(files, folders, name) or is_excluded(name) or _identity(files, name) is None:
             continue
         there = files.there(name)
         if there is None or not (_output(there, config) or file_listing.is_below(there, config.links)):
@@ -89,15 +89,15 @@ def _dangling(files: Snapshot, config: Config) -> list[str]:
 
 
 def _arrives(files: Snapshot, folders: Collection[str], name: str) -> bool:
-    """Return whether a path leads to the same file or folder on the nodes as here. Data may lie elsewhere
-    here, beside other files."""
+    """Return whether a path leads to the same file or folder on the nodes as here. A link in [[data]] may
+    lead to another one, since that folder lies elsewhere here."""
     there = files.there(name)
     is_sent = there is not None and (there in files.manifest or there in folders or not there)
     return is_sent and _identity(files, name) == _identity(files, there or "")
 
 
 def _identity(files: Snapshot, name: str) -> tuple[int, int] | None:
-    """Return what tells the file to which a path of the nodes leads here from others; None without one."""
+    """Return device and inode of the file here to which a path on the nodes leads; None without one."""
     with contextlib.suppress(OSError):
         info = (files.root / files.locate(name)).stat()
         return info.st_dev, info.st_ino

@@ -289,15 +289,17 @@ def collect_others(
     after: Checkpoints,
     pulled: Mapping[int, Pulled],
 ) -> None:
-    """After a pull of `job_id` to the folder `to`: pull the logs of the other jobs whose files it brought,
-    and of earlier ones that have no folder and nothing on the nodes. Never fails."""
+    """After a pull of `job_id` to the folder `to`: complete the folders of the other jobs whose files came
+    with it, and make those of earlier jobs that have left nothing on the nodes, with their logs. `known`: the
+    checkpoints before the pull; `after`: after it. Never fails."""
     console = session.console
     jobs = launch_record.jobs_of(ClusterFolder(cluster.id), session.root)
     chosen = [job for job in jobs if job < job_id and not (to.parent / job).exists()]
     if chosen:
         found = new_files.find_all(runner, session.settings.job).values
+        is_known = len(found) == len(cluster.nodes) and all(reply.complete for reply in found.values())
         held = {one.job for reply in found.values() for one in reply.jobs}
-        chosen = [job for job in chosen if job not in held and len(found) == len(cluster.nodes)]
+        chosen = [job for job in chosen if is_known and job not in held]
     for job in jobs:
         base = to.parent / job
         if files := sum(one.others.get(job, 0) for one in pulled.values()):
@@ -365,8 +367,8 @@ def _pull_new(
 
 
 def only_elsewhere(runner: Runner, name: str) -> str:
-    """Return which nodes have what jobs have written at a path, if others have not; '' otherwise. The path
-    may be one on a node. Never fails."""
+    """Return what to do about a file that a rank did not find and that jobs wrote on some nodes only; '' for
+    any other one. `name` may be an absolute path on a node. Never fails."""
     path = posixpath.normpath(name.rpartition(f"/{PROJECT}/")[2])
     found = new_files.find_all(runner, JobSpec(outputs=(path,)))
     having = [node for node, one in found.values.items() if any(job.outputs.files for job in one.jobs)]
@@ -376,13 +378,13 @@ def only_elsewhere(runner: Runner, name: str) -> str:
     folder = json.dumps(path.partition("/")[0] if "/" in path else "shared", ensure_ascii=False)
     return (
         f"only {have} {one_line(path, 200)}; nodes share no disk: add to cloudddp.toml the lines [[shared]] "
-        f"and path = {folder}, once that is pulled and removed from the nodes"
+        f"and path = {folder}, once that folder was pulled and removed from the nodes"
     )
 
 
 def report_new(console: Reporter, runner: Runner, settings: Config, finished: JobResult) -> None:
-    """Report at the end of a launch which results `pull` copies and which new files it does not, or what was
-    lost with nodes. Never fails."""
+    """Report at the end of a launch which results `pull` copies and which new files it does not, and which
+    were lost with nodes. Never fails."""
     runner.leave_out([node for node in finished.lost if node in runner.nodes])
     found = new_files.find_all(runner, settings.job, job_id=finished.job).values
     report_lost(console, found)
@@ -391,11 +393,11 @@ def report_new(console: Reporter, runner: Runner, settings: Config, finished: Jo
 
 
 def report_lost(console: Reporter, replies: Mapping[int, NewFilesReply]) -> None:
-    """Report what only the nodes that are not among these have, as far as they have told the others."""
+    """Report which files only nodes without a reply have, as far as the other nodes know of them."""
     for node, names in new_files.lost_files(replies).items():
         console.warn(
-            f"only node {node} has {one_line(listed(names), 300)}: while ranks run, no copy of what they "
-            "save is kept on another node. A [[shared]] folder is on all nodes"
+            f"only node {node} has {one_line(listed(names), 300)}: while ranks run, what they save is not "
+            "copied to other nodes. A [[shared]] folder is on all of them"
         )
 
 

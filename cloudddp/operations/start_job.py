@@ -68,10 +68,10 @@ def report_results_here(
     session: Session[Reporter], how: Sequence[Part], cluster: Cluster | None = None
 ) -> None:
     """Report that results of earlier jobs are on this computer, at the first launch on new nodes (None: that
-    are not created yet): a script that continues from them would begin again. `how` to send them."""
+    are not created yet): a script that continues from them would begin again. `how`: what sends them."""
     folder = None if cluster is None else ClusterFolder(cluster.id)
-    found = results_here(session.root)
-    if found and (folder is None or not (folder.jobs() or folder.read(folder.restored) is not None)):
+    is_new = folder is None or (not folder.jobs() and folder.read(folder.restored) is None)
+    if is_new and (found := results_here(session.root)):
         session.console.log(
             f"results of earlier jobs are on this computer and not on the nodes (the newest: {found[-1]}); "
             "if the script continues from them: ",

@@ -210,8 +210,8 @@ def test_what_only_the_lost_node_has_is_named_before_another_is_bought(cli: Any,
     cli.write("save.py", SAVE)
     cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
     process = cli.start("launch", "save.py", CLOUDDDP_HEARTBEAT="2")
-    told = ".cloudddp/jobs/*/wrote-1.json"
-    wait_for(lambda: any(list(home.glob(told)) for home in homes(cli)), "node 1 has told what it wrote")
+    report = ".cloudddp/jobs/*/wrote-1.json"
+    wait_for(lambda: any(list(home.glob(report)) for home in homes(cli)), "node 1 has reported its files")
     ids = [node["instance_id"] for node in json.loads(cli.ok("status", "--json"))[0]["nodes"]]
     ec2.terminate_instances(InstanceIds=ids[1:])
     _, err = process.communicate(timeout=TIMEOUT)

@@ -106,7 +106,7 @@ SLOW = {
     "cli/test_sim_verbs.py::test_policy_that_allows_nothing_is_named_at_the_start": "a simulator of its own",
     "cli/test_ssh_routes.py::test_dry_run_needs_no_jump_host": "2 s; test_dry_run.py has plans without AWS",
     "cli/test_sync_and_pull.py::test_first_launch_on_new_nodes_names_results_that_are_here": "2 s, a message",
-    "cli/test_sync_and_pull.py::test_files_of_each_job_go_to_its_folder": "two jobs, a message",
+    "cli/test_sync_and_pull.py::test_files_of_each_job_go_to_its_folder": "test_python_api.py has two jobs",
     "cli/test_sync_and_pull.py::"
     "test_results_go_back_to_their_places_and_no_sync_deletes_them": "9 s; pulled results remain",
     "cli/test_terminal.py::test_setup_lines_are_not_appended_to_the_spinner": "the spinner of `up` remains",

@@ -31,7 +31,7 @@ THROWN += [f"frame #{number}: c10::f() + 0x51 (0x7f in /x/libc10.so)" for number
         ([*VALUE, "Exception ignored in: <f>", *HEAD, "NameError: y"], 1, "ValueError: x"),
         ([*OF_TORCH, "[rank3]:[W1129 P.cpp:15] x", *THROWN], 134, "ValueError: x"),
         ([*OF_TORCH, UNWOUND, *AT_EXIT], 134, "ValueError: x"),
-        ([*NAME, *[f"step {number}" for number in range(12)]], 1, "step 11"),  # the script has gone on
+        ([*NAME, *[f"step {number}" for number in range(12)]], 1, "step 11"),  # the script continued
         ([*NAME, "step 12"], 137, "step 12"),  # it was killed
         ([*NAME, *THROWN, *RUNNING], 134, "c10::Error: watchdog of 3"),
         ([*NAME, *RUNNING], 139, "Fatal Python error: Aborted"),

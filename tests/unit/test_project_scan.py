@@ -66,7 +66,7 @@ OWN = f"import datasets, json\nfrom mylm.data import x{DDP}"
 
 
 @pytest.mark.parametrize(
-    ("files", "start", "own"),
+    ("files", "start", "modules"),
     [
         ({"train.py": DDP, "model.py": MODEL}, "train.py", ""),
         ({**LIB, "src/mylm/train.py": f"from .data import x{DDP}"}, "-m mylm.train", "src"),
@@ -82,10 +82,10 @@ OWN = f"import datasets, json\nfrom mylm.data import x{DDP}"
     ],
 )
 def test_how_the_script_is_started_and_finds_modules_of_the_project(
-    tmp_path: Path, files: dict[str, str], start: str, own: str
+    tmp_path: Path, files: dict[str, str], start: str, modules: str
 ) -> None:
     found = scan(project(tmp_path, files))
-    assert (shlex.join(found.start), found.own) == (start, own)
+    assert (shlex.join(found.start), found.modules) == (start, modules)
 
 
 @pytest.mark.parametrize(

@@ -124,8 +124,8 @@ REPLY = NewFilesReply(0, complete=True, rank_zero=False, running=(), jobs=())
     [
         ({0: {1: ("a", "b")}}, {1: ["a", "b"]}),
         ({0: {1: ("a", "b")}, 2: {1: ("b",)}}, {1: ["b"]}),
-        ({0: {1: ("a",)}, 2: {}}, {1: ["a"]}),  # node 2 was not told
-        ({0: {1: ("a",), 2: ("c",)}, 1: {2: ("c",)}}, {2: ["c"]}),  # node 1 is there
+        ({0: {1: ("a",)}, 2: {}}, {1: ["a"]}),  # node 2 has no report
+        ({0: {1: ("a",), 2: ("c",)}, 1: {2: ("c",)}}, {2: ["c"]}),  # node 1 has replied
         ({0: {1: ()}}, {}),
         ({}, {}),
     ],

@@ -46,7 +46,7 @@ class Chosen:
     cluster: Mapping[str, Any]
     environment: str = ""
     data: Sequence[str] = ()
-    own: str = ""
+    modules: str = ""  # the folder for PYTHONPATH
     outputs: Sequence[str] = ()  # shown only
 
 
@@ -65,7 +65,7 @@ def init(console: Console, _: GlobalOptions, *, folder: Path | None, example: st
     else:
         found = _look(folder)
         _report(console, found)
-        chosen = Chosen(_ask(console), found.environment, found.data, found.own, tuple(found.saved))
+        chosen = Chosen(_ask(console), found.environment, found.data, found.modules, tuple(found.saved))
     written: list[str] = []
     try:
         _write_project(folder, toml_of(name, chosen), files, written)
@@ -121,8 +121,8 @@ def _report(console: Console, found: Found) -> None:
         console.log(f"{script.path}: a training script{f'; it saves to {saves}' if saves else ''}")
     if found.environment:
         console.log(f"{found.environment}: its packages are installed on the nodes before ranks start")
-    if found.own:
-        console.log(f"{found.own}/: {found.scripts[0].path} imports modules of it; ranks get PYTHONPATH")
+    if found.modules:
+        console.log(f"{found.modules}/: {found.scripts[0].path} imports from it; ranks get it as PYTHONPATH")
     for name in found.data:
         console.log(f"{name}/: git ignores it and a script names it; it is sent as data")
     for name, path in found.outside.items():
@@ -174,7 +174,7 @@ def toml_of(name: str, chosen: Chosen) -> str:
         "[job]",
         f"# outputs = {toml_value(tuple(chosen.outputs or ('runs',)))}  # "
         "default: `pull` fetches every file that the script writes",
-        f"{'' if chosen.own else '# '}env = {{ PYTHONPATH = {toml_value(chosen.own or 'src')} }}"
+        f"{'' if chosen.modules else '# '}env = {{ PYTHONPATH = {toml_value(chosen.modules or 'src')} }}"
         "  # where the script finds other modules of the project",
         "",
         "[setup]",

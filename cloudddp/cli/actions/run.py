@@ -125,7 +125,6 @@ def run(
         session.root / project_files.RESULTS, hint="make it a folder that you can write to, or remove it"
     )
     results = results_of(session, put_back and (job_id or True))
-    _refuse_existing(session)
     if detach:
         if discard or keep is not None:
             raise UsageError(
@@ -136,6 +135,7 @@ def run(
             "run -d needs nodes that power off by themselves; the simulator's process nodes do not",
             ("leave out -d: ", Command("run"), " then removes the nodes itself"),
         )
+    _refuse_existing(session)
     if not put_back:
         report_results_here(session, (Command("run", "--results", script),))
     ending = _Ending(discard, keep, keep_files, results)

@@ -63,7 +63,7 @@ _JOB_ID = re.compile(r"\d{8}-\d{6}-\w{4}")
 
 
 class _Run(JobVerb):
-    """`--results` may be followed by a job: what else follows is the script."""
+    """The id of a job may follow `--results`; any other word there is the script."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         at = self.own_words(ctx, args)
@@ -104,7 +104,7 @@ run = _Run(
         click.Option(
             ["--results", "put_back"],
             is_flag=True,
-            help="As `sync --results`; a JOB may follow.",
+            help="Put results back: `sync --results [JOB]`.",
         ),
         RareOption(
             ["--keep-on-failure", "keep"],

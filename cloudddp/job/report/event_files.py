@@ -24,7 +24,7 @@ STEP = "step"
 
 class Row(NamedTuple):
     """Values by name at a step, or at another `x`. `at`: when they were written, in seconds since the epoch;
-    inf: unknown. `restarts`: what was written before for this step and later ones is void."""
+    inf: unknown. `restarts`: earlier values of this step and of later ones are superseded."""
 
     step: Any
     values: dict[str, Any]

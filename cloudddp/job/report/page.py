@@ -42,7 +42,7 @@ _HEAD = Html(f"""<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <meta http-equiv="Content-Security-Policy" content="{POLICY}"><meta name="color-scheme" content="light dark">
 """)
-_NOTES = 20
+_NOTES = 20  # that are shown
 _EVENTS = {"made": "nodes launched", "ready": "nodes ready", "gone": "cluster removed"}
 
 T = TypeVar("T")

@@ -83,8 +83,8 @@ def of_results(
     folder: Path, began: float = 0.0, *, is_first: bool = True
 ) -> tuple[list[Chart], list[tuple[str, str]]]:
     """Return a chart for each metric in the files of results, with a line for each folder that has it; and
-    notes by file or folder. What was written before the job `began` (seconds since the epoch), or again
-    after a restart, is left out. `is_first`: the cluster had no job before."""
+    notes by file or folder. What was written before the job `began` (seconds since the epoch), and what a
+    restart has superseded, is left out. `is_first`: the cluster had no job before."""
     files: list[Path] = []
     for here, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if name != LOGS)
@@ -114,11 +114,11 @@ def of_results(
 
 
 def _current(rows: Sequence[Row]) -> tuple[list[Row], str]:
-    """Return the values that no later restart from their step, or an earlier one, has superseded, as
-    TensorBoard does; and the first step that was superseded, '' without one.
+    """Return the rows without superseded values, and the first step of these, '' without one. As in
+    TensorBoard, a restart at a step supersedes what was written before for that step and later ones.
 
-    A run was restarted where its step falls. If it falls without a restart of a metric, metrics count in
-    different steps (batches and epochs), and each is looked at by itself.
+    Where the step falls, the run was restarted. But if it falls and that of no metric does, metrics count
+    different steps (batches and epochs): then each metric restarts where its own step falls.
     """
     last: dict[str, Any] = {}
     falls, several, before = [], False, -math.inf

@@ -142,9 +142,9 @@ def identity_of(path: Path) -> tuple[int, int] | None:
 
 @dataclass
 class Move:
-    """Moves the contents of a folder into another one and counts the files; some go `elsewhere`, by path: the
-    job that wrote one, and its folder. Shards of an older checkpoint are removed where one of `complete`
-    comes: what the node has of it, by folder.
+    """Moves the contents of a folder into another one and counts the files. `elsewhere`: files of other jobs,
+    by path, each with its job and the folder of that job, to which it goes. Shards of an older checkpoint are
+    removed where one of `complete` comes: what the node has of it, by folder.
     """
 
     notes: Notes

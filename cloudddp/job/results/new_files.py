@@ -86,8 +86,7 @@ def mark_pulled(runner: Runner, node: int, names: Sequence[str], time_ns: int, p
 
 
 def lost_files(replies: Mapping[int, NewFilesReply]) -> dict[int, list[str]]:
-    """Return the newest files that none of these nodes has, of those that other nodes have told them of.
-    Pure."""
+    """Return, by node, the newest files of nodes without a reply that no node with one has. Pure."""
     found: dict[int, list[str]] = {}
     for node in sorted({node for reply in replies.values() for node in reply.elsewhere} - replies.keys()):
         lists = [reply.elsewhere[node] for reply in replies.values() if node in reply.elsewhere]

@@ -54,7 +54,7 @@ class Pulled:
     """The result of a pull. `notes` list what was missing or left out, and why. `unchanged` files are in the
     target already and not counted in `files`. `left` are results that were not copied; None: there are more
     than a node remembers. `incomplete`: folders of checkpoints, which are in safe_names.INCOMPLETE. `others`:
-    how many of the files are of other jobs."""
+    how many of the files other jobs wrote, by job."""
 
     files: int
     size: int
@@ -78,7 +78,7 @@ def pull_logs(
     runner: Runner, job_id: str, *, node: int, to: Path, progress: Progress = no_progress
 ) -> Pulled:
     """Copy a job's logs, verdict and dumps from one node into `to`/cloudddp-logs/nodeN. What does not exist
-    is no note, and that a log grows is none. Raises as `pull`."""
+    is no note, and that a log grows is none. Raises as `Pull`."""
     place = to / LOGS / f"node{node}"
     pulled = Pull(runner, EVIDENCE, node=node, to=place, progress=progress, job=job_id).run()
     return replace(
@@ -149,10 +149,11 @@ def target_folder(to: Path) -> Iterator[Folder]:
 class Pull:
     """Copies files and folders of the project on one node into the folder `to`.
     `everything`: also files behind links that no job wrote. `selection`: only these, below the names.
-    `results_of`: the job of `to`; what other jobs wrote goes to their `places`, or else also to `to`.
+    `results_of`: the job whose results are in `to`; files of another job go to its folder in `places`, or
+    to `to` where it has none there.
     `known`: sharded checkpoints on the nodes that are pulled from. `job`: from that job's own folder.
 
-    Files are written to a folder inside it and moved once all have arrived, so that a broken transfer never
+    Files are written to a folder inside `to` and moved once all have arrived, so that a broken transfer never
     leaves a partial snapshot under its final name; the next pull from that node continues it. Raises
     UsageError for a name or a target that is not allowed; NodeError, with nothing moved, if the connection
     breaks or the node sends what was not requested; CloudDDPError where `to` cannot be written.

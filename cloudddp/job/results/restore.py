@@ -82,9 +82,9 @@ def chain(root: Path, job_id: str | None) -> tuple[list[Path], list[str]]:
 
 
 def check_complete(folders: Sequence[Path]) -> list[str]:
-    """Return which checkpoints are incomplete in these folders of results, the oldest first, so that they are
-    not sent. Raises UsageError if the last job that wrote any has one, and no other one with the same name
-    but its number is complete: a job would begin at zero."""
+    """Return which checkpoints in these folders of results, the oldest first, are not sent, and why: they are
+    incomplete. Raises UsageError for one of the last job that has any, if none with its name and another
+    number is complete: a job would begin at zero."""
     known = {folder: parts for folder in folders if (parts := checkpoints.read(folder))}
     problems = {name: part.problem for parts in known.values() for name, part in parts.items()}
     incomplete = {name: refusal(name, problems) for name, why in problems.items() if why}
@@ -151,9 +151,9 @@ def restore(
 def newest(
     folders: Sequence[Path], nodes: Collection[int]
 ) -> list[tuple[Path, Manifest, list[int], tuple[Part, ...]]]:
-    """Return from where which files go to which nodes, in this order, and what is known of the checkpoints
-    among them. A file is left out where a later job has it, and one of a sharded checkpoint where a later job
-    has any shard of that: files of two saves would be neither."""
+    """Return what to send, in this order: a folder, its files, the nodes that get them, and the sharded
+    checkpoints among them. A file is left out where a later job has it, and one of a sharded checkpoint where
+    a later job has any shard of that: files of two saves are no checkpoint."""
     found: list[tuple[Path, Manifest, list[int], tuple[Part, ...]]] = []
     names: set[str] = set()
     later: set[str] = set()  # folders of checkpoints
