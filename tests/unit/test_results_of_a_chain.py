@@ -78,7 +78,7 @@ def test_chain_has_every_job_before_and_names_what_is_missing(
         launch_record.keep(cluster, msgspec.structs.replace(made, continues=before))
         launch_record.note_put_back(new, tmp_path, [A])
         launch_record.note_put_back(old, tmp_path / other, [OTHER])
-    for job in (A, B):
+    for job in (A, B, "plots"):  # the last is a folder of the user
         (base / job).mkdir(parents=True)
         (base / job / "model.pt").touch()
     assert chain(tmp_path, None) == ([base / A, base / B], [C])

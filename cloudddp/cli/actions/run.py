@@ -137,7 +137,7 @@ def run(
         )
     _refuse_existing(session)
     if not put_back:
-        report_results_here(session, (Command("run", "--results", script),))
+        report_results_here(session, ("add --results to this command",))
     ending = _Ending(discard, keep, keep_files, results)
     try:
         with signals.interruptible():  # but not the teardown

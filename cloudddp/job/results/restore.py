@@ -24,7 +24,7 @@ from cloudddp.agent.protocol.checkpoints import (
     newest_complete,
     refusal,
 )
-from cloudddp.agent.protocol.codec import is_job_id
+from cloudddp.agent.protocol.codec import has_job_id_format
 from cloudddp.agent.protocol.manifest import MAX_FILES, Entry, Manifest, entry_of, manifest_to_wire, nested
 from cloudddp.agent.protocol.phases import Peer
 from cloudddp.agent.protocol.results import PulledRequest
@@ -44,7 +44,7 @@ from cloudddp.job.transfer import Transfer
 def results_here(root: Path) -> list[Path]:
     """Return the folders of results in a project, by job, the newest last, that have more than logs."""
     base = root / project_files.RESULTS
-    found = sorted(path for path in base.glob("*") if is_job_id(path.name) and path.is_dir())
+    found = sorted(path for path in base.glob("*") if has_job_id_format(path.name) and path.is_dir())
     return [path for path in found if any(_is_result(one.name) for one in path.iterdir())]
 
 
