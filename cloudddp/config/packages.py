@@ -59,12 +59,16 @@ with open(own + "/of_the_image.pth", "w") as file:
         if path.endswith("-packages"):
             print(f"import site; site.addsitedir({{path!r}})", file=file)
 """
-# For this user, beside the packages of the operating system, where that manages its Python (PEP 668).
 # setuptools would add modules that were removed to a wheel again, from the `build` folder of the last one.
+_BEGIN = """\
+set -eo pipefail; unset VIRTUAL_ENV
+export DIST_EXTRA_CONFIG=$(mktemp)
+printf '[build]\\nbuild_base=%s\\n' "$(mktemp -d)" > "$DIST_EXTRA_CONFIG"
+"""
+# For this user, beside the packages of the operating system, where that manages its Python (PEP 668).
 _PIP = f"""\
 : "${{python:?this image has no Python}}"
-export PIP_BREAK_SYSTEM_PACKAGES=1 PIP_DISABLE_PIP_VERSION_CHECK=1 DIST_EXTRA_CONFIG=$(mktemp)
-printf '[build]\\nbuild_base=%s\\n' "$(mktemp -d)" > "$DIST_EXTRA_CONFIG"
+export PIP_BREAK_SYSTEM_PACKAGES=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 pip=("$python" -m pip)
 "${{pip[@]}}" --version > /dev/null 2>&1 || {{
 @@GET@@; }} || {{ echo {shlex.quote(NO_PIP)} >&2; exit 1; }}
@@ -188,7 +192,7 @@ def _pip(spec: SetupSpec, folder: str, inputs: PackageInputs, python: str) -> st
         if one not in inputs.texts
     )
     return (
-        "set -eo pipefail\n"
+        f"{_BEGIN}"
         f"python=$(command -v {wanted} || command -v python3 || command -v python || :)\n"
         f"{_ready(spec.wheels)}"
         f'rebuilt=$("$python" -c {shlex.quote(_REBUILT)} {archives})\n'
@@ -227,7 +231,7 @@ def _uv(spec: SetupSpec, folder: str, lock: str) -> str:
     else:
         install = f"{sync}{anew}"
     return (
-        "set -eo pipefail; unset VIRTUAL_ENV\n"
+        f"{_BEGIN}"
         "python=${CLOUDDDP_IMAGE_PYTHON:-$(command -v python3 || :)}\n"
         "PATH=$PATH:$HOME/.cloudddp/uv/bin\n"
         f"command -v uv > /dev/null || {{ {_ready(spec.wheels)}"

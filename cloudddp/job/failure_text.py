@@ -111,8 +111,8 @@ def advice(
         name = found[1].partition(".")[0]
         if simulated and name == "torch":
             return (
-                "install torch on this computer, where the simulator runs: its nodes use the packages of "
-                "that environment"
+                "install torch on this computer, whose packages simulated nodes use, or into the "
+                "environment that [job] python or [setup] names"
             )
         if listed:
             if environment.endswith("uv.lock"):

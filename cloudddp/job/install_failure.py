@@ -22,7 +22,7 @@ _PYTHON = re.compile(
     r"resolved to Python (\S+), which is incompatible with the project's Python requirement: `([^`]+)`|"
     r"requires a different Python: (\S+) not in '([^']+)'"
 )
-_MISSING = re.compile(r"No matching distribution found for ([^\n(]+)|Because .+ and you require ([^\s,]+)")
+_MISSING = re.compile(r"No matching distribution found for ([^\n(]+)| and you require (.+?), we can")
 _BUILD = re.compile(r"did not run successfully|Failed (?:to build|building)")
 _BUILT = re.compile(r"(?:Processing|Obtaining(?: file://\S+/project)?|Failed to build) [./`']*([\w./-]+)")
 _ERROR = re.compile(r"^\s*(\w+Error\b.*|error: command .*)", re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Wheels, and packages that are built without a package index: each is one module."""
+"""Wheels, and packages that are built without a package index: each is one module, or few."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import zipfile
 from pathlib import Path
 
 BACKEND = """
-import os, tomllib, zipfile
+import configparser, os, pathlib, shutil, tomllib, zipfile
 def build(folder, files):
     project = tomllib.load(open("pyproject.toml", "rb"))["project"]
     info = f"{project['name']}-{project['version']}.dist-info"
@@ -20,7 +20,13 @@ def build(folder, files):
         file.writestr(f"{info}/RECORD", "")
     return path
 def build_wheel(folder, *_):
-    return build(folder, lambda name: {f"{name}.py": open(f"{name}.py").read()})
+    config = configparser.ConfigParser()
+    config.read(os.environ.get("DIST_EXTRA_CONFIG", ""))
+    base = pathlib.Path(config.get("build", "build_base", fallback="build"))  # as setuptools does
+    base.mkdir(exist_ok=True)
+    for one in pathlib.Path().glob("*.py"):
+        shutil.copy(one, base)
+    return build(folder, lambda _: {one.name: one.read_text() for one in base.glob("*.py")})
 def build_editable(folder, *_):
     return build(folder, lambda name: {f"{name}.pth": os.getcwd()})
 """

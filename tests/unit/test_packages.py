@@ -136,11 +136,16 @@ def test_lock_is_installed_by_uv(
 
     run(find_uv_bin(), "lock", "--no-index", "--find-links", "wheels")
     setup = SetupSpec(environment="uv.lock", extras=extras, wheels=wheels)
-    for text in ("first", "second"):
+    for text in ("first", "second", "third"):
         (project / "libs/mine/mine.py").write_text(f"TEXT = {text!r}\n")
+        (project / f"libs/mine/only_{text}.py").touch()
         run("bash", "-c", installation(setup, read(project, setup))[0])
-        show = "import greeting, mine, torch; print(greeting.TEXT, mine.TEXT, torch.TEXT, sep=', ')"
-        assert run(".venv/bin/python", "-c", show) == f"of the lock, {text}, {torch}\n"
+        (project / f"libs/mine/only_{text}.py").unlink()
+        show = (
+            "import greeting, mine, pkgutil, torch; print(greeting.TEXT, mine.TEXT, torch.TEXT, "
+            "*(one.name for one in pkgutil.iter_modules() if 'only' in one.name), sep=', ')"
+        )
+        assert run(".venv/bin/python", "-c", show) == f"of the lock, {text}, {torch}, only_{text}\n"
 
 
 @pytest.mark.parametrize("name", ["../x.txt", "/x.txt", "~/x.txt", "a/../x.txt", "x.lock", "train.py", ""])
@@ -294,7 +299,7 @@ UV_BUILD = (
     "error: Failed to build `mine @ file:///home/x/mine`\n  cause: it failed\n    ValueError: no\n\nhint: x\n"
 )
 UV_MISSING = (
-    "cause: Because special was not found in the package locations and you require special==1.0, we can"
+    "cause: Because special was not found in the package locations and you require special>=1,<2, we can"
 )
 UV_PYTHON = "resolved to Python 3.11.7, which is incompatible with the project's Python requirement: `>=3.13`"
 PIP_PYTHON = "ERROR: Package 'mine' requires a different Python: 3.11.7 not in '>=3.13'"
@@ -305,8 +310,9 @@ PIP_PYTHON = "ERROR: Package 'mine' requires a different Python: 3.11.7 not in '
     [
         (NO_SUCH, "whl", "whl has no einops>=2 for the Python", "`pip download -d whl 'einops>=2'`"),
         (NO_SUCH, None, "no einops>=2 was found", "correct requirements.txt"),
-        (UV_MISSING, "whl", "whl has no special==1.0", "pip download -d whl special==1.0"),
+        (UV_MISSING, "whl", "whl has no special>=1,<2 ", "pip download -d whl 'special>=1,<2'`"),
         (f"ConnectTimeout\n{NO_SUCH}", None, "nodes reach no package index", "pip download -d wheels pip -r"),
+        ("ERROR: No matching distribution found for uv\n", "whl", "whl has no uv", "pip download -d whl uv"),
         (NO_PIP, None, NO_PIP, "pip download -d wheels pip -r"),
         (NO_PIP, "whl", "whl has no pip", "pip download -d whl pip"),
         (
