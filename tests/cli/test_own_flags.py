@@ -9,7 +9,6 @@ from typing import Any
 import click
 import pytest
 from support.commands import verb as command_of
-from support.jobs import direct
 
 from cloudddp.cli.main import main
 from cloudddp.cli.misplaced_options import REFUSED
@@ -108,18 +107,6 @@ def test_hint_keeps_global_options_that_the_script_has_too() -> None:
 @pytest.mark.parametrize("value", ["-c", "--config", "-e"])
 def test_double_dash_as_a_value_does_not_end_options(value: str) -> None:
     assert "--max-cost comes after" in refusal("run", value, "--", "train.py", "--max-cost", "5").message
-
-
-def test_script_arguments_reach_the_script(cli: Any) -> None:
-    direct(cli)
-    cli.write("args.py", "import sys; print(*sys.argv[1:])")
-    for words in (
-        "-- args.py --sim -n4 --detach",
-        "args.py -- --sim -n4 --detach",
-        "args.py -v --help -lr 3 - --max-costs --config c.yaml -c -n 4 -m",
-    ):
-        own = words.partition("args.py ")[2]
-        assert cli.ok("launch", *words.split()).strip().endswith(f"] {own}")
 
 
 @pytest.mark.parametrize(

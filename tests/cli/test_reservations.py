@@ -185,12 +185,6 @@ def test_reservation_in_a_placement_group_uses_that_group(
     ec2.delete_placement_group(GroupName="of-another")
 
 
-def test_dry_run_shows_the_reservation(cli: Any) -> None:
-    out = cli.ok("up", "--dry-run", "-t", "p5.48xlarge", "--reservation", BLOCK, "--zones", "us-east-1b")
-    assert f"Assumed: {BLOCK} is an on-demand reservation for 2 x p5.48xlarge in us-east-1b" in out
-    assert f'"CapacityReservationId": "{BLOCK}"' in out
-
-
 # -- capacity blocks -----------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 from pathlib import Path
@@ -90,21 +89,3 @@ def test_dumps_of_a_job_that_has_ended_are_analyzed(cli: Any) -> None:
     cli("pull", "--job", job)
     (analysis,) = Path(cli.cwd, "results", job).rglob("analysis.txt")
     assert "missing ranks: {1}" in analysis.read_text()
-
-
-def test_launch_puts_py_spy_on_each_node_once(cli: Any) -> None:
-    direct(cli, nodes=2)
-    cli.write("ok.py", "print('done')\n")
-    assert "py-spy" not in cli("launch", "ok.py", CLOUDDDP_STALL_MINUTES="0").stderr
-    # A job that ends before it was sent does not wait for it.
-    cli.write(
-        "waits.py",
-        "import os, time\ntool = os.path.expanduser('~/.cloudddp-tools/py-spy')\n"
-        "while not os.path.exists(tool): time.sleep(0.1)\n",
-    )
-    first, second = cli("launch", "waits.py"), cli("launch", "ok.py")
-    assert (first.returncode, second.returncode) == (0, 0)
-    assert "sending py-spy to 2 nodes" in first.stderr
-    assert "py-spy" not in second.stderr
-    digest = hashlib.sha256(Path(sys.executable).with_name("py-spy").read_bytes()).hexdigest()
-    assert cli.ok("exec", "--", "sha256sum ~/.cloudddp-tools/py-spy").count(digest) == 2
