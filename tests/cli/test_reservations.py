@@ -107,13 +107,6 @@ def test_unknown_reservation_is_refused(cli: Any, faults: Any) -> None:
     assert faults.count("ImportKeyPair") == 0
 
 
-def test_spot_excludes_a_reservation(cli: Any, faults: Any) -> None:
-    done = cli("up", "-t", "g5.12xlarge", "--reservation", "cr-00000000", "--spot")
-    assert done.returncode == 2, done.stderr
-    assert "omit --spot" in done.stderr
-    assert faults.calls == []
-
-
 def test_full_reservation_is_refused_before_anything_is_created(
     cli: Any, ec2: Any, faults: Any, reserve: Any
 ) -> None:

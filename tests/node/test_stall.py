@@ -153,6 +153,13 @@ def test_stall_that_is_left_alone_is_kept_on_all_nodes_until_a_rank_does_somethi
     assert pair.log(0, 0).count(b"stalled") == 1
 
 
+def test_stalled_job_is_started_again(pair: Pair) -> None:
+    code = "import os, time\nif os.environ['CLOUDDDP_ATTEMPT'] == '0': time.sleep(600)\n"
+    pair.run(code, on_stall=OnStall.RESTART, retries=1)
+    verdict = pair.verdict()
+    assert (verdict.phase, verdict.restarts) == (JobPhase.SUCCEEDED, 1)
+
+
 def calls(node: Node) -> list[str]:
     """Return the calls of sudo on a node."""
     log = node.home / "sudo.log"

@@ -64,21 +64,16 @@ SLOW = {
     "cli/test_teardown_files.py": "waits; tests/unit/test_state.py has the files",
     # Single tests of the command line, 1 to 12 s each: most create clusters.
     "cli/test_dependencies.py": "`make lowest` runs it, too",
-    "cli/test_cost.py::test_status_and_down_include_a_lost_node": "3 s; the tests of the sum remain",
     "cli/test_efa.py::"
     "test_missing_devices_are_a_warning_unless_they_are_required": "test_missing_devices_fail_if_required",
     "cli/test_efa.py::test_up_after_a_killed_up_associates_the_addresses": "`down` after a kill remains",
-    "cli/test_reach.py::test_hosts_follow_the_clusters": "8 s; tests/unit/test_openssh.py has the hosts",
     "cli/test_home.py::test_simulator_folders_and_log_are_private": "2 s; other links in the folder remain",
-    "cli/test_extend.py::test_killed_extension_is_reported_and_completed": "3 s; a partial extension remains",
     "cli/test_host_keys.py::test_unreachable_node_gets_its_key_later": "3 s; an earlier kill is completed",
     "cli/test_iam_policies.py::test_operator_may_replace_a_node": "7 s; other calls of the operator remain",
     "cli/test_iam_policies.py::test_users_can_be_limited_to_their_own_clusters": "a simulator of its own",
     "cli/test_interrupts.py::test_detaching_from_run_keeps_the_cluster": "detaching from `launch` remains",
     "cli/test_mfa.py::test_damaged_cache_counts_as_empty": "2 s; the error is that without a cache",
     "cli/test_mfa.py::test_status_and_the_plan_show_when_the_session_ends": "2 s; the end in `run` remains",
-    "cli/test_mfa.py::"
-    "test_run_whose_session_ends_reports_what_still_runs_and_how_to_remove_it": "4 s; test_down.py",
     "cli/test_organization.py::test_denied_region_where_this_computer_has_a_cluster_is_not_left_out": "2 s",
     "cli/test_organization.py::"
     "test_user_who_may_use_only_groups_of_clusters": "a simulator of its own; test_iam_policies.py",
