@@ -60,7 +60,6 @@ SLOW = {
     "cli/test_stacks.py": "7 s each; tests/node/test_stall.py has the stacks",
     "cli/test_stopped_nodes.py": "7 s each; tests/unit/test_ended_nodes.py has the rule",
     "cli/test_top.py::test_node_that_does_not_answer_is_shown_and_read_again": "14 s: a node that stops",
-    "cli/test_stragglers.py": "tests/node/test_straggler_detection.py has the rule",
     "cli/test_teardown_files.py": "waits; tests/unit/test_state.py has the files",
     # Single tests of the command line, 1 to 12 s each: most create clusters.
     "cli/test_dependencies.py": "`make lowest` runs it, too",
