@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 CR = "cr-0123456789abcdef0"
+KEY = "arn:aws:kms:{}:123456789012:alias/train"
 
 
 @pytest.mark.parametrize(
@@ -45,6 +46,16 @@ CR = "cr-0123456789abcdef0"
         ("capacity -t p5.48xlarge --days 15", "Invalid value for '--days'"),
         ("capacity -t p5.48xlarge --days 189", "Invalid value for '--days'"),
         ("pull runs runs/../../x", "not a path inside the project"),
+        ("--region us-east-1 up --regions us-east-1,us-west-2", "--region and --regions exclude each other"),
+        (f"up --kms-key {KEY.format('eu-west-1')}", "in eu-west-1, and the cluster would be in us-east-1"),
+        (
+            f"up --regions us-east-1,us-west-2 --kms-key {KEY.format('us-east-1')}",
+            "in us-east-1, and the cluster would be in us-west-2",
+        ),
+        ("run ok.py --max-cost 5", "put it before ok.py"),
+        ("launch --epochs 3 ok.py", "go after it: `cloudddp launch ok.py --epochs`"),
+        ("launch --detatch ok.py", "did you mean --detach?"),
+        ("launch -m", "-m needs the name of a module"),
     ],
 )
 def test_bad_usage_exits_2_before_any_call(cli: Any, faults: Any, words: str, message: str) -> None:

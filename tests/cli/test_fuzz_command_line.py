@@ -216,13 +216,6 @@ def test_configuration_that_is_not_a_regular_file(place: Place, make: str) -> No
     assert (code, "odd" in output) == (2, True), output
 
 
-@pytest.mark.parametrize("verb", ["sim status", "up -y"])
-def test_state_folder_that_is_a_symlink_loop(place: Place, verb: str) -> None:
-    loop = place.project / "loop"
-    loop.symlink_to(loop)
-    assert place(*verb.split(), env={"CLOUDDDP_HOME": str(loop)})[0] in (1, 2)
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [

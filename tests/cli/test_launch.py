@@ -187,34 +187,3 @@ def test_ranks_that_do_not_fit_are_refused_before_the_sync(cli: Any) -> None:
 
 
 # With the same time and the same random digits in both launches.
-SAME_ID = """
-import random
-from datetime import datetime
-from cloudddp.job import job_request
-
-class Moment(datetime):
-    @classmethod
-    def now(cls, tz=None):
-        return datetime(2026, 1, 31, 23, 59, 59, 500_000, tz)
-
-job_request.datetime, job_request.secrets = Moment, random.Random(0)
-from cloudddp.__main__ import main
-main()
-"""
-
-
-def test_concurrent_launches_with_the_same_id_start_one_job(cli: Any) -> None:
-    """A launch that is refused ends its own job by its id."""
-    direct(cli)
-    cli.write("wait.py", "import time; time.sleep(600)")
-    cli.ok("sync")
-    both = [cli.start_code(SAME_ID, "launch", "-d", "wait.py") for _ in range(2)]
-    outputs = [process.communicate(timeout=TIMEOUT) for process in both]
-    assert sorted(process.returncode for process in both) == [0, 1]
-    (started,) = (out.strip() for out, _ in outputs if out)
-    (refused,) = (err for out, err in outputs if not out)
-    assert f"another launch began at the same moment and has the id {started}; nothing was started" in refused
-    (job,) = json.loads(cli.ok("jobs", "--json"))
-    assert (job["id"], job["state"]) == (started, "running")
-    cli.ok("cancel", started)
-    assert json.loads(cli.ok("jobs", "--json"))[0]["state"] == "cancelled"

@@ -8,7 +8,7 @@ import re
 import shutil
 from typing import Any
 
-from support.harness import TIMEOUT, interrupt, wait_for
+from support.harness import TIMEOUT, wait_for
 from support.interrupts import interrupted_at, start_interrupted
 
 WRITE = (
@@ -131,18 +131,6 @@ def test_files_beyond_the_limit_keep_the_nodes_and_the_next_pull_copies_them(cli
     assert "not pulled" not in cli("down", "-y").stderr
 
 
-def test_pull_repeated_finds_the_files_again_and_not_those_of_earlier_jobs(cli: Any) -> None:
-    configure(cli, "write('a')", outputs="")
-    cli.write("other.py", WRITE + "write('b')")
-    cli.nodes(1)
-    cli.ok("launch", "train.py")
-    assert "1 file," in cli.ok("pull")
-    assert "0 files, 0 bytes" in cli.ok("pull")
-    cli.ok("launch", "other.py")
-    cli.ok("pull", "--to", "got")
-    assert [path.name for path in (cli.cwd / "got").iterdir() if path.name != "cloudddp-logs"] == ["b"]
-
-
 LINKED = "import tempfile; far = tempfile.mkdtemp(); os.symlink(far, 'runs')\n"
 
 
@@ -183,23 +171,6 @@ def test_run_keeps_the_cluster_if_results_cannot_be_written(cli: Any, remains: A
     assert process.returncode == 3, err
     assert "node 0: results were not pulled" in err
     assert len(remains().instances) == 1
-
-
-def test_interrupted_run_keeps_files_outside_the_outputs(cli: Any, remains: Any) -> None:
-    configure(
-        cli,
-        "import time; write('runs/log'); write('out/best.pt'); print('began', flush=True); time.sleep(600)",
-    )
-    process = cli.start("run", "-n", "1", "train.py")
-    assert process.stdout is not None
-    assert "began" in process.stdout.readline()
-    code, _, err = interrupt(process)
-    assert code == 3, err
-    assert "node 0: out/ (" in err
-    assert pulled_files(cli) == {"runs/log"}, err
-    assert len(remains().instances) == 1
-    (job,) = json.loads(cli.ok("jobs", "--json"))
-    assert job["state"] == "cancelled"
 
 
 def test_ctrl_c_while_aws_is_queried_about_a_lost_node_keeps_the_files_of_the_other(

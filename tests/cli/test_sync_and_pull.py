@@ -134,20 +134,6 @@ def test_later_jobs_replace_what_was_put_back(cli: Any) -> None:
     assert "6" in cli.ok("exec", "--node", "0", "cat replaced-by-sync/*/last.pt")
 
 
-def test_sync_of_results_names_files_of_a_job_that_it_replaces(cli: Any) -> None:
-    direct(cli)
-    cli.write("write.py", "import sys\nopen('best.pt', 'w').write(sys.argv[1])\n")
-    cli.ok("launch", "write.py", "old")
-    cli.ok("pull")
-    cli.ok("launch", "write.py", "newer")
-    sent = cli("sync", "--results")
-    assert sent.returncode == 0, sent.stderr
-    text = " ".join(sent.stderr.split())
-    assert "a job wrote best.pt, which was not pulled" in text
-    assert "pull replaced-by-sync --node 0`" in text
-    assert cli.ok("exec", "cat best.pt replaced-by-sync/*/best.pt").split()[-1] == "oldnewer"
-
-
 @pytest.mark.parametrize("outputs", ["", "runs"])
 def test_files_of_each_job_go_to_its_folder(outputs: str, cli: Any) -> None:
     """The first writes three files and is not pulled, the second nothing, the third one of these again."""

@@ -64,15 +64,6 @@ def test_missing_credentials_are_reported(cli: Any) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_bad_configuration_names_file_and_key(cli: Any, faults: Any) -> None:
-    path = cli.write("cloudddp.toml", "[cluster]\nnodez = 2\n")
-    done = cli("up")
-    assert done.returncode == 2
-    assert str(path) in done.stderr
-    assert "did you mean 'nodes'" in done.stderr
-    assert faults.calls == []
-
-
 def test_type_without_gpu_needs_allow_cpu(cli: Any, faults: Any) -> None:
     done = cli("up", "-t", "t3.micro", "--price", "0.01")
     assert done.returncode == 2

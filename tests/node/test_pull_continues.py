@@ -17,16 +17,12 @@ from support.cutlink import CutLink
 from support.harness import wait_for
 from support.sshserver import Site, site
 
-from cloudddp.agent.protocol.manifest import FILE
 from cloudddp.cli.console import Console
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.errors import CloudDDPError, NodeError
-from cloudddp.files import Folder
 from cloudddp.job.results import pull as pulling
-from cloudddp.job.results.local_files import Here
 from cloudddp.job.results.pull import Pulled
 from cloudddp.job.results.receive import Transfer
-from cloudddp.job.results.unpack import Entry
 from cloudddp.operations import byte_progress, reporter
 from cloudddp.operations.byte_progress import ByteProgress
 from cloudddp.operations.results import resumed
@@ -318,19 +314,3 @@ def test_links_in_what_has_arrived_are_not_followed(place: Place, tmp_path: Path
     assert place.found["runs/b/x"] == b"x"
     assert not (place.to / "runs" / "b").is_symlink()
     assert list((place.to / "runs" / "a").iterdir()) == []
-
-
-def test_hidden_files_of_the_target_are_not_hashed_for_the_node(place: Place) -> None:
-    with Folder.at(place.to.parent) as before:
-        place.to.mkdir()
-        (place.to / "runs" / ".secret").mkdir(parents=True)
-        for name in ("runs/.env", "runs/.secret/key", "runs/plain"):
-            (place.to / name).write_text("x")
-            os.utime(place.to / name, (5, 5))
-        with Folder.at(place.to) as target, Here(before, target) as here:
-            found = [
-                name
-                for name in ("runs/.env", "runs/.secret/key", "runs/plain")
-                if here.find(Entry(name, FILE, 1), tuple(name.split("/")))
-            ]
-    assert found == ["runs/plain"]

@@ -100,6 +100,12 @@ def test_files_of_git_and_cloudddp_are_left_out_with_a_warning(laptop: Path) -> 
     assert len([note for note in found.notes if "left out" in note]) == len(streams.GUARDED)
 
 
+def test_notes_about_files_that_are_left_out_are_limited(laptop: Path) -> None:
+    left_out = (listed(f"runs/.cloudddp-{number}") for number in range(5000))
+    notes = pulled(laptop / "to", file("runs/a"), *left_out).notes
+    assert (len(notes) < 200, notes[-1]) == (True, "and 4950 more")
+
+
 @pytest.mark.parametrize("case", sorted(streams.COLLISIONS))
 def test_first_of_two_members_with_one_path_is_kept(laptop: Path, case: str) -> None:
     found = pulled(laptop / "to", *streams.COLLISIONS[case])
