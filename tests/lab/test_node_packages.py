@@ -17,10 +17,11 @@ print(*sorted(one.name for one in importlib.metadata.distributions()))
 
 
 def install(packages: Path, name: str, file: str, text: str = "", origin: object = None) -> None:
-    """Write what pip does. `origin`: the content of direct_url.json (PEP 610)."""
+    """Write what pip or conda does. `origin`: the content of direct_url.json (PEP 610)."""
     files = {file: text, f"{name}-1.dist-info/METADATA": f"Name: {name}\nVersion: 1\n"}
     if origin:
         files[f"{name}-1.dist-info/direct_url.json"] = json.dumps(origin)
+    files[f"{name}-1.dist-info/INSTALLER"] = "conda\n" if name == "conda" else "pip\n"
     files[f"{name}-1.dist-info/RECORD"] = f'"../../../bin/{name}",,\n"{file}",,\n'
     for path, content in files.items():
         (packages / path).parent.mkdir(parents=True, exist_ok=True)
@@ -29,7 +30,7 @@ def install(packages: Path, name: str, file: str, text: str = "", origin: object
 
 def test_packages_from_folders_of_this_computer_are_not_on_a_node(tmp_path: Path) -> None:
     """Neither for `import` nor for pip, which otherwise would not install them. conda's packages name the
-    folder of their build, which is not here; the image has torch."""
+    folder of their build; the image has torch. A node may not see the folder."""
     source, computer, venv = tmp_path / "my source", tmp_path / "computer", tmp_path / "venv"
     packages = computer / f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
     for folder in (source / "editable", source / "torch", computer / "bin"):
@@ -39,7 +40,7 @@ def test_packages_from_folders_of_this_computer_are_not_on_a_node(tmp_path: Path
     install(packages, "conda", "conda.py", "", {"url": "file:///croot/a", "dir_info": {}})
     install(packages, "damaged", "damaged.py", "", {"url": 3})
     install(packages, "editable", "__editable__.pth", str(source), here)
-    install(packages, "copied", "copied/__init__.py", "", {"url": source.as_uri(), "dir_info": {}})
+    install(packages, "copied", "copied/__init__.py", "", {"url": "file:///not/here", "dir_info": {}})
     install(packages, "shared", "namespace/a.py", "", here)
     python_environment.create(venv, venv, prefix=computer, base_prefix=Path(sys.base_prefix))
 

@@ -46,21 +46,19 @@ def _create(view: str, packages: str) -> None:
 
 
 def _from_folders(packages: str) -> set[str]:
-    """Return the entries of packages that were installed from a folder which is on this computer: conda's
-    packages name one that is not."""
+    """Return the entries of packages that were installed from a folder of this computer, which the node may
+    not see. conda's packages name one, too: that of their build."""
     import csv
     import json
     from pathlib import Path
-    from urllib.parse import urlsplit
-    from urllib.request import url2pathname
 
     found: set[str] = set()
     for path in Path(packages).glob("*.dist-info/direct_url.json"):
         name = path.parent.name
         try:
             origin = json.loads(path.read_bytes())
-            url = urlsplit(origin["url"])
-            is_here = "dir_info" in origin and url.scheme == "file" and Path(url2pathname(url.path)).is_dir()
+            by_conda = (path.parent / "INSTALLER").read_text().strip() == "conda"
+            is_here = "dir_info" in origin and origin["url"].startswith("file:") and not by_conda
             if not is_here or name.partition("-")[0] in _OF_THE_IMAGE:
                 continue
             record = (path.parent / "RECORD").read_text(encoding="utf-8").splitlines()
