@@ -198,7 +198,7 @@ def test_damaged_record_of_copies_makes_their_origin_unknown(pair: Gangs, saves:
     assert have(pair, 0) == {SHARD_0: "first", SHARD_1: "first", METADATA: "first"}
     (pair[0].home / ".cloudddp" / "received-p.json").write_text(record)
     shutil.rmtree(pair[1].project / "ckpt")
-    assert "is of unknown origin" in known(pair).problems[LATEST]
+    assert "are of unknown origin" in known(pair).problems[LATEST]
     run(pair, "job-3", "")
     assert have(pair, 1) == {}
     assert len(have(pair, 0)) == 3

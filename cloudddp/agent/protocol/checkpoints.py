@@ -287,7 +287,8 @@ def problem(parts: Mapping[int, Part]) -> str:
 
 def _lost(lost: set[str], parts: Mapping[int, Part], newest: Mapping[int, Part]) -> str:
     older = [
-        f"; node {node} has what {title(*part.writer)} wrote"
+        f"; node {node} has "
+        + (f"what {title(*part.writer)} wrote" if part.job else "files of unknown origin")
         for node, part in parts.items()
         if node not in newest and lost.intersection(part.names)
     ]

@@ -168,7 +168,7 @@ def _part(project: Path, folder: str, files: Mapping[str, _File]) -> Part:
     elif unread:
         problem = f"{listed(unread)} cannot be read"
     elif strange:
-        problem = f"{listed(strange)} is of unknown origin"
+        problem = f"{listed(strange)} {'are' if len(strange) > 1 else 'is'} of unknown origin"
     names = sorted(files.keys() - left - set(older))
     for others in (job_record.elsewhere(store.job_folder(job), project) if job else {}).values():
         for path in filter(is_of_rank, others):
