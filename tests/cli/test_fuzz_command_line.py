@@ -214,17 +214,3 @@ def test_configuration_that_is_not_a_regular_file(place: Place, make: str) -> No
     subprocess.run([*make.split(), "odd"], cwd=place.project, check=True)
     code, output = place("--config", "odd", "jobs")
     assert (code, "odd" in output) == (2, True), output
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("CLOUDDDP_OUTPUTS", "runs,\udcff"),
-        ("CLOUDDDP_CLUSTER", "\udcff"),
-        ("AWS_ENDPOINT_URL", "\udcff"),
-        ("AWS_ENDPOINT_URL", "nonsense"),
-        ("AWS_SECRET_ACCESS_KEY", "\udcff"),
-    ],
-)
-def test_variable_that_cannot_be_encoded_is_a_usage_error(place: Place, name: str, value: str) -> None:
-    assert place("jobs", env={name: value})[0] == 2

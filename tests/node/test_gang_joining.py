@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
+from pathlib import Path
 
 import pytest
 from support.agentnode import FOREVER
@@ -49,4 +51,19 @@ def test_port_that_is_taken_is_named_and_no_rank_starts(gangs: Make) -> None:
     assert found is not None
     assert "Address already in use" in found.error
     assert replies[0].unreachable is not None
+    assert_no_rank_has_started(job, 0, 1)
+
+
+def test_node_that_does_not_get_ready_is_named(gangs: Make, tmp_path: Path) -> None:
+    """It is connected, and its nvidia-smi hangs, as with a driver that has failed."""
+    job, hanging = gangs(2, join=1.0, preflight=True), 1
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexec sleep 600\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    job[hanging].variables["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
+    replies = job.start(FOREVER, FOREVER)
+    expected = f"node {hanging} was not ready in time (does nvidia-smi answer there?)"
+    assert (first := job.verdict().first) is not None
+    assert (first.cause, first.detail) == (Cause.PREFLIGHT, expected)
+    assert (found := replies[0].unreachable) is not None
+    assert found.problems == (expected,)
     assert_no_rank_has_started(job, 0, 1)
