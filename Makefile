@@ -67,8 +67,11 @@ lowest: $(LOWEST)/.installed  ## up, launch, pull and down with the lowest versi
 $(WITNESS)/%/.installed: tests/witness/requirements-%.txt $(VENV)/.installed
 	@rm -rf $(@D)
 	@$(PYTHON) -m venv --without-pip $(@D)
-	@$(PIP) --python $(@D)/bin/python install --no-compile -r $<
+	@$(PIP) --python $(@D)/bin/python install --no-compile $(OPTIONS) -r $<
 	@touch $@
+
+WITNESSES := $(patsubst %,$(WITNESS)/%/.installed,aws ray trainers)
+$(WITNESS)/trainers/.installed: OPTIONS := --no-deps # they use PyTorch of $(VENV)
 
 # The operating system of machine nodes: made by the first test that needs it, it would take minutes of that test's time limit.
 roots: $(VENV)/.installed
@@ -80,7 +83,7 @@ witness: environments  ## the AWS CLI and `ray up` at the simulator, Slurm, real
 
 environment: $(VENV)/.installed
 
-environments: environment $(WITNESS)/aws/.installed $(WITNESS)/ray/.installed roots
+environments: environment $(WITNESSES) roots
 
 check: lint types test  ## lint, types and the fast tests; CI runs all tests
 

@@ -58,7 +58,7 @@ class Pull(Transfer):
         from cloudddp.job.results import pull
 
         runner, folders = self.opened.runner, self._folders("open")
-        runner.each(lambda rank: pull.pull(runner, ["runs"], node=rank, to=folders[rank])).all()
+        runner.each(lambda rank: pull.Pull(runner, ["runs"], node=rank, to=folders[rank]).run()).all()
 
     def _rsync(self, contender: str, *, warm: bool) -> None:
         options = ["rsync", "-a", "-e", " ".join(self.cluster.shell(warm=warm))]

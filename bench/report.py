@@ -23,18 +23,18 @@ from cloudddp.agent.protocol.readings import GpuReading, RankReading, Reading
 
 JOB = "20261127-101500-be7c"
 STEPS, SECONDS, NODES, RANKS = 10_000, 0.5, 2, 8
-BEGAN = 1_796_000_000.0
+BEGAN = 1_700_000_000.0  # in the past, so that the files are newer
 SLOW = 13
 
 
-def event(step: int, **values: float) -> bytes:
+def event(step: int, at: float = BEGAN, **values: float) -> bytes:
     """Return a record of an event file, without its checksums."""
     summary = b""
     for name, value in values.items():
         tag = b"\x0a" + bytes([len(name)]) + name.encode() + b"\x15" + struct.pack("<f", value)
         summary += b"\x0a" + bytes([len(tag)]) + tag
     number = bytes([step & 127 | 128, step >> 7 & 127 | 128, step >> 14 & 127])
-    data = b"\x09" + struct.pack("<d", BEGAN) + b"\x10" + number + b"\x2a" + bytes([len(summary)]) + summary
+    data = b"\x09" + struct.pack("<d", at) + b"\x10" + number + b"\x2a" + bytes([len(summary)]) + summary
     return struct.pack("<QI", len(data), 0) + data + bytes(4)
 
 

@@ -61,7 +61,7 @@ class ClusterRecord:
 
 def known_clusters() -> list[ClusterRecord]:
     """Return the clusters that were created on this computer and not yet removed, as far as known."""
-    records = [folder.record() for folder in _folders() if folder.private_key.exists()]
+    records = [folder.record() for folder in all_folders() if folder.private_key.exists()]
     return [record for record in records if record is not None]
 
 
@@ -75,7 +75,7 @@ def history(endpoint: str) -> list[ClusterRecord]:
     """Return the clusters whose nodes were created on this computer, also those that are gone and those whose
     record is damaged."""
     found = []
-    for folder in _folders():
+    for folder in all_folders():
         with contextlib.suppress(OSError, CloudDDPError):  # an unreadable journal counts as empty
             record = folder.record() or ClusterRecord(folder.id, "unknown", "", endpoint, "")
             if record.endpoint == endpoint and folder.created_instances():
@@ -86,14 +86,14 @@ def history(endpoint: str) -> list[ClusterRecord]:
 def folders_of(name: str, endpoint: str) -> list[ClusterFolder]:
     """Return the folders of all clusters of that name that were created on this computer, also of those that
     are gone."""
-    records = [(folder, folder.record()) for folder in _folders()]
+    records = [(folder, folder.record()) for folder in all_folders()]
     return [folder for folder, one in records if one and (one.name, one.endpoint) == (name, endpoint)]
 
 
 def created_instances() -> frozenset[str]:
     """Return the ids of all instances that were created on this computer, according to its journals."""
     found: set[str] = set()
-    for folder in _folders():
+    for folder in all_folders():
         with contextlib.suppress(OSError, CloudDDPError):  # an unreadable journal counts as empty
             found.update(folder.created_instances())
     return frozenset(found)
@@ -101,12 +101,12 @@ def created_instances() -> frozenset[str]:
 
 def folder_of_job(job_id: str) -> ClusterFolder | None:
     """Return the cluster on which a job was launched from this computer."""
-    return next((one for one in _folders() if job_id in one.jobs()), None)
+    return next((one for one in all_folders() if job_id in one.jobs()), None)
 
 
 def drop_ssh_configs(name: str, *, but: str) -> None:
     """Remove the hosts of other clusters of that name from OpenSSH's configuration."""
-    for folder in _folders():
+    for folder in all_folders():
         if folder.id != but and folder.ssh_config.exists():
             record = folder.record()
             if record is None or record.name == name:
@@ -116,14 +116,15 @@ def drop_ssh_configs(name: str, *, but: str) -> None:
 def openssh_names() -> list[str]:
     """Return the nodes' names in OpenSSH's configuration. A file that cannot be read counts as empty."""
     found = []
-    for folder in sorted(_folders(), key=lambda one: one.id):
+    for folder in sorted(all_folders(), key=lambda one: one.id):
         with contextlib.suppress(OSError, ValueError, CloudDDPError):
             lines = (folder.read(folder.ssh_config) or "").splitlines()
             found += [line[5:] for line in lines if line.startswith("Host ")]
     return found
 
 
-def _folders() -> list[ClusterFolder]:
+def all_folders() -> list[ClusterFolder]:
+    """Return the folders of all clusters of which this computer has a record, also of those that are gone."""
     paths = (state_home() / "clusters").glob("c-*")
     return [ClusterFolder(path.name) for path in paths if parse_cluster_id(path.name)]
 
@@ -156,7 +157,7 @@ class ClusterFolder:
         self.host_keys = self.path / "host_keys.json"  # the nodes' own: see host_keys.py
         self.known_hosts = self.path / "known_hosts"  # the nodes' host keys by address, for OpenSSH
         self.ssh_config = self.path / SSH_CONFIG  # the nodes as hosts of OpenSSH: see ssh/openssh.py
-        self.restored = self.path / "restored"  # exists once `sync --results` has put results on the nodes
+        self.restored = self.path / "restored"  # by launch_record.note_put_back
 
     def _open(self, *, make: bool = True) -> Folder:
         """Return the open folder; no part of its path is a symbolic link. Raises UsageError, OSError."""

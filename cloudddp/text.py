@@ -8,7 +8,7 @@ C1 controls, bidirectional overrides, invisible characters, line separators. Eve
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 # Cc without tab and line feed, format characters that hide or reorder text, separators that some programs
 # treat as a line break, lone surrogates (bytes that were not UTF-8), tag characters. The joiners U+200C and
@@ -89,6 +89,11 @@ def columns(text: str) -> int:
     from wcwidth import wcswidth
 
     return max(wcswidth(text), 0) or len(text)
+
+
+def some(names: Sequence[str], most: int) -> str:
+    """Return the first `most` names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def node_list(nodes: Iterable[int]) -> str:

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 from support import simulators
 from support.account import post_conditions
-from support.costs import Costs
 from support.faults import FaultyEndpoint
 from support.harness import TIMEOUT, CommandLine, Remains, clean_environment, remaining
 from support.pool import Pool
@@ -53,8 +52,6 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if file := os.environ.get("TEST_COSTS"):
-        config.pluginmanager.register(Costs(Path(file)))
     if (file := os.environ.get("TEST_SKIPS")) and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Skips(Path(file)))
 

@@ -14,7 +14,7 @@ import itertools
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypedDict, TypeVar, Unpack
 
 from cloudddp import timings
 from cloudddp.agent import program, replies
@@ -80,6 +80,15 @@ class Request(Step, Protocol[Reply]):
 
     @property
     def REPLY(self) -> Callable[..., Reply]: ...  # noqa: N802
+
+
+class Options(TypedDict, total=False):
+    """How a step is run: as for `run_step`."""
+
+    ship: bool
+    timeout: float | None
+    limit: int
+    then: Sequence[str]
 
 
 def run_script(
@@ -194,32 +203,21 @@ def call(
     node: int,
     request: Request[T],
     *,
-    ship: bool = False,
-    timeout: float | None = 60.0,
-    limit: int = MAX_REPLY,
     on_stderr: Callable[[bytes], None] | None = None,
-    then: Sequence[str] = (),
+    **options: Unpack[Options],
 ) -> T:
     """Run a step on one node and return its reply. Raises NodeError with the node's error text, or if the
     reply does not fit the protocol. `on_stderr` gets what the step writes to stderr, as it arrives."""
     last = None if on_stderr is None else _Tail(on_stderr)
     try:
-        result = run_step(
-            runner,
-            node,
-            request,
-            ship=ship,
-            timeout=timeout,
-            limit=limit,
-            on_stderr=None if last is None else last.receive,
-            then=then,
-        )
+        receive = None if last is None else last.receive
+        result = run_step(runner, node, request, on_stderr=receive, **options)
         if result.exit_code:
             if last is not None:
                 result = replace(result, stderr=bytes(last.data))
             raise NodeError(f"node {node}: step {request.STEP!r} failed: {replies.failure_text(result)}")
         kind: Any = request.REPLY
-        reply: T = decode(result.stdout, kind, limit=limit)
+        reply: T = decode(result.stdout, kind, limit=options.get("limit", MAX_REPLY))
         return reply
     except ProtocolError as error:
         raise replies.unreadable(node, request.STEP, error) from None
@@ -241,28 +239,16 @@ def run_on_all(
     runner: Runner,
     requests: Mapping[int, Request[T]],
     *,
-    ship: bool = False,
-    timeout: float | None = 60.0,
-    limit: int = MAX_REPLY,
     on_stderr: Callable[[int, bytes], None] | None = None,
-    then: Sequence[str] = (),
     fatal: Callable[[Exception], bool] = lambda _: True,
+    **options: Unpack[Options],
 ) -> Outcome[T]:
     """Run a step on all nodes at the same time, and return what `call` would for each. `on_stderr` is called
     in the thread of each node."""
 
     def one(node: int) -> T:
         receive = None if on_stderr is None else functools.partial(on_stderr, node)
-        return call(
-            runner,
-            node,
-            requests[node],
-            ship=ship,
-            timeout=timeout,
-            limit=limit,
-            on_stderr=receive,
-            then=then,
-        )
+        return call(runner, node, requests[node], on_stderr=receive, **options)
 
     return runner.each(one, nodes=requests, fatal=fatal)
 
@@ -271,12 +257,9 @@ def call_all(
     runner: Runner,
     request: Callable[[int], Request[T]],
     *,
-    ship: bool = False,
-    timeout: float | None = 60.0,
-    limit: int = MAX_REPLY,
-    then: Sequence[str] = (),
     silent: dict[int, NodeError] | None = None,
     on_stderr: Callable[[int, bytes], None] | None = None,
+    **options: Unpack[Options],
 ) -> dict[int, T]:
     """Run a step on every node at once, with the request for each, and return the replies by node; the first
     failure is raised. `silent` takes the failures of nodes whose connection breaks or that do not answer,
@@ -284,11 +267,8 @@ def call_all(
     done = run_on_all(
         runner,
         {node: request(node) for node in runner.nodes},
-        ship=ship,
-        timeout=timeout,
-        limit=limit,
         on_stderr=on_stderr,
-        then=then,
+        **options,
         fatal=lambda error: silent is None or not replies.is_silence(error),
     )
     if silent is not None and done.values and all(map(replies.is_silence, done.errors.values())):

@@ -17,7 +17,6 @@ from cloudddp.agent.program import agent_id
 from cloudddp.agent.protocol import ExitCode
 from cloudddp.agent.protocol.codec import MAX_REPLY, ProtocolError
 from cloudddp.agent.protocol.frames import (
-    DROPPED,
     END,
     HEARTBEAT,
     LOG,
@@ -28,7 +27,6 @@ from cloudddp.agent.protocol.frames import (
     Frame,
     Heartbeat,
     Log,
-    parse_dropped,
     parse_log_header,
 )
 from cloudddp.agent.protocol.jobs import MAX_RANKS, JobState
@@ -189,10 +187,6 @@ class FrameDecoder:
         buffer."""
         if line.startswith(LOG):
             return self._log(line, start)
-        if line.startswith(DROPPED):
-            dropped = parse_dropped(line)
-            self._count(dropped.rank)
-            return dropped, start
         if line.startswith(STATE):
             return decode(line[len(STATE) :], JobState, limit=MAX_STATE), start
         if line.startswith(READING):
@@ -205,13 +199,10 @@ class FrameDecoder:
 
     def _log(self, line: bytes, start: int) -> tuple[Frame | None, int]:
         rank, offset, length = parse_log_header(line)
-        self._count(rank)
+        self._ranks.add(rank)
+        if len(self._ranks) > MAX_RANKS + 2:  # with the launcher and the setup
+            raise ProtocolError(f"it has logs of more than {MAX_RANKS} ranks")
         end = start + length
         if end > len(self._buffer):
             return None, end
         return Log(rank, offset, bytes(self._buffer[start:end])), end
-
-    def _count(self, rank: int) -> None:
-        self._ranks.add(rank)
-        if len(self._ranks) > MAX_RANKS + 2:  # with the launcher and the setup
-            raise ProtocolError(f"it has logs of more than {MAX_RANKS} ranks")

@@ -24,7 +24,7 @@ class _Step:
 
     def __init__(self, spec: CommandSpec, label: str, *, is_last: bool) -> None:
         self._is_last = is_last
-        self._out, self._err = (BoundedBuffer(label, spec.command, spec.limit) for _ in range(2))
+        self._out, self._err = (BoundedBuffer(label, spec.limit) for _ in range(2))
         self._take_out, self._take_err = spec.on_stdout or self._out.add, spec.on_stderr or self._err.add
         self._end: bytes | None = None  # what has come of the end of stdout
         self._has_stderr_end = False

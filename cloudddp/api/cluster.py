@@ -26,7 +26,12 @@ from cloudddp.operations import process_nodes
 from cloudddp.operations.lifecycle import take_down
 from cloudddp.operations.node_connections import connected
 from cloudddp.operations.results import collect, ended_nodes, ended_nodes_query, raise_incomplete
-from cloudddp.operations.start_job import checked_script, start_job
+from cloudddp.operations.start_job import (
+    checked_script,
+    results_of,
+    send_files,
+    start_job,
+)
 from cloudddp.operations.unsaved_work import unsaved_work
 
 OnLine = Callable[[str], None]
@@ -99,7 +104,7 @@ class Job:
                 f"not all results of job {self.id} were copied: {'; '.join(left.lines)}",
                 hint=("the nodes keep these files until they terminate; ", left.pull),
             )
-        raise_incomplete(left.incomplete)
+        raise_incomplete(left.incomplete, all_nodes=True)
         return session.root / project_files.RESULTS / self.id
 
 
@@ -164,20 +169,26 @@ class Cluster:
         *,
         module: bool = False,
         env: Mapping[str, str] | None = None,
+        results: bool | str = False,
         **settings: Any,
     ) -> Job:
         """Sync the project, start the ranks on every node, and return the job when they have started.
 
         `module`: `script` is a module, as in `python -m`. `env` are variables of the ranks; their values are
-        not recorded. `settings`: of [job]. Raises UsageError before anything is sent, CloudDDPError.
+        not recorded. `results`: put pulled results on the nodes first, those of the newest job or of the one
+        with this id, and of the jobs before it. `settings`: of [job]. Raises UsageError before anything is
+        sent, CloudDDPError.
         """
         call = replace(self._call, flags=(*self._call.flags, *flags_of(settings, "job")))
         session = call.session(env)
         script_there = checked_script(session, script_of(script, args, module=module))
         process_nodes.check(session.settings)
+        folders = results_of(session, results)
         job = NewJob(script_there, None, keep=KEEP_MINUTES)
         with connected(session, whole=True) as (found, runner):
             self._update(found)
+            if folders:
+                send_files(session, runner, found, folders)
             try:
                 start_job(session, runner, found, job).wait()
             except KeyboardInterrupt:

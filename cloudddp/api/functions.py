@@ -17,7 +17,7 @@ from cloudddp.formats import dollars, moment
 from cloudddp.job.follow.verdict import JobResult
 from cloudddp.operations import process_nodes
 from cloudddp.operations.lifecycle import bring_up
-from cloudddp.operations.start_job import checked_script
+from cloudddp.operations.start_job import checked_script, report_results_here, results_of
 
 
 def up(
@@ -75,6 +75,7 @@ def run(
     *,
     module: bool = False,
     env: Mapping[str, str] | None = None,
+    results: bool | str = False,
     on_line: OnLine | None = None,
     cluster: str | None = None,
     config: str | os.PathLike[str] | None = None,
@@ -92,6 +93,8 @@ def run(
     session = call.session(env)
     checked_script(session, script_of(script, args, module=module), fresh=True)
     process_nodes.check(session.settings)
+    if not results_of(session, results):
+        report_results_here(session, ("run(..., results=True)",))
     new = _up(call)
     if not new.created:
         raise UsageError(
@@ -99,4 +102,4 @@ def run(
             hint="attach() returns it; or choose another name with cluster=",
         )
     with new:
-        return new.launch(script, args, module=module, env=env).wait(on_line=on_line)
+        return new.launch(script, args, module=module, env=env, results=results).wait(on_line=on_line)

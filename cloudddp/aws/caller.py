@@ -4,7 +4,6 @@ connections come: its own, or that of a jump host in the account. Read-only.
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import ipaddress
 import os
@@ -78,28 +77,14 @@ def _opener() -> urllib.request.OpenerDirector:
     """Return an opener that connects over IPv4, without the proxy of the environment: SSH does not use it
     either."""
 
-    def connect(address: tuple[str, int], *options: Any) -> socket.socket:
-        found = socket.getaddrinfo(*address, socket.AF_INET, socket.SOCK_STREAM)
-        *others, last = [(str(item[4][0]), int(item[4][1])) for item in found]
-        for other in others:
-            with contextlib.suppress(OSError):
-                return socket.create_connection(other, *options)
-        return socket.create_connection(last, *options)
+    any_ipv4 = ("0.0.0.0", 0)  # noqa: S104  to connect from: no IPv6 connection has such an address
 
     class OverIPv4(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
         def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-            return self.do_open(
-                lambda host, **options: _connecting(http.client.HTTPConnection(host, **options)), request
-            )
+            return self.do_open(http.client.HTTPConnection, request, source_address=any_ipv4)
 
         def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-            return self.do_open(
-                lambda host, **options: _connecting(http.client.HTTPSConnection(host, **options)), request
-            )
-
-    def _connecting(connection: Any) -> Any:
-        connection._create_connection = connect  # http.client has no public way to choose the address family
-        return connection
+            return self.do_open(http.client.HTTPSConnection, request, source_address=any_ipv4)
 
     return urllib.request.build_opener(urllib.request.ProxyHandler({}), OverIPv4())
 

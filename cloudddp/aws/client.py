@@ -25,7 +25,7 @@ from cloudddp.aws import answers
 from cloudddp.aws.answers import EXPIRED, action, explain
 from cloudddp.config.schema import nearest
 from cloudddp.errors import AWSError, CloudDDPError, Command, CredentialsError, Text, UsageError
-from cloudddp.text import one_line
+from cloudddp.text import one_line, some
 
 _LISTED = 12  # profiles in an error message
 
@@ -320,8 +320,7 @@ def _no_profile(core: Any) -> UsageError:
     if not known:
         hint = "there are no profiles: `aws configure sso` or `aws configure` creates one"
     elif not hint.startswith("did you mean"):  # there may be hundreds
-        more = [f"and {len(known) - _LISTED} more"] if len(known) > _LISTED else []
-        hint = one_line(f"your profiles: {', '.join(known[:_LISTED] + more)}", 600)
+        hint = one_line(f"your profiles: {some(known, _LISTED)}", 600)
     return UsageError(f"AWS profile {one_line(name, 100)!r} does not exist", hint=hint)
 
 

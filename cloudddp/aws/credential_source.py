@@ -25,16 +25,6 @@ from cloudddp.errors import AWSError, CloudDDPError, Command, CredentialsError, 
 from cloudddp.text import one_line
 
 _MOST_PROFILES = 10  # in a chain of roles; botocore reports a loop
-# Settings with a single value; others, such as s3, have nested ones.
-_TEXTS = """
-    role_arn source_profile credential_source external_id mfa_serial role_session_name duration_seconds
-    web_identity_token_file sso_session sso_account_id sso_role_name sso_start_url sso_region
-    sso_registration_scopes login_session credential_process aws_access_key_id aws_secret_access_key
-    aws_session_token aws_account_id region endpoint_url ca_bundle services output retry_mode
-    max_attempts defaults_mode sts_regional_endpoints use_fips_endpoint use_dualstack_endpoint
-    ignore_configure_endpoint_urls user_agent_appid sdk_ua_app_id metadata_service_timeout
-    metadata_service_num_attempts parameter_validation cli_timestamp_format tcp_keepalive
-""".split()
 _SSO_TOKENS = "~/.aws/sso/cache"
 
 ENVIRONMENT, SSO, LOGIN, KEYS, PROCESS = "environment", "sso", "login", "keys", "process"
@@ -127,21 +117,17 @@ def source(config: Mapping[str, Any], profile: str | None, *, explicit: bool) ->
 
 def _require_texts(config: Mapping[str, Any], profile: str) -> None:
     """Raise UsageError for a setting of a profile, or of its SSO session, that has settings of its own
-    (indented lines)."""
+    (indented lines). Those of one service may have: s3, emr."""
     settings = config.get("profiles", {}).get(profile, {})
-    sections = [(f"profile {one_line(profile, 100)!r}", settings)]
-    if isinstance(session := settings.get("sso_session"), str):
-        sections.append(
-            (f"sso-session {one_line(session, 100)!r}", config.get("sso_sessions", {}).get(session, {}))
-        )
-    for where, values in sections:
-        for key in _TEXTS:
-            if isinstance(values.get(key), Mapping):
-                raise UsageError(
-                    f"AWS configuration: {key} of {where} is not a single value",
-                    hint=f"fix ~/.aws/config: write {key} = VALUE on one line, without indented lines after "
-                    "it",
-                )
+    session = config.get("sso_sessions", {}).get(str(settings.get("sso_session")), {})
+    for key, value in (*settings.items(), *session.items()):
+        is_text = ("_" in key and key != "api_versions") or key in ("region", "output", "services")
+        if is_text and isinstance(value, Mapping):
+            raise UsageError(
+                f"AWS configuration: {one_line(key, 60)} of profile {one_line(profile, 100)!r} is not a "
+                "single value",
+                hint="fix ~/.aws/config: write KEY = VALUE on one line, without indented lines after it",
+            )
 
 
 def _own(

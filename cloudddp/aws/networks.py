@@ -15,7 +15,7 @@ from cloudddp.aws.client import AWS
 from cloudddp.aws.internet_access import PublicAccessBlock, RouteTable, public_access_block
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import CloudDDPError, ToolCommand, UsageError
-from cloudddp.text import one_line
+from cloudddp.text import one_line, some
 
 _LISTED = 12  # subnets in an error message
 # What reaches nodes without a public address, to continue a hint.
@@ -100,8 +100,7 @@ def _vpc(aws: AWS, spec: ClusterSpec) -> str | None:
 def _vpcs(aws: AWS) -> str:
     """Return the VPCs of the region with their names, for a message. One AWS call."""
     found = aws.listed("ec2", "describe_vpcs", "Vpcs", _Vpc)
-    more = [f"and {len(found) - _LISTED} more"] if len(found) > _LISTED else []
-    return ", ".join([one.described for one in found[:_LISTED]] + more) or "none; try another region"
+    return some([one.described for one in found], _LISTED) or "none; try another region"
 
 
 def _selector(value: str) -> dict[str, Any]:
@@ -162,8 +161,7 @@ def _no_default_vpc(aws: AWS, found: Sequence[Subnet], reached_from: Sequence[st
 
 
 def _listed(found: Sequence[Subnet]) -> str:
-    more = [f"and {len(found) - _LISTED} more"] if len(found) > _LISTED else []
-    return ", ".join([one.described for one in found[:_LISTED]] + more)
+    return some([one.described for one in found], _LISTED)
 
 
 def _in_order(spec: ClusterSpec, found: Sequence[Subnet], region: str) -> list[Subnet]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 
@@ -41,8 +40,7 @@ from cloudddp.ssh.target import Direct, Route, Target
 
 PROJECT = "project"  # the folder with the user's files, in a node's home
 _PROBE_SECONDS = 60.0  # for everything but the boot and the GPUs
-_SHELLS = ("sh", "bash", "dash", "zsh")
-_PLAIN = re.compile(r"[A-Za-z0-9_./~+-]+")
+_PLAIN = re.compile(r"[A-Za-z0-9_./~+-]+(?=\s|$)")
 _VPN_HINT = (
     "is the VPN up, does it route the nodes' subnet, and is your address in it, as the nodes see it, "
     "one of ssh_from?"
@@ -139,15 +137,9 @@ def check_route(spec: ClusterSpec) -> None:
 
 def _programs(command: str) -> Iterator[str]:
     """Yield the programs that a proxy command starts, as far as that is plain to see."""
-    try:
-        words = shlex.split(command)
-    except ValueError:  # the shell will explain it
-        return
-    if words and _PLAIN.fullmatch(words[0]):
-        yield words[0]
-        if words[0].rpartition("/")[2] in _SHELLS and words[1:2] == ["-c"] and len(words) > 2:
-            yield from _programs(words[2])
-    if words[:3] == ["aws", "ssm", "start-session"]:
+    if (first := _PLAIN.match(command.lstrip())) is not None:
+        yield first[0]
+    if "aws ssm start-session" in command:  # also in `sh -c "..."`, as AWS documents it
         yield "session-manager-plugin"
 
 

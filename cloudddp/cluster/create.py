@@ -10,7 +10,7 @@ import functools
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from cloudddp import signals
@@ -60,39 +60,34 @@ class LaunchPlan(Protocol):
     def launches(self) -> tuple[Launch, ...]: ...
 
 
+@dataclass(eq=False)
 class CreatedResources:
     """What one `up` has created, as far as known; with `replacing`, a node that is launched for a lost one.
 
-    `holds_name`: the key pair exists, and with it the lock on the name.
+    `holds_name`: the key pair exists, and with it the lock on the name. `launched`: time.monotonic() when AWS
+    accepted the launch, `zone` where.
     """
 
-    def __init__(
-        self,
-        aws: AWS,
-        name: str,
-        plan: LaunchPlan,
-        folder: ClusterFolder,
-        progress: ProgressCallback,
-        *,
-        replacing: bool = False,
-    ) -> None:
-        self.holds_name = False
-        self._created = CreatedIds()
-        self.launched: float | None = None  # time.monotonic() when AWS accepted the launch
-        self.zone = ""  # in which the nodes were launched
-        self._aws, self._name, self._plan, self._folder = aws, name, plan, folder
-        self._progress = progress
-        self._replacing = replacing
+    aws: AWS
+    name: str
+    plan: LaunchPlan
+    folder: ClusterFolder
+    progress: ProgressCallback
+    replacing: bool = False
+    holds_name: bool = False
+    launched: float | None = None
+    zone: str = ""
+    created: CreatedIds = field(default_factory=CreatedIds)
 
     @property
     def known(self) -> Known:
         """What exists, or may exist."""
-        return self._created.known
+        return self.created.known
 
     @property
     def requested_nodes(self) -> bool:
         """Whether there may be an instance."""
-        return bool(self._created.instances) or self._created.may_have("nodes")
+        return bool(self.created.instances) or self.created.may_have("nodes")
 
     def create(self) -> None:
         """Send the requests of the plan, and launch the nodes in the first zone that has capacity.
@@ -100,13 +95,13 @@ class CreatedResources:
         Raises NameTaken, NotLaunched if no zone has, AWSError, CloudDDPError.
         """
         answers: dict[str, Any] = {}
-        allocations = [one for one in self._plan.requests if one.step.startswith(node_addresses.STEP)]
-        for request in self._plan.requests:
+        allocations = [one for one in self.plan.requests if one.step.startswith(node_addresses.STEP)]
+        for request in self.plan.requests:
             if request in allocations:
                 continue
             self._record(request)
             if request.step in _SHOWN:
-                self._progress(f"creating the {_SHOWN[request.step]}")
+                self.progress(f"creating the {_SHOWN[request.step]}")
             if request.step == "key-pair":
                 self._lock_name(request)
             else:
@@ -122,7 +117,7 @@ class CreatedResources:
 
         Raises NotLaunched if the region has no more: another one may.
         """
-        self._progress(f"allocating {len(requests)} Elastic IP{'s' * (len(requests) != 1)}")
+        self.progress(f"allocating {len(requests)} Elastic IP{'s' * (len(requests) != 1)}")
         for request in requests:
             self._record(request)
         with signals.deferred(self._on_signal):
@@ -132,20 +127,20 @@ class CreatedResources:
                 explained = node_addresses.explained(error)
                 if next_step(error.code) is not Next.REGION:
                     raise explained from None
-                raise NotLaunched([attempt(self._plan.region, "", explained)], explained) from None
+                raise NotLaunched([attempt(self.plan.region, "", explained)], explained) from None
 
     def _record(self, request: Request) -> None:
         token = request.params.get("ClientToken")
-        self._folder.journal(request.step, method=request.method, client_token=token)
+        self.folder.journal(request.step, method=request.method, client_token=token)
 
     def _launch(self, answers: Mapping[str, Any]) -> None:
         attempts: list[Attempt] = []
         first: AWSError | None = None
-        for launch in self._plan.launches:
-            self._folder.check_present()  # before nodes are billed that nothing could log in to
+        for launch in self.plan.launches:
+            self.folder.check_present()  # before nodes are billed that nothing could log in to
             self._record(launch.request)
-            if not self._replacing:
-                self._progress(f"creating the nodes in {launch.zone}")
+            if not self.replacing:
+                self.progress(f"creating the nodes in {launch.zone}")
             try:
                 self._run_instances(launch.request, answers)
             except AWSError as error:
@@ -153,7 +148,7 @@ class CreatedResources:
                 if step is Next.STOP:
                     raise
                 first = first or error
-                attempts.append(attempt(self._plan.region, launch.zone, error))
+                attempts.append(attempt(self.plan.region, launch.zone, error))
                 if step is Next.REGION:
                     break
             else:
@@ -162,8 +157,8 @@ class CreatedResources:
         raise NotLaunched(attempts, first or CloudDDPError("there is no zone to try"))
 
     def _on_signal(self) -> None:
-        what = "the new node" if self._replacing else "everything"
-        self._progress(f"finishing the call in flight, then removing {what}")
+        what = "the new node" if self.replacing else "everything"
+        self.progress(f"finishing the call in flight, then removing {what}")
 
     def _lock_name(self, request: Request) -> None:
         """Create the key pair. Raises NameTaken if another cluster has the name.
@@ -180,28 +175,28 @@ class CreatedResources:
                 except AWSError as error:
                     if error.code != name_lock.DUPLICATE:
                         raise
-            holder = name_lock.holder(self._aws, self._name)
-            if holder is not None and holder.cluster_id == self._plan.cluster_id:
+            holder = name_lock.holder(self.aws, self.name)
+            if holder is not None and holder.cluster_id == self.plan.cluster_id:
                 self.holds_name = True  # botocore has repeated a call whose answer was lost
-                self._created.resources.append(holder.key)
+                self.created.resources.append(holder.key)
                 return
             if holder is not None:
                 self._remove_abandoned(holder)
             elif time.monotonic() > deadline:
                 # EC2 refuses the name, and does not list the key pair that has it.
                 raise NameTaken(
-                    f"the name {self._name!r} is taken in {self._aws.region}, by a key pair that AWS does "
+                    f"the name {self.name!r} is taken in {self.aws.region}, by a key pair that AWS does "
                     "not list yet; nothing was created",
                     hint=("repeat ", Command("up"), ", or choose another name with -c"),
                 )
             time.sleep(_RETRY_SECONDS)
 
     def _remove_abandoned(self, holder: name_lock.Holder) -> None:
-        if not name_lock.abandoned(self._aws, holder):
-            raise name_lock.taken(self._aws, self._name, holder)
-        self._progress(f"removing the remains of cluster {holder.cluster_id}, which had this name")
+        if not name_lock.abandoned(self.aws, holder):
+            raise name_lock.taken(self.aws, self.name, holder)
+        self.progress(f"removing the remains of cluster {holder.cluster_id}, which had this name")
         kept = created_ids.from_journal(ClusterFolder(holder.cluster_id))
-        report = down(self._aws, inventory.with_id(holder.cluster_id), known=kept, progress=ignore_progress)
+        report = down(self.aws, inventory.with_id(holder.cluster_id), known=kept, progress=ignore_progress)
         if report.left or report.reasons:
             raise leftovers(report)
 
@@ -219,7 +214,7 @@ class CreatedResources:
                 if error.code != reservations.EXCEEDED or time.monotonic() > deadline:
                     raise
             if not waiting:
-                self._progress(
+                self.progress(
                     f"the capacity reservation is full; trying again for up to {seconds / 60:.0f} minutes, "
                     "since AWS may still be cleaning up after instances that have ended"
                 )
@@ -229,11 +224,11 @@ class CreatedResources:
     def _run_instances_once(self, request: Request, answers: Mapping[str, Any]) -> None:
         with signals.deferred(self._on_signal):
             resolved = _resolved(request.params, answers)
-            if not self._replacing:
-                _record_launch(self._folder, resolved)
+            if not self.replacing:
+                _record_launch(self.folder, resolved)
             answer = self._call(replace(request, params=resolved))
             self.launched = time.monotonic()
-            self._folder.journal_created(self._created.instances)
+            self.folder.journal_created(self.created.instances)
             self._tag_ranks(answer["Instances"])
 
     def _tag_ranks(self, instances: list[dict[str, Any]]) -> None:
@@ -268,25 +263,25 @@ class CreatedResources:
                     return group
                 if error.code not in _NOT_FOUND_YET or time.monotonic() > deadline:
                     raise
-                if name_lock.lost(self._aws, self._name, self._plan.cluster_id):
+                if name_lock.lost(self.aws, self.name, self.plan.cluster_id):
                     raise
             time.sleep(_RETRY_SECONDS)
 
     def _own_group(self, request: Request) -> dict[str, Any] | None:
         named = [{"Name": "group-name", "Values": [request.params["GroupName"]]}]
-        return next(iter(inventory.security_groups(self._aws, named)), None)
+        return next(iter(inventory.security_groups(self.aws, named)), None)
 
     def _send(self, request: Request) -> Any:
         """Make a call once, and keep what it has created. Safe to call from several threads."""
-        with self._created.calling(request):
-            answer = self._aws.call("ec2", request.method, **request.params)
+        with self.created.calling(request):
+            answer = self.aws.call("ec2", request.method, **request.params)
         self._keep(request, answer)
         return answer
 
     def _keep(self, request: Request, answer: Mapping[str, Any]) -> None:
-        resource = self._created.answered(request, answer)
+        resource = self.created.answered(request, answer)
         if resource is not None:
-            self._folder.journal(
+            self.folder.journal(
                 created_ids.CREATED,
                 step=request.step,
                 kind=resource.kind,

@@ -288,13 +288,11 @@ def _reservation(aws: AWS, spec: ClusterSpec, image: Image | None) -> Reservatio
 def _addresses(offer: Offer, spec: ClusterSpec) -> Iterator[Check]:
     """Check the Elastic IPs, if the nodes need any."""
     if needs_elastic_ip(offer.context.interfaces, public=connection_mode(spec) == "public"):
-        asked = _Asked()
-        asked(
-            "Elastic IPs",
-            lambda: offers.check_addresses(offer, spec),
-            lambda _: f"{spec.nodes} more may be allocated",
-        )
-        yield from asked.checks
+        try:
+            offers.check_addresses(offer, spec)
+            yield Check("Elastic IPs", "pass", f"{spec.nodes} more may be allocated")
+        except CloudDDPError as error:
+            yield _failed("Elastic IPs", error)
 
 
 class _Asked:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -156,49 +156,44 @@ def delete_shared_key(folder: ClusterFolder) -> None:
     folder.host_key.unlink(missing_ok=True)
 
 
+@dataclass
 class _Replacement:
     """One pass over the nodes that need keys: generate, record as pending, install, record as current."""
 
-    def __init__(
-        self,
-        runner: Runner,
-        folder: ClusterFolder,
-        known: KnownKeys,
-        todo: Mapping[int, str],
-        *,
-        partly: bool,
-    ) -> None:
-        self._runner, self._folder, self._known, self._todo = runner, folder, known, todo
-        self._partly = partly
-        self._failed: dict[int, Exception] = {}
+    runner: Runner
+    folder: ClusterFolder
+    known: KnownKeys
+    todo: Mapping[int, str]
+    partly: bool
+    failed: dict[int, Exception] = field(default_factory=dict)
 
     def run(self) -> tuple[KnownKeys, dict[int, Exception]]:
         """Return the recorded keys afterwards, and the errors of the nodes that failed."""
-        shared = self._known.shared
-        keys_by_node = self._each(lambda node: _generate(self._runner, node, self._known, self._todo[node]))
-        self._failed.update(_duplicates(keys_by_node, self._known))
-        unique = {node: key for node, key in keys_by_node.items() if node not in self._failed}
+        shared = self.known.shared
+        keys_by_node = self._each(lambda node: _generate(self.runner, node, self.known, self.todo[node]))
+        self.failed.update(_duplicates(keys_by_node, self.known))
+        unique = {node: key for node, key in keys_by_node.items() if node not in self.failed}
         self._record(unique, lambda key: NodeKeys(pending=key))
-        installed = self._each(lambda node: _install(self._runner, node, unique[node], shared))
+        installed = self._each(lambda node: _install(self.runner, node, unique[node], shared))
         self._record(installed, lambda key: NodeKeys(current=key))
-        return self._known, self._failed
+        return self.known, self.failed
 
     def _each(self, step: Callable[[int], str]) -> dict[int, str]:
         """Run a step on every node that has not failed; return the keys by node."""
-        outcome: Outcome[str] = self._runner.each(
-            lambda node: step(node) if node in self._todo and node not in self._failed else "",
-            fatal=lambda _: not self._partly,
+        outcome: Outcome[str] = self.runner.each(
+            lambda node: step(node) if node in self.todo and node not in self.failed else "",
+            fatal=lambda _: not self.partly,
         )
-        self._failed.update(outcome.errors)
+        self.failed.update(outcome.errors)
         return {node: key for node, key in outcome.values.items() if key}
 
     def _record(self, found: Mapping[int, str], make: Callable[[str], NodeKeys]) -> None:
         """Record the keys; then raise the first error, unless errors are to be returned."""
-        new = {self._todo[node]: make(key) for node, key in found.items()}
-        self._known = replace(self._known, nodes={**self._known.nodes, **new})
-        _write(self._folder, self._known)
-        if self._failed and not self._partly:
-            Outcome(errors=self._failed).all()
+        new = {self.todo[node]: make(key) for node, key in found.items()}
+        self.known = replace(self.known, nodes={**self.known.nodes, **new})
+        _write(self.folder, self.known)
+        if self.failed and not self.partly:
+            Outcome(errors=self.failed).all()
 
 
 def _duplicates(found: Mapping[int, str], known: KnownKeys) -> dict[int, Exception]:

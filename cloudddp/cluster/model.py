@@ -87,20 +87,18 @@ def _launch(members: Sequence[Instance]) -> str:
     """Return the reservation that `up` launched, of all those whose instances have no rank tag; '' if there
     is none.
 
-    Its idempotency token begins with the cluster's id. A later launch may have such a token as well (tokens
-    can be read), so the oldest with one counts. If none has one, the largest reservation counts, then the
-    oldest.
+    Its idempotency token begins with the cluster's id. Of those, or if there are none of all, the oldest
+    counts.
     """
     reservations: defaultdict[str, list[Instance]] = defaultdict(list)
     for member in members:
         if member.tags.node_rank is None:
             reservations[member.reservation].append(member)
 
-    def preference(name: str) -> tuple[bool, int, datetime, str]:
+    def preference(name: str) -> tuple[bool, datetime, str]:
         launched = reservations[name]
         ours = any(i.client_token.startswith(f"{i.cluster_id}-") for i in launched)
-        size = 0 if ours else -len(launched)
-        return not ours, size, min(i.launched or _UNKNOWN for i in launched), name
+        return not ours, min(i.launched or _UNKNOWN for i in launched), name
 
     return min(reservations, key=preference, default="")
 

@@ -217,6 +217,7 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
             "requirements.txt or pyproject.toml (pip), uv.lock (uv) or environment.yml (conda or micromamba, "
             "if the image has it). The image's torch is kept unless that file asks for another."
         ),
+        "extras": "Extras of the project that are installed, too, with pyproject.toml or uv.lock.",
         "wheels": (
             "Folder of wheels in the project (`pip download -d`), from which packages are installed where "
             "nodes reach no package index: in private subnets and in the simulator."

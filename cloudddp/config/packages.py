@@ -1,5 +1,5 @@
 """[setup] environment: the commands that install what a file of the project lists, and the Python that has
-it then. Pure but for reading that file, and those that it includes.
+it then. Pure but for `derived`, which reads that file, and what it names.
 
 A requirements file or pyproject.toml is installed with pip into the image's environment, and keeps its torch:
 that one fits the driver, and a rank that gets another build from PyPI may find no GPU. uv.lock and
@@ -12,19 +12,17 @@ import json
 import posixpath
 import re
 import shlex
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from cloudddp.config.package_inputs import LOCK, PROJECT, PackageInputs, local_sources, read, toml
 from cloudddp.config.spec import Config, SetupSpec
 
-LOCK, PROJECT = "uv.lock", "pyproject.toml"
 VENV, CONDA = ".venv", ".conda"  # folders in the project on the nodes
-_MOST_FILES = 20  # requirements files that include each other
+NO_PIP = "the Python of this image has no pip"
 
 # pip may replace torch only where a file asks for a version of it. This prints the constraint that keeps it.
 _KEPT = """\
@@ -34,25 +32,62 @@ try:
 except m.PackageNotFoundError:
     pass
 """
+# pip does not read a wheel whose version is installed. This prints the packages whose wheels have changed.
+_REBUILT = """\
+import importlib.metadata as m, os, sys, zipfile, zlib
+def read(path):
+    return zlib.crc32(path.read_bytes()) if path.exists() else None
+for path in sys.argv[1:]:
+    name, version = (os.path.basename(path) + "--").split("-")[:2]
+    try:
+        there, files = m.distribution(name), zipfile.ZipFile(path).infolist()
+    except (m.PackageNotFoundError, OSError, ValueError, zipfile.BadZipFile):
+        continue
+    new = {one.filename: one.CRC for one in files if not one.filename.endswith(("/", "RECORD"))}
+    old = [str(one) for one in there.files or () if str(one).endswith((".py", ".so"))]
+    changed = any(read(there.locate_file(one)) != new.get(one) for one in {*old, *new})
+    if changed and there.version == version and name != "torch":
+        print(name)
+"""
+# A virtual environment sees the packages of its base, and that of the image may be one itself: this makes the
+# image's packages visible, after its own, in an environment that has no torch.
+_SHOW_IMAGE = f"""\
+import glob, sys
+(own,) = glob.glob("{VENV}/lib/python3*/site-packages")
+with open(own + "/of_the_image.pth", "w") as file:
+    for path in [] if glob.glob(own + "/torch-*.dist-info") else sys.path:
+        if path.endswith("-packages"):
+            print(f"import site; site.addsitedir({{path!r}})", file=file)
+"""
+# setuptools would add modules that were removed to a wheel again, from the `build` folder of the last one.
+_BEGIN = """\
+set -eo pipefail; unset VIRTUAL_ENV
+export DIST_EXTRA_CONFIG=$(mktemp)
+printf '[build]\\nbuild_base=%s\\n' "$(mktemp -d)" > "$DIST_EXTRA_CONFIG"
+"""
+# For this user, beside the packages of the operating system, where that manages its Python (PEP 668).
+_PIP = f"""\
+: "${{python:?this image has no Python}}"
+export PIP_BREAK_SYSTEM_PACKAGES=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+pip=("$python" -m pip)
+"${{pip[@]}}" --version > /dev/null 2>&1 || {{
+@@GET@@; }} || {{ echo {shlex.quote(NO_PIP)} >&2; exit 1; }}
+"""
+_FROM_WHEELS = 'wheel=$(ls {0}/pip-*.whl | tail -n 1) && pip=("$python" "$PWD/$wheel/pip")'
+_FROM_SYSTEM = (
+    '"$python" -m ensurepip > /dev/null 2>&1 || { sudo -n apt-get -qq update && '
+    "sudo -n apt-get -qq install --no-install-recommends python3-pip; } || "
+    "sudo -n dnf -qy install python3-pip"
+)
 _TORCH_VERSION = re.compile(
     r"torch\s*(\[[^]]*\]\s*)?\(?\s*(==|===|!=|~=|<|>|@)|(https?|file):.*\btorch-\d", re.IGNORECASE
 )
-_INCLUDED = re.compile(r"(?m)^\s*(?:-r|--requirement|-c|--constraint)[\s=]*(\S+)")
+_OF_TORCH = r"(torch|triton|nvidia-[a-z0-9-]+) *([;#].*)?$"  # without a version
 _NO_CONDA = "this image has no micromamba, mamba or conda; list the packages in requirements.txt"
 
 
-@dataclass(frozen=True, slots=True)
-class Installed:
-    """What installs an environment: shell commands, the files that rerun them, and the Python that has it; ''
-    for that of the image."""
-
-    commands: tuple[str, ...]
-    inputs: tuple[str, ...]
-    python: str = ""
-
-
 def derived(root: Path, config: Config) -> Config:
-    """Return the settings with what others mean for them: the commands of [setup] environment come before
+    """Return the settings with what others mean for them: the command of [setup] environment comes before
     those of [setup] run, and what nodes read from S3 is no result. (Local data is not, either, while it is as
     it was sent.)"""
     spec, job = config.setup, config.job
@@ -60,39 +95,48 @@ def derived(root: Path, config: Config) -> Config:
         job = msgspec.structs.replace(job, scratch=(*job.scratch, *copied))
     if spec.environment is None:
         return msgspec.structs.replace(config, job=job)
-    installed = commands_of(spec, read(root, spec.environment))
-    setup = msgspec.structs.replace(
-        spec,
-        run=(*installed.commands, *spec.run),
-        inputs=tuple(dict.fromkeys((*installed.inputs, *spec.inputs))),
-    )
-    job = msgspec.structs.replace(job, python=job.python or installed.python)
+    command, python = installation(spec, read(root, spec), job.python)
+    setup = msgspec.structs.replace(spec, run=(command, *spec.run))
+    job = msgspec.structs.replace(job, python=job.python or python)
     return msgspec.structs.replace(config, setup=setup, job=job)
 
 
-def commands_of(spec: SetupSpec, files: Mapping[str, str]) -> Installed:
-    """Return what installs `spec.environment`; `files`: its text, and that of what it includes, by their
-    paths. Pure."""
+def installation(spec: SetupSpec, inputs: PackageInputs, python: str = "") -> tuple[str, str]:
+    """Return the shell command that installs `spec.environment` for ranks that run with `python`, and the
+    Python that has it then; '' for the image's. Pure."""
     name = spec.environment or ""
-    found = _installed(spec, name, files)
+    folder, base = posixpath.split(posixpath.normpath(name))
+    if base == LOCK:
+        command = _uv(spec, folder, inputs.texts.get(posixpath.normpath(name), ""))
+        python = posixpath.join(folder, VENV, "bin/python")
+    elif takes_wheels(base):
+        command, python = _pip(spec, folder, inputs, python), ""
+    else:
+        command, python = _conda(name), f"{CONDA}/bin/python"
     # The first line says what the command is for, in messages and in the setup's log.
-    return replace(found, commands=tuple(f"{title(name)}\n{command}" for command in found.commands))
+    return f"{title(name)}\n{command}", python
 
 
 def title(name: str) -> str:
-    """Return the first line of each command that installs a file's packages."""
+    """Return the first line of the command that installs a file's packages."""
     return f"# install {json.dumps(name)}"
 
 
-def download(name: str, folder: str = "wheels") -> str:
+def download(spec: SetupSpec, inputs: PackageInputs) -> str:
     """Return the command that fills a folder of wheels on the user's computer, for nodes that reach no
     package index. Pure."""
+    name = spec.environment or "requirements.txt"
     base = posixpath.basename(name)
+    pip = f"pip download -d {shlex.quote(spec.wheels or 'wheels')} pip"
     if base == LOCK:
-        exported = "uv export --frozen --no-emit-project -o wheels.txt"
-        return f"{exported} && pip download -d {shlex.quote(folder)} uv -r wheels.txt"
-    what = f"./{posixpath.dirname(name)}" if base == PROJECT else f"-r {shlex.quote(name)}"
-    return f"pip download -d {shlex.quote(folder)} {what}"
+        return f"uv export {_exported(spec)} --no-emit-project -o wheels.txt && {pip} uv -r wheels.txt"
+    if base == PROJECT:
+        return f"{pip} {_project(spec, posixpath.dirname(name))}"
+    lists = {path: text for path, text in inputs.texts.items() if not path.endswith(".toml")}
+    if keeps_torch(spec, inputs) and any(re.search(rf"(?mi)^ *{_OF_TORCH}", one) for one in lists.values()):
+        pattern = f"^ *(-[rc]|--[rc]|{_OF_TORCH})"
+        return f"{pip} -r <(grep -hviE {shlex.quote(pattern)} {shlex.join(lists)})"
+    return f"{pip} -r {shlex.quote(name)}"
 
 
 def takes_wheels(name: str) -> bool:
@@ -100,98 +144,109 @@ def takes_wheels(name: str) -> bool:
     return not name.endswith((".yml", ".yaml"))
 
 
-def _installed(spec: SetupSpec, name: str, files: Mapping[str, str]) -> Installed:
-    folder, base = posixpath.split(posixpath.normpath(name))
-    if base == LOCK:
-        return _uv(folder, spec.wheels, has_torch=_locks_torch(files.get(name, "")))
-    if not takes_wheels(base):
-        return _conda(name)
-    wheels = f" --no-index --find-links {shlex.quote(spec.wheels)}" if spec.wheels else ""
-    what = f"-e {shlex.quote('./' + folder)}" if base == PROJECT else f"-r {shlex.quote(name)}"
-    pip = f"python -m pip install --disable-pip-version-check{wheels}"
-    # What is there already fills a screen for each node.
-    shown = " | sed -u '/^Requirement already satisfied/d'"
-    if any(_asks_for_torch(one, text) for one, text in files.items()):
-        install = f"set -o pipefail; {pip} {what}{shown}"
+def keeps_torch(spec: SetupSpec, inputs: PackageInputs) -> bool:
+    """Return whether pip may not replace the image's torch: no file names a version of it."""
+    listed = [one for path, text in inputs.texts.items() for one in _listed(spec, path, text)]
+    return not any(_TORCH_VERSION.match(one.strip()) for one in listed)
+
+
+def _listed(spec: SetupSpec, path: str, text: str) -> list[str]:
+    """Return the lines of a requirements file, and the requirements in a pyproject.toml."""
+    if posixpath.basename(path) != PROJECT:
+        return text.splitlines()
+    project = _table(toml(text), "project")
+    extras = _table(project, "optional-dependencies")
+    found = [project.get("dependencies"), *(extras.get(one) for one in spec.extras)]
+    return [one for some in found if isinstance(some, list) for one in some if isinstance(one, str)]
+
+
+def _table(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = table.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _project(spec: SetupSpec, folder: str) -> str:
+    extras = f"[{','.join(spec.extras)}]" if spec.extras else ""
+    return shlex.quote(f"./{folder}{extras}")
+
+
+def _ready(wheels: str | None) -> str:
+    """Return the lines after which `"${pip[@]}"` installs with `$python`."""
+    return _PIP.replace("@@GET@@", _FROM_WHEELS.format(shlex.quote(wheels)) if wheels else _FROM_SYSTEM)
+
+
+def _offline(folder: str | None) -> str:
+    return f" --no-index --find-links {shlex.quote(folder)}" if folder else ""
+
+
+def _pip(spec: SetupSpec, folder: str, inputs: PackageInputs, python: str) -> str:
+    name, wanted = spec.environment or "", "python3"
+    if python:
+        wanted = f'"$HOME"{shlex.quote(python[1:])}' if python.startswith("~/") else shlex.quote(python)
+    is_project = posixpath.basename(name) == PROJECT
+    what = f"-e {_project(spec, folder)}" if is_project else f"-r {shlex.quote(name)}"
+    kept = f'"$python" -c {shlex.quote(_KEPT)} > "$kept"' if keeps_torch(spec, inputs) else ":"
+    archives = " ".join(
+        f"{shlex.quote(one)}{'' if one.endswith('.whl') else '/*.whl'}"
+        for one in inputs.whole
+        if one not in inputs.texts
+    )
+    return (
+        f"{_BEGIN}"
+        f"python=$(command -v {wanted} || command -v python3 || command -v python || :)\n"
+        f"{_ready(spec.wheels)}"
+        f'rebuilt=$("$python" -c {shlex.quote(_REBUILT)} {archives})\n'
+        '[ -z "$rebuilt" ] || "${pip[@]}" uninstall -qy $rebuilt\n'
+        f"kept=$(mktemp); {kept}\n"
+        # What is there already fills a screen for each node.
+        f'"${{pip[@]}}" install{_offline(spec.wheels)} -c "$kept" {what} | '
+        "sed -u '/^Requirement already satisfied/d'"
+    )
+
+
+def _exported(spec: SetupSpec) -> str:
+    """Return the options of `uv export` for wheels: no hashes, which pip would then want of every package."""
+    return f"--frozen --no-dev --no-hashes{_extras(spec)}"
+
+
+def _extras(spec: SetupSpec) -> str:
+    return "".join(f" --extra {shlex.quote(one)}" for one in spec.extras)
+
+
+def _uv(spec: SetupSpec, folder: str, lock: str) -> str:
+    """Return the command for an environment of the packages in the lock; unless it then has torch, those of
+    the image are visible in it, too."""
+    names = [name for name, (kind, _) in local_sources(lock).items() if kind != "virtual"]
+    # Otherwise uv keeps a package of the project while its pyproject.toml is as it was.
+    anew = "".join(f" --reinstall-package {shlex.quote(name)}" for name in names)
+    sync = f'uv sync --frozen --inexact --no-dev --python "$python"{_extras(spec)}'
+    if spec.wheels:  # `uv sync` takes packages from where the lock says
+        wheels = _offline(posixpath.relpath(spec.wheels, folder or "."))
+        install = (
+            f"{sync} --dry-run --offline --quiet\n"
+            f'[ -e {VENV}/bin/python ] || uv venv --quiet --python "$python" {VENV}\n'
+            f"uv export --quiet {_exported(spec)} | "
+            f"uv pip install --python {VENV}/bin/python --no-deps --reinstall{wheels} -r -"
+        )
     else:
-        kept = f'kept=$(mktemp) && python -c {shlex.quote(_KEPT)} > "$kept"'
-        install = f'set -o pipefail; {kept} && {pip} -c "$kept" {what}{shown}'
-    return Installed((install,), tuple(dict.fromkeys((name, *files))))
-
-
-def _asks_for_torch(name: str, text: str) -> bool:
-    """Return whether a requirements file or pyproject.toml names a version of torch."""
-    listed = text.splitlines()
-    if posixpath.basename(name) == PROJECT:
-        project = _toml(text).get("project")
-        found = project.get("dependencies") if isinstance(project, dict) else None
-        listed = found if isinstance(found, list) else []
-    return any(isinstance(one, str) and _TORCH_VERSION.match(one.strip()) for one in listed)
-
-
-def _uv(folder: str, wheels: str | None, *, has_torch: bool) -> Installed:
-    """A lock that has torch is installed alone; beside any other one the image's torch is visible."""
-    here = f"cd {shlex.quote(folder)} && " if folder else ""
-    shown = "" if has_torch else " --system-site-packages"
-    of_pip = of_uv = ""
-    if wheels:
-        of_pip = f" --no-index --find-links {shlex.quote(wheels)}"
-        of_uv = f" --no-index --find-links {shlex.quote(posixpath.relpath(wheels, folder or '.'))}"
-    return Installed(
-        (
-            f"python -m uv --version || python -m pip install --disable-pip-version-check{of_pip} uv",
-            f'{here}test -e {VENV} || python -m uv venv{shown} --python "$(command -v python)" {VENV}',
-            f"{here}python -m uv sync --frozen --inexact --no-dev{of_uv}",
-        ),
-        tuple(posixpath.join(folder, name) for name in (LOCK, PROJECT)),
-        posixpath.join(folder, VENV, "bin/python"),
+        install = f"{sync}{anew}"
+    return (
+        f"{_BEGIN}"
+        "python=${CLOUDDDP_IMAGE_PYTHON:-$(command -v python3 || :)}\n"
+        "PATH=$PATH:$HOME/.cloudddp/uv/bin\n"
+        f"command -v uv > /dev/null || {{ {_ready(spec.wheels)}"
+        f'"${{pip[@]}}" install --quiet{_offline(spec.wheels)} --target ~/.cloudddp/uv uv; }}\n'
+        f"{f'cd {shlex.quote(folder)}' if folder else ':'}\n"
+        f"{install}\n"
+        f'"$python" -c {shlex.quote(_SHOW_IMAGE)}'
     )
 
 
-def _conda(name: str) -> Installed:
+def _conda(name: str) -> str:
     file = shlex.quote(name)
-    return Installed(
-        (
-            "conda=$(command -v micromamba || command -v mamba || command -v conda) || "
-            f"{{ echo {shlex.quote(_NO_CONDA)} >&2; exit 1; }}; "
-            f'rm -rf ./{CONDA} && "$conda" create -y -p ./{CONDA} -f {file} || '
-            f'"$conda" env create -y -p ./{CONDA} -f {file}',
-        ),
-        (name,),
-        f"{CONDA}/bin/python",
+    return (
+        "conda=$(command -v micromamba || command -v mamba || command -v conda) || "
+        f"{{ echo {shlex.quote(_NO_CONDA)} >&2; exit 1; }}; "
+        f'rm -rf ./{CONDA} && "$conda" create -y -p ./{CONDA} -f {file} || '
+        f'"$conda" env create -y -p ./{CONDA} -f {file}'
     )
-
-
-def _locks_torch(lock: str) -> bool:
-    packages = _toml(lock).get("package")
-    return isinstance(packages, list) and any(
-        isinstance(one, dict) and one.get("name") == "torch" for one in packages
-    )
-
-
-def _toml(text: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except (ValueError, RecursionError):
-        return {}  # the program that installs reports it
-
-
-def read(root: Path, name: str) -> dict[str, str]:
-    """Return the text of a file of the project, and of the requirements files that it includes, by their
-    paths. What cannot be read is left out: `launch` reports it."""
-    found: dict[str, str] = {}
-    names = [posixpath.normpath(name)]
-    while names and len(found) < _MOST_FILES:
-        one = names.pop()
-        try:
-            text = (root / one).read_text(encoding="utf-8")
-        except (OSError, ValueError):
-            continue
-        found[one] = text
-        if one.endswith(".txt"):
-            beside = (
-                posixpath.normpath(posixpath.join(posixpath.dirname(one), other))
-                for other in _INCLUDED.findall(text)
-            )
-            names += [other for other in beside if other not in found and not other.startswith(("../", "/"))]
-    return found

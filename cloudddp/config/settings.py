@@ -20,6 +20,7 @@ import msgspec
 from cloudddp.config import data_checks, gpus, value_checks
 from cloudddp.config.command_line import Flag
 from cloudddp.config.connection import check_connection
+from cloudddp.config.package_inputs import LOCK, PROJECT
 from cloudddp.config.schema import LISTS, SECTIONS, allowed, fields, nearest, unwrap
 from cloudddp.config.spec import (
     DATA,
@@ -271,7 +272,12 @@ def _check_list(layer: Layer, section: str, content: Any) -> tuple[Any, ...]:
 
 
 def _check_packages(setup: SetupSpec) -> None:
-    """Raise UsageError for wheels that nothing would install."""
+    """Raise UsageError for wheels or extras that nothing would install."""
+    if setup.extras and not (setup.environment or "").endswith((LOCK, PROJECT)):
+        raise UsageError(
+            "setup.extras has an effect with pyproject.toml or uv.lock only",
+            hint="name one of them as setup.environment, or list the packages of the extras",
+        )
     if setup.wheels and setup.environment and setup.environment.endswith((".yml", ".yaml")):
         raise UsageError(
             f"setup.wheels has no effect on {setup.environment}: conda installs no wheels",

@@ -56,6 +56,7 @@ Name = Annotated[
         pattern=r"^[a-z0-9][a-z0-9-]{0,39}\Z",
     ),
 ]
+Extra = Annotated[str, limited(allowed="the name of an extra", pattern=r"^[A-Za-z0-9][\w.-]*\Z")]
 Region = Annotated[
     str, limited(allowed="an AWS region such as us-east-1", pattern=r"^[a-z]{2,5}(-[a-z]+)+-\d\Z")
 ]
@@ -324,8 +325,8 @@ class SyncSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SetupSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """[setup]: packages and commands, installed and run on every node in the project's folder, once per
-    content, after the sync."""
+    """[setup]: packages and commands, installed and run on every node in the project's folder, after the
+    sync, and again only when something changes that they read."""
 
     environment: (
         Annotated[
@@ -339,6 +340,7 @@ class SetupSpec(msgspec.Struct, frozen=True, kw_only=True):
         ]
         | None
     ) = None
+    extras: tuple[Extra, ...] = ()
     wheels: Relative | None = None
     run: tuple[str, ...] = ()
     inputs: tuple[Relative, ...] = ()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from cloudddp.agent.protocol.jobs import Cause, Failure, JobState, Verdict
+from cloudddp.agent.protocol.last_error import LastError
 from cloudddp.agent.protocol.sentences import what_failed
 from cloudddp.agent.protocol.stacks import named_ranks
 from cloudddp.job.outcome import ExitedRank, JobStatus, concluded, outcome, rebooted
@@ -14,10 +15,11 @@ from cloudddp.text import one_line
 
 LONGEST_DETAIL = 300  # characters of what a program wrote
 _LONGEST_STALL = 800  # of where all ranks are
-_MODULE = re.compile(
+MISSING_MODULE = re.compile(
     r"(?:ModuleNotFoundError|ImportError|Error while finding module|python\S*): .*No module named '?([\w.]+)"
 )
-_FILE = re.compile(r"(?:FileNotFoundError|No such file or directory)\b.*?: '([^'\n]{1,4096})'")
+_NO_FILE = re.compile(r"FileNotFoundError|No such file or directory|does not exist", re.IGNORECASE)
+_PATH = re.compile(r"""['"]([^'"]{1,4096})['"]|([^\s'"(=,]+/[^\s'"),:]*[^\s'"),:.])""")
 _LOCAL_RANK = re.compile(r"the following arguments are required: .*--local[_-]rank")
 
 
@@ -97,20 +99,20 @@ def sentence(failure: Failure) -> str:
 
 
 def advice(
-    lines: Iterable[str], *, simulated: bool, environment: str, listed: bool, why_unsent: Callable[[str], str]
+    error: LastError, *, simulated: bool, environment: str, listed: bool, why_missing: Callable[[str], str]
 ) -> str:
-    """Return what to do about a job that failed for a known reason, from its last lines; '' for any other.
+    """Return what to do about a job that failed for a known reason, from its error; '' for any other.
 
     `environment`: the file that lists the project's packages, '' for none; `listed`: [setup] names it.
-    `why_unsent` returns why a file of the project is not on the nodes, '' for any other path.
+    `why_missing` returns why a rank has not found a file, '' where that is unknown.
     """
-    text = "\n".join(lines)
-    if found := _MODULE.search(text):
+    text = "\n".join(error.lines)
+    if found := MISSING_MODULE.search(text):
         name = found[1].partition(".")[0]
         if simulated and name == "torch":
             return (
-                "install torch on this computer, where the simulator runs: its nodes use the packages of "
-                "that environment"
+                "install torch on this computer, whose packages simulated nodes use, or into the "
+                "environment that [job] python or [setup] names"
             )
         if listed:
             if environment.endswith("uv.lock"):
@@ -119,8 +121,10 @@ def advice(
         file = environment or "requirements.txt"
         first = "" if environment else f"list the package that provides {name} in {file}, and "
         return f'{first}add [setup] environment = "{file}" to cloudddp.toml: nodes then install it'
-    if (found := _FILE.search(text)) and (why := why_unsent(found[1])):
-        return why
+    paths = [path for line in error.lines if _NO_FILE.search(line) for path in _PATH.findall(line)]
+    for quoted, word in paths[:4]:
+        if why := why_missing(quoted or word):
+            return why
     if _LOCAL_RANK.search(text):
         return 'torchrun passes no --local_rank: let the script read int(os.environ["LOCAL_RANK"])'
     if simulated and "Found no NVIDIA driver" in text:

@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from cloudddp.errors import Command, UsageError
-from cloudddp.text import one_line
+from cloudddp.text import one_line, some
 
 LONGEST_SCRIPT = 1000  # characters of a script and its arguments in a list of jobs
 KEEP_MINUTES = 30.0  # minutes that nodes stay for a pull, unless --keep is given
@@ -279,12 +279,12 @@ def _advice(root: Path, here: Path, target: str, sent: Collection[str]) -> str:
         if _file_of(root, folder, dotted):
             return f'it is in {folder}/: set [job] env = {{ PYTHONPATH = "{folder}" }} in cloudddp.toml'
     if inside := [name for name in known if name.startswith(f"{dotted}.")]:
-        return f"its modules: {_listed(inside)}"
+        return f"its modules: {some(inside, SHOWN)}"
     if near := difflib.get_close_matches(dotted, known, n=3, cutoff=0.7):
         return "did you mean " + " or ".join(f"`-m {name}`" for name in near) + "?"
     run = f"import runpy; runpy.run_module({dotted!r}, run_name='__main__', alter_sys=True)"
     return (
-        f"modules of the project: {_listed(known) or 'none'}\n"
+        f"modules of the project: {some(known, SHOWN) or 'none'}\n"
         f"  -> a module that is installed on the nodes needs a script in the project: {run}"
     )
 
@@ -294,7 +294,3 @@ def _modules(sent: Collection[str]) -> Iterator[str]:
     for name in sent:
         if name.endswith(".py") and not name.endswith("/__init__.py"):
             yield name.removesuffix(".py").removesuffix("/__main__").replace("/", ".")
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")

@@ -6,10 +6,8 @@ receive and setup where something has changed, start.
 
 from __future__ import annotations
 
-import re
-import shlex
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
@@ -29,16 +27,18 @@ from cloudddp.agent.protocol.start import (
 )
 from cloudddp.cluster.connect import PROJECT, probe
 from cloudddp.cluster.model import Cluster
-from cloudddp.config import packages
-from cloudddp.config.spec import Config
+from cloudddp.config import package_inputs, packages
+from cloudddp.config.package_inputs import PackageInputs
+from cloudddp.config.spec import Config, SetupSpec
 from cloudddp.errors import CloudDDPError, Command, Interrupted, NodeError, Text, UsageError
 from cloudddp.formats import counted
-from cloudddp.job import containers, project_files, ranks, shared_folders, sync, unsent
+from cloudddp.job import containers, install_failure, project_files, ranks, shared_folders, sync, unsent
 from cloudddp.job import start_ranks as starting
 from cloudddp.job.cancel import abort_launch
 from cloudddp.job.follow.lines import LineSplitter
 from cloudddp.job.job_request import NewJob, Script, find_script, localhost_line
 from cloudddp.job.poweroff import Hold
+from cloudddp.job.project_files import Snapshot
 from cloudddp.job.py_spy import Sending
 from cloudddp.job.ranks import Host, NodePlan
 from cloudddp.job.shared_folders import Sources
@@ -47,10 +47,6 @@ from cloudddp.text import one_line
 
 OnSetupLine = Callable[[int, str], None]  # node, line
 
-_NO_INDEX = re.compile(
-    r"simulated node: there is no package index|name resolution|NewConnectionError|Network is unreachable|"
-    r"ConnectTimeout|dns error|error sending request"
-)
 CLOCK_SKEW = 5.0  # seconds; more makes it uncertain which rank failed first, and breaks certificates
 
 
@@ -72,7 +68,7 @@ def prepare(
     """
     _ = config.job.notify_target  # whether it has a value
     files = project_files.of_config(root, config, secret_files=secret_files)
-    _check_inputs(root, config.setup.inputs, files.manifest)
+    _check_inputs(root, config.setup, files.manifest)
     found, file = find_script(root, here, script, files.manifest, config.job.env)
     unsent.require_sent(files, config, file)
     if fresh:
@@ -90,18 +86,19 @@ def prepare(
     return found
 
 
-def _check_inputs(root: Path, names: Sequence[str], sent: Collection[str]) -> None:
+def _check_inputs(root: Path, setup: SetupSpec, sent: Collection[str]) -> None:
     """Raise UsageError for a setup input that is not sent: its changes would not run the setup again."""
-    for name in names:
+    listed = package_inputs.needed(setup)
+    for key, name in (*(("environment", one) for one in listed), *(("inputs", one) for one in setup.inputs)):
         if name in sent:
             continue
         if not (root / name).is_file():
-            raise UsageError(f"setup.inputs names {name}, which is not in {root}")
+            raise UsageError(f"setup.{key} names {name}, which is not in {root}")
         hint = (
             f"write it as `{PurePosixPath(name)}`, and check that neither .gitignore nor sync.exclude "
             "names it"
         )
-        raise UsageError(f"setup.inputs names {name}, which is not among the files that are sent", hint=hint)
+        raise UsageError(f"setup.{key} names {name}, which is not among the files that are sent", hint=hint)
 
 
 def launch(
@@ -148,7 +145,7 @@ def launch(
     versions = sync.update(runner, cluster, probes, config, files, progress, origin, job=job.id)
     addresses = {node: cluster.nodes[node].private_ip for node in probes}
     shared = shared_folders.of_nodes(config.shared, addresses, sources)
-    images = _set_up(runner, probes, config, job, shared, progress, on_setup_line)
+    images = _set_up(runner, probes, config, job, shared, files, progress, on_setup_line)
     planned = plans(cluster, probes, config, job, require_efa=require_efa)
     total = sum(plan.ranks for plan in planned)
     progress(f"starting job {job.id}: {counted(total, 'rank')} on {counted(len(planned), 'node')}")
@@ -258,6 +255,7 @@ def _set_up(
     config: Config,
     job: NewJob,
     shared: Mapping[int, tuple[SharedFolder, ...]],
+    files: Snapshot,
     progress: Progress,
     on_line: OnSetupLine,
 ) -> dict[int, Container]:
@@ -276,6 +274,9 @@ def _set_up(
     if not (copied or config.setup.run or images or config.shared):
         return {}
 
+    read = package_inputs.read(files.root, config.setup)
+    inputs = [one for one in sorted(files.manifest) if read.has(one, is_data=files.is_data(one))]
+
     def request(node: int) -> SetupRequest:
         return SetupRequest(
             job=job.id,
@@ -283,7 +284,7 @@ def _set_up(
             project=PROJECT,
             script=job.script.shown,
             commands=tuple(config.setup.run),
-            inputs=tuple(config.setup.inputs),
+            inputs=tuple(dict.fromkeys((*inputs, *config.setup.inputs))),
             env=dict(config.job.env),
             python=config.job.python,  # which a command may create
             paths=config.data_paths,
@@ -313,7 +314,7 @@ def _set_up(
         )
     for node, reply in replies.items():
         if reply.exit_code:
-            raise _setup_error(node, reply, config)
+            raise _setup_error(node, reply, config, read)
     return {node: replace(one, image=replies[node].image or one.image) for node, one in images.items()}
 
 
@@ -341,7 +342,7 @@ def _set_up_nodes(
             show(node, b"", last=True)
 
 
-def _setup_error(node: int, reply: SetupReply, config: Config) -> NodeError:
+def _setup_error(node: int, reply: SetupReply, config: Config, read: PackageInputs) -> NodeError:
     """Return the error for a setup that failed. Its output was shown as it was written."""
     if reply.image:
         return containers.error(node, reply, config.job.container or "")
@@ -359,38 +360,11 @@ def _setup_error(node: int, reply: SetupReply, config: Config) -> NodeError:
         )
     listed = config.setup.environment
     if listed and reply.command.startswith(packages.title(listed)):
-        return NodeError(
-            f"node {node}: the packages of {listed} were not installed (exit code {reply.exit_code})",
-            hint=_install_hint(reply, config),
-        )
+        return install_failure.error(node, reply, config.setup, read)
     return NodeError(
-        f"node {node}: setup command exited with code {reply.exit_code}: {command}", hint=_setup_hint(reply)
+        f"node {node}: setup command exited with code {reply.exit_code}: {command}",
+        hint=install_failure.hint_of_command(reply),
     )
-
-
-def _install_hint(reply: SetupReply, config: Config) -> str:
-    """Return what to do where an installation has failed: most often a node reaches no package index."""
-    if reply.read_only:
-        return _setup_hint(reply)
-    if config.setup.wheels:
-        return f"{config.setup.wheels} may lack a wheel, or have it for another Python or platform"
-    listed = config.setup.environment or ""
-    if _NO_INDEX.search(reply.output) and packages.takes_wheels(listed):
-        return (
-            f"nodes reach no package index: on this computer `{packages.download(listed)}`, and in "
-            'cloudddp.toml [setup] wheels = "wheels"'
-        )
-    return f"correct {listed} and repeat the command"
-
-
-def _setup_hint(reply: SetupReply) -> str:
-    if reply.read_only:
-        folder = one_line(shlex.quote(reply.read_only))
-        return (
-            f'the login user may not write to {folder}: put "sudo chown -R $USER {folder}" first in '
-            "[setup] run"
-        )
-    return "fix it in [setup] of cloudddp.toml and repeat the command"
 
 
 def _abort(runner: Runner, job_id: str, progress: Progress) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -18,14 +18,15 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from cloudddp.agent.protocol.codec import has_job_id_format
+from cloudddp.agent.protocol.codec import has_job_id_format, is_job_id
 from cloudddp.agent.protocol.copies import Destination, url_of
 from cloudddp.config import settings, timing
 from cloudddp.config.command_line import Flag, variable_flags
 from cloudddp.config.spec import Config, JobSpec
 from cloudddp.errors import CloudDDPError, Command, UsageError
+from cloudddp.files import project_id
 from cloudddp.job.job_request import KEEP_MINUTES, NewJob, Script
-from cloudddp.local_state import ClusterFolder
+from cloudddp.local_state import ClusterFolder, all_folders
 from cloudddp.text import one_line
 
 _Text = Annotated[str, Meta(max_length=1 << 20)]
@@ -66,6 +67,7 @@ class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
     poweroff: Annotated[float, Meta(ge=0, le=1e6)] | None = None  # minutes after the end: `launch --down`
     keep: Annotated[float, Meta(ge=0, le=1e6)] = KEEP_MINUTES  # minutes after a stall: on_stall = "down"
     resumed_from: _Text = ""
+    continues: _Texts = ()  # the jobs whose results were on the nodes, the oldest first
     facts: LaunchFacts | None = None
 
     @property
@@ -152,16 +154,47 @@ def choose(ids: Sequence[str], wanted: str | None, unknown: str) -> str:
 def in_s3(folders: Iterable[ClusterFolder], wanted: str | None) -> LaunchRecord | None:
     """Return the job of that id (or of its unique beginning), or the newest, whose nodes were told to copy
     its results to S3; None if there is none. Records that cannot be read are skipped."""
-    found: dict[str, LaunchRecord] = {}
-    for folder in folders:
-        for job_id in folder.jobs():
-            if has_job_id_format(job_id) and job_id.startswith(wanted or ""):
-                with contextlib.suppress(CloudDDPError, OSError):
-                    found[job_id] = _read(folder, job_id)
+    found = {one.job: one for one in _records(folders, wanted or "")}
     if wanted is not None and len(found) > 1 and wanted not in found:
         return None
     copied = {job_id: one for job_id, one in found.items() if one.config.job.results_s3 is not None}
     return copied.get(wanted or "") or copied.get(max(copied, default=""))
+
+
+def note_put_back(folder: ClusterFolder, root: Path, jobs: Iterable[str]) -> None:
+    """Record that results of these jobs of a project were put on the nodes. Raises OSError, UsageError."""
+    folder.write(folder.restored, "\n".join((project_id(root), *jobs)))
+
+
+def continued_on(folder: ClusterFolder, root: Path) -> tuple[str, ...]:
+    """Return the jobs that a job of a project continues if it is launched now: those whose results were put
+    on the nodes, and those that ran there."""
+    project, *put_back = (folder.read(folder.restored) or "\n").splitlines()
+    return tuple(sorted({*(put_back if project == project_id(root) else ()), *jobs_of(folder, root)}))
+
+
+def jobs_of(folder: ClusterFolder, root: Path) -> list[str]:
+    """Return the jobs of a project that were launched on a cluster from this computer, the newest last."""
+    return [one.job for one in _records([folder]) if one.root == str(root)]
+
+
+def chain_of(job_id: str) -> tuple[list[str], list[str]]:
+    """Return the jobs that a job continued and itself, the oldest first; and those that continued it, as far
+    as they were launched from this computer."""
+    found = {one.job: one for one in _records(all_folders())}
+    before = found[job_id].continues if job_id in found else ()
+    return [*filter(is_job_id, before), job_id], [
+        one.job for one in found.values() if job_id in one.continues
+    ]
+
+
+def _records(folders: Iterable[ClusterFolder], beginning: str = "") -> Iterator[LaunchRecord]:
+    """Yield the records of jobs whose ids begin so, without those that cannot be read."""
+    for folder in folders:
+        for job_id in folder.jobs():
+            if has_job_id_format(job_id) and job_id.startswith(beginning):
+                with contextlib.suppress(CloudDDPError, OSError):
+                    yield _read(folder, job_id)
 
 
 def _read(folder: ClusterFolder, job_id: str) -> LaunchRecord:

@@ -34,7 +34,7 @@ from cloudddp.agent.protocol.manifest import (
     manifest_to_wire,
     nested,
 )
-from cloudddp.config import packages, project, spec
+from cloudddp.config import package_inputs, packages, project, spec
 from cloudddp.config.spec import Config
 from cloudddp.errors import UsageError
 from cloudddp.files import resolved
@@ -195,7 +195,7 @@ def _data_folders(root: Path, config: Config) -> dict[str, Path]:
     if config.setup.wheels:
         found[posixpath.normpath(config.setup.wheels)] = folder = root / config.setup.wheels
         if not folder.is_dir():
-            fills = packages.download(config.setup.environment or "requirements.txt", config.setup.wheels)
+            fills = packages.download(config.setup, package_inputs.read(root, config.setup))
             raise UsageError(
                 f"setup.wheels = {json.dumps(config.setup.wheels)} is not a folder in {root}",
                 hint=f"`{fills}` fills it",

@@ -1,16 +1,23 @@
 """What `init` sees in a project: its entry scripts, where they save, what they require, and folders of data
-that are not sent. It reads files as syntax trees, and runs none of them.
+that are not sent; how ranks find its modules. It reads files as syntax trees, and runs none of them.
 """
 
 from __future__ import annotations
 
 import ast
+import glob
+import json
 import os
 import posixpath
 import re
+import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from cloudddp.config import package_inputs
+from cloudddp.config.spec import SetupSpec
+from cloudddp.job.failure_text import MISSING_MODULE
 
 ENVIRONMENTS = ("uv.lock", "requirements.txt", "environment.yml", "environment.yaml", "pyproject.toml")
 """Files that [setup] environment takes, the most exact one first."""
@@ -23,6 +30,10 @@ _SKIPPED = frozenset(
 )
 _NEVER = frozenset("setup.py conftest.py noxfile.py tasks.py fabfile.py __init__.py".split())
 _NAMES = ("train", "main", "run", "finetune", "pretrain", "fit")
+_ASIDE = re.compile(  # not what a user would start first
+    r"(^|[/_-])(legacy|old|deprecated|archived?|backup|copy|debug|toy|demos?|examples?|eval\w*|test\w*|infer\w*|"
+    r"predict\w*|generate|sample|export|convert\w*|prepare\w*|preprocess\w*|bench\w*)(?=[/_.\d-])"
+)
 _PARSERS = frozenset("argparse click typer tyro fire hydra absl simple_parsing jsonargparse".split())
 _TRAINING = frozenset(
     """
@@ -41,16 +52,22 @@ _SAVE_KEYWORDS = frozenset(
     "default_root_dir output_dir save_dir checkpoint_dir ckpt_dir dirpath log_dir logging_dir out_dir".split()
 )
 
+_NO_METADATA = re.compile(r"PackageNotFoundError: No package metadata was found for ([\w-]+)")
+_SOURCE = re.compile(r'File "(?!.*\.\./)(/[^"\n]{1,1000}\.py)", line \d+')
+_INSTALL = "`-e .` in the requirements.txt of [setup] environment installs the project"
+
 
 @dataclass(frozen=True, slots=True)
 class Script:
     """A script that may be what to launch. `saves`: literal paths to which it writes; `texts`: all its
-    strings."""
+    strings; `modules`: what it imports, without submodules; `level`: the dots of its relative imports."""
 
     path: str
     score: int
     saves: tuple[str, ...] = ()
     texts: frozenset[str] = frozenset()
+    modules: frozenset[str] = frozenset()
+    level: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +75,8 @@ class Found:
     scripts: tuple[Script, ...] = ()  # the most likely one first
     environment: str = ""
     data: tuple[str, ...] = ()  # folders that git ignores and that a script names
+    start: tuple[str, ...] = ()  # the first script, or -m and its module
+    modules: str = ""  # the folder with modules of the project that it needs and does not find by itself
 
     @property
     def outside(self) -> dict[str, str]:
@@ -78,10 +97,73 @@ class Found:
 def scan(root: Path, ignored: Sequence[str] = ()) -> Found:
     """Return what is found below a folder. `ignored`: what git ignores there, folders with a / at the end."""
     scripts = [one for path in _python_files(root) if (one := _read(root, path))]
-    likely = sorted((one for one in scripts if one.score >= 4), key=lambda one: (-one.score, one.path))
+    likely = sorted((one for one in scripts if one.score >= 4), key=_order)
     found = Found(tuple(likely), listing_of(root))
     data = _data(ignored, {text for one in likely for text in one.texts}, found.saved)
-    return replace(found, data=tuple(name.rstrip("/") for name in data))
+    start, modules = _start(root, likely[0], found.environment) if likely else ((), "")
+    return replace(found, data=tuple(name.rstrip("/") for name in data), start=start, modules=modules)
+
+
+def _order(script: Script) -> tuple[bool, int, bool, str]:
+    return bool(_ASIDE.search(script.path)), -script.score, Path(script.path).stem not in _NAMES, script.path
+
+
+def _start(root: Path, script: Script, environment: str) -> tuple[tuple[str, ...], str]:
+    """Return what starts a script, and the folder of modules that it needs and does not find by itself."""
+    module, folder = as_module(root, script.path, script.level) if script.level else ("", "")
+    if module:
+        return ("-m", module), "" if folder == "." else folder
+    here = posixpath.dirname(script.path) or "."
+    # A listed name may be that of a package from an index, which a folder of the project must not hide.
+    texts = package_inputs.read(root, SetupSpec(environment=environment)).texts.values()
+    listed = {name.replace("-", "_") for text in texts for name in re.findall(r"[\w-]+", text)}
+    needed = sorted(script.modules - sys.stdlib_module_names - listed)
+    folders = [folder_of(root, name, (glob.escape(here), "src", ".")) for name in needed]
+    return (script.path,), next((one for one in folders if one not in ("", here)), "")
+
+
+def folder_of(root: Path, module: str, patterns: Sequence[str] = ("src", ".", "*", "*/*")) -> str:
+    """Return the folder of a project from which a module can be imported, `.` for its top; '' for none."""
+    for path in (path for pattern in patterns for path in root.glob(f"{pattern}/{module}*")):
+        if path.name == f"{module}.py" or (path.name == module and next(path.glob("*.py"), None)):
+            return path.parent.relative_to(root).as_posix()
+    return ""
+
+
+def as_module(root: Path, path: str, level: int = 1) -> tuple[str, str]:
+    """Return the name for `-m` of a script that imports relative to its package, with `level` dots, and the
+    folder in which Python finds the package; '' for a script that is not so deep in one."""
+    *folders, stem = path.removesuffix(".py").split("/")
+    if level > len(folders):
+        return "", ""
+    while level < len(folders) and root.joinpath(*folders[:-level], "__init__.py").is_file():
+        level += 1
+    names = [*folders[-level:], *([] if stem == "__main__" else [stem])]
+    return ".".join(names), "/".join(folders[:-level]) or "."
+
+
+def import_advice(lines: Iterable[str], root: Path) -> str:
+    """Return what to do about a rank that could not import a module of the project, from its last lines; ''
+    for any other failure."""
+    text = "\n".join(lines)
+    if "ImportError: attempted relative import" in text:
+        files = (name.split("/") for name in _SOURCE.findall(text))  # the script is in the first frame
+        tails = ("/".join(parts[start:]) for parts in files for start in range(1, len(parts)))
+        script = next((one for one in tails if os.path.isfile(root / one)), "")  # noqa: PTH113  never raises
+        module, folder = as_module(root, script)
+        also = "" if folder == "." else f", and add {_python_path(folder)}"
+        return f"{script} imports relative to its package: start it as `-m {module}`{also}" if module else ""
+    if (found := _NO_METADATA.search(text)) and folder_of(root, found[1].replace("-", "_")):
+        return f"{found[1]} is not installed on the nodes: {_INSTALL}"
+    name = found[1] if (found := MISSING_MODULE.search(text)) else "."
+    if "." in name or not (folder := folder_of(root, name)):
+        return ""
+    what = f"{name} is in {folder}/ of this project, where ranks do not look: add {_python_path(folder)}"
+    return f"{what}; or {_INSTALL}" if (root / "pyproject.toml").is_file() else what
+
+
+def _python_path(folder: str) -> str:
+    return f"[job] env = {{ PYTHONPATH = {json.dumps(folder)} }} to cloudddp.toml"
 
 
 def _is_outside(path: str) -> bool:
@@ -169,13 +251,16 @@ def examine(path: str, tree: ast.Module) -> Script:
     texts: set[str] = set()
     is_main = False
     modules: set[str] = set()
+    level = 0
     for node in ast.walk(tree):
         match node:
             case ast.Import(names=aliases):
                 modules |= {alias.name.partition(".")[0] for alias in aliases}
-            case ast.ImportFrom(module=str(module), names=aliases):
-                modules.add(module.partition(".")[0])
+            case ast.ImportFrom(module=module, names=aliases, level=dots):
+                level = max(level, dots)
                 names |= {alias.name for alias in aliases}
+                if module and not dots:
+                    modules.add(module.partition(".")[0])
             case ast.Attribute(attr=name) | ast.Name(id=name):
                 names.add(name)
             case ast.Compare(left=ast.Name(id="__name__")):
@@ -194,7 +279,7 @@ def examine(path: str, tree: ast.Module) -> Script:
         + 2 * any(stem.startswith(name) or stem.endswith(name) for name in _NAMES)
         - depth
     )
-    return Script(path, score, tuple(dict.fromkeys(saves)), frozenset(texts))
+    return Script(path, score, tuple(dict.fromkeys(saves)), frozenset(texts), frozenset(modules), level)
 
 
 def _saved_by(call: ast.Call) -> Iterator[str]:

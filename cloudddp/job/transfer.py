@@ -16,7 +16,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 
 from cloudddp.agent import client, replies
@@ -80,27 +80,20 @@ class Compression:
 
 
 MAX_LINE = 4 << 20  # bytes of a report: the indexes of 100,000 files take 700 kB
-BYTES_PER_SECOND = 64 << 10  # of all reports, besides two long ones
-MAX_REPORTS = 200  # at once, and:
-REPORTS_PER_SECOND = 20  # the agent sends two, and some more at the beginning
 MAX_NOTES = 20
 
 
 class Reports:
-    """The reports of one node. `began`: when the transfer did."""
+    """The reports of one node."""
 
-    def __init__(self, began: float) -> None:
-        self._began = began
+    def __init__(self) -> None:
         self._line = bytearray()  # the beginning of a report
-        self._size = 0  # bytes of all reports
-        self._count = self._notes = 0
+        self._notes = 0
 
-    def feed(self, data: bytes, now: float) -> Iterator[ReceiveEvent]:
+    def feed(self, data: bytes) -> Iterator[ReceiveEvent]:
         """Yield the reports that are complete. Raises ProtocolError for what no agent sends."""
         self._line += data
-        self._size += len(data)
-        allowed = 2 * MAX_LINE + BYTES_PER_SECOND * (now - self._began)
-        if len(self._line) > MAX_LINE or self._size > allowed:
+        if len(self._line) > MAX_LINE:
             raise ProtocolError("a report is too long")
         if b"\n" not in data:
             return
@@ -108,16 +101,10 @@ class Reports:
         self._line[:] = rest
         for line in lines:
             event = decode(line, ReceiveEvent)
-            self._check(event, now)
+            self._notes += bool(event.note)
+            if self._notes > MAX_NOTES:
+                raise ProtocolError("it sends too many notes")
             yield event
-
-    def _check(self, event: ReceiveEvent, now: float) -> None:
-        self._count += 1
-        if self._count > MAX_REPORTS + REPORTS_PER_SECOND * (now - self._began):
-            raise ProtocolError("it sends too many reports")
-        self._notes += bool(event.note)
-        if self._notes > MAX_NOTES:
-            raise ProtocolError("it sends too many notes")
 
 
 # Seconds without anything to send, after which a node gets to know that this computer is still there.
@@ -131,11 +118,12 @@ class _Node:
 
     def __init__(self, state: NodeState) -> None:
         self.rank, self.state = state.rank, state
-        self.reports = Reports(time.monotonic())
+        self.reports = Reports()
         self.inbox: queue.SimpleQueue[Iterable[bytes] | None] = queue.SimpleQueue()
         self.reply: ReceiveReply | None = None
 
 
+@dataclass(eq=False)
 class Transfer:
     """One transfer of a listing to the nodes `peers`, of which the first one serves the others. `approve`
     gets what a node lacks before that is sent from here, and may raise: for the first node that ends the
@@ -144,34 +132,30 @@ class Transfer:
     it was changing. `versions`: of the project on each node when it was compared; `job`: the one whose launch
     this is part of, or ''; `locate`: as for Sender."""
 
-    def __init__(
-        self,
-        runner: Runner,
-        root: Path,
-        listing: Listing,
-        peers: Sequence[Peer],
-        *,
-        project: str = PROJECT,
-        origin: str = "",
-        versions: Mapping[int, int] | None = None,
-        job: str = "",
-        adds: bool = False,
-        approve: Callable[[int, Wants], None],
-        note: Callable[[Text], None],
-        on_sent: OnSent = ignore,
-        on_bytes: Callable[[int], None] = lambda _size: None,
-        locate: Callable[[str], str] = str,
-    ) -> None:
-        self._runner, self._root, self._listing, self._locate = runner, root, listing, locate
-        self._versions = versions or {}
-        self._approve, self._note, self._on_sent, self._on_bytes = approve, note, on_sent, on_bytes
-        secret, first = secrets.token_hex(32), peers[0]
+    runner: Runner
+    root: Path
+    listing: Listing
+    peers: Sequence[Peer]
+    _: KW_ONLY
+    project: str = PROJECT
+    origin: str = ""
+    versions: Mapping[int, int] | None = None
+    job: str = ""
+    adds: bool = False
+    approve: Callable[[int, Wants], None]
+    note: Callable[[Text], None]
+    on_sent: OnSent = ignore
+    on_bytes: Callable[[int], None] = lambda _size: None
+    locate: Callable[[str], str] = str
+
+    def __post_init__(self) -> None:
+        secret, first, count = secrets.token_hex(32), self.peers[0], len(self.peers)
         self._request = ReceiveRequest(
-            project, secret, first.node, first, len(peers), origin, job=job, adds=adds
+            self.project, secret, first.node, first, count, self.origin, job=self.job, adds=self.adds
         )
         self._key = secret.encode()
-        self._entries = listing.entries()
-        self._state = TransferState([peer.node for peer in peers], self._entries)
+        self._entries = self.listing.entries()
+        self._state = TransferState([peer.node for peer in self.peers], self._entries)
         self._nodes = {rank: _Node(state) for rank, state in self._state.nodes.items()}
         self._lock = threading.RLock()  # of the state
         self._error: Exception | None = None  # of this computer: it ends the transfer
@@ -179,13 +163,13 @@ class Transfer:
 
     @functools.cached_property
     def _listing_frame(self) -> bytes:
-        return self._listing.frame(self._key)
+        return self.listing.frame(self._key)
 
     def run(self) -> Outcome[ReceiveReply | None]:
         """Return the nodes' replies and errors. Raises what `approve` raises, and CloudDDPError if a file
         cannot be read."""
         self._do([self._state.offer(self._state.first, time.monotonic())])
-        outcome = self._runner.each(
+        outcome = self.runner.each(
             lambda rank: self._serve(self._nodes[rank]),
             nodes=self._nodes,
             fatal=lambda _: False,
@@ -197,10 +181,10 @@ class Transfer:
 
     def _serve(self, node: _Node) -> ReceiveReply | None:
         """Run the step of a node, which lasts until the whole transfer ends, and return its reply."""
-        request = replace(self._request, node=node.rank, version=self._versions.get(node.rank, 0))
+        request = replace(self._request, node=node.rank, version=(self.versions or {}).get(node.rank, 0))
         try:
             result = client.run_step(
-                self._runner,
+                self.runner,
                 node.rank,
                 request,
                 body=functools.partial(self._input, node),
@@ -220,7 +204,7 @@ class Transfer:
 
     def _received(self, node: _Node, data: bytes) -> None:
         now = time.monotonic()
-        for event in node.reports.feed(data, now):
+        for event in node.reports.feed(data):
             with self._lock:
                 node.reply = event.done or node.reply
                 self._do(self._state.take(node.rank, event, now))
@@ -235,7 +219,7 @@ class Transfer:
     def _do(self, actions: Iterable[Action]) -> None:
         for action in actions:
             if isinstance(action, Note):
-                self._note(action.text)
+                self.note(action.text)
             elif isinstance(action, Offer):
                 self._nodes[action.rank].inbox.put(self._offer())
             elif isinstance(action, Send):
@@ -248,7 +232,7 @@ class Transfer:
     def _is_approved(self, rank: int, wants: Wants) -> bool:
         """Raises what `approve` raises for another node than the first."""
         try:
-            self._approve(rank, wants)
+            self.approve(rank, wants)
         except Exception as error:
             if rank != self._state.first.rank:
                 raise
@@ -297,11 +281,11 @@ class Transfer:
         """Yield the frames of files, b"" while what the node has is only hashed."""
         files = (Wanted(index, path_from_wire(self._entries[index][0]), offset) for index, offset in wanted)
         sender = Sender(
-            str(self._root),
+            str(self.root),
             self._key,
             on_sent=self._sent,
             encode=self._compression.encode,
-            locate=self._locate,
+            locate=self.locate,
         )
         asked = time.monotonic()
         try:
@@ -315,14 +299,14 @@ class Transfer:
                 if frame:
                     self._compression.measure(len(frame), asked - now)
                     with self._lock:
-                        self._on_bytes(len(frame))
+                        self.on_bytes(len(frame))
             yield transfer.frame(self._key, transfer.DONE)
         except Exception as error:
             self._fail(_explained(error))
 
     def _sent(self, path: str, record: Record, inode: int | None) -> None:
         with self._lock:
-            self._on_sent(path, record, inode)
+            self.on_sent(path, record, inode)
 
 
 def _given_up(one: GiveUp) -> NodeError:

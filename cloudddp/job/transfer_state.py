@@ -2,9 +2,8 @@
 `take`, `finish` and `tick` get the time, and return actions for transfer.py.
 
 The first node gets the files from this computer and serves the others; these get them from this computer if
-that fails. Progress is a further stage (each is reached once), or LEAST bytes that were received, hashed or
-written: any program of a node's login user may send reports without either. The bytes that count are limited
-by the size of what is sent, so no node can make a transfer last without limit.
+that fails. Progress is a further stage (each is reached once), or more bytes that were received, hashed or
+written: any program of a node's login user may send reports without either.
 
 A node may make no progress without a fault of its own:
 
@@ -25,8 +24,8 @@ from typing import NamedTuple
 
 from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.agent.protocol.file_steps import COMPARED, WAITING, WRITING, ReceiveEvent
-from cloudddp.agent.protocol.manifest import MAX_FILES, Entry
-from cloudddp.agent.protocol.transfer import FILE_WORK, Wants
+from cloudddp.agent.protocol.manifest import Entry
+from cloudddp.agent.protocol.transfer import Wants
 from cloudddp.text import one_line
 
 # Seconds without progress.
@@ -35,9 +34,6 @@ BYPASS = 30.0  # until a node gets the files from here; another sync of the proj
 STALLED = 120.0
 TO_DISK = 900.0  # the same while it waits for its disk: many GB may be in its memory
 CLOSING = 30.0  # seconds for a step to end, once its stdin has
-LEAST = 256 << 10  # bytes that are progress
-
-TIMES_READ = 4  # how often a file may be sent and written: one that changes is read up to 3 times
 
 
 class Offer(NamedTuple):
@@ -88,23 +84,20 @@ class NodeState:
     progressed: float = 0.0  # when it last made progress
     received: int = 0  # bytes
     worked: int = 0  # bytes that it has hashed or written, as far as it reports that
-    counted: int = 0  # bytes of all its work when it last made progress
-    deletes: int = 0  # files that it has to delete
     stage: int = WAITING
     ended: bool = False  # it needs nothing more
     finished: bool = False  # its result is known
     given_up: bool = False
 
-    def count(self, event: ReceiveEvent, now: float, most: int) -> None:
-        """Note a report. `most`: how many bytes of work can be progress."""
+    def count(self, event: ReceiveEvent, now: float) -> None:
+        """Note a report."""
         self.heard = now
-        if event.stage > self.stage:
-            self.stage, self.progressed = event.stage, now
+        is_more = event.received > self.received or event.worked > self.worked
+        if event.stage > self.stage or (is_more and self.stage < WRITING):  # to the disk: within TO_DISK
+            self.progressed = now
+        self.stage = max(self.stage, event.stage)
         self.received = max(self.received, event.received)
         self.worked = max(self.worked, event.worked)
-        work = min(self.received + self.worked, most + FILE_WORK * self.deletes)
-        if work >= self.counted + LEAST and self.stage < WRITING:  # to the disk: all of it within TO_DISK
-            self.counted, self.progressed = work, now
 
 
 class TransferState:
@@ -112,8 +105,6 @@ class TransferState:
 
     def __init__(self, ranks: Sequence[int], entries: list[tuple[str, Entry]]) -> None:
         self._entries = entries
-        # Bytes that a node may have to receive, hash and write.
-        self._most = TIMES_READ * sum(entry.size + FILE_WORK for _, entry in entries) + LEAST
         self.nodes = {rank: NodeState(rank) for rank in ranks}
         self.first = self.nodes[ranks[0]]
         self._is_explained = False
@@ -138,7 +129,7 @@ class TransferState:
         node, actions = self.nodes[rank], list[Action]()
         if node.finished:
             raise ProtocolError("its step goes on")
-        node.count(event, now, self._most)
+        node.count(event, now)
         if event.wants is not None:
             actions.append(self._send(node, event.wants))
         if event.again:
@@ -210,7 +201,6 @@ class TransferState:
             raise ProtocolError("it asks for files that were not offered")
         node.is_offered = False
         files = wants.of(self._entries)  # raises ProtocolError for what was not listed
-        node.deletes = min(wants.delete, MAX_FILES)
         node.continued = frozenset(index for index, offset in files if offset)
         return Send(node.rank, files, wants)
 

@@ -3,20 +3,26 @@ it is the script."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import posixpath
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from cloudddp.agent.protocol.manifest import LINK
+from cloudddp.cluster.connect import PROJECT
+from cloudddp.config import package_inputs
 from cloudddp.config.spec import Config
 from cloudddp.errors import UsageError
 from cloudddp.job import file_listing, project_scan
 from cloudddp.job.project_files import RESULTS, Snapshot, of_config
-from cloudddp.text import one_line
+from cloudddp.text import one_line, some
 
 # Ignored in most projects, and not what a job reads.
 _BUILT = (".*", "*.egg-info/", "*.pyc", "node_modules/", "build/", "dist/")
+
+_FOR_LINKS = "copy the files into the project, or into the folder that [[data]] names"
 
 
 def notes(files: Snapshot, config: Config, script: str = "", args: Sequence[str] = ()) -> Iterator[str]:
@@ -24,12 +30,12 @@ def notes(files: Snapshot, config: Config, script: str = "", args: Sequence[str]
     `script`, `args`: what is launched; the script by its path in the project."""
     if files.withheld:
         yield (
-            f"not sent, since they may hold secrets: {_some(files.withheld)} (--env-file passes variables, "
+            f"not sent, since they may hold secrets: {_shown(files.withheld)} (--env-file passes variables, "
             "sync.exclude ends this message)"
         )
     if files.unfetched:
         yield (
-            f"not sent: {_some(files.unfetched)}: submodules without files; `git submodule update --init` "
+            f"not sent: {_shown(files.unfetched)}: submodules without files; `git submodule update --init` "
             "fetches them"
         )
 
@@ -39,8 +45,19 @@ def notes(files: Snapshot, config: Config, script: str = "", args: Sequence[str]
         yield f"git tracks files that are not sent: {', '.join(shown)}{more}"
     if lost := _dangling(files, config):
         yield (
-            f"links to files that are not sent, so the nodes do not have them: {_some(lost)}; copy the files "
-            "into the project, or add the links to sync.exclude"
+            f"links to files that are not sent, so the nodes do not have them: {_shown(lost)}; {_FOR_LINKS}, "
+            "or add the links to sync.exclude"
+        )
+    read = package_inputs.read(files.root, config.setup)
+    lost = [
+        one
+        for one in (*read.whole, *read.editable)
+        if not any(package_inputs.is_below(name, one) for name in files.manifest)
+    ]
+    if lost := [*lost, *read.outside]:
+        yield (
+            f"{config.setup.environment} names what is not sent, so nodes cannot install it: {_shown(lost)}; "
+            "copy it into the project, and check that neither .gitignore nor sync.exclude names it"
         )
     ignored = _ignored_names(files, config)
     named = project_scan.named_by(files.root, script, args, ignored) if script and ignored else []
@@ -51,24 +68,44 @@ def notes(files: Snapshot, config: Config, script: str = "", args: Sequence[str]
         )
     if ignored := [name for name in ignored if name not in named]:
         yield (
-            f"not sent, since git's ignore rules name them: {_some(ignored)} (sync.include sends what the "
+            f"not sent, since git's ignore rules name them: {_shown(ignored)} (sync.include sends what the "
             "job needs, sync.exclude ends this message)"
         )
 
 
 def _dangling(files: Snapshot, config: Config) -> list[str]:
-    """Return the links that lead to a file here and to none on the nodes, with their targets."""
+    """Return links, with their targets, that lead to a file here and not to the same one on the nodes."""
     links = [(name, entry.target) for name, entry in files.manifest.items() if entry.kind == LINK]
-    folders = {parent for name in files.manifest for parent in _parents(name)} if links else set()
+    folders = _folders(files) if links else set()
+    is_excluded = file_listing.matcher(config.sync.exclude)  # a link in [[data]] that is sent all the same
     found = []
     for name, target in links:
-        there = files.there(name)
-        is_sent = there is not None and (there in files.manifest or there in folders or not there)
-        if is_sent or not (files.root / name).exists():
+        if _arrives(files, folders, name) or is_excluded(name) or _identity(files, name) is None:
             continue
-        if there is None or not _output(there, config):
+        there = files.there(name)
+        if there is None or not (_output(there, config) or file_listing.is_below(there, config.links)):
             found.append(f"{name} -> {target}")
     return found
+
+
+def _arrives(files: Snapshot, folders: Collection[str], name: str) -> bool:
+    """Return whether a path leads to the same file or folder on the nodes as here. A link in [[data]] may
+    lead to another one, since that folder lies elsewhere here."""
+    there = files.there(name)
+    is_sent = there is not None and (there in files.manifest or there in folders or not there)
+    return is_sent and _identity(files, name) == _identity(files, there or "")
+
+
+def _identity(files: Snapshot, name: str) -> tuple[int, int] | None:
+    """Return device and inode of the file here to which a path on the nodes leads; None without one."""
+    with contextlib.suppress(OSError):
+        info = (files.root / files.locate(name)).stat()
+        return info.st_dev, info.st_ino
+    return None
+
+
+def _folders(files: Snapshot) -> set[str]:
+    return {parent for name in files.manifest for parent in _parents(name)}
 
 
 def _parents(name: str) -> Iterator[str]:
@@ -142,21 +179,32 @@ def require_sent(files: Snapshot, config: Config, script: str) -> None:
 def reason(root: Path, config: Config, name: str) -> str:
     """Return why a file that a rank did not find was not sent, '' if this project has no such file."""
     path = posixpath.normpath(name)
+    if posixpath.isabs(path):
+        path = path.rpartition(f"/{PROJECT}/")[2]  # as a script on a node may name it
     try:
-        is_here = not posixpath.isabs(path) and not path.startswith("..") and (root / path).exists()
-        files = of_config(root, config) if is_here else None
-        if files is None or path in files.manifest:
+        files = None if path.startswith(("/", "..")) else of_config(root, config)
+        if files is None or _arrives(files, _folders(files), path) or _identity(files, path) is None:
             return ""
     except (OSError, ValueError, UsageError):
         # A name that no file can have; a project that has changed since.
         return ""
-    shown = one_line(path, 200)
+    there, shown = files.there(path), one_line(path, 200)
+    if there is not None and file_listing.is_below(there, config.links):
+        return ""  # nodes have it from elsewhere
+    if there is None or _identity(files, there) != _identity(files, path):
+        real = one_line(os.path.realpath(root / files.locate(path)), 200)
+        return f"{shown} leads through a link to {real}, which was not sent to the nodes: {_FOR_LINKS}"
+    path, shown = there, one_line(there, 200)
     if file_listing.is_below(path, files.withheld):
         return f"{shown} is on this computer and was not sent to the nodes: by its name it may hold secrets"
     if rule := _rule(path, config):
         return f"{shown} is on this computer and was not sent to the nodes: {rule}"
+    is_folder = (root / files.locate(path)).is_dir()
+    if is_folder and not any(names for *_, names in os.walk(root / files.locate(path))):
+        return f"{shown} has no files here, and folders without files are not sent: the script has to make it"
     folder, slash, _ = path.partition("/")
-    sends = _as_data(folder) if slash else f"[sync] include = {json.dumps([path])} in cloudddp.toml sends it"
+    include = f"[sync] include = {json.dumps([path])} in cloudddp.toml sends it"
+    sends = _as_data(folder) if slash or is_folder else include
     return f"{shown} is on this computer and was not sent to the nodes, since git ignores it: {sends}"
 
 
@@ -165,7 +213,5 @@ def _as_data(folder: str) -> str:
     return f"to send it, add to cloudddp.toml the lines [[data]] and source = {source}"
 
 
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(one_line(name, 80) for name in names[:5]) + (
-        f" and {len(names) - 5} more" if len(names) > 5 else ""
-    )
+def _shown(names: Sequence[str]) -> str:
+    return some([one_line(name, 80) for name in names], 5)

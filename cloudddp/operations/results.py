@@ -7,14 +7,15 @@ that nothing is left.
 from __future__ import annotations
 
 import contextlib
-import functools
+import json
 import os
+import posixpath
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cloudddp.agent.client import Runner
-from cloudddp.agent.protocol.checkpoints import Checkpoints, refusal
+from cloudddp.agent.protocol.checkpoints import Checkpoints, listed, refusal
 from cloudddp.agent.protocol.results import NewFilesReply
 from cloudddp.aws.client import AWS
 from cloudddp.cluster import lookup
@@ -24,20 +25,21 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.config.spec import Config, JobSpec
 from cloudddp.errors import CloudDDPError, Command, NodeError
 from cloudddp.formats import counted, from_here, toml
-from cloudddp.job import project_files
+from cloudddp.job import launch_record, project_files
 from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.results import checkpoints, incoming, new_files, safe_names
 from cloudddp.job.results import pull as pulling
 from cloudddp.job.results.new_files import NodeFiles, names_of
-from cloudddp.job.results.pull import Pulled
+from cloudddp.job.results.pull import Pull, Pulled
 from cloudddp.job.results.receive import Progress
 from cloudddp.job.results.safe_names import INCOMPLETE
+from cloudddp.local_state import ClusterFolder
 from cloudddp.operations.byte_progress import ByteProgress
 from cloudddp.operations.report import write_report
 from cloudddp.operations.reporter import Reporter
 from cloudddp.operations.session import Session
 from cloudddp.ssh.fleet import Outcome
-from cloudddp.text import node_list, one_line, size_of
+from cloudddp.text import node_list, one_line, size_of, some
 
 PULL = Command("pull")
 PROJECT_ROOT = "."  # what is pulled where no outputs are configured
@@ -110,18 +112,22 @@ def collect(
     try:
         runner.leave_out([node for node in runner.nodes if node in ended and ended[node].gone])
         silent = {node: "" for node in cluster.nodes if node not in runner.nodes}
-        found = new_files.find_all(runner, job, project=PROJECT, job_id=job_id, retry=True)
+        found = new_files.find_all(runner, job, job_id=job_id, retry=True)
         silent |= {node: f": {error}" for node, error in found.errors.items()}
         for node, why in sorted(silent.items()):
             if node in ended:
                 console.warn(f"node {node} has ended, and its files are lost")
             else:
                 lines.append(f"node {node} did not answer, so its files are unknown{why}")
+        report_lost(console, found.values)
         targets = folders_of(found.values, to)
         known = checkpoints.on(targets, found.values)
+        jobs = launch_record.jobs_of(ClusterFolder(cluster.id), session.root)
 
         def pull_one(node: int, progress: Progress) -> Pulled:
-            return _pull_new(runner, job, job_id, node, found.values[node], targets[node], known, progress)
+            places = {one: to.parent / one / targets[node].relative_to(to) for one in jobs}
+            reply = found.values[node]
+            return _pull_new(runner, job, job_id, node, reply, targets[node], known, progress, places)
 
         outcome = pull_from(console, runner, targets, pull_one)
         for node in targets:
@@ -133,9 +139,7 @@ def collect(
             else:
                 why = str(outcome.errors.get(node, "its pull was stopped"))
                 lines.append(f"node {node}: results were not pulled: {one_line(why, 500)}")
-        after = (
-            new_files.find_all(runner, job, project=PROJECT, job_id=job_id, retry=True) if targets else found
-        )
+        after = new_files.find_all(runner, job, job_id=job_id, retry=True) if targets else found
         now = checkpoints.on(targets, after.values)
         incomplete = merge_checkpoints(console, to, targets, known, now, outcome.values)
         for line in incomplete:
@@ -146,6 +150,7 @@ def collect(
         return Left((*lines, "interrupted while results were pulled: some of them are missing"))
     collect_logs(console, runner, job_id, to)
     write_report(console, job_id, to)
+    collect_others(session, runner, cluster, job_id, targets, to, known, now, outcome.values)
     if first and not silent and not targets:
         where = (
             f"nothing to {', '.join(job.outputs)} (job.outputs)" if job.outputs else "no files in the project"
@@ -172,7 +177,7 @@ def pull_from(
                 return Outcome({node: one(node)})
             except (CloudDDPError, OSError) as error:
                 return Outcome(errors={node: error})
-        nothing = Pulled(0, 0, 0, ())
+        nothing = Pulled(0, 0, ())
         outcome = runner.each(lambda node: one(node) if node in chosen else nothing, fatal=lambda _: False)
     return Outcome({node: found for node, found in outcome.values.items() if node in chosen}, outcome.errors)
 
@@ -202,12 +207,15 @@ def merge_checkpoints(
     """Merge each complete checkpoint whose files are on several nodes into one folder below `base`, and
     record what is known of all. Return why the others that were pulled are incomplete, one line each.
     Never fails."""
-    incomplete = {folder: folders[node] for node, one in pulled.items() for folder in one.incomplete}
+    incomplete = {
+        folder: [folders[node] for node, one in sorted(pulled.items()) if folder in one.incomplete]
+        for folder in dict.fromkeys(folder for one in pulled.values() for folder in one.incomplete)
+    }
     changed = known.changed(after)
     try:
         for folder in [one for one in changed if one not in incomplete and not known.problems[one]]:
             known.problems[folder] = "a job wrote it while it was pulled"
-            incomplete[folder] = base
+            incomplete[folder] = [folders[node] for node in pulled]
             for node in pulled:
                 incoming.move_to_incomplete(folders[node], folder)
         merged = incoming.merge_shards(base, {node: folders[node] for node in pulled}, known)
@@ -218,17 +226,18 @@ def merge_checkpoints(
     except OSError as error:
         console.warn(f"{base}: checkpoints were not merged: {error}")
     return tuple(
-        f"{one_line(refusal(folder, known.problems), 1000)}. Its files are in {from_here(to / INCOMPLETE)}"
-        for folder, to in incomplete.items()
+        f"{one_line(refusal(folder, known.problems), 1000)}. Its files are in "
+        + " and ".join(str(from_here(one / INCOMPLETE)) for one in places[:SHOWN])
+        for folder, places in incomplete.items()
         if folder in known.incomplete()
     )
 
 
-def raise_incomplete(incomplete: Sequence[str]) -> None:
-    """Raise CloudDDPError where checkpoints that were pulled are incomplete."""
+def raise_incomplete(incomplete: Sequence[str], *, all_nodes: bool) -> None:
+    """Raise CloudDDPError where checkpoints that were pulled are incomplete, of all nodes or of some."""
     if incomplete:
-        hint = Command("pull", "--all-nodes"), " completes a checkpoint if the other nodes have the rest"
-        raise CloudDDPError("\n".join(incomplete), hint=hint)
+        others = Command("pull", "--all-nodes"), " completes a checkpoint if the other nodes have the rest"
+        raise CloudDDPError("\n".join(incomplete), hint="" if all_nodes else others)
 
 
 def raise_left_out(pulled: Mapping[int, Pulled], place: str = "") -> None:
@@ -237,10 +246,9 @@ def raise_left_out(pulled: Mapping[int, Pulled], place: str = "") -> None:
     found = [node for node, one in sorted(pulled.items()) if one.left is None or one.left]
     if found:
         names = [one.name for node in found for one in pulled[node].left or ()]
-        listed = ", ".join(one_line(name, 200) for name in names[:SHOWN])
-        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        listed = some([one_line(name, 200) for name in names], SHOWN) or "too many files to name"
         raise CloudDDPError(
-            f"{node_list(found)}: not all results were copied: {listed or 'too many files to name'}{more}",
+            f"{node_list(found)}: not all results were copied: {listed}",
             hint=f"the warnings above say why; these files stay in {place}"
             if place
             else (
@@ -270,6 +278,43 @@ def collect_logs(console: Reporter, runner: Runner, job_id: str, to: Path) -> No
         console.log(f"logs: {counted(files, 'file')}, {size}, to {from_here(to / safe_names.LOGS)}")
 
 
+def collect_others(
+    session: Session[Reporter],
+    runner: Runner,
+    cluster: Cluster,
+    job_id: str,
+    targets: Mapping[int, Path],
+    to: Path,
+    known: Checkpoints,
+    after: Checkpoints,
+    pulled: Mapping[int, Pulled],
+) -> None:
+    """After a pull of `job_id` to the folder `to`: complete the folders of the other jobs whose files came
+    with it, and make those of earlier jobs that have left nothing on the nodes, with their logs. `known`: the
+    checkpoints before the pull; `after`: after it. Never fails."""
+    console = session.console
+    jobs = launch_record.jobs_of(ClusterFolder(cluster.id), session.root)
+    chosen = [job for job in jobs if job < job_id and not (to.parent / job).exists()]
+    if chosen:
+        found = new_files.find_all(runner, session.settings.job).values
+        is_known = len(found) == len(cluster.nodes) and all(reply.complete for reply in found.values())
+        held = {one.job for reply in found.values() for one in reply.jobs}
+        chosen = [job for job in chosen if is_known and job not in held]
+    for job in jobs:
+        base = to.parent / job
+        if files := sum(one.others.get(job, 0) for one in pulled.values()):
+            console.log(f"of these, {counted(files, 'file')} of job {job}: {from_here(base)}")
+            folders = {node: base / targets[node].relative_to(to) for node in pulled}
+            own = {node: replace(one, incomplete=()) for node, one in pulled.items()}
+            merge_checkpoints(console, base, folders, known.written_by(job), after, own)
+        elif job not in chosen:
+            continue
+        with contextlib.suppress(OSError):
+            base.mkdir(parents=True)
+        collect_logs(console, runner, job, base)
+        write_report(console, job, base)
+
+
 def folders_of(replies: Mapping[int, NewFilesReply], to: Path) -> dict[int, Path]:
     """Return where the results of each node that has some go: `to` for those of rank 0's, unless one of them
     has the name of another node's folder."""
@@ -295,6 +340,7 @@ def _pull_new(
     to: Path,
     known: Checkpoints,
     progress: Progress,
+    places: Mapping[str, Path],
 ) -> Pulled:
     """Pull the outputs of one node, on which there are new ones.
 
@@ -304,26 +350,55 @@ def _pull_new(
     names = [name for name in job.outputs if os.path.normpath(name) in there]
     names = names or list(job.outputs) or [PROJECT_ROOT]
     selection = new_files.selection_of(runner, job, job_id)
-    pull_once = functools.partial(
-        pulling.pull,
+    once = Pull(
         runner,
         names,
         node=node,
         to=to,
         selection=selection,
+        results_of=job_id,
+        places=places,
         known=known,
         progress=progress,
     )
-    pulled = resumed(runner, node, pull_once)
-    new_files.mark_pulled(runner, node, names, reply.time_ns, pulled, project=PROJECT)
+    pulled = resumed(runner, node, once.run)
+    new_files.mark_pulled(runner, node, names, reply.time_ns, pulled)
     return pulled
 
 
-def report_new(console: Reporter, runner: Runner, settings: Config, job_id: str) -> None:
-    """Report at the end of a launch which results `pull` copies and which new files it does not. Never
-    fails."""
-    found = new_files.find_all(runner, settings.job, project=PROJECT, job_id=job_id)
-    report_held(console, found.values, settings)
+def only_elsewhere(runner: Runner, name: str) -> str:
+    """Return what to do about a file that a rank did not find and that jobs wrote on some nodes only; '' for
+    any other one. `name` may be an absolute path on a node. Never fails."""
+    path = posixpath.normpath(name.rpartition(f"/{PROJECT}/")[2])
+    found = new_files.find_all(runner, JobSpec(outputs=(path,)))
+    having = [node for node, one in found.values.items() if any(job.outputs.files for job in one.jobs)]
+    if path == "." or found.errors or len(having) in (0, len(found.values)):
+        return ""
+    have = f"{node_list(having)} {'has' if len(having) == 1 else 'have'}"
+    folder = json.dumps(path.partition("/")[0] if "/" in path else "shared", ensure_ascii=False)
+    return (
+        f"only {have} {one_line(path, 200)}; nodes share no disk: add to cloudddp.toml the lines [[shared]] "
+        f"and path = {folder}, once that folder was pulled and removed from the nodes"
+    )
+
+
+def report_new(console: Reporter, runner: Runner, settings: Config, finished: JobResult) -> None:
+    """Report at the end of a launch which results `pull` copies and which new files it does not, and which
+    were lost with nodes. Never fails."""
+    runner.leave_out([node for node in finished.lost if node in runner.nodes])
+    found = new_files.find_all(runner, settings.job, job_id=finished.job).values
+    report_lost(console, found)
+    if not finished.lost:
+        report_held(console, found, settings)
+
+
+def report_lost(console: Reporter, replies: Mapping[int, NewFilesReply]) -> None:
+    """Report which files only nodes without a reply have, as far as the other nodes know of them."""
+    for node, names in new_files.lost_files(replies).items():
+        console.warn(
+            f"only node {node} has {one_line(listed(names), 300)}: while ranks run, what they save is not "
+            "copied to other nodes. A [[shared]] folder is on all of them"
+        )
 
 
 def report_held(console: Reporter, replies: Mapping[int, NewFilesReply], settings: Config) -> None:

@@ -19,6 +19,7 @@ from cloudddp.errors import (
     CloudDDPError,
     Command,
     NotConfirmed,
+    Part,
     StepUpdate,
     Text,
     UsageError,
@@ -26,17 +27,21 @@ from cloudddp.errors import (
 )
 from cloudddp.files import project_id
 from cloudddp.formats import counted
-from cloudddp.job import launch, launch_record
+from cloudddp.job import launch, launch_record, project_files
+from cloudddp.job import sync as syncing
 from cloudddp.job.job_request import NewJob, Script
 from cloudddp.job.poweroff import Hold
+from cloudddp.job.project_files import Snapshot
 from cloudddp.job.py_spy import Sending
 from cloudddp.job.report import launched
+from cloudddp.job.results import restore
+from cloudddp.job.results.restore import results_here
 from cloudddp.job.sync import Origin
 from cloudddp.local_state import LAUNCH, ClusterFolder
 from cloudddp.operations import deadlines
 from cloudddp.operations.reporter import Reporter, ReporterT
 from cloudddp.operations.session import Session
-from cloudddp.text import node_list, without_colours
+from cloudddp.text import node_list, one_line, without_colours
 
 
 def checked_script(session: Session[Reporter], script: Script, *, fresh: bool = False) -> Script:
@@ -57,6 +62,63 @@ def checked_script(session: Session[Reporter], script: Script, *, fresh: bool = 
     if fresh:
         check_nodes_min(session.settings, session.settings.cluster.nodes)
     return found
+
+
+def report_results_here(
+    session: Session[Reporter], how: Sequence[Part], cluster: Cluster | None = None
+) -> None:
+    """Report that results of earlier jobs are on this computer, at the first launch on new nodes (None: that
+    are not created yet): a script that continues from them would begin again. `how`: what sends them."""
+    folder = None if cluster is None else ClusterFolder(cluster.id)
+    is_new = folder is None or (not folder.jobs() and folder.read(folder.restored) is None)
+    if is_new and (found := results_here(session.root)):
+        session.console.log(
+            f"results of earlier jobs are on this computer and not on the nodes (the newest: {found[-1]}); "
+            "if the script continues from them: ",
+            *how,
+        )
+
+
+def results_of(session: Session[Reporter], wanted: bool | str) -> list[Path]:
+    """Return the folders with the results of the job of that id (True: the newest) and of those that it
+    continued, the oldest first; [] for False. Raises UsageError where they cannot be sent."""
+    if wanted is False:
+        return []
+    job_id = None if wanted is True else wanted
+    folders, later = restore.chain(session.root, job_id)
+    if later:
+        session.console.warn(
+            f"not sent, since they are not on this computer: results of {', '.join(later)}, which continued "
+            f"job {folders[-1].name}"
+        )
+    for why in restore.check_complete(folders):
+        session.console.warn(f"not sent: {one_line(why, 1000)}")
+    return folders
+
+
+def send_files(
+    session: Session[Reporter],
+    runner: Runner,
+    cluster: Cluster,
+    results: Sequence[Path],
+    *,
+    files: Snapshot | None = None,
+    yes: bool = False,
+) -> None:
+    """Send the project's files, and put the `results` back."""
+    files = files or project_files.of_config(session.root, session.settings)
+    origin = origin_of(session, yes=yes)
+    with session.console.progress() as progress:
+        syncing.sync(runner, cluster, session.settings, files=files, progress=progress, origin=origin)
+        if not results:
+            return
+        job, state = session.settings.job, ClusterFolder(cluster.id)
+        count = restore.restore(runner, cluster, job, results, project=files.manifest, progress=progress)
+        launch_record.note_put_back(state, session.root, [one.name for one in results])
+        more = f" and {counted(len(results) - 1, 'job')} before it" if results[1:] else ""
+        progress(
+            f"{counted(count, 'result')} of {results[-1]}{more} on the nodes, where a sync leaves them alone"
+        )
 
 
 def start_job(
@@ -88,8 +150,9 @@ def start_job(
     )
     secret_files = [Path(one) for one in session.env_files]
     facts = launched.facts(cluster, session.settings, session.root, [*secret_files, *session.files])
-    record = msgspec.structs.replace(record, facts=facts)
     folder = ClusterFolder(cluster.id)
+    before = launch_record.continued_on(folder, session.root)
+    record = msgspec.structs.replace(record, facts=facts, continues=before)
     launch_record.keep(folder, record)
     hold = Hold(job)
     try:

@@ -10,7 +10,6 @@ import threading
 from cloudddp.agent.protocol.results import NewFilesReply
 from cloudddp.aws.client import AWS
 from cloudddp.cluster import connect, lookup
-from cloudddp.cluster.connect import PROJECT
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import timing
 from cloudddp.config.spec import Config
@@ -54,7 +53,7 @@ def _ask(
 
         def one(node: int) -> None:
             fleet.connect_node(node, connect_timeout=limit)
-            replies[node] = new_files.find(fleet, node, settings.job, project=PROJECT, timeout=limit)
+            replies[node] = new_files.find(fleet, node, settings.job, timeout=limit)
 
         fleet.each(one, fatal=lambda _: False)
 

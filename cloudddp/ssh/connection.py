@@ -117,7 +117,7 @@ class Connection:
         load_paramiko()  # 0.1 s, which commands without SSH do not need; likewise below
         import paramiko
 
-        from cloudddp.ssh.transport import fix_channels, make_transport
+        from cloudddp.ssh.transport import make_transport
 
         silence_log()
         limits = timing.current()
@@ -155,7 +155,6 @@ class Connection:
         transport = client.get_transport()
         assert transport is not None  # noqa: S101  connect() succeeded
         transport.set_keepalive(limits.keepalive)
-        fix_channels(transport)
         return cls(target, host_key, client, limits, window)
 
     def run(self, spec: CommandSpec) -> Result:
@@ -164,7 +163,7 @@ class Connection:
         Raises NodeError also if the connection breaks or a time limit passes.
         """
         label = self.target.label
-        out, err = (BoundedBuffer(label, spec.command, spec.limit) for _ in range(2))
+        out, err = (BoundedBuffer(label, spec.limit) for _ in range(2))
         receivers = spec.on_stdout or out.add, spec.on_stderr or err.add
         activity = Activity(spec.command_timeout, spec.total_timeout)
         with contextlib.closing(

@@ -1,26 +1,21 @@
 """paramiko's transport as cloudddp uses it: sizes are limited, slow ciphers and key exchanges come last or
-are left out, and two defects are fixed that end a connection which other commands share. Independent of
+are left out, and two defects are avoided that end a connection which other commands share. Independent of
 commands and nodes.
 
 1. Data or EOF after CLOSE (https://github.com/paramiko/paramiko/issues/1584 and /1705, open; the fix offered
    in https://github.com/paramiko/paramiko/pull/1131 was not merged). paramiko decides to send (data, EOF, a
    window adjustment) under the channel's lock and sends after releasing it, so its transport thread can
    answer the server's CLOSE, by EOF and CLOSE, in between. RFC 4254, section 5.3 forbids what follows, and
-   OpenSSH ends the connection ("Received ieof for nonexistent channel"). Here every packet of a channel
-   carries that channel, and is dropped if it comes too late. The channel number is not enough: sshd reuses it
-   for the next channel at once.
-2. A CLOSE during a key re-exchange (https://github.com/paramiko/paramiko/issues/822, open). paramiko
-   re-exchanges keys every 512 MiB. Its transport thread, which carries the exchange out, also answers CLOSE;
-   then it waits for the end of the exchange, and the connection fails after 30 s. With an exchange every 256
-   packets, 3 of 149 commands at OpenSSH 9.2 lost the connection without this fix, and 0 of 160 with it. Here
-   what that thread sends during an exchange is handed to another thread.
+   OpenSSH ends the connection ("Received ieof for nonexistent channel"). Here such a packet is dropped, until
+   the server uses the channel's number again.
+2. A CLOSE during a key re-exchange (https://github.com/paramiko/paramiko/issues/822, open). paramiko's
+   transport thread, which carries the exchange out, also answers CLOSE; then it waits for the end of the
+   exchange, and the connection fails after 30 s. paramiko begins an exchange every 512 MiB; here it does so
+   as rarely as OpenSSH.
 """
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections import deque
 from typing import Any
 
 import paramiko
@@ -39,16 +34,20 @@ _CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 # slow, too, and every sshd has curve25519.
 _SLOW_KEX = "diffie-hellman-"
 # SSH_MSG_CHANNEL_...
-_DATA, _EXTENDED_DATA, _EOF, _CLOSE = 94, 95, 96, 97
+_CONFIRMATION, _WINDOW_ADJUST, _DATA, _EXTENDED_DATA, _EOF, _CLOSE, _FAILURE = 91, 93, 94, 95, 96, 97, 100
 _NOT_AFTER_EOF = (_DATA, _EXTENDED_DATA, _EOF)
 
 
 class BoundedPacketizer(Packetizer):  # type: ignore[misc]  # paramiko has no types
-    """paramiko's reader of packets, which accepts a packet of 4 GiB and a first line without an end. Here
-    either raises SSHException, which ends the connection."""
+    """paramiko's reader and writer of packets, which accepts a packet of 4 GiB and a first line without an
+    end. Here either raises SSHException, which ends the connection. What comes too late is not sent."""
+
+    # The limit of a cipher with blocks of 128 bits (RFC 4344, section 3.2: 2**32 blocks).
+    REKEY_BYTES = 1 << 36
 
     def __init__(self, stream: Stream) -> None:
         super().__init__(stream)
+        self._ended: dict[bytes, int] = {}  # channel numbers of the server: EOF or CLOSE, sent last
         self._unended = 0  # bytes since the last end of a line
         self._line = ""  # the last one, up to the identification
 
@@ -88,6 +87,24 @@ class BoundedPacketizer(Packetizer):  # type: ignore[misc]  # paramiko has no ty
         data: bytes = super().read_all(n, check_rekey)
         return data
 
+    def read_message(self) -> tuple[int, paramiko.Message]:
+        kind, message = super().read_message()
+        if kind == _CONFIRMATION:  # of our number for a new channel and the server's
+            self._ended.pop(message.asbytes()[4:8], None)
+        return kind, message
+
+    def send_message(self, message: paramiko.Message) -> None:
+        # paramiko sends one packet of a channel at a time: it holds `clear_to_send_lock`.
+        data = message.asbytes()
+        kind, number = data[0], data[1:5]
+        if _WINDOW_ADJUST <= kind <= _FAILURE:
+            ended = self._ended.get(number)
+            if ended == _CLOSE or (ended == _EOF and kind in _NOT_AFTER_EOF):
+                return
+            if kind in (_EOF, _CLOSE):
+                self._ended[number] = kind
+        super().send_message(message)
+
     def write_all(self, out: bytes) -> None:
         try:
             super().write_all(out)
@@ -105,81 +122,3 @@ def make_transport(stream: Stream, **more: Any) -> paramiko.Transport:
     options.ciphers = (*preferred, *(one for one in options.ciphers if one not in preferred))
     options.kex = tuple(one for one in options.kex if not one.startswith(_SLOW_KEX))
     return transport
-
-
-def fix_channels(transport: paramiko.Transport) -> None:
-    """Fix every channel that this side opens on the connection from now on."""
-    send = transport.packetizer.send_message
-    open_channel = transport.open_channel
-
-    def send_unless_late(message: paramiko.Message) -> None:
-        # One packet at a time arrives here, in its final order: paramiko holds `clear_to_send_lock`.
-        sender: _Sender | None = getattr(message, "sender", None)
-        if sender is None or sender.may_send(message):
-            send(message)
-
-    def open_fixed(*args: Any, **kwargs: Any) -> paramiko.Channel:
-        channel = open_channel(*args, **kwargs)
-        channel.transport = _Sender(transport, deferred)
-        return channel
-
-    deferred = _DeferredSender(transport)
-    transport.packetizer.send_message = send_unless_late
-    transport.open_channel = open_fixed
-
-
-class _Sender:
-    """The transport of one channel: marks the packets that the channel sends."""
-
-    def __init__(self, transport: paramiko.Transport, deferred: _DeferredSender) -> None:
-        self._transport = transport
-        self._deferred = deferred
-        self._sent: set[int] = set()  # which of EOF and CLOSE
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def _send_user_message(self, message: paramiko.Message) -> None:
-        try:
-            self._send(message)
-        except (OSError, EOFError, paramiko.SSHException):
-            # Closing a channel on a broken connection must not raise: the error would take the place of the
-            # one that the user needs.
-            if message.asbytes()[0] not in (_EOF, _CLOSE):
-                raise
-
-    def _send(self, message: paramiko.Message) -> None:
-        message.sender = self
-        # Only this thread starts a key exchange, so none can start between this check and the sending.
-        is_own_thread = threading.get_ident() == self._transport.ident
-        if is_own_thread and not self._transport.clear_to_send.is_set():
-            self._deferred.send(message)
-        else:
-            self._transport._send_user_message(message)
-
-    def may_send(self, message: paramiko.Message) -> bool:
-        """Return whether a packet is still allowed on the channel; remembers EOF and CLOSE."""
-        kind = message.asbytes()[0]
-        if _CLOSE in self._sent or (_EOF in self._sent and kind in _NOT_AFTER_EOF):
-            return False
-        if kind in (_EOF, _CLOSE):
-            self._sent.add(kind)
-        return True
-
-
-class _DeferredSender:
-    """Sends, in order, what has to wait for the end of a key exchange."""
-
-    def __init__(self, transport: paramiko.Transport) -> None:
-        self._transport = transport
-        self._waiting: deque[paramiko.Message] = deque()
-        self._lock = threading.Lock()
-
-    def send(self, message: paramiko.Message) -> None:
-        self._waiting.append(message)
-        threading.Thread(target=self._send_next, daemon=True).start()
-
-    def _send_next(self) -> None:
-        # If the connection ends meanwhile, the thread that waits for an answer gets the error.
-        with self._lock, contextlib.suppress(OSError, EOFError, paramiko.SSHException):
-            self._transport._send_user_message(self._waiting.popleft())

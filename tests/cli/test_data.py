@@ -28,6 +28,12 @@ def test_folder_outside_the_project_is_sent_whatever_its_size(cli: Any, tmp_path
     (folder / "train.bin").write_bytes(bytes(3 << 20))
     cli.ok("sync")
     assert cli.ok("exec", "wc -c < sets/train.bin").count("3145728") == 2
+    (tmp_path / "real.bin").write_text("stays here")
+    (folder / "1.bin").symlink_to("../real.bin")
+    cli.write("train.py", "import os; open(os.environ['CLOUDDDP_DATA_SETS'] + '/1.bin')")
+    failed = cli("launch", "train.py").stderr
+    assert "so the nodes do not have them: sets/1.bin -> ../real.bin; copy" in failed
+    assert f"sets/1.bin leads through a link to {tmp_path / 'real.bin'}, which was not sent" in failed
 
 
 def test_what_a_job_writes_in_a_folder_of_data_is_a_result(cli: Any) -> None:

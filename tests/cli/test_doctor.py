@@ -130,11 +130,6 @@ def test_image_network_and_price_are_checked_with_the_settings(cli: Any, ec2: An
     assert found["not checked"]["detail"] == "permissions"
 
 
-def test_settings_that_exclude_each_other_are_a_usage_error(cli: Any, faults: Any) -> None:
-    cli.fails(2, "doctor", "--spot", "--reservation", "cr-0123456789abcdef0")
-    assert faults.calls == []
-
-
 def test_each_region_is_checked(cli: Any) -> None:
     found = checks(cli, "--regions", "us-east-1,eu-west-3", "-t", "p4d.24xlarge")  # one passes
     assert found["us-east-1: instance type"]["status"] == "pass"

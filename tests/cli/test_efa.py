@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.harness import TIMEOUT, interrupt, running_instances, wait_for
+from support.harness import TIMEOUT, running_instances, wait_for
 
 from cloudddp.aws import instance_types
 from cloudddp.aws.client import AWS
@@ -128,18 +128,6 @@ def test_refused_call_leaves_nothing(
     err = cli.fails(1, "up", "-n", "2", "-t", TYPE)
     assert code in err
     assert hint in err
-    assert remains().nothing
-
-
-@pytest.mark.parametrize("action", ["AllocateAddress", "AssociateAddress"])
-def test_interrupt_at_each_step_leaves_nothing(cli: Any, faults: Any, remains: Any, action: str) -> None:
-    came, go = faults.hold(action)
-    process = cli.start("up", "-n", "2", "-t", TYPE)
-    assert came.wait(60)
-    process.send_signal(2)
-    go.set()
-    code, _, err = interrupt(process, 0)
-    assert code == 130, err
     assert remains().nothing
 
 

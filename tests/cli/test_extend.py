@@ -124,33 +124,6 @@ def test_extension_that_changes_nothing_says_why(simulator: Any, cli: Any, ec2: 
     assert ends(cli) == before
 
 
-def test_killed_extension_is_reported_and_completed(simulator: Any, cli: Any) -> None:
-    """It is killed when the tags say the new deadline and the timers the old one."""
-    cli.ok("up", "-n", "1", "-t", "g5.12xlarge", "--max-hours", "1")
-    before = ends(cli)
-    code = (
-        "import os, paramiko\nsend = paramiko.Channel.exec_command\n"
-        "def killed(channel, command):\n"
-        "    return os.kill(os.getpid(), 9) if 'sh -s -- 1' in str(command) else send(channel, command)\n"
-        "paramiko.Channel.exec_command = killed\n"
-        "from cloudddp.__main__ import main\nmain()"
-    )
-    cli.start_code(code, "extend", "--hours", "2").communicate()
-    after = before + timedelta(hours=2)
-    assert (ends(cli), timers(simulator, cli)) == (after, {iso(before)})
-    warned = cli("status").stderr
-    assert f"cloudddp extend --until {iso(after)}" in warned
-    cli.ok("extend", "--hours", "2")
-    assert (ends(cli), timers(simulator, cli)) == (after, {iso(after)})
-    assert "not completed" not in cli("status").stderr
-    earlier = datetime.now(UTC) + timedelta(minutes=30)
-    cli.start_code(code, "extend", "--until", earlier.isoformat()).communicate()
-    assert (ends(cli), timers(simulator, cli)) == (
-        after,
-        {iso(after)},
-    )  # lowered once the nodes have confirmed it
-
-
 def test_second_of_two_extensions_is_refused(simulator: Any, cli: Any) -> None:
     """Both have read the deadline when the first one moves it."""
     cli.ok("up", "-n", "1", "-t", "g5.12xlarge", "--max-hours", "1")

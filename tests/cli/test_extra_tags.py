@@ -95,10 +95,3 @@ def refused(message: str, tags: list[str]) -> None:
     with pytest.raises(UsageError) as error:
         main.main(words, standalone_mode=False, prog_name="cloudddp")
     assert message in f"{error.value.message} {error.value.hint}"
-
-
-def test_as_many_tags_as_allowed_are_accepted_by_ec2(cli: Any, ec2: Any) -> None:
-    words = [word for number in range(35) for word in ("--tag", f"{number:02}{'k' * 125}={'v' * 256}")]
-    cli.ok("up", "-n", "1", *words)
-    (tags,) = tags_of(ec2, cli.cluster)["instance"]
-    assert len(tags) > 35

@@ -110,21 +110,3 @@ def test_doctor_checks_each_candidate(cli: Any, conditions: Any) -> None:
     assert "g5.xlarge on demand: image" not in status  # as that of the first one
     conditions(quota={"on-demand-g": 0})
     assert cli("doctor", "-n", "2", "-t", "p5.48xlarge,g5.xlarge").returncode == 1
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["-t", "g5.xlarge,g5.hugelarge"], "unknown instance type 'g5.hugelarge'"),
-        (["--gpu", "H1000"], "no instance type has a GPU H1000"),
-        (["-t", "g5.xlarge", "--gpu", "A10G"], "--instance-type and --gpu exclude each other"),
-        (["--spot", "--spot", "prefer"], "--spot and --spot=prefer exclude each other"),
-        (["-t", "g5.xlarge,g6.xlarge", "--price", "1"], "cluster.price is that of one type, and there are 2"),
-        (["--spot", "prefer", "--reservation", "cr-0123456789abcdef0"], "spot instances cannot use"),
-    ],
-)
-def test_bad_input_is_refused_before_anything_is_called(
-    cli: Any, faults: Any, words: list[str], message: str
-) -> None:
-    assert message in cli.fails(2, "up", *words)
-    assert faults.count("DescribeInstances") == 0

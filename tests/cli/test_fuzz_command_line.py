@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.server
-import os
 import re
 import subprocess
 import sys
@@ -18,8 +17,7 @@ from support.fuzz_cases import Case
 from support.harness import ROOT, TIMEOUT, clean_environment
 from support.processes import CLOSED, Stream, zygote
 
-COUNT, AT_ONCE = 300, 60
-PATHS = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+COUNT, AT_ONCE = 300, 50
 CODES = {0, 1, 2, 3, 130}
 CRASHES = re.compile(r"a bug in cloudddp|Traceback|Exception ignored|Fatal Python error")
 UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
@@ -69,22 +67,18 @@ def refusing() -> Iterator[str]:
 def test_every_command_line_ends_with_an_exit_code_and_a_message(
     tmp_path: Path, refusing: str, first: int
 ) -> None:
-    program = [sys.executable, fuzz.__file__, str(first), str(first + AT_ONCE), str(tmp_path), refusing]
-    done = subprocess.run(
-        program, env=clean_environment(PYTHONPATH=PATHS), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert [fault for outcome in fuzz.outcomes(tmp_path) for fault in faults(*outcome)] == []
+    ended = fuzz.outcomes(first, first + AT_ONCE, tmp_path, refusing)
+    assert [fault for outcome in ended for fault in faults(*outcome)] == []
     # Neither a simulator nor a cluster was started.
     assert not list(tmp_path.glob("*/state/sim/sim.json"))
     assert not list(tmp_path.glob("*/state/clusters/*/id_ed25519"))
 
 
-def faults(case: Case, code: int, out: bytes, err: bytes) -> Iterator[str]:
+def faults(case: Case, code: int, out: str, err: str) -> Iterator[str]:
     about = f"seed {case.seed}, {case.words!r:.300}"
     if code not in CODES:
         yield f"{about}: exit {code}: {err[-500:]!r}"
-    shown = (out + err).decode(errors="surrogateescape")
+    shown = out + err
     if found := CRASHES.search(shown):
         yield f"{about}: {shown[found.start() :][-700:]!r}"
     if found := UNSAFE.search(shown) or re.search("[\udc80-\udcff]", shown):
@@ -220,24 +214,3 @@ def test_configuration_that_is_not_a_regular_file(place: Place, make: str) -> No
     subprocess.run([*make.split(), "odd"], cwd=place.project, check=True)
     code, output = place("--config", "odd", "jobs")
     assert (code, "odd" in output) == (2, True), output
-
-
-@pytest.mark.parametrize("verb", ["sim status", "up -y"])
-def test_state_folder_that_is_a_symlink_loop(place: Place, verb: str) -> None:
-    loop = place.project / "loop"
-    loop.symlink_to(loop)
-    assert place(*verb.split(), env={"CLOUDDDP_HOME": str(loop)})[0] in (1, 2)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("CLOUDDDP_OUTPUTS", "runs,\udcff"),
-        ("CLOUDDDP_CLUSTER", "\udcff"),
-        ("AWS_ENDPOINT_URL", "\udcff"),
-        ("AWS_ENDPOINT_URL", "nonsense"),
-        ("AWS_SECRET_ACCESS_KEY", "\udcff"),
-    ],
-)
-def test_variable_that_cannot_be_encoded_is_a_usage_error(place: Place, name: str, value: str) -> None:
-    assert place("jobs", env={name: value})[0] == 2

@@ -61,8 +61,10 @@ def test_nodes_install_the_requirements_of_an_example(line: CommandLine) -> None
 
 def test_project_is_looked_at(line: CommandLine) -> None:
     """What was found is in the file, which is short, and on the screen."""
+    name = "src/own/train.py"
     saves = 'import torch\ntorch.save({}, "ckpt/a.pt")\ntorch.save({}, "/mnt/a.pt")\nopen("data/x")\n'
-    line.write("train.py", f'{saves}if __name__ == "__main__":\n    torch.distributed.init_process_group()\n')
+    main = 'from . import x\nif __name__ == "__main__":\n    torch.distributed.init_process_group()\n'
+    line.write(name, saves + main)
     line.write("uv.lock", "")
     line.write("data/x", "1")
     line.write(".gitignore", "data/\n")
@@ -73,9 +75,10 @@ def test_project_is_looked_at(line: CommandLine) -> None:
     config = settings.resolve([settings.read_toml(line.cwd / "cloudddp.toml")])
     assert config.setup.environment == "uv.lock"
     assert [one.source for one in config.data] == ["data"]
-    assert "train.py: a training script; it saves to ckpt\n" in done.stderr
-    assert "train.py saves to /mnt/a.pt, outside the project" in done.stderr
-    assert done.stderr.endswith("cloudddp --sim run train.py\n")
+    assert config.job.env == {"PYTHONPATH": "src"}
+    assert f"{name}: a training script; it saves to ckpt\n" in done.stderr
+    assert f"{name} saves to /mnt/a.pt, outside the project" in done.stderr
+    assert done.stderr.endswith("cloudddp --sim run -m own.train\n")
 
 
 @pytest.mark.parametrize("name", ["empty", "home"])

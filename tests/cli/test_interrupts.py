@@ -131,19 +131,6 @@ def test_closing_the_terminal_at_the_question_leaves_the_job_running(
     assert json.loads(cli.ok("jobs", "--json"))[0]["state"] == "running"
 
 
-def test_closing_the_terminal_during_up_leaves_nothing(
-    cli: Any, faults: Any, terminal: Any, remains: Any
-) -> None:
-    came, go = faults.hold("RunInstances")
-    window = terminal("up", "-n", "2")
-    assert came.wait(60)
-    os.close(window.ours)
-    window.process.send_signal(signal.SIGHUP)
-    go.set()
-    window.process.wait(TIMEOUT)
-    assert remains().nothing
-
-
 def test_second_signal_does_not_abort_the_teardown(cli: Any, faults: Any, remains: Any) -> None:
     came, go = faults.hold("TerminateInstances")
     cli.ok("up", "-n", "1")

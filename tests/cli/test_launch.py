@@ -62,6 +62,12 @@ def test_missing_python_is_reported(cli: Any) -> None:
     assert "no /nowhere/python" in err
 
 
+def test_script_that_is_a_part_of_a_package_gets_the_way_to_start_it(cli: Any) -> None:
+    direct(cli)
+    cli.write("src/own/train.py", "from . import other")
+    assert "start it as `-m own.train`, and add [job] env" in cli("launch", "src/own/train.py").stderr
+
+
 def test_first_failing_rank_is_named_and_sets_the_exit_code(cli: Any) -> None:
     direct(cli, nodes=2, ranks=2)
     cli.write("fail.py", SLEEPERS)
@@ -181,50 +187,3 @@ def test_ranks_that_do_not_fit_are_refused_before_the_sync(cli: Any) -> None:
 
 
 # With the same time and the same random digits in both launches.
-SAME_ID = """
-import random
-from datetime import datetime
-from cloudddp.job import job_request
-
-class Moment(datetime):
-    @classmethod
-    def now(cls, tz=None):
-        return datetime(2026, 1, 31, 23, 59, 59, 500_000, tz)
-
-job_request.datetime, job_request.secrets = Moment, random.Random(0)
-from cloudddp.__main__ import main
-main()
-"""
-
-
-def test_concurrent_launches_with_the_same_id_start_one_job(cli: Any) -> None:
-    """A launch that is refused ends its own job by its id."""
-    direct(cli)
-    cli.write("wait.py", "import time; time.sleep(600)")
-    cli.ok("sync")
-    both = [cli.start_code(SAME_ID, "launch", "-d", "wait.py") for _ in range(2)]
-    outputs = [process.communicate(timeout=TIMEOUT) for process in both]
-    assert sorted(process.returncode for process in both) == [0, 1]
-    (started,) = (out.strip() for out, _ in outputs if out)
-    (refused,) = (err for out, err in outputs if not out)
-    assert f"another launch began at the same moment and has the id {started}; nothing was started" in refused
-    (job,) = json.loads(cli.ok("jobs", "--json"))
-    assert (job["id"], job["state"]) == (started, "running")
-    cli.ok("cancel", started)
-    assert json.loads(cli.ok("jobs", "--json"))[0]["state"] == "cancelled"
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--down", "--down needs -d"),
-        ("-d --keep 5", "--keep needs --down, or job.on_stall"),
-        ("-d --down --keep -1", "-1"),
-        ("-d --down --keep long", "'long' is not a valid float"),
-        ("--save-minutes 16", "save_minutes"),
-    ],
-)
-def test_bad_options_are_refused_before_anything_is_called(line: Any, words: str, message: str) -> None:
-    """Nodes that really power off: tests/lab/product/test_notices_in_the_lab.py."""
-    line.write("ok.py", "")
-    assert message in line.fails(2, "launch", *words.split(), "ok.py")

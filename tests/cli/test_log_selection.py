@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from typing import Any
 
 import pytest
-from support.harness import TIMEOUT, interrupt
+from support.harness import TIMEOUT
 from support.jobs import direct, lines_by_rank, written
 
 from cloudddp.cli.main import main
@@ -102,26 +101,3 @@ def test_terminal_escapes_are_text_unless_raw(cli: Any, terminal: Any) -> None:
     assert "[rank 0 | node 0] \x1b[31mred\x1b[0m \x1b]0;title\x07 \x1b[2J \x9b31m \u202e override" in raw
     first, *_ = [json.loads(line)["line"] for line in cli.ok("logs", "--json").splitlines()]
     assert first.startswith("\x1b[31mred\x1b[0m \x1b]0;title\x07")
-
-
-def test_silence_is_reported_with_the_last_output(cli: Any) -> None:
-    direct(cli)
-    cli.write(
-        "silent.py",
-        "import json, os, time\nprint('hello', flush=True)\n"
-        "path = os.environ['CLOUDDDP_STATUS_FILE']\n"
-        "open(path + '.new', 'w').write(json.dumps({'state': 'running', 'step': 120}))\n"
-        "os.rename(path + '.new', path)\ntime.sleep(600)\n",
-    )
-    process = cli.start("launch", "silent.py", CLOUDDDP_TIME_SCALE="0.02")
-    deadline, seen = time.monotonic() + TIMEOUT, []
-    while not any("rank 0 was the last (step 120)" in line for line in seen) and time.monotonic() < deadline:
-        seen.append(process.stderr.readline())
-    job = json.loads(cli.ok("jobs", "--json"))[0]["id"]
-    assert re.fullmatch(
-        r"no output from any rank for \d+ (?:s|min); rank 0 was the last \(step 120\)\. "
-        rf"`cloudddp .*stacks {job}` shows where each rank is\n",
-        seen[-1],
-    )
-    assert any(f"waiting for the first output of job {job}" in line for line in seen)
-    assert interrupt(process)[0] == 130

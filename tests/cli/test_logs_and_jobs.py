@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -53,25 +52,6 @@ def test_detached_job_is_followed_and_cancelled_from_other_processes(cli: Any) -
     assert len(json.loads(cli.ok("status", "--json"))[0]["nodes"]) == 2  # the cluster stays
 
 
-def test_detached_job_that_fails_on_one_node_ends_on_all(cli: Any) -> None:
-    """Nobody follows it: the agents end the rank on the other node, and a cancel finds nothing to do."""
-    direct(cli, nodes=2)
-    cli.write(
-        "half.py",
-        "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(9)\nprint('on', "
-        "flush=True)\ntime.sleep(600)",
-    )
-    cli.ok("launch", "-d", "half.py")
-    wait_for(lambda: processes(cli) == 0, "the supervisors end")
-    assert "it had already ended (failed)" in cli.ok("cancel")
-    (job,) = json.loads(cli.ok("jobs", "--json"))
-    assert (job["state"], job["exit_code"]) == ("failed", 9)
-    assert job["cause"] == "rank 1 on node 1 exited with code 9"
-    assert f"job {job['id']} failed: rank 1 on node 1 exited with code 9\n" in cli("jobs").stderr
-    done = cli("logs", "-f")
-    assert (done.returncode, "failed: rank 1 on node 1 exited with code 9\n" in done.stderr) == (9, True)
-
-
 def test_following_does_not_end_a_job_that_restarts(cli: Any) -> None:
     """torchrun restarts the rank that failed."""
     pytest.importorskip("torch")
@@ -84,32 +64,6 @@ def test_following_does_not_end_a_job_that_restarts(cli: Any) -> None:
     )
     cli.ok("launch", "-d", "twice.py")
     assert cli("logs", "-f").returncode == 0
-
-
-def test_killed_supervisor_ends_the_job_and_is_named(cli: Any) -> None:
-    direct(cli)
-    cli.write("wait.py", "import time; print('began', flush=True); time.sleep(600)")
-    process = cli.start("launch", "wait.py")
-    assert "began" in process.stdout.readline()
-    (job,) = json.loads(cli.ok("jobs", "--json"))
-    state = cli.ok("exec", f"cat ~/.cloudddp/jobs/{job['id']}/state.json")
-    os.kill(json.loads(state)["pid"], signal.SIGKILL)
-    _, err = process.communicate(timeout=TIMEOUT)
-    assert (process.returncode, "node 0: the agent of cloudddp has ended there" in err) == (1, True)
-    wait_for(lambda: processes(cli) == 0, "nothing of the job is left")
-    (job,) = json.loads(cli.ok("jobs", "--json"))
-    assert (job["state"], job["exit_code"]) == ("failed", 1)
-    later = cli("logs", "-f")
-    assert (later.returncode, "node 0: the agent of cloudddp has ended there" in later.stderr) == (1, True)
-
-
-def test_exec_runs_on_all_nodes_and_returns_the_highest_code(cli: Any) -> None:
-    direct(cli, nodes=2)
-    done = cli("exec", "--", "sh", "-c", "echo $0 here; exit $CODE", "two words")
-    assert done.returncode == 0
-    assert sorted(done.stdout.splitlines()) == ["[node 0] two words here", "[node 1] two words here"]
-    assert cli("exec", "--node", "1", "exit 4").returncode == 4
-    assert cli("exec", "--node", "2", "true").returncode == 1
 
 
 def test_exec_passes_bytes_that_are_not_utf8(cli: Any, tmp_path: Path) -> None:

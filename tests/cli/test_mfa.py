@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.harness import TIMEOUT
 from support.identity import User, iso
 
 ROLE = "arn:aws:iam::123456789012:role/trainer"
@@ -200,43 +199,3 @@ def test_run_refuses_credentials_that_end_before_the_deadline(
     (hours,) = re.findall(r"`--max-hours (0\.\d+)`", done.err)
     shorter = user.run("run", "-n", "1", "--max-hours", hours, "train.py")
     assert "there is no terminal to ask on; add -y" in shorter.err
-
-
-def test_run_whose_session_ends_reports_what_still_runs_and_how_to_remove_it(
-    user: User, remains: Any, conditions: Any, tmp_path: Path
-) -> None:
-    user.cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_STOP_GRACE="1")
-    log_in(user)
-    go = tmp_path / "go"
-    user.cli.write(
-        "wait.py",
-        "import pathlib, sys, time\nprint('began', flush=True)\nwhile not "
-        "pathlib.Path(sys.argv[1]).exists(): time.sleep(0.05)",
-    )
-    process = user.start("run", "-n", "1", "--nproc-per-node", "1", "wait.py", str(go))
-    assert "began" in process.stdout.readline()
-    conditions(roles={ROLE: {"codes": [], "seconds": 0}})
-    go.touch()
-    _, err = process.communicate(timeout=TIMEOUT)
-    (node,) = remains().instances
-    assert process.returncode == 3
-    assert node in err
-    assert "UTC" in err
-    assert (
-        "`cloudddp status` in a terminal, where it asks for a new MFA code, then repeat `cloudddp down`"
-        in err
-    )
-    assert "Traceback" not in err
-
-    blocked = user.run("down", "-y")
-    assert blocked.code == 3
-    assert f"this may still be running:\n  cluster {user.cli.cluster} " in blocked.err
-    assert node in blocked.err
-    assert "then `cloudddp down`" in blocked.err
-
-    conditions(roles={ROLE: {"codes": ["333333"]}})
-    with user.terminal("down", "-y") as tty:
-        tty.answer("MFA code for", "333333")
-        done = tty.end()
-    assert done.code == 0, done.err
-    assert remains().nothing

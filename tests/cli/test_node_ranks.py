@@ -20,42 +20,6 @@ def row(text: str, instance: str) -> list[str]:
     return line.split()
 
 
-def test_ranks_stay_after_node_0_has_ended(cli: CommandLine, ec2: Any) -> None:
-    cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_NPROC_PER_NODE="1")
-    cli.ok("up", "-n", "2")
-    before = members(cli)
-    cli.write(
-        "name.py",
-        "import os, pathlib\npathlib.Path('runs').mkdir()\n"
-        "pathlib.Path('runs/node').write_text(os.environ['CLOUDDDP_NODE_RANK'])\nprint('rank', "
-        "os.environ['RANK'])\n",
-    )
-    cli.ok("launch", "name.py")
-    ec2.terminate_instances(InstanceIds=[before[0]])
-    wait_for(lambda: members(cli) == {1: before[1]}, "only node 1 is left, and is still node 1")
-
-    shown = cli.ok("status")
-    assert row(shown, before[1])[0] == "1"
-    assert "1 node of it has ended" in shown
-    assert cli.ok("exec", "--", "echo here") == "[node 1] here\n"
-    assert cli.ok("logs") == "[rank 1 | node 1] rank 1\n"
-    assert "node 1: 1 file" in cli.ok("pull", "--all-nodes", "--to", "all")
-    assert (cli.cwd / "all/node1/runs/node").read_text() == "1"
-    for command in (
-        ("exec", "--node", "0", "--", "true"),
-        ("ssh", "0", "--", "true"),
-        ("pull", "--node", "0"),
-    ):
-        refused = cli(*command)
-        assert refused.returncode == 1, command
-        assert "node 0 has ended" in refused.stderr
-        assert "live nodes: 1" in refused.stderr
-    assert "there is no node 2" in cli("exec", "--node", "2", "--", "true").stderr
-    refused = cli("launch", "name.py")
-    assert refused.returncode == 1
-    assert "1 of 2 nodes" in refused.stderr
-
-
 def launch_copy(ec2: Any, instance: str) -> str:
     """Launch an instance with image, key, user data and tags of another one, as the AWS console can."""
     where = [{"Name": "instance-id", "Values": [instance]}]

@@ -30,24 +30,6 @@ def key(simulator: Any) -> str:
     return str(client_of(simulator, "kms").create_key()["KeyMetadata"]["Arn"])
 
 
-@pytest.mark.parametrize(
-    ("words", "key", "other"),
-    [
-        ((), "eu-west-1:123456789012:key/" + UNKNOWN_KEY, "us-east-1"),
-        (("--regions", "us-east-1,us-west-2"), "us-east-1:123456789012:alias/train", "us-west-2"),
-    ],
-)
-def test_key_of_another_region_exits_2_before_any_call(
-    cli: Any, faults: Any, words: tuple[str, ...], key: str, other: str
-) -> None:
-    region = key.partition(":")[0]
-    done = cli("up", *words, "--kms-key", f"arn:aws:kms:{key}")
-    assert done.returncode == 2
-    assert f"is a key in {region}, and the cluster would be in {other}" in done.stderr
-    assert f"--region {region}" in done.stderr
-    assert faults.calls == []
-
-
 def test_unusable_key_is_named_with_the_permissions_it_needs(
     cli: Any, simulator: Any, key: str, remains: Any
 ) -> None:

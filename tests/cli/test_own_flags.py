@@ -4,12 +4,10 @@ the script."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import click
 import pytest
 from support.commands import verb as command_of
-from support.jobs import direct
 
 from cloudddp.cli.main import main
 from cloudddp.cli.misplaced_options import REFUSED
@@ -108,36 +106,3 @@ def test_hint_keeps_global_options_that_the_script_has_too() -> None:
 @pytest.mark.parametrize("value", ["-c", "--config", "-e"])
 def test_double_dash_as_a_value_does_not_end_options(value: str) -> None:
     assert "--max-cost comes after" in refusal("run", value, "--", "train.py", "--max-cost", "5").message
-
-
-def test_script_arguments_reach_the_script(cli: Any) -> None:
-    direct(cli)
-    cli.write("args.py", "import sys; print(*sys.argv[1:])")
-    for words in (
-        "-- args.py --sim -n4 --detach",
-        "args.py -- --sim -n4 --detach",
-        "args.py -v --help -lr 3 - --max-costs --config c.yaml -c -n 4 -m",
-    ):
-        own = words.partition("args.py ")[2]
-        assert cli.ok("launch", *words.split()).strip().endswith(f"] {own}")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("run", "train.py", "--max-cost", "5"), "put it before train.py"),
-        (("launch", "--epochs", "3", "train.py"), "go after it: `cloudddp launch train.py --epochs`"),
-        (("launch", "--detatch", "train.py"), "did you mean --detach?"),
-        (("launch", "-m"), "-m needs the name of a module"),
-    ],
-)
-def test_misplaced_option_is_a_usage_error_before_any_call(
-    cli: Any, faults: Any, words: tuple[str, ...], message: str
-) -> None:
-    cli.write("train.py", "")
-    done = cli(*words)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert ("did you mean" in done.stderr) == ("did you mean" in message)
-    assert "Usage:" not in done.stderr
-    assert faults.calls == []

@@ -192,13 +192,6 @@ def test_refusal_of_one_region_leads_to_the_next(
     assert remains().nothing
 
 
-def test_region_and_regions_exclude_each_other(cli: Any, faults: Any) -> None:
-    done = cli("--region", "us-east-1", "up", "--regions", "us-east-1,us-west-2")
-    assert done.returncode == 2
-    assert "--region and --regions exclude each other" in done.stderr
-    assert not faults.calls
-
-
 # -- waiting: what it costs, and what ends it ----------------------------------------------------------------
 
 

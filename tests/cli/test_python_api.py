@@ -68,6 +68,36 @@ print(json.dumps([signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTER
     assert not [path for path in kept if b"secret-value" in path.read_bytes()]
 
 
+def test_run_begins_with_results_and_jobs_keep_theirs(cli: CommandLine, ec2: Any) -> None:
+    """Of two jobs on a cluster only the second is pulled."""
+    code = """
+with open("train.py", "a") as file:
+    file.write("open(sys.argv[1] + os.environ['RANK'], 'w').write(sys.argv[2])")
+with cloudddp.up(nodes=2, **settings) as cluster:
+    first = cluster.launch("train.py", ["a", "1"])
+    first.wait()
+    second = cluster.launch("train.py", ["b", "2"])
+    second.wait()
+    second.pull()
+print(json.dumps([first.id, second.id]))
+said = []
+cloudddp.run("train.py", ["c", "3"], results=True, nodes=1, on_progress=said.append, **settings)
+print(json.dumps(sorted(text for text in said if "earlier jobs" in text or " on the nodes, " in text)))
+try:
+    cloudddp.run("train.py", ["d", "4"], results="20200101-000000-none", **settings)
+except cloudddp.UsageError as error:
+    print(json.dumps(error.message))
+"""
+    ((first, second), (sent,), refused), _ = run(cli, code)
+    results = cli.cwd / "results"
+    found = {job: {p.name for p in (results / job).glob("[a-d]?")} for job in (first, second)}
+    assert found == {first: {"a0"}, second: {"b0"}}
+    assert (results / first / "node1/a1").exists()
+    assert f"results of {results / second} and 1 job before it on the nodes" in sent
+    assert refused == f"{results} has no results of job 20200101-000000-none"
+    assert remaining(ec2, cli.cluster).nothing
+
+
 def test_results_that_cannot_be_pulled_keep_the_nodes(cli: CommandLine, ec2: Any) -> None:
     cli.write("results", "a file, where the results would go")
     code = """

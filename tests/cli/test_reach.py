@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from support.agentnode import free_port
-from support.harness import CommandLine, cannot, instances_of, interrupt, wait_for
+from support.harness import CommandLine, cannot, instances_of, interrupt
 
 # The start of an editor's remote session, as logs in public issues of VS Code Remote-SSH show it:
 # `ssh -v -T -D PORT -o ConnectTimeout=15 HOST bash`, and on stdin a script that prints a marker, looks at the
@@ -145,36 +145,6 @@ def test_editor_starts_its_server_through_openssh(cli: Any, tmp_path: Path) -> N
         process.wait()
         process.stdout.close()
         log.close()
-
-
-def test_hosts_follow_the_clusters(cli: Any, ec2: Any, tmp_path: Path) -> None:
-    """`up` adds the nodes, `resume` corrects them, and `down` removes them."""
-    openssh()
-    cli.write("cloudddp.toml", '[job]\nrendezvous = "direct"\nnproc_per_node = 1\n')
-    cli.write("fail.py", "raise SystemExit(5)")
-    cli.ok("up", "-n", "2")
-    user = tmp_path / "config"
-    written = cli("ssh-config")
-    assert f" {cli.cluster}-0 {cli.cluster}-1" in written.stderr.partition("names now:")[2]
-    user.write_text(written.stdout)
-
-    def answers(node: int) -> str:
-        return run("ssh", "-F", str(user), f"{cli.cluster}-{node}", "pwd").stdout
-
-    old = answers(1)
-    assert cli("launch", "fail.py").returncode == 5
-    ids = instances_of(ec2, cli.cluster)
-    lost = next(one for one in ids if one in old)
-    ec2.terminate_instances(InstanceIds=[lost])
-    wait_for(lambda: len(instances_of(ec2, cli.cluster)) == 1, "the node has terminated")
-    cli("resume")
-    assert answers(1) not in ("", old)
-    assert answers(0)
-
-    file = hosts_file(cli)
-    assert file is not None
-    cli.ok("down", "-y")
-    assert (hosts_file(cli), (file.parent / "known_hosts").exists()) == (None, False)
 
 
 def test_up_mentions_it_for_the_first_cluster_of_a_computer(cli: Any, tmp_path: Path) -> None:

@@ -21,6 +21,9 @@ if rank == 0:
     with open("runs/metrics.jsonl", "w") as file:
         for step in range(50):
             file.write(json.dumps({"step": step, "loss": 1 / (step + 1)}) + "\\n")
+    with open("runs/events.tfevents.1", "w") as file:
+        file.write("of an earlier job")
+    os.utime("runs/events.tfevents.1", (1e9, 1e9))
     with open(os.environ["CLOUDDDP_STATUS_FILE"], "w") as file:
         json.dump({"state": "running", "step": 50}, file)
 if rank == 1:
@@ -46,7 +49,8 @@ def test_report_of_a_job(cli: Any) -> None:
         "train.py --lr 0.1", "failed, exit code 1",
         "rank 1 on node 1 exited with code 1", "&lt;/pre&gt;&lt;img src=x&gt;", "API_KEY", "OTHER_KEY",
         "<figcaption>loss", "g5.12xlarge", "Commit <code>", "starting job", "nodes ready",
-        "ranks started on node 1", "on demand)", "+rank = int(os.environ", "job.rendezvous",
+        "ranks started on node 1", "on demand for 2 nodes", "+rank = int(os.environ", "job.rendezvous",
+        "runs/events.tfevents.1</td><td>left out: written before",
     ):  # fmt: skip
         assert part in page, part
     own = [path.read_text() for path in (folder / "logs").rglob("*") if path.is_file()]

@@ -107,13 +107,6 @@ def test_unknown_reservation_is_refused(cli: Any, faults: Any) -> None:
     assert faults.count("ImportKeyPair") == 0
 
 
-def test_spot_excludes_a_reservation(cli: Any, faults: Any) -> None:
-    done = cli("up", "-t", "g5.12xlarge", "--reservation", "cr-00000000", "--spot")
-    assert done.returncode == 2, done.stderr
-    assert "omit --spot" in done.stderr
-    assert faults.calls == []
-
-
 def test_full_reservation_is_refused_before_anything_is_created(
     cli: Any, ec2: Any, faults: Any, reserve: Any
 ) -> None:
@@ -183,12 +176,6 @@ def test_reservation_in_a_placement_group_uses_that_group(
     cli.ok("down", "-y")
     assert remains().nothing
     ec2.delete_placement_group(GroupName="of-another")
-
-
-def test_dry_run_shows_the_reservation(cli: Any) -> None:
-    out = cli.ok("up", "--dry-run", "-t", "p5.48xlarge", "--reservation", BLOCK, "--zones", "us-east-1b")
-    assert f"Assumed: {BLOCK} is an on-demand reservation for 2 x p5.48xlarge in us-east-1b" in out
-    assert f'"CapacityReservationId": "{BLOCK}"' in out
 
 
 # -- capacity blocks -----------------------------------------------------------------------------------------

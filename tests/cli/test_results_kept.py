@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from typing import Any
 
-from support.harness import TIMEOUT, interrupt, wait_for
+from support.harness import TIMEOUT, wait_for
 from support.interrupts import interrupted_at, start_interrupted
 
 WRITE = (
@@ -130,18 +131,6 @@ def test_files_beyond_the_limit_keep_the_nodes_and_the_next_pull_copies_them(cli
     assert "not pulled" not in cli("down", "-y").stderr
 
 
-def test_pull_repeated_finds_the_files_again_and_not_those_of_earlier_jobs(cli: Any) -> None:
-    configure(cli, "write('a')", outputs="")
-    cli.write("other.py", WRITE + "write('b')")
-    cli.nodes(1)
-    cli.ok("launch", "train.py")
-    assert "1 file," in cli.ok("pull")
-    assert "0 files, 0 bytes" in cli.ok("pull")
-    cli.ok("launch", "other.py")
-    cli.ok("pull", "--to", "got")
-    assert [path.name for path in (cli.cwd / "got").iterdir() if path.name != "cloudddp-logs"] == ["b"]
-
-
 LINKED = "import tempfile; far = tempfile.mkdtemp(); os.symlink(far, 'runs')\n"
 
 
@@ -182,23 +171,6 @@ def test_run_keeps_the_cluster_if_results_cannot_be_written(cli: Any, remains: A
     assert process.returncode == 3, err
     assert "node 0: results were not pulled" in err
     assert len(remains().instances) == 1
-
-
-def test_interrupted_run_keeps_files_outside_the_outputs(cli: Any, remains: Any) -> None:
-    configure(
-        cli,
-        "import time; write('runs/log'); write('out/best.pt'); print('began', flush=True); time.sleep(600)",
-    )
-    process = cli.start("run", "-n", "1", "train.py")
-    assert process.stdout is not None
-    assert "began" in process.stdout.readline()
-    code, _, err = interrupt(process)
-    assert code == 3, err
-    assert "node 0: out/ (" in err
-    assert pulled_files(cli) == {"runs/log"}, err
-    assert len(remains().instances) == 1
-    (job,) = json.loads(cli.ok("jobs", "--json"))
-    assert job["state"] == "cancelled"
 
 
 def test_ctrl_c_while_aws_is_queried_about_a_lost_node_keeps_the_files_of_the_other(
@@ -287,4 +259,31 @@ def test_down_names_running_jobs_and_unpulled_results(cli: Any, remains: Any) ->
     assert f"job {job} is running on nodes 0, 1" in done.stderr
     assert "not pulled from node 0: runs (1 byte), out/ (1 byte) of job " + job in done.stderr
     assert "to keep them, first: `cloudddp pull --all-nodes runs out`" in done.stderr
+    assert remains().nothing
+
+
+def test_run_continues_from_the_newest_version_of_every_file(cli: Any, remains: Any) -> None:
+    """Day 1 saves a checkpoint, day 2 writes only a log; day 3 needs both."""
+    configure(
+        cli,
+        "import sys\nday = sys.argv[1]\nfound = [name for name in ('ck.pt', 'log') if os.path.exists(name)]\n"
+        "print('rank', rank, 'found', *[open(name).read() for name in found], flush=True)\n"
+        "if day == 'day1': write('ck.pt', 'of' + rank)\nwrite('log', day)\n",
+        outputs="",
+    )
+    cli.ok("run", "-n", "2", "train.py", "day1")
+    (first,) = (cli.cwd / "results").iterdir()
+    second = cli.ok("run", "-n", "2", "--results", first.name, "train.py", "day2")
+    third = cli.ok("run", "--results", "-n", "2", "train.py", "day3")
+    for rank in "01":
+        assert f"rank {rank} found of{rank} day1\n" in second
+        assert f"rank {rank} found of{rank} day2\n" in third
+    hint = cli("run", "--max-cost", "0.01", "train.py", "day4")
+    assert hint.returncode != 0
+    assert "if the script continues from them: add --results to this command" in " ".join(hint.stderr.split())
+    shutil.rmtree(first)
+    refused = cli("run", "--results", max((cli.cwd / "results").iterdir()).name, "train.py", "day4")
+    assert refused.returncode == 2
+    assert f"continued {first.name}, of which" in refused.stderr
+    assert "creating" not in hint.stderr + refused.stderr
     assert remains().nothing

@@ -12,12 +12,21 @@ from typing import Any
 import pytest
 from support.harness import TIMEOUT, remaining, wait_for
 from support.interrupts import interrupted_at
-from support.jobs import direct
+from support.jobs import direct, homes
 
 SCRIPT = """
 import os, sys
 print('value', os.environ.get('A'), os.environ.get('B'), sys.argv[1:], flush=True)
 raise SystemExit(5)
+"""
+
+
+SAVE = """
+import os, time
+os.makedirs('out', exist_ok=True)
+for name in ('both.pt', *(['1.pt'] if os.environ['RANK'] == '1' else [])):
+    open(f'out/{name}', 'w').write('saved')
+time.sleep(600)
 """
 
 
@@ -179,16 +188,6 @@ def test_nothing_to_resume(cli: Any, tmp_path: Path) -> None:
     assert cli("watch", "--times", "0").returncode == 2
 
 
-def test_nodes_min_above_the_number_of_nodes_is_refused_before_anything_is_created(
-    cli: Any, ec2: Any
-) -> None:
-    cli.write("script.py", SCRIPT)
-    done = cli("run", "-n", "2", "-t", "g5.12xlarge", "--nodes-min", "3", "script.py")
-    assert done.returncode == 2
-    assert "job.nodes_min is 3" in done.stderr
-    assert remaining(ec2, cli.cluster).nothing
-
-
 def test_replacement_gets_what_the_lost_node_had_written(cli: Any, ec2: Any) -> None:
     """Another node had got a copy before: the only one that is left."""
     cli.write("cloudddp.toml", '[job]\nrendezvous = "direct"\nnproc_per_node = 1\n')
@@ -203,6 +202,27 @@ def test_replacement_gets_what_the_lost_node_had_written(cli: Any, ec2: Any) -> 
     assert cli("resume").stdout.count("found True") == 2
     reported = cli("jobs")
     assert "node 1: snapshot (5 bytes)" in reported.stderr, reported.stderr
+
+
+def test_what_only_the_lost_node_has_is_named_before_another_is_bought(cli: Any, ec2: Any) -> None:
+    """The newest file is of the end of the job: the ranks save at a notice."""
+    cli.write("cloudddp.toml", '[job]\nrendezvous = "direct"\nnproc_per_node = 1\n')
+    cli.write("save.py", SAVE)
+    cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
+    process = cli.start("launch", "save.py", CLOUDDDP_HEARTBEAT="2")
+    report = ".cloudddp/jobs/*/wrote-1.json"
+    wait_for(lambda: any(list(home.glob(report)) for home in homes(cli)), "node 1 has reported its files")
+    ids = [node["instance_id"] for node in json.loads(cli.ok("status", "--json"))[0]["nodes"]]
+    ec2.terminate_instances(InstanceIds=ids[1:])
+    _, err = process.communicate(timeout=TIMEOUT)
+    assert process.returncode, err
+    assert "only node 1 has out/1.pt:" in err, err
+    resumed = cli("resume", "-d")
+    before, _, after = resumed.stderr.partition("only node 1 has out/1.pt:")
+    assert after, resumed.stderr
+    assert live(ec2, cli.cluster) != ids[:1]
+    assert "launching" in after, resumed.stderr
+    assert "launching" not in before
 
 
 def test_watch_waits_while_another_command_resumes_the_job(cli: Any) -> None:

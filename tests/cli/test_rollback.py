@@ -27,16 +27,6 @@ def listed_everything(ec2: Any, cluster: str) -> list[str]:
     return [str(one) for one in every if of_cluster in one.get("Tags", [])]
 
 
-def test_refused_launch_removes_what_is_not_listed_yet(
-    cli: Any, ec2: Any, faults: Any, conditions: Conditions
-) -> None:
-    conditions(unlisted=UNLISTED)
-    faults.fail("RunInstances", "UnauthorizedOperation", status=403)
-    done = cli("up", "-n", "2", "-t", TYPE)
-    assert done.returncode == 1, done.stderr
-    assert listed_everything(ec2, cli.cluster) == []
-
-
 @pytest.mark.parametrize("action", ["CreatePlacementGroup", "AllocateAddress"])
 def test_interrupt_removes_what_is_not_listed_yet(
     cli: Any, ec2: Any, faults: Any, conditions: Conditions, action: str

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from typing import Any
 
 import pytest
 from support.harness import TIMEOUT, interrupt, wait_for
 from support.jobs import direct, homes, processes, still_running
+from support.local_packages import package, wheel
+from uv import find_uv_bin
 
 
 @pytest.mark.parametrize("name", ["ignored.txt", "needs.txt/"])
@@ -108,3 +111,41 @@ def test_failed_setup_stays_visible(cli: Any) -> None:
     followed = cli("logs", "-f", failed["id"])
     assert (followed.returncode, "node 0: its setup failed with code 9" in followed.stderr) == (9, True)
     assert "it had already ended (failed)" in cli.ok("cancel", failed["id"])
+
+
+PROJECT = """\
+[project]
+name = "p"
+version = "0"
+requires-python = ">=3.9"
+dependencies = ["greeting", "mine"]
+[tool.uv.sources]
+mine = {path = "libs/mine"}
+"""
+SHOW = """\
+import importlib.util, greeting, mine
+print(greeting.TEXT, mine.TEXT, bool(importlib.util.find_spec("torch")))
+"""
+
+
+@pytest.mark.parametrize("environment", ["requirements.txt", "uv.lock"])
+def test_edited_package_is_installed_again(cli: Any, environment: str) -> None:
+    """A package of the project and a wheel of the same name, also when an edit is undone. Without an index,
+    and beside the torch of the image."""
+    direct(cli)
+    cli.write("show.py", SHOW)
+    cli.write("pyproject.toml", PROJECT)
+    cli.write("requirements.txt", "-r base.txt\n./libs/mine\n")
+    cli.write("base.txt", "greeting\n--no-index\n--find-links wheels\n")
+    cli.write("cloudddp.toml", f'[setup]\nenvironment = "{environment}"\n')
+    ran = 0
+    for texts in (("1", "a"), ("1", "a"), ("22", "b"), ("22", "a")):
+        wheel(cli.cwd / "wheels", "greeting", f"TEXT = {texts[0]!r}\n")
+        package(cli.cwd / "libs/mine", f"TEXT = {texts[1]!r}\n")
+        if not ran and environment == "uv.lock":
+            lock = [find_uv_bin(), "lock", "--offline", "--no-index", "--find-links", "wheels"]
+            subprocess.run(lock, cwd=cli.cwd, check=True)
+        done = cli("launch", "show.py")
+        assert f"] {' '.join(texts)} True\n" in done.stdout, done.stderr
+        ran += "[setup | node 0]" in done.stderr
+    assert ran == 3

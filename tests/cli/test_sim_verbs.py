@@ -102,9 +102,7 @@ def test_fault_and_interrupt_take_a_rank_or_an_id(own: CommandLine) -> None:
 # -- starting ------------------------------------------------------------------------------------------------
 
 
-def test_running_simulator_with_other_options_is_refused(
-    own: CommandLine,
-) -> None:
+def test_running_simulator_with_other_options_is_refused(own: CommandLine) -> None:
     own.ok("sim", "start", "--pending-seconds", "0.5", "--nodes", "process")
     port = json.loads(own.ok("sim", "status", "--json"))["endpoint"].rpartition(":")[2]
     for same in ((), ("--port", port), ("--pending-seconds", "0.5", "--booting-seconds", "0")):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.jobs import direct, written
+from support.harness import wait_for
+from support.jobs import direct, newest, written
 
 pytestmark = pytest.mark.skipif(not Path(sys.executable).with_name("py-spy").exists(), reason="needs py-spy")
 
@@ -92,19 +92,38 @@ def test_dumps_of_a_job_that_has_ended_are_analyzed(cli: Any) -> None:
     assert "missing ranks: {1}" in analysis.read_text()
 
 
-def test_launch_puts_py_spy_on_each_node_once(cli: Any) -> None:
+IDLE = """
+import os, time
+while True:
+    if os.path.exists("go"):
+        print("step", flush=True)
+    time.sleep(0.2)
+"""
+
+
+def going_on(cli: Any) -> dict[str, Any]:
+    """Return the newest job, which must not have ended."""
+    job = newest(cli)
+    assert job["state"] in ("starting", "running"), f"{job}\n{cli('logs').stdout}"
+    return job
+
+
+def test_stall_that_is_left_alone_is_shown_until_the_job_goes_on(cli: Any) -> None:
     direct(cli, nodes=2)
-    cli.write("ok.py", "print('done')\n")
-    assert "py-spy" not in cli("launch", "ok.py", CLOUDDDP_STALL_MINUTES="0").stderr
-    # A job that ends before it was sent does not wait for it.
-    cli.write(
-        "waits.py",
-        "import os, time\ntool = os.path.expanduser('~/.cloudddp-tools/py-spy')\n"
-        "while not os.path.exists(tool): time.sleep(0.1)\n",
-    )
-    first, second = cli("launch", "waits.py"), cli("launch", "ok.py")
-    assert (first.returncode, second.returncode) == (0, 0)
-    assert "sending py-spy to 2 nodes" in first.stderr
-    assert "py-spy" not in second.stderr
-    digest = hashlib.sha256(Path(sys.executable).with_name("py-spy").read_bytes()).hexdigest()
-    assert cli.ok("exec", "--", "sha256sum ~/.cloudddp-tools/py-spy").count(digest) == 2
+    cli.write("idle.py", IDLE)
+    words = ("launch", "-d", "--stall-minutes", "0.1", "--on-stall", "leave", "idle.py")
+    cli.ok(*words, CLOUDDDP_HEARTBEAT="2")
+    wait_for(lambda: going_on(cli)["stall"], "the job has stalled")
+    job = newest(cli)
+    assert (job["state"], job["stall"]["until"]) == ("running", None)
+    assert "no output, CPU or GPU activity of any rank for 6 s" in job["stall"]["detail"]
+    shown = cli("jobs")
+    assert "running, stalled" in shown.stdout
+    for text in (shown.stderr, cli("logs").stderr):
+        assert f"job {job['id']} stalled" in text
+        assert "was left alone (on_stall = leave)" in text
+        assert f"cloudddp cancel {job['id']}" in " ".join(text.split())
+    cli.ok("exec", "--", "touch ~/project/go")
+    wait_for(lambda: going_on(cli)["stall"]["until"], "it goes on")
+    assert "stalled" not in cli("jobs").stdout + cli("jobs").stderr + cli("logs").stderr
+    cli.ok("cancel")

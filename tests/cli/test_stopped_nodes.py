@@ -85,30 +85,6 @@ def test_only_node_that_is_stopped_is_started_or_removed(cli: Any, ec2: Any) -> 
     assert "no key" not in down.stderr
 
 
-def test_job_ends_when_a_node_is_stopped_which_can_be_replaced(cli: Any, ec2: Any) -> None:
-    direct(cli, nodes=2)
-    cli.shared = None
-    cli.write(
-        "wait.py",
-        "import os, time\nprint('began', flush=True)\ntime.sleep(0 if os.path.exists('go') else 600)\n",
-    )
-    followed = cli.start("launch", "wait.py")
-    written(cli, "began")
-    old = listed_nodes(cli)[1]["instance_id"]
-    ec2.stop_instances(InstanceIds=[old])
-    _, err = followed.communicate(timeout=120)
-    assert followed.returncode == 1, err
-    assert f"node 1: AWS reports that {old} is stop" in err
-    assert f"--instance-ids {old}` starts it again; `cloudddp resume --replace 1`" in err
-    wait_for(lambda: listed_nodes(cli)[1]["state"] == "stopped", "it has stopped")
-    cli.write("go", "")
-    done = cli("resume", "--replace", "1", CLOUDDDP_HEARTBEAT="5", CLOUDDDP_YES="1")
-    assert done.returncode == 0, done.stderr
-    assert listed_nodes(cli)[1]["instance_id"] != old
-    (instance,) = ec2.describe_instances(InstanceIds=[old])["Reservations"][0]["Instances"]
-    assert instance["State"]["Name"] in ("shutting-down", "terminated")
-
-
 def test_run_keeps_a_node_that_was_stopped(cli: Any, ec2: Any) -> None:
     """What the job has written there cannot be copied."""
     cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_NPROC_PER_NODE="1")

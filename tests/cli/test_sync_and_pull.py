@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
+import pytest
 from support.jobs import direct
 
 
@@ -132,27 +134,35 @@ def test_later_jobs_replace_what_was_put_back(cli: Any) -> None:
     assert "6" in cli.ok("exec", "--node", "0", "cat replaced-by-sync/*/last.pt")
 
 
-def test_sync_of_results_names_files_of_a_job_that_it_replaces(cli: Any) -> None:
-    direct(cli)
-    cli.write("write.py", "import sys\nopen('best.pt', 'w').write(sys.argv[1])\n")
-    cli.ok("launch", "write.py", "old")
-    cli.ok("pull")
-    cli.ok("launch", "write.py", "newer")
-    sent = cli("sync", "--results")
-    assert sent.returncode == 0, sent.stderr
-    text = " ".join(sent.stderr.split())
-    assert "a job wrote best.pt, which was not pulled" in text
-    assert "pull replaced-by-sync --node 0`" in text
-    assert cli.ok("exec", "cat best.pt replaced-by-sync/*/best.pt").split()[-1] == "oldnewer"
+@pytest.mark.parametrize("outputs", ["", "runs"])
+def test_files_of_each_job_go_to_its_folder(outputs: str, cli: Any) -> None:
+    """The first writes three files and is not pulled, the second nothing, the third one of these again."""
+    direct(cli, nodes=2)
+    cli.env |= {"CLOUDDDP_OUTPUTS": outputs} if outputs else {}
+    cli.write(
+        "write.py",
+        "import os, sys\nos.makedirs('runs/old', exist_ok=True); rank = os.environ['RANK']\n"
+        "for name in sys.argv[1:]: open(f'runs/{name}-{rank}', 'w').write(str(len(sys.argv)))\n",
+    )
+    for names in (("old/a", "b"), (), ("b", "c")):
+        cli.ok("launch", "write.py", *names)
+    first = cli("pull", "--all-nodes")
+    assert first.returncode == 0, first.stderr
+    one, two, three = sorted((cli.cwd / "results").iterdir())
+    assert f"of these, 2 files of job {one.name}: results/{one.name}" in first.stderr
+    copies = {f"node{k}/runs/{name}-{1 - k}" for k in (0, 1) for name in ("old/a", "b") if outputs}
+    expected = {
+        one: {f"node{k}/runs/old/a-{k}" for k in (0, 1)},
+        two: set(),
+        three: {f"node{k}/runs/{name}-{k}" for k in (0, 1) for name in "bc"} | copies,
+    }
+    assert {job: results_in(job) for job in (one, two, three)} == expected
+    assert all((job / "cloudddp-logs/report.html").exists() for job in expected)
 
 
-def test_pull_reports_files_that_are_older_than_the_job(cli: Any) -> None:
-    direct(cli)
-    cli.write("write.py", "import os\nos.makedirs('runs')\nopen('runs/x', 'w')\nos.utime('runs/x', (1, 1))")
-    cli.write("nothing.py", "")
-    cli.ok("launch", "write.py")
-    cli.ok("launch", "nothing.py")
-    assert "older than job" in cli("pull").stderr
+def results_in(folder: Path) -> set[str]:
+    found = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+    return {name for name in found if not name.startswith("cloudddp-logs/")}
 
 
 def test_pull_of_a_job_that_has_written_nothing_yet(cli: Any) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from support.harness import interrupt, wait_for
-from support.jobs import direct
 from support.terminal import Terminal
 
 COLUMNS = 80
@@ -23,32 +22,6 @@ def at_terminal(cli: Any, *words: str, answer: bytes = b"", **env: str) -> tuple
     window = Terminal(replace(cli, env=environment), *words)
     os.write(window.ours, answer)
     return window.read_to_the_end()
-
-
-def test_tables_fit_the_terminal(cli: Any) -> None:
-    cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_NPROC_PER_NODE="1", CLOUDDDP_STOP_GRACE="1")
-    cli.nodes(1)
-    cli.write(
-        "report.py",
-        "import json, os\n"
-        "with open(os.environ['CLOUDDDP_STATUS_FILE'], 'w') as file:\n"
-        "    json.dump({'state': 'finished', 'step': 120000, 'steps': 300000, 'best_accuracy': 0.9312}, "
-        "file)\n",
-    )
-    cli.ok(
-        "launch", "report.py", "--learning-rate", "0.1", "--name", "a-rather-long-name-of-a-run", "x" * 5000
-    )
-    for words in (("status",), ("jobs",), ("ls",)):
-        code, shown = at_terminal(cli, *words)
-        table = shown[shown.index("NODE" if words != ("jobs",) else "JOB") :].splitlines()
-        assert code == 0
-        assert max(map(len, table)) <= COLUMNS, shown
-    assert "120000/300000, best 0.9312" in at_terminal(cli, "jobs")[1]
-    assert max(map(len, cli.ok("jobs").splitlines())) < 500
-    assert len(json.loads(cli.ok("jobs", "--json"))[-1]["script"]) > 500
-    assert "ZONE" in at_terminal(cli, "status")[1]
-    assert "a-rather-long-name-of-a-run" in cli.ok("jobs")  # whole in a pipe
-    assert "ZONE" in cli.ok("status")
 
 
 @pytest.mark.parametrize(("value", "colours"), [("1", False), ("", True)], ids=["set", "empty"])
@@ -133,22 +106,6 @@ def test_error_breaks_at_words_and_keeps_commands_whole(cli: Any) -> None:
     _, shown = at_terminal(cli, "--region", "us-east-1", "exec", "-c", "a-cluster-that-is-not", "--", "true")
     assert "`cloudddp -c a-cluster-that-is-not --region us-east-1 up`" in shown
     assert max(map(len, shown.splitlines())) <= COLUMNS + 10  # sequences of colours
-
-
-def test_setup_lines_are_not_appended_to_the_spinner(cli: Any) -> None:
-    """And a step that took no time has none; sentences on stdout break at words."""
-    direct(cli, nodes=2)
-    cli.write("cloudddp.toml", '[setup]\nrun = ["for i in 1 2 3; do echo line $i; sleep 0.3; done"]\n')
-    cli.write("ok.py", "")
-    code, shown = at_terminal(cli, "launch", "-d", "--no-preflight", "ok.py")
-    assert code == 0, shown
-    visible = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", re.sub(r"[^\n]*\x1b\[2K", "", shown))
-    lines = [line for line in visible.replace("\r", "\n").split("\n") if "[setup | node" in line]
-    assert len(lines) == 6
-    assert all(re.fullmatch(r"\[setup \| node \d\] line \d", line.strip()) for line in lines), lines
-    assert "(0." not in visible
-    advice = visible[visible.index("next: ") :].strip().splitlines()
-    assert len(advice) <= 6, advice
 
 
 def test_ports_are_forwarded_by_options_before_or_after_the_node(cli: Any, tmp_path: Path) -> None:

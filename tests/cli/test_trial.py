@@ -122,18 +122,6 @@ def test_quota_of_one_of_several_regions(cli: Any, conditions: Any) -> None:
     assert "doctor --trial -t t3.large" in err
 
 
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (("-n", "2"), "leave out -n and -c"),
-        (("-c", "mine"), "leave out -n and -c"),
-        (("--json",), "leave out --json"),
-    ],
-)
-def test_options_that_a_trial_does_not_have(line: Any, words: tuple[str, ...], why: str) -> None:
-    assert why in line.fails(2, "doctor", "--trial", *words)
-
-
 def test_report_that_cannot_be_written_is_printed(cli: Any, tmp_path: Path) -> None:
     """Its folder is removed while the trial runs."""
     cli.cwd = tmp_path / "removed"

@@ -64,38 +64,6 @@ def test_missing_credentials_are_reported(cli: Any) -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("up", "--region", "us-esat-1"), "'us-east-1'"),
-        (("up", "-t", "p99.huge"), "unknown instance type 'p99.huge'"),
-        (("-c", "a;rm -rf /", "up"), "cluster.name"),
-        (("run", "nowhere.py"), "script not found: nowhere.py"),
-        (("launch", "-d", "--down", "--keep", "nan", "ok.py"), "nan"),
-        (("launch", "--stall-minutes", "0.2", "ok.py"), "is below job.heartbeat = 15 s"),
-        (("launch", "--on-stall", "restart", "ok.py"), "needs job.retries"),
-    ],
-)
-def test_bad_usage_exits_2_before_any_call(
-    cli: Any, faults: Any, words: tuple[str, ...], message: str
-) -> None:
-    cli.write("ok.py", "")
-    done = cli(*words)
-    assert done.returncode == 2, done.stderr
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
-    assert faults.calls == []
-
-
-def test_bad_configuration_names_file_and_key(cli: Any, faults: Any) -> None:
-    path = cli.write("cloudddp.toml", "[cluster]\nnodez = 2\n")
-    done = cli("up")
-    assert done.returncode == 2
-    assert str(path) in done.stderr
-    assert "did you mean 'nodes'" in done.stderr
-    assert faults.calls == []
-
-
 def test_type_without_gpu_needs_allow_cpu(cli: Any, faults: Any) -> None:
     done = cli("up", "-t", "t3.micro", "--price", "0.01")
     assert done.returncode == 2

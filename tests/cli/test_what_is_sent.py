@@ -254,6 +254,26 @@ def test_files_that_the_nodes_lack_are_named(tmp_path: Path) -> None:
     assert "links" not in warnings(root, included)
 
 
+@pytest.mark.parametrize("source", ["../sets/view", "view"])  # the second is itself a link
+def test_links_in_data_are_named_where_the_nodes_lack_their_targets(tmp_path: Path, source: str) -> None:
+    root, sets = tmp_path / "here", tmp_path / "sets"
+    write(root, "a.py", "other/x")
+    write(sets, "view/sub/x", "real/x", "other/x", "blobs/b", "s3/x")
+    if source == "view":
+        (root / "view").symlink_to("../sets/view")
+    # Of these, ../other/x is another file on the nodes, of the project; `a` is the first of the links.
+    named = ["../real/x", "../real", "../other/x", "..", "a", str(sets / "view" / "sub" / "x")]
+    links = dict(zip("abcdefghijk", [*named, "../blobs/b", "../s3/x", "sub", "k", "nowhere"], strict=True))
+    for name, target in links.items():
+        (sets / "view" / name).symlink_to(target)
+    sources = (DataSpec(source=source), DataSpec(source="../sets/blobs"), DataSpec(source="s3://bucket/s3"))
+    shown = ", ".join(f"view/{name} -> {links[name]}" for name in "abcde")
+    assert f"do not have them: {shown} and 1 more;" in warnings(root, Config(data=sources))
+    explained = [name for name in links if unsent.reason(root, Config(data=sources), f"view/{name}")]
+    assert explained == [*"abcdef"]
+    assert "links" not in warnings(root, Config(data=sources, sync=SyncSpec(exclude=("view/?",))))
+
+
 @pytest.mark.parametrize(
     ("text", "args", "named"),
     [
@@ -306,12 +326,26 @@ def test_include_sends_ignored_files_but_no_secrets_except_by_their_path(
         ("nowhere", ""),
         ("../outside", ""),
         ("a\0b", ""),
+        ("/home/ubuntu/project/data/x", '[[data]] and source = "data"'),
+        ("/home/ubuntu/data/x", ""),
+        ("data", '[[data]] and source = "data"'),
+        ("to-data/x", "data/x is on this computer"),
+        ("away/x", "away/x leads through a link to /"),
+        ("away", "away leads through a link to /"),
+        ("empty", "empty has no files here"),
+        ("sub", ""),
+        ("to-a", ""),
+        ("s3/x", ""),
     ],
 )
 def test_file_that_a_rank_did_not_find_is_explained(tmp_path: Path, name: str, expected: str) -> None:
-    write(tmp_path, "here/a.py", "here/data/x", "here/b.pkl", "here/venv/x", "here/.env", "outside")
-    (tmp_path / "here" / ".gitignore").write_text("data/\n*.pkl\n")
-    found = unsent.reason(tmp_path / "here", Config(), name)
+    names = "a.py data/x b.pkl venv/x .env sub/y s3/x ../outside ../elsewhere/x"
+    write(here := tmp_path / "here", *names.split())
+    (here / "empty").mkdir()
+    for link, target in (("to-data", "data"), ("away", "../elsewhere"), ("to-a", "a.py")):
+        (here / link).symlink_to(target)
+    (here / ".gitignore").write_text("data/\n*.pkl\ns3/\n")
+    found = unsent.reason(here, Config(data=(DataSpec(source="s3://bucket/s3", path="s3"),)), name)
     assert expected in found
     assert bool(found) == bool(expected)
 

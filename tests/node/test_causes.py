@@ -14,7 +14,7 @@ from support.agentnode import Node
 
 from agent.ranks import causes
 from agent.ranks.causes import Kernel
-from cloudddp.agent.protocol.jobs import Cause, RankRecord, Verdict
+from cloudddp.agent.protocol.jobs import Cause, Failure, RankRecord, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
@@ -104,6 +104,34 @@ def ended(node: Node) -> Verdict:
     assert state.verdict is not None
     assert state.phase is JobPhase.FAILED
     return state.verdict
+
+
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [
+        ("print('finished')", (Cause.EXIT, 134, 6, "")),
+        ("raise ValueError('x')", (Cause.RANK, 1, None, "ValueError: x; its process aborted while exiting")),
+        ("os.abort()", (Cause.RANK, 134, 6, "")),
+    ],
+)
+def test_process_that_aborts_while_it_exits(
+    node: Node, last: str, expected: tuple[Cause, int, int | None, str]
+) -> None:
+    """As gloo's threads do without destroy_process_group, now and then."""
+    node.start(f"import atexit, os\natexit.register(os.abort)\n{last}\n", retries=int("finished" in last))
+    verdict = ended(node)
+    first = verdict.first
+    assert first is not None
+    assert (first.cause, first.exit_code, first.signal, first.detail) == expected
+    assert verdict.restarts == 0
+
+
+def test_lost_connection_is_no_cause_beside_an_own_exception() -> None:
+    own = ("Traceback (most recent call last):", "ValueError: x")
+    gloo = ("terminate called after throwing an instance of 'gloo::IoException'", "  what():  broken pipe")
+    failure = Failure(0, Cause.RANK, 0, 134, 6)
+    assert causes.is_consequence(failure, gloo)
+    assert not causes.is_consequence(failure, (*own, *gloo))
 
 
 ERROR = (

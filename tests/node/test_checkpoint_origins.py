@@ -137,6 +137,21 @@ def test_ranks_may_change_nodes(pair: Gangs, saves: str) -> None:
     assert (own.names, own.lacking) == ((METADATA, SHARD_0), (SHARD_1,))
 
 
+def test_file_of_a_rank_on_a_node_that_is_lost_is_missing(pair: Gangs) -> None:
+    """Nothing in the other files names it, so the nodes tell each other."""
+    code = """
+import os, pathlib
+for step in range(9):
+    for what in ("model", "optimizer"):
+        pathlib.Path(f"ck/step-{step}").mkdir(parents=True, exist_ok=True)
+        pathlib.Path(f"ck/step-{step}", f"{what}_rank{os.environ['RANK']}.pt").write_text("x")
+"""
+    assert run(pair, "job-1", code).phase is JobPhase.SUCCEEDED
+    assert set(known(pair).problems.values()) == {""}
+    alone = Checkpoints({0: parts(pair, 0)}).problems
+    assert ["rank1.pt of job " in why for why in alone.values()] == [True] * 9
+
+
 def test_ranks_do_not_start_beside_two_saves_in_one_folder(pair: Gangs, saves: str) -> None:
     """A rank fails in the middle of its second save; a restart would load half of each."""
     code = saves + (
@@ -183,7 +198,7 @@ def test_damaged_record_of_copies_makes_their_origin_unknown(pair: Gangs, saves:
     assert have(pair, 0) == {SHARD_0: "first", SHARD_1: "first", METADATA: "first"}
     (pair[0].home / ".cloudddp" / "received-p.json").write_text(record)
     shutil.rmtree(pair[1].project / "ckpt")
-    assert "is of unknown origin" in known(pair).problems[LATEST]
+    assert "are of unknown origin" in known(pair).problems[LATEST]
     run(pair, "job-3", "")
     assert have(pair, 1) == {}
     assert len(have(pair, 0)) == 3

@@ -65,30 +65,6 @@ def test_job_goes_on_after_a_rank_that_exits_with_0_and_names_it_if_another_one_
     assert (found.first.exited.rank, found.first.exited.likely) == (0, True)
 
 
-def test_rank_that_exits_with_0_when_it_is_asked_to_end_is_no_early_exit(gangs: Make) -> None:
-    job = gangs(2)
-    obeys = "import signal\nsignal.signal(signal.SIGTERM, lambda *_: exit(0))\nprint('ready', flush=True)\n"
-    job.start(obeys + FOREVER, WAITING + "exit('Connection reset by peer')")
-    until(lambda: b"ready" in job.log(0, 0))
-    (job[1].project / "go").touch()
-    first = Failure(1, Cause.RANK, 1, 1)
-    assert job.verdict() == Verdict(JobPhase.FAILED, 1, 0, first, ("Connection reset by peer",))
-    assert job[0].state().ranks[0].exit_code == 0
-
-
-def test_ranks_that_cannot_start_end_the_others(gangs: Make) -> None:
-    job = gangs(2)
-    requests = {
-        job[0]: job[0].starting(FOREVER, gang=job.gang),
-        job[1]: job[1].starting(processes=[Process(("/no/such/python",), ("x",), {})], gang=job.gang),
-    }
-    job.start_requests(requests)
-    found = job.verdict()
-    assert found.first is not None
-    assert (found.exit_code, found.first.node, found.first.cause) == (127, 1, Cause.START)
-    assert "/no/such/python" in found.first.detail
-
-
 # -- the launcher, the agent ---------------------------------------------------------------------------------
 
 
@@ -156,15 +132,6 @@ def test_agent_that_the_machine_asks_to_end_ends_all_ranks(gangs: Make) -> None:
 
 
 # -- a cancel, a node that is frozen -------------------------------------------------------------------------
-
-
-def test_cancel_on_one_node_cancels_the_job_on_all(gangs: Make) -> None:
-    job = gangs(2)
-    job.start([FOREVER] * 2, FOREVER)
-    for number in range(2):
-        job.pids(number)
-    assert job[1].cancel().left == 0
-    assert job.verdict() == Verdict(JobPhase.CANCELLED, 130, 0)
 
 
 def test_frozen_node_is_lost_and_ends_with_the_same_verdict_when_thawed(gangs: Make) -> None:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.agentnode import FOREVER, HANG_GUARD
+from support.agentnode import FOREVER
 from support.gangs import Gangs, Make
 
 from cloudddp.agent.protocol.jobs import Cause
@@ -67,15 +67,3 @@ def test_node_that_does_not_get_ready_is_named(gangs: Make, tmp_path: Path) -> N
     assert (found := replies[0].unreachable) is not None
     assert found.problems == (expected,)
     assert_no_rank_has_started(job, 0, 1)
-
-
-def test_cancel_while_the_nodes_join_starts_no_rank(gangs: Make) -> None:
-    job = gangs(2, join=60.0)
-    process = job[0].begin(job[0].starting(FOREVER, gang=job.gang))
-    try:
-        job[0].supervisor_pid()
-        assert job[0].cancel().phase is JobPhase.CANCELLED
-        assert process.wait(HANG_GUARD) == 0
-    finally:
-        process.communicate()
-    assert_no_rank_has_started(job, 0)

@@ -17,7 +17,7 @@ from support.gangs import Processes, freeze, thaw
 from agent.node import store
 from agent.ranks import attempt
 from agent.ranks.attempt import Attempt, Look
-from cloudddp.agent.protocol.jobs import RankRecord
+from cloudddp.agent.protocol.jobs import Cause, RankRecord
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import Process
 
@@ -53,6 +53,13 @@ def test_rank_that_cannot_start_is_explained_in_its_log(node: Node) -> None:
     found = node.follow()
     assert found.state.exit_code == 127
     assert b"no-such-program" in found.logs[0]
+
+
+def test_launcher_that_cannot_start_is_the_cause(node: Node) -> None:
+    node.start(processes=[Process(("/no/such/python",), ("x",), {})])
+    assert (verdict := node.follow().state.verdict) is not None
+    assert (first := verdict.first) is not None
+    assert (verdict.exit_code, first.cause, "/no/such/python" in first.detail) == (127, Cause.START, True)
 
 
 def test_launcher_failure_after_all_ranks_finished_is_ignored(node: Node) -> None:

@@ -61,16 +61,6 @@ def test_sigterm_reaches_a_rank_once_and_not_its_workers(node: Node) -> None:
     assert log.read_bytes() == b"ready\nreceived\nworker False\n"
 
 
-def test_rank_that_ignores_sigterm_is_killed_after_the_grace(node: Node) -> None:
-    node.start(
-        "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready', flush=True)\n" + FOREVER
-    )
-    log = node.folder() / "ranks" / "0.log"
-    until(lambda: log.exists() and log.read_bytes())
-    assert node.cancel(grace=0.3).left == 0
-    assert node.state().ranks[0].exit_code == 137
-
-
 DAEMON = (
     "import os, signal, time\n"
     "if os.fork() == 0:\n"

@@ -7,12 +7,11 @@ characters.
 from __future__ import annotations
 
 import itertools
-import json
 import re
 
 import pytest
-from support.badanswers import BAD_FRAMES, BAD_JOBS, BAD_PROBES, JOB, JUNK, PROBE, changed
-from support.harness import TIMEOUT, interrupt, wait_for
+from support.badanswers import BAD_FRAMES, BAD_JOBS, BAD_PROBES, JUNK, PROBE, changed
+from support.harness import TIMEOUT
 from support.victim import Done, Victim
 
 pytestmark = pytest.mark.xdist_group("victim")
@@ -89,24 +88,6 @@ def test_invalid_reading_is_reported_as_the_reason_why_there_is_none(victim: Vic
 def test_invalid_frame_ends_the_logs_and_names_the_node(victim: Victim) -> None:
     victim.answers("follow", [BAD_FRAMES["a frame of 100 GB"]])
     refused(victim("logs", "-f"))
-
-
-@pytest.mark.parametrize(
-    ("words", "frames", "why"),
-    [
-        pytest.param(["logs", "-f"], "end\n", "it ends without the job's state", id="only an end"),
-        pytest.param(
-            ["logs"], f"state {json.dumps(JOB)}\nend\n", "it has the state of job", id="another job"
-        ),
-    ],
-)
-def test_stream_without_the_end_of_the_job_is_refused(
-    victim: Victim, words: list[str], frames: str, why: str
-) -> None:
-    victim.answers("follow", frames)
-    done = victim(*words)
-    refused(done)
-    assert why in done.err
 
 
 @pytest.mark.parametrize(
@@ -222,17 +203,3 @@ def test_output_of_exec_takes_bounded_memory(victim: Victim) -> None:
     assert done.code == 0, done.err
     assert done.count(b"z") == 100_000_000
     assert_harmless(done)
-
-
-def test_interrupt_after_a_job_does_not_report_a_start(victim: Victim) -> None:
-    """The node never replies to `new_files`."""
-    called = victim.evil / "called"
-    victim.runs("new_files", f"touch '{called}'; exec sleep 60")
-    launched = victim.cli.start("launch", "done.py")
-    wait_for(called.exists, "new_files is called")
-    code, out, err = interrupt(launched)
-    assert code == 130, err
-    assert "done" in out
-    assert "interrupted" in err
-    assert "being started" not in err
-    assert "it was ended" not in err

@@ -69,6 +69,7 @@ def test_caches_scratch_and_special_files_do_not_count(node: Node) -> None:
     (node.project / "file").write_text("x")
     assert new_files(node).jobs == (), "no job has run"
     caches = ("__pycache__/a.pyc", "pkg/b.pyc", ".pytest_cache/c", "deep/.ipynb_checkpoints/d", ".venv/lib/e")
+    caches += (".conda/lib/e", "src/p.egg-info/PKG-INFO")
     files = (*caches, "venv/lib/e", "data/set", "../elsewhere")
     ran(node, WRITE + f"for name in {files!r}: write(name)\nos.mkfifo('pipe'); os.makedirs('empty/folder')\n")
     assert new_files(node, scratch=("data/",)).jobs == ()

@@ -115,12 +115,16 @@ def test_sparse_file_in_the_folder_of_a_job_is_left_out_and_named(node: Node) ->
     (node.folder() / "ranks").mkdir(parents=True)
     (node.folder() / "flight-recorder").mkdir()
     (node.folder() / "ranks" / "0.log").write_bytes(b"a line\n")
-    with (node.folder() / "flight-recorder" / "rank_0").open("wb") as file:
-        file.truncate(1 << 40)
+    for name in ("flight-recorder/rank_0", "ranks/1.log"):
+        with (node.folder() / name).open("wb") as file:
+            file.truncate(1 << 40)
     found, notes = evidence(node)
     assert found["ranks/0.log"] == ("file", b"a line\n")
-    assert "flight-recorder/rank_0" not in found
-    assert notes == ["left out flight-recorder/rank_0: 1048576 MiB, of which 0 MiB were written"]
+    assert not {"flight-recorder/rank_0", "ranks/1.log"} & found.keys()
+    assert notes == [
+        f"left out {name}: 1048576 MiB, of which 0 MiB were written"
+        for name in ("ranks/1.log", "flight-recorder/rank_0")
+    ]
 
 
 def test_log_whose_middle_was_dropped_is_sent_without_the_hole(node: Node) -> None:

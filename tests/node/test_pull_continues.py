@@ -17,16 +17,12 @@ from support.cutlink import CutLink
 from support.harness import wait_for
 from support.sshserver import Site, site
 
-from cloudddp.agent.protocol.manifest import FILE
 from cloudddp.cli.console import Console
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.errors import CloudDDPError, NodeError
-from cloudddp.files import Folder
 from cloudddp.job.results import pull as pulling
-from cloudddp.job.results.local_files import Here
 from cloudddp.job.results.pull import Pulled
 from cloudddp.job.results.receive import Transfer
-from cloudddp.job.results.unpack import Entry
 from cloudddp.operations import byte_progress, reporter
 from cloudddp.operations.byte_progress import ByteProgress
 from cloudddp.operations.results import resumed
@@ -57,14 +53,14 @@ class Place:
         """Pull `runs` over a new connection."""
         self.fleet.reconnect(0)
         self.link.received = 0
-        return pulling.pull(self.fleet, ["runs"], node=0, to=self.to, **more)
+        return pulling.Pull(self.fleet, ["runs"], node=0, to=self.to, **more).run()
 
     def broken(self, at: int) -> NodeError:
         """Pull while the link breaks after so many bytes."""
         self.fleet.reconnect(0)
         self.link.received, self.link.cut_at = 0, at
         with pytest.raises(NodeError) as caught:
-            pulling.pull(self.fleet, ["runs"], node=0, to=self.to)
+            pulling.Pull(self.fleet, ["runs"], node=0, to=self.to).run()
         return caught.value
 
     @property
@@ -211,7 +207,7 @@ def held(place: Place, change: Any) -> Pulled:
     thread = threading.Thread(target=when_held)
     thread.start()
     try:
-        return pulling.pull(place.fleet, ["runs"], node=0, to=place.to)
+        return pulling.Pull(place.fleet, ["runs"], node=0, to=place.to).run()
     finally:
         thread.join(60)
 
@@ -227,7 +223,7 @@ def test_files_that_change_and_another_pull_while_files_are_read(place: Place) -
             file.seek(-5, os.SEEK_END)
             file.write(b"later")
         with pytest.raises(CloudDDPError, match="another pull from this node is writing to") as caught:
-            pulling.pull(place.fleet, ["runs"], node=0, to=place.to)
+            pulling.Pull(place.fleet, ["runs"], node=0, to=place.to).run()
         errors.append(caught.value)
 
     pulled = held(place, change)
@@ -318,19 +314,3 @@ def test_links_in_what_has_arrived_are_not_followed(place: Place, tmp_path: Path
     assert place.found["runs/b/x"] == b"x"
     assert not (place.to / "runs" / "b").is_symlink()
     assert list((place.to / "runs" / "a").iterdir()) == []
-
-
-def test_hidden_files_of_the_target_are_not_hashed_for_the_node(place: Place) -> None:
-    with Folder.at(place.to.parent) as before:
-        place.to.mkdir()
-        (place.to / "runs" / ".secret").mkdir(parents=True)
-        for name in ("runs/.env", "runs/.secret/key", "runs/plain"):
-            (place.to / name).write_text("x")
-            os.utime(place.to / name, (5, 5))
-        with Folder.at(place.to) as target, Here(before, target) as here:
-            found = [
-                name
-                for name in ("runs/.env", "runs/.secret/key", "runs/plain")
-                if here.find(Entry(name, FILE, 1), tuple(name.split("/")))
-            ]
-    assert found == ["runs/plain"]

@@ -14,7 +14,7 @@ from support import streams
 from support.localsync import LocalRunner
 from support.streams import FINISH, NOON_NS, TRUNCATED, Corpus, end, file, listed, missing, part, stream, tree
 
-from cloudddp.agent.protocol import file_steps
+from cloudddp.agent.protocol import transfer
 from cloudddp.errors import CloudDDPError, NodeError, UsageError
 from cloudddp.job.results import pull, receive
 from cloudddp.job.results.pull import Pulled
@@ -62,7 +62,7 @@ def test_hostile_stream_writes_nothing(laptop: Path, attack: str) -> None:
     runner = StreamRunner(Corpus(laptop / "elsewhere", "../../../elsewhere").attacks()[attack])
     to, before = laptop / "project" / "results" / "job", tree(laptop)
     with pytest.raises(NodeError, match="node 0") as refused:
-        pull.pull(runner, ["runs"], node=0, to=to)
+        pull.Pull(runner, ["runs"], node=0, to=to).run()
     assert refused.value.hint
     if attack in (*TRUNCATED, "empty"):
         (kept,) = to.iterdir()
@@ -79,18 +79,18 @@ def test_hostile_stream_writes_nothing_into_the_project(laptop: Path, attack: st
         tree(laptop),
     )
     with pytest.raises(NodeError, match="node 0"):
-        pull.pull(runner, ["runs"], node=0, to=laptop / "project")
+        pull.Pull(runner, ["runs"], node=0, to=laptop / "project").run()
     assert tree(laptop) == before
 
 
 def test_repository_folder_is_refused_as_target(laptop: Path) -> None:
     with pytest.raises(UsageError, match="git's or cloudddp's own folder"):
-        pull.pull(StreamRunner([]), ["runs"], node=0, to=laptop / "project" / ".git" / "hooks")
+        pull.Pull(StreamRunner([]), ["runs"], node=0, to=laptop / "project" / ".git" / "hooks").run()
 
 
 def pulled(to: Path, *items: streams.Item) -> Pulled:
     """Pull these files without errors."""
-    return pull.pull(StreamRunner(stream(*items, FINISH)), ["."], node=0, to=to)
+    return pull.Pull(StreamRunner(stream(*items, FINISH)), ["."], node=0, to=to).run()
 
 
 def test_files_of_git_and_cloudddp_are_left_out_with_a_warning(laptop: Path) -> None:
@@ -98,6 +98,12 @@ def test_files_of_git_and_cloudddp_are_left_out_with_a_warning(laptop: Path) -> 
     found = pulled(to, *(listed(name, size=1) for name in streams.GUARDED), *map(file, streams.WELCOME))
     assert {str(p.relative_to(to)) for p in to.rglob("*") if p.is_file()} == set(streams.WELCOME)
     assert len([note for note in found.notes if "left out" in note]) == len(streams.GUARDED)
+
+
+def test_notes_about_files_that_are_left_out_are_limited(laptop: Path) -> None:
+    left_out = (listed(f"runs/.cloudddp-{number}") for number in range(5000))
+    notes = pulled(laptop / "to", file("runs/a"), *left_out).notes
+    assert (len(notes) < 200, notes[-1]) == (True, "and 4950 more")
 
 
 @pytest.mark.parametrize("case", sorted(streams.COLLISIONS))
@@ -172,14 +178,14 @@ def test_false_claim_about_a_file_of_this_computer_changes_nothing(laptop: Path,
     before = tree(laptop)
     runner = StreamRunner(stream(file("runs/good"), *CLAIMS[claim], FINISH))
     with pytest.raises(NodeError, match="node 0 sent results that cloudddp refuses"):
-        pull.pull(runner, ["runs"], node=0, to=laptop)
+        pull.Pull(runner, ["runs"], node=0, to=laptop).run()
     assert tree(laptop) == before
 
 
 def test_file_that_the_node_gives_up_is_not_written(laptop: Path) -> None:
     given_up = (listed("runs/large", size=8 << 20), listed("runs/small", size=5), part(0, 0, bytes(1 << 20)))
     runner = StreamRunner(stream(*given_up, missing(0), missing(1), file("runs/b"), FINISH))
-    assert pull.pull(runner, ["runs"], node=0, to=laptop / "to").files == 1
+    assert pull.Pull(runner, ["runs"], node=0, to=laptop / "to").run().files == 1
     assert [path.name for path in (laptop / "to").rglob("*")] == ["runs", "b"]
 
 
@@ -192,9 +198,7 @@ def drip(*pieces: bytes) -> Iterator[bytes]:
 
 BEGUN = [*stream(file("runs/a"), listed("runs/b", size=1 << 20))]
 DRIPS = {
-    "waits": [file_steps.working(file_steps.Work(0, 0))],
-    "waits that claim to compare": [file_steps.working(file_steps.Work(0, 1 << 40))],
-    "contents byte by byte": [part(1, at, b"x") for at in range(1000)],
+    "waits": [transfer.frame(transfer.UNSEALED, transfer.ALIVE)],
 }
 
 
@@ -207,7 +211,7 @@ def test_results_without_progress_end(laptop: Path, monkeypatch: pytest.MonkeyPa
         runner = StreamRunner(itertools.chain(BEGUN, drip(*DRIPS[name])))
     heard: list[Transfer] = []
     with pytest.raises(NodeError, match="node 0: it made no progress while it sent results"):
-        pull.pull(runner, ["runs"], node=0, to=laptop / "to", progress=heard.append)
+        pull.Pull(runner, ["runs"], node=0, to=laptop / "to", progress=heard.append).run()
     assert len(heard) > (1 if "notes" in name else 10)  # all the time, so it is not silent
 
 
@@ -215,5 +219,5 @@ def test_number_of_files_is_limited(laptop: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(receive, "MAX_ENTRIES", 100)
     runner = StreamRunner(stream(*(file(f"runs/{k}", b"") for k in range(101)), FINISH))
     with pytest.raises(NodeError, match="more than 100 files"):
-        pull.pull(runner, ["runs"], node=0, to=laptop / "to")
+        pull.Pull(runner, ["runs"], node=0, to=laptop / "to").run()
     assert not (laptop / "to").exists()

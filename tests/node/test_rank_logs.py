@@ -17,7 +17,7 @@ from support.agentnode import FOREVER, HANG_GUARD, Followed, Node, Refused, aliv
 from support.gangs import parent_of
 
 from cloudddp.agent.protocol import LAUNCHER_RANK, ExitCode
-from cloudddp.agent.protocol.frames import Dropped, Frame, Log
+from cloudddp.agent.protocol.frames import Frame, Log
 from cloudddp.agent.protocol.jobs import JobState
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import Process
@@ -55,16 +55,16 @@ def test_long_log_keeps_its_beginning_and_its_end(node: Node) -> None:
     assert path.stat().st_size == count * LINE
     until(lambda: disk_usage(path) <= 2 * MIB)
     found = node.follow()
-    (gap,) = found.dropped[0]
+    ((begin, end),) = found.dropped[0]
     kept = numbers(found.logs[0])
-    assert kept == [*range(gap.offset // LINE), *range(gap.end // LINE, count)]
+    assert kept == [*range(begin // LINE), *range(end // LINE, count)]
     assert len(kept) * LINE <= 2 * MIB
-    assert gap.offset >= MIB // 2
-    assert count * LINE - gap.end >= MIB
+    assert begin >= MIB // 2
+    assert count * LINE - end >= MIB
     short, long = node.follow(tail=100), node.follow(tail=count - 1000)
     assert (short.dropped, len(short.logs[0])) == ({}, 100 * LINE)
-    (gap,) = long.dropped[0]
-    assert numbers(long.logs[0])[0] == gap.end // LINE
+    assert long.dropped[0] == [(begin, end)]
+    assert numbers(long.logs[0])[0] == end // LINE
 
 
 def wrapper_of(node: Node) -> int:
@@ -111,11 +111,11 @@ def test_client_that_comes_back_continues_after_the_gap(node: Node) -> None:
     until(lambda: (node.folder() / "ranks" / "0.log").stat().st_size == 6 + 200_000 * LINE)
     until(lambda: disk_usage(node.folder() / "ranks" / "0.log") <= MIB)
     second = node.follow(wait=False, offsets=first.offsets)
-    (gap,) = second.dropped[0]
+    ((begin, end),) = second.dropped[0]
     assert second.starts[0] == len(b"first\n")
-    inside = (gap.offset + gap.end) // 2
+    inside = (begin + end) // 2
     third = node.follow(wait=False, offsets={0: inside})
-    assert third.dropped[0] == [Dropped(0, inside, gap.end - inside)]
+    assert third.dropped[0] == [(inside, end)]
     assert second.logs[0].endswith(third.logs[0])
     assert node.follow(wait=False, offsets=second.offsets).logs == {}
 
@@ -129,15 +129,6 @@ def test_nothing_that_a_rank_wrote_is_lost_with_its_wrapper(node: Node) -> None:
     found = node.follow()
     assert found.logs[0] == b"before\n"
     assert found.state.ranks[0].signal == signal.SIGKILL
-
-
-def test_log_stays_whole_where_the_record_of_a_cut_cannot_be_written(node: Node) -> None:
-    """The record's name is taken by a folder."""
-    record = node.folder() / "ranks" / "0.cut"
-    node.start(f"import os\nos.mkdir({str(record)!r})\n" + lines_of(100_000), log_mb=1)
-    found = node.follow()
-    assert numbers(found.logs[0]) == list(range(100_000))
-    assert found.state.phase is JobPhase.SUCCEEDED
 
 
 # -- where to begin ----------------------------------------------------------------------------------------
@@ -196,17 +187,16 @@ def test_only_the_logs_of_the_requested_ranks_are_sent(node: Node) -> None:
 
 
 def test_damaged_index_does_no_harm(node: Node) -> None:
-    """A rank can write to these files, or put a pipe there, which would block."""
+    """A rank can write to this file, or put a pipe there, which would block."""
     node.start("print('all')")
     node.follow()
-    paths = [node.folder() / "ranks" / name for name in ("0.times", "0.cut")]
-    for content in (b"", b"\x00" * 15, b"\xff" * 4096, b'{"begin": 5, "end": 1}', None):
-        for path in paths:
-            path.unlink(missing_ok=True)
-            if content is None:
-                os.mkfifo(path)
-            else:
-                path.write_bytes(content)
+    path = node.folder() / "ranks" / "0.times"
+    for content in (b"", b"\x00" * 15, b"\xff" * 4096, None):
+        path.unlink(missing_ok=True)
+        if content is None:
+            os.mkfifo(path)
+        else:
+            path.write_bytes(content)
         found = node.follow(since=3600.0)
         assert found.ended
         assert found.logs[0] in (b"all\n", b"")

@@ -33,7 +33,11 @@ def test_set_up_runs_once_for_the_same_content(node: Node) -> None:
     commands = ("echo run >> log", 'echo "$MINE" >> log')
     assert log_of(*commands, content="a") == "run\nx y\n"
     assert log_of(*commands, content="b") == "run\nx y\n" * 2
-    assert log_of("echo other >> log", content="b") == "run\nx y\n" * 2 + "other\n"
+    # A run for another content has replaced what this one did.
+    assert log_of(*commands, content="a") == "run\nx y\n" * 3
+    assert log_of("echo other >> log", content="a") == "run\nx y\n" * 3 + "other\n"
+    assert node.set_up("exit 3").exit_code == 3
+    assert log_of("echo other >> log", content="a") == "run\nx y\n" * 3 + "other\n" * 2
     for a, b in (("xy", "z"), ("x", "yz")):  # content that moves between inputs is a change
         (node.project / "a").write_text(a)
         (node.project / "b").write_text(b)

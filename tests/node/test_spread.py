@@ -133,7 +133,7 @@ def test_every_shared_file_is_on_all_nodes_in_its_newest_version(gangs: Make) ->
     assert not (job[0].project / "runs/base.bin").exists()
     assert not (job[0].project / "other.bin").exists()
     assert not (job[0].project / broken.relative_to(job[2].project)).exists()
-    assert "and 1 more file, 0.0 MB, which only some nodes have, from node 0 to node 1, 2" in notes(job, 0)
+    assert "and 1 more, 0.0 MB, which only some nodes have, from node 0 to node 1, 2" in notes(job, 0)
     assert "node 2: runs/broken.pt is damaged, or has gone; it was not copied" in notes(job, 0)
 
 

@@ -59,9 +59,7 @@ def attacked(tmp_path: Path, attack: str, node: int, count: int = 3) -> LocalClu
     return cluster
 
 
-@pytest.mark.parametrize(
-    ("attack", "node"), [("empty reports", 0), ("stderr", 1), ("never reads", 0), ("bytes one by one", 1)]
-)
+@pytest.mark.parametrize(("attack", "node"), [("empty reports", 0), ("stderr", 1), ("never reads", 0)])
 def test_reports_without_progress_end_the_step_of_that_node(
     here: Path, tmp_path: Path, attack: str, node: int
 ) -> None:
@@ -217,7 +215,7 @@ def test_name_that_leaves_the_project_is_refused(node: SyncedNode, name: str) ->
 def test_invalid_project_name_is_refused(node: SyncedNode) -> None:
     done = receive(node, b"", project="..")
     assert done.returncode != 0
-    assert b"not a project name" in done.stderr
+    assert b"is not the name of a project" in done.stderr
 
 
 @pytest.mark.parametrize("changed", ["contents", "seal"])

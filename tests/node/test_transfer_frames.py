@@ -14,13 +14,11 @@ from hypothesis import strategies as st
 from support.badanswers import PROBE
 
 from cloudddp.agent.protocol import codec, transfer
-from cloudddp.agent.protocol.codec import MAX_PATH, ProtocolError, encode
-from cloudddp.agent.protocol.file_steps import ReceiveEvent
-from cloudddp.agent.protocol.machine import MAX_FOLDERS, ProbeReply
+from cloudddp.agent.protocol.codec import MAX_PATH, ProtocolError
+from cloudddp.agent.protocol.machine import ProbeReply
 from cloudddp.agent.protocol.manifest import (
     FILE,
     LINK,
-    MAX_FILES,
     Entry,
     folder_digests,
     manifest_digest,
@@ -33,7 +31,6 @@ from cloudddp.agent.protocol.transfer import (
     ZLIB,
     Listing,
     Record,
-    Wants,
     batch,
     read_batch,
     read_frame,
@@ -69,17 +66,6 @@ def test_paths_that_are_not_utf8_survive_both_decoders(names: dict[bytes, int]) 
     reply = decode(json.dumps({**PROBE, "folders": digests}).encode(), ProbeReply)
     assert reply.folders == digests == folder_digests(found.folders)
     assert manifest_digest(reply.folders) == manifest_digest(digests)
-
-
-def test_project_of_the_most_files_is_accepted() -> None:
-    manifest = {f"pages/[id]{number}/x": Entry(FILE, 0o644, 1, 0, "") for number in range(MAX_FILES)}
-    digests = folder_digests(nested(manifest))
-    reply = decode(json.dumps({**PROBE, "folders": digests}).encode(), ProbeReply, limit=MAX_FOLDERS)
-    assert reply.folders == digests
-    frame = read_frame(io.BytesIO(Listing(nested(manifest)).frame(b"k")).read, b"k")
-    assert len(read_listing(frame).entries()) == MAX_FILES
-    wants = Wants(files=tuple(range(MAX_FILES)))
-    assert decode(encode(ReceiveEvent(wants=wants)), ReceiveEvent) == ReceiveEvent(wants=wants)
 
 
 @pytest.mark.parametrize("at", [0, 5, 14, 29, 40, -1])

@@ -27,7 +27,7 @@ from cloudddp.agent import program
 from cloudddp.agent.client import Request, Step
 from cloudddp.agent.protocol import ExitCode, codec
 from cloudddp.agent.protocol.codec import encode
-from cloudddp.agent.protocol.frames import Dropped, End, FollowRequest, Heartbeat, Log
+from cloudddp.agent.protocol.frames import End, FollowRequest, Heartbeat, Log
 from cloudddp.agent.protocol.gang import Gang
 from cloudddp.agent.protocol.jobs import JobsRequest, JobState, KillReply, KillRequest
 from cloudddp.agent.protocol.machine import MAX_FOLDERS, ProbeReply, ProbeRequest
@@ -354,7 +354,7 @@ class Node:
         done = self.run(self.following(job, wait=wait, offsets=offsets or {}, **changes))
         if done.returncode:
             raise Refused(done)
-        return Followed(done.stdout)
+        return Followed(done.stdout, offsets)
 
     def cancel(self, job: str = "job-1", *, grace: float = 20.0) -> KillReply:
         return self.call(KillRequest(self.id(job), grace, secrets.token_hex(8)))
@@ -413,11 +413,12 @@ def start_together(requests: Mapping[Node, StartRequest]) -> dict[int, StartRepl
 class Followed:
     """What `follow` wrote: the bytes of each rank's log, and the states in order."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, offsets: Mapping[int, int] | None = None) -> None:
+        """`offsets`: where the logs were to be continued."""
         self.logs: dict[int, bytes] = {}
         self.starts: dict[int, int] = {}
-        self.ends: dict[int, int] = {}
-        self.dropped: dict[int, list[Dropped]] = {}
+        self.ends: dict[int, int] = dict(offsets or {})
+        self.dropped: dict[int, list[tuple[int, int]]] = {}  # begin and end of what no longer existed
         self.states: list[JobState] = []
         self.heartbeats = 0
         self.ended = False
@@ -425,13 +426,11 @@ class Followed:
             assert not self.ended, "a frame after the end"
             if isinstance(frame, Log):
                 self.starts.setdefault(frame.rank, frame.offset)
-                assert frame.offset == self.ends.get(frame.rank, frame.offset), "a gap or a repetition"
+                expected = self.ends.get(frame.rank, frame.offset)
+                assert frame.offset >= expected, "a repetition"
+                if frame.offset > expected:
+                    self.dropped.setdefault(frame.rank, []).append((expected, frame.offset))
                 self.logs[frame.rank] = self.logs.get(frame.rank, b"") + frame.data
-                self.ends[frame.rank] = frame.end
-            elif isinstance(frame, Dropped):
-                self.starts.setdefault(frame.rank, frame.offset)
-                assert frame.offset == self.ends.get(frame.rank, frame.offset), "a gap or a repetition"
-                self.dropped.setdefault(frame.rank, []).append(frame)
                 self.ends[frame.rank] = frame.end
             elif isinstance(frame, JobState):
                 self.states.append(frame)

@@ -118,7 +118,7 @@ def generate(seed: int) -> Case:
         toml=toml if kind == "file" else None,
         toml_is=kind,
         stdin=chance.choice([b"", b"y\n", b"n\n", b"\xff\n", b"\0" * 100]),
-        cwd=chance.choice([""] * 20 + ["folder"] * 3 + ["gone"]) if somewhere else "",
+        cwd=chance.choice([""] * 20 + ["folder"] * 3) if somewhere else "",
         git=chance.choice([""] * 5 + ["folder"] * 3 + ["file", "loop"]) if somewhere else "",
     )
 

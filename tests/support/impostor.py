@@ -92,7 +92,6 @@ def main(attack: str) -> None:
     begins = {
         "empty reports": [b"{}\n"],
         "never reads": [b"{}\n"],
-        "bytes one by one": [b'{"received": %d}\n' % number for number in range(10_000)],
         "done, and goes on": [b'{"stage": 2}\n', b'{"done": {}}\n', b"{}\n"],
         "alive, done": [b'{"done": {}}\n', b"{}\n"],
         "alive": [b"{}\n"],

@@ -20,7 +20,7 @@ from support.simlab import Laptop, Result, execute
 from cloudddp.simulator import control
 from cloudddp.simulator.hosts import lab_namespaces
 from cloudddp.simulator.linux import kernel
-from cloudddp.ssh.transport import fix_channels
+from cloudddp.ssh.transport import make_transport
 
 ECHO = (
     "import socket,sys;s=socket.create_server(('0.0.0.0',int(sys.argv[1])));"
@@ -113,10 +113,10 @@ class LabLaptop(Laptop):
                         allow_agent=False,
                         look_for_keys=False,
                         timeout=30,
+                        transport_factory=make_transport,
                     )
             except (OSError, paramiko.SSHException, EOFError):
                 return None
-            fix_channels(client.get_transport())
             return client
 
         return until(attempt)

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from support.harness import until
 
 from cloudddp.simulator import control
-from cloudddp.ssh.transport import fix_channels
+from cloudddp.ssh.transport import make_transport
 
 IMAGE_PARAMETER = (
     "/aws/service/deeplearning/ami/x86_64/oss-nvidia-driver-gpu-pytorch-2.12-ubuntu-24.04/latest/ami-id"
@@ -162,10 +162,9 @@ class Laptop:
             timeout=30,
             banner_timeout=30,
             auth_timeout=30,
+            # Tests share connections, and paramiko's own occasionally loses one.
+            transport_factory=make_transport,
         )
-        # Tests share connections, and without this paramiko occasionally loses one: see
-        # cloudddp/ssh/transport.py.
-        fix_channels(client.get_transport())
         return client
 
     def leave(self) -> None:

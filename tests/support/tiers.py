@@ -1,6 +1,6 @@
 """Which tests run only in `make test-all`; `make test` runs all others: each verb, contract and attack once.
 
-A test is here for its processor time (costs.py) if something cheaper shows the same mechanism, or because it
+A test is here for its processor time if something cheaper shows the same mechanism, or because it
 needs root.
 """
 
@@ -45,14 +45,12 @@ SLOW = {
     "cli/test_concurrency.py": "2 to 3 s each: `up` killed, or beside `down`, at each call of the journal",
     "cli/test_deadline.py": "waits; tests/node/test_notices.py has the deadline on the nodes",
     "cli/test_init.py::test_copy_of_an_example_trains_and_passes_its_tests": "40 s",
-    "cli/test_killed_agents.py": "5 s; tests/cli/test_logs_and_jobs.py kills a supervisor",
     "cli/test_login_sessions.py": "SSO needs new processes; tests/cli/test_credentials.py has other sources",
     "cli/test_lost_state.py": "waits for boots; tests/cli/test_down.py has a lost folder",
     "cli/test_node_ranks.py": "5 to 11 s each; tests/unit/test_rank_assignment.py has the rule",
     "cli/test_packaging.py": "30 s: a wheel and its environment",
     "cli/test_preflight_verb.py::"
     "test_slow_node_is_named": "15 s: torch on three nodes; tests/unit/test_bandwidth.py has the rule",
-    "cli/test_paused_client.py": "6 s each; tests/unit/test_follow_liveness.py has the rule",
     "cli/test_pull_nodes.py": "large files; tests/node/test_pull_continues.py has the transfer",
     "cli/test_remains.py": "2 s each; tests/cli/test_regions_searched.py has addresses that remain",
     "cli/test_results_kept.py": "jobs; tests/node/test_new_files.py has which results are listed",
@@ -62,37 +60,22 @@ SLOW = {
     "cli/test_stacks.py": "7 s each; tests/node/test_stall.py has the stacks",
     "cli/test_stopped_nodes.py": "7 s each; tests/unit/test_ended_nodes.py has the rule",
     "cli/test_top.py::test_node_that_does_not_answer_is_shown_and_read_again": "14 s: a node that stops",
-    "cli/test_stragglers.py": "tests/node/test_straggler_detection.py has the rule",
     "cli/test_teardown_files.py": "waits; tests/unit/test_state.py has the files",
     # Single tests of the command line, 1 to 12 s each: most create clusters.
     "cli/test_dependencies.py": "`make lowest` runs it, too",
-    "cli/test_cost.py::test_status_and_down_include_a_lost_node": "3 s; the tests of the sum remain",
     "cli/test_efa.py::"
     "test_missing_devices_are_a_warning_unless_they_are_required": "test_missing_devices_fail_if_required",
     "cli/test_efa.py::test_up_after_a_killed_up_associates_the_addresses": "`down` after a kill remains",
-    "cli/test_extra_tags.py::"
-    "test_as_many_tags_as_allowed_are_accepted_by_ec2": "tests/lab/test_sim_tag_limits.py has EC2's limits",
-    "cli/test_reach.py::test_hosts_follow_the_clusters": "8 s; tests/unit/test_openssh.py has the hosts",
     "cli/test_home.py::test_simulator_folders_and_log_are_private": "2 s; other links in the folder remain",
-    "cli/test_extend.py::test_killed_extension_is_reported_and_completed": "3 s; a partial extension remains",
     "cli/test_host_keys.py::test_unreachable_node_gets_its_key_later": "3 s; an earlier kill is completed",
     "cli/test_iam_policies.py::test_operator_may_replace_a_node": "7 s; other calls of the operator remain",
     "cli/test_iam_policies.py::test_users_can_be_limited_to_their_own_clusters": "a simulator of its own",
     "cli/test_interrupts.py::test_detaching_from_run_keeps_the_cluster": "detaching from `launch` remains",
-    "cli/test_launch.py::"
-    "test_concurrent_launches_with_the_same_id_start_one_job": "tests/unit/test_state.py has the refusal",
-    "cli/test_log_selection.py::"
-    "test_silence_is_reported_with_the_last_output": "tests/unit/test_follow_silence.py has the rule",
-    "cli/test_logs_and_jobs.py::"
-    "test_detached_job_that_fails_on_one_node_ends_on_all": "tests/node/test_gang.py has the verdict",
     "cli/test_mfa.py::test_damaged_cache_counts_as_empty": "2 s; the error is that without a cache",
-    "cli/test_mfa.py::"
-    "test_run_whose_session_ends_reports_what_still_runs_and_how_to_remove_it": "4 s; test_down.py",
-    "cli/test_mfa.py::test_status_and_the_plan_show_when_the_session_ends": "test_credentials.py has it",
+    "cli/test_mfa.py::test_status_and_the_plan_show_when_the_session_ends": "2 s; the end in `run` remains",
     "cli/test_organization.py::test_denied_region_where_this_computer_has_a_cluster_is_not_left_out": "2 s",
     "cli/test_organization.py::"
     "test_user_who_may_use_only_groups_of_clusters": "a simulator of its own; test_iam_policies.py",
-    "cli/test_own_flags.py::test_script_arguments_reach_the_script": "tests/cli/test_launch.py has arguments",
     "cli/test_placing.py::test_address_of_the_computer_is_looked_up_again_while_waiting": "waits",
     "cli/test_placing.py::test_price_that_has_risen_while_waiting_ends_the_wait": "waits",
     "cli/test_regions_searched.py::"
@@ -101,7 +84,6 @@ SLOW = {
     "test_up_and_down_name_the_other_clusters_with_their_price": "those of searched regions remain",
     "cli/test_reservations.py::"
     "test_reservation_in_a_placement_group_uses_that_group": "2 s; a reservation without one remains",
-    "cli/test_reservations.py::test_dry_run_shows_the_reservation": "2 s; the golden requests have it",
     "cli/test_reservations.py::test_up_after_down_waits_for_the_clean_up": "waits",
     "cli/test_reservations.py::test_wait_for_the_clean_up_that_ends_early_leaves_nothing": "waits",
     "cli/test_sim_verbs.py::"
@@ -109,20 +91,14 @@ SLOW = {
     "cli/test_sim_verbs.py::test_policy_that_allows_nothing_is_named_at_the_start": "a simulator of its own",
     "cli/test_ssh_routes.py::test_dry_run_needs_no_jump_host": "2 s; test_dry_run.py has plans without AWS",
     "cli/test_sync_and_pull.py::test_first_launch_on_new_nodes_names_results_that_are_here": "2 s, a message",
-    "cli/test_sync_and_pull.py::test_pull_reports_files_that_are_older_than_the_job": "two jobs, a message",
-    "cli/test_sync_and_pull.py::"
-    "test_sync_of_results_names_files_of_a_job_that_it_replaces": "3 s; those of a plain sync remain",
+    "cli/test_sync_and_pull.py::test_files_of_each_job_go_to_its_folder": "test_python_api.py has two jobs",
     "cli/test_sync_and_pull.py::"
     "test_results_go_back_to_their_places_and_no_sync_deletes_them": "9 s; pulled results remain",
-    "cli/test_terminal.py::test_setup_lines_are_not_appended_to_the_spinner": "the spinner of `up` remains",
-    "cli/test_terminal.py::test_tables_fit_the_terminal": "4 s; that of `doctor` remains",
-    # Found by costs.py, each 3 to 25 s.
+    # 3 to 25 s each.
     "cli/test_malformed_answers.py::"
     "test_teardown_reports_answers_that_it_cannot_use": "answers of calls that create remain",
     "cli/test_python_api.py::"
     "test_first_job_that_cannot_be_finished_does_not_keep_the_others": "results that cannot be pulled remain",
-    "node/test_transfer_frames.py::"
-    "test_project_of_the_most_files_is_accepted": "the limit is far from any project",
     "cli/test_region.py::test_region_that_the_simulator_does_not_use_is_reported": "a message",
     "cli/test_regions_searched.py::"
     "test_broken_configuration_does_not_block_down": "test_down_does_not_guess_a_name remains",
@@ -154,8 +130,7 @@ SLOW = {
     "node/test_sync_interrupted.py": "several nodes; tests/node/test_pull_continues.py has a broken transfer",
     "node/test_tools.py": "py-spy is sent to real nodes",
     # Single tests of the agent.
-    "node/test_sync_node.py::"
-    "test_folder_of_the_most_files": "8 s; test_transfer_frames.py has a listing of the most files",
+    "node/test_sync_node.py::test_folder_of_the_most_files": "8 s; no project comes near it",
     # Runs of torch, 5 to 12 s each. The numeric properties are in those that remain.
     "examples": "torch runs of the examples",
     "train/test_train_bench.py": "a benchmark",
@@ -172,7 +147,6 @@ SLOW = {
     "unit/test_collection.py::test_collection_imports_torch_only_for_tests_of_torch": "collects all tests",
     "unit/test_results_stream.py::"
     "test_more_files_than_a_project_may_have_can_be_listed": "4 s; the limit is far from any project",
-    "unit/test_simulators_of_killed_tests.py::test_interrupted_run_leaves_no_process": "a run of tests",
 }
 
 # Files of which `make test` runs each test function with its first parameters only: the others are variants,

@@ -72,6 +72,7 @@ WHOLE = replace(NEW, names=(*ALL, ".metadata"), lacking=())
         ((replace(NEW, ahead={}), part(2, 3, at=50)), "the clocks of nodes 0 and 1 were not compared"),
         ((replace(NEW, ahead={"1": -7200 * SECOND}), part(2, 3, at=100 + 7199)), ""),  # 2 h fast
         ((NEW, None), "__2_0.distcp and 1 more of job"),
+        ((NEW, part(2, 3, at=1, job="")), "are missing; node 1 has files of unknown origin"),
         ((None, part(2, 3, at=100)), f".metadata of job {A} is missing"),
         # As copies they were complete when they came, and the clock of their writer is not known here.
         ((replace(WHOLE, shards={}, metadata={}), None), ""),

@@ -8,9 +8,11 @@ import pytest
 from support.jobstates import followed, job, lost, rank
 
 from cloudddp.agent.protocol.progress import TrainingStatus
+from cloudddp.cli.actions.follow import silence_reporter
+from cloudddp.cli.console import Console
 from cloudddp.config.timing import Timing
 from cloudddp.job.follow.decide import silence_due
-from cloudddp.job.follow.events import BarsDue, Event, JobUpdate, LogData, LogDropped, NodeQuiet, Silence
+from cloudddp.job.follow.events import BarsDue, Event, JobUpdate, LogData, NodeQuiet, Silence
 from cloudddp.job.follow.state import FollowState, Line
 
 TIMING = replace(Timing(), bars=5.0, no_output=60.0)
@@ -62,8 +64,18 @@ def test_silence_is_not_reported_where_a_node_is_the_reason(event: Event) -> Non
 
 
 def test_gap_in_a_log_is_a_line() -> None:
-    state = followed([LogData(0, 3, b"begin\nunfin"), LogDropped(0, 3, 5 << 30)])
+    state = followed([LogData(0, 3, b"begin\nunfin"), LogData(0, 3, b"on", 5 << 30)])
     note = "[cloudddp: 5.0 GiB of this log were dropped here; it was longer than job.log_mb]"
     assert state.lines == (Line(0, 3, "unfin"), Line(0, 3, note))
     assert state.nodes[0].logs[3].tail == ("begin", "unfin", note)
-    assert followed([LogDropped(0, 3, 1 << 20)]).lines[0].text.startswith("[cloudddp: 1.0 MiB of this log")
+    assert followed([LogData(0, 3, b"", 1 << 20)]).lines[0].text.startswith("[cloudddp: 1.0 MiB of this log")
+
+
+def test_silence_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    for silent in (Silence(125.0, 2, "step 120"), Silence(30.0, None, "")):
+        silence_reporter(Console(), "job-1")(silent)
+    where = ". `cloudddp stacks job-1` shows where each rank is"
+    assert capsys.readouterr().err.splitlines() == [
+        f"no output from any rank for 2 min; rank 2 was the last (step 120){where}",
+        f"no output from any rank for 30 s since the job was started{where}",
+    ]

@@ -18,7 +18,7 @@ from support.jobstates import agreed, job, rank
 
 from cloudddp import signals
 from cloudddp.agent.program import step_of
-from cloudddp.agent.protocol.frames import Dropped, End, FollowRequest, Heartbeat, Log, encode_frame
+from cloudddp.agent.protocol.frames import End, FollowRequest, Heartbeat, Log, encode_frame
 from cloudddp.agent.protocol.jobs import Cause, Failure
 from cloudddp.agent.protocol.readings import Reading
 from cloudddp.agent.replies import decode
@@ -174,6 +174,7 @@ def test_following_resumes_after_a_broken_connection() -> None:
 def test_broken_connection_does_not_select_the_last_lines_again() -> None:
     """A log that appears after the first state is sent from its beginning, also over the next connection."""
     asked: list[tuple[int | None, float | None, dict[int, int]]] = []
+    shown: list[Any] = []
 
     def follow(node: int, request: FollowRequest, write: Write) -> None:
         asked.append((request.tail, request.since, request.offsets))
@@ -181,16 +182,24 @@ def test_broken_connection_does_not_select_the_last_lines_again() -> None:
             write(encode_frame(Log(7, 100, b"")))
             raise OSError("connection lost")
         if len(asked) == 2:
-            write(encode_frame(Log(7, 100, b"")) + running(node) + encode_frame(Dropped(7, 100, 50)))
+            write(
+                encode_frame(Log(7, 100, b"")) + running(node) + encode_frame(Log(7, 150, b"after a gap\n"))
+            )
             raise OSError("connection lost")
         write(ended(node, 0))
 
     selection = LogSelection(ranks=(7,), since=60.0, tail=5)
     with_tail = JobFollower(
-        Nodes(follow, count=1), "j", [0], Policy(timing=FAST), on_line=lambda *_: None, selection=selection
+        Nodes(follow, count=1),
+        "j",
+        [0],
+        Policy(timing=FAST),
+        on_line=lambda *line: shown.append(line),
+        selection=selection,
     )
     assert with_tail.run().exit_code == 0
-    assert asked == [(5, 60.0, {}), (5, 60.0, {7: 100}), (None, None, {7: 150})]
+    assert [text.partition(" of")[0] for *_, text in shown] == ["[cloudddp: 50 bytes", "after a gap"]
+    assert asked == [(5, 60.0, {}), (5, 60.0, {7: 100}), (None, None, {7: 162})]
 
 
 def test_close_prevents_reconnects() -> None:

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cloudddp.agent.protocol.codec import ProtocolError
-from cloudddp.agent.protocol.frames import Dropped, End, Frame, Heartbeat, Log, encode_frame
+from cloudddp.agent.protocol.frames import End, Frame, Heartbeat, Log, encode_frame
 from cloudddp.agent.protocol.jobs import MAX_RANKS, JobState
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.replies import FrameDecoder
@@ -21,7 +21,7 @@ def stream() -> tuple[bytes, list[Frame]]:
     """Return a stream, and the frames in it."""
     frames: list[Frame] = []
     for number, body in enumerate(BODIES):
-        frames += [Log(number - 1, number * 1000, body), Heartbeat(), Dropped(number - 1, 5, 1 << 50)]
+        frames += [Log(number - 1, number * 1000, body), Heartbeat(), Log(number - 1, 1 << 50, b"")]
     frames += [JobState(job="j", phase=JobPhase.RUNNING, script="a b\\n c"), End()]
     return b"".join(map(encode_frame, frames)), frames
 
@@ -46,22 +46,13 @@ def test_frame_is_decoded_as_soon_as_it_is_complete() -> None:
     assert list(frames.feed(b"c")) == [Log(0, 0, b"ab\nc")]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        b"dropped 0 0",
-        b"dropped 0 0 -1",
-        b"dropped 0 0 9999999999999999",
-        b"dropped 70000 0 1",
-        b"dropped x 0 1",
-    ],
-)
-def test_dropped_part_out_of_range_is_refused(line: bytes) -> None:
+@pytest.mark.parametrize("line", [b"log 0 0 -1", b"log 0 9999999999999999 0", b"log 70000 0 1", b"log x 0 1"])
+def test_log_out_of_range_is_refused(line: bytes) -> None:
     with pytest.raises(ProtocolError):
         list(FrameDecoder().feed(line + b"\n"))
 
 
-def test_dropped_parts_of_too_many_ranks_are_refused() -> None:
-    lines = b"".join(b"dropped %d 0 1\n" % rank for rank in range(MAX_RANKS + 3))
+def test_logs_of_too_many_ranks_are_refused() -> None:
+    lines = b"".join(b"log %d 0 0\n" % rank for rank in range(MAX_RANKS + 3))
     with pytest.raises(ProtocolError, match="logs of more than"):
         list(FrameDecoder().feed(lines))

@@ -135,6 +135,15 @@ def test_ranks_start_again_once_those_of_all_nodes_have_ended() -> None:
     assert (job.verdict().phase, job.verdict().restarts) == (JobPhase.SUCCEEDED, 1)
 
 
+def because(code: int, *lines: str, cause: Cause = Cause.RANK) -> list[Report]:
+    return [Report(False, (Observed(Failure(0, cause, 0, code), 0.0, lines),))]
+
+
+SYNTAX_ERROR = (
+    "[rank0]: Traceback (most recent call last):",
+    "[rank0]: SyntaxError: invalid syntax (model.py, line 3)",
+    "terminate called without an active exception",
+)
 REFUSALS = {
     "not asked for": (0, [failed(0)], ""),
     "the same three times": (9, [failed(0)] * 3, "the same failure has occurred 3 times"),
@@ -144,17 +153,11 @@ REFUSALS = {
         [failed(0, step=one) for one in range(3)],
         "it has been started again 2 times within an hour",
     ),
-    "the script": (
-        9,
-        [Report(False, (Observed(Failure(0, Cause.RANK, 0, 1), 0.0, ("NameError: x",)),))],
-        "the script itself is wrong",
-    ),
-    "usage": (
-        9,
-        [Report(False, (Observed(Failure(0, Cause.RANK, 0, 2), 0.0, ("usage: x", "x: error")),))],
-        "the script itself is wrong",
-    ),
-    "full disk": (9, [Report(False, (Observed(Failure(0, Cause.DISK, 0, 1), 0.0),))], ""),
+    "the script": (9, because(1, *SYNTAX_ERROR), "the script itself is wrong"),
+    "no script": (9, because(2, "python3: can't open file 'x'"), "the script itself is wrong"),
+    "usage": (9, because(2, "Usage: x", "x: error"), "the script itself is wrong"),
+    "it crashed after its end": (9, because(134, cause=Cause.EXIT), ""),
+    "full disk": (9, because(1, cause=Cause.DISK), ""),
     "no rank failed": (9, [Report(False, exit_code=5)], "no rank has failed by itself"),
 }
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from support.jobstates import agreed, job, rank
 
-from cloudddp.cli.views.jobs import jobs_json, jobs_table
+from cloudddp.agent.protocol.progress import Straggler
+from cloudddp.cli.views.jobs import jobs_json, jobs_table, troubles
 from cloudddp.job.status import find, record
 
 
@@ -45,3 +47,18 @@ def test_job_runs_until_it_has_ended_on_every_node_that_answers() -> None:
     states = {0: job("running", started=1000.0), 1: job("failed", started=1000.0, verdict=agreed())}
     found = record("j", states)
     assert (found.status, found.exit_code, found.ended, found.cause) == ("running", None, None, "")
+
+
+@pytest.mark.parametrize("until", [None, 1010.0])
+def test_straggler_is_shown_until_it_has_caught_up(until: float | None) -> None:
+    slow = Straggler(1, 0, 0.05, 0.02, step=7, since=1000.0, own=True, until=until)
+    known = [record("j", {0: job("running", rank(1), stragglers=(slow,))})]
+    is_slow = until is None
+    assert ("straggler: rank 1 (2.5 x)" in jobs_table(known)) is is_slow
+    assert ["rank 1 takes 2.5 x as long as the median rank" in str(one) for one in troubles(known)] == [
+        True
+    ] * is_slow
+    (found,) = jobs_json(known)[0]["stragglers"]
+    assert (found["rank"], found["node"], found["times_median"], found["measured"]) == (1, 0, 2.5, "work")
+    assert (found["seconds_per_step"], found["median_seconds_per_step"]) == (0.05, 0.02)
+    assert (found["since_step"], found["until"] is None) == (7, is_slow)

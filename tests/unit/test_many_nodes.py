@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from support.sshserver import Site
 
-from cloudddp.errors import NodeError
 from cloudddp.ssh.fleet import Fleet, Outcome
 from cloudddp.ssh.running import CommandSpec, Result
 from cloudddp.ssh.target import NodeSocket
@@ -52,36 +51,6 @@ def test_all_nodes_run_a_command_at_the_same_time_and_are_read_while_they_run(ss
         results = run_all(fleet, specs).all()
     assert {bytes(one) for one in received.values()} == {b"question\nanswer\n"}
     assert {(one.exit_code, one.stdout) for one in results.values()} == {(0, b"")}
-
-
-def test_each_node_has_its_own_outcome(ssh_site: Site) -> None:
-    lost = ssh_site.server()
-    targets = {0: ssh_site.target(ssh_site.server().port), 1: ssh_site.target(lost.port)}
-    with Fleet(targets) as fleet:
-        fleet.connect()
-        specs = {
-            0: CommandSpec("exit 3"),
-            1: CommandSpec("echo; sleep 100", command_timeout=None, on_stdout=lambda _: lost.drop()),
-            2: CommandSpec("true"),
-        }
-        fleet.targets[2] = targets[0]  # which is not connected
-        found = run_all(fleet, specs, fatal=lambda _: False)
-    assert found.values[0].exit_code == 3
-    assert "the SSH connection broke" in str(found.errors[1])
-    assert "not connected" in str(found.errors[2])
-
-
-def test_command_that_times_out_ends_the_others_only_if_its_error_is_fatal(ssh_site: Site) -> None:
-    with Fleet(dict.fromkeys(range(2), ssh_site.target(ssh_site.server().port))) as fleet:
-        fleet.connect()
-        silent = CommandSpec("sleep 100", command_timeout=0.5)
-        found = run_all(fleet, {0: silent, 1: CommandSpec("sleep 1; echo good")}, fatal=lambda _: False)
-        assert "no answer for 0.5 s to: sleep 100" in str(found.errors[0])
-        assert found.values[1].stdout == b"good\n"
-        found = run_all(fleet, {0: silent, 1: CommandSpec("sleep 100", command_timeout=None)})
-        assert sorted(found.errors) == [0]
-        with pytest.raises(NodeError):
-            fleet.run(1, CommandSpec("true"))
 
 
 def silent_after_login(ssh_site: Site) -> tuple[socket.socket, int, Callable[[], None]]:

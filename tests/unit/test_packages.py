@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
+from support.local_packages import package, wheel
+from uv import find_uv_bin
 
+from cloudddp.agent.protocol.start import SetupReply
 from cloudddp.config import settings
-from cloudddp.config.packages import commands_of, derived, download, read
+from cloudddp.config.package_inputs import PackageInputs, read
+from cloudddp.config.packages import NO_PIP, derived, download, installation
 from cloudddp.config.settings import Layer
 from cloudddp.config.spec import Config, SetupSpec
 from cloudddp.errors import UsageError
+from cloudddp.job import install_failure
 
 
 def resolved(**setup: object) -> Config:
@@ -20,25 +26,72 @@ def resolved(**setup: object) -> Config:
 
 
 @pytest.mark.parametrize(
-    ("name", "inputs", "python"),
+    ("name", "python"),
     [
-        ("requirements.txt", ("requirements.txt",), ""),
-        ("envs/gpu.txt", ("envs/gpu.txt",), ""),
-        ("pyproject.toml", ("pyproject.toml",), ""),
-        ("uv.lock", ("uv.lock", "pyproject.toml"), ".venv/bin/python"),
-        ("sub/uv.lock", ("sub/uv.lock", "sub/pyproject.toml"), "sub/.venv/bin/python"),
-        ("environment.yml", ("environment.yml",), ".conda/bin/python"),
+        ("requirements.txt", ""),
+        ("pyproject.toml", ""),
+        ("sub/uv.lock", "sub/.venv/bin/python"),
+        ("environment.yml", ".conda/bin/python"),
     ],
 )
-def test_what_reruns_it_and_which_python_has_it(
-    tmp_path: Path, name: str, inputs: tuple[str, ...], python: str
-) -> None:
+def test_which_python_has_it(tmp_path: Path, name: str, python: str) -> None:
     """Before the user's own commands, which may use it."""
     config = derived(tmp_path, resolved(environment=name, run=["make ext"], inputs=["ext.c"]))
-    assert config.setup.inputs == (*inputs, "ext.c")
     assert config.setup.run[-1] == "make ext"
-    assert len(config.setup.run) > 1
+    assert len(config.setup.run) == 2
     assert config.job.python == python
+
+
+FILES = (
+    *("base.txt", "cloudddp.toml", "conf/a.yml", "data/big", "dist/a.whl", "train.py"),
+    *("libs/a/__init__.py", "libs/a/a.c", "libs/a/a.py", "libs/a/pyproject.toml"),
+)
+PACKAGE = {one for one in FILES if one.startswith("libs/")}
+EDITABLE = PACKAGE - {"libs/a/a.py"}
+LOCKED = '[[package]]\nname = "a"\nsource = {{ {} }}\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "files"),
+    [
+        ("requirements.txt", "einops\nlibs\n# ./libs/a\nhttps://example.org/libs/a\n/libs/a\n", set()),
+        ("requirements.txt", "-rbase.txt", {"base.txt"}),
+        ("requirements.txt", "einops\\\n --constraint=base.txt", {"base.txt"}),
+        ("envs/gpu.txt", "-r ../base.txt\n./libs/a", {"base.txt"} | PACKAGE),
+        ("requirements.txt", "./libs/a[b,c] ; python_version > '3'", PACKAGE),
+        ("requirements.txt", "a @ file:libs/a", PACKAGE),
+        ("requirements.txt", "a@file:///${PWD}/libs/a", PACKAGE),
+        ("requirements.txt", "a @ ./libs/a", PACKAGE),
+        ("requirements.txt", "-e libs/a", EDITABLE),
+        ("requirements.txt", "--editable=./libs/a", EDITABLE),
+        ("requirements.txt", "./dist/a.whl", {"dist/a.whl"}),
+        ("requirements.txt", "--find-links dist", {"dist/a.whl"}),
+        ("requirements.txt", f"-r {'x' * 300}\n./libs/a", PACKAGE),  # no file has such a name
+        ("pyproject.toml", "", EDITABLE | {"base.txt", "conf/a.yml", "dist/a.whl"}),
+        ("sub/pyproject.toml", 'a = {path = "../libs/a"}', PACKAGE),
+        (
+            "environment.yml",
+            "dependencies:\n  - pip:\n    - -r base.txt\n    - ./libs/a",
+            {"base.txt"} | PACKAGE,
+        ),
+        ("uv.lock", LOCKED.format('directory = "libs/a"'), PACKAGE),
+        ("uv.lock", LOCKED.format('editable = "libs/a"'), EDITABLE),
+        ("uv.lock", LOCKED.format('virtual = "libs/a"'), {"libs/a/pyproject.toml"}),
+        ("uv.lock", LOCKED.format('path = "dist/a.whl"'), {"dist/a.whl"}),
+        ("uv.lock", "package = [3, {source = 3}]", set()),
+        ("uv.lock", "not a lock", set()),
+    ],
+)
+def test_files_that_an_installation_reads(tmp_path: Path, name: str, text: str, files: set[str]) -> None:
+    """A change of any of them installs again. Modules of an editable package are imported where they are."""
+    for path in (*FILES, name):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text("")
+    (tmp_path / name).write_text(text)
+    (tmp_path / "base.txt").write_text("-r missing.txt\n-r requirements.txt\n")
+    found = read(tmp_path, SetupSpec(environment=name))
+    assert found.has(name)
+    assert {one for one in FILES if found.has(one, is_data=one == "data/big")} - {name} == files
 
 
 def test_python_of_the_settings_wins(tmp_path: Path) -> None:
@@ -46,18 +99,53 @@ def test_python_of_the_settings_wins(tmp_path: Path) -> None:
     assert derived(tmp_path, settings.resolve(layers)).job.python == "python3.12"
 
 
-@pytest.mark.parametrize(
-    ("lock", "sees_the_image"),
-    [
-        ('[[package]]\nname = "torch"\nversion = "2.12.0"\n', False),
-        ('[[package]]\nname = "einops"\nversion = "0.8.1"\n', True),
-        ("not a lock", True),
-        ("package = 3", True),
-    ],
-)
-def test_lock_without_torch_sees_the_one_of_the_image(lock: str, sees_the_image: bool) -> None:
-    commands = commands_of(SetupSpec(environment="uv.lock"), {"uv.lock": lock}).commands
-    assert ("--system-site-packages" in " ".join(commands)) == sees_the_image
+@pytest.mark.parametrize("wheels", [None, "wheels"])
+@pytest.mark.parametrize(("extras", "torch"), [((), "of the image"), (("gpu",), "of the lock")])
+def test_lock_is_installed_by_uv(
+    tmp_path: Path, extras: tuple[str, ...], torch: str, wheels: str | None
+) -> None:
+    """The real uv, which pip brings. The image's torch is visible in an environment without one, also where
+    the image is a virtual environment itself."""
+    venv.create(tmp_path / "image")
+    (site,) = tmp_path.glob("image/lib/python3*/site-packages")
+    (site / "torch.py").write_text("TEXT = 'of the image'\n")
+    (site / "pip.py").write_text(
+        "import os, sys\nif '--target' in sys.argv:\n    os.makedirs(sys.argv[-2] + '/bin')\n"
+        f"    os.symlink({find_uv_bin()!r}, sys.argv[-2] + '/bin/uv')\n"
+    )
+    project = tmp_path / "project"
+    package(project / "libs/mine", "TEXT = 'first'\n")
+    for name in ("greeting", "torch"):
+        wheel(project / "wheels", name, "TEXT = 'of the lock'\n")
+    (project / "pyproject.toml").write_text(
+        '[project]\nname = "p"\nversion = "0"\nrequires-python = ">=3.9"\n'
+        'dependencies = ["greeting", "mine"]\n'
+        '[project.optional-dependencies]\ngpu = ["torch"]\n[tool.uv.sources]\nmine = {path = "libs/mine"}\n'
+    )
+    env = {
+        "PATH": "/usr/bin:/bin",
+        "HOME": str(tmp_path),
+        "UV_OFFLINE": "1",
+        "CLOUDDDP_IMAGE_PYTHON": f"{tmp_path}/image/bin/python",
+    }
+
+    def run(*words: str) -> str:
+        done = subprocess.run(words, cwd=project, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    run(find_uv_bin(), "lock", "--no-index", "--find-links", "wheels")
+    setup = SetupSpec(environment="uv.lock", extras=extras, wheels=wheels)
+    for text in ("first", "second", "third"):
+        (project / "libs/mine/mine.py").write_text(f"TEXT = {text!r}\n")
+        (project / f"libs/mine/only_{text}.py").touch()
+        run("bash", "-c", installation(setup, read(project, setup))[0])
+        (project / f"libs/mine/only_{text}.py").unlink()
+        show = (
+            "import greeting, mine, pkgutil, torch; print(greeting.TEXT, mine.TEXT, torch.TEXT, "
+            "*(one.name for one in pkgutil.iter_modules() if 'only' in one.name), sep=', ')"
+        )
+        assert run(".venv/bin/python", "-c", show) == f"of the lock, {text}, {torch}, only_{text}\n"
 
 
 @pytest.mark.parametrize("name", ["../x.txt", "/x.txt", "~/x.txt", "a/../x.txt", "x.lock", "train.py", ""])
@@ -71,9 +159,10 @@ def test_other_files_are_refused(name: str) -> None:
 )
 def test_commands_are_valid_shell(name: str) -> None:
     """The name of a file is never a command or an option."""
-    for command in commands_of(SetupSpec(environment=name, wheels="it's wheels"), {}).commands:
-        done = subprocess.run(["bash", "-n", "-c", command], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
+    setup = SetupSpec(environment=name, wheels="it's wheels")
+    command = installation(setup, PackageInputs({name: ""}, (name, "$(touch x)")))[0]
+    done = subprocess.run(["bash", "-n", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -113,15 +202,15 @@ def test_torch_of_the_image_is_kept_unless_the_file_asks_for_another(
         "import sys\nif '-c' in sys.argv: print(open(sys.argv[sys.argv.index('-c') + 1]).read())"
     )
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "python").write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
-    (tmp_path / "bin" / "python").chmod(0o755)
+    # As on Debian, whose python3 is no `python`.
+    (tmp_path / "bin" / "python3").write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    (tmp_path / "bin" / "python3").chmod(0o755)
     project = tmp_path / "project"
     for path, text in files.items():
         (project / path).parent.mkdir(parents=True, exist_ok=True)
         (project / path).write_text(text)
-    found = commands_of(SetupSpec(environment=name), read(project, name))
-    assert set(found.inputs) == set(files)
-    (command,) = found.commands
+    setup = SetupSpec(environment=name)
+    command = installation(setup, read(project, setup))[0]
     env = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "PYTHONPATH": str(site)}
     done = subprocess.run(
         ["bash", "-c", command], cwd=project, env=env, capture_output=True, text=True, check=True
@@ -129,25 +218,49 @@ def test_torch_of_the_image_is_kept_unless_the_file_asks_for_another(
     assert done.stdout.strip() == ("torch==9.9+cu1" if kept else "")
 
 
-def test_files_that_include_each_other_are_read_once(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("-r b.txt\n--requirement=../out.txt\n-r /etc/hosts\n-r missing.txt\n")
-    (tmp_path / "b.txt").write_text("-r a.txt\neinops\n")
-    assert set(read(tmp_path, "a.txt")) == {"a.txt", "b.txt"}
-
-
 @pytest.mark.parametrize(
-    ("name", "command"),
+    ("name", "text", "command"),
     [
-        ("requirements.txt", "pip download -d wheels -r requirements.txt"),
-        ("pyproject.toml", "pip download -d wheels ./"),
+        ("requirements.txt", "torch==2.3\n", "pip download -d wheels pip -r requirements.txt"),
+        (
+            "requirements.txt",
+            "einops\ntorch\nnvidia-nccl-cu13 # of torch\ntorchvision\n",
+            "pip download -d wheels pip -r <(grep -hviE "
+            "'^ *(-[rc]|--[rc]|(torch|triton|nvidia-[a-z0-9-]+) *([;#].*)?$)' requirements.txt)",
+        ),
+        ("pyproject.toml", "", "pip download -d wheels pip ./"),
         (
             "uv.lock",
-            "uv export --frozen --no-emit-project -o wheels.txt && pip download -d wheels uv -r wheels.txt",
+            "",
+            "uv export --frozen --no-dev --no-hashes --no-emit-project -o wheels.txt && "
+            "pip download -d wheels pip uv -r wheels.txt",
         ),
     ],
 )
-def test_command_that_fills_a_folder_of_wheels(name: str, command: str) -> None:
-    assert download(name) == command
+def test_command_that_fills_a_folder_of_wheels(name: str, text: str, command: str) -> None:
+    assert download(SetupSpec(environment=name), PackageInputs({name: text})) == command
+
+
+def test_pip_of_ensurepip_needs_no_package_of_the_system(tmp_path: Path) -> None:
+    """The command, with Python and sudo replaced by programs of a few lines."""
+    programs = {
+        "python3": 'case "$*" in *--version) test -e pip;; *pip) touch pip;; *install*) echo "$@";; esac',
+        "sudo": "exit 1",
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    command = installation(SetupSpec(environment="requirements.txt"), PackageInputs({}))[0]
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+    )
+    assert "-m pip install" in done.stdout, done.stderr
+
+
+def test_extras_of_requirements_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"with pyproject\.toml or uv\.lock only"):
+        resolved(environment="requirements.txt", extras=["gpu"])
 
 
 def test_wheels_for_conda_are_refused() -> None:
@@ -160,10 +273,63 @@ def test_environment_of_conda_is_made_anew(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "micromamba").write_text('#!/bin/sh\nmkdir .conda && echo "$@" > .conda/made\n')
     (tmp_path / "bin" / "micromamba").chmod(0o755)
-    (command,) = commands_of(SetupSpec(environment="environment.yml"), {}).commands
+    command = installation(SetupSpec(environment="environment.yml"), PackageInputs({}))[0]
     for _ in range(2):
         subprocess.run(
             ["bash", "-c", command], cwd=tmp_path, env={"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}, check=True
         )
         assert (tmp_path / ".conda" / "made").read_text() == "create -y -p ./.conda -f environment.yml\n"
         (tmp_path / ".conda" / "left").touch()
+
+
+NO_SUCH = "ERROR: No matching distribution found for einops>=2\n"
+CONFLICT = """\
+The conflict is caused by:
+    mine 1.0 depends on torch<2
+    The user requested (constraint) torch==2.12.0+cu130
+"""
+PIP_BUILD = """\
+Processing ./libs/mine
+  × Preparing metadata (pyproject.toml) did not run successfully.
+      RuntimeError: no compiler
+      [end of output]
+error: metadata-generation-failed
+"""
+UV_BUILD = (
+    "error: Failed to build `mine @ file:///home/x/mine`\n  cause: it failed\n    ValueError: no\n\nhint: x\n"
+)
+UV_MISSING = (
+    "cause: Because special was not found in the package locations and you require special>=1,<2, we can"
+)
+UV_PYTHON = "resolved to Python 3.11.7, which is incompatible with the project's Python requirement: `>=3.13`"
+PIP_PYTHON = "ERROR: Package 'mine' requires a different Python: 3.11.7 not in '>=3.13'"
+
+
+@pytest.mark.parametrize(
+    ("output", "wheels", "why", "hint"),
+    [
+        (NO_SUCH, "whl", "whl has no einops>=2 for the Python", "`pip download -d whl 'einops>=2'`"),
+        (NO_SUCH, None, "no einops>=2 was found", "correct requirements.txt"),
+        (UV_MISSING, "whl", "whl has no special>=1,<2 ", "pip download -d whl 'special>=1,<2'`"),
+        (f"ConnectTimeout\n{NO_SUCH}", None, "nodes reach no package index", "pip download -d wheels pip -r"),
+        ("ERROR: No matching distribution found for uv\n", "whl", "whl has no uv", "pip download -d whl uv"),
+        (NO_PIP, None, NO_PIP, "pip download -d wheels pip -r"),
+        (NO_PIP, "whl", "whl has no pip", "pip download -d whl pip"),
+        (
+            CONFLICT,
+            None,
+            "mine 1.0 depends on torch<2, and torch 2.12.0+cu130 of the image is kept",
+            "name the version of torch in requirements.txt",
+        ),
+        (UV_PYTHON, None, "need Python >=3.13, and the nodes have 3.11.7", "--image"),
+        (PIP_PYTHON, "whl", "need Python >=3.13, and the nodes have 3.11.7", "--image"),
+        (PIP_BUILD, None, "libs/mine does not build: RuntimeError: no compiler", "correct libs/mine"),
+        (UV_BUILD, "whl", "mine does not build: ValueError: no", "correct mine"),
+        ("anything", "whl", "(exit code 1)", "correct requirements.txt"),
+    ],
+)
+def test_reason_why_packages_were_not_installed(output: str, wheels: str | None, why: str, hint: str) -> None:
+    setup = SetupSpec(environment="requirements.txt", wheels=wheels)
+    error = install_failure.error(0, SetupReply(1, output=output), setup, PackageInputs({}))
+    assert why in error.message
+    assert hint in str(error.hint)

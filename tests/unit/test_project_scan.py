@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 import pytest
@@ -50,10 +51,41 @@ def project(folder: Path, files: dict[str, str]) -> Path:
         ({"tests/test_train.py": DDP, "setup.py": DDP, ".venv/x.py": DDP, "broken.py": "def ("}, []),
         ({"env/pyvenv.cfg": "", "env/train.py": DDP, "my/pyvenv.cfg": "", "my/train.py": DDP}, []),
         ({"model.py": MODEL}, []),
+        ({"legacy_train.py": DDP, "train.py": DDP}, ["train.py", "legacy_train.py"]),
+        ({"cifar_train.py": DDP, "train.py": DDP}, ["train.py", "cifar_train.py"]),
+        ({"evaluate.py": f"import argparse{DDP}", "go.py": DDP}, ["go.py", "evaluate.py"]),
+        ({"golden_train.py": f"import argparse{DDP}", "train.py": DDP}, ["golden_train.py", "train.py"]),
     ],
 )
 def test_entry_scripts(tmp_path: Path, files: dict[str, str], scripts: list[str]) -> None:
     assert [one.path for one in scan(project(tmp_path, files)).scripts] == scripts
+
+
+LIB = {"src/mylm/data.py": ""}
+OWN = f"import datasets, json\nfrom mylm.data import x{DDP}"
+
+
+@pytest.mark.parametrize(
+    ("files", "start", "modules"),
+    [
+        ({"train.py": DDP, "model.py": MODEL}, "train.py", ""),
+        ({**LIB, "src/mylm/train.py": f"from .data import x{DDP}"}, "-m mylm.train", "src"),
+        ({"a/__init__.py": "", "a/b/__main__.py": f"from ..c import x{DDP}"}, "-m a.b", ""),
+        ({"my/a/__init__.py": "", "my/a/train.py": f"from .c import x{DDP}"}, "-m a.train", "my"),
+        ({"train.py": f"from .data import x{DDP}"}, "train.py", ""),  # works in no way
+        ({**LIB, "scripts/train.py": OWN}, "scripts/train.py", "src"),
+        ({**LIB, "train.py": OWN, "requirements.txt": "-r a.txt", "a.txt": "mylm\n"}, "train.py", ""),
+        ({"mylm.py": "", "scripts/[x]/train.py": OWN}, "'scripts/[x]/train.py'", "."),
+        ({"mylm.py": "", "train.py": OWN}, "train.py", ""),
+        ({"a/train.py": OWN, "datasets/a.py": "", "requirements.txt": "datasets==4\n"}, "a/train.py", ""),
+        ({"a/train.py": OWN, "datasets/a.csv": "", "json/a.py": ""}, "a/train.py", ""),
+    ],
+)
+def test_how_the_script_is_started_and_finds_modules_of_the_project(
+    tmp_path: Path, files: dict[str, str], start: str, modules: str
+) -> None:
+    found = scan(project(tmp_path, files))
+    assert (shlex.join(found.start), found.modules) == (start, modules)
 
 
 @pytest.mark.parametrize(

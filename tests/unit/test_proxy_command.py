@@ -66,6 +66,16 @@ def test_command_gets_the_region(ssh_site: Site, tmp_path: Path) -> None:
     assert (tmp_path / "region").read_text() == "eu-west-1\n"
 
 
+def test_bash_reads_no_start_file(ssh_site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would where its stdin is a socket and no other shell has started it: under cron, in CI."""
+    (tmp_path / ".bashrc").write_text(f"touch {tmp_path}/was-read\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("SHELL", "/bin/bash")
+    monkeypatch.delenv("SHLVL", raising=False)
+    refusal(by(ssh_site, "bash -c 'exit 3'"))
+    assert not (tmp_path / "was-read").exists()
+
+
 @pytest.mark.parametrize(
     ("command", "message", "retry"),
     [

@@ -121,7 +121,7 @@ def test_launch_is_identified_by_its_token_even_if_newer_and_smaller() -> None:
     assert [one.instance.id for one in found.foreign] == ["i-old0", "i-old1", "i-old2"]
 
 
-def test_launch_without_such_a_token_is_the_largest_then_the_oldest() -> None:
+def test_launch_without_such_a_token_is_the_oldest() -> None:
     nodes = [replace(node, client_token="") for node in NODES]
     assert ids(cluster([*nodes, foreign("i-x", client_token="")])) == {0: "i-a", 1: "i-b", 2: "i-c"}
     assert ids(cluster([nodes[0], foreign("i-x", client_token="")])) == {0: "i-a"}

@@ -27,11 +27,10 @@ from support.streams import (
 )
 
 from cloudddp.agent.protocol import file_steps, transfer
-from cloudddp.agent.protocol.file_steps import Work
 from cloudddp.agent.protocol.transfer import UNSEALED, Frames, Wants
 from cloudddp.files import Folder
 from cloudddp.job.results.incoming import Incoming
-from cloudddp.job.results.receive import LOOK_WORK, Receive, Transfer
+from cloudddp.job.results.receive import Receive, Transfer
 from cloudddp.job.results.unpack import Notes, Refused, Truncated
 
 SECOND = 10**9
@@ -45,10 +44,9 @@ class Laptop:
 
     at: Path
     wants: Wants | None = None
-    counts: tuple[int, int] = (0, 0)  # files that are unchanged, and older than the job
+    unchanged: int = 0  # files
     seen: list[tuple[int, int, int]] = field(default_factory=list)  # total, done and received, as shown
     notes: Notes = field(default_factory=Notes)
-    amounts: list[int] = field(default_factory=list)
 
     def put(self, name: str, data: bytes, mtime_ns: int = WHOLE, mode: int = 0o644) -> None:
         """Write a file: `target/...`, or `before/...` for what a broken transfer has left."""
@@ -58,10 +56,10 @@ class Laptop:
         os.utime(path, ns=(mtime_ns, mtime_ns))
         path.chmod(mode)
 
-    def receive(self, *pieces: Item | bytes, since: int = 0) -> None:
-        self.feed(stream(*pieces), since)
+    def receive(self, *pieces: Item | bytes) -> None:
+        self.feed(stream(*pieces))
 
-    def feed(self, pieces: Iterable[bytes], since: int = 0) -> None:
+    def feed(self, pieces: Iterable[bytes]) -> None:
         def progress(now: Transfer) -> None:
             self.seen.append((now.total, now.done, now.received))
 
@@ -77,14 +75,12 @@ class Laptop:
                 [("runs",)],
                 self.notes,
                 node=0,
-                since=since,
                 progress=progress,
             ) as receive,
         ):
             for piece in pieces:
                 receive.feed(piece)
-                self.amounts.append(receive.amount)
-                self.counts = receive.unchanged, receive.older
+                self.unchanged = receive.unchanged
                 if answer := next(receive.answer()):
                     (frame,) = Frames(UNSEALED).feed(answer)
                     self.wants = transfer.read_wants(frame) if frame.kind == transfer.WANTS else None
@@ -115,16 +111,9 @@ def test_nothing_is_asked_for_where_size_and_time_are_the_same(laptop: Laptop) -
     laptop.put("target/runs/b", b"", WHOLE)
     laptop.receive(listed("runs/a", size=5), listed("runs/b", size=0))
     assert laptop.wants is None
-    assert laptop.counts == (2, 0)
+    assert laptop.unchanged == 2
     assert laptop.tree("files") == {}
     assert laptop.seen[-1] == (0, 0, 0)
-
-
-@pytest.mark.parametrize(("since", "older"), [(NOON_NS // SECOND, 0), (NOON_NS // SECOND + 1, 1)])
-def test_unchanged_file_may_be_older_than_the_job(laptop: Laptop, since: int, older: int) -> None:
-    laptop.put("target/runs/a", b"12345", NOON_NS)
-    laptop.receive(listed("runs/a", size=5), since=since)
-    assert laptop.counts == (1, older)
 
 
 BEGINNING = {"offsets": {"0": 3}, "digests": {"0": hex_of(b"123")}}
@@ -153,7 +142,7 @@ def test_what_is_here_of_a_file_is_named(laptop: Laptop, case: str) -> None:
     with pytest.raises(Truncated):
         laptop.receive(listed("runs/a", size=size))
     assert laptop.wants == Wants(files=(0,), size=size, **expected)
-    assert laptop.counts == (0, 0)
+    assert laptop.unchanged == 0
 
 
 def test_hash_of_a_hidden_file_of_the_user_goes_to_no_node(laptop: Laptop) -> None:
@@ -170,7 +159,7 @@ def test_hash_of_a_hidden_file_of_the_user_goes_to_no_node(laptop: Laptop) -> No
 def test_file_of_the_target_stays_where_the_node_confirms_its_contents(laptop: Laptop) -> None:
     laptop.put("target/runs/a", b"12345")
     laptop.receive(listed("runs/a", size=5), end(0, b"12345"), FINISH)
-    assert laptop.counts == (1, 0)
+    assert laptop.unchanged == 1
     assert laptop.tree("files") == {}
     assert laptop.seen[-1] == (5, 5, 0)
 
@@ -181,7 +170,7 @@ def test_complete_file_of_a_broken_transfer_is_taken(laptop: Laptop) -> None:
     laptop.receive(listed("runs/a", size=5), listed("runs/b", size=5), end(0, b"12345"), FINISH)
     assert laptop.tree("files") == {"runs/a": b"12345", "runs/b": b"12345"}
     assert laptop.tree("before") == {}
-    assert laptop.counts == (0, 0)
+    assert laptop.unchanged == 0
     assert (laptop.at / "files/runs/a").stat().st_mtime_ns == NOON_NS
 
 
@@ -291,20 +280,6 @@ def test_number_of_files_that_are_left_out_has_a_limit(laptop: Laptop, more: int
 
 
 # -- progress ------------------------------------------------------------------------------------------------
-
-
-def test_work_of_the_node_counts_as_progress_up_to_what_it_can_be(laptop: Laptop) -> None:
-    """A node that says forever that it works is given up at some time (pull.py)."""
-    laptop.put("target/runs/a", b"12345")
-    work = [file_steps.working(Work(count, size)) for count, size in ((0, 0), (2, 0), (2, 3), (2, 1 << 40))]
-    with pytest.raises(Truncated):
-        laptop.receive(listed("runs/a", size=5), *work)
-    *_, first, second, third, fourth = laptop.amounts
-    sent = sum(map(len, stream(listed("runs/a", size=5))))
-    assert (first, second - first, third - second, fourth - third) == (sent, 2 * LOOK_WORK, 3, 2)
-    laptop.amounts.clear()
-    laptop.feed([file_steps.working(Work(1 << 60, 1 << 60)), FINISH])
-    assert laptop.amounts[0] == transfer.MAX_ENTRIES * LOOK_WORK
 
 
 def test_progress_is_shown_while_a_file_arrives(laptop: Laptop) -> None:

@@ -121,7 +121,7 @@ def test_page_names_what_is_missing(tmp_path: Path) -> None:
     for sentence in (
         "it had not ended when its logs were pulled",
         "Nothing is known of when it ran.",
-        "Neither metrics.jsonl, TensorBoard files nor readings",
+        "No metrics.jsonl, TensorBoard file or reading",
         "its settings are not known here",
         "No revision is known",
     ):
@@ -163,10 +163,11 @@ def test_page_shows_how_a_job_went(folder: Path) -> None:
     }
     text = text_of(folder, launch_record(**facts), journal)
     for part in (
-        "train.py", "failed, exit code 7", "60.0 min",
+        "train.py", "failed, exit code 7", "1 h 00 min",
         "rank 3 on node 0 exited with code 7: ValueError: ****",
         "no login with ****",
-        "$98.32 for that time (1 x $98.32 an hour on demand)", "00:10:00 UTCnodes ready",
+        "$98.32 for that time ($98.32 an hour on demand for 1 node, with disks and addresses)",
+        "00:10:00 UTCnodes ready",
         "03:00:00 UTCcluster removed", "00:16:35 UTCsending 4 files", "00:16:40 UTCranks started on node 0",
         "straggler from step 60: rank 3 takes 2.0 x", "rank 3 has caught up", "stall: ranks 0 and 1 wait",
         "job failed, after 2 restarts", "8 x NVIDIA H100570.13.12.32.8.012.82.27.3", "WANDB_API_KEY",
@@ -177,6 +178,10 @@ def test_page_shows_how_a_job_went(folder: Path) -> None:
     assert "very-secret" not in text
     assert "of another job" not in text
     assert "at most $" in text_of(folder, launch_record(hour=98.32, spot=True))
+    put(folder, verdict=Verdict(JobPhase.SUCCEEDED, 0, 0, at=1015.0))
+    text = text_of(folder, launch_record(hour=60.0))
+    assert "ran for15 s" in text
+    assert "$1.00 for 60 s, the least that EC2 bills ($60.00 an hour" in text
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
@@ -230,7 +235,9 @@ def test_report_is_beside_the_logs_and_takes_the_place_of_a_link(folder: Path, t
 
 
 def charts_of(folder: Path) -> dict[str, Mapping[str, list[series.Point]]]:
-    return {one.title: MappingProxyType(one.lines) for one in series.of_results(folder)}
+    """By title, and by what they are over if that is not the step."""
+    found, _ = series.of_results(folder)
+    return {one.title + f" by {one.x}" * (one.x != "step"): MappingProxyType(one.lines) for one in found}
 
 
 def test_metrics_of_any_kind(folder: Path) -> None:
@@ -244,9 +251,59 @@ def test_metrics_of_any_kind(folder: Path) -> None:
     (folder / "metrics.jsonl").write_bytes("\n".join(lines).encode("latin-1"))
     (folder / "cloudddp-logs" / "metrics.jsonl").write_text('{"of": 1}')
     assert charts_of(folder) == {
-        "loss": {".": [(1, 2.5), (14, 0.5), (10, 0.25)]},
+        "loss": {".": [(1, 2.5), (10, 0.25)]},
+        "loss by row": {".": [(14, 0.5)]},
         "eval/loss": {".": [(7, 1)]},
     }
+
+
+@pytest.mark.parametrize("kind", ["metrics.jsonl", "x.tfevents.1"])
+@pytest.mark.parametrize(
+    ("written", "drawn", "note"),
+    [
+        ("a0 a1 a2 a3 a1 a2", "a0=0 a1=4 a2=5", "from step 1 on"),
+        ("a0 a1 a2 a3 a4 a2 a3 a4 a1 a2", "a0=0 a1=8 a2=9", "from step 1 on"),  # restarted twice
+        ("a0 a1 a1 a2", "a0=0 a1=1 a1=2 a2=3", ""),
+        ("a10 e10 a20 a30 e30 a20", "a10=0 a20=5 e10=1", "from step 20 on"),  # evaluated, not again yet
+        ("a20 e20 a30 e30 a20 a30 e30", "a20=4 a30=5 e30=6", "from step 20 on"),
+        ("a10 e1 a20 e2 a30 e3 a20 e2 a30", "a10=0 a20=6 a30=8 e1=1 e2=7", "from step 2 on"),  # e: epochs
+        ("a10 e1 a20 e2", "a10=0 a20=2 e1=1 e2=3", ""),
+    ],
+)
+def test_values_before_a_restart_are_superseded(
+    folder: Path, kind: str, written: str, drawn: str, note: str
+) -> None:
+    rows = [(int(one[1:]), {one[0]: number}) for number, one in enumerate(written.split())]
+    lines = [json.dumps({"step": step, **values}).encode() + b"\n" for step, values in rows]
+    events = [example.event(step, **values) for step, values in rows]
+    (folder / kind).write_bytes(b"".join(lines if kind == "metrics.jsonl" else events))
+    charts, notes = series.of_results(folder)
+    found = [f"{chart.title}{x}={y:.0f}" for chart in charts for x, y in chart.lines["."]]
+    assert (sorted(found), len(notes)) == (sorted(drawn.split()), bool(note))
+    assert note in "".join(text for _, text in notes)
+
+
+def test_what_was_written_before_the_job_is_left_out_and_named(folder: Path) -> None:
+    """Lines and events by what they say of their time, files by that of the last write on the node."""
+    began = example.BEGAN
+    lines = ({"time": began - 1}, {"timestamp": "2020-01-01T00:00:00Z"}, {"wall_time": (began - 1) * 1000},
+             {"time": 0.5}, {"time": began + 1}, {"timestamp": "2020-01-01"})  # fmt: skip
+    text = [json.dumps({"step": number, "m": number} | line) for number, line in enumerate(lines)]
+    (folder / "metrics.jsonl").write_text("\n".join(text))
+    events = (example.event(11, event=1, at=began - 1), example.event(12, event=2, at=began + 1))
+    (folder / "own.tfevents.2").write_bytes(b"".join(events))
+    (folder / "old.tfevents.1").write_bytes(example.event(585, event=3, at=began + 1))
+    os.utime(folder / "old.tfevents.1", (began - 1, began - 1))
+    put(folder, state={"job": "j", "node": 0, "state": "failed", "started": began + 0.5})
+    charts, notes = series.of_results(folder, Evidence(JOB, folder, None, ()).began)
+    drawn = {one.title: one.lines["."] for one in charts}
+    assert drawn == {"m": [(3, 3), (4, 4), (5, 5)], "event": [(12, 2)]}
+    assert [name for name, _ in notes] == ["old.tfevents.1", "metrics.jsonl", "."]
+    assert "no time" not in text_of(folder)
+    launched = [{"time": "2026-01-01T00:00:00+00:00", "event": "launch", "job": job} for job in ("2025", JOB)]
+    assert "metrics.jsonlits lines have no time" in text_of(folder, journal=launched)
+    put(folder, state={"job": "j", "node": 0, "state": "failed"})
+    assert "of this job." in text_of(folder)  # no rank was started
 
 
 def test_long_files_are_read_in_part(folder: Path) -> None:
@@ -349,8 +406,9 @@ def test_of_many_ranks_the_stragglers_are_marked(folder: Path) -> None:
 # -- TensorBoard ---------------------------------------------------------------------------------------------
 
 
-def read(data: bytes, most: int = 1 << 20) -> list[event_files.Scalar]:
-    return list(event_files.scalars(io.BytesIO(data), most))
+def read(data: bytes, most: int = 1 << 20) -> list[tuple[str, int, float]]:
+    rows = event_files.rows(io.BytesIO(data), most)
+    return [(tag, row.step, value) for row in rows for tag, value in row.values.items()]
 
 
 @pytest.mark.torch
@@ -370,6 +428,10 @@ def test_files_of_tensorboard_are_read(folder: Path) -> None:
     assert found["before"]["run"] == [(-5, 2.0)]
     assert found["pair"]["run/pair_a"] == [(2, 1.0)]
     assert found.keys() == {"loss", "before", "pair"}
+    with tensorboard.SummaryWriter(folder / "run", purge_step=1, filename_suffix=".z") as writer:
+        writer.add_scalar("loss", 7.0, 2)  # the step does not fall below an event that is left
+    assert charts_of(folder)["loss"]["run"] == [(0, 0.5), (2, 7.0)]
+    assert charts_of(folder)["before"]["run"] == [(-5, 2.0)]
 
 
 def test_truncated_event_files_give_what_is_complete() -> None:

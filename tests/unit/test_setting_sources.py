@@ -93,6 +93,8 @@ def test_error_in_a_variable_names_the_variable() -> None:
     assert "CLOUDDDP_MAX_HOURS" in caught.value.message
     assert "'forever'" in caught.value.message
     assert "at most 336" in caught.value.hint
+    with pytest.raises(UsageError, match="CLOUDDDP_OUTPUTS"):
+        settings.resolve(settings.environment_layers({"CLOUDDDP_OUTPUTS": "runs,\udcff"}))
 
 
 def test_variables_of_ranks_are_no_misspelt_settings() -> None:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from cloudddp.agent.protocol.checkpoints import Checkpoints, Part
+from cloudddp.agent.protocol.results import NewFilesReply
+from cloudddp.errors import CloudDDPError
 from cloudddp.files import Folder
 from cloudddp.job.results import checkpoints
 from cloudddp.job.results.incoming import Move, merge_shards, move_incomplete
+from cloudddp.job.results.new_files import lost_files
 from cloudddp.job.results.safe_names import INCOMPLETE
 from cloudddp.job.results.unpack import Notes
+from cloudddp.operations.results import raise_incomplete
 
 JOB = "20261128-100000-aaaa"
 SHARD_0, SHARD_1, METADATA = "__0_0.distcp", "__1_0.distcp", ".metadata"
@@ -90,7 +97,7 @@ def test_shards_of_an_older_save_do_not_stay_beside_newer_ones(tmp_path: Path) -
     target = put(tmp_path / "results", f"dcp/{SHARD_0}", f"dcp/{SHARD_1}", "dcp/log", text="old")
     complete = {"dcp": Part("dcp", (METADATA, SHARD_0), JOB)}
     with Folder.at(arrived) as source, Folder.at(target) as to:
-        Move(Notes(), since=0, complete=complete).contents(source, to)
+        Move(Notes(), complete).contents(source, to)
     assert files(target) == {f"dcp/{METADATA}", f"dcp/{SHARD_0}", "dcp/log"}
     assert (target / "dcp" / SHARD_0).read_text().startswith("new")
 
@@ -107,3 +114,31 @@ def test_record_beside_results(tmp_path: Path) -> None:
     }
     (tmp_path / "results" / checkpoints.LOGS / checkpoints.FILE).write_text('{"checkpoints": 1}')
     assert checkpoints.read(tmp_path / "results") == {}
+
+
+REPLY = NewFilesReply(0, complete=True, rank_zero=False, running=(), jobs=())
+
+
+@pytest.mark.parametrize(
+    ("lacking", "expected"),
+    [
+        ({0: {1: ("a", "b")}}, {1: ["a", "b"]}),
+        ({0: {1: ("a", "b")}, 2: {1: ("b",)}}, {1: ["b"]}),
+        ({0: {1: ("a",)}, 2: {}}, {1: ["a"]}),  # node 2 has no report
+        ({0: {1: ("a",), 2: ("c",)}, 1: {2: ("c",)}}, {2: ["c"]}),  # node 1 has replied
+        ({0: {1: ()}}, {}),
+        ({}, {}),
+    ],
+)
+def test_what_only_nodes_without_a_reply_have(
+    lacking: dict[int, dict[int, tuple[str, ...]]], expected: dict[int, list[str]]
+) -> None:
+    replies = {node: replace(REPLY, elsewhere=known) for node, known in lacking.items()}
+    assert lost_files(replies) == expected
+
+
+@pytest.mark.parametrize("all_nodes", [True, False])
+def test_other_nodes_are_suggested_unless_they_were_asked(all_nodes: bool) -> None:
+    with pytest.raises(CloudDDPError) as raised:
+        raise_incomplete(["node 0: ckpt is not a complete checkpoint"], all_nodes=all_nodes)
+    assert ("pull --all-nodes" in raised.value.hint) is not all_nodes

@@ -31,7 +31,7 @@ SPEC = NodeSpec("i-1", "Ubuntu", "10.0.0.1", 20, "02:00:00:00:00:01", None, (), 
 @pytest.mark.parametrize(
     "node",
     [
-        NamespaceNode(SETUP, overlay=Path("/overlay"), shared_memory=1 << 20, as_root=False),
+        NamespaceNode(SETUP, Path("/overlay"), Path("/shared"), shared_memory=1 << 20, as_root=False),
         MachineNode(SETUP, "i-1", Path("/image"), layout_of("Ubuntu", ssh_socket=True, nologin_seconds=1.5)),
     ],
     ids=["namespace", "machine"],

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from support import simulators
@@ -34,27 +33,3 @@ def test_simulators_end_with_the_test_process(tmp_path: Path) -> None:
     process.send_signal(signal.SIGKILL)
     process.communicate()
     wait_for(lambda: not simulators.running(tmp_path), "the simulator has ended")
-
-
-def test_interrupted_run_leaves_no_process(tmp_path: Path) -> None:
-    """The runner alone is interrupted, in the middle of tests that have nodes, agents and ranks."""
-    base = tmp_path / "base"
-    files = [ROOT / "tests" / "cli" / "test_sync_and_pull.py", ROOT / "tests" / "node" / "test_kill.py"]
-    options = ["-n", "2", "-q", "-p", "no:cacheprovider", f"--basetemp={base}"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pytest", *options, *map(str, files)],
-        cwd=ROOT,
-        env={name: text for name, text in os.environ.items() if not name.startswith(("PYTEST_", "TEST_"))},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    try:
-        wait_for(lambda: simulators.running(base), "a simulator runs")
-        time.sleep(2)  # somewhere in the tests
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=TIMEOUT)
-        wait_for(lambda: not simulators.mentioning(base), "all processes have ended")
-    finally:
-        process.kill()
-        process.communicate()

@@ -164,8 +164,8 @@ def test_journal_keeps_the_order_across_threads(tmp_path: Path) -> None:
 
 def test_forget_removes_keys_and_keeps_history(tmp_path: Path) -> None:
     folder = create(tmp_path)
-    folder.known_hosts.write_text("x")
-    folder.host_keys.write_text("x")
+    for path in (folder.known_hosts, folder.host_keys, folder.ssh_config):
+        path.write_text("x")
     folder.journal("terminated")
     folder.forget()
     folder.forget()

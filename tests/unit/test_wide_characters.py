@@ -5,8 +5,11 @@ from __future__ import annotations
 import io
 
 import pytest
+from support.jobstates import job, rank
 
+from cloudddp.cli.views.jobs import jobs_table
 from cloudddp.formats import table, wrapped
+from cloudddp.job.status import record
 from cloudddp.text import columns
 
 
@@ -40,3 +43,11 @@ def test_no_line_is_wider_than_the_terminal(monkeypatch: pytest.MonkeyPatch, wid
     assert max(map(columns, wrapped(words, Terminal()).splitlines())) <= width
     shown = table(("JOB", "STATE", "SCRIPT"), [("20261127", "up", words)], elastic=("SCRIPT",))
     assert max(map(columns, shown.splitlines())) <= max(width, 8 + 2 + 5 + 2 + 8)
+
+
+def test_long_command_line_of_a_job_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = [record("20261127-120000-abcd", {0: job("succeeded", rank(0, 0), script="x" * 5000)})]
+    assert 100 < max(map(len, jobs_table(known).splitlines())) < 500
+    monkeypatch.setattr("sys.stdout", Terminal())
+    monkeypatch.setenv("COLUMNS", "80")
+    assert max(map(len, jobs_table(known).splitlines())) <= 80

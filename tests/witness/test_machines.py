@@ -4,9 +4,11 @@ the simulator's stand-ins for them with the real programs."""
 from __future__ import annotations
 
 import base64
+import ensurepip
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -28,9 +30,11 @@ from support.harness import (
     until,
 )
 from support.labnode import LabLaptop, boot_id, inside, shell
+from support.local_packages import package, wheel
 from support.simlab import client_of
 from support.userdata import product_user_data
 from support.witnesslab import Lab
+from uv import find_uv_bin
 
 from cloudddp.errors import CloudDDPError
 from cloudddp.simulator import control
@@ -378,3 +382,31 @@ def presented_keys(machines: control.Simulator, cluster: str) -> Iterator[set[st
     finally:
         stop.set()
         thread.join()
+
+
+def test_packages_on_debian(cli: CommandLine) -> None:
+    """Its Python is `python3` alone, without pip, and its packages are those of Debian (PEP 668). uv installs
+    a lock beside the torch of the image."""
+    (pip,) = Path(ensurepip.__file__).parent.glob("_bundled/pip-*.whl")
+    wheel(cli.cwd / "wheels", "greeting", "TEXT = 'hello'\n")
+    package(cli.cwd / "libs/mine", "TEXT = 'mine'\n")
+    cli.write("requirements.txt", "greeting\n./libs/mine\n")
+    cli.write("show.py", "import greeting, mine, sys; print(greeting.TEXT, mine.TEXT, sys.prefix)")
+    setup = '[job]\nrendezvous = "direct"\n{}\n[setup]\nenvironment = "{}"\nwheels = "wheels"\n'
+    cli.write("cloudddp.toml", setup.format('python = "python3"', "requirements.txt"))
+    cli.ok("up", "-n", "1", *TYPE)
+    failed = cli("launch", "show.py")
+    assert failed.returncode == 1
+    assert "not installed (exit code 1): wheels has no pip for" in failed.stderr
+    shutil.copy(pip, cli.cwd / "wheels")
+    assert "] hello mine /usr\n" in cli.ok("launch", "show.py")
+    cli.write(
+        "pyproject.toml",
+        '[project]\nname = "p"\nversion = "0"\nrequires-python = ">=3.9"\n'
+        'dependencies = ["greeting", "mine"]\n[tool.uv.sources]\nmine = {path = "libs/mine"}\n',
+    )
+    lock = [find_uv_bin(), "lock", "--offline", "--no-index", "--find-links", "wheels"]
+    subprocess.run(lock, cwd=cli.cwd, check=True)
+    cli.write("show.py", "import greeting, mine, sys, torch; print(greeting.TEXT, mine.TEXT, sys.prefix)")
+    cli.write("cloudddp.toml", setup.format("", "uv.lock"))
+    assert "] hello mine /home/ubuntu/project/.venv\n" in cli.ok("launch", "show.py")

@@ -22,6 +22,7 @@ Each module holds one topic, so that a step of the agent loads only what it need
     jobs       JobState, Verdict, Failure; jobs, conclude, kill
     start      setup, start
     gang       what the agents of one job tell each other
+    last_error the error in what a rank has written
     sentences  a failure in words
     progress   TrainingStatus, StepReport, Straggler, LeftStall
     frames     what `follow` and `readings` write

@@ -13,16 +13,17 @@ import posixpath
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import field, replace
-from typing import Optional
+from typing import Annotated, Optional
 
 from cloudddp.agent.protocol.codec import (
-    MAX_COUNT,
     MAX_PATH,
     MAX_SIZE,
+    Count,
+    OptionalJobId,
     ProtocolError,
-    check_job_id,
+    at_most,
     check_length,
-    check_range,
+    within,
 )
 from cloudddp.agent.protocol.frozen import frozen
 
@@ -41,46 +42,43 @@ Writer = tuple[str, int]  # job and attempt
 UNKNOWN: Writer = ("", 0)
 
 
+def _check_name(name: str, text: str) -> None:
+    check_length(name, text, MAX_PATH)
+    if text.startswith("/") or ".." in text.split("/") or "\0" in text:
+        raise ProtocolError(f"{name} leads out of the project")
+
+
+_Name = Annotated[str, _check_name]
+_Names = Annotated[tuple[_Name, ...], at_most(MAX_FILES)]
+_Time = Annotated[int, within(-MAX_SIZE, MAX_SIZE)]
+_Times = Annotated[dict[str, _Time], at_most(MAX_FILES)]
+
+
 @frozen
 class Part:
     """The files of one sharded checkpoint on one node. `names`: paths below `folder`; but `older` are shards
     there of another save. `job` and `attempt` wrote the shards ('': unknown), the last file at `written`
     (ctime, ns). `problem`: why they are not of one save; `mixed`: they are of two. `lacking`: shards that
-    `.metadata` names and the node does not have.
+    `.metadata` names, or files of ranks that other nodes have reported, and the node does not have.
 
     By folder below this one, `shards` and `metadata` are when this node wrote the last shard and `.metadata`:
     the earlier of mtime and ctime, in ns. `ahead`: by how much the clock of this node is ahead of those of
     others at most, by their numbers, in ns. `unfinished`: it is the newest of its attempt, which has not
     succeeded."""
 
-    folder: str
-    names: tuple[str, ...] = ()
-    job: str = ""
-    attempt: int = 0
-    older: tuple[str, ...] = ()
-    written: int = 0
-    problem: str = ""
+    folder: _Name
+    names: _Names = ()
+    job: OptionalJobId = ""
+    attempt: Count = 0
+    older: _Names = ()
+    written: _Time = 0
+    problem: Annotated[str, at_most(MAX_PROBLEM)] = ""
     mixed: bool = False
-    lacking: tuple[str, ...] = ()
-    shards: dict[str, int] = field(default_factory=dict)
-    metadata: dict[str, int] = field(default_factory=dict)
-    ahead: dict[str, int] = field(default_factory=dict)
+    lacking: _Names = ()
+    shards: _Times = field(default_factory=dict)
+    metadata: _Times = field(default_factory=dict)
+    ahead: _Times = field(default_factory=dict)
     unfinished: bool = False
-
-    def __post_init__(self) -> None:
-        if self.job:
-            check_job_id("job", self.job)
-        check_range("attempt", self.attempt, 0, MAX_COUNT)
-        check_length("problem", self.problem, MAX_PROBLEM)
-        for several in (self.names, self.older, self.lacking, self.shards, self.metadata, self.ahead):
-            check_length("a checkpoint", several, MAX_FILES)
-        for name in (self.folder, *self.names, *self.older, *self.lacking):
-            check_length("a name", name, MAX_PATH)
-            if name.startswith("/") or ".." in name.split("/") or "\0" in name:
-                raise ProtocolError("a name leads out of the project")
-        times = (*self.shards.values(), *self.metadata.values(), *self.ahead.values(), self.written)
-        for time in times:
-            check_range("a time", abs(time), 0, MAX_SIZE)
 
     @property
     def writer(self) -> Writer:
@@ -176,6 +174,14 @@ class Checkpoints:
         ones."""
         return set(_newest(self.parts[folder]))
 
+    def written_by(self, job: str) -> Checkpoints:
+        """Return the checkpoints whose newest save is of this job."""
+        own = Checkpoints({})
+        for folder, parts in self.parts.items():
+            if max(part.writer for part in parts.values())[0] == job:
+                own.parts[folder], own.problems[folder] = parts, self.problems[folder]
+        return own
+
     def changed(self, after: Checkpoints) -> list[str]:
         """Return the folders in which a node has written since."""
         return [
@@ -214,7 +220,7 @@ class Checkpoints:
         found = []
         for folder in self.incomplete():
             parts = self.parts[folder]
-            of_ranks = any(_is_of_rank(name) for part in parts.values() for name in part.names)
+            of_ranks = any(is_of_rank(name) for part in parts.values() for name in part.names)
             known = {node: replace(part, unfinished=of_ranks) for node, part in parts.items()}
             is_needed = not fresh and (of_ranks or problem(known) or not parts.keys() >= set(nodes))
             is_last = last in [part.job for part in parts.values()]
@@ -245,7 +251,8 @@ def _numbers(folder: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", posixpath.basename(folder))]
 
 
-def _is_of_rank(name: str) -> bool:
+def is_of_rank(name: str) -> bool:
+    """Whether a file is one of those that each rank writes, by its name. Pure."""
     match = _NUMBERED.search(posixpath.basename(name))
     return match is not None and match[1] is not None
 
@@ -280,7 +287,8 @@ def problem(parts: Mapping[int, Part]) -> str:
 
 def _lost(lost: set[str], parts: Mapping[int, Part], newest: Mapping[int, Part]) -> str:
     older = [
-        f"; node {node} has what {title(*part.writer)} wrote"
+        f"; node {node} has "
+        + (f"what {title(*part.writer)} wrote" if part.job else "files of unknown origin")
         for node, part in parts.items()
         if node not in newest and lost.intersection(part.names)
     ]

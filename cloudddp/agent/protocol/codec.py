@@ -1,5 +1,6 @@
-"""A message on the wire: JSON <-> frozen dataclasses, driven by their type hints, and what goes before each
-request and after each output where one channel carries several steps. Standard library only.
+"""A message on the wire: JSON <-> frozen dataclasses, driven by their type hints, which have the limits of
+the fields, too; and what goes before each request and after each output where one channel carries several
+steps. Standard library only.
 
 The agent uses `decode` for requests and for its own files. The laptop does not use it for replies:
 `json.loads` builds every list and dict that a hostile node sends before anything is checked, which for 16 MB
@@ -16,7 +17,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from math import isfinite
-from typing import Any, Callable, NoReturn, Optional, TypeVar, Union, get_type_hints
+from typing import Annotated, Any, Callable, NoReturn, Optional, TypeVar, Union, get_origin, get_type_hints
 
 T = TypeVar("T")
 
@@ -39,14 +40,27 @@ class ProtocolError(ValueError):
     """A message that does not fit the protocol. The text says what was wrong with it, for a person."""
 
 
-def check_range(name: str, value: Optional[float], low: float, high: float) -> None:
-    if value is not None and not low <= value <= high:  # also false for nan
+Check = Callable[[str, Any], None]  # gets the name of a field and its value; raises ProtocolError
+
+
+def check_range(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:  # also false for nan
         raise ProtocolError(f"{name} is out of range")
 
 
 def check_length(name: str, value: Any, limit: int) -> None:
     if len(value) > limit:
         raise ProtocolError(f"{name} is too long")
+
+
+def within(low: float, high: float) -> Check:
+    """Return the limits of a number, for its type: `Annotated[int, within(0, 9)]`."""
+    return lambda name, value: check_range(name, value, low, high)
+
+
+def at_most(limit: int) -> Check:
+    """Return the limit of the length of a text, a tuple or a dict, for its type."""
+    return lambda name, value: check_length(name, value, limit)
 
 
 def is_plain(text: str, others: str) -> bool:
@@ -79,16 +93,87 @@ def check_job_id(name: str, text: str) -> None:
         raise ProtocolError(f"{name} is not a job id: {text[:80]!r}")
 
 
-def check_project(text: str) -> None:
+def _check_optional_job_id(name: str, text: str) -> None:
+    if text:
+        check_job_id(name, text)
+
+
+def check_project(name: str, text: str) -> None:
     """Raise ProtocolError unless the text is the plain name of a folder: it is one below the home folder."""
     if len(text) > MAX_NAME or not is_plain(text, "-_."):
-        raise ProtocolError(f"not a project name: {text[:80]!r}")
+        raise ProtocolError(f"{name} is not the name of a project: {text[:80]!r}")
 
 
-def check_origin(text: str) -> None:
+def check_origin(name: str, text: str) -> None:
     """Raise ProtocolError for what is not the id of a laptop's project; '' is none."""
     if text and (len(text) > MAX_ORIGIN or not is_plain(text, "")):
-        raise ProtocolError("not the id of a project")
+        raise ProtocolError(f"{name} is not the id of a project")
+
+
+# Types of fields with their limits, which `check_limits` enforces.
+Count = Annotated[int, within(0, MAX_COUNT)]
+Number = Annotated[int, within(-MAX_COUNT, MAX_COUNT)]
+Size = Annotated[int, within(0, MAX_SIZE)]
+Time = Annotated[float, within(0, MAX_TIME)]
+Port = Annotated[int, within(1, (1 << 16) - 1)]
+ExitStatus = Annotated[int, within(0, 255)]
+SignalNumber = Annotated[int, within(1, 64)]
+Text = Annotated[str, at_most(MAX_TEXT)]
+ShortText = Annotated[str, at_most(64)]
+PathText = Annotated[str, at_most(MAX_PATH)]
+JobId = Annotated[str, check_job_id]
+OptionalJobId = Annotated[str, _check_optional_job_id]  # '' for none
+ProjectName = Annotated[str, check_project]
+OriginId = Annotated[str, check_origin]
+
+
+def check_limits(message: Any) -> None:
+    """Raise ProtocolError for a dataclass with a value beyond the limits in the type of its field."""
+    kind: Any = type(message)
+    for name, check in _limits(kind):
+        check(name, getattr(message, name))
+
+
+@cache
+def _limits(kind: Any) -> list[tuple[str, Check]]:
+    checks = [(name, _check_of(hint)) for name, hint in _type_hints(kind).items()]
+    return [(name, check) for name, check in checks if check]
+
+
+@cache
+def _type_hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
+
+
+def _check_of(hint: Any) -> Optional[Check]:
+    """Return what checks a value, and the values in it, against the limits in its type; None if it has
+    none."""
+    origin = get_origin(hint)
+    if origin is Annotated:
+        return _together([*hint.__metadata__, _check_of(hint.__origin__)])
+    parts = [_check_of(part) for part in hint.__args__] if origin in (Union, tuple, dict) else []
+    if not any(parts):
+        return None
+    first, second = parts  # of Optional[X], tuple[X, ...] or dict[K, V]
+
+    def check(name: str, value: Any) -> None:
+        if first and value is not None:
+            for one in (value,) if origin is Union else value:
+                first(name, one)
+        if second:
+            for one in value.values():
+                second(name, one)
+
+    return check
+
+
+def _together(checks: list[Optional[Check]]) -> Check:
+    def check(name: str, value: Any) -> None:
+        for one in checks:
+            if one:
+                one(name, value)
+
+    return check
 
 
 def encode(message: Any, *, omit_defaults: bool = False) -> bytes:
@@ -162,6 +247,8 @@ Converter = Callable[[Any], Any]
 def _converter(hint: Any) -> Converter:
     """Return the function that checks a JSON value against a type hint and builds the value."""
     origin = getattr(hint, "__origin__", None)
+    if hasattr(hint, "__metadata__"):  # Annotated: `check_limits` reads that
+        return _converter(origin)
     if origin is Union:
         return _optional(hint)
     if origin is tuple:
@@ -215,7 +302,7 @@ def _sequence(hint: Any) -> Converter:
 
 
 def _named_tuple(kind: Any) -> Converter:
-    inner = [_converter(hint) for hint in get_type_hints(kind).values()]
+    inner = [_converter(hint) for hint in _type_hints(kind).values()]
 
     def convert(value: Any) -> Any:
         if len(_list(value)) != len(inner):
@@ -238,11 +325,11 @@ def _key(hint: Any) -> Converter:
             raise ProtocolError(f"a key is not a number: {text[:20]!r}")
         return int(text)
 
-    return number if hint is int else str
+    return number if getattr(hint, "__origin__", hint) is int else str  # or Annotated[int, ...]
 
 
 def _record(kind: Any) -> Converter:
-    hints = get_type_hints(kind)
+    hints = _type_hints(kind)
     inner = {field.name: _converter(hints[field.name]) for field in fields(kind)}
     required = [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING]
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Annotated
 
 from cloudddp.agent.protocol.checkpoints import MAX_PARTS, Part
-from cloudddp.agent.protocol.codec import MAX_COUNT, MAX_PATH, MAX_SIZE, check_length, check_range
+from cloudddp.agent.protocol.codec import Count, PathText, Size, at_most, within
 from cloudddp.agent.protocol.frozen import frozen
 
 MAX_BUCKET = 63  # characters
@@ -15,6 +16,8 @@ MAX_NOTES = 20  # about files; more are counted
 MAX_NOTE = 500  # characters
 MAX_SECONDS = 1e6
 MAX_OUTPUTS = 1000
+
+Note = Annotated[str, at_most(MAX_NOTE)]
 
 # The keys of a node's objects: PREFIX/CLUSTER/JOB/node-R/outputs/PATH and .../logs/PATH.
 OUTPUTS, LOGS = "outputs", "logs"
@@ -38,22 +41,12 @@ class Destination:
     without them, what jobs wrote there and not below `scratch`. `limit`: seconds after which a node gives up;
     `patience`: seconds without progress after which it does."""
 
-    bucket: str
-    prefix: str
-    outputs: tuple[str, ...]
-    limit: float
-    patience: float
-    scratch: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_length("bucket", self.bucket, MAX_BUCKET)
-        check_length("prefix", self.prefix, MAX_KEY)
-        check_length("outputs", self.outputs, MAX_OUTPUTS)
-        check_length("scratch", self.scratch, MAX_OUTPUTS)
-        for path in (*self.outputs, *self.scratch):
-            check_length("a path", path, MAX_PATH)
-        check_range("limit", self.limit, 0, MAX_SECONDS)
-        check_range("patience", self.patience, 0, MAX_SECONDS)
+    bucket: Annotated[str, at_most(MAX_BUCKET)]
+    prefix: Annotated[str, at_most(MAX_KEY)]
+    outputs: Annotated[tuple[PathText, ...], at_most(MAX_OUTPUTS)]
+    limit: Annotated[float, within(0, MAX_SECONDS)]
+    patience: Annotated[float, within(0, MAX_SECONDS)]
+    scratch: Annotated[tuple[PathText, ...], at_most(MAX_OUTPUTS)] = ()
 
 
 class CopyPhase(Enum):
@@ -71,25 +64,13 @@ class Copied:
     at all, such as links that leave the outputs. `rank_zero`: the node ran rank 0. `checkpoints`: its
     parts of sharded ones."""
 
-    url: str
+    url: Annotated[str, at_most(MAX_URL)]
     phase: CopyPhase
-    files: int = 0
-    size: int = 0
-    expected: int = 0
-    left_out: int = 0
-    error: str = ""
-    notes: tuple[str, ...] = ()
+    files: Count = 0
+    size: Size = 0
+    expected: Count = 0
+    left_out: Count = 0
+    error: Note = ""
+    notes: Annotated[tuple[Note, ...], at_most(MAX_NOTES)] = ()
     rank_zero: bool = False
-    checkpoints: tuple[Part, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_length("url", self.url, MAX_URL)
-        check_range("files", self.files, 0, MAX_COUNT)
-        check_range("size", self.size, 0, MAX_SIZE)
-        check_range("expected", self.expected, 0, MAX_COUNT)
-        check_range("left_out", self.left_out, 0, MAX_COUNT)
-        check_length("error", self.error, MAX_NOTE)
-        check_length("notes", self.notes, MAX_NOTES)
-        check_length("checkpoints", self.checkpoints, MAX_PARTS)
-        for note in self.notes:
-            check_length("a note", note, MAX_NOTE)
+    checkpoints: Annotated[tuple[Part, ...], at_most(MAX_PARTS)] = ()

@@ -3,32 +3,32 @@ project files, and `pack`, which sends files of a node to the laptop.
 
 In `pack` the node sends one listing or several, and DONE. The laptop answers with WANTS, or with CLOSE where
 it lacks nothing. Then the files come, what is left out and why, and DONE. While the node reads and has
-nothing to send, it says how far it is.
+nothing to send, it sends ALIVE.
 """
 
 from __future__ import annotations
 
-import struct
-from typing import NamedTuple, Optional
+from typing import Annotated, Optional
 
 from cloudddp.agent.protocol import transfer
 from cloudddp.agent.protocol.codec import (
     MAX_COUNT,
-    MAX_PATH,
     MAX_REASON,
-    MAX_SIZE,
-    MAX_TEXT,
-    ProtocolError,
-    check_job_id,
-    check_length,
-    check_origin,
-    check_project,
-    check_range,
+    Count,
+    JobId,
+    OptionalJobId,
+    OriginId,
+    PathText,
+    ProjectName,
+    Size,
+    Text,
+    at_most,
     encode,
+    within,
 )
 from cloudddp.agent.protocol.frozen import frozen
-from cloudddp.agent.protocol.manifest import MAX_FILES, check_folder, path_to_wire
-from cloudddp.agent.protocol.phases import MAX_NODES, MAX_TOKEN, Peer
+from cloudddp.agent.protocol.manifest import MAX_FILES, WirePath, path_to_wire
+from cloudddp.agent.protocol.phases import MAX_NODES, NodeRank, Peer, Token
 from cloudddp.agent.protocol.transfer import Wants
 
 # The folder of the project for what jobs wrote where a sync writes, and checkpoints that were moved away.
@@ -43,14 +43,8 @@ class Kept:
     """How many files and folders that jobs wrote were in the way of a sync and are in REPLACED now, and some
     of their names, in wire form."""
 
-    count: int
-    names: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        check_range("count", self.count, 1, MAX_COUNT)
-        check_length("names", self.names, MAX_KEPT)
-        for name in self.names:
-            check_folder(name)
+    count: Annotated[int, within(1, MAX_COUNT)]
+    names: Annotated[tuple[WirePath, ...], at_most(MAX_KEPT)]
 
 
 @frozen
@@ -58,18 +52,12 @@ class ReceiveReply:
     """How many files were written and deleted; the contents of `kept` ones were there already. `version`: of
     the project, after this sync."""
 
-    written: int = 0
-    deleted: int = 0
-    kept: int = 0
-    received: int = 0  # bytes in frames
-    version: int = 0
+    written: Count = 0
+    deleted: Count = 0
+    kept: Count = 0
+    received: Size = 0  # bytes in frames
+    version: Size = 0
     replaced: Optional[Kept] = None
-
-    def __post_init__(self) -> None:
-        for name in ("written", "deleted", "kept"):
-            check_range(name, getattr(self, name), 0, MAX_COUNT)
-        check_range("received", self.received, 0, MAX_SIZE)
-        check_range("version", self.version, 0, MAX_SIZE)
 
 
 @frozen
@@ -79,21 +67,13 @@ class ReceiveEvent:
     whole; why it needs the files from the laptop; what the user should know; the end."""
 
     wants: Optional[Wants] = None
-    stage: int = WAITING
-    received: int = 0  # bytes
-    worked: int = 0  # bytes
-    again: tuple[int, ...] = ()
-    direct: str = ""
-    note: str = ""
+    stage: Annotated[int, within(WAITING, WRITING)] = WAITING
+    received: Size = 0  # bytes
+    worked: Size = 0  # bytes
+    again: Annotated[tuple[int, ...], at_most(MAX_FILES)] = ()
+    direct: Text = ""
+    note: Text = ""
     done: Optional[ReceiveReply] = None
-
-    def __post_init__(self) -> None:
-        check_range("stage", self.stage, WAITING, WRITING)
-        check_range("received", self.received, 0, MAX_SIZE)
-        check_range("worked", self.worked, 0, MAX_SIZE)
-        check_length("again", self.again, MAX_FILES)
-        check_length("direct", self.direct, MAX_TEXT)
-        check_length("note", self.note, MAX_TEXT)
 
 
 @frozen
@@ -108,34 +88,23 @@ class ReceiveRequest:
     the sync is refused where it has another one. `job`: the one whose launch this sync is part of, '' for
     none; nobody else may change the files until it has started."""
 
-    project: str
-    secret: str
-    node: int
+    project: ProjectName
+    secret: Token
+    node: NodeRank
     first: Peer
-    nodes: int
-    origin: str = ""
-    version: int = 0
-    job: str = ""
+    nodes: Annotated[int, within(1, MAX_NODES)]
+    origin: OriginId = ""
+    version: Size = 0
+    job: OptionalJobId = ""
     adds: bool = False
 
     STEP = "receive"
-
-    def __post_init__(self) -> None:
-        check_project(self.project)
-        check_length("secret", self.secret, MAX_TOKEN)
-        check_origin(self.origin)
-        check_range("node", self.node, 0, MAX_NODES)
-        check_range("nodes", self.nodes, 1, MAX_NODES)
-        check_range("version", self.version, 0, MAX_SIZE)
-        if self.job:
-            check_job_id("job", self.job)
 
 
 MAX_LEFT_OUT = 1000  # that are named
 MAX_LISTED = 50_000  # files in one listing
 MAX_NAMES = 4 << 20  # characters of their paths, and of the targets of links
 MAX_LEFT_OUT_TEXT = 32 << 20  # bytes of the text of one listing: a file has up to 150 besides its path
-_WORK = struct.Struct(">QQ")  # files, bytes
 
 
 @frozen
@@ -144,35 +113,26 @@ class Selection:
     written since `job` began. `scratch` are paths that are left out; `present` as in
     results.NewFilesRequest."""
 
-    job: str
+    job: JobId
     scratch: tuple[str, ...]
-    limit: int
+    limit: Size
     present: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_job_id("job", self.job)
-        check_range("limit", self.limit, 0, MAX_SIZE)
 
 
 @frozen
 class PackRequest:
     """Files and folders of the project, or with `job` of that job's own folder (its logs), by their paths
-    there. stderr names what is missing."""
+    there. stderr names what is missing. With `results_of`, a job, the listing says which files other jobs
+    wrote, without those of them that were pulled."""
 
-    project: str
-    paths: tuple[str, ...]
-    job: str = ""
+    project: ProjectName
+    paths: tuple[PathText, ...]
+    job: OptionalJobId = ""
     all: bool = False  # also files behind links that no job wrote
     selection: Optional[Selection] = None
+    results_of: OptionalJobId = ""
 
     STEP = "pack"
-
-    def __post_init__(self) -> None:
-        check_project(self.project)
-        if self.job:
-            check_job_id("job", self.job)
-        for path in self.paths:
-            check_length("a path", path, MAX_PATH)
 
 
 @frozen
@@ -180,36 +140,12 @@ class LeftOut:
     """A path that was not copied, and why, both in wire form. `counts`: a result may be missing because of it
     (which a pipe is not). Without a name: there are more."""
 
-    name: str
-    reason: str
+    name: PathText
+    reason: Annotated[str, at_most(4 * MAX_REASON)]
     counts: bool = True
-
-    def __post_init__(self) -> None:
-        check_length("a path", self.name, MAX_PATH)
-        check_length("a reason", self.reason, 4 * MAX_REASON)
 
 
 def left_out(name: str, reason: str, *, counts: bool = True) -> bytes:
     """Return the frame for a path as the operating system has it."""
     one = LeftOut(path_to_wire(name), path_to_wire(reason), counts)
     return transfer.frame(transfer.UNSEALED, transfer.LEFT_OUT, encode(one))
-
-
-class Work(NamedTuple):
-    """What a node has done so far without sending it: files that it has looked at, bytes that it has
-    hashed."""
-
-    files: int
-    size: int
-
-
-def working(work: Work) -> bytes:
-    """Return the frame that says what a node does while it has nothing to send."""
-    return transfer.frame(transfer.UNSEALED, transfer.ALIVE, _WORK.pack(*work))
-
-
-def read_work(found: transfer.Frame) -> Work:
-    """Raises ProtocolError."""
-    if len(found.head) != _WORK.size:
-        raise ProtocolError("a report of work has another length")
-    return Work(*_WORK.unpack(found.head))

@@ -1,7 +1,6 @@
 r"""`follow`: the logs and states of a job as a stream of frames, on stdout; `readings`: states and readings.
 
 log RANK OFFSET LENGTH\n and LENGTH bytes of that rank's log
-dropped RANK OFFSET LENGTH\n  this part of a rank's log no longer exists: the log was longer than its limit
 state JSON\n             the job's state, when it has changed
 reading JSON\n           what the node has measured
 heartbeat\n              sent at an interval: without it the node is down, even if the job prints nothing
@@ -12,17 +11,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import field
-from typing import Optional, Union
+from typing import Annotated, Optional, Union
 
 from cloudddp.agent.protocol import SETUP_RANK
-from cloudddp.agent.protocol.codec import (
-    MAX_COUNT,
-    ProtocolError,
-    check_job_id,
-    check_length,
-    check_range,
-    encode_utf8,
-)
+from cloudddp.agent.protocol.codec import MAX_COUNT, Count, JobId, ProtocolError, at_most, encode_utf8, within
 from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.jobs import MAX_RANKS, JobState
 from cloudddp.agent.protocol.phases import MAX_RANK
@@ -34,9 +26,11 @@ MAX_INTERVAL = 3600.0  # seconds
 MAX_AGE = 1e9  # seconds
 MAX_TAIL = 1 << 24  # lines
 
-LOG, DROPPED, STATE, HEARTBEAT, END = b"log ", b"dropped ", b"state ", b"heartbeat", b"end"
+LogRank = Annotated[int, within(SETUP_RANK, MAX_RANK)]
+
+LOG, STATE, HEARTBEAT, END = b"log ", b"state ", b"heartbeat", b"end"
 READING = b"reading "
-_HEADER = re.compile(rb"(?:log|dropped) (-?[0-9]{1,6}) ([0-9]{1,16}) ([0-9]{1,16})\Z")
+_HEADER = re.compile(rb"log (-?[0-9]{1,6}) ([0-9]{1,16}) ([0-9]{1,16})\Z")
 
 
 @frozen
@@ -49,34 +43,23 @@ class FollowRequest:
     is, before the first state. `setup`: send also the output of the setup commands, unless `ranks` are named.
     """
 
-    job: str
+    job: JobId
     wait: bool
-    heartbeat: float
-    offsets: dict[int, int] = field(default_factory=dict)
-    ranks: tuple[int, ...] = ()
-    since: Optional[float] = None
-    tail: Optional[int] = None
+    heartbeat: Annotated[float, within(0, MAX_INTERVAL)]
+    offsets: dict[LogRank, Count] = field(default_factory=dict)
+    ranks: Annotated[tuple[LogRank, ...], at_most(MAX_RANKS)] = ()
+    since: Optional[Annotated[float, within(0, MAX_AGE)]] = None
+    tail: Optional[Annotated[int, within(0, MAX_TAIL)]] = None
     setup: bool = False
 
     STEP = "follow"
 
-    def __post_init__(self) -> None:
-        check_job_id("job", self.job)
-        check_range("heartbeat", self.heartbeat, 0, MAX_INTERVAL)
-        check_range("since", self.since, 0, MAX_AGE)
-        check_range("tail", self.tail, 0, MAX_TAIL)
-        check_length("ranks", self.ranks, MAX_RANKS)
-        for rank in self.ranks:
-            check_range("a rank", rank, SETUP_RANK, MAX_RANK)
-        for rank, offset in self.offsets.items():
-            check_range("a rank", rank, SETUP_RANK, MAX_RANK)
-            check_range("an offset", offset, 0, MAX_COUNT)
-
 
 @frozen
 class Log:
-    """A piece of one rank's log, at its offset in the file. LAUNCHER_RANK is the launcher's own output,
-    SETUP_RANK that of the setup commands."""
+    """A piece of one rank's log, at its offset in the file. What was between this piece and the one before no
+    longer exists: the log was longer than its limit. An empty piece reports where a log begins. LAUNCHER_RANK
+    is the launcher's own output, SETUP_RANK that of the setup commands."""
 
     rank: int
     offset: int
@@ -85,19 +68,6 @@ class Log:
     @property
     def end(self) -> int:
         return self.offset + len(self.data)
-
-
-@frozen
-class Dropped:
-    """A part of one rank's log that no longer exists, because the log was longer than its limit."""
-
-    rank: int
-    offset: int
-    size: int
-
-    @property
-    def end(self) -> int:
-        return self.offset + self.size
 
 
 @frozen
@@ -110,14 +80,12 @@ class End:
     """The job has ended on this node (or `wait` was not requested), and every byte of its logs was sent."""
 
 
-Frame = Union[Log, Dropped, JobState, Reading, Heartbeat, End]
+Frame = Union[Log, JobState, Reading, Heartbeat, End]
 
 
 def encode_frame(frame: Frame) -> bytes:
     if isinstance(frame, Log):
         return b"log %d %d %d\n" % (frame.rank, frame.offset, len(frame.data)) + frame.data
-    if isinstance(frame, Dropped):
-        return b"dropped %d %d %d\n" % (frame.rank, frame.offset, frame.size)
     if isinstance(frame, JobState):
         return STATE + encode_utf8(frame) + b"\n"
     if isinstance(frame, Reading):
@@ -128,19 +96,10 @@ def encode_frame(frame: Frame) -> bytes:
 def parse_log_header(line: bytes) -> tuple[int, int, int]:
     """Return rank, offset and length of a log frame, from its first line without the line break. Raises
     ProtocolError."""
-    return _parse(line, MAX_PIECE)
-
-
-def parse_dropped(line: bytes) -> Dropped:
-    """Return the frame of a line without its line break. Raises ProtocolError."""
-    return Dropped(*_parse(line, MAX_COUNT))
-
-
-def _parse(line: bytes, longest: int) -> tuple[int, int, int]:
     words = _HEADER.match(line)
     if words is None:
         raise ProtocolError(f"a log frame has the header {line[:60]!r}")
     rank, offset, length = (int(word) for word in words.groups())
-    if not (SETUP_RANK <= rank <= MAX_RANK and offset <= MAX_COUNT and length <= longest):
+    if not (SETUP_RANK <= rank <= MAX_RANK and offset <= MAX_COUNT and length <= MAX_PIECE):
         raise ProtocolError(f"a log frame is out of range: {line.decode()}")
     return rank, offset, length

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import FrozenInstanceError, dataclass
 from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
+from cloudddp.agent.protocol.codec import check_limits
+
 T = TypeVar("T")
 
 if TYPE_CHECKING:
@@ -57,7 +59,16 @@ _METHODS: dict[str, Any] = {
 
 @dataclass_transform(frozen_default=True)
 def frozen(kind: type[T]) -> type[T]:
-    """Return the class as a dataclass whose fields are assigned once."""
+    """Return the class as a dataclass whose fields are assigned once, and are within the limits of their
+    types."""
+    own = kind.__dict__.get("__post_init__")
+
+    def check(self: Any) -> None:
+        check_limits(self)
+        if own:
+            own(self)
+
+    kind.__post_init__ = check  # type: ignore[attr-defined]
     for name, method in _METHODS.items():
         setattr(kind, name, method)
     return dataclass(repr=False, eq=False)(kind)

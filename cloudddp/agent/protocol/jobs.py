@@ -8,38 +8,41 @@ from __future__ import annotations
 
 from dataclasses import field
 from enum import Enum
-from typing import Optional
+from typing import Annotated, Optional
 
 from cloudddp.agent.protocol.codec import (
-    MAX_TEXT,
-    MAX_TIME,
+    ExitStatus,
+    JobId,
+    OptionalJobId,
     ProtocolError,
-    check_job_id,
-    check_length,
-    check_range,
+    SignalNumber,
+    Text,
+    Time,
+    at_most,
     has_job_id_format,
+    within,
 )
 from cloudddp.agent.protocol.copies import Copied
 from cloudddp.agent.protocol.frozen import frozen
-from cloudddp.agent.protocol.phases import MAX_NODES, MAX_RANK, MAX_RESTARTS, MAX_TOKEN, JobPhase
-from cloudddp.agent.protocol.progress import MAX_STRAGGLERS, LeftStall, Straggler, TrainingStatus
+from cloudddp.agent.protocol.phases import JobPhase, NodeRank, Rank, Restarts, Token
+from cloudddp.agent.protocol.progress import KnownStragglers, LeftStall, TrainingStatus
 
 MAX_LINES = 50  # of the rank that failed first
 MAX_LINE = 1000  # characters of each
 MAX_AGO = 1e8  # seconds
 
+Ago = Annotated[float, within(0, MAX_AGO)]
 
-def check_lines(lines: tuple[str, ...]) -> None:
-    """Raise ProtocolError for too many lines, or a line that is too long."""
-    check_length("last_lines", lines, MAX_LINES)
-    for line in lines:
-        check_length("a line", line, MAX_LINE)
+
+Line = Annotated[str, at_most(MAX_LINE)]
+LastLines = Annotated[tuple[Line, ...], at_most(MAX_LINES)]
 
 
 class Cause(Enum):
     """Why a job failed."""
 
     RANK = "rank"  # a rank exited with a code other than 0, or was ended by a signal
+    EXIT = "exit"  # the process of a rank crashed after its script had ended
     MEMORY = "memory"  # the kernel's OOM killer ended a rank, or its launcher
     DISK = "disk"  # a rank failed, and the node's disk is full
     LAUNCHER = "launcher"  # torchrun ended although no rank had failed
@@ -60,17 +63,11 @@ class Exited:
     the first of several: `others` had, too. `likely`: what the failed rank has written says that it lost a
     connection, or waited."""
 
-    node: int
-    rank: int
-    ago: float
-    others: int = 0
+    node: NodeRank
+    rank: Rank
+    ago: Ago
+    others: Rank = 0
     likely: bool = False
-
-    def __post_init__(self) -> None:
-        check_range("node", self.node, 0, MAX_NODES)
-        check_range("rank", self.rank, 0, MAX_RANK)
-        check_range("ago", self.ago, 0, MAX_AGO)
-        check_range("others", self.others, 0, MAX_RANK)
 
 
 @frozen
@@ -79,22 +76,14 @@ class Failure:
     `detail` is text that a program wrote; `peer` is the other node of a connection that failed; `exited` a
     rank that had left."""
 
-    node: int
+    node: NodeRank
     cause: Cause
-    rank: Optional[int] = None
-    exit_code: Optional[int] = None
-    signal: Optional[int] = None
-    detail: str = ""
-    peer: Optional[int] = None
+    rank: Optional[Rank] = None
+    exit_code: Optional[ExitStatus] = None
+    signal: Optional[SignalNumber] = None
+    detail: Text = ""
+    peer: Optional[NodeRank] = None
     exited: Optional[Exited] = None
-
-    def __post_init__(self) -> None:
-        check_range("node", self.node, 0, MAX_NODES)
-        check_range("rank", self.rank, 0, MAX_RANK)
-        check_range("exit_code", self.exit_code, 0, 255)
-        check_range("signal", self.signal, 1, 64)
-        check_length("detail", self.detail, MAX_TEXT)
-        check_range("peer", self.peer, 0, MAX_NODES)
 
 
 @frozen
@@ -106,25 +95,19 @@ class Verdict:
     a node that learns of it later."""
 
     phase: JobPhase
-    exit_code: int
-    decided_by: int
+    exit_code: ExitStatus
+    decided_by: NodeRank
     first: Optional[Failure] = None
-    last_lines: tuple[str, ...] = ()
-    restarts: int = 0
-    refusal: str = ""
-    at: Optional[float] = field(default=None, compare=False)
+    last_lines: LastLines = ()
+    restarts: Restarts = 0
+    refusal: Line = ""
+    at: Optional[Time] = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        check_range("at", self.at, 0, MAX_TIME)
-        check_range("restarts", self.restarts, 0, MAX_RESTARTS)
-        check_length("refusal", self.refusal, MAX_LINE)
         if self.phase not in (JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.CANCELLED):
             raise ProtocolError(f"a verdict cannot be {self.phase.value}")
-        check_range("exit_code", self.exit_code, 0, 255)
         if (self.exit_code == 0) is not (self.phase is JobPhase.SUCCEEDED):
             raise ProtocolError(f"a verdict cannot be {self.phase.value} with exit code {self.exit_code}")
-        check_range("decided_by", self.decided_by, 0, MAX_NODES)
-        check_lines(self.last_lines)
 
     @property
     def is_of_guard(self) -> bool:
@@ -146,14 +129,11 @@ class ConcludeRequest:
     """Record the verdict of the other nodes on one whose agent ended without a record, or which decided
     alone."""
 
-    job: str
+    job: JobId
     verdict: Verdict
 
     STEP = "conclude"
     REPLY = ConcludeReply
-
-    def __post_init__(self) -> None:
-        check_job_id("job", self.job)
 
 
 MAX_LISTING = 8 << 20  # bytes of a list of jobs: 5,000 of 8 ranks
@@ -165,6 +145,8 @@ MAX_GRACE = 1e6  # seconds
 
 MAX_WRAPPER = 40  # characters
 
+RankCount = Annotated[int, within(0, MAX_RANKS)]
+
 
 @frozen
 class RankRecord:
@@ -173,25 +155,17 @@ class RankRecord:
     monotonic clock, which nobody can set. `asked`: it had been asked to stop before. `error` is what
     torch.distributed.elastic recorded. `wrapper` names the process that records the end (kernel.name)."""
 
-    rank: int
-    exit_code: Optional[int]
-    ended: Optional[float]
-    signal: Optional[int] = None
-    pid: Optional[int] = None
-    at: Optional[float] = None
+    rank: Rank
+    exit_code: Optional[ExitStatus]
+    ended: Optional[Time]
+    signal: Optional[SignalNumber] = None
+    pid: Optional[Annotated[int, within(1, MAX_PID)]] = None
+    at: Optional[Time] = None
     asked: bool = False
-    error: str = ""
-    wrapper: str = ""
+    error: Text = ""
+    wrapper: Annotated[str, at_most(MAX_WRAPPER)] = ""
 
     def __post_init__(self) -> None:
-        check_range("at", self.at, 0, MAX_TIME)
-        check_length("error", self.error, MAX_TEXT)
-        check_length("wrapper", self.wrapper, MAX_WRAPPER)
-        check_range("rank", self.rank, 0, MAX_RANK)
-        check_range("exit_code", self.exit_code, 0, 255)
-        check_range("ended", self.ended, 0, MAX_TIME)
-        check_range("signal", self.signal, 1, 64)
-        check_range("pid", self.pid, 1, MAX_PID)
         if (self.exit_code is None) != (self.ended is None):
             raise ProtocolError("a rank has an exit code without an end, or an end without an exit code")
 
@@ -201,31 +175,22 @@ class StateFile:
     """What a job's supervisor records. `state` is named as agent version 1 wrote it."""
 
     job: str
-    node: int
+    node: NodeRank
     state: JobPhase
-    started: Optional[float] = None
-    ended: Optional[float] = None
-    exit_code: Optional[int] = None
+    started: Optional[Time] = None
+    ended: Optional[Time] = None
+    exit_code: Optional[ExitStatus] = None
     error: str = ""
     pid: Optional[int] = None  # of the supervisor, and when that started
     born: str = ""
     script: str = ""
-    expected: Optional[int] = None
-    max_restarts: int = 0
-    restarts: int = 0
+    expected: Optional[RankCount] = None
+    max_restarts: Restarts = 0
+    restarts: Restarts = 0
     guard: Optional[int] = None  # the supervisor's parent, which records the end of one that was killed
     guard_born: str = ""
     resumed_from: str = ""
     boot: str = ""  # of the machine (kernel.boot)
-
-    def __post_init__(self) -> None:
-        check_range("node", self.node, 0, MAX_NODES)
-        check_range("started", self.started, 0, MAX_TIME)
-        check_range("ended", self.ended, 0, MAX_TIME)
-        check_range("exit_code", self.exit_code, 0, 255)
-        check_range("expected", self.expected, 0, MAX_RANKS)
-        check_range("max_restarts", self.max_restarts, 0, MAX_RESTARTS)
-        check_range("restarts", self.restarts, 0, MAX_RESTARTS)
 
 
 @frozen
@@ -241,60 +206,39 @@ class JobState:
     rank was started. `rebooted`: when the machine started again, where the job ended because it was
     rebooted."""
 
-    job: str
+    job: JobId
     phase: JobPhase
-    node: Optional[int] = None
-    exit_code: Optional[int] = None
-    started: Optional[float] = None
-    ended: Optional[float] = None
-    error: str = ""
-    script: str = ""
-    expected: Optional[int] = None
-    max_restarts: int = 0
+    node: Optional[NodeRank] = None
+    exit_code: Optional[ExitStatus] = None
+    started: Optional[Time] = None
+    ended: Optional[Time] = None
+    error: Text = ""
+    script: Text = ""
+    expected: Optional[RankCount] = None
+    max_restarts: Restarts = 0
     stopping: bool = False
-    ranks: tuple[RankRecord, ...] = ()
+    ranks: Annotated[tuple[RankRecord, ...], at_most(MAX_RANKS)] = ()
     training: Optional[TrainingStatus] = None
-    cancelled: Optional[float] = None
+    cancelled: Optional[Time] = None
     verdict: Optional[Verdict] = None
-    restarts: int = 0
-    poweroff: Optional[float] = None
-    ends: Optional[float] = None
-    resumed_from: str = ""
-    stragglers: tuple[Straggler, ...] = ()
+    restarts: Restarts = 0
+    poweroff: Optional[Time] = None
+    ends: Optional[Time] = None
+    resumed_from: OptionalJobId = ""
+    stragglers: KnownStragglers = ()
     stall: Optional[LeftStall] = None
     copied: Optional[Copied] = None
     setup: bool = False
-    rebooted: Optional[float] = None
-
-    def __post_init__(self) -> None:
-        check_job_id("job", self.job)
-        check_range("rebooted", self.rebooted, 0, MAX_TIME)
-        if self.resumed_from:
-            check_job_id("resumed_from", self.resumed_from)
-        check_range("cancelled", self.cancelled, 0, MAX_TIME)
-        check_range("node", self.node, 0, MAX_NODES)
-        check_range("exit_code", self.exit_code, 0, 255)
-        check_range("started", self.started, 0, MAX_TIME)
-        check_range("ended", self.ended, 0, MAX_TIME)
-        check_range("poweroff", self.poweroff, 0, MAX_TIME)
-        check_range("ends", self.ends, 0, MAX_TIME)
-        check_range("expected", self.expected, 0, MAX_RANKS)
-        check_range("max_restarts", self.max_restarts, 0, MAX_RESTARTS)
-        check_range("restarts", self.restarts, 0, MAX_RESTARTS)
-        check_length("error", self.error, MAX_TEXT)
-        check_length("script", self.script, MAX_TEXT)
-        check_length("ranks", self.ranks, MAX_RANKS)
-        check_length("stragglers", self.stragglers, MAX_STRAGGLERS)
+    rebooted: Optional[Time] = None
 
 
 @frozen
 class JobsReply:
     """The jobs that a node has recorded, by id, which is by time."""
 
-    jobs: tuple[JobState, ...]
+    jobs: Annotated[tuple[JobState, ...], at_most(MAX_JOBS)]
 
     def __post_init__(self) -> None:
-        check_length("jobs", self.jobs, MAX_JOBS)
         for job in self.jobs:  # any other id might sort after all of them, and be taken for the newest
             if not has_job_id_format(job.job):
                 raise ProtocolError(f"not the id of a job: {job.job!r}")
@@ -313,17 +257,12 @@ class KillReply:
     """How many processes were ended, how many of them were `ranks`, and how many survived. `phase` is None
     for a job that the node does not have; it will refuse to start it. `started`: a rank was started there."""
 
-    ended: int
-    left: int
-    ranks: int = 0
+    ended: Annotated[int, within(0, MAX_PID)]
+    left: Annotated[int, within(0, MAX_PID)]
+    ranks: RankCount = 0
     phase: Optional[JobPhase] = None
     training: Optional[TrainingStatus] = None
     started: bool = True
-
-    def __post_init__(self) -> None:
-        check_range("ended", self.ended, 0, MAX_PID)
-        check_range("left", self.left, 0, MAX_PID)
-        check_range("ranks", self.ranks, 0, MAX_RANKS)
 
 
 @frozen
@@ -332,15 +271,10 @@ class KillRequest:
     supervisor of the node tells the others. `token` is the same on all nodes, and no other cancel has it.
     `forget`: remove all records of the job, too, once it has ended."""
 
-    job: str
-    grace: float
-    token: str
+    job: JobId
+    grace: Annotated[float, within(0, MAX_GRACE)]
+    token: Token
     forget: bool = False
 
     STEP = "kill"
     REPLY = KillReply
-
-    def __post_init__(self) -> None:
-        check_job_id("job", self.job)
-        check_range("grace", self.grace, 0, MAX_GRACE)
-        check_length("token", self.token, MAX_TOKEN)

@@ -4,26 +4,34 @@ powers off once none runs (`poweroff`), or at the deadline (`deadline`)."""
 from __future__ import annotations
 
 from enum import Enum
-from typing import Optional
+from typing import Annotated, Optional
 
 from cloudddp.agent.protocol.codec import (
-    MAX_PATH,
-    MAX_SIZE,
-    MAX_TEXT,
-    MAX_TIME,
+    JobId,
+    OptionalJobId,
+    OriginId,
+    PathText,
+    Port,
+    ProjectName,
     ProtocolError,
+    ShortText,
+    Size,
+    Text,
+    Time,
+    at_most,
     check_job_id,
-    check_length,
-    check_origin,
-    check_project,
-    check_range,
     is_plain,
+    within,
 )
 from cloudddp.agent.protocol.frozen import frozen
-from cloudddp.agent.protocol.manifest import FOLDER_DIGEST, MAX_FILES, check_folder
+from cloudddp.agent.protocol.manifest import FOLDER_DIGEST, MAX_FILES, WirePath
 from cloudddp.agent.protocol.phases import MAX_RUNNING
 
 MAX_POWEROFF_WAIT = 1e8  # seconds
+MAX_GPUS = 256
+PoweroffSeconds = Annotated[float, within(0, MAX_POWEROFF_WAIT)]
+GpuCount = Annotated[int, within(0, MAX_GPUS)]
+FolderDigests = Annotated[dict[WirePath, Annotated[str, at_most(FOLDER_DIGEST)]], at_most(MAX_FILES)]
 
 
 class BootStage(Enum):
@@ -50,15 +58,9 @@ class PowerOffReply:
     """The node powers off after `job`, in `left` seconds if no job runs on it; None: it does not. `before`:
     what `left` was before it was changed."""
 
-    job: str = ""
-    left: Optional[float] = None
-    before: Optional[float] = None
-
-    def __post_init__(self) -> None:
-        if self.job:
-            check_job_id("job", self.job)
-        check_range("left", self.left, 0, MAX_POWEROFF_WAIT)
-        check_range("before", self.before, 0, MAX_POWEROFF_WAIT)
+    job: OptionalJobId = ""
+    left: Optional[PoweroffSeconds] = None
+    before: Optional[PoweroffSeconds] = None
 
 
 @frozen
@@ -67,21 +69,19 @@ class PowerOffRequest:
     job runs."""
 
     change: Change
-    seconds: float
+    seconds: PoweroffSeconds
     job: str = ""
 
     STEP = "poweroff"
     REPLY = PowerOffReply
 
     def __post_init__(self) -> None:
-        check_range("seconds", self.seconds, 0, MAX_POWEROFF_WAIT)
         if self.job or self.change is not Change.EXTEND:
             check_job_id("job", self.job)
 
 
 MAX_INTERFACE = 15  # characters (Linux: IFNAMSIZ - 1)
 MAX_FOLDERS = 8 << 20  # bytes of a reply that holds the digests of a project's folders
-MAX_GPUS = 256
 MAX_EFA = 256
 MAX_WAIT = 86_400.0  # seconds
 
@@ -97,23 +97,23 @@ class ProbeReply:
     project's folders (manifest.py), and None where all are the laptop's or were not requested."""
 
     interface: str
-    gpus: int
-    cpus: int
-    python: str
-    free_port: int
-    agent_port: int
-    time: float  # seconds since the epoch, by the node's clock
-    timer_state: str  # systemd's ActiveState of the deadline timer, '' unless it was asked for
-    timer_next: str  # systemd's NextElapseUSecRealtime, '' where none is planned
-    running: tuple[str, ...]
-    folders: Optional[dict[str, str]] = None  # by path, in wire form
+    gpus: GpuCount
+    cpus: Annotated[int, within(1, 1 << 16)]
+    python: PathText
+    free_port: Port
+    agent_port: Port
+    time: Time  # seconds since the epoch, by the node's clock
+    timer_state: ShortText  # systemd's ActiveState of the deadline timer, '' unless it was asked for
+    timer_next: ShortText  # systemd's NextElapseUSecRealtime, '' where none is planned
+    running: Annotated[tuple[JobId, ...], at_most(MAX_RUNNING)]
+    folders: Optional[FolderDigests] = None  # by path, in wire form
     # GPUs that PyTorch can use; None where it was not asked, or `python` has no torch.
-    torch_gpus: Optional[int] = None
-    torch_error: str = ""  # why not more
-    efa: int = 0  # EFA devices; 0 where the request expects none
+    torch_gpus: Optional[GpuCount] = None
+    torch_error: Text = ""  # why not more
+    efa: Annotated[int, within(0, MAX_EFA)] = 0  # EFA devices; 0 where the request expects none
     poweroff: Optional[PowerOffReply] = None  # what is planned
-    origin: str = ""  # ReceiveRequest.origin of the project's files; "" if it is not known
-    version: int = 0  # of the project's files (project_lock.py); 0 where nothing was compared
+    origin: OriginId = ""  # ReceiveRequest.origin of the project's files; "" if it is not known
+    version: Size = 0  # of the project's files (project_lock.py); 0 where nothing was compared
     wrote: bool = False  # whether earlier jobs wrote anything in the project, or that is not known in time
 
     def __post_init__(self) -> None:
@@ -121,26 +121,6 @@ class ProbeReply:
             raise ProtocolError("interface is not an interface name")
         if "\0" in self.python:
             raise ProtocolError("python contains a NUL")
-        check_length("python", self.python, MAX_PATH)
-        check_length("timer_state", self.timer_state, 64)
-        check_length("timer_next", self.timer_next, 64)
-        check_origin(self.origin)
-        check_range("gpus", self.gpus, 0, MAX_GPUS)
-        check_range("torch_gpus", self.torch_gpus or 0, 0, MAX_GPUS)
-        check_length("torch_error", self.torch_error, MAX_TEXT)
-        check_range("efa", self.efa, 0, MAX_EFA)
-        check_range("cpus", self.cpus, 1, 1 << 16)
-        check_range("free_port", self.free_port, 1, (1 << 16) - 1)
-        check_range("agent_port", self.agent_port, 1, (1 << 16) - 1)
-        check_range("time", self.time, 0, MAX_TIME)
-        check_range("version", self.version, 0, MAX_SIZE)
-        check_length("running", self.running, MAX_RUNNING)
-        for job in self.running:
-            check_job_id("running", job)
-        check_length("folders", self.folders or {}, MAX_FILES)
-        for path, digest in (self.folders or {}).items():
-            check_folder(path)
-            check_length("a digest", digest, FOLDER_DIGEST)
 
     @property
     def deadline_armed(self) -> bool:
@@ -156,28 +136,17 @@ class ProbeRequest:
     devices it should have; they are counted if that is not 0. `deadline`: look at the timer of the node's
     deadline. `only_files`: count no GPUs, for which nvidia-smi takes up to seconds."""
 
-    project: str
-    private_ip: str
-    python: str = ""
-    manifest_digest: str = ""
-    boot_seconds: float = 0.0
-    gpus: int = 0
-    gpu_seconds: float = 0.0
-    torch_seconds: float = 0.0
-    efa: int = 0
+    project: ProjectName
+    private_ip: ShortText
+    python: PathText = ""
+    manifest_digest: ShortText = ""
+    boot_seconds: Annotated[float, within(0, MAX_WAIT)] = 0.0
+    gpus: GpuCount = 0
+    gpu_seconds: Annotated[float, within(0, MAX_WAIT)] = 0.0
+    torch_seconds: Annotated[float, within(0, MAX_WAIT)] = 0.0
+    efa: Annotated[int, within(0, MAX_EFA)] = 0
     deadline: bool = False
     only_files: bool = False
 
     STEP = "probe"
     REPLY = ProbeReply
-
-    def __post_init__(self) -> None:
-        check_project(self.project)
-        check_length("private_ip", self.private_ip, 64)
-        check_length("python", self.python, MAX_PATH)
-        check_length("manifest_digest", self.manifest_digest, 64)
-        check_range("boot_seconds", self.boot_seconds, 0, MAX_WAIT)
-        check_range("gpus", self.gpus, 0, MAX_GPUS)
-        check_range("efa", self.efa, 0, MAX_EFA)
-        check_range("gpu_seconds", self.gpu_seconds, 0, MAX_WAIT)
-        check_range("torch_seconds", self.torch_seconds, 0, MAX_WAIT)

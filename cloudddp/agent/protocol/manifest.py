@@ -13,7 +13,7 @@ import os
 import stat
 from collections.abc import Mapping
 from hashlib import sha256
-from typing import NamedTuple, Optional
+from typing import Annotated, NamedTuple, Optional
 
 from cloudddp.agent.protocol.codec import MAX_PATH, MAX_SIZE, ProtocolError, check_length
 
@@ -96,6 +96,9 @@ def check_folder(path: str) -> None:
     check_length("a path", path, MAX_PATH)
     if path:
         _check_parts(path)
+
+
+WirePath = Annotated[str, lambda _, path: check_folder(path)]  # of a folder
 
 
 def check_folders(folders: Mapping[str, Mapping[str, Entry]]) -> None:

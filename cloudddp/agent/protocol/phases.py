@@ -4,8 +4,9 @@ listen, and that jobs of another version run. A sync imports no more of jobs tha
 from __future__ import annotations
 
 from enum import Enum
+from typing import Annotated
 
-from cloudddp.agent.protocol.codec import check_job_id, check_length, check_range
+from cloudddp.agent.protocol.codec import JobId, Port, ShortText, at_most, within
 from cloudddp.agent.protocol.frozen import frozen
 
 MAX_NODES = 1 << 10
@@ -14,6 +15,12 @@ MAX_RESTARTS = 1 << 16
 MAX_TOKEN = 64  # characters that tell one cancel from another
 LOG_MB, MIN_LOG_MB, MAX_LOG_MB = 1024, 1, 1 << 20  # MiB of one rank's log
 MAX_RUNNING = 20  # jobs that a node reports as running; it runs one at a time
+
+NodeRank = Annotated[int, within(0, MAX_NODES)]
+Rank = Annotated[int, within(0, MAX_RANK)]
+Restarts = Annotated[int, within(0, MAX_RESTARTS)]
+Token = Annotated[str, at_most(MAX_TOKEN)]
+LogMiB = Annotated[int, within(MIN_LOG_MB, MAX_LOG_MB)]
 
 
 class JobPhase(Enum):
@@ -40,16 +47,10 @@ class Peer:
     """A node of a job or of a sync, and where its agent listens. `id` is that of its instance, '' where it is
     not needed."""
 
-    node: int
-    address: str
-    port: int
-    id: str = ""
-
-    def __post_init__(self) -> None:
-        check_range("node", self.node, 0, MAX_NODES)
-        check_length("address", self.address, 64)
-        check_range("port", self.port, 1, (1 << 16) - 1)
-        check_length("id", self.id, MAX_INSTANCE_ID)
+    node: NodeRank
+    address: ShortText
+    port: Port
+    id: Annotated[str, at_most(MAX_INSTANCE_ID)] = ""
 
 
 @frozen
@@ -57,13 +58,6 @@ class VersionConflict:
     """A step was refused: `jobs` run under the agent version `store`, and the step's agent has version
     `agent`."""
 
-    store: int
-    agent: int
-    jobs: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        check_range("store", self.store, 0, 1 << 31)
-        check_range("agent", self.agent, 0, 1 << 31)
-        check_length("jobs", self.jobs, MAX_RUNNING)
-        for job in self.jobs:
-            check_job_id("jobs", job)
+    store: Annotated[int, within(0, 1 << 31)]
+    agent: Annotated[int, within(0, 1 << 31)]
+    jobs: Annotated[tuple[JobId, ...], at_most(MAX_RUNNING)]

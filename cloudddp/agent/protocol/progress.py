@@ -24,11 +24,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import Enum
-from typing import Optional
+from typing import Annotated, Optional
 
-from cloudddp.agent.protocol.codec import MAX_COUNT, MAX_TEXT, MAX_TIME, check_length, check_range
+from cloudddp.agent.protocol.codec import MAX_COUNT, Number, Text, Time, at_most, within
 from cloudddp.agent.protocol.frozen import frozen
-from cloudddp.agent.protocol.phases import MAX_NODES, MAX_RANK
+from cloudddp.agent.protocol.phases import NodeRank, Rank
 
 PREEMPTED_EXIT_CODE = 143  # of a rank that received SIGTERM and has saved a snapshot
 
@@ -45,17 +45,11 @@ class TrainingStatus:
     """The last report of rank 0. `reported` is when, in seconds since the epoch by its node's clock. A field
     is None where the script did not report it."""
 
-    reported: float
+    reported: Time
     state: Optional[TrainingState] = None
-    step: Optional[int] = None
-    steps: Optional[int] = None
-    best_accuracy: Optional[float] = None
-
-    def __post_init__(self) -> None:
-        check_range("step", self.step, -MAX_COUNT, MAX_COUNT)
-        check_range("steps", self.steps, -MAX_COUNT, MAX_COUNT)
-        check_range("best_accuracy", self.best_accuracy, -MAX_COUNT, MAX_COUNT)
-        check_range("reported", self.reported, 0, MAX_TIME)
+    step: Optional[Number] = None
+    steps: Optional[Number] = None
+    best_accuracy: Optional[Annotated[float, within(-MAX_COUNT, MAX_COUNT)]] = None
 
     @staticmethod
     def from_replies(replies: Iterable[Optional[TrainingStatus]]) -> Optional[TrainingStatus]:
@@ -99,12 +93,8 @@ class StepReport:
     """The last report of a rank. `work_seconds` is the time of its own work per step, None where it does not
     report it."""
 
-    step: int
-    work_seconds: Optional[float] = None
-
-    def __post_init__(self) -> None:
-        check_range("step", self.step, -MAX_COUNT, MAX_COUNT)
-        check_range("work_seconds", self.work_seconds, 0, MAX_STEP_SECONDS)
+    step: Number
+    work_seconds: Optional[Annotated[float, within(0, MAX_STEP_SECONDS)]] = None
 
 
 @frozen
@@ -112,15 +102,10 @@ class Pace:
     """How long a step took on a rank recently: the median of its last reports. `own`: of its own work, else
     from one report to the next."""
 
-    rank: int
-    step: int
-    seconds: float
+    rank: Rank
+    step: Number
+    seconds: Annotated[float, within(0, MAX_STEP_SECONDS)]
     own: bool = False
-
-    def __post_init__(self) -> None:
-        check_range("rank", self.rank, 0, MAX_RANK)
-        check_range("step", self.step, -MAX_COUNT, MAX_COUNT)
-        check_range("seconds", self.seconds, 0, MAX_STEP_SECONDS)
 
 
 @frozen
@@ -129,23 +114,14 @@ class Straggler:
     were when it was last looked at; `own` as in Pace. `step`, `since`: where the rank was when it became
     slow, and when, in seconds since the epoch; `until`: when it had caught up, None while it has not."""
 
-    rank: int
-    node: int
-    seconds: float
-    median: float
-    step: int
-    since: float
+    rank: Rank
+    node: NodeRank
+    seconds: Annotated[float, within(0, MAX_STEP_SECONDS)]
+    median: Annotated[float, within(0, MAX_STEP_SECONDS)]
+    step: Number
+    since: Time
     own: bool = False
-    until: Optional[float] = None
-
-    def __post_init__(self) -> None:
-        check_range("rank", self.rank, 0, MAX_RANK)
-        check_range("node", self.node, 0, MAX_NODES)
-        check_range("seconds", self.seconds, 0, MAX_STEP_SECONDS)
-        check_range("median", self.median, 0, MAX_STEP_SECONDS)
-        check_range("step", self.step, -MAX_COUNT, MAX_COUNT)
-        check_range("since", self.since, 0, MAX_TIME)
-        check_range("until", self.until, 0, MAX_TIME)
+    until: Optional[Time] = None
 
     @property
     def ratio(self) -> float:
@@ -160,6 +136,9 @@ class Straggler:
             f"rank {self.rank} takes {self.ratio:.1f} x as long as the median rank "
             f"({self.seconds:.3g} s {what}, median {self.median:.3g} s)"
         )
+
+
+KnownStragglers = Annotated[tuple[Straggler, ...], at_most(MAX_STRAGGLERS)]
 
 
 @frozen
@@ -179,11 +158,6 @@ class LeftStall:
     """`detail` says for how long no rank did anything, and where each one was. `since` is when that was
     noticed, in seconds since the epoch; `until`: when a rank did something again, None while none has."""
 
-    since: float
-    detail: str
-    until: Optional[float] = None
-
-    def __post_init__(self) -> None:
-        check_range("since", self.since, 0, MAX_TIME)
-        check_range("until", self.until, 0, MAX_TIME)
-        check_length("detail", self.detail, MAX_TEXT)
+    since: Time
+    detail: Text
+    until: Optional[Time] = None

@@ -12,6 +12,7 @@ import os
 import stat
 import time
 from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Callable, NamedTuple, Optional, Protocol
 
@@ -91,6 +92,7 @@ def whole(_wanted: Wanted, descriptor: int, info: os.stat_result) -> Contents:
     return FixedSize(descriptor, info.st_size)
 
 
+@dataclass(eq=False)
 class Sender:
     """Makes frames of files below `root`. `on_sent` gets each file's path, its record as it was read, and its
     inode, or None if it was changing. `encode` returns some data with its codec. A large file that changes is
@@ -100,21 +102,14 @@ class Sender:
     `on_lost`, which gets why, both are sent as missing, perhaps after some parts.
     """
 
-    def __init__(
-        self,
-        root: str,
-        secret: bytes,
-        *,
-        on_sent: OnSent = ignore,
-        on_lost: Optional[Callable[[Wanted, OSError], None]] = None,
-        encode: Callable[[bytes], Encoded] = plain,
-        contents: Callable[[Wanted, int, os.stat_result], Contents] = whole,
-        tries: int = TRIES,
-        locate: Callable[[str], str] = str,
-    ) -> None:
-        self._root, self._secret, self._tries, self._locate = root, secret, tries, locate
-        self._on_sent, self._on_lost = on_sent, on_lost
-        self._encode, self._contents = encode, contents
+    root: str
+    secret: bytes
+    on_sent: OnSent = ignore
+    on_lost: Optional[Callable[[Wanted, OSError], None]] = None
+    encode: Callable[[bytes], Encoded] = plain
+    contents: Callable[[Wanted, int, os.stat_result], Contents] = whole
+    tries: int = TRIES
+    locate: Callable[[str], str] = str
 
     def frames(self, files: Iterable[Wanted]) -> Iterator[bytes]:
         """Yield the frames of files, in order as far as their sizes are alike; b"" from time to time while
@@ -122,11 +117,11 @@ class Sender:
         records: list[Record] = []
         contents: list[bytes] = []
         size = 0
-        root = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        root = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             for wanted in files:
                 try:
-                    descriptor, info = _open(self._locate(wanted.path), root)
+                    descriptor, info = _open(self.locate(wanted.path), root)
                 except OSError as error:
                     records.append(self._gone(wanted, error))
                     continue
@@ -144,7 +139,7 @@ class Sender:
                 if records and (size + len(data) > SMALL or len(records) >= MAX_BATCH):
                     yield self._batch(records, contents)
                     records, contents, size = [], [], 0
-                self._on_sent(wanted.path, record, inode)
+                self.on_sent(wanted.path, record, inode)
                 records.append(record)
                 contents.append(data)
                 size += len(data)
@@ -155,16 +150,16 @@ class Sender:
 
     def _gone(self, wanted: Wanted, error: OSError) -> Record:
         """Return the record of a file that cannot be opened. Raises UnreadableFile."""
-        if self._on_lost is not None:
-            self._on_lost(wanted, error)
+        if self.on_lost is not None:
+            self.on_lost(wanted, error)
         elif not isinstance(error, (FileNotFoundError, NotADirectoryError)):
             raise UnreadableFile(wanted.path, error) from None
-        missing = self._on_lost is not None
+        missing = self.on_lost is not None
         return Record(wanted.number, 0, 0, False, b"\0" * DIGEST, missing=missing, deleted=not missing)
 
     def _batch(self, records: list[Record], contents: list[bytes]) -> bytes:
         data = b"".join(contents)
-        return transfer.batch(self._secret, records, data, self._encode)
+        return transfer.batch(self.secret, records, data, self.encode)
 
     def _read_small(
         self, wanted: Wanted, descriptor: int, before: os.stat_result
@@ -175,7 +170,7 @@ class Sender:
             began = time.time_ns()
             if attempt:
                 before = os.fstat(descriptor)
-            contents = self._contents(wanted, descriptor, before)
+            contents = self.contents(wanted, descriptor, before)
             data = contents.read(min(contents.size, MAX_BODY)) if contents.size else b""  # it may have grown
             is_stable = len(data) == contents.size and _same(before, os.fstat(descriptor))
             if is_stable:
@@ -187,26 +182,26 @@ class Sender:
     def _large(self, wanted: Wanted, descriptor: int) -> Iterator[bytes]:
         """Yield a file in parts. What the receiver has is only hashed."""
         offset = wanted.offset
-        for attempt in range(self._tries):
+        for attempt in range(self.tries):
             began, before = time.time_ns(), os.fstat(descriptor)
-            contents = self._contents(wanted, descriptor, before)
+            contents = self.contents(wanted, descriptor, before)
             digest, at = sha256(), 0
             if offset:
                 at = yield from _hash(contents, offset, digest)
                 if at < offset or (wanted.digest and digest.hexdigest() != wanted.digest):
-                    contents = self._contents(wanted, descriptor, before)
+                    contents = self.contents(wanted, descriptor, before)
                     digest, at = sha256(), 0
             while data := contents.read(min(PART_SIZE, contents.size - at)):
                 digest.update(data)
-                yield transfer.part(self._secret, wanted.number, at, data, self._encode)
+                yield transfer.part(self.secret, wanted.number, at, data, self.encode)
                 at += len(data)
-            if at < contents.size and self._tries == 1:
+            if at < contents.size and self.tries == 1:
                 raise OSError(0, "it became shorter while it was read")
             is_stable = _same(before, os.fstat(descriptor)) and at == contents.size
-            if is_stable or attempt == self._tries - 1:
+            if is_stable or attempt == self.tries - 1:
                 record = _record(wanted.number, before, at, digest.digest(), began, is_stable=is_stable)
-                self._on_sent(wanted.path, record, before.st_ino if is_stable else None)
-                yield transfer.end(self._secret, record)
+                self.on_sent(wanted.path, record, before.st_ino if is_stable else None)
+                yield transfer.end(self.secret, record)
                 return
             offset = 0
 

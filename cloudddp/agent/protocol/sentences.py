@@ -51,6 +51,8 @@ def what_failed(failure: Failure, detail: str) -> str:
     who = rank if failure.rank is not None else f"the launcher (torchrun) on {node}"
     return {
         Cause.RANK: f"{rank} {how}{detail}",
+        Cause.EXIT: f"{rank} {how}: the script had ended; torch aborted while exiting: call "
+        "dist.destroy_process_group()",
         Cause.MEMORY: f"{who} was killed by the kernel's OOM killer: {node} has run out of memory{detail}",
         Cause.DISK: f"{rank} failed{code}: no space is left on a disk of {node}{detail}",
         Cause.LAUNCHER: f"{node}: the launcher (torchrun) {how} before its ranks had finished{detail}",

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Optional
+from typing import Annotated, Optional
 
 from cloudddp.agent.protocol.checkpoints import MAX_PARTS, SHARD, Checkpoints, Part, folder_of, kind_of
 from cloudddp.agent.protocol.codec import (
     MAX_PATH,
+    PathText,
+    ProjectName,
     ProtocolError,
+    ShortText,
+    at_most,
     check_length,
-    check_project,
-    check_range,
+    within,
 )
 from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.phases import MAX_INSTANCE_ID
@@ -27,11 +30,13 @@ MAX_NS = 1 << 63
 LATEST = 86400.0  # seconds by which the clock of another node may be ahead
 
 
-def _check_path(text: str) -> None:
-    parts = text.split("/")
-    check_length("a path", text, MAX_PATH)
-    if text.startswith(("/", "~")) or ".." in parts or "\0" in text:
-        raise ProtocolError("a path leaves the project")
+def _check_path(name: str, text: str) -> None:
+    check_length(name, text, MAX_PATH)
+    if text.startswith(("/", "~")) or ".." in text.split("/") or "\0" in text:
+        raise ProtocolError(f"{name} leaves the project")
+
+
+ProjectPath = Annotated[str, _check_path]
 
 
 @frozen
@@ -40,24 +45,13 @@ class Snapshot:
     none. `skipped` are newer ones that are damaged, the newest first. `origin` is the instance that wrote it,
     or, if that has left the job, that sent it; '' for the node itself."""
 
-    path: str = ""
-    mtime_ns: int = 0
-    size: int = 0
-    digest: str = ""
-    skipped: tuple[str, ...] = ()
-    origin: str = ""
-    mode: int = 0  # permissions; 0 where they are not known
-
-    def __post_init__(self) -> None:
-        _check_path(self.path)
-        check_range("mtime_ns", self.mtime_ns, 0, MAX_NS)
-        check_range("size", self.size, 0, MAX_SNAPSHOT)
-        check_length("digest", self.digest, 64)
-        check_length("origin", self.origin, MAX_INSTANCE_ID)
-        check_range("mode", self.mode, 0, 0o777)
-        check_length("skipped", self.skipped, MAX_PATTERNS)
-        for one in self.skipped:
-            check_length("a path", one, MAX_PATH)
+    path: ProjectPath = ""
+    mtime_ns: Annotated[int, within(0, MAX_NS)] = 0
+    size: Annotated[int, within(0, MAX_SNAPSHOT)] = 0
+    digest: ShortText = ""
+    skipped: Annotated[tuple[PathText, ...], at_most(MAX_PATTERNS)] = ()
+    origin: Annotated[str, at_most(MAX_INSTANCE_ID)] = ""
+    mode: Annotated[int, within(0, 0o777)] = 0  # permissions; 0 where they are not known
 
 
 @frozen
@@ -70,22 +64,14 @@ class SnapshotSearch:
     `scratch`), each up to `limit` bytes (0: nothing), with those that have no file of that name.
     `restarts_only`: only before a restart, not before the first start."""
 
-    project: str
-    patterns: tuple[str, ...]
-    exclude: tuple[str, ...] = ()
+    project: ProjectName
+    patterns: Annotated[tuple[ProjectPath, ...], at_most(MAX_PATTERNS)]
+    exclude: Annotated[tuple[str, ...], at_most(MAX_EXCLUDED)] = ()
     every: bool = False
-    outputs: tuple[str, ...] = ()
-    scratch: tuple[str, ...] = ()
-    limit: int = 0
+    outputs: tuple[ProjectPath, ...] = ()
+    scratch: tuple[ProjectPath, ...] = ()
+    limit: Annotated[int, within(0, MAX_SNAPSHOT)] = 0
     restarts_only: bool = False
-
-    def __post_init__(self) -> None:
-        check_project(self.project)
-        check_length("patterns", self.patterns, MAX_PATTERNS)
-        check_length("exclude", self.exclude, MAX_EXCLUDED)
-        check_range("limit", self.limit, 0, MAX_SNAPSHOT)
-        for one in (*self.patterns, *self.outputs, *self.scratch):
-            _check_path(one)
 
 
 @frozen
@@ -94,18 +80,10 @@ class Offer:
     newest snapshot has a digest. `beyond`: some of the files that the limit leaves out. `parts`: of sharded
     checkpoints on the node."""
 
-    files: tuple[Snapshot, ...]
-    port: int = 0
-    beyond: tuple[str, ...] = ()
-    parts: tuple[Part, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_length("files", self.files, MAX_SHARED)
-        check_range("port", self.port, 0, (1 << 16) - 1)
-        check_length("beyond", self.beyond, MAX_BEYOND)
-        check_length("parts", self.parts, MAX_PARTS)
-        for one in self.beyond:
-            check_length("a path", one, MAX_PATH)
+    files: Annotated[tuple[Snapshot, ...], at_most(MAX_SHARED)]
+    port: Annotated[int, within(0, (1 << 16) - 1)] = 0
+    beyond: Annotated[tuple[PathText, ...], at_most(MAX_BEYOND)] = ()
+    parts: Annotated[tuple[Part, ...], at_most(MAX_PARTS)] = ()
 
 
 def refusal(snapshot: Snapshot, search: SnapshotSearch, latest_ns: float) -> str:

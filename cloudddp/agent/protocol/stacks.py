@@ -4,19 +4,12 @@ agents for the verdict of a stalled job, the laptop for `cloudddp stacks`."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Optional
+from typing import Annotated, Optional
 
-from cloudddp.agent.protocol.codec import (
-    MAX_COUNT,
-    MAX_PATH,
-    check_job_id,
-    check_length,
-    check_project,
-    check_range,
-)
+from cloudddp.agent.protocol.codec import Count, JobId, PathText, ProjectName, at_most
 from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.jobs import MAX_RANKS
-from cloudddp.agent.protocol.phases import MAX_RANK
+from cloudddp.agent.protocol.phases import Rank
 
 MAX_WORD = 200  # characters of a function or of a file
 MAX_STACK = 1 << 15  # characters of one rank's stacks
@@ -28,6 +21,8 @@ MAX_SENTENCE = 1000  # characters of what NCCL or PyTorch has found
 MAX_PACKED = 1 << 20  # characters of the dumps of one node
 MAX_DUMPS = 60  # nodes whose dumps are analyzed: one request has them all
 
+Word = Annotated[str, at_most(MAX_WORD)]
+
 
 @frozen
 class Position:
@@ -36,19 +31,13 @@ class Position:
     `inside` is the function of a library that was called there, with its file. `error`: why nothing is
     known."""
 
-    rank: int
-    waits: str = ""
-    function: str = ""
-    file: str = ""
-    line: int = 0
-    inside: str = ""
-    error: str = ""
-
-    def __post_init__(self) -> None:
-        check_range("rank", self.rank, 0, MAX_RANK)
-        check_range("line", self.line, 0, MAX_COUNT)
-        for text in (self.waits, self.function, self.file, self.inside, self.error):
-            check_length("a word of a stack", text, MAX_WORD)
+    rank: Rank
+    waits: Word = ""
+    function: Word = ""
+    file: Word = ""
+    line: Count = 0
+    inside: Word = ""
+    error: Word = ""
 
 
 @frozen
@@ -56,10 +45,7 @@ class RankStack:
     """The stacks of a rank's threads, the main thread first, innermost frame first."""
 
     position: Position
-    text: str
-
-    def __post_init__(self) -> None:
-        check_length("a stack", self.text, MAX_STACK)
+    text: Annotated[str, at_most(MAX_STACK)]
 
 
 @frozen
@@ -68,19 +54,12 @@ class StacksReply:
     NCCL's RAS reports of all ranks, '' where it does not answer. `packed`: the dumps of PyTorch's flight
     recorder, '' for none. `conclusion`: of its analyzer, from the dumps of the request."""
 
-    ranks: tuple[RankStack, ...]
+    ranks: Annotated[tuple[RankStack, ...], at_most(MAX_RANKS)]
     lacks_tool: bool = False
-    platform: str = ""  # such as linux-x86_64
-    nccl: str = ""
-    packed: str = ""
-    conclusion: str = ""
-
-    def __post_init__(self) -> None:
-        check_length("ranks", self.ranks, MAX_RANKS)
-        check_length("nccl", self.nccl, MAX_SENTENCE)
-        check_length("packed", self.packed, MAX_PACKED)
-        check_length("conclusion", self.conclusion, MAX_SENTENCE)
-        check_length("platform", self.platform, MAX_WORD)
+    platform: Annotated[str, at_most(MAX_WORD)] = ""  # such as linux-x86_64
+    nccl: Annotated[str, at_most(MAX_SENTENCE)] = ""
+    packed: Annotated[str, at_most(MAX_PACKED)] = ""
+    conclusion: Annotated[str, at_most(MAX_SENTENCE)] = ""
 
 
 @frozen
@@ -89,20 +68,14 @@ class StacksRequest:
     with pip where it is missing. With `dumps`, those of all nodes, only analyze these with `python`, which is
     as for a probe."""
 
-    job: str
+    job: JobId
     install: bool = True
-    dumps: tuple[str, ...] = ()
-    project: str = "project"
-    python: str = ""
+    dumps: Annotated[tuple[str, ...], at_most(MAX_DUMPS)] = ()
+    project: ProjectName = "project"
+    python: PathText = ""
 
     STEP = "stacks"
     REPLY = StacksReply
-
-    def __post_init__(self) -> None:
-        check_job_id("job", self.job)
-        check_project(self.project)
-        check_length("python", self.python, MAX_PATH)
-        check_length("dumps", self.dumps, MAX_DUMPS)
 
 
 def summary(positions: Iterable[Position]) -> str:

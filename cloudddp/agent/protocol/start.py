@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from dataclasses import field
 from enum import Enum
-from typing import Optional
+from typing import Annotated, Optional
 
 from cloudddp.agent.protocol.codec import (
-    MAX_PATH,
-    MAX_SIZE,
-    MAX_TEXT,
+    JobId,
+    OptionalJobId,
+    PathText,
+    ProjectName,
     ProtocolError,
-    check_job_id,
-    check_length,
-    check_project,
-    check_range,
+    ShortText,
+    Size,
+    Text,
+    at_most,
+    within,
 )
 from cloudddp.agent.protocol.copies import MAX_BUCKET, MAX_KEY, Destination
 from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.gang import Gang, Unreachable
-from cloudddp.agent.protocol.jobs import MAX_GRACE, MAX_PID, MAX_RANKS
-from cloudddp.agent.protocol.phases import LOG_MB, MAX_LOG_MB, MAX_NODES, MAX_RESTARTS, MIN_LOG_MB
+from cloudddp.agent.protocol.jobs import MAX_GRACE, MAX_PID, MAX_RANKS, RankCount
+from cloudddp.agent.protocol.phases import LOG_MB, MAX_NODES, LogMiB, NodeRank, Restarts
 from cloudddp.agent.protocol.snapshots import SnapshotSearch
 
 MAX_LEFT = 1e8  # seconds until a deadline
@@ -29,6 +31,11 @@ MAX_MOMENT = 40  # characters
 MAX_PARTS, MAX_PART = 16, 40  # parts of a start, and characters of the name of one
 MAX_STALL = 1e5  # minutes
 MAX_DATA = 100  # copies
+
+PartName = Annotated[str, at_most(MAX_PART)]
+SecondsLeft = Annotated[float, within(0, MAX_LEFT)]
+SaveSeconds = Annotated[float, within(0, MAX_SAVE)]
+DataPaths = Annotated[dict[str, str], at_most(MAX_DATA)]
 
 
 class OnStall(Enum):
@@ -60,12 +67,9 @@ class Container:
     """The Docker image in which ranks and setup commands run: its name, or, once a node has it, its id.
     `gpus`: they get the node's GPUs. `torch`: ranks need it, for torchrun."""
 
-    image: str
+    image: PathText
     gpus: bool = False
     torch: bool = True
-
-    def __post_init__(self) -> None:
-        check_length("image", self.image, MAX_PATH)
 
 
 @frozen
@@ -76,20 +80,13 @@ class SetupReply:
     was not allowed to change, or ''. `image`: the id of the container's image; after a failure, its id or
     name where that image or Docker has failed, and '' for a command of the user."""
 
-    exit_code: int
-    command: str = ""
-    output: str = ""
+    exit_code: Annotated[int, within(-255, 255)]
+    command: Text = ""
+    output: Text = ""
     cancelled: bool = False
-    read_only: str = ""
+    read_only: PathText = ""
     data: bool = False
-    image: str = ""
-
-    def __post_init__(self) -> None:
-        check_range("exit_code", self.exit_code, -255, 255)
-        check_length("image", self.image, MAX_PATH)
-        check_length("command", self.command, MAX_TEXT)
-        check_length("output", self.output, MAX_TEXT)
-        check_length("read_only", self.read_only, MAX_PATH)
+    image: PathText = ""
 
 
 @frozen
@@ -97,14 +94,9 @@ class DataCopy:
     """Objects of `bucket` whose keys begin with `prefix` and a slash, which ranks find at `path` in the
     project."""
 
-    bucket: str
-    prefix: str
-    path: str
-
-    def __post_init__(self) -> None:
-        check_length("bucket", self.bucket, MAX_BUCKET)
-        check_length("prefix", self.prefix, MAX_KEY)
-        check_length("path", self.path, MAX_PATH)
+    bucket: Annotated[str, at_most(MAX_BUCKET)]
+    prefix: Annotated[str, at_most(MAX_KEY)]
+    path: PathText
 
 
 @frozen
@@ -113,16 +105,11 @@ class SharedFolder:
     `source`, HOST:/ (NFS) or HOST@tcp:/NAME (Lustre). Without a source it is a folder of this node, which
     exports it to the addresses `clients`. `owned`: this node counts what is in it as its own results."""
 
-    path: str
-    source: str = ""
-    below: str = ""
-    clients: tuple[str, ...] = ()
+    path: PathText
+    source: PathText = ""
+    below: PathText = ""
+    clients: Annotated[tuple[PathText, ...], at_most(MAX_NODES)] = ()
     owned: bool = False
-
-    def __post_init__(self) -> None:
-        check_length("clients", self.clients, MAX_NODES)
-        for text in (self.path, self.source, self.below, *self.clients):
-            check_length("shared", text, MAX_PATH)
 
 
 @frozen
@@ -132,31 +119,21 @@ class SetupRequest:
     being launched. The environment of `python` (a path on the node, '' for the node's default) is active
     while they run."""
 
-    job: str
-    node: int
-    project: str
-    script: str
+    job: JobId
+    node: NodeRank
+    project: ProjectName
+    script: Text
     commands: tuple[str, ...]
     inputs: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
-    python: str = ""
-    data: tuple[DataCopy, ...] = ()
-    paths: dict[str, str] = field(default_factory=dict)  # variables that have absolute paths in the project
+    python: PathText = ""
+    data: Annotated[tuple[DataCopy, ...], at_most(MAX_DATA)] = ()
+    paths: DataPaths = field(default_factory=dict)  # variables that have absolute paths in the project
     container: Optional[Container] = None  # in which the commands run, and the environment of `python` is
-    shared: tuple[SharedFolder, ...] = ()
+    shared: Annotated[tuple[SharedFolder, ...], at_most(MAX_DATA)] = ()
 
     STEP = "setup"
     REPLY = SetupReply
-
-    def __post_init__(self) -> None:
-        check_job_id("job", self.job)
-        check_range("node", self.node, 0, MAX_NODES)
-        check_project(self.project)
-        check_length("script", self.script, MAX_TEXT)
-        check_length("python", self.python, MAX_PATH)
-        check_length("data", self.data, MAX_DATA)
-        check_length("shared", self.shared, MAX_DATA)
-        check_length("paths", self.paths, MAX_DATA)
 
 
 @frozen
@@ -166,32 +143,19 @@ class StartReply:
     py-spy that was sent there, '' for none. `reached`: how many seconds ago the agent reached the parts of
     the start, by name."""
 
-    pid: int
+    pid: Annotated[int, within(1, MAX_PID)]
     unreachable: Optional[Unreachable] = None
-    platform: str = ""
-    tool: str = ""
-    reached: dict[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        check_length("platform", self.platform, MAX_MOMENT)
-        check_length("tool", self.tool, 64)
-        check_range("pid", self.pid, 1, MAX_PID)
-        check_length("reached", self.reached, MAX_PARTS)
-        for name, seconds in self.reached.items():
-            check_length("reached", name, MAX_PART)
-            check_range("reached", seconds, 0, MAX_LEFT)
+    platform: Annotated[str, at_most(MAX_MOMENT)] = ""
+    tool: ShortText = ""
+    reached: Annotated[dict[PartName, SecondsLeft], at_most(MAX_PARTS)] = field(default_factory=dict)
 
 
 @frozen
 class Deadline:
     """When the nodes terminate: in `left` seconds, since clocks differ. `at` is that time as text."""
 
-    left: float
-    at: str
-
-    def __post_init__(self) -> None:
-        check_range("left", self.left, 0, MAX_LEFT)
-        check_length("at", self.at, MAX_MOMENT)
+    left: SecondsLeft
+    at: Annotated[str, at_most(MAX_MOMENT)]
 
 
 @frozen
@@ -208,32 +172,34 @@ class StartRequest:
     to a node that stays if this one is about to end; None: none is. `version`: that of the project's files
     that this launch has sent or compared (transfer.py); the job is refused where they have another one."""
 
-    job: str
-    node: int
-    project: str
-    script: str
+    job: JobId
+    node: NodeRank
+    project: ProjectName
+    script: Text
     env: dict[str, str]
-    processes: tuple[Process, ...]
-    ranks: int
-    max_restarts: int
-    stop_grace: float  # seconds
+    processes: Annotated[tuple[Process, ...], at_most(MAX_RANKS)]
+    ranks: RankCount
+    max_restarts: Restarts
+    stop_grace: Annotated[float, within(0, MAX_GRACE)]  # seconds
     gang: Gang
-    retries: int = 0
-    stall_minutes: float = 0.0  # 0: it is not watched
-    alone_seconds: float = 0.0  # in which ranks have to connect to another node; 0: nobody looks
-    straggler_seconds: float = 0.0  # for which a rank stays slow until it is a straggler; 0: nobody looks
+    retries: Restarts = 0
+    stall_minutes: Annotated[float, within(0, MAX_STALL)] = 0.0  # 0: it is not watched
+    alone_seconds: SaveSeconds = 0.0  # in which ranks have to connect to another node; 0: nobody looks
+    straggler_seconds: SaveSeconds = (
+        0.0  # for which a rank stays slow until it is a straggler; 0: nobody looks
+    )
     on_stall: OnStall = OnStall.KILL
-    resumed_from: str = ""  # the job that this one continues, '' for none
-    log_mb: int = LOG_MB  # MiB of each rank's log that are kept
-    save: float = 180.0
+    resumed_from: OptionalJobId = ""  # the job that this one continues, '' for none
+    log_mb: LogMiB = LOG_MB  # MiB of each rank's log that are kept
+    save: SaveSeconds = 180.0
     deadline: Optional[Deadline] = None
-    poweroff: Optional[float] = None
-    keep: float = 0.0
+    poweroff: Optional[SecondsLeft] = None
+    keep: SecondsLeft = 0.0
     results: Optional[Destination] = None
     snapshots: Optional[SnapshotSearch] = None
-    version: int = 0
-    paths: dict[str, str] = field(default_factory=dict)  # as for SetupRequest
-    notify: str = ""
+    version: Size = 0
+    paths: DataPaths = field(default_factory=dict)  # as for SetupRequest
+    notify: PathText = ""
     container: Optional[Container] = None  # in which the ranks run
 
     STEP = "start"
@@ -253,26 +219,5 @@ class StartRequest:
         return (first.launcher or first.rank)[0] if first else ""
 
     def __post_init__(self) -> None:
-        check_job_id("job", self.job)
-        check_range("node", self.node, 0, MAX_NODES)
-        check_project(self.project)
-        check_length("script", self.script, MAX_TEXT)
-        check_length("processes", self.processes, MAX_RANKS)
-        check_range("ranks", self.ranks, 0, MAX_RANKS)
-        check_range("max_restarts", self.max_restarts, 0, MAX_RESTARTS)
-        check_range("stop_grace", self.stop_grace, 0, MAX_GRACE)
-        check_range("retries", self.retries, 0, MAX_RESTARTS)
-        check_range("stall_minutes", self.stall_minutes, 0, MAX_STALL)
-        check_range("alone_seconds", self.alone_seconds, 0, MAX_SAVE)
-        check_range("straggler_seconds", self.straggler_seconds, 0, MAX_SAVE)
-        check_range("save", self.save, 0, MAX_SAVE)
-        check_length("notify", self.notify, MAX_PATH)
-        check_range("poweroff", self.poweroff, 0, MAX_LEFT)
-        check_range("version", self.version, 0, MAX_SIZE)
-        check_length("paths", self.paths, MAX_DATA)
-        check_range("keep", self.keep, 0, MAX_LEFT)
-        if self.resumed_from:
-            check_job_id("resumed_from", self.resumed_from)
         if self.node not in [peer.node for peer in self.gang.peers]:
             raise ProtocolError("the gang lacks this node")
-        check_range("log_mb", self.log_mb, MIN_LOG_MB, MAX_LOG_MB)

@@ -17,26 +17,11 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import field
 from hashlib import sha256
-from typing import Any, Callable, NamedTuple, Optional, TypeVar
+from typing import Annotated, Any, Callable, NamedTuple, Optional, TypeVar
 
-from cloudddp.agent.protocol.codec import (
-    MAX_COUNT,
-    MAX_SIZE,
-    ProtocolError,
-    check_length,
-    check_range,
-    decode,
-    encode,
-)
+from cloudddp.agent.protocol.codec import Count, JobId, ProtocolError, Size, at_most, decode, encode, within
 from cloudddp.agent.protocol.frozen import frozen
-from cloudddp.agent.protocol.manifest import (
-    FILE,
-    MAX_LISTED,
-    Entry,
-    Folder,
-    check_folder,
-    check_folders,
-)
+from cloudddp.agent.protocol.manifest import FILE, MAX_LISTED, Entry, Folder, WirePath, check_folders
 
 T = TypeVar("T")
 
@@ -49,7 +34,6 @@ PART_SIZE = 1 << 20  # bytes
 MAX_HEAD = 1 << 20  # bytes; MAX_BATCH records of 37 bytes are 303 kB
 MAX_BATCH = 8192  # files
 MAX_BODY = 2 * SMALL
-FILE_WORK = 4096  # bytes of work that a change of a file counts as, besides its contents
 MAX_LISTING = 64 << 20  # bytes, before and after decompression
 MAX_ENTRIES = 1_000_000  # of all listings of a transfer
 MAX_KNOWN = 500_000  # files of which a receiver may have the beginning: a WANTS is up to 63 MB
@@ -300,6 +284,8 @@ def _inflated(data: bytes, limit: int) -> bytes:
 
 # -- what is said about them ---------------------------------------------------------------------------------
 
+Mode = Annotated[int, within(0, 0o7777)]
+
 
 @frozen
 class Listing:
@@ -307,21 +293,21 @@ class Listing:
     gone. `contents` is the SHA-256 (its beginning, in hex) of files that may be there with another time, by
     path.
 
-    Of results there may be several, one after the other. `modes` are the permissions of folders, by path.
+    Of results there may be several, one after the other. `modes` are the permissions of folders, by path;
+    `others` has the positions in this listing of files that other jobs wrote, by job.
 
     A file's index is its position in the folders, in order, of all listings.
     """
 
     folders: dict[str, Folder]
     contents: dict[str, str] = field(default_factory=dict)
-    modes: dict[str, int] = field(default_factory=dict)
+    modes: Annotated[dict[WirePath, Mode], at_most(MAX_LISTED)] = field(default_factory=dict)
+    others: Annotated[dict[JobId, Annotated[tuple[Count, ...], at_most(MAX_LISTED)]], at_most(MAX_LISTED)] = (
+        field(default_factory=dict)
+    )
 
     def __post_init__(self) -> None:
         check_folders(self.folders)
-        check_length("the modes of folders", self.modes, MAX_LISTED)
-        for folder, mode in self.modes.items():
-            check_folder(folder)
-            check_range("a mode", mode, 0, 0o7777)
 
     def entries(self) -> list[tuple[str, Entry]]:
         """Return path and entry by index, in wire form."""
@@ -356,24 +342,16 @@ class Wants:
     `size` is the number of bytes to send, `delete` how many files a node will delete."""
 
     everything: bool = False
-    files: tuple[int, ...] = ()
-    offsets: dict[str, int] = field(default_factory=dict)
-    size: int = 0
-    delete: int = 0
-    digests: dict[str, str] = field(default_factory=dict)
+    files: Annotated[tuple[Annotated[int, within(0, MAX_ENTRIES)], ...], at_most(MAX_ENTRIES)] = ()
+    offsets: Annotated[dict[str, Size], at_most(MAX_KNOWN)] = field(default_factory=dict)
+    size: Size = 0
+    delete: Count = 0
+    digests: Annotated[dict[str, str], at_most(MAX_KNOWN)] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_length("files", self.files, MAX_ENTRIES)
-        check_length("offsets", self.offsets, MAX_KNOWN)
-        check_length("digests", self.digests, MAX_KNOWN)
-        check_range("size", self.size, 0, MAX_SIZE)
-        check_range("delete", self.delete, 0, MAX_COUNT)
-        for index in self.files:
-            check_range("an index", index, 0, MAX_ENTRIES)
-        for text, offset in self.offsets.items():
+        for text in self.offsets:
             if not (text.isascii() and text.isdigit() and len(text) < 8):
                 raise ProtocolError("not an index")
-            check_range("an offset", offset, 0, MAX_SIZE)
 
     def of(self, entries: list[tuple[str, Entry]]) -> list[tuple[int, int]]:
         """Return index and offset of each file that is wanted. Raises ProtocolError for one that there is

@@ -14,6 +14,7 @@ import click
 from cloudddp import signals, timings
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol import LAUNCHER_RANK, NOTE, RESTART_NOTE, SETUP_RANK
+from cloudddp.agent.protocol.last_error import last_error
 from cloudddp.agent.protocol.progress import TrainingStatus
 from cloudddp.aws.client import AWS
 from cloudddp.cli.console import Console, Progress
@@ -29,9 +30,9 @@ from cloudddp.job.follow.decide import Policy
 from cloudddp.job.follow.events import Silence
 from cloudddp.job.follow.follower import JobFollower
 from cloudddp.job.follow.verdict import JobResult
-from cloudddp.job.project_scan import listing_of
+from cloudddp.job.project_scan import import_advice, listing_of
 from cloudddp.operations import deadlines
-from cloudddp.operations.results import ended_nodes_query
+from cloudddp.operations.results import ended_nodes_query, only_elsewhere
 from cloudddp.text import node_list, with_colours, without_colours
 
 P = ParamSpec("P")
@@ -230,17 +231,23 @@ def _length(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"
 
 
-def report_end(session: Session, cluster: Cluster, finished: JobResult) -> None:
+def report_end(session: Session, runner: Runner, cluster: Cluster, finished: JobResult) -> None:
     """Report how a job ended, and what is known about nodes that were lost."""
     console = session.console
     _report_outcome(console, finished)
     if finished.status == "failed":
-        why = advice(
-            (*finished.last_lines, finished.cause or ""),
+
+        def why_missing(name: str) -> str:
+            why = unsent.reason(session.root, session.settings, name)
+            return why or ("" if finished.doubtful else only_elsewhere(runner, name))
+
+        last_lines = (*finished.last_lines, finished.cause)
+        why = import_advice(last_lines, session.root) or advice(
+            last_error(last_lines, finished.exit_code),
             simulated=console.options.sim,
             environment=session.settings.setup.environment or listing_of(session.root),
             listed=session.settings.setup.environment is not None,
-            why_unsent=partial(unsent.reason, session.root, session.settings),
+            why_missing=why_missing,
         )
         if why:
             console.log(why)

@@ -46,6 +46,7 @@ class Chosen:
     cluster: Mapping[str, Any]
     environment: str = ""
     data: Sequence[str] = ()
+    modules: str = ""  # the folder for PYTHONPATH
     outputs: Sequence[str] = ()  # shown only
 
 
@@ -64,7 +65,7 @@ def init(console: Console, _: GlobalOptions, *, folder: Path | None, example: st
     else:
         found = _look(folder)
         _report(console, found)
-        chosen = Chosen(_ask(console), found.environment, found.data, tuple(found.saved))
+        chosen = Chosen(_ask(console), found.environment, found.data, found.modules, tuple(found.saved))
     written: list[str] = []
     try:
         _write_project(folder, toml_of(name, chosen), files, written)
@@ -80,9 +81,9 @@ def init(console: Console, _: GlobalOptions, *, folder: Path | None, example: st
         console.log(
             f"cluster {other!r}, created on this computer, may be up (-c {other}); here it is {name!r}"
         )
-    script = _LAUNCH[example] if example else found.scripts[0].path if found.scripts else "SCRIPT"
+    start = shlex.join([_LAUNCH[example]] if example else found.start or ["SCRIPT"])
     there = "" if resolved(folder) == resolved(Path.cwd()) else f"cd {shlex.quote(str(folder))} && "
-    console.log(f"next, a rehearsal on this computer: {there}cloudddp --sim run {shlex.quote(script)}")
+    console.log(f"next, a rehearsal on this computer: {there}cloudddp --sim run {start}")
 
 
 def _example_and_folder(example: str | None, folder: Path | None) -> tuple[str | None, Path]:
@@ -120,6 +121,8 @@ def _report(console: Console, found: Found) -> None:
         console.log(f"{script.path}: a training script{f'; it saves to {saves}' if saves else ''}")
     if found.environment:
         console.log(f"{found.environment}: its packages are installed on the nodes before ranks start")
+    if found.modules:
+        console.log(f"{found.modules}/: {found.scripts[0].path} imports from it; ranks get it as PYTHONPATH")
     for name in found.data:
         console.log(f"{name}/: git ignores it and a script names it; it is sent as data")
     for name, path in found.outside.items():
@@ -171,6 +174,8 @@ def toml_of(name: str, chosen: Chosen) -> str:
         "[job]",
         f"# outputs = {toml_value(tuple(chosen.outputs or ('runs',)))}  # "
         "default: `pull` fetches every file that the script writes",
+        f"{'' if chosen.modules else '# '}env = {{ PYTHONPATH = {toml_value(chosen.modules or 'src')} }}"
+        "  # where the script finds other modules of the project",
         "",
         "[setup]",
         f"{'' if chosen.environment else '# '}environment = {toml_value(chosen.environment or _REQUIREMENTS)}"

@@ -6,7 +6,6 @@ from cloudddp.cli import session as sessions
 from cloudddp.cli.actions.follow import report_stopped
 from cloudddp.cli.console import Console
 from cloudddp.cli.views import jobs as views
-from cloudddp.cluster.connect import PROJECT
 from cloudddp.config.command_line import GlobalOptions
 from cloudddp.errors import NodeError
 from cloudddp.job import cancel as cancelling
@@ -33,7 +32,7 @@ def jobs(console: Console, options: GlobalOptions, *, anyone: bool, as_json: boo
                 console.log(line)
             report_held(
                 console,
-                new_files.find_all(runner, session.settings.job, project=PROJECT).values,
+                new_files.find_all(runner, session.settings.job).values,
                 session.settings,
             )
         else:

@@ -12,16 +12,13 @@ from cloudddp.cli.actions.follow import Detached, JobStopped
 from cloudddp.cli.actions.start_job import start_and_follow
 from cloudddp.cli.console import Console
 from cloudddp.cli.session import Session
-from cloudddp.cluster.model import Cluster
 from cloudddp.config.command_line import Flag, GlobalOptions, variable_flags
 from cloudddp.errors import EXIT_LEFTOVERS, Command, Interrupted, Text, UsageError
 from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.job_request import KEEP_MINUTES, NewJob, Script
-from cloudddp.job.results.restore import results_here
-from cloudddp.local_state import ClusterFolder
 from cloudddp.operations import deadlines, process_nodes
 from cloudddp.operations.node_connections import connected
-from cloudddp.operations.start_job import checked_script
+from cloudddp.operations.start_job import checked_script, report_results_here
 
 WATCHDOG = "Watchdog caught collective operation timeout"  # of PyTorch: some rank did not join a collective
 
@@ -136,23 +133,9 @@ def _launch(session: Session, job: NewJob, *, detach: bool) -> JobResult | None:
         except (Exception, KeyboardInterrupt):
             deadlines.report_not_started(session.console, None, job, None)
             raise
-        _report_results_here(session, cluster)
+        report_results_here(session, (Command("sync", "--results"), " first"), cluster)
         finished = start_and_follow(session, runner, cluster, job, detach=detach)
     retries = session.settings.job.retries
     if finished is None or not retries:
         return finished
     return watch.keep_resuming(session, cluster, finished, retries)
-
-
-def _report_results_here(session: Session, cluster: Cluster) -> None:
-    """Report that results of earlier jobs are on this computer, at the first launch on new nodes: a script
-    that continues from them would begin again."""
-    folder = ClusterFolder(cluster.id)
-    found = results_here(session.root)
-    if found and not folder.jobs() and folder.read(folder.restored) is None:
-        session.console.log(
-            f"results of earlier jobs are on this computer and not on the nodes (the newest: {found[-1]}); "
-            "if the script continues from them: ",
-            Command("sync", "--results"),
-            " first",
-        )

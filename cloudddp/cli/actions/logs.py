@@ -117,7 +117,7 @@ def logs(
             _report_stall(console, record)
             _report_setup(console, record)
             return 0
-        report_end(session, cluster, finished)
+        report_end(session, runner, cluster, finished)
         if finished.leaving is not None:
             console.log("before the nodes end: ", Command("pull", "--all-nodes", "--job", record.id))
         return finished.exit_code

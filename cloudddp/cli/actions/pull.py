@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from cloudddp.agent.client import Runner
@@ -12,19 +11,19 @@ from cloudddp.cli.actions.pull_from_s3 import pull_from_s3, report_pulled
 from cloudddp.cli.console import Console
 from cloudddp.cli.session import Session
 from cloudddp.cluster import lookup
-from cloudddp.cluster.connect import PROJECT
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import project
 from cloudddp.config.command_line import GlobalOptions
 from cloudddp.errors import CloudDDPError, Command, NodeError, UsageError
 from cloudddp.files import resolved
-from cloudddp.formats import counted, toml
-from cloudddp.job import project_files, status
+from cloudddp.formats import toml
+from cloudddp.job import launch_record, project_files, status
 from cloudddp.job.results import checkpoints, new_files
 from cloudddp.job.results import pull as pulling
-from cloudddp.job.results.pull import Pulled
+from cloudddp.job.results.pull import Pull, Pulled
 from cloudddp.job.results.receive import Progress
 from cloudddp.job.status import JobRecord
+from cloudddp.local_state import ClusterFolder
 from cloudddp.operations import termination
 from cloudddp.operations.node_connections import connected
 from cloudddp.operations.report import write_report
@@ -32,6 +31,7 @@ from cloudddp.operations.results import (
     PROJECT_ROOT,
     PullRequest,
     collect_logs,
+    collect_others,
     merge_checkpoints,
     pull_from,
     raise_incomplete,
@@ -97,26 +97,27 @@ def _pull(console: Console, session: Session, wanted: PullRequest, job_id: str |
         targets = wanted.targets(runner.nodes, first, base)
         names = paths or job.outputs or (PROJECT_ROOT,)
         selection = None if paths else new_files.selection_of(runner, job, record.id)
-        since = None if paths else record.started
-        replies = new_files.find_all(runner, job, project=PROJECT).values
+        is_split = not paths and wanted.to is None
+        jobs = launch_record.jobs_of(ClusterFolder(cluster.id), session.root) if is_split else []
+        replies = new_files.find_all(runner, job).values
         have = checkpoints.on(targets, replies)
 
         def pull_one(source: int, progress: Progress) -> Pulled:
-            pull_once = partial(
-                pulling.pull,
+            once = Pull(
                 runner,
                 names,
                 node=source,
                 to=targets[source],
-                since=since,
                 everything=bool(paths),
                 selection=selection,
+                results_of=record.id if is_split else "",
+                places={one: base.parent / one / targets[source].relative_to(base) for one in jobs},
                 known=have,
                 progress=progress,
             )
-            pulled = resumed(runner, source, pull_once)
+            pulled = resumed(runner, source, once.run)
             if pulled.found and source in replies:
-                new_files.mark_pulled(runner, source, names, replies[source].time_ns, pulled, project=PROJECT)
+                new_files.mark_pulled(runner, source, names, replies[source].time_ns, pulled)
             return pulled
 
         try:
@@ -126,17 +127,16 @@ def _pull(console: Console, session: Session, wanted: PullRequest, job_id: str |
             raise
         for source, pulled in sorted(outcome.values.items()):
             report_pulled(console, source, pulled, targets[source])
-            if pulled.older:
-                console.warn(
-                    f"node {source}: {counted(pulled.older, 'pulled file')} older than job {record.id}: jobs "
-                    "share the folder, so an earlier job may have written them"
-                )
-        now = new_files.find_all(runner, job, project=PROJECT).values if have.parts else {}
+        now = new_files.find_all(runner, job).values if have.parts else {}
         after = checkpoints.on(targets, now)
         incomplete = merge_checkpoints(console, base, targets, have, after, outcome.values)
         if outcome.values and not paths:
             collect_logs(console, runner, record.id, base)
             write_report(console, record.id, base)
+            if is_split:
+                collect_others(
+                    session, runner, cluster, record.id, targets, base, have, after, outcome.values
+                )
         for source, error in sorted(outcome.errors.items())[1:]:
             console.warn(f"node {source}: its results were not pulled: {one_line(str(error), 500)}")
         outcome.all()
@@ -147,7 +147,7 @@ def _pull(console: Console, session: Session, wanted: PullRequest, job_id: str |
             others = {node: one for node, one in replies.items() if node not in targets}
             report_held(console, others, session.settings)
         raise_left_out(outcome.values)
-        raise_incomplete(incomplete)
+        raise_incomplete(incomplete, all_nodes=wanted.all_nodes)
         if record.id != (ran or known)[-1].id and not paths:
             console.warn(f"{record.id} is not the newest job: later ones may have changed these files")
 

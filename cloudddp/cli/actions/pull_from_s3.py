@@ -79,7 +79,7 @@ def pull_from_s3(
             f"{place.url} does not have all results of {node_list(lacking)}",
             hint="what was there is pulled; what the nodes had not copied is gone with them",
         )
-    raise_incomplete(incomplete)
+    raise_incomplete(incomplete, all_nodes=wanted.all_nodes)
 
 
 def _report_state(console: Console, found: dict[int, NodeObjects]) -> list[int]:

@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,31 +54,24 @@ JUMP_HOST = "10.0.0.10"  # stands for the private address of a jump host
 CALLER = "203.0.113.7/32"  # stands for this computer's own address; from the range for documentation
 
 
+@dataclass(eq=False)
 class Nodes:
     """Replaces the SSH fleet: prints each command, if `print` is given, and answers as a healthy node.
 
     `hidden` are the variables set by the user, whose values may be secret.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        *,
-        gpus: int,
-        cpus: int,
-        efa: int = 0,
-        hidden: Collection[str] = (),
-        print: Print | None = None,  # noqa: A002  what it replaces
-    ) -> None:
-        self._cluster = cluster
-        self._hidden = hidden
-        self._gpus, self._cpus, self._efa = gpus, cpus, efa
-        self._print = print
-        self._host_keys: dict[int, str] = {}
+    cluster: Cluster
+    gpus: int
+    cpus: int
+    efa: int = 0
+    hidden: Collection[str] = ()
+    print: Print | None = None  # what it replaces
+    host_keys: dict[int, str] = field(default_factory=dict)
 
     @property
     def nodes(self) -> tuple[int, ...]:
-        return tuple(self._cluster.nodes)
+        return tuple(self.cluster.nodes)
 
     def connection(self, _node: int) -> None:
         """There is none: each step is shown as a command of its own."""
@@ -90,9 +84,9 @@ class Nodes:
             pieces = iter(()) if isinstance(stdin, bytes) else iter(stdin)
             return self._receive(node, command, pieces, spec.on_stdout)
         data = stdin if isinstance(stdin, bytes) else b"".join(stdin)
-        if self._print:
+        if self.print:
             for line in self._shown(node, step, command, data):
-                self._print(line)
+                self.print(line)
         if "make-host-key" in command:
             return Result(0, generate_key().public.encode(), b"")
         return Result(0, self._answer(step), b"")
@@ -110,17 +104,17 @@ class Nodes:
                 if piece[:1] == bytes((DONE,)):
                     break
         report(encode(ReceiveEvent(done=ReceiveReply())) + b"\n")
-        if self._print:
+        if self.print:
             for line in self._shown(node, "", command, b""):
-                self._print(line)
+                self.print(line)
             is_first = request.node == first.node
             origin = f"{size} bytes" if is_first else f"from node {first.node} ({first.address}:{first.port})"
-            self._print(f"  < the project's files, {origin}")
+            self.print(f"  < the project's files, {origin}")
         return Result(0, b"", b"")
 
     def _shown(self, node: int, step: str, command: str, data: bytes) -> Iterator[str]:
         """Yield the lines that show a command and what it gets on stdin."""
-        instance = self._cluster.nodes[node]
+        instance = self.cluster.nodes[node]
         yield f"\nnode {node} ({instance.public_ip or instance.private_ip}) $ {command}"
         message = data.partition(b"\n")[0]
         if step == StartRequest.STEP:
@@ -128,7 +122,7 @@ class Nodes:
             if start.container is not None:
                 yield f"  in a container of {start.container.image}:"
             for process in start.processes:
-                yield from _process(start.env, process, self._hidden)
+                yield from _process(start.env, process, self.hidden)
         elif step == SetupRequest.STEP:
             yield from (f"  < {line}" for line in decode(message, SetupRequest).commands)
         elif data and data != program.compressed_agent() and step:
@@ -140,8 +134,8 @@ class Nodes:
         replies: dict[str, ProbeReply | SetupReply | StartReply] = {
             "probe": ProbeReply(
                 interface="ens5",
-                gpus=self._gpus,
-                cpus=self._cpus,
+                gpus=self.gpus,
+                cpus=self.cpus,
                 python="/opt/pytorch/bin/python",
                 free_port=29500,
                 agent_port=29501,
@@ -150,8 +144,8 @@ class Nodes:
                 timer_next="-",
                 running=(),
                 folders={},
-                torch_gpus=self._gpus,
-                efa=self._efa,
+                torch_gpus=self.gpus,
+                efa=self.efa,
             ),
             "setup": SetupReply(exit_code=0),
             "start": StartReply(pid=1),
@@ -168,7 +162,7 @@ class Nodes:
     ) -> Outcome[T]:
         """Work on one node after the other, so that the order of the output is fixed."""
         outcome: Outcome[T] = Outcome()
-        for node in self._cluster.nodes if nodes is None else nodes:
+        for node in self.cluster.nodes if nodes is None else nodes:
             try:
                 outcome.values[node] = work(node)
             except CloudDDPError as error:
@@ -179,14 +173,14 @@ class Nodes:
 
     @property
     def ids(self) -> dict[int, str]:
-        return {node: instance.id for node, instance in self._cluster.nodes.items()}
+        return {node: instance.id for node, instance in self.cluster.nodes.items()}
 
     def host_key(self, node: int) -> str:
         """Return the key that the node would have shown; '' for the one of the user data."""
-        return self._host_keys.get(node, "")
+        return self.host_keys.get(node, "")
 
     def expect(self, node: int, host_key: str) -> None:
-        self._host_keys[node] = host_key
+        self.host_keys[node] = host_key
 
     def leave_out(self, nodes: Iterable[int]) -> None:
         """Nothing to do: no node is lost."""

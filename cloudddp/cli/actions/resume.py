@@ -24,7 +24,6 @@ from cloudddp.cli.console import Console
 from cloudddp.cli.session import Session
 from cloudddp.cluster import connect, lookup
 from cloudddp.cluster import replace_nodes as replacing
-from cloudddp.cluster.connect import PROJECT
 from cloudddp.cluster.launch_errors import NotLaunched
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import timing
@@ -50,6 +49,7 @@ from cloudddp.job.results import checkpoints, new_files
 from cloudddp.job.status import JobRecord
 from cloudddp.local_state import ClusterFolder
 from cloudddp.operations import deadlines
+from cloudddp.operations.results import report_lost
 from cloudddp.operations.start_job import check_nodes_min
 from cloudddp.text import node_list, one_line
 
@@ -140,9 +140,7 @@ def resume_job(
     with ExitStack() as lock:
         _lock(lock, folder, cluster)
         least = lock.enter_context(planned_end.restored_after_failure(own, cluster, put_off))
-        before = _check_job(own, cluster, record, wanted.replaced, put_off, lock)
-        replaced = wanted.replaced | _about_to_end(own, cluster, record, before)
-        _check_replaced(cluster, replaced)
+        replaced = _check_job(own, cluster, record, wanted.replaced, put_off, lock)
         if record.poweroff is not None:  # whoever reads of a failure needs time to do something
             least[record.job] = poweroff.keep_after_failure(record.poweroff)
         cluster = _restored(own, cluster, replaced)
@@ -234,12 +232,12 @@ def _check_job(
     replaced: frozenset[int],
     put_off: PutOff,
     stack: ExitStack,
-) -> JobRecord | None:
-    """Wait until the job has ended on the nodes that stay; return it as they know it, None if they do not.
-    What is planned there is put off until it can be resumed, and the connections stay open as long as the
-    stack: an idle node would end while others are waited for. Raises CloudDDPError if it runs, has succeeded
-    or was resumed before; NodeError if a node that EC2 says runs does not answer, and is not to be
-    replaced."""
+) -> frozenset[int]:
+    """Wait until the job has ended on the nodes that stay; return which nodes are to be replaced, with one
+    that is about to end. What is planned there is put off until it can be resumed, and the connections
+    stay open as long as the stack: an idle node would end while others are waited for. Raises
+    CloudDDPError if it runs, has succeeded or was resumed before; NodeError if a node that EC2 says runs
+    does not answer, and is not to be replaced."""
     stay = cluster.only([node.id for rank, node in cluster.nodes.items() if rank not in replaced])
     for rank in stay.nodes:
         stay.require_running(rank)
@@ -263,15 +261,19 @@ def _check_job(
     lost = set(record.nodes) - {node.id for rank, node in stay.nodes.items() if rank not in ended}
     seconds = _check_seconds(session.settings.job) if lost else 0.0
     job = _check_ended(session.console, runner, record, seconds, has_run=bool(known.nodes))
-    _check_checkpoints(session, runner, cluster)
+    replaced |= _about_to_end(session, cluster, record, job)
+    _check_replaced(cluster, replaced)
+    _check_files(session, runner, cluster, replaced)
     planned_end.put_off_for_replacement(put_off, session.settings.cluster, runner, cluster, record.keep)
-    return job
+    return replaced
 
 
-def _check_checkpoints(session: Session, runner: Runner, cluster: Cluster) -> None:
-    """Raise CloudDDPError for an incomplete checkpoint, before nodes are bought for a script that would
-    load it, or begin without it."""
-    replies = new_files.find_all(runner, session.settings.job, project=PROJECT).values
+def _check_files(session: Session, runner: Runner, cluster: Cluster, replaced: frozenset[int]) -> None:
+    """Report which files the nodes that stay do not have, before others are bought. Raises CloudDDPError for
+    an incomplete checkpoint: a script would load it, or begin without it."""
+    found = new_files.find_all(runner, session.settings.job).values
+    replies = {node: reply for node, reply in found.items() if node not in replaced}
+    report_lost(session.console, replies)
     known = checkpoints.on(replies, replies)
     if blocking := known.blocking(range(len(cluster.nodes) + cluster.missing)):
         raise CloudDDPError(

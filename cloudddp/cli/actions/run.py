@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from pathlib import Path
 from typing import NoReturn
 
 from cloudddp import signals
@@ -50,7 +51,13 @@ from cloudddp.operations import process_nodes
 from cloudddp.operations.lifecycle import take_down
 from cloudddp.operations.node_connections import connected
 from cloudddp.operations.results import Left, collect, ended_nodes
-from cloudddp.operations.start_job import checked_script, start_job
+from cloudddp.operations.start_job import (
+    checked_script,
+    report_results_here,
+    results_of,
+    send_files,
+    start_job,
+)
 from cloudddp.text import node_list, one_line
 
 _TO_REPEAT = timedelta(minutes=5)
@@ -65,6 +72,7 @@ class _Ending:
     discard: bool
     keep: float | None = None  # minutes for which the nodes stay after a job that has failed
     keep_files: float = 60.0  # minutes for which nodes stay that hold files
+    results: Sequence[Path] = ()  # of earlier jobs, to put on the nodes
     job: str = ""
     cluster: Cluster | None = None  # None until `run` has to remove it
     started: bool = False  # the job may have written files
@@ -101,6 +109,8 @@ def run(
     discard: bool,
     keep: float | None,
     keep_files: float,
+    put_back: bool,
+    job_id: str | None,
     module: bool,
     variables: Sequence[str],
     env_files: Sequence[str],
@@ -114,7 +124,7 @@ def run(
     pull.check_target(
         session.root / project_files.RESULTS, hint="make it a folder that you can write to, or remove it"
     )
-    _refuse_existing(session)
+    results = results_of(session, put_back and (job_id or True))
     if detach:
         if discard or keep is not None:
             raise UsageError(
@@ -125,7 +135,10 @@ def run(
             "run -d needs nodes that power off by themselves; the simulator's process nodes do not",
             ("leave out -d: ", Command("run"), " then removes the nodes itself"),
         )
-    ending = _Ending(discard, keep, keep_files)
+    _refuse_existing(session)
+    if not put_back:
+        report_results_here(session, ("add --results to this command",))
+    ending = _Ending(discard, keep, keep_files, results)
     try:
         with signals.interruptible():  # but not the teardown
             bring_up(session, yes=yes, check=partial(_check, yes or detach), on_ready=ending.take)
@@ -151,6 +164,8 @@ def _leave_to_the_nodes(session: Session, script: Script, ending: _Ending) -> No
     copied = session.settings.job.results_s3 is not None  # the nodes wait for that
     job = NewJob(script, 0.0 if copied else ending.keep_files, keep=ending.keep_files)
     with connected(session) as (cluster, runner):
+        if ending.results:
+            send_files(session, runner, cluster, ending.results)
         start_and_follow(session, runner, cluster, job, detach=True, nodes_stay=False)
         ending.cluster = None
 
@@ -239,6 +254,8 @@ def _collect_again(
 def _run_once(session: Session, script: Script, ending: _Ending) -> JobResult:
     job = NewJob(script, ending.keep)  # the nodes end by themselves also if this computer is lost
     with connected(session) as (cluster, runner):
+        if ending.results:
+            send_files(session, runner, cluster, ending.results)
         ending.started, ending.job = True, job.id
         try:
             with stopped_if_interrupted(session.console, runner, job.id):
@@ -247,7 +264,7 @@ def _run_once(session: Session, script: Script, ending: _Ending) -> JobResult:
                     ending.finished = foreground(session, runner, cluster, job.id)
                 finally:
                     sending.abandon()
-            report_end(session, cluster, ending.finished)
+            report_end(session, runner, cluster, ending.finished)
         except Detached as left:
             ending.detached = left.job_id
             raise

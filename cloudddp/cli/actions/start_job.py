@@ -57,12 +57,12 @@ def start_and_follow(
             raise
         finally:
             sending.abandon()
-    report_end(session, cluster, finished)
+    report_end(session, runner, cluster, finished)
     deadlines.report_copies(console, session.settings, job.id)
     if finished.leaving is not None:
         pull_before_the_end(session, runner, cluster, finished)
-    elif suggest and not finished.lost:
-        report_new(console, runner, session.settings, job.id)
+    elif suggest:
+        report_new(console, runner, session.settings, finished)
     return finished
 
 

@@ -186,7 +186,7 @@ def _watched(session: Session, folder: ClusterFolder, job_id: str, put_off: PutO
             finished = follower.run()
         if job.poweroff is not None and finished.status in _FAILED:  # until it is resumed, if it is
             planned_end.put_off_for_check(put_off, runner)
-        report_end(session, cluster, finished)
+        report_end(session, runner, cluster, finished)
         if finished.leaving is not None:
             pull_before_the_end(session, runner, cluster, finished)
     return job_id, finished

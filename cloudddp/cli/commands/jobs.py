@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -58,7 +59,25 @@ launch = JobVerb(
     """,
 )
 
-run = JobVerb(
+_JOB_ID = re.compile(r"\d{8}-\d{6}-\w{4}")
+
+
+class _Run(JobVerb):
+    """The id of a job may follow `--results`; any other word there is the script."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        at = self.own_words(ctx, args)
+        job_id = "".join(args[at : at + 1])
+        is_given = args[at - 1 : at] == ["--results"] and _JOB_ID.fullmatch(job_id)
+        rest = super().parse_args(ctx, [*args[:at], *args[at + 1 :]] if is_given else args)
+        ctx.params["job_id"] = job_id if is_given else None
+        return rest
+
+    def arguments(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        return {**super().arguments(params), "job_id": params.get("job_id")}
+
+
+run = _Run(
     "run",
     "cloudddp.cli.actions.run:run",
     params=[
@@ -81,6 +100,11 @@ run = JobVerb(
             default=60.0,
             metavar="MIN",
             help="Minutes for which nodes stay that hold files that were not pulled. [default: 60]",
+        ),
+        click.Option(
+            ["--results", "put_back"],
+            is_flag=True,
+            help="Put results back: `sync --results [JOB]`.",
         ),
         RareOption(
             ["--keep-on-failure", "keep"],

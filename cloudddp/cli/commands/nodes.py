@@ -53,7 +53,9 @@ sync = Verb(
         ANYONE,
         YES,
         click.Option(
-            ["--results"], is_flag=True, help="Also put pulled results back: those of JOB, or the newest."
+            ["--results", "put_back"],
+            is_flag=True,
+            help="Also put pulled results back: those of JOB, or the newest.",
         ),
         JOB,
     ],
@@ -63,8 +65,8 @@ sync = Verb(
     confirmation.
 
     With --results, files in results/JOB go back to their places in the project, for a script that continues
-    from its checkpoints; those in results/JOB/nodeN to that node only. Files of the project itself stay as
-    they are.
+    from its checkpoints, and those of the jobs that JOB continued, where JOB has no newer version; those in
+    results/JOB/nodeN to that node only. Files of the project itself stay as they are.
 
     \b
     Example:

@@ -28,22 +28,14 @@ from cloudddp.job.outcome import ExitedRank
 class LogData:
     """A piece of one rank's log, split anywhere. Rank LAUNCHER_RANK is torchrun's own output.
 
-    It is queued as bytes, since the same data as lines may take twenty times as much memory.
+    It is queued as bytes, since the same data as lines may take twenty times as much memory. `missing` bytes
+    before it no longer exist: the log was longer than its limit, and not read in time.
     """
 
     node: int
     rank: int
     data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class LogDropped:
-    """A part of one rank's log does not exist any more: it was longer than its limit, and not read in
-    time."""
-
-    node: int
-    rank: int
-    size: int  # bytes
+    missing: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,41 +62,34 @@ class JobUpdate:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeFinished:
+class _OfNode:
+    """What has happened to a node."""
+
+    node: int
+
+
+class NodeFinished(_OfNode):
     """The job has ended on a node, and all its logs there have been read."""
 
-    node: int
 
-
-@dataclass(frozen=True, slots=True)
-class NodeQuiet:
+class NodeQuiet(_OfNode):
     """A node has sent no heartbeat for a while. Its connection may still recover."""
 
-    node: int
 
-
-@dataclass(frozen=True, slots=True)
-class NodeResponding:
+class NodeResponding(_OfNode):
     """A quiet node sends heartbeats again."""
 
-    node: int
+
+class NodeDisconnected(_OfNode):
+    """The connection to a node has broken."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeDisconnected:
-    node: int
+class NodeReconnected(_OfNode):
+    """A node was connected to again."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeReconnected:
-    node: int
-
-
-@dataclass(frozen=True, slots=True)
-class NodeUnreachable:
+class NodeUnreachable(_OfNode):
     """An attempt to connect to a node again has failed; there will be another one."""
-
-    node: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +121,6 @@ class AwsReport:
 
 Event = (
     LogData
-    | LogDropped
     | BarsDue
     | Silence
     | JobUpdate

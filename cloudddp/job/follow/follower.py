@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from cloudddp import signals
 from cloudddp.agent.client import Runner
@@ -58,46 +58,39 @@ class _Progress:
     unreported: deque[Line | NodeQuiet | NodeResponding | Silence] = field(default_factory=deque)
 
 
+@dataclass(eq=False)
 class JobFollower:
-    def __init__(
-        self,
-        runner: Runner,
-        job: str,
-        nodes: Iterable[int],
-        policy: Policy,
-        *,
-        on_line: OnLine,
-        on_quiet: OnQuiet = lambda _node, _quiet: None,
-        on_silence: OnSilence | None = None,
-        bars: bool = False,
-        selection: LogSelection = EVERYTHING,
-        ended_instances: EndedInstances = dict,
-    ) -> None:
-        """`ended_instances` is called in a thread while nodes are quiet, so that terminated ones are lost at
-        once. `bars`: report lines that progress bars overwrite every few seconds."""
-        nodes = frozenset(nodes)
-        self._runner = runner
-        self._job = job
-        self._policy = policy
-        self._on_line = on_line
-        self._on_quiet = on_quiet
-        self._on_silence = on_silence
-        self._bars = bars
-        self._ended_instances = ended_instances
+    """`ended_instances` is called in a thread while nodes are quiet, so that terminated ones are lost at
+    once. `bars`: report lines that progress bars overwrite every few seconds."""
+
+    runner: Runner
+    job: str
+    nodes: Iterable[int]
+    policy: Policy
+    _: KW_ONLY
+    on_line: OnLine
+    on_quiet: OnQuiet = lambda _node, _quiet: None
+    on_silence: OnSilence | None = None
+    bars: bool = False
+    selection: LogSelection = EVERYTHING
+    ended_instances: EndedInstances = dict
+
+    def __post_init__(self) -> None:
+        nodes = frozenset(self.nodes)
         self._queue = EventQueue()
-        self._liveness = Liveness(nodes, policy.timing)
-        self._connections = Connections(runner, nodes)
+        self._liveness = Liveness(nodes, self.policy.timing)
+        self._connections = Connections(self.runner, nodes)
         self._progress = _Progress(0, FollowState.of(nodes))
         self._streams = [
             NodeStream(
                 node,
-                job,
-                wait=policy.wait,
+                self.job,
+                wait=self.policy.wait,
                 connections=self._connections,
                 liveness=self._liveness,
                 emit=self._queue.put,
-                timing=policy.timing,
-                selection=selection,
+                timing=self.policy.timing,
+                selection=self.selection,
             )
             for node in sorted(nodes)
         ]
@@ -110,17 +103,17 @@ class JobFollower:
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         while True:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"job {self._job} has not ended after {timeout:g} s")
+                raise TimeoutError(f"job {self.job} has not ended after {timeout:g} s")
             now = self._liveness.clock()  # before a report, which lasts as long as the terminal is paused
             self._report()
-            action = decide(self._state, self._policy, now)
+            action = decide(self._state, self.policy, now)
             match action:
                 case Continue():
                     self._advance()
                 case AskAws():
                     self._ask_aws()
                 case Done():
-                    return verdict(self._state, self._job, time.time())
+                    return verdict(self._state, self.job, time.time())
 
     def close(self) -> None:
         """Stop reading, and replacing connections: replacing one closes the old one, which the caller may be
@@ -143,14 +136,14 @@ class JobFollower:
     def _report_one(self, reported: Line | NodeQuiet | NodeResponding | Silence) -> None:
         match reported:
             case Line(node, rank, text):
-                self._on_line(node, rank, text)
+                self.on_line(node, rank, text)
             case Silence() as silent:
-                if self._on_silence is not None:
-                    self._on_silence(silent)
+                if self.on_silence is not None:
+                    self.on_silence(silent)
             case NodeQuiet(node):
-                self._on_quiet(node, True)
+                self.on_quiet(node, True)
             case NodeResponding(node):
-                self._on_quiet(node, False)
+                self.on_quiet(node, False)
 
     def _advance(self) -> None:
         """Apply a change of liveness or what is due or else the next event, if one arrives in time."""
@@ -178,14 +171,14 @@ class JobFollower:
         if self._queue.backlogged:
             return None  # this side is slow: heartbeats wait behind the logs
         now, wall = self._liveness.clock(), time.time()
-        last_seen, timing = self._liveness.last_seen, self._policy.timing
+        last_seen, timing = self._liveness.last_seen, self.policy.timing
         return next(liveness_changes(self._state, last_seen, now=now, wall=wall, timing=timing), None)
 
     def _due(self) -> BarsDue | Silence | None:
-        if not self._policy.wait:
+        if not self.policy.wait:
             return None
-        kinds = (BarsDue,) * self._bars + (Silence,) * (self._on_silence is not None)
-        found = silence_due(self._state, self._policy.timing, self._liveness.clock())
+        kinds = (BarsDue,) * self.bars + (Silence,) * (self.on_silence is not None)
+        found = silence_due(self._state, self.policy.timing, self._liveness.clock())
         return next((event for event in found if isinstance(event, kinds)), None)
 
     def _ask_aws(self) -> None:
@@ -196,7 +189,7 @@ class JobFollower:
     def _query_ended_instances(self) -> None:
         ended: list[NodeLost] = []
         with contextlib.suppress(Exception):  # queried again while nodes are quiet
-            for node, report in self._ended_instances().items():
+            for node, report in self.ended_instances().items():
                 if node in self._state.nodes:
                     since = time.time() - self._liveness.silence(node)
                     ended.append(NodeLost(node, f"AWS reports {report}", since, instance_ended=True))

@@ -16,7 +16,6 @@ from cloudddp.job.follow.events import (
     Event,
     JobUpdate,
     LogData,
-    LogDropped,
     NodeDisconnected,
     NodeFinished,
     NodeLost,
@@ -148,10 +147,9 @@ class FollowState:
         if before.began_at is None:
             before = replace(before, began_at=now)
         match event:
-            case LogData(node, rank, data):
-                return before._with_output(rank, data, now)._with_log(node, rank, data)
-            case LogDropped(node, rank, size):
-                return before._with_gap(node, rank, size)
+            case LogData(node, rank, data, missing):
+                whole = before._with_gap(node, rank, missing) if missing else before
+                return whole._with_output(rank, data, now)._with_log(node, rank, data)
             case BarsDue():
                 return replace(before._with_bars(), bars_at=now)
             case Silence():

@@ -11,12 +11,12 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from cloudddp.agent import client, replies
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.codec import ProtocolError
-from cloudddp.agent.protocol.frames import Dropped, End, FollowRequest, Frame, Heartbeat, Log
+from cloudddp.agent.protocol.frames import End, FollowRequest, Frame, Heartbeat, Log
 from cloudddp.agent.protocol.jobs import JobState
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.replies import FrameDecoder
@@ -26,7 +26,6 @@ from cloudddp.job.follow.events import (
     Event,
     JobUpdate,
     LogData,
-    LogDropped,
     NodeDisconnected,
     NodeFinished,
     NodeLost,
@@ -141,6 +140,7 @@ class Liveness:
         return now - broken_since > self._timing.offline
 
 
+@dataclass(eq=False)
 class NodeStream:
     """Emits the events of one node until the job has ended there or the node is lost.
 
@@ -148,26 +148,17 @@ class NodeStream:
     node.
     """
 
-    def __init__(
-        self,
-        node: int,
-        job: str,
-        *,
-        wait: bool,
-        connections: Connections,
-        liveness: Liveness,
-        emit: Callable[[Event], None],
-        timing: Timing,
-        selection: LogSelection = EVERYTHING,
-    ) -> None:
-        self._node = node
-        self._job = job
-        self._wait = wait
-        self._connections = connections
-        self._liveness = liveness
-        self._emit = emit
-        self._timing = timing
-        self._selection = selection
+    node: int
+    job: str
+    _: KW_ONLY
+    wait: bool
+    connections: Connections
+    liveness: Liveness
+    emit: Callable[[Event], None]
+    timing: Timing
+    selection: LogSelection = EVERYTHING
+
+    def __post_init__(self) -> None:
         self._offsets: dict[int, int] = {}  # of each rank's log: what has been emitted
         self._phase: JobPhase | None = None  # as the node reported it last
         self._ended = False
@@ -181,7 +172,7 @@ class NodeStream:
         and only one of both reads.
         """
         if not self._claimed.locked():
-            threading.Thread(target=self._run, daemon=True, name=f"follow node {self._node}").start()
+            threading.Thread(target=self._run, daemon=True, name=f"follow node {self.node}").start()
 
     def _run(self) -> None:
         """Follow the job over one connection after the other, until it has ended here or the node is lost."""
@@ -191,18 +182,18 @@ class NodeStream:
             try:
                 self._read()
             except ProtocolError as error:
-                unreadable = replies.unreadable(self._node, FollowRequest.STEP, error)
-                self._emit(NodeLost(self._node, str(unreadable), time.time(), unreadable))
+                unreadable = replies.unreadable(self.node, FollowRequest.STEP, error)
+                self.emit(NodeLost(self.node, str(unreadable), time.time(), unreadable))
                 return
             except Exception as error:
                 if not self._may_recover(error):
                     self._lose(error)
                     return
-                self._emit(NodeDisconnected(self._node))
+                self.emit(NodeDisconnected(self.node))
                 if not self._reconnect(error):
                     return
             else:
-                self._liveness.finished_nodes.add(self._node)
+                self.liveness.finished_nodes.add(self.node)
                 return
 
     def _read(self) -> None:
@@ -211,96 +202,94 @@ class NodeStream:
 
         def received(data: bytes) -> None:
             self._broken_since = None
-            self._liveness.received(self._node)
+            self.liveness.received(self.node)
             for frame in frames.feed(data):
                 if not isinstance(frame, Heartbeat) and not self._ended:
-                    self._emit(self._event(frame))
+                    self.emit(self._event(frame))
 
         begun = self._phase is not None  # then each log is either in the offsets, or has appeared since
         request = FollowRequest(
-            self._job,
-            wait=self._wait,
-            heartbeat=self._timing.heartbeat,
+            self.job,
+            wait=self.wait,
+            heartbeat=self.timing.heartbeat,
             offsets=dict(self._offsets),
-            ranks=self._selection.ranks,
-            since=None if begun else self._selection.since,
-            tail=None if begun else self._selection.tail,
-            setup=self._selection.setup,
+            ranks=self.selection.ranks,
+            since=None if begun else self.selection.since,
+            tail=None if begun else self.selection.tail,
+            setup=self.selection.setup,
         )
         result = client.run_step(
-            self._connections.runner,
-            self._node,
+            self.connections.runner,
+            self.node,
             request,
-            timeout=self._timing.silence,
+            timeout=self.timing.silence,
             on_stdout=received,
             span=False,
             is_last=True,
         )
         if not self._ended:
-            raise NodeError(f"node {self._node}: {replies.failure_text(result)}")
+            raise NodeError(f"node {self.node}: {replies.failure_text(result)}")
 
     def _lose(self, error: Exception) -> None:
         # Not since the connection broke: when a machine fails silently, ranks on other nodes fail because of
         # it long before its connection times out.
-        since = time.time() - self._liveness.silence(self._node)
-        self._emit(NodeLost(self._node, _reason(error), since))
+        since = time.time() - self.liveness.silence(self.node)
+        self.emit(NodeLost(self.node, _reason(error), since))
 
     def _event(self, frame: Frame) -> Event:
         """Return the event of a frame. Raises ProtocolError for a frame that no agent sends in this place."""
         match frame:
             case Log():
+                expected = self._offsets.get(frame.rank, 0) if frame.data else frame.offset
                 self._offsets[frame.rank] = frame.end
-                return LogData(self._node, frame.rank, frame.data)
-            case Dropped():
-                self._offsets[frame.rank] = frame.end
-                return LogDropped(self._node, frame.rank, frame.size)
+                return LogData(self.node, frame.rank, frame.data, max(frame.offset - expected, 0))
             case JobState():
-                if frame.job != self._job:
+                if frame.job != self.job:
                     raise ProtocolError(f"it has the state of job {frame.job}")
                 self._phase = frame.phase
-                return JobUpdate(self._node, frame)
+                return JobUpdate(self.node, frame)
             case End():
                 if self._phase is None:
                     raise ProtocolError("it ends without the job's state")
-                if self._wait and not self._phase.ended:
+                if self.wait and not self._phase.ended:
                     raise ProtocolError(f"it ends while the job is {self._phase.value}")
                 self._ended = True
-                return NodeFinished(self._node)
+                return NodeFinished(self.node)
         raise ProtocolError("it has a frame of another step")
 
     def _may_recover(self, error: Exception) -> bool:
         """Note that the connection has broken; return False if the node is lost."""
-        now = self._liveness.clock()
+        now = self.liveness.clock()
         self._broken_since = self._broken_since or now
-        self._liveness.broken(self._node)
+        self.liveness.broken(self.node)
         refused = isinstance(error, replies.RefusedByAgent)
-        return self._wait and not refused and now - self._broken_since <= self._timing.offline
+        return self.wait and not refused and now - self._broken_since <= self.timing.offline
 
     def _reconnect(self, broken: Exception) -> bool:
         """Connect again, and return True; return False if the node is lost."""
         while True:
-            time.sleep(self._timing.reconnect)
+            time.sleep(self.timing.reconnect)
             self._check_finished_nodes()
-            give_up = self._liveness.should_give_up(self._node, self._broken_since or self._liveness.clock())
+            give_up = self.liveness.should_give_up(self.node, self._broken_since or self.liveness.clock())
             try:
-                self._connections.reconnect(self._node)
+                self.connections.reconnect(self.node)
             except Exception:
-                if give_up or self._connections.closed:  # decided before this last attempt
+                if give_up or self.connections.closed:  # decided before this last attempt
                     self._lose(broken)
                     return False
-                self._emit(NodeUnreachable(self._node))
+                self.emit(NodeUnreachable(self.node))
                 continue
-            self._liveness.answered(self._node)
-            self._emit(NodeReconnected(self._node))
+            self.liveness.answered(self.node)
+            self.emit(NodeReconnected(self.node))
             return True
 
     def _check_finished_nodes(self) -> None:
         """Check that nodes whose streams have ended still respond. Otherwise a node that is lost after the
         others have finished would look as if this computer were offline."""
-        for node in self._liveness.finished_nodes.copy():
-            quiet = self._liveness.silence(node) >= self._timing.heartbeat
-            if quiet and self._connections.check(node, self._timing.heartbeat):
-                self._liveness.answered(node)
+        for node in self.liveness.finished_nodes.copy():
+            quiet = self.liveness.silence(node) >= self.timing.heartbeat
+            if quiet and self.connections.check(node, self.timing.heartbeat):
+                self.liveness.answered(node)
 
 
 def _reason(error: Exception) -> str:

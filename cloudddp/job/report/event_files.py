@@ -1,28 +1,41 @@
 """The scalars in TensorBoard's event files, read without TensorBoard.
 
 A file is a sequence of records: 8 bytes of length, 4 of its checksum, the data, 4 of its checksum (TFRecord).
-Each is a message of protobuf: Event has step = 2 and summary = 5, which has a value = 1 for each tag = 1,
-with the number as simple_value = 2 (tensorflow/core: event.proto, summary.proto). That is how PyTorch's
+Each is a message of protobuf: Event has wall_time = 1, step = 2 and summary = 5, which has a value = 1 for
+each tag = 1, with the number as simple_value = 2, or session_log = 7, whose status = 1 is START = 1 where
+SummaryWriter got a purge_step (tensorflow/core: event.proto, summary.proto). That is how PyTorch's
 SummaryWriter writes scalars; TensorFlow's, in tensors, are not read.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import struct
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 MAX_RECORD = 1 << 16  # bytes; longer ones are images or graphs
 MAX_TAG = 200  # bytes
 _NOT_AN_EVENT = (ValueError, TypeError, LookupError, AttributeError, struct.error)
 
-Scalar = tuple[str, int, float]  # tag, step, value
+STEP = "step"
 
 
-def scalars(file: BinaryIO, most: int) -> Iterator[Scalar]:
-    """Yield the scalars in the first `most` bytes of a file, up to where it is truncated or not an event
-    file. A record that cannot be read is skipped."""
+class Row(NamedTuple):
+    """Values by name at a step, or at another `x`. `at`: when they were written, in seconds since the epoch;
+    inf: unknown. `restarts`: earlier values of this step and of later ones are superseded."""
+
+    step: Any
+    values: dict[str, Any]
+    at: float = math.inf
+    restarts: bool = False
+    x: str = STEP
+
+
+def rows(file: BinaryIO, most: int) -> Iterator[Row]:
+    """Yield the scalars and restarts in the first `most` bytes of a file, up to where it is truncated or not
+    an event file. A record that cannot be read is skipped."""
     read = 0
     while read < most and len(head := file.read(12)) == 12:
         length = int.from_bytes(head[:8], "little")
@@ -34,17 +47,22 @@ def scalars(file: BinaryIO, most: int) -> Iterator[Scalar]:
         if len(data) < length + 4:
             return
         with contextlib.suppress(*_NOT_AN_EVENT):
-            yield from list(_event(data[:length]))
+            row = _event(data[:length])
+            if row.values or row.restarts:
+                yield row
 
 
-def _event(data: bytes) -> Iterator[Scalar]:
-    event = _message(data)
+def _event(data: bytes) -> Row:
+    event, values = _message(data), {}
     step = event.get(2, [0])[0]
     for summary in event.get(5, ()):
         for one in map(_message, _message(summary).get(1, ())):
             if 2 in one:
                 name = one[1][0][:MAX_TAG].decode(errors="replace")
-                yield name, step - (step >> 63 << 64), float(struct.unpack("<f", one[2][0])[0])
+                values[name] = float(struct.unpack("<f", one[2][0])[0])
+    at = struct.unpack("<d", event[1][0])[0] if 1 in event else math.inf
+    restarts = any(_message(log).get(1) == [1] for log in event.get(7, ()))
+    return Row(step - (step >> 63 << 64), values, at, restarts)
 
 
 def _message(data: bytes) -> dict[int, list[Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -25,9 +26,9 @@ from cloudddp.cluster.prices import billed_hours
 from cloudddp.config.schema import LISTS
 from cloudddp.config.spec import Config
 from cloudddp.files import Folder
-from cloudddp.formats import counted
+from cloudddp.formats import counted, dollars, duration
 from cloudddp.job import failure_text
-from cloudddp.job.launch_record import LaunchRecord
+from cloudddp.job.launch_record import LaunchFacts, LaunchRecord
 from cloudddp.job.report import series
 from cloudddp.job.report.chart import Html, figure, joined, tag
 from cloudddp.job.results.safe_names import LOGS
@@ -41,6 +42,7 @@ _HEAD = Html(f"""<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <meta http-equiv="Content-Security-Policy" content="{POLICY}"><meta name="color-scheme" content="light dark">
 """)
+_NOTES = 20  # that are shown
 _EVENTS = {"made": "nodes launched", "ready": "nodes ready", "gone": "cluster removed"}
 
 T = TypeVar("T")
@@ -59,6 +61,10 @@ class Evidence:
         self.states = self.read("state.json", StateFile)
         self.verdict = next(iter(self.read("verdict.json", Verdict).values()), None)
         self.masked = next(iter(self.read(MASKED_FILE, Masked).values()), Masked())
+        starts = [one.started for one in self.states.values()]
+        self.started = min((at for at in starts if at), default=None)
+        # Whole seconds, as file systems may have them. Without a start no rank has written anything.
+        self.began = float(int(self.started)) if self.started else math.inf if starts else 0.0
         self.slow = next(iter(self.read("stragglers.json", Stragglers).values()), Stragglers()).known
 
     def read(self, name: str, kind: type[T]) -> dict[int, T]:
@@ -105,7 +111,7 @@ def _table(rows: Iterable[Sequence[object]], header: str = "") -> Html:
 
 
 def _what_happened(found: Evidence) -> Html:
-    verdict, launch, facts, states = found.verdict, found.launch, found.facts, found.states.values()
+    verdict, launch, facts = found.verdict, found.launch, found.facts
     rows: list[tuple[str, object]] = [("script", launch and tag("code", launch.script.shown))]
     rows += [("continues", launch and launch.resumed_from)]
     if verdict is None:
@@ -116,19 +122,23 @@ def _what_happened(found: Evidence) -> Html:
     first = verdict.first and replace(verdict.first, detail=found.masked.detail)
     rows += [("failed first", first and failure_text.sentence(first))]
     rows += [("not restarted", verdict.refusal)]
-    started = min((one.started for one in states if one.started), default=None)
-    if started and verdict.at:
-        seconds = max(verdict.at - started, 0.0)
-        rows += [("ran for", f"{seconds / 60:.1f} min")]
-        cost = "unknown: no price was recorded"
-        if facts and facts.hour:
-            usd = len(facts.nodes) * facts.hour * billed_hours(seconds)
-            most = "at most " if facts.spot else ""
-            rate = f"{len(facts.nodes)} x ${facts.hour:.2f} an hour on demand"
-            cost = f"{most}${usd:.2f} for that time ({rate}), without disks and traffic"
-        rows += [("cost", cost)]
+    if found.started and verdict.at:
+        seconds = max(verdict.at - found.started, 0.0)
+        rows += [("ran for", duration(seconds)), ("cost", _cost(facts, seconds))]
     lines = tag("pre", "\n".join(found.masked.last_lines)) if any(found.masked.last_lines) else Html()
     return joined(_table(row for row in rows if row[1]), lines)
+
+
+def _cost(facts: LaunchFacts | None, seconds: float) -> str:
+    """Return what the nodes cost for so long, at the price that the plan has shown."""
+    if facts is None or not facts.hour:
+        return "unknown: no price was recorded"
+    hour, hours = len(facts.nodes) * facts.hour, billed_hours(seconds)
+    usd = f"{'at most ' if facts.spot else ''}{dollars(hour * hours)}"
+    time = "that time" if hours > billed_hours(0) else f"{hours * 3600:.0f} s, the least that EC2 bills"
+    nodes = counted(len(facts.nodes), "node")
+    rate = f"{dollars(hour)} an hour on demand for {nodes}, with disks and addresses"
+    return f"{usd} for {time} ({rate}), without data transfer"
 
 
 def _timeline(found: Evidence) -> Html:
@@ -154,14 +164,17 @@ def _timeline(found: Evidence) -> Html:
 
 
 def _plots(found: Evidence) -> Html:
-    of_results = series.of_results(found.folder)
+    earlier = (one for one in found.journal if one.get("event") == LAUNCH and str(one.get("job")) < found.job)
+    of_results, notes = series.of_results(found.folder, found.began, is_first=not any(earlier))
     of_nodes = series.of_readings({node: path / READINGS_FILE for node, path in found.nodes.items()})
     charts, slow = [*of_nodes, *of_results], {f"rank {one.rank}" for one in found.slow}
-    if not charts:
-        return joined("Neither metrics.jsonl, TensorBoard files nor readings of the nodes were pulled.")
-    drawn = [figure(chart, slow) for chart in charts[: series.MAX_CHARTS]]
+    drawn = tag("div", *(figure(chart, slow) for chart in charts[: series.MAX_CHARTS]), class_="charts")
     more = "More metrics are left out." if len(charts) > series.MAX_CHARTS else ""
-    return joined(tag("div", *drawn, class_="charts"), more)
+    if not charts:
+        drawn, more = Html(), "No metrics.jsonl, TensorBoard file or reading of the nodes is of this job."
+    if len(notes) > _NOTES:
+        notes[_NOTES:] = [("...", f"and {len(notes) - _NOTES} more")]
+    return joined(drawn, more, _table(notes, "file or folder|note"))
 
 
 def _nodes(found: Evidence) -> Html:
@@ -173,7 +186,7 @@ def _nodes(found: Evidence) -> Html:
         versions = (one.gpus, one.driver, one.python, one.torch, one.cuda, one.nccl)
         rows.append((node, *launched.get(node, ("", "", "")), price, *versions))
     missing = "" if known else "No versions of the nodes are known: their preflight records them."
-    header = "node|instance|type|zone|USD an hour|GPUs|driver|Python|torch|CUDA|NCCL"
+    header = "node|instance|type|zone|USD an hour, with disks|GPUs|driver|Python|torch|CUDA|NCCL"
     return joined(_table(rows, header), tag("p", missing))
 
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from cloudddp.agent import replies
 from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.agent.protocol.readings import Reading
 from cloudddp.job.report import event_files
+from cloudddp.job.report.event_files import STEP, Row
 from cloudddp.job.results.safe_names import LOGS
 
 METRICS = "metrics.jsonl"
@@ -24,7 +27,9 @@ MAX_CHARTS, MAX_FILES = 60, 200
 MAX_READ = 8 << 20
 MAX_LINE, PIECE = 1 << 16, 1 << 14  # bytes
 _SPAN = 1e100  # larger numbers are not drawn
-_NO_METRICS = frozenset(("step", "time", "timestamp", "wall_time"))
+_TIMES = ("time", "timestamp", "wall_time")
+_NO_METRICS = frozenset((STEP, *_TIMES))
+_EPOCH = 1e9  # seconds: smaller times are durations
 
 Point = tuple[float, float]
 
@@ -74,20 +79,65 @@ def lines(path: Path, most: int) -> Iterator[tuple[int, bytes]]:
                 number += 1
 
 
-def of_results(folder: Path) -> list[Chart]:
-    """Return a chart for each metric in the files of results, with a line for each folder that has it."""
+def of_results(
+    folder: Path, began: float = 0.0, *, is_first: bool = True
+) -> tuple[list[Chart], list[tuple[str, str]]]:
+    """Return a chart for each metric in the files of results, with a line for each folder that has it; and
+    notes by file or folder. What was written before the job `began` (seconds since the epoch), and what a
+    restart has superseded, is left out. `is_first`: the cluster had no job before."""
     files: list[Path] = []
     for here, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if name != LOGS)
         files += [Path(here, one) for one in sorted(names) if one == METRICS or EVENTS in one]
-    shown = [
-        (path, path.parent.relative_to(folder).as_posix()) for path in files[:MAX_FILES] if path.is_file()
-    ]
-    return _charts(
-        (name, "", "step", line, step, value)
-        for path, line in shown
-        for name, step, value in (_metrics if path.name == METRICS else _events)(path, MAX_READ // len(shown))
-    )
+    times = {path: path.stat().st_mtime for path in files if path.is_file()}
+    notes = [(path, "left out: written before the job began") for path in times if times[path] < began]
+    own = [path for path in times if times[path] >= began][:MAX_FILES]
+    runs: dict[tuple[Path, Path], list[Row]] = {}
+    for path in own:
+        run, read = (path, _metrics) if path.name == METRICS else (path.parent, _events)
+        found = (row for row in read(path, MAX_READ // len(own)) if _is_drawable(row.step))
+        runs.setdefault((run, path.parent), []).extend(found)
+    values = []
+    for (run, parent), rows in runs.items():
+        since = [row for row in rows if row.at >= began]
+        current, restarted = _current([row for row in since if row.x == STEP])
+        if len(since) < len(rows):
+            notes.append((run, "left out: what was written before the job began"))
+        if not is_first and any(row.at == math.inf for row in since):
+            notes.append((run, "its lines have no time, so some may be of an earlier job"))
+        if restarted:
+            notes.append((run, f"left out: values from step {restarted} on that a restart has superseded"))
+        name = parent.relative_to(folder).as_posix()
+        for row in (*current, *(row for row in since if row.x != STEP)):
+            values += [(title, "", row.x, name, row.step, value) for title, value in row.values.items()]
+    return _charts(values), [(run.relative_to(folder).as_posix(), note) for run, note in notes]
+
+
+def _current(rows: Sequence[Row]) -> tuple[list[Row], str]:
+    """Return the rows without superseded values, and the first step of these, '' without one. As in
+    TensorBoard, a restart at a step supersedes what was written before for that step and later ones.
+
+    Where the step falls, the run was restarted. But if it falls and that of no metric does, metrics count
+    different steps (batches and epochs): then each metric restarts where its own step falls.
+    """
+    last: dict[str, Any] = {}
+    falls, several, before = [], False, -math.inf
+    for row in rows:
+        names = [name for name in row.values if row.step < last.get(name, row.step)]
+        falls.append((row.step < before, names))
+        several = several or (row.step < before and not names and not row.restarts)
+        last.update(dict.fromkeys(row.values, row.step))
+        before = row.step
+    limits: dict[str, Any] = {}  # by metric; '' for all
+    current, superseded = [], []
+    for row, (falls_back, names) in zip(reversed(rows), reversed(falls), strict=True):
+        most = limits.get("", math.inf)
+        values = {k: v for k, v in row.values.items() if row.step < min(most, limits.get(k, most))}
+        superseded += [row.step] if len(values) < len(row.values) else []
+        current.append(row._replace(values=values))
+        for name in [""] if row.restarts or (falls_back and not several) else names:
+            limits[name] = min(limits.get(name, row.step), row.step)
+    return current[::-1], f"{min(superseded):.6g}" if superseded else ""
 
 
 def of_readings(files: Mapping[int, Path]) -> list[Chart]:
@@ -103,29 +153,42 @@ def of_readings(files: Mapping[int, Path]) -> list[Chart]:
 
 def _charts(values: Iterable[tuple[str, str, str, str, Any, Any]]) -> list[Chart]:
     """Return charts of values, given with their title, unit, x, the name of their line, and the point."""
-    found: dict[str, Chart] = {}
+    found: dict[tuple[str, str], Chart] = {}
     for title, unit, x, name, at, value in values:
-        if _is_drawable(at) and _is_drawable(value) and (title in found or len(found) <= MAX_CHARTS):
-            found.setdefault(title, Chart(title, unit, x, {})).lines.setdefault(name, []).append((at, value))
+        key = title, x
+        if _is_drawable(at) and _is_drawable(value) and (key in found or len(found) <= MAX_CHARTS):
+            found.setdefault(key, Chart(title, unit, x, {})).lines.setdefault(name, []).append((at, value))
     return list(found.values())
 
 
-def _is_drawable(value: Any) -> bool:
+def _is_drawable(value: Any) -> TypeGuard[float]:
     return type(value) in (int, float) and -_SPAN < value < _SPAN  # neither nan nor infinite
 
 
-def _events(path: Path, most: int) -> Iterator[event_files.Scalar]:
+def _events(path: Path, most: int) -> Iterator[Row]:
     with contextlib.suppress(OSError), path.open("rb") as file:
-        yield from event_files.scalars(file, most)
+        yield from event_files.rows(file, most)
 
 
-def _metrics(path: Path, most: int) -> Iterator[tuple[str, Any, Any]]:
+def _metrics(path: Path, most: int) -> Iterator[Row]:
     for number, line in lines(path, most):
         with contextlib.suppress(ValueError, RecursionError):
             if isinstance(found := json.loads(line), dict):
                 kind = f"{found['kind']}/"[:40] if isinstance(found.get("kind"), str) else ""
-                names = [name for name in found if name not in _NO_METRICS]
-                yield from ((f"{kind}{name[:200]}", found.get("step", number), found[name]) for name in names)
+                values = {f"{kind}{name[:200]}": found[name] for name in found if name not in _NO_METRICS}
+                x = STEP if STEP in found else "row"
+                yield Row(found.get(STEP, number), values, _written(found), x=x)
+
+
+def _written(line: Mapping[str, Any]) -> float:
+    """Return when a line was written by what it says, in seconds since the epoch; inf for no such time."""
+    for value in map(line.get, _TIMES):
+        with contextlib.suppress(ValueError, OverflowError):
+            if isinstance(value, str) and (at := datetime.fromisoformat(value)).tzinfo:
+                return at.timestamp()
+        if _is_drawable(value) and value >= _EPOCH:
+            return value / 1000.0 ** int(math.log(value / _EPOCH, 1000))  # of milliseconds or less
+    return math.inf
 
 
 def _readings(path: Path, most: int) -> Iterator[Reading]:

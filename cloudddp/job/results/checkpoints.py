@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Annotated
 
 from cloudddp.agent.protocol.checkpoints import MAX_PARTS, MAX_PROBLEM, Checkpoints, Part
-from cloudddp.agent.protocol.codec import ProtocolError, check_length, decode, encode
+from cloudddp.agent.protocol.codec import ProtocolError, at_most, decode, encode
 from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.results import NewFilesReply
 from cloudddp.files import Folder
@@ -22,10 +23,7 @@ MAX_BYTES = 1 << 20
 
 @frozen
 class _Record:
-    checkpoints: tuple[Part, ...]
-
-    def __post_init__(self) -> None:
-        check_length("checkpoints", self.checkpoints, MAX_PARTS)
+    checkpoints: Annotated[tuple[Part, ...], at_most(MAX_PARTS)]
 
 
 def on(nodes: Collection[int], replies: Mapping[int, NewFilesReply]) -> Checkpoints:

@@ -19,6 +19,7 @@ import hashlib
 import os
 import shutil
 import stat
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -141,18 +142,18 @@ def identity_of(path: Path) -> tuple[int, int] | None:
 
 @dataclass
 class Move:
-    """Moves the contents of a folder into another one and counts the files. `since`: when the job began.
-    Shards of an older checkpoint are removed where one of `complete` comes: what the node has of it, by
-    folder.
+    """Moves the contents of a folder into another one and counts the files. `elsewhere`: files of other jobs,
+    by path, each with its job and the folder of that job, to which it goes. Shards of an older checkpoint are
+    removed where one of `complete` comes: what the node has of it, by folder.
     """
 
     notes: Notes
-    since: int
     complete: Mapping[str, Part] = field(default_factory=dict)
     incomplete: Sequence[str] = ()  # folders that were moved to INCOMPLETE
     files: int = 0
     size: int = 0
-    older: int = 0
+    elsewhere: Mapping[str, tuple[str, Folder]] = field(default_factory=dict)
+    others: Counter[str] = field(default_factory=Counter)  # files that went elsewhere, by job
     unchanged: int = 0  # links that the target has already
     _state: tuple[int, int] | None = field(default_factory=lambda: identity_of(state_home()))
 
@@ -167,13 +168,15 @@ class Move:
             if stat.S_ISLNK(info.st_mode) and _same_link(source, target, name):
                 self.unchanged += 1
                 continue
-            try:
-                os.rename(name, name, src_dir_fd=source.descriptor, dst_dir_fd=target.descriptor)
-            except IsADirectoryError:
-                raise _conflict(target.path / name, "is a folder here and a file in the results") from None
+            job, other = self.elsewhere.get("/".join((*at, name)), ("", None))
+            with _place(other, target, at) as place:
+                try:
+                    os.rename(name, name, src_dir_fd=source.descriptor, dst_dir_fd=place.descriptor)
+                except IsADirectoryError:
+                    raise _conflict(place.path / name, "is a folder here and a file in the results") from None
+            self.others[job] += other is not None
             self.files += 1
             self.size += info.st_size
-            self.older += info.st_mtime < self.since
 
     def _folder(self, source: Folder, target: Folder, at: tuple[str, ...], mode: int) -> None:
         name = at[-1]
@@ -190,11 +193,25 @@ class Move:
                 )
                 return
             if (part := self.complete.get("/".join(at))) is not None:
-                for old in filter(is_shard, inner.names()):
-                    if old not in part.names and inner.kind(old) == stat.S_IFREG:
-                        inner.remove(old)
+                with _place(dict(self.elsewhere.values()).get(part.job), inner, at) as place:
+                    for old in filter(is_shard, place.names()):
+                        if old not in part.names and place.kind(old) == stat.S_IFREG:
+                            place.remove(old)
             with source.enter(name) as within:
                 self.contents(within, inner, at)
+        if self.elsewhere:
+            with contextlib.suppress(OSError):  # only other jobs may have written there
+                os.rmdir(name, dir_fd=target.descriptor)
+
+
+@contextlib.contextmanager
+def _place(other: Folder | None, target: Folder, at: tuple[str, ...]) -> Iterator[Folder]:
+    """Yield where the files at the path `at` go: `target`, or that path in `other`."""
+    if other is None:
+        yield target
+        return
+    with Descent(other) as descent:
+        yield descent.to(at, make=0o755)
 
 
 def _same_link(source: Folder, target: Folder, name: str) -> bool:
@@ -208,15 +225,22 @@ def _conflict(path: Path, why: str) -> CloudDDPError:
 
 
 def move_results(
-    files: Folder, target: Folder, notes: Notes, known: Checkpoints, *, node: int, since: int
+    files: Folder,
+    target: Folder,
+    notes: Notes,
+    known: Checkpoints,
+    *,
+    node: int,
+    elsewhere: Mapping[str, tuple[str, Folder]] | None = None,
 ) -> Move:
     """Move what has arrived from a node to its place, incomplete checkpoints to INCOMPLETE there. `known` are
-    those of the nodes that are pulled from. Raises OSError, and CloudDDPError as Move.contents."""
+    those of the nodes that are pulled from; `elsewhere` as in Move. Raises OSError, and CloudDDPError as
+    Move.contents."""
     here = {folder: parts[node] for folder, parts in known.parts.items() if node in parts}
     complete = {one: here[one] for one in here if not known.problems[one] and node in known.holders(one)}
     # None: all of them; of a complete one those of an older save.
     aside = {folder: part.older if folder in complete else None for folder, part in here.items()}
-    moved = Move(notes, since, complete, move_incomplete(files, aside))
+    moved = Move(notes, complete, move_incomplete(files, aside), elsewhere=elsewhere or {})
     moved.contents(files, target)
     return moved
 

@@ -19,6 +19,7 @@ from cloudddp.agent.protocol.results import (
     NewFilesRequest,
     PulledRequest,
 )
+from cloudddp.cluster.connect import PROJECT
 from cloudddp.config.spec import JobSpec
 from cloudddp.job.results.pull import Pulled
 from cloudddp.ssh.fleet import Outcome
@@ -28,7 +29,7 @@ REPLY_SECONDS = 30.0  # the agent itself searches for 10 at most
 
 
 def find_all(
-    runner: Runner, job: JobSpec, *, project: str, job_id: str = "", retry: bool = False
+    runner: Runner, job: JobSpec, *, job_id: str = "", retry: bool = False
 ) -> Outcome[NewFilesReply]:
     """Return the new files of one job, or of all, on every node, and why a node did not answer.
 
@@ -37,12 +38,12 @@ def find_all(
 
     def ask(node: int) -> NewFilesReply:
         try:
-            return find(runner, node, job, project=project, job_id=job_id)
+            return find(runner, node, job, job_id=job_id)
         except Exception:
             if not retry:
                 raise
             runner.reconnect(node)
-            return find(runner, node, job, project=project, job_id=job_id)
+            return find(runner, node, job, job_id=job_id)
 
     return runner.each(ask, fatal=lambda _: False)
 
@@ -52,13 +53,12 @@ def find(
     node: int,
     job: JobSpec,
     *,
-    project: str,
     job_id: str = "",
     timeout: float = REPLY_SECONDS,
 ) -> NewFilesReply:
     """Return the new files on one node. Raises NodeError."""
     request = NewFilesRequest(
-        project=project,
+        project=PROJECT,
         outputs=tuple(job.outputs),
         scratch=tuple(job.scratch),
         job=job_id,
@@ -78,13 +78,20 @@ def selection_of(runner: Runner, job: JobSpec, job_id: str) -> Selection | None:
     return None if job.outputs else Selection(job_id, tuple(job.scratch), limit_of(job), present)
 
 
-def mark_pulled(
-    runner: Runner, node: int, names: Sequence[str], time_ns: int, pulled: Pulled, *, project: str
-) -> None:
+def mark_pulled(runner: Runner, node: int, names: Sequence[str], time_ns: int, pulled: Pulled) -> None:
     """Record on a node that these paths have been pulled, as they were at `time_ns` (of a NewFilesReply), and
     what was left out. Raises NodeError."""
     if pulled.left is not None:
-        client.call(runner, node, PulledRequest(project, tuple(names), time_ns, pulled.left))
+        client.call(runner, node, PulledRequest(PROJECT, tuple(names), time_ns, pulled.left))
+
+
+def lost_files(replies: Mapping[int, NewFilesReply]) -> dict[int, list[str]]:
+    """Return, by node, the newest files of nodes without a reply that no node with one has. Pure."""
+    found: dict[int, list[str]] = {}
+    for node in sorted({node for reply in replies.values() for node in reply.elsewhere} - replies.keys()):
+        lists = [reply.elsewhere[node] for reply in replies.values() if node in reply.elsewhere]
+        found[node] = [name for name in lists[0] if all(name in names for names in lists)]
+    return {node: names for node, names in found.items() if names}
 
 
 # -- for messages ------------------------------------------------------------------------------------------

@@ -8,8 +8,7 @@ A node is not trusted: any program that runs there as the login user decides wha
 requested is accepted (safe_names.py), never through a link (unpack.py). A file that cannot be written is left
 out and reported.
 
-A node without progress (LEAST_PROGRESS bytes within STALLED seconds) is given up. Files that it looks at
-count, up to the most that a pull may have, and bytes that it compares with files here, up to their size.
+A node that sends nothing for PACK_SECONDS, or no results for STALLED seconds, is given up.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 
 from cloudddp.agent import client, replies
@@ -46,56 +45,24 @@ from cloudddp.job.results.unpack import (
 )
 from cloudddp.text import one_line
 
-STALLED = 120.0  # seconds without progress
-# Seconds until the results begin: before, the node reads what this computer has (up to 64 MiB of
-# descriptions).
-FIRST_BYTE = 1800.0
-LEAST_PROGRESS = 256 << 10  # bytes
-
-
-class ProgressLimit:
-    """Watches `amount`, the bytes that have come so far, from a node."""
-
-    def __init__(self, node: int, amount: Callable[[], int]) -> None:
-        self._node, self._amount = node, amount
-        self._counted, self._at = 0, time.monotonic()
-
-    def take(self, feed: Callable[[bytes], object], data: bytes) -> None:
-        """Pass on what the node has sent. Raises NodeError after a time without progress; that of `feed` does
-        not count."""
-        began = time.monotonic()
-        feed(data)
-        now = time.monotonic()
-        self._at += now - began
-        amount = self._amount()
-        if amount >= self._counted + LEAST_PROGRESS or (amount and not self._counted):
-            self._counted, self._at = amount, now
-        elif now - self._at >= (STALLED if self._counted else FIRST_BYTE):
-            reason = f"node {self._node}: it made no progress while it sent results"
-            raise NodeError(
-                reason,
-                hint=("is the node overloaded, or its disk? Look with ", Command("ssh", str(self._node))),
-                reason=reason,
-            )
-
-
 PACK_SECONDS = 120.0  # without any data from the node
+STALLED = 1800.0  # seconds in which it only says that it works: it reads files, of which some may be large
 
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """The result of a pull. `older` files were last written before the job began; `notes` list what was
-    missing or left out, and why. `unchanged` files are in the target already and not counted in `files`.
-    `left` are results that were not copied; None: there are more than a node remembers. `incomplete`: folders
-    of checkpoints, which are in safe_names.INCOMPLETE."""
+    """The result of a pull. `notes` list what was missing or left out, and why. `unchanged` files are in the
+    target already and not counted in `files`. `left` are results that were not copied; None: there are more
+    than a node remembers. `incomplete`: folders of checkpoints, which are in safe_names.INCOMPLETE. `others`:
+    how many of the files other jobs wrote, by job."""
 
     files: int
     size: int
-    older: int
     notes: tuple[str, ...]
     unchanged: int = 0
     left: tuple[LeftFile, ...] | None = ()
     incomplete: tuple[str, ...] = ()
+    others: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def found(self) -> int:
@@ -107,46 +74,13 @@ def no_progress(_: object) -> None:
     """Show nothing."""
 
 
-def pull(
-    runner: Runner,
-    names: Sequence[str],
-    *,
-    node: int,
-    to: Path,
-    since: float | None = None,
-    everything: bool = False,
-    selection: Selection | None = None,
-    known: Checkpoints | None = None,
-    progress: Progress = no_progress,
-) -> Pulled:
-    """Copy files and folders of the project on one node into the folder `to`. `since`: when the job began.
-    `everything`: also files behind links that no job wrote. `selection`: only these, below the names.
-    `known`: sharded checkpoints on the nodes that are pulled from.
-
-    Files are written to a folder inside it and moved once all have arrived, so that a broken transfer never
-    leaves a partial snapshot under its final name; the next pull from that node continues it. Raises
-    UsageError for a name or a target that is not allowed; NodeError, with nothing moved, if the connection
-    breaks or the node sends what was not requested; CloudDDPError where `to` cannot be written.
-    """
-    one = _Pull(
-        runner,
-        node,
-        to,
-        names,
-        progress,
-        everything=everything,
-        selection=selection,
-        known=known or Checkpoints({}),
-    )
-    return one.run(int(since or 0))
-
-
 def pull_logs(
     runner: Runner, job_id: str, *, node: int, to: Path, progress: Progress = no_progress
 ) -> Pulled:
     """Copy a job's logs, verdict and dumps from one node into `to`/cloudddp-logs/nodeN. What does not exist
-    is no note, and that a log grows is none. Raises as `pull`."""
-    pulled = _Pull(runner, node, to / LOGS / f"node{node}", EVIDENCE, progress, job=job_id).run(0)
+    is no note, and that a log grows is none. Raises as `Pull`."""
+    place = to / LOGS / f"node{node}"
+    pulled = Pull(runner, EVIDENCE, node=node, to=place, progress=progress, job=job_id).run()
     return replace(
         pulled, notes=tuple(one for one in pulled.notes if not one.startswith((MISSING_NOTE, CHANGED_NOTE)))
     )
@@ -212,32 +146,53 @@ def target_folder(to: Path) -> Iterator[Folder]:
 
 
 @dataclass
-class _Pull:
-    """One pull from one node into one folder."""
+class Pull:
+    """Copies files and folders of the project on one node into the folder `to`.
+    `everything`: also files behind links that no job wrote. `selection`: only these, below the names.
+    `results_of`: the job whose results are in `to`; files of another job go to its folder in `places`, or
+    to `to` where it has none there.
+    `known`: sharded checkpoints on the nodes that are pulled from. `job`: from that job's own folder.
+
+    Files are written to a folder inside `to` and moved once all have arrived, so that a broken transfer never
+    leaves a partial snapshot under its final name; the next pull from that node continues it. Raises
+    UsageError for a name or a target that is not allowed; NodeError, with nothing moved, if the connection
+    breaks or the node sends what was not requested; CloudDDPError where `to` cannot be written.
+    """
 
     runner: Runner
+    names: Sequence[str]
+    _: KW_ONLY
     node: int
     to: Path
-    names: Sequence[str]
-    progress: Progress
+    progress: Progress = no_progress
     job: str = ""
     everything: bool = False
     selection: Selection | None = None
+    results_of: str = ""
+    places: Mapping[str, Path] = field(default_factory=dict)
     known: Checkpoints = field(default_factory=lambda: Checkpoints({}))
-    notes: Notes = field(default_factory=Notes)
+    notes: Notes = field(init=False)
 
     def __post_init__(self) -> None:
         self.roots = check_names(self.names)
         check_target(self.to)
 
-    def run(self, since: int) -> Pulled:
+    def run(self) -> Pulled:
+        """Pull, once. May be called again."""
+        self.notes = Notes()
         name = incoming.name_of(self.runner.host_key(self.node), self.job)
-        with target_folder(self.to) as target:
+        with contextlib.ExitStack() as opened, target_folder(self.to) as target:
             try:
                 with incoming.incoming(target, name) as arrived:
-                    receive = self._receive(arrived, target, since)
+                    receive = self._receive(arrived, target)
+                    wrote = {path: job for path, job in receive.others.items() if job in self.places}
+                    folders = {
+                        job: opened.enter_context(target_folder(self.places[job]))
+                        for job in set(wrote.values())
+                    }
+                    elsewhere = {path: (job, folders[job]) for path, job in wrote.items()}
                     moved = incoming.move_results(
-                        arrived.files, target, self.notes, self.known, node=self.node, since=since
+                        arrived.files, target, self.notes, self.known, node=self.node, elsewhere=elsewhere
                     )
             except Refused as error:
                 raise self._refused(error, kept=target.kind(name) != 0) from None
@@ -252,14 +207,14 @@ class _Pull:
         return Pulled(
             moved.files,
             moved.size,
-            moved.older + receive.older,
             self.notes.lines(),
             receive.unchanged + moved.unchanged,
             self.notes.left,
             tuple(moved.incomplete),
+            +moved.others,
         )
 
-    def _receive(self, arrived: Incoming, target: Folder, since: int) -> Receive:
+    def _receive(self, arrived: Incoming, target: Folder) -> Receive:
         """Receive what was requested from the node."""
         node = self.node
         request = PackRequest(
@@ -268,25 +223,31 @@ class _Pull:
             self.job,
             self.everything,
             self.selection,
+            self.results_of,
         )
-        with Receive(
-            arrived, target, self.roots, self.notes, node=node, since=since, progress=self.progress
-        ) as receive:
-            limit = ProgressLimit(node, lambda: receive.amount)
+        with Receive(arrived, target, self.roots, self.notes, node=node, progress=self.progress) as receive:
             result = client.run_step(
                 self.runner,
                 node,
                 request,
                 timeout=PACK_SECONDS,
                 body=receive.answer,
-                on_stdout=functools.partial(limit.take, receive.feed),
-                on_stderr=functools.partial(limit.take, receive.feed_notes),
+                on_stdout=functools.partial(self._take, receive, receive.feed),
+                on_stderr=functools.partial(self._take, receive, receive.feed_notes),
                 alone=True,
             )
             if result.exit_code:
                 raise NodeError(f"node {node}: {self.notes.last() or replies.failure_text(result)}")
             receive.close()
         return receive
+
+    def _take(self, receive: Receive, feed: Callable[[bytes], None], data: bytes) -> None:
+        """Pass on what the node has sent. Raises NodeError after a time without results."""
+        feed(data)
+        if time.monotonic() - receive.progressed >= STALLED:
+            reason = f"node {self.node}: it made no progress while it sent results"
+            look = "is the node overloaded, or its disk? Look with ", Command("ssh", str(self.node))
+            raise NodeError(reason, hint=look, reason=reason)
 
     def _refused(self, error: Refused, *, kept: bool) -> NodeError:
         why = one_line(str(error), LONGEST_NOTE)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from cloudddp.agent.protocol import file_steps, transfer
 from cloudddp.agent.protocol.codec import ProtocolError
-from cloudddp.agent.protocol.file_steps import LeftOut, Work
+from cloudddp.agent.protocol.file_steps import LeftOut
 from cloudddp.agent.protocol.manifest import LINK, path_from_wire
 from cloudddp.agent.protocol.transfer import (
     DIGEST,
@@ -36,7 +37,6 @@ from cloudddp.job.results.local_files import Here, Known
 from cloudddp.job.results.safe_names import Parts
 from cloudddp.job.results.unpack import FOLDER, Entry, Notes, Refused, Truncated, Unpack
 
-LOOK_WORK = 1024  # bytes that count for a file that the agent has only looked at
 MAX_TEXT = 256 << 20  # bytes of all listings
 
 
@@ -74,12 +74,11 @@ class Receive:
         notes: Notes,
         *,
         node: int,
-        since: int = 0,
         progress: Progress = lambda _: None,
     ) -> None:
+        self.progressed = time.monotonic()  # when it last sent more than that it works
         self.unchanged = 0  # files in the target that are as on the node
-        self.older = 0  # of these, how many are older than `since` (seconds)
-        self._since = since * 10**9
+        self.others: dict[str, str] = {}  # path -> another job that wrote the file
         self._arrived, self._notes = arrived, notes
         self._here = Here(arrived.before, target)
         self._files = Unpack(arrived.files, roots, notes, node)
@@ -90,8 +89,6 @@ class Receive:
         self._open: _Open | None = None
         self._answer = b""  # the frame that says what is wanted
         self._is_answered = self._is_finished = False
-        self._sent = self._compared = 0  # bytes
-        self._work = Work(0, 0)
         self._transfer, self._progress = Transfer(), progress
 
     def __enter__(self) -> Receive:
@@ -100,12 +97,6 @@ class Receive:
     def __exit__(self, *_: object) -> None:
         self._files.__exit__()
         self._here.__exit__()
-
-    @property
-    def amount(self) -> int:
-        """What has come so far, in bytes, with a limit for what the agent says that it has read."""
-        read = min(self._work.files, MAX_ENTRIES) * LOOK_WORK + min(self._work.size, self._compared)
-        return self._sent + read
 
     def answer(self) -> Iterator[bytes]:
         """Yield what goes to the node: what is wanted, once that is known; b"" before."""
@@ -117,7 +108,9 @@ class Receive:
         """Take a piece of what the node sends. Raises Refused, OSError, CloudDDPError."""
         try:
             for frame in self._frames.feed(data):
-                self._take(frame)
+                if frame.kind != transfer.ALIVE:
+                    self._take(frame)
+                    self.progressed = time.monotonic()
         except (ProtocolError, EOFError) as error:
             raise Refused(str(error)) from None
         self._progress(self._transfer)  # it has sent something, perhaps only that it works
@@ -137,10 +130,6 @@ class Receive:
         kind = frame.kind
         if self._is_finished:
             raise Refused("the stream continues after its end")
-        if kind == transfer.ALIVE:
-            self._work = file_steps.read_work(frame)
-            return
-        self._sent += len(frame.raw)
         if kind == transfer.LEFT_OUT:
             self._leave_out(decode(frame.head, LeftOut))
         elif kind == transfer.LISTING and not self._is_answered:
@@ -179,6 +168,8 @@ class Receive:
         if self._listed > MAX_ENTRIES or self._text > MAX_TEXT:
             raise Refused(f"there are more than {MAX_ENTRIES:,} files")
         self._listed = first + len(entries)
+        jobs = {at: job for job, positions in listing.others.items() for at in positions}
+        self.others |= {path_from_wire(path): jobs[at] for at, (path, _) in enumerate(entries) if at in jobs}
         for path, mode in sorted(listing.modes.items()):
             self._files.begin(Entry(path_from_wire(path), FOLDER, 0, mode))
         for number, (path, found) in enumerate(entries, first):
@@ -202,7 +193,6 @@ class Receive:
         self._transfer.total += entry.size
         if known is not None and len(self._known) < MAX_KNOWN:
             self._known[number] = known
-            self._compared += known.size
 
     def _keep(self, known: Known) -> None:
         """Take a file that is complete here: it stays in the target, or joins what has arrived."""
@@ -210,7 +200,6 @@ class Receive:
             here.take(known, self._files.parent(known.path))
             return
         self.unchanged += 1
-        self.older += known.mtime_ns < self._since
 
     def _ask(self) -> None:
         self._is_answered = True

@@ -6,14 +6,25 @@ The nodes do not record them as files of a sync: the next sync leaves them alone
 from __future__ import annotations
 
 import os
+import posixpath
+import shlex
 import stat
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from cloudddp.agent import client
 from cloudddp.agent.client import Runner
-from cloudddp.agent.protocol.checkpoints import newest_complete, refusal
-from cloudddp.agent.protocol.codec import is_job_id
+from cloudddp.agent.protocol.checkpoints import (
+    Part,
+    checkpoint_of,
+    folder_of,
+    is_shard,
+    is_sharded,
+    newest_complete,
+    refusal,
+)
+from cloudddp.agent.protocol.codec import has_job_id_format
 from cloudddp.agent.protocol.manifest import MAX_FILES, Entry, Manifest, entry_of, manifest_to_wire, nested
 from cloudddp.agent.protocol.phases import Peer
 from cloudddp.agent.protocol.results import PulledRequest
@@ -23,7 +34,7 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.config.spec import JobSpec
 from cloudddp.errors import CloudDDPError, Command, Text, UsageError
 from cloudddp.formats import counted
-from cloudddp.job import project_files
+from cloudddp.job import launch_record, project_files
 from cloudddp.job.results import checkpoints, new_files, safe_names
 from cloudddp.job.results.safe_names import INCOMPLETE, LOGS
 from cloudddp.job.sync import report_replaced
@@ -33,7 +44,7 @@ from cloudddp.job.transfer import Transfer
 def results_here(root: Path) -> list[Path]:
     """Return the folders of results in a project, by job, the newest last, that have more than logs."""
     base = root / project_files.RESULTS
-    found = sorted(path for path in base.glob("*") if is_job_id(path.name) and path.is_dir())
+    found = sorted(path for path in base.glob("*") if has_job_id_format(path.name) and path.is_dir())
     return [path for path in found if any(_is_result(one.name) for one in path.iterdir())]
 
 
@@ -41,16 +52,48 @@ def _is_result(name: str) -> bool:
     return name == INCOMPLETE or not safe_names.guarded(name)
 
 
-def check_complete(folder: Path) -> list[str]:
-    """Return which checkpoints are incomplete in a folder of results, so that they are not sent. Raises
-    UsageError if no other one with the same name but its number is complete: a job would begin at zero."""
-    problems = {name: part.problem for name, part in checkpoints.read(folder).items()}
+def chain(root: Path, job_id: str | None) -> tuple[list[Path], list[str]]:
+    """Return the folders of results of a job, by default the newest, and of those that it continued, the
+    oldest first; and the jobs that continued it whose results are not here. Raises UsageError where a folder
+    is missing."""
+    base, found = root / project_files.RESULTS, results_here(root)
+    chosen = [path for path in found if job_id in (None, path.name)]
+    if not chosen:
+        raise UsageError(
+            f"{base} has no results" + (f" of job {job_id}" if job_id else ""),
+            hint=(
+                f"available: {', '.join(path.name for path in found[-5:])}"
+                if found
+                else (Command("pull"), " copies them")
+            ),
+        )
+    last = chosen[-1].name
+    jobs, later = launch_record.chain_of(last)
+    if missing := [one for one in jobs if not (base / one).is_dir()]:
+        without = shlex.join(["mkdir", "-p", *(str(base / one) for one in missing)])
+        raise UsageError(
+            f"job {last} continued {', '.join(missing)}, of which {base} has nothing; no results were sent",
+            hint=(
+                Command("pull", "--job", missing[0]),
+                f" copies results while nodes have them; `{without}` goes on without them",
+            ),
+        )
+    return [base / one for one in jobs], [one for one in later if not (base / one).is_dir()]
+
+
+def check_complete(folders: Sequence[Path]) -> list[str]:
+    """Return which checkpoints in these folders of results, the oldest first, are not sent, and why: they are
+    incomplete. Raises UsageError for one of the last job that has any, if none with its name and another
+    number is complete: a job would begin at zero."""
+    known = {folder: parts for folder in folders if (parts := checkpoints.read(folder))}
+    problems = {name: part.problem for parts in known.values() for name, part in parts.items()}
     incomplete = {name: refusal(name, problems) for name, why in problems.items() if why}
     for name, why in incomplete.items():
-        if not newest_complete(name, problems):
+        last = list(known)[-1]
+        if name in known[last] and not newest_complete(name, problems):
             raise UsageError(
                 f"{why}; no results were sent",
-                hint=f"to send the others, remove {folder / LOGS / checkpoints.FILE}",
+                hint=f"to send the others, remove {last / LOGS / checkpoints.FILE}",
             )
     return list(incomplete.values())
 
@@ -59,18 +102,15 @@ def restore(
     runner: Runner,
     cluster: Cluster,
     job: JobSpec,
-    folder: Path,
+    folders: Sequence[Path],
     *,
     project: Collection[str],
     progress: Callable[[Text], None],
 ) -> int:
-    """Send the results in `folder` to the nodes, but for files of the `project`; return how many there are. A
-    folder `nodeN` goes to that node only. Raises UsageError, NodeError; CloudDDPError while a job runs."""
-    own = {node: folder / f"node{node}" for node in cluster.nodes if (folder / f"node{node}").is_dir()}
-    common = _manifest(folder, [path.name for path in own.values()])
-    known = checkpoints.read(folder)
-    parts = [(folder, common, sorted(cluster.nodes))]
-    parts += [(path, _manifest(path, ()), [node]) for node, path in own.items()]
+    """Send the results in `folders`, the oldest first, to the nodes, but for files of the `project`; return
+    how many there are. A folder `nodeN` goes to that node only. Raises UsageError, NodeError; CloudDDPError
+    while a job runs."""
+    parts = newest(folders, cluster.nodes)
     probes = probe(runner, cluster, only_files=True)
     for node, reply in sorted(probes.items()):
         for running in reply.running:  # it may be writing these files
@@ -79,7 +119,7 @@ def restore(
                 hint=("repeat when it has ended; ", Command("cancel", running), " stops it"),
             )
     count = 0
-    for root, found, nodes in parts:
+    for root, found, nodes, known in parts:
         manifest = {name: entry for name, entry in found.items() if name not in project}
         if not manifest:
             continue
@@ -99,27 +139,53 @@ def restore(
         )
         report_replaced(replies, progress)
         for node in nodes:  # they are here: they do not wait to be pulled
-            time_ns = new_files.find(runner, node, job, project=PROJECT).time_ns
+            time_ns = new_files.find(runner, node, job).time_ns
             request = PulledRequest(
-                PROJECT, tuple(sorted(manifest)), time_ns, put_back=True, checkpoints=tuple(known.values())
+                PROJECT, tuple(sorted(manifest)), time_ns, put_back=True, checkpoints=known
             )
             client.call(runner, node, request)
         count += len(manifest)
     return count
 
 
-def _manifest(root: Path, without: Iterable[str]) -> Manifest:
-    """Return the files and links below a folder, `without` some at its top."""
-    found = dict(_entries(root, frozenset(without)))
+def newest(
+    folders: Sequence[Path], nodes: Collection[int]
+) -> list[tuple[Path, Manifest, list[int], tuple[Part, ...]]]:
+    """Return what to send, in this order: a folder, its files, the nodes that get them, and the sharded
+    checkpoints among them. A file is left out where a later job has it, and one of a sharded checkpoint where
+    a later job has any shard of that: files of two saves are no checkpoint."""
+    found: list[tuple[Path, Manifest, list[int], tuple[Part, ...]]] = []
+    names: set[str] = set()
+    later: set[str] = set()  # folders of checkpoints
+    own = {f"node{node}": node for node in nodes}
+    for folder in reversed(folders):
+        known, shards = checkpoints.read(folder), defaultdict[str, list[str]](list)
+        manifest, chosen = _manifest(folder), {place: Manifest() for place in ("", *own)}
+        for name, entry in manifest.items():
+            first, _, rest = name.partition("/")
+            place, path = (first, rest) if rest and first in own else ("", name)
+            if names.isdisjoint((name, path)) and folder_of(path, later) is None:
+                chosen[place][path] = entry
+            if is_shard(path):
+                shards[checkpoint_of(posixpath.dirname(path))].append(path)
+        names |= manifest.keys()
+        later |= known.keys() | {one for one, paths in shards.items() if is_sharded(paths)}
+        for place in reversed(chosen):
+            to = [own[place]] if place else sorted(nodes)
+            found.append((folder / place, chosen[place], to, tuple(known.values())))
+    return found[::-1]
+
+
+def _manifest(root: Path) -> Manifest:
+    """Return the files and links below a folder."""
+    found = dict(_entries(root))
     if len(found) > MAX_FILES:
         raise UsageError(f"{root} has more than {MAX_FILES:,} files", hint="move some of them elsewhere")
     return found
 
 
-def _entries(root: Path, without: Collection[str]) -> Iterator[tuple[str, Entry]]:
+def _entries(root: Path) -> Iterator[tuple[str, Entry]]:
     for folder, folders, names in os.walk(root):
-        if Path(folder) == root:
-            folders[:] = [name for name in folders if name not in without]
         folders[:] = [name for name in folders if not safe_names.guarded(name)]
         links = [name for name in folders if (Path(folder) / name).is_symlink()]
         for name in (*names, *links):

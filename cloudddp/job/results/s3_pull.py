@@ -87,7 +87,7 @@ def fetch(
     notes = Notes()
     chosen = {name: one for name, one in sorted(found.items()) if _is_requested(name, roots)}
     if not chosen:
-        return Pulled(0, 0, 0, ())
+        return Pulled(0, 0, ())
     folder = incoming.name_of("s3", place.bucket, place.prefix, str(node))
     with pull.target_folder(to) as target, incoming.incoming(target, folder, keeps=False) as arrived:
         try:
@@ -96,15 +96,12 @@ def fetch(
                 placing = _Placing(unpack, notes, arrived.before, target)
                 for number, (name, one) in enumerate(chosen.items()):
                     placing.place(number, _entry(name, one, metadata.get(one.key, {})))
-            moved = incoming.move_results(
-                arrived.files, target, notes, known or Checkpoints({}), node=node, since=0
-            )
+            moved = incoming.move_results(arrived.files, target, notes, known or Checkpoints({}), node=node)
         except OSError as error:
             raise cannot_write(to, error) from None
     return Pulled(
         moved.files,
         moved.size,
-        moved.older,
         notes.lines(),
         left=notes.left,
         incomplete=tuple(moved.incomplete),

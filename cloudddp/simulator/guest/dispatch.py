@@ -7,7 +7,8 @@ import sys
 from . import on_node
 
 BIN = ("systemctl", "sudo", "cloud-init", "nvidia-smi", "fi_info")  # commands in /usr/bin
-LOCAL_BIN = ("docker",)  # in /usr/local/bin, where this computer may have one that would come first
+# In /usr/local/bin: they come before those of this computer.
+LOCAL_BIN = ("docker", "exportfs", "findmnt", "mount", "mount.nfs4", "umount")
 SBIN = ("poweroff", "halt", "reboot", "shutdown")  # commands in /usr/sbin
 
 # Command -> module, function. A node runs a dozen commands at each boot: only what one needs is imported, and
@@ -20,6 +21,11 @@ _COMMANDS = {
     "nvidia-smi": ("devices", "nvidia_smi"),
     "fi_info": ("devices", "fi_info"),
     "docker": ("docker", "main"),
+    "exportfs": ("nfs", "exportfs"),
+    "findmnt": ("nfs", "findmnt"),
+    "mount": ("nfs", "mount"),
+    "mount.nfs4": ("nfs", "mount"),
+    "umount": ("nfs", "umount"),
 }
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 STATE_FOLDER = "/run/cloudddp"
 SOCKET = f"{STATE_FOLDER}/init.socket"
+SHARED_FOLDER = "/srv/cloudddp-nfs"  # the same on all namespace nodes (nfs.py)
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ENVIRONMENT = {"PATH": SYSTEM_PATH, "LANG": "C.UTF-8"}  # of services and of cloud-init's commands: no HOME
 # The login user. In a lab that root started, the uid is the same outside the node, where no user may have it:

@@ -1,5 +1,5 @@
 """The virtual environment of a node: a writable one of its own, in which the packages of the simulator's can
-be imported.
+be imported, but for those that only this computer can have (guest/python_packages.py).
 
 So pip installs where its Python looks, `pip install -e .` and console scripts work, and a second environment
 is separate from it, as on a machine. It runs before a host of the lab boots, with the standard library only.
@@ -12,6 +12,8 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+
+from cloudddp.simulator.guest import python_packages
 
 PYTORCH = "opt/pytorch"  # where the Deep Learning AMI has it
 LONGEST_SHEBANG = 4096  # bytes
@@ -39,13 +41,20 @@ def create(
     for path in (packages, folder / "bin"):
         path.mkdir(parents=True)
     lower = prefix / "lib" / version / "site-packages"
-    (packages / "of_the_simulator.pth").write_text(f"import site; site.addsitedir({str(lower)!r})\n")
+    # Beside the environment: pip removes nothing that is outside it.
+    views = folder.with_name(f"{folder.name}-packages")
+    views.mkdir(exist_ok=True)
+    shutil.copy(Path(python_packages.__file__), packages / "of_the_simulator.py")
+    shown_views = str(shown.with_name(views.name))
+    (packages / "of_the_simulator.pth").write_text(
+        f"import of_the_simulator; of_the_simulator.add({str(lower)!r}, {shown_views!r})\n"
+    )
     for name in ("python", "python3", version):
         (folder / "bin" / name).symlink_to(base_prefix / "bin" / version)
     for program in (prefix / "bin").iterdir() if prefix != base_prefix else ():
         if not (folder / "bin" / program.name).is_symlink() and program.is_file():
             _add_program(program, folder / "bin" / program.name, shown / "bin/python")
-    chown_to_user(folder, *folder.rglob("*"))
+    chown_to_user(folder, views, *folder.rglob("*"))
     # Last: it says that the environment is complete.
     config = (
         f"home = {base_prefix / 'bin'}\ninclude-system-site-packages = false\nversion = "

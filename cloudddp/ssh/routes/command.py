@@ -1,21 +1,20 @@
 """A proxy command: a program per connection whose stdin and stdout are the stream to the node's SSH server.
 
-As OpenSSH's ProxyCommand: run by the user's shell with `exec`, over pipes (ssh's tokens were replaced
-before). It ends with the connection. paramiko.ProxyCommand is not used: its recv waits for a full buffer, it
-never reads the program's stderr, so that a talkative program blocks, it splits the command itself instead of
-the shell, and it never reaps.
+As OpenSSH's ProxyCommand: run by the user's shell with `exec` (ssh's tokens were replaced before). It ends
+with the connection. paramiko.ProxyCommand is not used: its recv waits for a full buffer, it never reads the
+program's stderr, so that a talkative program blocks, it splits the command itself instead of the shell, and
+it never reaps.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import select
 import shlex
 import signal
+import socket
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
@@ -27,7 +26,7 @@ from cloudddp.text import one_line
 _KEPT = 4096  # bytes of what the program writes to stderr
 # Bytes at the beginning of its output in which SSH's identification is looked for (RFC 4253, section 4.2).
 _STARTS = 4096
-_SLICE = 0.1  # seconds of one wait, after which a closed stream is noticed
+_SLICE = 0.1  # seconds in which a program that was ended shows it
 _END_SECONDS = 3.0  # for the program to end after SIGTERM
 _EXIT_SECONDS = 2.0  # for the program to exit after it has closed its output
 # The shell's "not found" and "not executable"; the AWS CLI's "invalid usage" and "no valid configuration"
@@ -87,7 +86,7 @@ class ProxyCommand:
 
 
 class ProcessStream:
-    """A program's stdin and stdout, like a socket."""
+    """A program whose stdin and stdout are one end of a pair of sockets; this is the other end."""
 
     def __init__(
         self,
@@ -99,63 +98,46 @@ class ProcessStream:
         """`on_start` is called once, when the first byte has come, or none will."""
         self._on_start = on_start
         self._has_started = threading.Lock()  # taken by whichever thread reports it
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**os.environ, **environment},
-            # Ctrl-C is for cloudddp, which may still need the connection to stop a job.
-            start_new_session=True,
-        )
-        assert self._process.stdin and self._process.stdout and self._process.stderr  # noqa: S101  pipes
-        self._input, self._output = self._process.stdin.fileno(), self._process.stdout.fileno()
-        os.set_blocking(self._input, False)
-        self._timeout: float | None = None
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                command,
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=subprocess.PIPE,
+                # With a lower SHLVL, bash reads ~/.bashrc where its stdin is a socket.
+                env={**os.environ, "SHLVL": "1", **environment},
+                # Ctrl-C is for cloudddp, which may still need the connection to stop a job.
+                start_new_session=True,
+            )
         self._closed = self._ended = self.signalled = False
         self._start = b""  # of what it has sent
-        self._sending, self._receiving = threading.Lock(), threading.Lock()
         self._errors = bytearray()
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
     def settimeout(self, seconds: float | None) -> None:
-        self._timeout = seconds
+        self._socket.settimeout(seconds)
 
     def round_trip(self) -> None:
         """It is not known."""
 
     def recv(self, size: int) -> bytes:
         """Return what has arrived, b'' at the end. Raises TimeoutError."""
-        deadline = self._deadline()
-        while True:
-            with self._receiving:
-                if self._closed:
-                    return b""
-                if _ready(self._output, select.POLLIN, deadline):
-                    data = os.read(self._output, size)
-                    self._ended = self._ended or not data
-                    self._report_start()
-                    self._start += data[: _STARTS - len(self._start)]
-                    return data
-            if time.monotonic() >= deadline:
-                raise TimeoutError
+        try:
+            data = self._socket.recv(size)
+        except TimeoutError:
+            raise
+        except OSError:  # it has ended without reading all that was sent, or the stream was closed here
+            data = b""
+        self._ended = self._ended or not (data or self._closed)
+        self._report_start()
+        self._start += data[: _STARTS - len(self._start)]
+        return data
 
     def send(self, data: bytes) -> int:
         """Return how many bytes were sent. Raises TimeoutError, OSError if the program has ended."""
-        deadline = self._deadline()
-        while True:
-            with self._sending:
-                if self._closed:
-                    raise BrokenPipeError
-                if _ready(self._input, select.POLLOUT, deadline):
-                    with contextlib.suppress(BlockingIOError):
-                        return os.write(self._input, data)
-            if time.monotonic() >= deadline:
-                raise TimeoutError
-
-    def _deadline(self) -> float:
-        return inf if self._timeout is None else time.monotonic() + self._timeout
+        return self._socket.send(data)
 
     def close(self) -> None:
         """End the program, in the background if it takes time."""
@@ -165,17 +147,17 @@ class ProcessStream:
         self._report_start()
         if not self._ended:  # one that has ended by itself keeps its exit code
             self._signal(signal.SIGTERM)
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # ends what other threads do with it
         threading.Thread(target=self._end, daemon=True).start()
 
     def _end(self) -> None:
-        for lock, pipe in ((self._sending, self._process.stdin), (self._receiving, self._process.stdout)):
-            with lock, contextlib.suppress(OSError):
-                pipe.close()  # type: ignore[union-attr]
         try:
             self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
             self._signal(signal.SIGKILL)
             self._process.wait()
+        self._socket.close()
 
     def _signal(self, number: signal.Signals) -> None:
         """Send a signal to the program and what it has started."""
@@ -226,11 +208,3 @@ class ProcessStream:
             while data := os.read(pipe.fileno(), 1024):
                 self._errors += data
                 del self._errors[:-_KEPT]
-
-
-def _ready(descriptor: int, event: int, deadline: float) -> bool:
-    """Wait for a moment; return whether reading or writing would not block, also at the end of the pipe."""
-    poll = select.poll()
-    poll.register(descriptor, event)
-    seconds = max(0.0, min(_SLICE, deadline - time.monotonic()))
-    return bool(poll.poll(seconds * 1000))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from support.buckets import ROOT, make_bucket, make_profile
 from support.harness import CommandLine
+from support.jobs import direct
 from support.simlab import client_of
 
 from cloudddp.simulator import control
@@ -72,3 +73,29 @@ def test_nodes_read_the_bucket_with_their_role(cli: CommandLine, s3: Any) -> Non
     denied = cli("launch", "train.py")
     assert denied.returncode == 1
     assert "is not authorized to perform: s3:ListBucket" in denied.stderr
+
+
+WRITES = """
+import os, time
+path = os.path.abspath("out/run/best.ckpt")
+if os.environ["RANK"] == "1":
+    os.makedirs("out/run", exist_ok=True)
+    open(path, "w").close()
+for _ in range(100):
+    time.sleep(0.05 * (not os.path.exists(path)))
+if not os.path.exists(path): raise FileNotFoundError(f"Checkpoint file not found: {path}")
+"""
+
+
+def test_file_that_only_another_node_has_is_named_and_can_be_shared(lab_cli: CommandLine) -> None:
+    direct(lab_cli, nodes=2)
+    lab_cli.write("train.py", WRITES)
+    done = lab_cli("launch", "train.py")
+    assert done.returncode == 1, done.stderr
+    assert "only node 1 has out/run/best.ckpt; nodes share no disk: add" in done.stderr
+    assert 'the lines [[shared]] and path = "out", ' in done.stderr
+    lab_cli.ok("exec", "rm -rf out")
+    lab_cli.write("cloudddp.toml", '[[shared]]\npath = "out"\n')
+    done = lab_cli("launch", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert "results: node 0: out/ (" in done.stderr

@@ -4,14 +4,13 @@ show, and how many commands there are. The first one, to install, is in tests/cl
 from __future__ import annotations
 
 import subprocess
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
 from support.harness import CommandLine, clean_environment, remaining
+from support.local_packages import wheel
 
 SCRIPT = """
 import os
@@ -60,7 +59,7 @@ TASKS = {
         ["cloudddp init", RUN, "sed -i 's/^environment.*/&\\nwheels = \"wheels\"/' cloudddp.toml", RUN],
         {"train.py": GREETS, "requirements.txt": "greeting\n"},
         fail=(1,),
-        shows=("pip download -d wheels -r requirements.txt", 'wheels = "wheels"', "hello from the wheel"),
+        shows=("pip download -d wheels pip -r requirements.txt", 'wheels = "wheels"', "hello from the wheel"),
     ),
     "a data folder": Task(
         ["cloudddp init", RUN],
@@ -96,19 +95,6 @@ TASKS = {
 }
 
 
-def wheel(folder: Path) -> None:
-    """Write a wheel of one module, as `pip download` would."""
-    folder.mkdir()
-    name = "greeting-1.0"
-    with zipfile.ZipFile(folder / f"{name}-py3-none-any.whl", "w") as file:
-        file.writestr("greeting.py", 'TEXT = "hello from the wheel"\n')
-        file.writestr(f"{name}.dist-info/METADATA", "Metadata-Version: 2.1\nName: greeting\nVersion: 1.0\n")
-        file.writestr(
-            f"{name}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        file.writestr(f"{name}.dist-info/RECORD", "")
-
-
 @pytest.fixture
 def reader(lab_cli: CommandLine) -> Iterator[CommandLine]:
     """The command line as a newcomer has it, in a folder whose name is that of the cluster."""
@@ -126,7 +112,7 @@ def test_task_of_the_first_hour(name: str, reader: CommandLine, ec2: Any) -> Non
     for path, text in task.files.items():
         reader.write(path, text)
     if "greeting" in "".join(task.files.values()):
-        wheel(folder / "wheels")
+        wheel(folder / "wheels", "greeting", 'TEXT = "hello from the wheel"\n')
     shown, env = "", dict(reader.env)
     for number, command in enumerate(task.commands):
         if command.startswith("export "):

@@ -1,46 +1,19 @@
-"""Every command of the quickstart and the how-to pages, run in the simulator as it stands there.
-
-A block `sh` is run, and of a workflow (`yaml`) what its steps run, but for the installation. A block whose
-first line is a comment with a file's name (`# train.py`) is that file; one for cloudddp.toml is added to it.
-Other blocks are `text`: what they show cannot be run here.
-"""
+"""Every command of the quickstart and the how-to pages, run in the simulator as it stands there."""
 
 from __future__ import annotations
 
-import re
-import shlex
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from support.harness import ROOT, CommandLine, clean_environment, remaining
+from support.pages import BLOCK, script
 
 PAGES = [ROOT / "docs/quickstart.md", *sorted((ROOT / "docs/how-to").glob("*.md"))]
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-NAMED = re.compile(r"# ([\w.-]+\.\w+)\n")
+HERE = [page for page in PAGES if page.stem != "trainers"]  # that one: tests/witness
 LONGEST = 300  # seconds, a hang guard
-
-
-def script(page: str) -> str:
-    """Return a page's commands and files as one shell script."""
-    lines = ["set -euo pipefail"]
-    for kind, text in BLOCK.findall(page):
-        if kind == "sh":
-            lines.append(text)
-        elif kind == "yaml":
-            (job,) = yaml.safe_load(text)["jobs"].values()
-            steps = [step["run"] for step in job["steps"] if "run" in step]
-            assert steps[0].startswith("pip install ")
-            lines += steps[1:]
-        elif kind in ("python", "toml"):
-            named = NAMED.match(text)
-            assert named, f"this block does not begin with the name of its file:\n{text}"
-            write = ">>" if named[1] == "cloudddp.toml" else ">"
-            lines.append(f"printf '%s\\n' {shlex.quote(text)} {write} {named[1]}")
-    return "\n".join(lines)
 
 
 @pytest.fixture
@@ -63,7 +36,7 @@ def test_pages_have_commands_and_no_block_of_another_kind() -> None:
         assert shown <= 60, f"{page.name} has {shown} lines"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
+@pytest.mark.parametrize("page", HERE, ids=[page.stem for page in HERE])
 def test_commands_of_a_page_work(page: Path, pages_cli: CommandLine, ec2: Any) -> None:
     name = f"{page.stem}-{pages_cli.cluster}"  # a folder and cluster of its own: tests may run at once
     folder = pages_cli.cwd / name

@@ -9,6 +9,7 @@ from cloudddp.simulator.hosts import lab_disk
 from cloudddp.simulator.hosts.host_setup import HostSetup
 from cloudddp.simulator.hosts.namespaces import overlay, rootfs
 from cloudddp.simulator.hosts.node_spec import NodeSpec
+from cloudddp.simulator.linux import kernel
 
 
 class Namespaces:
@@ -22,12 +23,17 @@ class Namespaces:
         self._as_root = as_root
         self._overlay = home / "sim" / "overlay"
         overlay.create(self._overlay)
+        self._shared = home / "sim" / "shared"
+        self._shared.mkdir(exist_ok=True)
+        options = lab_disk.tmpfs_options(lab_disk.size(1 << 40), "755")
+        kernel.mount("tmpfs", self._shared, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options)
 
     def describe(self, _: NodeSpec, setup: HostSetup) -> str:
         own = {"PATH": on_node.SYSTEM_PATH, "PYTHONPATH": f"/{rootfs.PYTHON_STARTUP}"}
         return rootfs.NamespaceNode(
             setup._replace(environment={**own, **setup.environment}),
             self._overlay,
+            self._shared,
             lab_disk.shared_memory_size(),
             self._as_root,
         ).to_line()

@@ -93,17 +93,18 @@ _PAM = (
 
 class NamespaceNode(NamedTuple):
     """What to build. The disk has the node's own files and outlives a stop; `overlay` is mounted over
-    /usr."""
+    /usr; `shared` is the folder of guest/nfs.py, which all nodes have."""
 
     setup: HostSetup
     overlay: Path
+    shared: Path
     shared_memory: int  # bytes of /dev/shm
     as_root: bool  # whether root here is root of the computer, and not an ordinary user
 
     @classmethod
     def from_line(cls, line: str) -> NamespaceNode:
         setup, own = host_setup.from_line(line)
-        return cls(setup, Path(own["overlay"]), own["shared_memory"], own["as_root"])
+        return cls(setup, Path(own["overlay"]), Path(own["shared"]), own["shared_memory"], own["as_root"])
 
     def to_line(self) -> str:
         return host_setup.to_line(**self._asdict())
@@ -125,6 +126,7 @@ def build(node: NamespaceNode) -> None:
     (root / "run/sshd").mkdir(mode=0o755)
     (root / _STATE).mkdir()
     kernel.bind(node.setup.state, root / _STATE)
+    kernel.bind(node.shared, _folder(root, on_node.SHARED_FOLDER[1:]))
     kernel.bind(node.setup.hosts_file, _file(_folder(root, "etc"), "hosts"), read_only=True)
     _mount_proc_and_sys(root)
     kernel.pivot_root(root)
@@ -197,6 +199,7 @@ def _write_etc(node: NamespaceNode, etc: Path) -> None:
         "hosts": (),
         "apt/sources.list": (),
         "pam.d/sshd": _PAM,
+        "systemd/system/nfs-server.service": ("[Service]", "Type=oneshot", "ExecStart=/bin/true"),
         "ssh/sshd_config": (_SSHD.format(environment=_quoted(node.setup.environment)),),
     }
     for name, lines in texts.items():

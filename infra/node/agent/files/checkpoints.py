@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from agent.files import paths, records
 from agent.files.sync_record import Synced
-from agent.jobs import clocks, phases
+from agent.jobs import clocks, job_record, phases
 from agent.node import store
 from cloudddp.agent.protocol import checkpoints
 from cloudddp.agent.protocol.checkpoints import (
@@ -31,6 +31,7 @@ from cloudddp.agent.protocol.checkpoints import (
     UNKNOWN,
     Part,
     Writer,
+    is_of_rank,
     is_shard,
     listed,
 )
@@ -167,8 +168,12 @@ def _part(project: Path, folder: str, files: Mapping[str, _File]) -> Part:
     elif unread:
         problem = f"{listed(unread)} cannot be read"
     elif strange:
-        problem = f"{listed(strange)} is of unknown origin"
+        problem = f"{listed(strange)} {'are' if len(strange) > 1 else 'is'} of unknown origin"
     names = sorted(files.keys() - left - set(older))
+    for others in (job_record.elsewhere(store.job_folder(job), project) if job else {}).values():
+        for path in filter(is_of_rank, others):
+            if checkpoints.checkpoint_of(os.path.dirname(path)) == folder:
+                named.add(os.path.relpath(path, folder or "."))
     return Part(
         folder,
         tuple(names),

@@ -18,7 +18,7 @@ from typing import BinaryIO, Optional
 
 from agent.jobs import phases
 from agent.node import processes, store
-from cloudddp.agent.protocol.codec import MAX_REQUEST, ProtocolError, check_job_id, decode, encode
+from cloudddp.agent.protocol.codec import MAX_REQUEST, JobId, ProtocolError, decode, encode
 from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.phases import JobPhase
 
@@ -33,13 +33,10 @@ class _Lease:
     """The launch of `job` owns the files while `session`, the agent's process that serves its laptop, runs.
     `at`: since when, by the monotonic clock."""
 
-    job: str
+    job: JobId
     session: int
     born: str
     at: float
-
-    def __post_init__(self) -> None:
-        check_job_id("job", self.job)
 
     @property
     def holds(self) -> bool:

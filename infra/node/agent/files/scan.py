@@ -34,6 +34,7 @@ CACHES = frozenset(
         ".ipynb_checkpoints",
         ".git",
         ".venv",
+        ".conda",
         "venv",
     )
 )
@@ -97,7 +98,7 @@ class Scan:
         if self.late:
             return True
         last = name.rpartition("/")[2]
-        return last in CACHES or last.endswith((".pyc", paths.TEMPORARY)) or name in self.scratch
+        return last in CACHES or last.endswith((".pyc", ".egg-info", paths.TEMPORARY)) or name in self.scratch
 
     def _if_new(self, found: Found) -> Iterator[NewFile]:
         name = found.name

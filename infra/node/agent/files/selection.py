@@ -8,16 +8,15 @@ may write results there, too. `job.scratch` leaves them out.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from agent.files.tree import Found
+from cloudddp.agent.protocol.checkpoints import STEP, is_shard
 
 SMALL = 1 << 20  # bytes; smaller files come first
 CHECKPOINTS = (".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".distcp")
 DATA = frozenset(("data", "datasets", ".data", ".cache"))
-_STEP = re.compile(r"(checkpoint|ckpt|step|epoch|global_step)[-_]?\d+", re.IGNORECASE)
 
 
 class NewFile(NamedTuple):
@@ -32,6 +31,11 @@ class NewFile(NamedTuple):
     @property
     def size(self) -> int:
         return self.found.info.st_size
+
+
+def is_checkpoint(name: str) -> bool:
+    """Whether a file is one of a checkpoint, by its name or that of a folder with the number of a step."""
+    return name.endswith(CHECKPOINTS) or is_shard(name) or any(map(STEP.fullmatch, name.split("/")[:-1]))
 
 
 def choose(new: Sequence[NewFile], limit: int) -> tuple[list[NewFile], dict[str, list[NewFile]]]:
@@ -65,7 +69,7 @@ def _unit(name: str, distributed: set[str]) -> str:
     parts = name.split("/")
     for at in range(len(parts) - 1, 0, -1):
         folder = "/".join(parts[:at])
-        if folder in distributed or _STEP.fullmatch(parts[at - 1]):
+        if folder in distributed or STEP.fullmatch(parts[at - 1]):
             return folder
     return name
 
@@ -77,5 +81,5 @@ def _order(name: str, files: list[NewFile]) -> tuple[int, float]:
     elif size < SMALL:
         kind = 0
     else:
-        kind = 1 if any(one.found.name.endswith(CHECKPOINTS) for one in files) else 2
+        kind = 1 if any(is_checkpoint(one.found.name) for one in files) else 2
     return kind, -newest

@@ -16,12 +16,7 @@ from typing import Optional
 
 from agent.files import paths, project_lock
 from agent.node import kernel, store
-from cloudddp.agent.protocol.codec import (
-    MAX_ORIGIN,
-    MAX_REQUEST,
-    MIXED,
-    check_origin,
-)
+from cloudddp.agent.protocol.codec import MAX_ORIGIN, MAX_REQUEST, MIXED, check_origin
 from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.manifest import Entry, Manifest
 
@@ -121,7 +116,7 @@ def origin_of(folder: Path) -> str:
     """Return the id of the project that has sent the files, '' if it is not known."""
     try:
         found = store.read_bytes(_origin_path(folder), MAX_ORIGIN + 1).decode("ascii").strip()
-        check_origin(found)
+        check_origin("origin", found)
     except (OSError, ValueError):
         return ""
     return found

@@ -13,6 +13,7 @@ from agent.ranks.causes import Seen
 from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.gang import Report
 from cloudddp.agent.protocol.jobs import MAX_AGO, Cause, Exited, Verdict
+from cloudddp.agent.protocol.last_error import last_error
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.progress import PREEMPTED_EXIT_CODE
 
@@ -28,17 +29,14 @@ FINAL = (
     Cause.PREFLIGHT,
     Cause.DISK,
     Cause.NOTICE,
+    Cause.EXIT,
 )
-# The beginnings of a last line of Python that only a change of the code or of the installation helps against.
-USERS_OWN = (
-    "SyntaxError:",
-    "IndentationError:",
-    "TabError:",
-    "ModuleNotFoundError:",
-    "ImportError:",
-    "NameError:",
-)
+# The exceptions that only a change of the code or of the installation helps against, and what Python says of
+# a script or module that it does not have.
+USERS_OWN = ("SyntaxError", "IndentationError", "TabError", "ModuleNotFoundError", "ImportError", "NameError")
+NO_SCRIPT = re.compile(r"\S*python[\d.]*: (?:No module named|can't open file|Error while finding module)")
 USAGE = 2  # the exit code of argparse
+SHOWS_USAGE = re.compile(r"\s*usage:", re.IGNORECASE)
 # Times, process ids and addresses in a last line are others each time.
 NUMBER = re.compile(r"0x[0-9a-f]+|[0-9]+")
 
@@ -123,14 +121,13 @@ class Budget:
             return self, "no rank has failed by itself"
         if first.cause in FINAL or (first.cause is Cause.STALL and not self.stalls):
             return self, ""
-        last = verdict.last_lines[-1] if verdict.last_lines else ""
-        if last.startswith(USERS_OWN) or (
-            first.exit_code == USAGE and any(line.startswith("usage:") for line in verdict.last_lines)
-        ):
+        found = last_error(verdict.last_lines, first.exit_code)
+        is_usage = first.exit_code == USAGE and any(map(SHOWS_USAGE.match, found.lines))
+        if found.kind in USERS_OWN or NO_SCRIPT.match(found.text) or is_usage:
             return self, "the script itself is wrong"
         # Without steps, a number may be how far it got. The rank that is the first may be another one each
         # time.
-        error = last if step is None else NUMBER.sub("#", last)
+        error = found.text if step is None else NUMBER.sub("#", found.text)
         key = (first.cause, first.exit_code, first.signal, error, step)
         left = replace(self, failures=(*self.failures, key))
         if left.failures.count(key) >= SAME:

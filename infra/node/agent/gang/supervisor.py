@@ -190,6 +190,8 @@ class _Supervisor:
             yield from self._watch_stall()
             for message in self._watches.stragglers(is_first=self._state.is_first):
                 self._send(message)
+            for message in self._watches.written():
+                self._send(message)
             self._watches.note_isolated_ranks(self._attempt.running_ranks)
             self._watches.set_stale_copies_aside()
             self._recorder.turn()
@@ -212,7 +214,7 @@ class _Supervisor:
         others = None if state.all_finished else state.left - {state.node}
         for message in self._watches.stall(is_first=state.is_first, others=others):
             self._send(message)
-        if state.is_first and (found := self._watches.stalled(state.left)) is not None:
+        if state.is_first and (found := self._watches.stalls.conclusion(state.left)) is not None:
             self._notifier.post(STALLED, found.failure)
             yield events.Stalled(found)
 
@@ -220,6 +222,8 @@ class _Supervisor:
         """Report the end of this node's ranks. Where they have ended by themselves, watch those of the other
         nodes."""
         if not self._state.has_reported:
+            for message in self._watches.written(last=True):
+                self._send(message)
             cancelled = None if self._cancelled_at is None else causes.ago_of(self._cancelled_at)
             yield events.RanksEnded(self._attempt.report(cancelled))
         if not self._state.is_stopping and self._state.is_ending:
@@ -255,9 +259,8 @@ class _Supervisor:
     def _send_heartbeat(self) -> None:
         self._heartbeat_at = time.monotonic() + self._request.gang.silence / HEARTBEATS
         finished = self._request.node in self._state.finished
-        self._send(
-            Message(Kind.HEARTBEAT, finished=finished, idle=self._watches.idle(), paces=self._watches.paces())
-        )
+        idle, paces = self._watches.stalls.idle(), self._watches.pace.paces()
+        self._send(Message(Kind.HEARTBEAT, finished=finished, idle=idle, paces=paces))
 
     def _begin_attempt(self) -> None:
         self._record.running(self._attempt.number)
@@ -300,7 +303,7 @@ class _Supervisor:
 
     def _note(self, action: events.Note) -> None:
         job_record.note(self._record.folder, action.text)
-        self._watches.noted()
+        self._watches.stalls.noted()  # which is no output of the ranks
 
 
 class FactCollector:

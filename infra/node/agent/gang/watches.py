@@ -19,10 +19,11 @@ from agent.watch.gpus import Gpus
 from agent.watch.isolation import IsolationWatch
 from agent.watch.stall import Stall
 from agent.watch.stragglers import StragglerWatch
+from agent.watch.written import WrittenWatch
 from cloudddp.agent.protocol.checkpoints import listed
 from cloudddp.agent.protocol.file_steps import REPLACED
-from cloudddp.agent.protocol.gang import Kind, Message, Observed
-from cloudddp.agent.protocol.progress import LeftStall, Pace, Straggler
+from cloudddp.agent.protocol.gang import Kind, Message
+from cloudddp.agent.protocol.progress import LeftStall, Straggler
 from cloudddp.agent.protocol.start import StartRequest
 
 COPIES_SECONDS = 1.0  # between two looks at the copies of checkpoints
@@ -38,70 +39,54 @@ class Watches:
         self.spread = _spread(request, attempt)  # what copies files before the ranks start, if anything does
         self._clocks = Clocks(folder, attempt)
         self._copies_at = 0.0
-        self._stragglers = StragglerWatch(request.node, folder, request.straggler_seconds)
+        self.pace = StragglerWatch(request.node, folder, request.straggler_seconds)
         self.begin()
 
     def begin(self) -> None:
         """The ranks start now: until then they could not do anything."""
         request = self._request
         self._files = Files(self._project) if records.received(self._project).files else None
-        self._stall = Stall(request.node, self._folder, request.stall_minutes, self._gpus)
+        self.stalls = Stall(request.node, self._folder, request.stall_minutes, self._gpus)
         self._isolation = IsolationWatch(request.node, request.gang.peers, request.alone_seconds)
+        self._written = WrittenWatch(request, self._folder)
 
     def take(self, node: int, message: Message) -> None:
         """Take a message of another node."""
         if message.clock is not None:
             self._clocks.heard(node, round(message.clock * 1e9), time.time_ns())
         if message.kind is Kind.HEARTBEAT:
-            self._stall.heard_idle(node, message.idle)
-            self._stragglers.heard(node, message.paces)
+            self.stalls.heard_idle(node, message.idle)
+            self.pace.heard(node, message.paces)
         elif message.kind is Kind.STALLED:
-            self._stall.gather()
+            self.stalls.gather()
         elif message.kind is Kind.STACKS:
-            self._stall.add_stacks(node, message)
+            self.stalls.add_stacks(node, message)
         elif message.kind is Kind.LEFT and message.stall is not None:
             job_record.keep_stall(self._folder, message.stall)
+        elif message.kind is Kind.WROTE and message.wrote is not None:
+            job_record.keep_wrote(self._folder, node, message.wrote)
         elif message.kind is Kind.STRAGGLERS:
             self._keep_stragglers(message.stragglers)
         elif message.kind in (Kind.SNAPSHOT, Kind.COPIED) and self.spread is not None:
             self.spread.act(node, message)
-
-    def noted(self) -> None:
-        """The agent has written into the logs, which is no output of the ranks."""
-        self._stall.noted()
-
-    # -- for heartbeats --------------------------------------------------------------------------------------
-
-    def idle(self) -> float:
-        """Return for how many seconds the ranks of this node have done nothing."""
-        return self._stall.idle()
-
-    def paces(self) -> tuple[Pace, ...]:
-        """Return how long the steps of the ranks of this node take."""
-        return self._stragglers.paces()
 
     # -- while the ranks run ---------------------------------------------------------------------------------
 
     def stall(self, *, is_first: bool, others: Optional[Collection[int]]) -> Iterator[Message]:
         """Notice that no rank of any node does anything. The first node declares it. `others`: the other
         nodes that are left; None if all ranks have finished."""
-        if is_first and others is not None and self._stall.is_due(set(others)):
-            self._stall.gather()
+        if is_first and others is not None and self.stalls.is_due(set(others)):
+            self.stalls.gather()
             yield Message(Kind.STALLED)
-        found = self._stall.gathered()
+        found = self.stalls.gathered()
         if found is not None:
             yield found
-        if (over := self._stall.over()) is not None:
+        if (over := self.stalls.over()) is not None:
             yield self._left(over)
-
-    def stalled(self, nodes: Collection[int]) -> Optional[Observed]:
-        """Return a stall that was declared, once, when all nodes have reported their stacks. Called on the
-        first node."""
-        return self._stall.conclusion(set(nodes))
 
     def leave_stall(self, detail: str) -> Message:
         """Keep that a stall is left alone."""
-        return self._left(self._stall.leave(detail))
+        return self._left(self.stalls.leave(detail))
 
     def _left(self, left: LeftStall) -> Message:
         job_record.keep_stall(self._folder, left)
@@ -109,14 +94,20 @@ class Watches:
 
     def stragglers(self, *, is_first: bool) -> Iterator[Message]:
         """Notice ranks that are slower than the others. The first node compares them."""
-        changed = self._stragglers.changed() if is_first else None
+        changed = self.pace.changed() if is_first else None
         if changed is not None:
             self._keep_stragglers(changed)
             yield Message(Kind.STRAGGLERS, stragglers=changed)
 
+    def written(self, *, last: bool = False) -> Iterator[Message]:
+        """Yield what the others have to know of files that the job wrote here. `last`: its ranks have
+        ended."""
+        if (found := self._written.changed(last=last)) is not None:
+            yield Message(Kind.WROTE, wrote=found)
+
     def _keep_stragglers(self, known: tuple[Straggler, ...]) -> None:
-        if self._stragglers.keep(known):
-            self._stall.noted()
+        if self.pace.keep(known):
+            self.stalls.noted()
 
     def set_stale_copies_aside(self) -> None:
         """Move copies of an older save away once ranks write a new one into the same folder."""
@@ -127,11 +118,11 @@ class Watches:
             if names := set_aside(self._project, self._files.stale_copies()):
                 text = f"moved to {REPLACED}, since another checkpoint is written there: {listed(names)}"
                 job_record.note(self._folder, text)
-                self._stall.noted()
+                self.stalls.noted()
         except OSError as error:
             text = f"copies of an older checkpoint cannot be moved away from a new one: {error}"
             job_record.note(self._folder, text)
-            self._stall.noted()
+            self.stalls.noted()
             self._files = None
 
     def note_isolated_ranks(self, running: Callable[[], Collection[int]]) -> None:

@@ -14,9 +14,9 @@ from agent.jobs import phases
 from agent.node import kernel, processes, store
 from cloudddp.agent.protocol import NOTE
 from cloudddp.agent.protocol.codec import MAX_TEXT
-from cloudddp.agent.protocol.gang import Facts, Unreachable
+from cloudddp.agent.protocol.gang import Facts, Unreachable, Wrote
 from cloudddp.agent.protocol.jobs import MAX_LINE, Cause, Failure, StateFile, Verdict
-from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.protocol.phases import MAX_NODES, JobPhase
 from cloudddp.agent.protocol.progress import MAX_STRAGGLERS, LeftStall, Straggler, Stragglers
 from cloudddp.agent.protocol.results import FACTS_FILE, MASKED_FILE, Masked
 from cloudddp.agent.protocol.sentences import masked
@@ -159,6 +159,21 @@ def stall_of(folder: Path) -> Optional[LeftStall]:
 
 def keep_stall(folder: Path, stall: LeftStall) -> None:
     _write(folder / STALL_FILE, stall)
+
+
+def keep_wrote(folder: Path, node: int, wrote: Wrote) -> None:
+    _write(folder / f"wrote-{node}.json", wrote)
+
+
+def elsewhere(folder: Path, project: Path) -> dict[int, tuple[str, ...]]:
+    """Return the files that the job wrote on other nodes, by their numbers and as they reported, without
+    those that this node has."""
+    found: dict[int, tuple[str, ...]] = {}
+    for path in folder.glob("wrote-*.json"):
+        node, wrote = path.stem[len("wrote-") :], store.read(path, Wrote)
+        if wrote is not None and node.isascii() and node.isdigit() and len(found) < MAX_NODES:
+            found[int(node)] = tuple([one for one in wrote.names if not os.path.lexists(project / one)])
+    return found
 
 
 def close_noticed(folder: Path) -> None:

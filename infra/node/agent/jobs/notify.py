@@ -28,6 +28,7 @@ from agent.node.commands import activated, agent_command, program, variables
 from cloudddp.agent.protocol.codec import MAX_TEXT, decode, encode
 from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.jobs import Cause, Failure
+from cloudddp.agent.protocol.last_error import last_error
 from cloudddp.agent.protocol.progress import PREEMPTED_EXIT_CODE, TrainingStatus
 from cloudddp.agent.protocol.sentences import masked, what_failed
 from cloudddp.agent.protocol.start import StartRequest
@@ -76,8 +77,9 @@ class Notifier:
         found = phases.verdict(store.job_folder(self._request.job))
         if found is None or found.decided_by != self._request.node:
             return
-        last, saved = "".join(found.last_lines[-1:]), found.exit_code == PREEMPTED_EXIT_CODE
-        first = found.first and replace(found.first, detail=found.first.detail or last)
+        error = last_error(found.last_lines, found.exit_code).text
+        first = found.first and replace(found.first, detail=found.first.detail or error)
+        saved = found.exit_code == PREEMPTED_EXIT_CODE
         is_preempted = first.cause is Cause.NOTICE if first else saved
         for one in self._sent:
             with contextlib.suppress(subprocess.TimeoutExpired):

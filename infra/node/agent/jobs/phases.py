@@ -1,7 +1,7 @@
 """The phase of each job, and the running jobs, from the files in the jobs' folders.
 
 A job's folder holds `job.json` (JobFile), `state.json` (StateFile, written by its supervisor), `ranks/N.json`
-(RankRecord), `ranks/N.log` (with `N.times` and `N.cut`: ranks/rank_log.py), `launcher.log`, `supervisor.log`,
+(RankRecord), `ranks/N.log` (with `N.times`: ranks/rank_log.py), `launcher.log`, `supervisor.log`,
 `status.json` (by the script), `steps/N.json` (by the ranks: watch/pace.py), `stragglers.json` and
 `stall.json` (job_record.py), `rebooted.json` (RebootFile). While its setup runs, and where it has ended
 there, it holds `setup.json` (SetupFile); `setup.log` is the output of the setup commands. A file `cancel`
@@ -20,18 +20,17 @@ from typing import Optional
 
 from agent.node import kernel, processes, store
 from agent.node.processes import Task
-from cloudddp.agent.protocol.codec import MAX_TIME, check_range, has_job_id_format
+from cloudddp.agent.protocol.codec import MAX_TIME, ExitStatus, Time, has_job_id_format
 from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.jobs import MAX_RANKS, Cause, Failure, StateFile, Verdict
 from cloudddp.agent.protocol.phases import (
     LOG_MB,
-    MAX_LOG_MB,
-    MAX_NODES,
     MAX_RANK,
     MAX_RUNNING,
     MAX_TOKEN,
-    MIN_LOG_MB,
     JobPhase,
+    LogMiB,
+    NodeRank,
 )
 
 JOB_FILE = "job.json"
@@ -59,12 +58,9 @@ class JobFile:
 
     node: int
     ranks: int
-    log_mb: int = LOG_MB  # MiB of a rank's log that its wrapper keeps
+    log_mb: LogMiB = LOG_MB  # MiB of a rank's log that its wrapper keeps
     stop_grace: float = 0.0  # seconds; for the wrappers, too
     poweroff: Optional[float] = None  # seconds after the end of the job at which the node powers off
-
-    def __post_init__(self) -> None:
-        check_range("log_mb", self.log_mb, MIN_LOG_MB, MAX_LOG_MB)
 
 
 @frozen
@@ -73,30 +69,21 @@ class SetupFile:
     of one that has failed or was cancelled. A setup that was killed has neither."""
 
     job: str
-    node: int
+    node: NodeRank
     script: str
-    started: float
+    started: Time
     pid: int
     born: str
-    ended: Optional[float] = None
-    exit_code: Optional[int] = None
+    ended: Optional[Time] = None
+    exit_code: Optional[ExitStatus] = None
     boot: str = ""  # as in StateFile
-
-    def __post_init__(self) -> None:
-        check_range("node", self.node, 0, MAX_NODES)
-        check_range("started", self.started, 0, MAX_TIME)
-        check_range("ended", self.ended, 0, MAX_TIME)
-        check_range("exit_code", self.exit_code, 0, 255)
 
 
 @frozen
 class RebootFile:
     """When the machine started again on which a job had ended with it, as it was first noticed."""
 
-    at: float
-
-    def __post_init__(self) -> None:
-        check_range("at", self.at, 0, MAX_TIME)
+    at: Time
 
 
 def job_folders() -> list[Path]:

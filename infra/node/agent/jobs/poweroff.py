@@ -19,9 +19,9 @@ from typing import Optional
 from agent.jobs import phases
 from agent.node import kernel, store
 from agent.node.commands import succeeds
-from cloudddp.agent.protocol.codec import MAX_TIME, check_job_id, check_range
+from cloudddp.agent.protocol.codec import JobId, Time
 from cloudddp.agent.protocol.frozen import frozen
-from cloudddp.agent.protocol.machine import MAX_POWEROFF_WAIT, PowerOffReply
+from cloudddp.agent.protocol.machine import PowerOffReply, PoweroffSeconds
 
 PLAN = store.ROOT / "poweroff.json"  # cloudddp-idle.sh reads `seconds` of it
 PAUSE = 0.5  # seconds between two looks at the plan
@@ -43,14 +43,9 @@ class Plan:
     seconds since the epoch by its clock, for people and to tell one plan from another; nothing is computed
     from it here."""
 
-    job: str
-    seconds: float
-    since: float
-
-    def __post_init__(self) -> None:
-        check_job_id("job", self.job)
-        check_range("seconds", self.seconds, 0, MAX_POWEROFF_WAIT)
-        check_range("since", self.since, 0, MAX_TIME)
+    job: JobId
+    seconds: PoweroffSeconds
+    since: Time
 
     @property
     def left(self) -> float:

@@ -126,7 +126,7 @@ def open_regular(path: Path, access: int = os.O_RDONLY) -> BinaryIO:
 
 def project_folder(name: str) -> Path:
     """Return the project's folder in the home folder of the login user."""
-    check_project(name)
+    check_project("the folder", name)
     return Path.home() / name
 
 

@@ -8,7 +8,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Optional
 
@@ -19,8 +19,10 @@ from cloudddp.agent.protocol.codec import MAX_TEXT
 from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.gang import Observed
 from cloudddp.agent.protocol.jobs import MAX_AGO, MAX_LINE, MAX_LINES, Cause, Exited, Failure, RankRecord
+from cloudddp.agent.protocol.last_error import LastError, last_error
 
 TAIL_BYTES = 1 << 16
+TAIL_LINES = 2000  # in which the error is looked for
 # Seconds for the rank that was lost to end, too: it closes its connections first, and takes a while to end
 # after that.
 SETTLE = 0.7
@@ -83,15 +85,20 @@ def _counter(path: Path, name: str) -> int:
 
 def of_rank(folder: Path, node: int, record: RankRecord, before: Kernel) -> Observed:
     """Return the failure of a rank that has ended by itself."""
-    lines = last_lines(folder / "ranks" / f"{record.rank}.log")
-    cause, detail = Cause.RANK, record.error
+    lines, error = end_of_log(folder / "ranks" / f"{record.rank}.log", record.exit_code)
+    cause, detail = Cause.RANK, record.error or (error.text if error.kind else "")
+    code, number = record.exit_code, record.signal
     if record.signal == signal.SIGKILL and _oom_kills() > before.oom_kills:
         cause = Cause.MEMORY
     elif any(NO_SPACE in line for line in lines) and _is_full(folder):
         cause = Cause.DISK
     elif found := _xids(before):
         detail = f"NVIDIA driver: {found}" + (f"; {detail}" if detail else "")
-    failure = Failure(node, cause, record.rank, record.exit_code, record.signal, detail[:MAX_TEXT])
+    elif error.after_end and not error.raised:
+        cause, detail = Cause.EXIT, ""
+    elif error.after_end:  # Python would have exited with 1, as it does in most runs
+        code, number, detail = 1, None, f"{detail}; its process aborted while exiting"
+    failure = Failure(node, cause, record.rank, code, number, detail[:MAX_TEXT])
     return Observed(failure, ago_of(record.at), lines)
 
 
@@ -103,9 +110,9 @@ def of_launcher(folder: Path, node: int, code: int, before: Kernel) -> Observed:
     if number == signal.SIGKILL and _oom_kills() > before.oom_kills:
         cause = Cause.MEMORY
     failure = Failure(node, cause, exit_code=128 - code if code < 0 else code, signal=number)
-    lines = last_lines(folder / "launcher.log")
+    lines, _ = end_of_log(folder / "launcher.log", failure.exit_code)
     if not lines and number is not None:
-        lines = last_lines(max((folder / "ranks").glob("*.log"), key=_written, default=folder))
+        lines, _ = end_of_log(max((folder / "ranks").glob("*.log"), key=_written, default=folder))
     return Observed(failure, 0.0, lines)
 
 
@@ -121,22 +128,25 @@ def ago_of(at: Optional[float]) -> float:
     return 0.0 if at is None else min(max(time.monotonic() - at, 0.0), MAX_AGO)
 
 
-def last_lines(path: Path) -> tuple[str, ...]:
-    """Return the last lines of a log, each cut. Those of attempts before the last one say nothing of its end,
-    nor do notes."""
+def end_of_log(path: Path, exit_code: Optional[int] = None) -> tuple[tuple[str, ...], LastError]:
+    """Return the last lines of a log, each cut, and the error of the program that has exited with this code.
+    Of many lines below the error, only the first are returned. Lines of earlier attempts and notes are left
+    out."""
     try:
         with store.open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             file.seek(max(size - TAIL_BYTES, 0))
             data = file.read(TAIL_BYTES)
     except OSError:
-        return ()
+        return (), last_error((), exit_code)
     lines = data.decode(errors="replace").splitlines()
     if size > TAIL_BYTES and len(lines) > 1:
         del lines[0]  # begins in its middle
     begin = max((n for n, line in enumerate(lines, 1) if line.startswith(RESTART_NOTE)), default=0)
-    lines = [line for line in lines[begin:] if not line.startswith(NOTE)]
-    return tuple(line[:MAX_LINE] for line in lines[-MAX_LINES:])
+    lines = [line[:MAX_LINE] for line in lines[begin:] if not line.startswith(NOTE)][-TAIL_LINES:]
+    error = last_error(lines, exit_code)
+    end = max(error.at + MAX_LINES // 2, MAX_LINES)
+    return tuple(lines[:end][-MAX_LINES:]), error
 
 
 def _is_full(folder: Path) -> bool:
@@ -180,12 +190,13 @@ def elastic_error(path: str) -> str:
     return ""
 
 
-def is_consequence(failure: Failure, last_lines: Iterable[str]) -> bool:
-    """Whether a rank or launcher has written that it lost a connection to another one, or waited for it in
-    vain."""
+def is_consequence(failure: Failure, last_lines: Sequence[str]) -> bool:
+    """Whether another failure may explain this one: a rank or launcher has written that it lost a connection
+    to another one, or waited for it in vain; or the script of the rank had ended."""
     if failure.cause not in (Cause.RANK, Cause.LAUNCHER):
-        return False
-    return any(LOST_PEER.search(line) for line in (*last_lines, failure.detail))
+        return failure.cause is Cause.EXIT
+    lines = last_error(last_lines, failure.exit_code).lines
+    return any(LOST_PEER.search(line) for line in (*lines, failure.detail))
 
 
 def exits(node: int, records: Iterable[RankRecord], stopped: float) -> tuple[Exited, ...]:

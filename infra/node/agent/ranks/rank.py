@@ -39,7 +39,8 @@ def main(job: str, *argv: str) -> int:
     reports = {STEP_VARIABLE: os.path.join(folder, "steps", f"{number}.json")}  # store.step_file
     if number == 0:
         reports[STATUS_VARIABLE] = os.path.join(folder, "status.json")  # store.STATUS_FILE
-    child = _start(argv, log, {ERROR_FILE: errors, **_node_variables(), **os.environ, **reports})
+    given = {ERROR_FILE: errors, "PYTHONFAULTHANDLER": "1", **_node_variables(), **os.environ}
+    child = _start(argv, log, {**given, **reports})
     from agent.ranks import rank_end  # 100 ms or more, in which the rank itself can start
 
     if isinstance(child, OSError):

@@ -148,7 +148,7 @@ def _let_the_lost_rank_end(log: Path, ended: RankRecord, forwarded: set[int]) ->
     """After a failure for want of another rank, wait for that one to end: torchrun would end it, and nobody
     would know how it would have ended."""
     failure = Failure(0, Cause.RANK, ended.rank, ended.exit_code, ended.signal, ended.error)
-    if not ended.exit_code or not causes.is_consequence(failure, causes.last_lines(log)):
+    if not ended.exit_code or not causes.is_consequence(failure, causes.end_of_log(log, ended.exit_code)[0]):
         return
     deadline = time.monotonic() + causes.SETTLE
     while time.monotonic() < deadline and not forwarded:

@@ -3,11 +3,9 @@
 The rank has the file as its stdout and stderr, so it never waits for another process, and what it has written
 survives any of them. Its wrapper looks at the file twice a second. It removes the middle of a log that is
 longer than its limit by punching a hole into the file: the bytes after it keep their offsets, so that a
-client continues where it was.
+client continues where it was. Where the hole is, the file system knows (lseek(2), SEEK_HOLE).
 
-`N.cut` (Cut) is the part that was removed. It is written before the hole is punched: bytes that were read
-before `N.cut` is read again, and that are not in it, are the rank's. `N.times` has the time and the size of
-the log, at most twice a second.
+`N.times` has the time and the size of the log, at most twice a second.
 """
 
 from __future__ import annotations
@@ -21,32 +19,17 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, Optional, Union
+from typing import BinaryIO, Optional
 
 from agent.node import store
-from cloudddp.agent.protocol.codec import MAX_COUNT, ProtocolError, check_range
-from cloudddp.agent.protocol.frames import MAX_PIECE, Dropped, Log
-from cloudddp.agent.protocol.frozen import frozen
+from cloudddp.agent.protocol.codec import MAX_COUNT
+from cloudddp.agent.protocol.frames import MAX_PIECE, Log
 
 INTERVAL = 0.5  # seconds between two looks at the log
-BLOCK = 4096  # holes begin and end at a multiple of it
+BLOCK = 1 << 16  # holes begin and end at a multiple of it: no file system on nodes has larger blocks
 PUNCH_HOLE = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE (fallocate(2))
 MAX_TIMES = 64 << 20  # bytes of `N.times`: 24 days of a rank that always writes
 _TIME = struct.Struct("<dQ")  # seconds since the epoch, bytes
-
-
-@frozen
-class Cut:
-    """The part of a log that was removed: the bytes from `begin` up to `end`."""
-
-    begin: int
-    end: int
-
-    def __post_init__(self) -> None:
-        check_range("begin", self.begin, 0, MAX_COUNT)
-        check_range("end", self.end, 0, MAX_COUNT)
-        if self.begin >= self.end:
-            raise ProtocolError("a cut is empty")
 
 
 # -- writing -----------------------------------------------------------------------------------------------
@@ -61,7 +44,6 @@ class Keeper:
         self._path = path
         self._head = limit // 4 // BLOCK * BLOCK
         self._limit: Optional[int] = limit  # None where the file system cannot punch holes
-        self._cut = cut_of(path)  # of the rank's run before a restart
         self._last = (0.0, -1)  # the last entry of `N.times`
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -109,63 +91,50 @@ class Keeper:
     def _shorten(self, size: int) -> None:
         """Remove the middle of the log if it is too long; an eighth more than necessary, so that this is
         rare."""
-        before = self._cut
-        kept = size - (before.end - before.begin if before else 0)
-        if self._limit is None or kept <= self._limit:
+        begin, end = cut_of(self._log) or (self._head, self._head)
+        if self._limit is None or size - (end - begin) <= self._limit:
             return
-        begin = before.begin if before else self._head
-        end = (size - (self._limit - self._head - self._limit // 8)) // BLOCK * BLOCK
-        record = _beside(self._path, ".cut")
-        store.write(record, Cut(begin, end))
-        start = before.end if before else begin
+        new_end = (size - (self._limit - self._head - self._limit // 8)) // BLOCK * BLOCK
         libc = ctypes.CDLL(None, use_errno=True)
-        if libc.fallocate(self._log, PUNCH_HOLE, ctypes.c_int64(start), ctypes.c_int64(end - start)):
+        if libc.fallocate(self._log, PUNCH_HOLE, ctypes.c_int64(end), ctypes.c_int64(new_end - end)):
             self._limit = None
-            if before:
-                store.write(record, before)
-            else:
-                os.unlink(record)
-            return
-        self._cut = Cut(begin, end)
-        reserve = self._path.parent.parent / store.RESERVE
-        if not reserve.exists():  # it was used for the record, and there is space again
-            reserve.write_bytes(bytes(store.RESERVE_BYTES))
 
 
 # -- reading -----------------------------------------------------------------------------------------------
 
 
-def cut_of(path: Path) -> Optional[Cut]:
-    """Return what was removed of a log, or None."""
-    return store.read(_beside(path, ".cut"), Cut)
+def cut_of(descriptor: int) -> Optional[tuple[int, int]]:
+    """Return where the part begins and ends that was removed of a log, or None: the first hole that has data
+    after it. While a hole is punched, this waits."""
+    try:
+        begin = os.lseek(descriptor, 0, os.SEEK_HOLE)
+        end = os.lseek(descriptor, begin, os.SEEK_DATA)
+    except OSError:  # no data after it
+        return None
+    return (begin, end) if begin < end else None  # equal: the log has grown meanwhile
 
 
-def new_frames(rank: int, path: Path, offset: int, limit: int = MAX_COUNT) -> Iterator[Union[Log, Dropped]]:
+def new_frames(rank: int, path: Path, offset: int, limit: int = MAX_COUNT) -> Iterator[Log]:
     """Yield what was added to a log until now, in pieces, and at most `limit` bytes of it."""
     try:
         file = store.open_regular(path)
     except OSError:
         return
     with file:
-        size = os.fstat(file.fileno()).st_size
-        last = min(size, offset + limit)
-        cut = cut_of(path)
-        while offset < last:
-            if cut and cut.begin <= offset < cut.end:
-                yield Dropped(rank, offset, cut.end - offset)
-                last = min(size, last + cut.end - offset)
-                offset = cut.end
+        descriptor = file.fileno()
+        size, cut = os.fstat(descriptor).st_size, cut_of(descriptor)
+        while offset < size and limit:
+            if cut and cut[0] <= offset < cut[1]:
+                offset = cut[1]
                 continue
-            end = min(last, offset + MAX_PIECE)
-            if cut and offset < cut.begin:
-                end = min(end, cut.begin)
-            data = os.pread(file.fileno(), end - offset, offset)
+            end = cut[0] if cut and offset < cut[0] else size
+            data = os.pread(descriptor, min(end - offset, MAX_PIECE, limit), offset)
             if not data:
                 return
-            before, cut = cut, cut_of(path)
+            before, cut = cut, cut_of(descriptor)
             if cut == before:  # otherwise some of it may have been removed before it was read
                 yield Log(rank, offset, data)
-                offset += len(data)
+                offset, limit = offset + len(data), limit - len(data)
 
 
 def start_of(path: Path, since: Optional[float], tail: Optional[int]) -> int:
@@ -183,7 +152,7 @@ def start_of(path: Path, since: Optional[float], tail: Optional[int]) -> int:
             written = min(size, _size_at(_beside(path, ".times"), time.time() - since))
             starts.append(_line_start(descriptor, written))
         if tail is not None:
-            starts.append(_tail_start(descriptor, size, tail, cut_of(path)))
+            starts.append(_tail_start(descriptor, size, tail))
         return max(starts)
 
 
@@ -219,12 +188,12 @@ def _line_start(descriptor: int, offset: int) -> int:
     return 0 if begin == 0 else offset
 
 
-def _tail_start(descriptor: int, size: int, lines: int, cut: Optional[Cut]) -> int:
+def _tail_start(descriptor: int, size: int, lines: int) -> int:
     """Return where the last lines begin. Where they would reach into what was removed, that is shown as
     removed."""
     if lines == 0:
         return size
-    lowest = cut.end if cut else 0
+    begin_of_cut, lowest = cut_of(descriptor) or (0, 0)
     position, wanted = size, lines
     while position > lowest:
         begin = max(lowest, position - MAX_PIECE)
@@ -238,7 +207,7 @@ def _tail_start(descriptor: int, size: int, lines: int, cut: Optional[Cut]) -> i
             return begin + at + 1
         wanted -= count
         position = begin
-    return cut.begin if cut else 0
+    return begin_of_cut
 
 
 def _beside(path: Path, ending: str) -> Path:

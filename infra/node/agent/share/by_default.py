@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 from agent.files import records
 from agent.files.records import Received
+from agent.files.selection import is_checkpoint
+from cloudddp.agent.protocol.checkpoints import listed
 from cloudddp.agent.protocol.phases import Peer
 from cloudddp.agent.protocol.snapshots import (
     LATEST,
@@ -72,12 +74,6 @@ def refused(offers: Mapping[int, Offer], search: SnapshotSearch) -> Iterator[tup
                 yield node, file, why
 
 
-def listed(names: Sequence[str]) -> str:
-    """Return the first name and how many more there are."""
-    more = len(names) - 1
-    return f"{names[0]} and {more} more file{'s' * (more > 1)}" if more else names[0]
-
-
 def _usable(offers: Mapping[int, Offer], search: SnapshotSearch, notes: list[str]) -> dict[int, Offer]:
     """Return the offers without the files that are not written here, which are noted."""
     left: dict[int, dict[str, str]] = {}
@@ -108,8 +104,9 @@ def _differences(
     known = {one: {*offer.beyond, *(file.path for file in offer.files)} for one, offer in offers.items()}
     lacked = [name for name in offers[node].beyond if not all(name in names for names in known.values())]
     if lacked:
+        what = ", ".join(filter(is_checkpoint, lacked)) or listed(lacked)
         yield (
-            f"node {node}: not copied to other nodes: {listed(lacked)}. The limits are "
+            f"node {node}: not copied to other nodes: {what}. The limits are "
             f"[job] share_mb = {search.limit / 2**20:g} and {MAX_SHARED:,} files; name what all "
             "ranks read in [job] share"
         )

@@ -83,12 +83,21 @@ def written(search: SnapshotSearch) -> Offer:
     have = parts(project, scan.shards)
     if not search.limit:
         return Offer((), parts=have)
-    taken, left = selection.choose(own, search.limit)
+    taken, limit = [], search.limit
+    for wanted in (True, False):  # checkpoints first
+        some = [one for one in own if selection.is_checkpoint(one.found.name) is wanted]
+        taken += selection.choose(some, limit)[0] if limit else []
+        limit = max(search.limit - sum(one.size for one in taken), 0)
     shared = [*(_describe(one.found.name, one.found.info, copied) for one in taken), *copies]
-    fitting = _fitting(sorted(shared, key=_newest_first))
-    cut = {one.path for one in shared} - {one.path for one in fitting}
-    beyond = [*(one.found.name for files in left.values() for one in files), *sorted(cut)]
-    return Offer(fitting, beyond=tuple(beyond[:MAX_BEYOND]), parts=have)
+    fitting = _fitting(sorted(shared, key=_first_shared))
+    beyond = {one.found.name for one in own}.union(one.path for one in copies)
+    beyond.difference_update(one.path for one in fitting)
+    names = sorted(beyond, key=lambda name: (not selection.is_checkpoint(name), name))
+    return Offer(fitting, beyond=tuple(names[:MAX_BEYOND]), parts=have)
+
+
+def _first_shared(one: Snapshot) -> tuple[bool, int, int]:
+    return not selection.is_checkpoint(one.path), *_newest_first(one)
 
 
 def _fitting(found: Sequence[Snapshot]) -> tuple[Snapshot, ...]:

@@ -220,7 +220,7 @@ class Spread:
             several = self._search.every or self._by_default
             what = "which only some nodes have" if several else "the newest snapshot"
             where = ", ".join(map(str, lacking))
-            names = by_default.listed([one.path for one in files])
+            names = checkpoints.listed([one.path for one in files])
             self._note(f"copying {names}, {size}, {what}, from node {source} to node {where}")
 
     def _note(self, text: str) -> None:

@@ -52,7 +52,7 @@ def step(request: FollowRequest) -> int:
             ):
                 out.write(encode_frame(piece))
                 offsets[rank] = piece.end
-                sent += len(piece.data) if isinstance(piece, Log) else 0
+                sent += len(piece.data)
                 pause = PAUSE if rank != LAUNCHER_RANK else pause
             behind = behind or sent == MAX_AT_ONCE
         if last:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from agent.files.checkpoints import parts
 from agent.files.scan import Scan
 from agent.files.selection import NewFile, choose
-from agent.jobs import phases
+from agent.jobs import job_record, phases
 from agent.node import store
 from cloudddp.agent.protocol.checkpoints import Part
 from cloudddp.agent.protocol.codec import MAX_REASON
@@ -59,6 +59,7 @@ def step(request: NewFilesRequest) -> NewFilesReply:
         running=tuple(running[-MAX_PLACES:]),
         jobs=tuple(listed[-MAX_PLACES:]),
         checkpoints=have,
+        elsewhere=job_record.elsewhere(store.job_folder(begins[-1][1]), project) if begins else {},
         left=tuple([LeftFile(name, why[:MAX_REASON]) for name, why in sorted(left.items())[:MAX_PLACES]]),
     )
 

@@ -4,6 +4,7 @@ them (cloudddp/agent/protocol/file_steps.py).
 
 from __future__ import annotations
 
+import bisect
 import math
 import os
 import stat
@@ -11,24 +12,25 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, Optional, Union
+from typing import NamedTuple, Optional
 
-from agent.files import shared
+from agent.files import records, shared
 from agent.files.paths import on_one_line
 from agent.files.scan import Scan
 from agent.files.selection import choose
 from agent.files.tree import Found, Tree
 from agent.jobs import phases
 from agent.node import store
+from agent.ranks import rank_log
 from cloudddp.agent.protocol import file_steps, transfer
 from cloudddp.agent.protocol.codec import MAX_REASON
 from cloudddp.agent.protocol.file_steps import PackRequest, Selection
+from cloudddp.agent.protocol.frames import MAX_PIECE
 from cloudddp.agent.protocol.manifest import FILE, LINK, Entry, path_to_wire
-from cloudddp.agent.protocol.sending import HASHED, Contents, Sender, Wanted, time_of, whole
+from cloudddp.agent.protocol.sending import Contents, Sender, Wanted, time_of, whole
 from cloudddp.agent.protocol.transfer import MAX_ENTRIES, UNSEALED, Listing, Wants
 
 REQUEST = PackRequest
-MAX_PARTS = 10_000  # of a file with holes
 EMPTY = 1 << 26  # bytes of holes that may be sent as zeros
 QUIET_SECONDS = 5.0  # after which a frame says that the agent works
 
@@ -62,7 +64,6 @@ class Output:
     def __init__(self) -> None:
         self._stream = sys.stdout.buffer
         self._last = time.monotonic()
-        self._looked = self._hashed = 0
         self._left_out = 0
 
     def send(self, frame: bytes) -> None:
@@ -70,13 +71,10 @@ class Output:
         self._stream.flush()
         self._last = time.monotonic()
 
-    def working(self, *, looked: int = 0, hashed: int = 0) -> None:
-        """Count files that were looked at and bytes that were hashed, and report them while there is nothing
-        to send."""
-        self._looked += looked
-        self._hashed += hashed
+    def working(self) -> None:
+        """Say that the agent works while there is nothing to send."""
         if time.monotonic() - self._last > QUIET_SECONDS:
-            self.send(file_steps.working(file_steps.Work(self._looked, self._hashed)))
+            self.send(transfer.frame(UNSEALED, transfer.ALIVE))
 
     def left_out(self, name: str, reason: str, *, counts: bool = True) -> None:
         """Name what is left out: the first MAX_LEFT_OUT, then that there is more."""
@@ -92,26 +90,37 @@ class Item(NamedTuple):
 
     found: Found
     entry: Entry
+    other: str = ""  # the job that wrote it, '' for the requested one
 
 
 def listings(items: list[Item]) -> Iterator[Listing]:
     """Yield listings of all items. They are sorted, so that each index is the position of a file or link."""
     folders: dict[str, dict[str, Entry]] = {}
     modes: dict[str, int] = {}
-    count = names = 0
-    for found, entry in items:
+    others: dict[str, list[int]] = {}
+    count = names = files = 0
+    for found, entry, other in items:
         path = path_to_wire(found.name)
         if stat.S_ISDIR(found.info.st_mode):
             modes[path] = entry.mode
         else:
             folder, _, name = path.rpartition("/")
             folders.setdefault(folder, {})[name] = entry
+            if other:
+                others.setdefault(other, []).append(files)
+            files += 1
         count, names = count + 1, names + len(path) + len(entry.target)
         if count >= file_steps.MAX_LISTED or names > file_steps.MAX_NAMES:
-            yield Listing(folders, modes=modes)
-            folders, modes, count, names = {}, {}, 0, 0
+            yield _listing(folders, modes, others)
+            folders, modes, others, count, names, files = {}, {}, {}, 0, 0, 0
     if items:
-        yield Listing(folders, modes=modes)
+        yield _listing(folders, modes, others)
+
+
+def _listing(
+    folders: dict[str, dict[str, Entry]], modes: dict[str, int], others: dict[str, list[int]]
+) -> Listing:
+    return Listing(folders, modes=modes, others={job: tuple(one) for job, one in others.items()})
 
 
 class Packer:
@@ -124,22 +133,40 @@ class Packer:
             store.job_folder(request.job) if request.job else store.project_folder(request.project)
         )
         self._roots = [os.path.normpath(name) for name in request.paths]
+        self._attempts = phases.attempts() if request.results_of else []
+        project = Path(self._folder)
+        self._pulled, self._received = records.pulled(project), records.received(project)
 
     def found(self) -> list[Item]:
         """Return what there is, in the order of the listing: by folder, the files of one together."""
         items: dict[str, Item] = {}  # by name: of a folder that changes, scandir may yield one twice
         selection = self._request.selection
         for one in self._new(selection) if selection else self._below():
-            self._output.working(looked=1)
+            self._output.working()
             if len(items) >= MAX_ENTRIES:
                 roots = ", ".join(map(on_one_line, self._roots))
                 raise SystemExit(
                     f"there are more than {MAX_ENTRIES:,} files below {roots}; "
                     "name fewer: `cloudddp pull PATH`"
                 )
-            if one.name != "." and (entry := self._entry(one)) is not None:
-                items[one.name] = Item(one, entry)
+            other = self._other(one)
+            was_pulled = other and self._pulled.is_pulled(one.name, one.info.st_ctime_ns)
+            if one.name != "." and not was_pulled and (entry := self._entry(one)) is not None:
+                items[one.name] = Item(one, entry, other)
         return sorted(items.values(), key=lambda item: item.found.name.rpartition("/")[::2])
+
+    def _other(self, one: Found) -> str:
+        """Return the job that wrote a file, '' for the requested one and where the writer of a copy is not
+        known. Files from before all jobs count as of the first."""
+        if not self._attempts or stat.S_ISDIR(one.info.st_mode):
+            return ""
+        copy = self._received.copy(one.name, one.info)
+        if copy is not None:
+            job = copy.job
+        else:
+            at = bisect.bisect(self._attempts, (one.info.st_ctime_ns, "~", 0))
+            job = self._attempts[max(at - 1, 0)][1]
+        return "" if job == self._request.results_of else job
 
     def send(self, items: list[Item], wants: Wants) -> None:
         """Send the files that are wanted."""
@@ -150,11 +177,9 @@ class Packer:
         ]
 
         def contents(one: Wanted, descriptor: int, info: os.stat_result) -> Contents:
-            if self._of_job and is_log(listed[one.number].found.name):
-                parts = data_of(descriptor, info.st_size)
-                if sum(end - begin for begin, end in parts) < info.st_size:
-                    return WithoutHoles(descriptor, info.st_size, parts)
-            return whole(one, descriptor, info)
+            is_own_log = self._of_job and is_log(listed[one.number].found.name)
+            cut = rank_log.cut_of(descriptor) if is_own_log else None
+            return whole(one, descriptor, info) if cut is None else CutLog(descriptor, cut)
 
         def lost(one: Wanted, error: OSError) -> None:
             if not isinstance(error, FileNotFoundError):  # else it has gone
@@ -165,7 +190,7 @@ class Packer:
             if frame:
                 self._output.send(frame)
             else:
-                self._output.working(hashed=HASHED)
+                self._output.working()
         self._output.send(transfer.frame(UNSEALED, transfer.DONE))
 
     def _below(self) -> Iterator[Found]:
@@ -196,7 +221,7 @@ class Packer:
         )
         new = []
         for one in scan:
-            self._output.working(looked=1)
+            self._output.working()
             new.append(one)
         taken, left = choose(new, selection.limit)
         for name in left:
@@ -209,30 +234,24 @@ class Packer:
         mode, mtime_ns, size = stat.S_IMODE(info.st_mode), time_of(info), info.st_size
         if one.target:
             return Entry(LINK, mode, 0, mtime_ns, path_to_wire(one.target))
-        if self._of_job and stat.S_ISREG(info.st_mode) and info.st_blocks * 512 < size:
-            size = self._without_holes(one)
+        filled = info.st_blocks * 512
+        if self._of_job and stat.S_ISREG(info.st_mode) and filled < size:  # it has holes
+            size = self._size_of_log(one) if is_log(one.name) else size
+            if size - filled > max(filled, EMPTY):  # 1 TiB may take no space on the node's disk
+                why = f"{size >> 20} MiB, of which {filled >> 20} MiB were written"
+                self._output.left_out(one.name, why)
+                return None
         return None if size < 0 else Entry(FILE, mode, size, mtime_ns, "")
 
-    def _without_holes(self, one: Found) -> int:
-        """Return how many bytes of a file of a job's own are sent; -1 if it is left out. A file of 1 TiB may
-        take no space on the node's disk."""
-        size = one.info.st_size
+    def _size_of_log(self, one: Found) -> int:
+        """Return how many bytes of a log are sent; -1 if it is left out."""
         try:
-            descriptor = os.open(one.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            with store.open_regular(Path(one.path)) as file:
+                cut = rank_log.cut_of(file.fileno())
+                return CutLog(file.fileno(), cut).size if cut else one.info.st_size
         except OSError as error:
             self._output.left_out(one.name, error.strerror or "cannot be read")
             return -1
-        try:
-            parts = data_of(descriptor, size)
-        finally:
-            os.close(descriptor)
-        if is_log(one.name):
-            return WithoutHoles(descriptor, size, parts).size
-        filled = sum(end - begin for begin, end in parts)
-        if size - filled > max(filled, EMPTY):
-            self._output.left_out(one.name, f"{size >> 20} MiB, of which {filled >> 20} MiB were written")
-            return -1
-        return size
 
 
 def is_log(name: str) -> bool:
@@ -240,59 +259,29 @@ def is_log(name: str) -> bool:
     return os.path.basename(os.path.dirname(name)) == "ranks" and name.endswith(".log")
 
 
-# -- files with holes: where they have data, and a log without the part that was dropped --------------------
-
-
-def data_of(descriptor: int, size: int) -> list[tuple[int, int]]:
-    """Return where a file has data, up to `size`: begin and end of each part between two holes. Of a file
-    with very many holes the rest counts as data."""
-    found: list[tuple[int, int]] = []
-    at = 0
-    while at < size and len(found) < MAX_PARTS:
-        try:
-            begin = os.lseek(descriptor, at, os.SEEK_DATA)
-            at = min(os.lseek(descriptor, begin, os.SEEK_HOLE), size)
-        except OSError:  # no data until the end
-            return found
-        if begin < size:
-            found.append((begin, at))
-    return found if at >= size else [*found, (at, size)]
-
-
-class WithoutHoles:
+class CutLog:
     """A log without the part that ranks/rank_log.py has removed, which would be sent as zeros: a line says
     how long it was."""
 
-    def __init__(self, descriptor: int, size: int, parts: list[tuple[int, int]]) -> None:
-        self._descriptor = descriptor
-        self._pieces: list[Union[bytes, tuple[int, int]]] = []
-        last = 0
-        for begin, end in [*parts, (size, size)]:
-            if begin > last:
-                self._pieces.append(
-                    b"\n[cloudddp: %d bytes of this log were dropped here]\n" % (begin - last)
-                )
-            if end > begin:
-                self._pieces.append((begin, end))
-            last = end
-        self.size = sum(len(one) if isinstance(one, bytes) else one[1] - one[0] for one in self._pieces)
+    def __init__(self, descriptor: int, cut: tuple[int, int]) -> None:
+        (begin, end), self._descriptor = cut, descriptor
+        size = os.fstat(descriptor).st_size
+        self._note = b"\n[cloudddp: %d bytes of this log were dropped here]\n" % (end - begin)
+        self._pieces, self._rest = self._read((0, begin), (end, size)), b""
+        self.size = size - (end - begin) + len(self._note)
 
     def read(self, count: int) -> bytes:
         """Return `count` bytes, fewer only at the end."""
-        found = bytearray()
-        while self._pieces and len(found) < count:
-            found += self._next(count - len(found))
-        return bytes(found)
+        found = bytearray(self._rest)
+        while len(found) < count and (piece := next(self._pieces, b"")):
+            found += piece
+        self._rest = bytes(found[count:])
+        return bytes(found[:count])
 
-    def _next(self, count: int) -> bytes:
-        piece = self._pieces.pop(0)
-        if isinstance(piece, bytes):
-            data, rest = piece[:count], piece[count:]
-            self._pieces[:0] = [rest] if rest else []
-            return data
-        begin, end = piece
-        wanted = min(count, end - begin)
-        data = os.pread(self._descriptor, wanted, begin) or bytes(wanted)  # it has become shorter
-        begin += len(data)
-        self._pieces[:0] = [(begin, end)] if begin < end else []
-        return data
+    def _read(self, *parts: tuple[int, int]) -> Iterator[bytes]:
+        for begin, end in parts:
+            if begin:
+                yield self._note
+            for at in range(begin, end, MAX_PIECE):
+                size = min(end - at, MAX_PIECE)
+                yield os.pread(self._descriptor, size, at).ljust(size, b"\0")  # it may have become shorter

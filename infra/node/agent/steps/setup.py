@@ -43,20 +43,34 @@ def step(request: SetupRequest) -> SetupReply:
     project = store.project_folder(request.project)
     with store.locked("setup"):
         every_time = request.shared or request.data or request.container
-        if not every_time and _stamp(request, project).exists():
+        if not every_time and _is_done(request, project):
             return SetupReply(exit_code=0)
         return _set_up(request, project)
 
 
-def _stamp(request: SetupRequest, project: Path) -> Path:
-    """Return the file that exists once the commands have run with this content, in this image."""
-    image = [request.container.image, request.container.torch, request.python] if request.container else []
-    content = hashlib.sha256(json.dumps([*request.commands, *image]).encode())
+def _content(request: SetupRequest, project: Path) -> str:
+    """Return a digest of the commands and of what they read."""
+    content = hashlib.sha256(json.dumps([*request.commands, request.python]).encode())
     for name in request.inputs:
-        with contextlib.suppress(OSError):
-            data = paths.inside(project, name).read_bytes()
-            content.update(f"\n{name} {len(data)}\n".encode(errors="surrogateescape") + data)
-    return store.ROOT / f"setup-{project.name}-{content.hexdigest()[:16]}"
+        with contextlib.suppress(OSError), open(paths.inside(project, name), "rb") as file:
+            content.update(f"\n{name} {os.fstat(file.fileno()).st_size}\n".encode(errors="surrogateescape"))
+            while piece := file.read(PIECE):
+                content.update(piece)
+    return content.hexdigest()
+
+
+def _stamp(request: SetupRequest, project: Path) -> Path:
+    """Return the file with the digest for which the commands have run last in this image. There is one for
+    all digests: a run for another one has replaced what was installed before."""
+    image = [request.container.image, request.container.torch] if request.container else []
+    return store.ROOT / f"setup-{project.name}-{hashlib.sha256(json.dumps(image).encode()).hexdigest()[:16]}"
+
+
+def _is_done(request: SetupRequest, project: Path) -> bool:
+    try:
+        return _stamp(request, project).read_text() == _content(request, project)
+    except (OSError, ValueError):
+        return False
 
 
 @frozen
@@ -92,13 +106,14 @@ def _set_up(request: SetupRequest, project: Path) -> SetupReply:
         if request.container and not failed:
             image = docker.id_of(request.container.image) or request.container.image
             request = replace(request, container=replace(request.container, image=image))
-        stamp = _stamp(request, project)
-        if not (failed or stamp.exists()):
+        stamp, content = _stamp(request, project), _content(request, project)
+        if not (failed or _is_done(request, project)):
+            stamp.unlink(missing_ok=True)  # a run that fails may have removed what was installed before
             failed = _run_all(replace(setup, request=request))
     if failed is None:
         task.record.unlink(missing_ok=True)
         store.create_root()
-        stamp.write_text("done\n")
+        stamp.write_text(content)
         return SetupReply(exit_code=0, image=request.container.image if request.container else "")
     if failed.cancelled:
         processes.end(task, grace=1.0)
@@ -177,7 +192,8 @@ def _run_all(setup: _Setup) -> Optional[SetupReply]:
     """Run the commands, and whether ranks can run in the container, which a command may have made so."""
     request, project, container = setup.request, setup.project, setup.request.container
     for command in request.commands:
-        base = {} if container else {**os.environ, **_active(request, project)}
+        image = {"CLOUDDDP_IMAGE_PYTHON": machine.find_python("", project)}  # whatever environment is active
+        base = {} if container else {**os.environ, **image, **_active(request, project)}
         env = {**base, **variables(request, project)}
         if failed := _run(setup, ["bash", "-c", command], command, env, inside=container):
             if container and failed.output.startswith("docker: "):

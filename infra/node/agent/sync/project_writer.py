@@ -18,7 +18,7 @@ from agent.node import store
 from agent.sync.replaced import Replaced
 from agent.sync.writer import FileWriter, Incoming
 from cloudddp.agent.protocol.manifest import Entry
-from cloudddp.agent.protocol.transfer import FILE_WORK, Record
+from cloudddp.agent.protocol.transfer import Record
 
 
 class ProjectWriter(FileWriter):
@@ -29,7 +29,7 @@ class ProjectWriter(FileWriter):
         self, folder: Path, on_work: Callable[[int], None], synced: Container[str] = frozenset()
     ) -> None:
         """`synced` may be overwritten: files that a sync has written. `on_work` gets the bytes of files that
-        were begun earlier, as they are hashed, and FILE_WORK for each other change."""
+        were begun earlier, as they are hashed, and 1 for each other change."""
         super().__init__(folder)
         self._on_work = on_work
         self.partials = Partials(folder)
@@ -44,7 +44,7 @@ class ProjectWriter(FileWriter):
 
     def small(self, name: str, record: Record, contents: memoryview) -> None:
         super().small(name, record, contents)
-        self._on_work(FILE_WORK)
+        self._on_work(1)
 
     def _make_way(self, parent: int, base: str, name: str, record: Optional[Record] = None) -> None:
         self.replaced.keep(parent, base, name, record)
@@ -62,7 +62,7 @@ class ProjectWriter(FileWriter):
         temporary = self._temporary()
         os.symlink(target, temporary, dir_fd=parent)
         self.give_name(parent, temporary, name)
-        self._on_work(FILE_WORK)
+        self._on_work(1)
 
     def touch(self, name: str, entry: Entry) -> None:
         """Set mode and time of a file that has the contents."""
@@ -79,7 +79,7 @@ class ProjectWriter(FileWriter):
             os.utime(opened, ns=(entry.mtime_ns, entry.mtime_ns))
         finally:
             os.close(descriptor)
-        self._on_work(FILE_WORK)
+        self._on_work(1)
 
     def move(self, old: str, name: str, entry: Entry) -> None:
         """Give a file that has the contents another name, and this mode and time."""
@@ -132,7 +132,7 @@ class ProjectWriter(FileWriter):
             for base in bases:
                 with contextlib.suppress(OSError):
                     os.unlink(base, dir_fd=at)
-                self._on_work(FILE_WORK)
+                self._on_work(1)
         finally:
             os.close(at)
 

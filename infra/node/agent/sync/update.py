@@ -42,8 +42,7 @@ class ProjectUpdate:
         self._restarted: set[int] = set()
         self._is_changed = False  # files of this node
         self.received = 0  # bytes in frames
-        # Bytes that were hashed besides, and transfer.FILE_WORK for each other change of a file.
-        self.worked = 0
+        self.worked = 0  # bytes that were hashed besides, and 1 for each other change of a file
 
     @property
     def plan(self) -> SyncPlan:

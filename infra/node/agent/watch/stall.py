@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from pathlib import Path
 from typing import Optional
 
-from agent.ranks.causes import last_lines
+from agent.ranks.causes import end_of_log
 from agent.watch import stacks
 from agent.watch.activity import Activity
 from agent.watch.gpus import Gpus
@@ -101,7 +102,7 @@ class Stall:
         """The agent has written into the logs."""
         self._activity.forget_output()
 
-    def conclusion(self, nodes: set[int]) -> Optional[Observed]:
+    def conclusion(self, nodes: AbstractSet[int]) -> Optional[Observed]:
         """Return the stall as a failure, once, when all nodes have reported their stacks, or have had the
         time to."""
         if self._declared_at is None or self._concluded:
@@ -120,5 +121,5 @@ class Stall:
         failure = Failure(
             node, Cause.STALL, rank=None if alone is None else alone.rank, detail=detail[:MAX_TEXT]
         )
-        lines = () if alone is None else last_lines(self._folder / "ranks" / f"{alone.rank}.log")
+        lines = () if alone is None else end_of_log(self._folder / "ranks" / f"{alone.rank}.log")[0]
         return Observed(failure, 0.0, lines)

@@ -1,0 +1,67 @@
+"""Command lines that cannot be meant: one sentence and exit code 2, before AWS is asked for anything."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import pytest
+
+CR = "cr-0123456789abcdef0"
+KEY = "arn:aws:kms:{}:123456789012:alias/train"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("up --region us-esat-1", "'us-east-1'"),
+        ("up -t p99.huge", "unknown instance type 'p99.huge'"),
+        ("up -t g5.xlarge,g5.hugelarge", "unknown instance type 'g5.hugelarge'"),
+        ("up --gpu H1000", "no instance type has a GPU H1000"),
+        ("up -t g5.xlarge --gpu A10G", "--instance-type and --gpu exclude each other"),
+        ("up --spot --spot prefer", "--spot and --spot=prefer exclude each other"),
+        ("up -t g5.xlarge,g6.xlarge --price 1", "cluster.price is that of one type, and there are 2"),
+        (f"up --spot prefer --reservation {CR}", "spot instances cannot use"),
+        (f"doctor --spot --reservation {CR}", "spot instances cannot use"),
+        ("doctor --trial -n 2", "leave out -n and -c"),
+        ("doctor --trial -c mine", "leave out -n and -c"),
+        ("doctor --trial --json", "leave out --json"),
+        ("-c 'a;rm -rf /' up", "cluster.name"),
+        ("run nowhere.py", "script not found: nowhere.py"),
+        ("run -d -n 1 --discard ok.py", "-d excludes --discard"),
+        ("run -d -n 1 --keep-on-failure 5 ok.py", "-d excludes --discard and --keep-on-failure"),
+        ("run -n 2 -t g5.12xlarge --nodes-min 3 ok.py", "job.nodes_min is 3"),
+        ("launch -d --down --keep nan ok.py", "nan"),
+        ("launch -d --down --keep -1 ok.py", "-1"),
+        ("launch -d --down --keep long ok.py", "'long' is not a valid float"),
+        ("launch -d --keep 5 ok.py", "--keep needs --down, or job.on_stall"),
+        ("launch --down ok.py", "--down needs -d"),
+        ("launch --save-minutes 16 ok.py", "save_minutes"),
+        ("launch --stall-minutes 0.2 ok.py", "is below job.heartbeat = 15 s"),
+        ("launch --on-stall restart ok.py", "needs job.retries"),
+        ("capacity -t p5.48xlarge --regions us-east-9", "unknown AWS region 'us-east-9'"),
+        ("capacity --gpu H1000", "no instance type has a GPU H1000"),
+        ("capacity -t p5.49xlarge", "unknown instance type 'p5.49xlarge'"),
+        ("capacity -t p5.48xlarge --days 0", "Invalid value for '--days'"),
+        ("capacity -t p5.48xlarge --days 15", "Invalid value for '--days'"),
+        ("capacity -t p5.48xlarge --days 189", "Invalid value for '--days'"),
+        ("pull runs runs/../../x", "not a path inside the project"),
+        ("--region us-east-1 up --regions us-east-1,us-west-2", "--region and --regions exclude each other"),
+        (f"up --kms-key {KEY.format('eu-west-1')}", "in eu-west-1, and the cluster would be in us-east-1"),
+        (
+            f"up --regions us-east-1,us-west-2 --kms-key {KEY.format('us-east-1')}",
+            "in us-east-1, and the cluster would be in us-west-2",
+        ),
+        ("run ok.py --max-cost 5", "put it before ok.py"),
+        ("launch --epochs 3 ok.py", "go after it: `cloudddp launch ok.py --epochs`"),
+        ("launch --detatch ok.py", "did you mean --detach?"),
+        ("launch -m", "-m needs the name of a module"),
+    ],
+)
+def test_bad_usage_exits_2_before_any_call(cli: Any, faults: Any, words: str, message: str) -> None:
+    cli.write("ok.py", "")
+    done = cli(*shlex.split(words))
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert faults.calls == []
