@@ -169,7 +169,8 @@ REGION_REFUSED = ("AuthFailure", "OptInRequired")
 """The codes of a region that refuses credentials which other regions accept."""
 _SHOWN_TEXT = 600  # characters of a message of AWS, which names roles and resources, and can be long
 _SHOWN_CODE = 100
-_THROTTLED = ("RequestLimitExceeded", "Throttling", "ThrottlingException", "RequestThrottled")
+SHORTAGES = ("InsufficientInstanceCapacity", "InsufficientHostCapacity")  # HTTP status 500
+THROTTLED = ("RequestLimitExceeded", "Throttling", "ThrottlingException", "RequestThrottled")
 _MOST_SKEW = 240.0  # seconds; a signature is valid for 300
 
 
@@ -198,7 +199,7 @@ def explain(
         refusal = _refused(call, region, error, renew, decode)
         metadata = error.response.get("ResponseMetadata", {})
         refusal.retries = int(metadata.get("RetryAttempts") or 0)
-        refusal.transient = refusal.code in _THROTTLED or int(metadata.get("HTTPStatusCode") or 0) >= 500
+        refusal.transient = refusal.code in THROTTLED or int(metadata.get("HTTPStatusCode") or 0) >= 500
         raise refusal from None
     except (exceptions.EndpointConnectionError, exceptions.HTTPClientError) as error:
         lost = unreachable(f"{call} in {region}", error)

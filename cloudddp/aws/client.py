@@ -22,7 +22,7 @@ import msgspec
 
 from cloudddp import __version__, timings
 from cloudddp.aws import answers
-from cloudddp.aws.answers import EXPIRED, action, explain
+from cloudddp.aws.answers import EXPIRED, SHORTAGES, action, explain
 from cloudddp.config.schema import nearest
 from cloudddp.errors import AWSError, CloudDDPError, Command, CredentialsError, Text, UsageError
 from cloudddp.text import one_line, some
@@ -145,6 +145,7 @@ class AWS:
                     f"{one_line(str(client.meta.endpoint_url), 100)}",
                     hint=f"fix ~/.aws/config: {_URL_HINT}",
                 )
+            client.meta.events.register_first("needs-retry.ec2.RunInstances", _without_repetition)
             self._clients[service] = client
         return self._clients[service]
 
@@ -310,6 +311,13 @@ def _config() -> Any:
         read_timeout=30,
         user_agent_extra=f"cloudddp/{__version__}",
     )
+
+
+def _without_repetition(response: Any, **_: Any) -> None:
+    """Have botocore's handler, which comes next, take a lack of capacity for a refusal: EC2 answers with HTTP
+    500, as in its own errors, and botocore would repeat the call 4 times in one zone."""
+    if response is not None and response[1].get("Error", {}).get("Code") in SHORTAGES:
+        response[0].status_code = 400
 
 
 def _no_profile(core: Any) -> UsageError:

@@ -49,6 +49,7 @@ class TypeInfo:
     max_efa: int = 0  # EFA interfaces; 0 without EFA
     cluster_placement: bool = False  # whether it can be in a placement group of strategy `cluster`
     blocks: bool = False  # whether there are capacity blocks of it
+    burstable: bool = False  # whether it earns CPU credits (T types)
 
     @property
     def family(self) -> str:
@@ -118,6 +119,7 @@ class _Type(Record, frozen=True):
     media_accelerator_info: _Accelerators = _Accelerators()
     placement_group_info: _Placement = _Placement()
     supported_usage_classes: tuple[str, ...] = ()
+    burstable_performance_supported: bool = False
 
 
 def require_known_types(aws: AWS, spec: ClusterSpec) -> None:
@@ -201,6 +203,7 @@ def _type_info(name: str, item: _Type) -> TypeInfo:
         max_efa=max_efa,
         cluster_placement="cluster" in item.placement_group_info.supported_strategies,
         blocks="capacity-block" in item.supported_usage_classes,
+        burstable=item.burstable_performance_supported,
     )
 
 

@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
+from cloudddp.aws.answers import SHORTAGES
 from cloudddp.cluster import launch_errors
 from cloudddp.cluster.launch_errors import Attempt, NotLaunched, attempt
 from cloudddp.cluster.model import Cluster
@@ -197,7 +198,7 @@ def _failed(
     wider = launch_errors.widening(spec)
     if len(attempts) == 1 and not waited:
         first = failures[0].first
-        if isinstance(first, AWSError) and attempts[0].code in launch_errors.SCARCE:
+        if isinstance(first, AWSError) and attempts[0].code in SHORTAGES:
             return AWSError(first.message, hint=launch_errors.advice(attempts, wider), code=first.code)
         return first
     billed = f"launches that AWS accepted and that ended cost at most {waiting.cost}" if waiting.usd else ""

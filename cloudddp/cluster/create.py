@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from cloudddp import signals
 from cloudddp.aws import inventory, reservations
+from cloudddp.aws.answers import THROTTLED
 from cloudddp.aws.client import AWS
 from cloudddp.cluster import created_ids, name_lock, node_addresses
 from cloudddp.cluster.created_ids import CreatedIds, Known
@@ -44,6 +45,12 @@ _NOT_FOUND_YET = (
 _RETRY_SECONDS = 0.5
 _SHOWN = {"key-pair": "key pair", "security-group": "security group", PLACEMENT_STEP: "placement group"}
 _NOT_RECORDED = ("UserData", "ClientToken")
+# Errors of a launch that end by themselves, and what is shown meanwhile.
+_REPEATED = {
+    reservations.EXCEEDED: "the capacity reservation is full; {}, since AWS may still be cleaning up after "
+    "instances that have ended",
+    **dict.fromkeys(THROTTLED, "AWS throttles launches of this account; {}"),
+}
 _CLEAN_UP_POLLS = 60  # in the time that a capacity reservation gets to clean up: every 10 s
 
 
@@ -202,23 +209,21 @@ class CreatedResources:
 
     def _run_instances(self, request: Request, answers: Mapping[str, Any]) -> None:
         """Start the nodes. A capacity reservation counts ended instances as available after minutes of
-        clean-up, so a full one is tried again; Ctrl-C ends the wait."""
+        clean-up, so a full one is tried again, likewise a launch that AWS throttles; Ctrl-C ends the wait."""
         seconds = timing.current().clean_up
         deadline = time.monotonic() + seconds
-        waiting = False
+        shown = ""
         while True:
             try:
                 self._run_instances_once(request, answers)
                 return
             except AWSError as error:
-                if error.code != reservations.EXCEEDED or time.monotonic() > deadline:
+                if error.code not in _REPEATED or time.monotonic() > deadline:
                     raise
-            if not waiting:
-                self.progress(
-                    f"the capacity reservation is full; trying again for up to {seconds / 60:.0f} minutes, "
-                    "since AWS may still be cleaning up after instances that have ended"
-                )
-                waiting = True
+                if error.code != shown:
+                    again = f"trying again for up to {seconds / 60:.0f} minutes"
+                    self.progress(_REPEATED[error.code].format(again))
+                    shown = error.code
             time.sleep(seconds / _CLEAN_UP_POLLS)
 
     def _run_instances_once(self, request: Request, answers: Mapping[str, Any]) -> None:

@@ -37,7 +37,6 @@ _ZONE = frozenset(
         "Server.InternalError",
     }
 )
-SCARCE = ("InsufficientInstanceCapacity", "InsufficientHostCapacity")
 _REGION = frozenset(
     {
         "VcpuLimitExceeded",
@@ -144,18 +143,19 @@ def exhausted(
 
 
 def widening(spec: ClusterSpec) -> tuple[str, ...]:
-    """Return the options with which more places would be tried: without --zones, all zones of a region
-    are."""
+    """Return the options with which more places would do: without --zones, all zones of a region are tried,
+    and without a placement group the nodes may be far apart."""
     if spec.reservation:
         return ()
-    return (*["--zones"] * bool(spec.zones), *["--subnets"] * bool(spec.subnets), "--regions")
+    grouped = ["--no-placement-group"] * (spec.placement_group and spec.nodes > 1)
+    return (*["--zones"] * bool(spec.zones), *["--subnets"] * bool(spec.subnets), "--regions", *grouped)
 
 
 def advice(attempts: Sequence[Attempt], wider: Sequence[str]) -> Text:
     """Return what to do when no attempt has succeeded. `wider` are options that can add places
     (`widening`)."""
     if any(one.waiting_helps for one in attempts):
-        others = f"add others with {' or '.join(wider)}, " if wider else ""
+        others = f"look further with {' or '.join(wider)}, " if wider else ""
         return f"keep trying with --wait-capacity 2h, {others}or choose another --instance-type"
     if any(next_step(one.code) is Next.REGION for one in attempts):
         return (
@@ -164,7 +164,7 @@ def advice(attempts: Sequence[Attempt], wider: Sequence[str]) -> Text:
             " names the quota",
         )
     return (
-        f"choose other {', '.join(wider)} or another --instance-type"
+        f"look further with {' or '.join(wider)}, or choose another --instance-type"
         if wider
         else "choose another --reservation"
     )

@@ -180,12 +180,11 @@ PLACEMENT_STEP = "placement-group"
 def wants_placement_group(spec: ClusterSpec, info: TypeInfo, reservation: Reservation | None) -> bool:
     """Return whether the cluster gets a placement group of its own.
 
-    Not for a capacity block, whose instances are placed together and which supports no group, nor for a
-    reservation that was created in a group: its instances have to be launched into that one.
+    Not with a reservation: a capacity block supports no group, one that was created in a group needs that
+    one, and of any other EC2 may place only a part of the instances close together, and refuses the rest
+    (https://github.com/eksctl-io/eksctl/issues/7949: 11 of 16).
     """
-    if reservation is not None and (reservation.block or reservation.placement_group):
-        return False
-    return spec.placement_group and spec.nodes > 1 and info.cluster_placement
+    return reservation is None and spec.placement_group and spec.nodes > 1 and info.cluster_placement
 
 
 def placement_group_name(cluster: str, cluster_id: str) -> str:
@@ -249,6 +248,10 @@ def run_instances(
     if spec.instance_profile:
         by = "Arn" if spec.instance_profile.startswith("arn:") else "Name"
         params["IamInstanceProfile"] = {by: spec.instance_profile}
+    if context.info.burstable:
+        # "unlimited", the default of most types, bills CPU beyond the baseline, which no price list has (EC2
+        # User Guide, "Unlimited mode for burstable performance instances").
+        params["CreditSpecification"] = {"CpuCredits": "standard"}
     if spec.spot:
         # A one-time request never launches a second instance.
         params["InstanceMarketOptions"] = {

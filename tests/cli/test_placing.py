@@ -59,7 +59,17 @@ def test_capacity_that_is_missing_after_the_launch_leads_to_the_next_zone(
     assert len(remains().instances) == 2
 
 
-def test_table_shows_what_was_tried(cli: Any, conditions: Any, remains: Any) -> None:
+def test_throttled_launches_reach_the_zone_that_has_capacity(cli: Any, conditions: Any, remains: Any) -> None:
+    """A lack of capacity is HTTP 500, and is not repeated in its zone: that would use up the bucket of
+    RunInstances."""
+    rate = {"RunInstances": {"bucket": 2, "refill": 0.2}}
+    conditions(capacity=full(*G5_ZONES[:4]), request_rate=rate)
+    done = cli("up", "-n", "1", **SCALED)
+    assert done.returncode == 0, done.stderr
+    assert len(remains().instances) == 1
+
+
+def test_table_shows_what_was_tried(cli: Any, conditions: Any, faults: Any, remains: Any) -> None:
     rule = {"code": "Server.InsufficientInstanceCapacity", "instances": 1}
     conditions(capacity=full(*G5_ZONES[1:]), fail_launch={"us-east-1a": rule})
     done = cli("up", "-n", "2")
@@ -70,7 +80,9 @@ def test_table_shows_what_was_tried(cli: Any, conditions: Any, remains: Any) -> 
             rf"^  {zone}  (Server\.)?InsufficientInstanceCapacity +\S", done.stderr, re.MULTILINE
         ), done.stderr
     assert "--wait-capacity" in done.stderr
-    assert "add others with --regions, or choose" in done.stderr  # all zones were tried
+    wider = "look further with --regions or --no-placement-group, or choose"
+    assert wider in " ".join(done.stderr.split())  # all zones were tried
+    assert faults.count("RunInstances") == len(G5_ZONES)
     assert remains().nothing
 
 
@@ -103,7 +115,7 @@ def test_waiting_ends_after_its_time(cli: Any, conditions: Any, faults: Any, rem
     done = cli("up", "-n", "1", "--zones", "us-east-1a", "--wait-capacity", "3s", **SCALED)
     assert done.returncode == 1
     assert "could not be launched in any of these zones within 3s" in done.stderr
-    assert "add others with --zones or --regions, or choose" in done.stderr
+    assert "look further with --zones or --regions, or choose" in done.stderr
     assert faults.count("ImportKeyPair") > 1
     assert remains().nothing
 

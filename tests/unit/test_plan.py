@@ -88,6 +88,13 @@ def config_of(the_plan: Plan) -> Any:
     return yaml.safe_load(text)
 
 
+def test_types_with_cpu_credits_get_none_that_are_billed() -> None:
+    burstable = replace(CONTEXT, info=replace(CONTEXT.info, burstable=True))
+    nodes = params(planned(context=burstable), "nodes")
+    assert nodes["CreditSpecification"] == {"CpuCredits": "standard"}
+    assert "CreditSpecification" not in params(planned(), "nodes")
+
+
 # -- requests ------------------------------------------------------------------------------------------------
 
 

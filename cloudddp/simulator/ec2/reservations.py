@@ -21,6 +21,7 @@ from cloudddp.simulator.ec2.patch import (
     add,
     backend_data,
     client_error,
+    server_error,
     invalid_combination,
     invalid_value,
     parameters,
@@ -85,6 +86,13 @@ def check(backend: Any, request: Request) -> Any:
         invalid_combination("Capacity Blocks do not support instances in a placement group.")
     if not found.matches(request) or found.available_instance_count < request.count:
         _exceeded()
+    if request.placement_group and not found.placement_group_arn and request.count > 1:
+        # Its instances may be anywhere in the zone; so a user got 11 of 16 into a group (eksctl, issue 7949).
+        server_error(
+            "InsufficientInstanceCapacity",
+            "The requested reservation does not have sufficient capacity in the placement group "
+            f"{request.placement_group}.",
+        )
     return found
 
 
