@@ -21,11 +21,11 @@ from cloudddp.simulator.ec2.patch import (
     add,
     backend_data,
     client_error,
-    server_error,
     invalid_combination,
     invalid_value,
     parameters,
     result,
+    server_error,
 )
 
 BLOCK_END = timedelta(minutes=30)
