@@ -106,7 +106,10 @@ def run_script(
     many seconds; with `on_stdout`, between two bytes. Raises NodeError, with `problem` where it fails."""
     command = shlex.join([*("sudo", "-n") * root, "sh", "-s", "--", *words])
     script, total = payload_text(f"infra/node/{name}").encode(), None if on_stdout else seconds
-    spec = CommandSpec(command, script, seconds, on_stdout, limit=1 << 20, total_timeout=total)
+    # What the login shell prints at its exit is no output of the script.
+    spec = CommandSpec(
+        command, script, seconds, on_stdout, limit=1 << 20, total_timeout=total, until_exit=True
+    )
     result = runner.run(node, spec)
     if result.exit_code:
         raise NodeError(f"node {node}: {problem}: {replies.failure_text(result)}", hint=hint)

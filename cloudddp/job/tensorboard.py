@@ -24,7 +24,7 @@ def find_logs(runner: Runner, node: int, project: str, folders: Sequence[str]) -
         f"-name '.*' -prune -o -type f -name 'events.out.tfevents.*' -print0 2> /dev/null "
         f"| head -c {_MAX_LISTING}"
     )
-    found = runner.run(node, CommandSpec(command)).stdout.decode(errors="surrogateescape")
+    found = runner.run(node, CommandSpec(command, until_exit=True)).stdout.decode(errors="surrogateescape")
     folders = [posixpath.dirname(file) for file in found.split("\0")[:-1]]
     return posixpath.normpath(posixpath.commonpath(folders)) if folders else ""
 

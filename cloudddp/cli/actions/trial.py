@@ -23,6 +23,7 @@ import click
 from msgspec import structs
 
 from cloudddp import __version__, signals, timings
+from cloudddp.aws.instance_types import power_minutes
 from cloudddp.cli import session as sessions
 from cloudddp.cli.actions.up import bring_up
 from cloudddp.cli.console import Console
@@ -47,9 +48,9 @@ from cloudddp.ssh.running import CommandSpec
 
 _CHEAP = (
     Flag("--instance-type", "cluster", "instance_type", "g4dn.xlarge"),
-    Flag("--max-hours", "cluster", "max_hours", "0.3333"),  # 20 minutes
     Flag("--max-cost", "cluster", "max_cost", "1"),
 )
+_USE = 10.0  # minutes of a trial after its node is ready
 _ONE = Flag("--nodes", "cluster", "nodes", "1")
 # Settings of a file that are about its own type of nodes: defaults, unless they are given as flags.
 _OF_ANOTHER_TYPE: Mapping[str, Any] = {
@@ -136,6 +137,11 @@ class Trial:
         """Return the session of a cluster with one cheap node, whatever the configuration files say of it."""
         given = {flag.key for flag in self.flags}
         flags = [*(flag for flag in _CHEAP if flag.key not in given), *self.flags, _ONE]
+        if "max_hours" not in given:
+            # How many GPUs a type has is not known yet: as if it had several, but for that of _CHEAP.
+            types = [str(one.value) for one in self.flags if one.key == "instance_type"]
+            minutes = max((power_minutes(one, 2) for one in types), default=power_minutes("", 0)) + _USE
+            flags.append(Flag("--max-hours", "cluster", "max_hours", f"{minutes / 60:.4f}"))
         session = sessions.start(
             self.console, replace(self.options, cluster=f"trial-{self.suffix}"), flags=flags
         )
@@ -161,7 +167,9 @@ class Trial:
             with self._phase("up"), signals.interruptible():
                 bring_up(session, yes=yes, on_ready=self._take)
             with self._phase("exec"), signals.interruptible(), connected(session) as (_, runner):
-                result = runner.run(0, CommandSpec(_VERSIONS, limit=10_000, total_timeout=60.0))
+                result = runner.run(
+                    0, CommandSpec(_VERSIONS, limit=10_000, total_timeout=60.0, until_exit=True)
+                )
                 self.node = versions(result.stdout)
                 if result.exit_code:
                     raise NodeError(f"node 0: a command that prints versions exited with {result.exit_code}")
