@@ -16,7 +16,7 @@ from cloudddp.errors import Interrupted, UsageError
 from cloudddp.formats import dollars, moment
 from cloudddp.job.follow.verdict import JobResult
 from cloudddp.operations import process_nodes
-from cloudddp.operations.lifecycle import bring_up
+from cloudddp.operations.lifecycle import bring_up, require_limits
 from cloudddp.operations.start_job import checked_script, report_results_here, results_of
 
 
@@ -51,6 +51,8 @@ def _up(call: Call) -> Cluster:
         done = bring_up(call.session(), agree)
     except KeyboardInterrupt:
         raise Interrupted("interrupted while nothing was being created") from None
+    if done.plan is None:
+        require_limits(call.session(), done.cluster, {flag.key for flag in call.flags})
     return Cluster(call, done.cluster, created=done.plan is not None)
 
 

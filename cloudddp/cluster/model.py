@@ -23,6 +23,7 @@ from cloudddp.aws.inventory import Instance
 from cloudddp.cluster import prices
 from cloudddp.cluster.prices import Cost
 from cloudddp.errors import CloudDDPError, Command, NodeError, Part, ToolCommand
+from cloudddp.formats import duration
 from cloudddp.tags import most_common
 
 _UNKNOWN = datetime.max.replace(tzinfo=UTC)
@@ -164,6 +165,15 @@ class Cluster:
             return 0.0
         late = (datetime.now(UTC) - self.expires).total_seconds()
         return late if late > prices.POWER_OFF.total_seconds() else 0.0
+
+    @property
+    def time_left(self) -> str:
+        """How long it may still run, for people."""
+        if self.expires is None:
+            return "no deadline"
+        if late := self.overdue:
+            return f"overdue {duration(late)}"
+        return duration((self.expires - datetime.now(UTC)).total_seconds())
 
     @property
     def _running(self) -> list[str]:

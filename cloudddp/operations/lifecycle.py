@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 
 from cloudddp import local_state, signals
 from cloudddp.aws import inventory
@@ -12,11 +13,13 @@ from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.cluster import created_ids, teardown
 from cloudddp.cluster import up as creating
 from cloudddp.cluster.created_ids import Known
+from cloudddp.cluster.extend import ROUNDING, Limits
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.teardown import DownReport
 from cloudddp.cluster.up import UpResult
-from cloudddp.errors import CloudDDPError
+from cloudddp.errors import CloudDDPError, Command
+from cloudddp.formats import dollars
 from cloudddp.job import ranks
 from cloudddp.local_state import ClusterRecord
 from cloudddp.operations.reporter import Reporter
@@ -54,6 +57,33 @@ def bring_up(
             looked_in=session.looked_in(clouds),
             project=session.root.name,
             on_others=on_others,
+        )
+
+
+def require_limits(session: Session[Reporter], existing: Cluster, given: Collection[str]) -> None:
+    """Raise CloudDDPError if a cluster that exists may run for longer or cost more than the limits that were
+    `given`."""
+    spec, now = session.settings.cluster, datetime.now(UTC)
+    ends, beyond = existing.expires, []
+    if "max_hours" in given and (ends is None or ends > now + timedelta(hours=spec.max_hours)):
+        verb = "is" if existing.overdue else "runs for another"
+        beyond.append(f"{verb} {existing.time_left}, more than --max-hours {spec.max_hours:g}")
+    if "max_cost" in given and spec.max_cost is not None:
+        usd = Limits(now, now, now, existing.cost(now).usd, existing.hour).cost(ends) if ends else None
+        if usd is None or usd > ROUNDING * spec.max_cost:
+            beyond.append(
+                f"may cost {dollars(usd)} until its deadline, more than --max-cost {spec.max_cost:g}"
+            )
+    if beyond:
+        raise CloudDDPError(
+            f"cluster {existing.name!r} was created before and {' and '.join(beyond)}. Nothing was changed",
+            hint=("leave that option out, or move the deadline: ", Command("extend", "--until", "TIME")),
+        )
+    if "max_hours" in given:
+        session.console.log(
+            f"cluster {existing.name!r} was created before, and ends in {existing.time_left}: ",
+            Command("extend", "--hours", "H"),
+            " moves its deadline",
         )
 
 

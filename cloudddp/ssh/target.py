@@ -243,7 +243,7 @@ class Direct:
         return
 
     def openssh_options(self, _target: Target) -> list[str]:
-        return []
+        return ["ProxyCommand=none", "ProxyJump=none"]  # also where the user has one for all hosts
 
 
 DIRECT = Direct()

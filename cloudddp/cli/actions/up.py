@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, timedelta
 
 from cloudddp import local_state, signals
 from cloudddp.aws.client import AWS
@@ -12,14 +11,11 @@ from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
 from cloudddp.cli.session import Session
 from cloudddp.cli.views import lifecycle
-from cloudddp.cli.views.clusters import time_left
-from cloudddp.cluster.extend import ROUNDING, Limits
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.up import UpResult
 from cloudddp.config.command_line import Flag, GlobalOptions
-from cloudddp.errors import CloudDDPError, Command, Interrupted
-from cloudddp.formats import dollars
+from cloudddp.errors import Command, Interrupted
 from cloudddp.operations import lifecycle as operation
 
 
@@ -41,36 +37,10 @@ def up(console: Console, options: GlobalOptions, *, flags: Sequence[Flag], dry_r
     signals.ignore()  # the cluster is up, whether or not this is printed
     console.print_text(lifecycle.up(created))
     if created.plan is None:
-        _require_limits(created.cluster, session, flags)
+        operation.require_limits(session, created.cluster, {flag.key for flag in flags})
     console.log("next: ", Command("launch", "SCRIPT"), "   (", Command("down"), " stops the bill)")
     if created.plan is not None and len(local_state.history(session.aws().endpoint)) == 1:  # the first ever
         console.log("editors, rsync, scp: ", Command("ssh-config"), " names the nodes for OpenSSH")
-
-
-def _require_limits(existing: Cluster, session: Session, flags: Sequence[Flag]) -> None:
-    """Raise CloudDDPError if a cluster that exists may run for longer or cost more than the options allow."""
-    given, spec, now = {flag.key for flag in flags}, session.settings.cluster, datetime.now(UTC)
-    ends, beyond = existing.expires, []
-    if "max_hours" in given and (ends is None or ends > now + timedelta(hours=spec.max_hours)):
-        verb = "is" if existing.overdue else "runs for another"
-        beyond.append(f"{verb} {time_left(existing)}, more than --max-hours {spec.max_hours:g}")
-    if "max_cost" in given and spec.max_cost is not None:
-        usd = Limits(now, now, now, existing.cost(now).usd, existing.hour).cost(ends) if ends else None
-        if usd is None or usd > ROUNDING * spec.max_cost:
-            beyond.append(
-                f"may cost {dollars(usd)} until its deadline, more than --max-cost {spec.max_cost:g}"
-            )
-    if beyond:
-        raise CloudDDPError(
-            f"cluster {existing.name!r} was created before and {' and '.join(beyond)}. Nothing was changed",
-            hint=("leave that option out, or move the deadline: ", Command("extend", "--until", "TIME")),
-        )
-    if "max_hours" in given:
-        session.console.log(
-            f"cluster {existing.name!r} was created before, and ends in {time_left(existing)}: ",
-            Command("extend", "--hours", "H"),
-            " moves its deadline",
-        )
 
 
 def bring_up(

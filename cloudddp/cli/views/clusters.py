@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from cloudddp.aws.inventory import Instance
@@ -40,9 +40,7 @@ def spending(found: Cluster) -> str:
 
 
 def end_of(found: Cluster) -> str:
-    return (
-        f"{time_left(found)}; `down` terminates it" if found.overdue else f"terminates in {time_left(found)}"
-    )
+    return f"{found.time_left}; `down` terminates it" if found.overdue else f"terminates in {found.time_left}"
 
 
 def _earlier(found: Cluster, planned: PlannedEnd | None) -> list[str]:
@@ -85,7 +83,7 @@ def clusters_table(found: list[Cluster]) -> str:
             c.region,
             str(len(c.live)),
             c.type,
-            time_left(c),
+            c.time_left,
             dollars(c.hour),
             amount(c.cost()),
             c.owner or "-",
@@ -185,14 +183,6 @@ def _node_json(rank: int | None, node: Instance) -> dict[str, Any]:
 
 def at(time: datetime | None) -> str:
     return f"on {time:%Y-%m-%d at %H:%M} UTC" if time else "at an unknown time"
-
-
-def time_left(found: Cluster) -> str:
-    if found.expires is None:
-        return "no deadline"
-    if found.overdue:
-        return f"overdue {duration(found.overdue)}"
-    return duration((found.expires - datetime.now(UTC)).total_seconds())
 
 
 def amount(bill: Cost) -> str:

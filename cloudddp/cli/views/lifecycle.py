@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from cloudddp import formats
 from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.aws.reservations import Reservation
-from cloudddp.cli.views.clusters import UNKNOWN_OWNER, amount, at, end_of, nodes_table, time_left
+from cloudddp.cli.views.clusters import UNKNOWN_OWNER, amount, at, end_of, nodes_table
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.preconditions import reservation_title
@@ -159,7 +159,7 @@ def up(created: UpResult) -> str:
     if created.plan is None:
         who = f"created by {cluster.owner or '-'} {at(cluster.created)}"
         head = f"cluster {cluster.name} is already up, {who}; nothing was changed"
-    end = end_of(cluster) if cluster.overdue else f"its nodes terminate in {time_left(cluster)}"
+    end = end_of(cluster) if cluster.overdue else f"its nodes terminate in {cluster.time_left}"
     return f"{head}; {end}\n{nodes_table(cluster)}"
 
 

@@ -250,7 +250,7 @@ def test_start_files_that_print_or_break_the_connection(cli: CommandLine) -> Non
     script = "import os\nos.makedirs('out', exist_ok=True)\nopen('out/a', 'w').write('a')\nprint('trained')\n"
     cli.write("works.py", script)
     cli.write("cloudddp.toml", '[job]\nrendezvous = "direct"\nnproc_per_node = 1\noutputs = ["out"]\n')
-    cli.write("noise", "echo environment ready\nprintf 'no line break'\nset -x\n")
+    cli.write("noise", "echo environment ready\nprintf 'no line break'\nset -x\ntrap 'echo bye' EXIT\n")
     cli.write("breaks", BREAKS)
     cli.ok("sync")
     cli.ok("exec", "--", "cp noise ~/.bashrc && mkdir -p ~/.ssh && echo 'echo from rc' > ~/.ssh/rc")
@@ -262,6 +262,7 @@ def test_start_files_that_print_or_break_the_connection(cli: CommandLine) -> Non
     assert "trained" in cli.ok("logs")
     assert cli.ok("exec", "--node", "1", "--", "printf '\\0x'; echo") == "\\x00x\n"
     assert "1 file" in cli.ok("pull", "--node", "0")
+    cli.ok("extend", "--hours", "1")
     cli.ok("exec", "--node", "1", "--", "cp breaks ~/.bashrc; rm ~/.ssh/rc")
     done = cli("jobs", "--json")
     assert done.returncode == 1
