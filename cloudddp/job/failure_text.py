@@ -20,6 +20,10 @@ MISSING_MODULE = re.compile(
 )
 _NO_FILE = re.compile(r"FileNotFoundError|No such file or directory|does not exist", re.IGNORECASE)
 _PATH = re.compile(r"""['"]([^'"]{1,4096})['"]|([^\s'"(=,]+/[^\s'"),:]*[^\s'"),:.])""")
+_SHARED_MEMORY = re.compile(
+    r"insufficient shared memory|unable to (?:write to|allocate shared memory|mmap).*|"
+    r"No space left on device.*torch_\d+|Bus error.*DataLoader worker"
+)
 _LOCAL_RANK = re.compile(r"the following arguments are required: .*--local[_-]rank")
 
 
@@ -125,6 +129,10 @@ def advice(
     for quoted, word in paths[:4]:
         if why := why_missing(quoted or word):
             return why
+    if "EOFError: EOF when reading a line" in text:
+        return "ranks have no input: give what the script asks for in its arguments or its environment"
+    if _SHARED_MEMORY.search(text):
+        return "the workers of a DataLoader filled /dev/shm: use fewer workers, or smaller batches"
     if _LOCAL_RANK.search(text):
         return 'torchrun passes no --local_rank: let the script read int(os.environ["LOCAL_RANK"])'
     if simulated and "Found no NVIDIA driver" in text:

@@ -83,6 +83,7 @@ def _environment(job: JobSpec) -> dict[str, Word]:
         # Exact name ('='): a plain `ens5` would also match `ens50` (NCCL docs, env.rst).
         "NCCL_SOCKET_IFNAME": ("=", Fact.INTERFACE),
         "GLOO_SOCKET_IFNAME": (Fact.INTERFACE,),
+        "TP_SOCKET_IFNAME": (Fact.INTERFACE,),  # torch.distributed.rpc (TensorPipe)
         "NCCL_DEBUG": ("WARN",),
         # torchrun would export 1 (clean up and abort); 3 leaves the flight recorder its dump.
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": ("3",),
