@@ -20,6 +20,7 @@ from cloudddp.config.spec import SetupSpec
 LOCK, PROJECT = "uv.lock", "pyproject.toml"
 _BUILT_BY = (PROJECT, "setup.py", "setup.cfg")
 _MOST = 500  # files and folders that name each other
+_LONGEST = 64 << 20  # bytes of a file that lists packages
 
 # A word of a requirements file or of environment.yml, with the option before it.
 _WORD = re.compile(r"""(?:(?<!\S)(-[ercf]\s*|--[\w-]+(?:=|\s+)))?([^\s"',]+)""")
@@ -87,6 +88,8 @@ def read(root: Path, setup: SetupSpec) -> PackageInputs:
                     waiting.append((posixpath.join(path, PROJECT), False))
             elif there.is_file():
                 whole.append(path)
+                if there.stat().st_size > _LONGEST:
+                    continue
                 texts[path] = there.read_text(encoding="utf-8")
                 # uv follows no path but those in its lock.
                 if posixpath.basename(name) != LOCK or path == name:

@@ -137,7 +137,7 @@ class RunningCommand:
             for buffer in (channel.in_buffer, channel.in_stderr_buffer):
                 buffer.set_event(self._changed)
             # paramiko has no limit for the reply.
-            timer = threading.Timer(max(0.0, began + limit - time.monotonic()), channel.close)
+            timer = threading.Timer(max(0.0, began + limit - time.monotonic()), self._close, (channel,))
             timer.daemon = True
             timer.start()
             text = self._marker.command(self._command)

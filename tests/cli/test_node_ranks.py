@@ -51,7 +51,7 @@ def test_foreign_instance_is_shown_and_terminated_but_never_used(
     assert f"warning: {warning}it was launched separately" in shown.stderr
     assert row(shown.stdout, foreign)[0] == "-"
     assert [row(shown.stdout, nodes[rank])[0] for rank in (0, 1)] == ["0", "1"]
-    (billed,) = json.loads(cli.ok("ls", "--json"))[-1:]
+    (billed,) = [one for one in json.loads(cli.ok("ls", "--json")) if one["cluster"] == cli.cluster]
     assert billed["usd_per_hour"] > 3.0  # 3 x 1.006, with disks and addresses
     used = cli("exec", "--", "echo here")
     assert used.returncode == 0, used.stderr

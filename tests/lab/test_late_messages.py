@@ -7,6 +7,7 @@ from typing import Any
 
 import paramiko
 import pytest
+from paramiko.packet import Packetizer
 from support.harness import until
 from support.simlab import Laptop, execute
 
@@ -33,7 +34,8 @@ def send(client: paramiko.SSHClient, kind: int, number: int, *fields: int | byte
     message.add_int(number)
     for field in fields:
         message.add_int(field) if isinstance(field, int) else message.add_string(field)
-    client.get_transport()._send_user_message(message)
+    # As paramiko does: cloudddp's transport sends nothing late.
+    Packetizer.send_message(client.get_transport().packetizer, message)
 
 
 @pytest.mark.parametrize("late", [(DATA, b"late"), (EOF,)], ids=["data", "eof"])

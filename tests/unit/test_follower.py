@@ -233,9 +233,9 @@ def test_follower_ends_no_rank() -> None:
     assert follower(nodes).run().status == "failed"
 
 
-# Callbacks of the garbage collector (hypothesis has one) and of weak references: Python drops what they
-# raise.
-CALLBACKS = ("gc_callback", "_remove", "__del__")
+# Callbacks of the garbage collector (hypothesis has one) and of weak references, and what reports their
+# errors: Python drops what they raise.
+CALLBACKS = ("gc_callback", "_remove", "__del__", "unraisable_hook")
 
 
 def test_interrupts_lose_no_line() -> None:

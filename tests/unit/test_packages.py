@@ -94,6 +94,15 @@ def test_files_that_an_installation_reads(tmp_path: Path, name: str, text: str, 
     assert {one for one in FILES if found.has(one, is_data=one == "data/big")} - {name} == files
 
 
+def test_large_archive_is_an_input_and_not_loaded(tmp_path: Path) -> None:
+    with (tmp_path / "torch.whl").open("wb") as file:
+        file.truncate(1 << 40)
+    (tmp_path / "requirements.txt").write_text("./torch.whl")
+    found = read(tmp_path, SetupSpec(environment="requirements.txt"))
+    assert found.has("torch.whl")
+    assert found.texts.keys() == {"requirements.txt"}
+
+
 def test_python_of_the_settings_wins(tmp_path: Path) -> None:
     layers = [Layer("file", {"setup": {"environment": "uv.lock"}, "job": {"python": "python3.12"}})]
     assert derived(tmp_path, settings.resolve(layers)).job.python == "python3.12"

@@ -304,6 +304,7 @@ class SilentServer(paramiko.ServerInterface):
         ("open", {"command_timeout": None}, "no answer for 3 s"),
     ],
 )
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 def test_server_that_never_starts_the_command_times_out(
     ssh_site: Site, request_for: str, limits: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
