@@ -12,6 +12,7 @@ from rich.text import Text
 
 DOCS = Path(__file__).parent
 SCREENS = DOCS.parent / "tests/golden/screens"
+PICTURE, COMMAND = "run", "run -n 2 -t g5.xlarge --max-cost 5 train.py"
 TITLES = {
     "up": "Nodes that are ready to train",
     "launch": "A job, with its setup and the logs of all ranks",
@@ -23,8 +24,8 @@ TITLES = {
 
 
 def picture() -> str:
-    """Return the SVG of `up`, `launch`, `pull` and `down`."""
-    text = "\n".join((SCREENS / f"{name}.txt").read_text() for name in ("up", "launch", "pull", "down"))
+    """Return the SVG of a training in one command."""
+    text = (SCREENS / f"{PICTURE}.txt").read_text()
     console = Console(record=True, width=80, force_terminal=True, file=StringIO())
     for line in text.splitlines():
         style = "bold" if line.startswith("$ ") else ""

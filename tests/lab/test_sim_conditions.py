@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +16,7 @@ ROLE = "arn:aws:iam::123456789012:role/trainer"
 BLOCK = "cr-0123456789abcdef0"
 NAMES = Names(
     zones=frozenset({"us-east-1a", "us-east-1b"}),
-    types=frozenset({"g5.xlarge", "p4d.24xlarge"}),
+    types=frozenset({"g5.xlarge", "p4d.24xlarge", "p5.48xlarge"}),
     actions=frozenset({"RunInstances", "DescribeVpcs"}),
     subnets=frozenset({"subnet-0123456789abcdef0"}),
     vpcs=frozenset({"vpc-0123456789abcdef0"}),
@@ -133,3 +136,12 @@ def test_invalid_body_is_refused(body: Any, message: str) -> None:
         merge(Conditions(), body, NAMES)
     assert message in str(error.value)
     assert "; for example {" in str(error.value) or "known: " in str(error.value)
+
+
+def test_conditions_that_the_manual_shows_are_accepted() -> None:
+    pages = (Path(__file__).parents[2] / "docs").rglob("*.md")  # commands.md has the help
+    shown = [body for page in pages for body in re.findall(r"sim conditions '(\{.*\})'", page.read_text())]
+    assert len(shown) > 4
+    for body in shown:
+        if "..." not in body:
+            merge(Conditions(), json.loads(body), NAMES)

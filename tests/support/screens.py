@@ -67,9 +67,8 @@ class Recording:
         return rows
 
 
-def steady(rows: list[str]) -> str:
-    """Return the rows with what changes from run to run replaced."""
-    text = "\n".join(rows) + "\n"
+def steady(text: str) -> str:
+    """Return the text with what changes from run to run replaced."""
     for pattern, stand_in in _CHANGING:
         text = re.sub(pattern, stand_in, text)
     return text

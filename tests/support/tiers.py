@@ -56,6 +56,7 @@ SLOW = {
     "cli/test_results_kept.py": "jobs; tests/node/test_new_files.py has which results are listed",
     "cli/test_report_in_a_browser.py": "Chromium; tests/unit/test_report_page.py has the page",
     "cli/test_resume_calls.py": "4 s each; tests/cli/test_rollback.py has the same failures of `up`",
+    "cli/test_screens.py::test_training_of_the_example_in_one_command": "10 s; the other job is of the shell",
     "cli/test_slow_boots.py": "waits; tests/unit/test_wait_ready.py has limits and defective GPUs",
     "cli/test_stacks.py": "7 s each; tests/node/test_stall.py has the stacks",
     "cli/test_stopped_nodes.py": "7 s each; tests/unit/test_ended_nodes.py has the rule",

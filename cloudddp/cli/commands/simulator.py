@@ -310,6 +310,6 @@ conditions = Verb(
 
     \b
     Example:
-      cloudddp sim conditions '{"quotas": {"L-DB2E81BA": 8}}'
+      cloudddp sim conditions '{"quota": {"on-demand-g": 8}}'
     """,
 )
