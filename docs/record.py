@@ -1,5 +1,5 @@
-"""Make docs/demo.svg and docs/screens.md from the recording of a terminal of 80 columns in
-tests/golden/screens (tests/cli/test_screens.py makes it): `python -m docs.record`."""
+"""Make docs/demo.svg and docs/screens.md from the recordings of a terminal of 80 columns in
+tests/golden/screens (tests/cli/test_screens.py makes them): `python -m docs.record`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What the user sees on a terminal of 80 x 24, compared with the recordings in tests/golden/screens: `run` of the
-example, which is docs/demo.svg, and a job from `up` to `down`, which is docs/screens.md.
+"""What the user sees on a terminal of 80 x 24, compared with the recordings in tests/golden/screens: `run` of
+the example, which is docs/demo.svg, and a job from `up` to `down`, which is docs/screens.md.
 
 After a change that is wanted: UPDATE_GOLDEN=1 python -m pytest tests/cli/test_screens.py
 """
