@@ -115,4 +115,4 @@ def test_training_of_the_example_in_one_command(cli: CommandLine) -> None:
 def test_pictures_are_of_the_recording() -> None:
     assert (ROOT / "docs/screens.md").read_text() == record.page()
     assert Path(ROOT / "docs/demo.svg").read_text() == record.picture()
-    assert (FOLDER / f"{record.PICTURE}.txt").read_text().isascii()  # a reader's font may lack other characters
+    assert (FOLDER / f"{record.PICTURE}.txt").read_text().isascii()  # fonts lack others
