@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
 
+from cloudddp.agent import replies
 from cloudddp.agent.client import Runner
 from cloudddp.cluster import connect, lookup
 from cloudddp.cluster.model import Cluster
@@ -16,6 +17,26 @@ from cloudddp.ssh.connection import paramiko_loaded_meanwhile
 from cloudddp.text import node_list
 
 _BOOT_SECONDS = 600.0  # in which a replacement may boot
+
+
+@contextlib.contextmanager
+def causes_named(session: Session[Reporter], cluster: Cluster) -> Iterator[None]:
+    """Where a connection breaks in the block because instances have ended, name that: another command may
+    have removed the cluster."""
+    try:
+        yield
+    except NodeError as error:
+        ended: dict[int, lookup.EndedNode] = {}
+        if replies.is_silence(error) or isinstance(error, ConnectError):
+            with contextlib.suppress(CloudDDPError):
+                ended = lookup.ended_nodes(session.aws(), cluster, cluster.nodes)
+        if not ended:
+            raise
+        node, first = min(ended.items())
+        others = "" if len(ended) < len(cluster.nodes) else "; no node of the cluster is left"
+        raise NodeError(
+            f"{error.reason or error.message}: AWS reports of node {node} {first.report}{others}"
+        ) from None
 
 
 @contextlib.contextmanager
@@ -42,6 +63,18 @@ def connected(
         _report_missing(session.console, found, refuse=whole)
     if only is not None:
         found = found.only({found.require_node(only).id})
+    with causes_named(session, found):
+        yield from _connected(session, found, partly=partly, listing=listing, needed=needed)
+
+
+def _connected(
+    session: Session[Reporter],
+    found: Cluster,
+    *,
+    partly: bool,
+    listing: bool,
+    needed: Collection[int] | None,
+) -> Iterator[tuple[Cluster, Runner]]:
     silent: dict[int, Exception] = {}
     try:
         if partly:

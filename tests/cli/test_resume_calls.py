@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.harness import TIMEOUT, remaining, wait_for
-from support.interrupts import interrupted_at
+from support.interrupts import interrupted_at, start_interrupted
 from support.jobs import direct, homes
 
 SCRIPT = """
@@ -147,6 +147,32 @@ def test_node_that_is_lost_while_another_is_replaced_is_replaced_too(
     assert "no node that job" in err
     assert "2 ranks on 2 nodes" in err
     assert len(live(ec2, cli.cluster)) == 2
+
+
+@pytest.mark.parametrize(
+    ("moment", "caller", "words"),
+    [
+        ("connect", "resume_job", ("resume",)),
+        ("connect_reachable", "_connected", ("exec", "--node", "0", "--", "true")),
+    ],
+)
+@pytest.mark.usefixtures("failed")
+def test_command_says_that_another_one_has_removed_the_cluster(
+    cli: Any, ec2: Any, moment: str, caller: str, words: tuple[str, ...]
+) -> None:
+    number = int(signal.SIGSTOP)
+    process = start_interrupted(
+        cli, f"cluster.connect:{moment}", *words, caller=caller, on_call=True, number=number
+    )
+    status = Path(f"/proc/{process.pid}/stat")
+    wait_for(lambda: status.read_text().rpartition(")")[2].split()[0] == "T", "the command is stopped")
+    ec2.terminate_instances(InstanceIds=live(ec2, cli.cluster))
+    wait_for(lambda: not live(ec2, cli.cluster), "the nodes have terminated")
+    process.send_signal(signal.SIGCONT)
+    _, err = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 1, err
+    assert "somebody terminated it, with a `down` or another call" in err
+    assert "no node of the cluster is left" in err
 
 
 def test_launch_that_was_refused_is_not_resumed(cli: Any) -> None:
