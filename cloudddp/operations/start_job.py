@@ -37,7 +37,7 @@ from cloudddp.job.report import launched
 from cloudddp.job.results import restore
 from cloudddp.job.results.restore import results_here
 from cloudddp.job.sync import Origin
-from cloudddp.local_state import LAUNCH, ClusterFolder
+from cloudddp.local_state import LAUNCH, STARTED, ClusterFolder
 from cloudddp.operations import deadlines
 from cloudddp.operations.reporter import Reporter, ReporterT
 from cloudddp.operations.session import Session
@@ -164,7 +164,7 @@ def start_job(
                     with contextlib.suppress(OSError, UsageError):
                         folder.journal(LAUNCH, job=job.id, text=render(text))
 
-            return launch.launch(
+            sending = launch.launch(
                 runner,
                 cluster,
                 session.settings,
@@ -179,6 +179,9 @@ def start_job(
                 ),
                 sources=sources,
             )
+            with contextlib.suppress(OSError, UsageError):
+                folder.journal(STARTED, job=job.id)
+            return sending
     except signals.HungUp:
         raise  # what has started continues
     except (Exception, KeyboardInterrupt):
