@@ -128,9 +128,10 @@ def start_job(
     job: NewJob,
     *,
     nodes_stay: bool = True,
+    yes: bool = False,
 ) -> Sending:
     """Start the job, and record what it was launched with; return what is still being sent. After
-    an interrupt the caller ends what has started, with `cancel.abort_launch`.
+    an interrupt the caller ends what has started, with `cancel.abort_launch`. `yes`: as for `origin_of`.
 
     If the job is not started, the nodes still power off where that was planned, and it is reported when; not
     where the caller removes them (`nodes_stay`).
@@ -173,7 +174,7 @@ def start_job(
                 progress=note,
                 hold=hold,
                 secret_files=secret_files,
-                origin=origin_of(session),
+                origin=origin_of(session, yes=yes),
                 on_setup_line=lambda node, line: session.console.log(
                     f"[setup | node {node}] {without_colours(line)}"
                 ),

@@ -159,9 +159,10 @@ def test_page_shows_how_a_job_went(folder: Path) -> None:
         {"time": "0001-01-01T00:00:00+14:00", "event": "gone"},
         {"time": "0001-01-01T00:00:00", "event": "gone"},
     )
-    for name in ("0.txt", "²", "ras.txt"):
-        (folder / "cloudddp-logs" / "node0" / "stacks").mkdir(exist_ok=True)
-        (folder / "cloudddp-logs" / "node0" / "stacks" / name).write_text(f"hang.py:8 in {name}")
+    logs = folder / "cloudddp-logs" / "node0"
+    for name in ("stacks/0.txt", "stacks/²", "stacks/ras.txt", "ranks/0.log"):
+        (logs / name).parent.mkdir(exist_ok=True)
+        (logs / name).write_text(f"hang.py:8 in {name}")
     facts = {
         "hour": 98.32,
         "commit": "4f1e2d",
@@ -180,7 +181,7 @@ def test_page_shows_how_a_job_went(folder: Path) -> None:
         "job failed, after 2 restarts", "8 x NVIDIA H100570.13.12.32.8.012.82.27.3", "WANDB_API_KEY",
         "i-1p5.48xlargeus-east-1a98.32", "job.retries3", "Commit 4f1e2d", " M train.py", "+lr = 2",
         'shared[{"path": "shared"', "train.py: failed after 1 h 00 minWhat happenedjob",
-        'setup.run["train.py"]', "Stacks of rank 0hang.py:8 in 0.txt",
+        'setup.run["train.py"]', "Stacks of rank 0hang.py:8 in stacks/0.txt",
     ):  # fmt: skip
         assert part in text, part
     assert not [part for part in ("py-spy", "ras.txt", "²", "if true") if part in text]

@@ -68,6 +68,7 @@ class Request:
     replaced: frozenset[int] = frozenset()
     detach: bool = False
     suggest: bool = True
+    yes: bool = False  # other files on the nodes may be replaced
     more: tuple[str, ...] = ()  # arguments of the script, after those that it had
 
 
@@ -78,6 +79,7 @@ def resume(
     flags: Sequence[Flag],
     job_id: str | None,
     detach: bool,
+    yes: bool,
     replaced: Sequence[str],
     variables: Sequence[str],
     env_files: Sequence[str],
@@ -86,7 +88,7 @@ def resume(
     nodes = frozenset(map(_node, replaced))
     session = sessions.start(console, options, flags=flags, variables=variables, env_files=env_files)
     try:
-        finished = resume_job(session, flags, Request(job_id, nodes, detach, more=tuple(more)))
+        finished = resume_job(session, flags, Request(job_id, nodes, detach, yes=yes, more=tuple(more)))
     except (JobStopped, Detached) as ended:
         return _left(console, ended)
     return 0 if finished is None else finished.exit_code
@@ -158,9 +160,8 @@ def resume_job(
             causes_named(own, cluster),
             closing(connect.connect(cluster, own.settings.cluster, progress=own.console.log)) as runner,
         ):
-            return start_and_follow(
-                own, runner, cluster, job, detach=wanted.detach, suggest=wanted.suggest, on_start=lock.close
-            )
+            flags_of = {"detach": wanted.detach, "suggest": wanted.suggest, "yes": wanted.yes}
+            return start_and_follow(own, runner, cluster, job, on_start=lock.close, **flags_of)
 
 
 def _lock(stack: ExitStack, folder: ClusterFolder, cluster: Cluster) -> None:

@@ -181,7 +181,8 @@ def _timeline(found: Evidence) -> Html:
             check_range("time", at, 0, MAX_TIME)
             rows += [(at, str(what))] if what and "py-spy" not in str(what) else []
     for node, state in found.states.items():
-        rows += [(state.started, f"ranks started on node {node}")] if state.started else []
+        what = "ranks" if any(found.nodes[node].glob("ranks/*.log")) else "launcher"
+        rows += [(state.started, f"{what} started on node {node}")] if state.started else []
     for one in found.slow:
         rows += [(one.since, f"straggler from step {one.step}: {one.text}")]
         rows += [(one.until, f"rank {one.rank} has caught up, or ended")] if one.until else []
@@ -228,7 +229,8 @@ def _settings(found: Evidence) -> Html:
     rows = [(name, json.dumps(value)) for name, value in lists if value]
     if environment := given["setup"]["environment"]:  # its command is cloudddp's own
         run = given["setup"]["run"]
-        given["setup"]["run"] = [one for one in run if not one.startswith(packages.title(environment))]
+        own = (one for one in run if not one.startswith(packages.title(environment)))
+        given["setup"]["run"] = type(run)(own)
     for section, values in given.items():
         changed = [(key, value) for key, value in values.items() if value != standard[section].get(key)]
         rows += [(f"{section}.{key}", json.dumps(value, ensure_ascii=False)) for key, value in changed]
