@@ -165,8 +165,8 @@ def nproc(job: JobSpec, gpus: Sequence[int]) -> list[int]:
             raise UsageError(
                 f"node {node} has {available} GPU{'s' * (available != 1)}, fewer than the {ranks} ranks of "
                 "job.nproc_per_node",
-                hint="omit --nproc-per-node for one rank per GPU, or choose an instance type with more GPUs, or "
-                "for the CPU one without: -t m5.large --allow-cpu",
+                hint="omit --nproc-per-node for one rank per GPU, or choose an instance type with more "
+                "GPUs; or for ranks on the CPU one without: -t m5.large --allow-cpu",
             )
     return counts
 

@@ -14,7 +14,7 @@ from cloudddp.cli.views.clusters import spending
 from cloudddp.cli.views.jobs import iso, jobs_json, state_text
 from cloudddp.formats import cut, duration, table
 from cloudddp.job.readings import READY, NodeReadings, Snapshot
-from cloudddp.text import node_list, one_line
+from cloudddp.text import columns, node_list, one_line
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 TREND, CELL = 8, 15.0  # characters of a trend, and seconds of each
@@ -45,7 +45,12 @@ def _head(view: Snapshot, width: int) -> Iterator[str]:
         yield ", ".join(filter(None, (f"job {job.id}: {state_text(job)}{lasted}", progress)))
     if metrics := {name: value for name, value in view.metrics.items() if name not in ("step", "steps")}:
         most = max(NAME, width * 3 // 10)
-        yield "  ".join(f"{cut(one_line(name), most)} {_number(value)}" for name, value in metrics.items())
+        shown = [f"{cut(one_line(name), most)} {_number(value)}" for name, value in metrics.items()]
+        text = "  ".join(shown)
+        while width and len(shown) > 1 and columns(text) > width:
+            text = "  ".join((*shown[:-1], "..."))  # a number that is cut would be another one
+            shown.pop()
+        yield text
     if view.line:
         yield f"rank 0: {view.line}"
 
