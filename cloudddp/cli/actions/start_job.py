@@ -63,7 +63,8 @@ def start_and_follow(
     if finished.leaving is not None:
         pull_before_the_end(session, runner, cluster, finished)
     elif suggest:
-        report_new(console, runner, session.settings, finished)
+        script = session.root / job.script.target
+        report_new(console, runner, session.settings, finished, script)
     return finished
 
 
