@@ -20,26 +20,6 @@ _BOOT_SECONDS = 600.0  # in which a replacement may boot
 
 
 @contextlib.contextmanager
-def causes_named(session: Session[Reporter], cluster: Cluster) -> Iterator[None]:
-    """Where a connection breaks in the block because instances have ended, name that: another command may
-    have removed the cluster."""
-    try:
-        yield
-    except NodeError as error:
-        ended: dict[int, lookup.EndedNode] = {}
-        if replies.is_silence(error) or isinstance(error, ConnectError):
-            with contextlib.suppress(CloudDDPError):
-                ended = lookup.ended_nodes(session.aws(), cluster, cluster.nodes)
-        if not ended:
-            raise
-        node, first = min(ended.items())
-        others = "" if len(ended) < len(cluster.nodes) else "; no node of the cluster is left"
-        raise NodeError(
-            f"{error.reason or error.message}: AWS reports of node {node} {first.report}{others}"
-        ) from None
-
-
-@contextlib.contextmanager
 def connected(
     session: Session[Reporter],
     *,
@@ -63,18 +43,6 @@ def connected(
         _report_missing(session.console, found, refuse=whole)
     if only is not None:
         found = found.only({found.require_node(only).id})
-    with causes_named(session, found):
-        yield from _connected(session, found, partly=partly, listing=listing, needed=needed)
-
-
-def _connected(
-    session: Session[Reporter],
-    found: Cluster,
-    *,
-    partly: bool,
-    listing: bool,
-    needed: Collection[int] | None,
-) -> Iterator[tuple[Cluster, Runner]]:
     silent: dict[int, Exception] = {}
     try:
         if partly:
@@ -83,9 +51,10 @@ def _connected(
             )
         else:
             runner = connect.connect(found, session.settings.cluster, progress=session.console.log)
-    except ConnectError:  # which names one node of several
-        _warn_of_problems(session, found, found.nodes)
-        raise
+    except NodeError as failure:
+        if isinstance(failure, ConnectError):  # which names one node of several
+            _warn_of_problems(session, found, found.nodes)
+        raise with_cause(session, found, failure) from None
     try:
         _warn_of_problems(session, found, silent)
         booting = [node for node, error in silent.items() if listing and _boots(found, node, error)]
@@ -97,10 +66,26 @@ def _connected(
                 raise error
             session.console.warn(str(error))
         yield found, runner
+    except NodeError as failure:
+        raise with_cause(session, found, failure) from None
     finally:
         runner.close()
     if silent and needed is None:
         raise _not_queried(silent)
+
+
+def with_cause(session: Session[Reporter], cluster: Cluster, error: NodeError) -> NodeError:
+    """Return an error; where a connection broke because instances have ended, one that names that: another
+    command may have removed the cluster."""
+    ended: dict[int, lookup.EndedNode] = {}
+    if replies.is_silence(error) or isinstance(error, ConnectError):
+        with contextlib.suppress(CloudDDPError):
+            ended = lookup.ended_nodes(session.aws(), cluster, cluster.nodes)
+    if not ended:
+        return error
+    node, first = min(ended.items())
+    others = "" if len(ended) < len(cluster.nodes) else "; no node of the cluster is left"
+    return NodeError(f"{error.reason or error.message}: AWS reports of node {node} {first.report}{others}")
 
 
 def _warn_of_problems(session: Session[Reporter], found: Cluster, nodes: Collection[int]) -> None:

@@ -153,7 +153,7 @@ def test_node_that_is_lost_while_another_is_replaced_is_replaced_too(
     ("moment", "caller", "words"),
     [
         ("connect", "resume_job", ("resume",)),
-        ("connect_reachable", "_connected", ("exec", "--node", "0", "--", "true")),
+        ("connect_reachable", "connected", ("exec", "--node", "0", "--", "true")),
     ],
 )
 @pytest.mark.usefixtures("failed")

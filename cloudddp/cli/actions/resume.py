@@ -49,7 +49,7 @@ from cloudddp.job.results import checkpoints, new_files
 from cloudddp.job.status import JobRecord
 from cloudddp.local_state import ClusterFolder
 from cloudddp.operations import deadlines
-from cloudddp.operations.node_connections import causes_named
+from cloudddp.operations.node_connections import with_cause
 from cloudddp.operations.results import report_lost
 from cloudddp.operations.start_job import check_nodes_min
 from cloudddp.text import node_list, one_line
@@ -156,12 +156,12 @@ def resume_job(
         script = replace(record.script, args=(*record.script.args, *wanted.more))
         job = NewJob(script, record.poweroff, record.job, record.keep)
         own.console.log(f"resuming job {record.job} as {job.id} on {counted(len(cluster.nodes), 'node')}")
-        with (
-            causes_named(own, cluster),
-            closing(connect.connect(cluster, own.settings.cluster, progress=own.console.log)) as runner,
-        ):
-            flags_of = {"detach": wanted.detach, "suggest": wanted.suggest, "yes": wanted.yes}
-            return start_and_follow(own, runner, cluster, job, on_start=lock.close, **flags_of)
+        flags_of = {"detach": wanted.detach, "suggest": wanted.suggest, "yes": wanted.yes}
+        try:
+            with closing(connect.connect(cluster, own.settings.cluster, progress=own.console.log)) as runner:
+                return start_and_follow(own, runner, cluster, job, on_start=lock.close, **flags_of)
+        except NodeError as error:
+            raise with_cause(own, cluster, error) from None
 
 
 def _lock(stack: ExitStack, folder: ClusterFolder, cluster: Cluster) -> None:
