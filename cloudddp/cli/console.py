@@ -16,6 +16,7 @@ import io
 import json
 import os
 import re
+import select
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -314,14 +315,20 @@ class Console:
         answer = click.prompt(asked, default=default, show_default=False, prompt_suffix=" ", err=True)
         return str(answer).strip()
 
-    def choose(self, question: str, letters: Sequence[str]) -> str:
+    def choose(self, question: str, letters: Sequence[str], is_over: Callable[[], bool]) -> str:
         """Ask on the terminal for one of these letters, or a word that begins with it; the first one is the
-        default. Raises click.Abort at the end of the input."""
+        default. Return '' if before an answer `is_over`, which is asked again and again, and waits itself.
+        Raises click.Abort at the end of the input."""
         shown = "/".join([letters[0].upper(), *letters[1:]])
         while True:
-            asked = wrapped(f"{question} [{shown}]:", sys.stderr)
-            answer = click.prompt(asked, default="", show_default=False, prompt_suffix=" ", err=True)
+            click.echo(wrapped(f"{question} [{shown}]:", sys.stderr) + " ", nl=False, err=True)
+            while not select.select([sys.stdin], [], [], 0)[0]:
+                if is_over():
+                    return ""
+            answer = os.read(sys.stdin.fileno(), 1024).decode(errors="replace")  # a line
             letter = answer.strip()[:1].lower() or letters[0]
+            if not answer:
+                raise click.Abort
             if letter in letters:
                 return letter
 

@@ -225,7 +225,12 @@ class Verb(_WithGlobalOptions):
             if difflib.get_close_matches("prefer", args[at : at + 1], cutoff=0.82):
                 ctx.fail(f"--spot {args[at]!r} is not allowed. Did you mean `--spot prefer`?")
         own = ["--prefer-spot" if word == "--spot=prefer" else word for word in args[:at]]
-        return super().parse_args(ctx, [*own, *args[at:]])
+        try:
+            return super().parse_args(ctx, [*own, *args[at:]])
+        except click.UsageError as error:
+            if "unexpected extra argument" in error.message:
+                raise click.UsageError(f"{error.message}. -c NAME names a cluster.", ctx) from None
+            raise
 
     def own_words(self, ctx: click.Context, args: Sequence[str]) -> int:
         """Return how many words at the beginning are options of this verb, with their values."""
@@ -299,6 +304,11 @@ class LazyGroup(_WithGlobalOptions, click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Raise UsageError with similar names for a verb that does not exist (click 8.4 does it only for
         `commands`)."""
+        if args[0] == "help" and not ctx.resilient_parsing:
+            if not args[1:]:
+                click.echo(ctx.get_help(), color=ctx.color)
+                ctx.exit()
+            args = [args[1], "--help"]
         if args[0] not in self.table and not args[0].startswith("-") and not ctx.resilient_parsing:
             # `--help` loads this module and needs no difflib.
             import difflib

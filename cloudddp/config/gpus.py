@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import functools
 import json
+import re
 from pathlib import Path
 
 
@@ -30,6 +31,8 @@ def problem(wanted: str) -> tuple[str, str] | None:
     name, _, count = wanted.upper().partition(":")
     if types(wanted):
         return None
+    if size := re.fullmatch(r"(\w*?\d[A-Z]*?)(\d*X?LARGE|METAL.*|MEDIUM|SMALL)", name):
+        return f"no instance type is called {wanted}", f"did you mean {'.'.join(size.groups()).lower()}?"
     if name not in table():
         near = " or ".join(difflib.get_close_matches(name, table(), cutoff=0.75))
         known = f"a type such as g5.xlarge, or {', '.join(table())}"

@@ -368,8 +368,12 @@ def _from_text(hint: Any, value: Any) -> Any:
 
 
 def _listed(section: str, hint: Any, value: Any) -> Any:
-    """Return a list for one string where [cluster] takes a list: zones = "us-east-1a"."""
-    takes_list = section == "cluster" and get_origin(unwrap(hint)[0]) is tuple
+    """Return a list for one string where [cluster] takes a list: zones = "us-east-1a"; and a number where a
+    word is allowed, too: nproc_per_node = "2"."""
+    inner = unwrap(hint)[0]
+    if get_origin(inner) is not tuple and any(get_origin(kind) is tuple for kind in get_args(inner)):
+        return _numeric(value)
+    takes_list = section == "cluster" and get_origin(inner) is tuple
     return [value] if takes_list and isinstance(value, str) else value
 
 

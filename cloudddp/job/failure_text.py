@@ -20,10 +20,8 @@ MISSING_MODULE = re.compile(
 )
 _NO_FILE = re.compile(r"FileNotFoundError|No such file or directory|does not exist", re.IGNORECASE)
 _PATH = re.compile(r"""['"]([^'"]{1,4096})['"]|([^\s'"(=,]+/[^\s'"),:]*[^\s'"),:.])""")
-_SHARED_MEMORY = re.compile(
-    r"insufficient shared memory|unable to (?:write to|allocate shared memory|mmap).*|"
-    r"No space left on device.*torch_\d+|Bus error.*DataLoader worker"
-)
+# As libtorch writes it (DataLoader.cpp, MapAllocator.cpp).
+_SHARED_MEMORY = re.compile(r"(insufficient|out of) shared memory|unable to (write|mmap|resize).*/torch_\d")
 _LOCAL_RANK = re.compile(r"the following arguments are required: .*--local[_-]rank")
 
 

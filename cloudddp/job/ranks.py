@@ -80,6 +80,7 @@ def bind(word: Word, facts: Mapping[Fact, str]) -> str:
 def _environment(job: JobSpec) -> dict[str, Word]:
     return {
         "PYTHONUNBUFFERED": ("1",),
+        "PYTHONFAULTHANDLER": ("1",),  # a segmentation fault leaves its stack in the log
         # Exact name ('='): a plain `ens5` would also match `ens50` (NCCL docs, env.rst).
         "NCCL_SOCKET_IFNAME": ("=", Fact.INTERFACE),
         "GLOO_SOCKET_IFNAME": (Fact.INTERFACE,),
@@ -164,7 +165,8 @@ def nproc(job: JobSpec, gpus: Sequence[int]) -> list[int]:
             raise UsageError(
                 f"node {node} has {available} GPU{'s' * (available != 1)}, fewer than the {ranks} ranks of "
                 "job.nproc_per_node",
-                hint="omit --nproc-per-node for one rank per GPU, or choose an instance type with more GPUs",
+                hint="omit --nproc-per-node for one rank per GPU, or choose an instance type with more "
+                "GPUs; or for ranks on the CPU one without: -t m5.large --allow-cpu",
             )
     return counts
 

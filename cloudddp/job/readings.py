@@ -80,10 +80,15 @@ class Snapshot:
         return status.record(newest, same) if same else None
 
     @property
-    def metrics(self) -> dict[str, float]:
-        """The numbers that rank 0 last reported."""
+    def metrics(self) -> dict[str, float | None]:
+        """The numbers that rank 0 last reported, or wrote for TensorBoard; None is not finite."""
         newest = (one.readings[-1].metrics for one in self.ready.values())
         return next(filter(None, newest), {})
+
+    @property
+    def line(self) -> str:
+        """The last line that rank 0 has written."""
+        return next(filter(None, (one.readings[-1].line for one in self.ready.values())), "")
 
 
 class ClusterReadings:
@@ -137,7 +142,7 @@ class ClusterReadings:
                 self._known[instance] = self._known[instance].received(frame)
 
         runner, _ = connect.connect_reachable(cluster, self._spec)
-        request = ReadingsRequest(limits.reading)
+        request = ReadingsRequest(limits.reading, connect.PROJECT)
         with closing(runner):
             result = client.run_step(
                 runner, node, request, timeout=limits.silence, on_stdout=receive, span=False, is_last=True

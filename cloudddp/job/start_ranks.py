@@ -82,6 +82,7 @@ def start(
             version=versions[plan.node],
             paths=config.data_paths,
             notify=config.job.notify_target,
+            usd_hour=cluster.hour or 0.0,
             container=images.get(plan.node),
         )
         for plan in plans

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
 
+from cloudddp.agent import replies
 from cloudddp.agent.client import Runner
 from cloudddp.cluster import connect, lookup
 from cloudddp.cluster.model import Cluster
@@ -50,9 +51,10 @@ def connected(
             )
         else:
             runner = connect.connect(found, session.settings.cluster, progress=session.console.log)
-    except ConnectError:  # which names one node of several
-        _warn_of_problems(session, found, found.nodes)
-        raise
+    except NodeError as failure:
+        if isinstance(failure, ConnectError):  # which names one node of several
+            _warn_of_problems(session, found, found.nodes)
+        raise with_cause(session, found, failure) from None
     try:
         _warn_of_problems(session, found, silent)
         booting = [node for node, error in silent.items() if listing and _boots(found, node, error)]
@@ -64,10 +66,26 @@ def connected(
                 raise error
             session.console.warn(str(error))
         yield found, runner
+    except NodeError as failure:
+        raise with_cause(session, found, failure) from None
     finally:
         runner.close()
     if silent and needed is None:
         raise _not_queried(silent)
+
+
+def with_cause(session: Session[Reporter], cluster: Cluster, error: NodeError) -> NodeError:
+    """Return an error; where a connection broke because instances have ended, one that names that: another
+    command may have removed the cluster."""
+    ended: dict[int, lookup.EndedNode] = {}
+    if replies.is_silence(error) or isinstance(error, ConnectError):
+        with contextlib.suppress(CloudDDPError):
+            ended = lookup.ended_nodes(session.aws(), cluster, cluster.nodes)
+    if not ended:
+        return error
+    node, first = min(ended.items())
+    others = "" if len(ended) < len(cluster.nodes) else "; no node of the cluster is left"
+    return NodeError(f"{error.reason or error.message}: AWS reports of node {node} {first.report}{others}")
 
 
 def _warn_of_problems(session: Session[Reporter], found: Cluster, nodes: Collection[int]) -> None:

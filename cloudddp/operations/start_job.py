@@ -37,7 +37,7 @@ from cloudddp.job.report import launched
 from cloudddp.job.results import restore
 from cloudddp.job.results.restore import results_here
 from cloudddp.job.sync import Origin
-from cloudddp.local_state import LAUNCH, ClusterFolder
+from cloudddp.local_state import LAUNCH, STARTED, ClusterFolder
 from cloudddp.operations import deadlines
 from cloudddp.operations.reporter import Reporter, ReporterT
 from cloudddp.operations.session import Session
@@ -128,9 +128,10 @@ def start_job(
     job: NewJob,
     *,
     nodes_stay: bool = True,
+    yes: bool = False,
 ) -> Sending:
     """Start the job, and record what it was launched with; return what is still being sent. After
-    an interrupt the caller ends what has started, with `cancel.abort_launch`.
+    an interrupt the caller ends what has started, with `cancel.abort_launch`. `yes`: as for `origin_of`.
 
     If the job is not started, the nodes still power off where that was planned, and it is reported when; not
     where the caller removes them (`nodes_stay`).
@@ -164,7 +165,7 @@ def start_job(
                     with contextlib.suppress(OSError, UsageError):
                         folder.journal(LAUNCH, job=job.id, text=render(text))
 
-            return launch.launch(
+            sending = launch.launch(
                 runner,
                 cluster,
                 session.settings,
@@ -173,12 +174,15 @@ def start_job(
                 progress=note,
                 hold=hold,
                 secret_files=secret_files,
-                origin=origin_of(session),
+                origin=origin_of(session, yes=yes),
                 on_setup_line=lambda node, line: session.console.log(
                     f"[setup | node {node}] {without_colours(line)}"
                 ),
                 sources=sources,
             )
+            with contextlib.suppress(OSError, UsageError):
+                folder.journal(STARTED, job=job.id)
+            return sending
     except signals.HungUp:
         raise  # what has started continues
     except (Exception, KeyboardInterrupt):

@@ -63,6 +63,7 @@ node() {
   if ((threads < 1)); then threads=1; fi
   echo "$SLURMD_NODENAME: node $node_rank, $address on $interface, ranks: $ranks"
   export PYTHONUNBUFFERED=1
+  export PYTHONFAULTHANDLER=1
   export NCCL_SOCKET_IFNAME="=$interface"
   export GLOO_SOCKET_IFNAME="$interface"
   export TP_SOCKET_IFNAME="$interface"

@@ -85,11 +85,15 @@ def test_commands_in_messages_are_data() -> None:
     [
         (["sim", "strt"], "No such command 'strt'. Did you mean 'start' or 'status'?"),
         (["xyzzy"], "No such command 'xyzzy'."),
+        (["help", "lanch"], "No such command 'lanch'. Did you mean 'launch' or 'watch'?"),
+        (["down", "mine"], "Got unexpected extra argument (mine). -c NAME names a cluster."),
     ],
 )
 def test_similar_verbs_are_suggested(line: CommandLine, words: list[str], message: str) -> None:
     done = line(*words)
     assert (done.returncode, done.stderr.splitlines()[-1]) == (2, f"Error: {message}")
+    assert line("help", "up").stdout == line("up", "--help").stdout
+    assert line("help").stdout == line("--help").stdout
 
 
 def test_up_status_and_allow_me_act_on_the_named_cluster(cli: Any, faults: Any, ec2: Any) -> None:

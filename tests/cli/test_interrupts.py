@@ -85,6 +85,24 @@ def test_answering_no_goes_on_and_repeats_no_line(cli: Any, terminal: Any) -> No
         assert window.seen.count(f"tick {k}\r".encode()) == 1, k
 
 
+def test_question_ends_with_the_job(cli: Any, terminal: Any, remains: Any) -> None:
+    """Nobody answers: the job ends, its results are pulled, and `run` removes the nodes, which cost money."""
+    cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_NPROC_PER_NODE="1", CLOUDDDP_STOP_GRACE="1")
+    cli.write(
+        "wait.py",
+        "import os, time\nprint('begun', flush=True)\nwhile not os.path.exists('go'):\n time.sleep(0.1)\n"
+        "print('ended by itself')\nopen('model.pt', 'w').write('w')",
+    )
+    window = terminal("run", "-y", "-n", "1", "-t", "g5.xlarge", "wait.py")
+    interrupt_at_question(window, b"begun")
+    cli.ok("exec", "touch go")
+    code, shown = window.read_to_the_end()
+    assert code == 0, shown
+    assert shown.index("the job has ended meanwhile") < shown.index("ended by itself")
+    assert remains().nothing
+    assert list(cli.cwd.glob("results/*/model.pt"))
+
+
 def test_detaching_and_ctrl_c_on_logs_leave_the_job_running(cli: Any, terminal: Any) -> None:
     direct(cli)
     cli.write("wait.py", SLEEPERS)

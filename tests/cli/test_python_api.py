@@ -203,6 +203,25 @@ except cloudddp.UsageError as error:
     assert "already exists; run creates and removes a cluster of its own" in message
 
 
+def test_limits_hold_for_a_cluster_that_existed(cli: CommandLine) -> None:
+    cli.nodes(1)
+    code = """
+for limits in ({"max_hours": 0.5}, {"max_cost": 0.01}):
+    try:
+        cloudddp.up(nodes=1, instance_type="g5.12xlarge", **limits)
+    except cloudddp.CloudDDPError as error:
+        print(json.dumps(error.message))
+said = []
+wide = {"max_hours": 100, "max_cost": 1000, "on_progress": said.append}
+print(json.dumps([cloudddp.up(nodes=1, instance_type="g5.12xlarge", **wide).created, said[-1]]))
+"""
+    (hours, cost, (created, said)), _ = run(cli, code)
+    assert "more than --max-hours 0.5. Nothing was changed" in hours
+    assert "more than --max-cost 0.01. Nothing was changed" in cost
+    assert not created
+    assert "created before, and ends in" in said
+
+
 def test_mistakes_are_refused_before_anything_is_created(cli: CommandLine, ec2: Any) -> None:
     code = """
 for call in (

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.harness import TIMEOUT, remaining, wait_for
-from support.interrupts import interrupted_at
+from support.interrupts import interrupted_at, start_interrupted
 from support.jobs import direct, homes
 
 SCRIPT = """
@@ -149,6 +149,32 @@ def test_node_that_is_lost_while_another_is_replaced_is_replaced_too(
     assert len(live(ec2, cli.cluster)) == 2
 
 
+@pytest.mark.parametrize(
+    ("moment", "caller", "words"),
+    [
+        ("connect", "resume_job", ("resume",)),
+        ("connect_reachable", "connected", ("exec", "--node", "0", "--", "true")),
+    ],
+)
+@pytest.mark.usefixtures("failed")
+def test_command_says_that_another_one_has_removed_the_cluster(
+    cli: Any, ec2: Any, moment: str, caller: str, words: tuple[str, ...]
+) -> None:
+    number = int(signal.SIGSTOP)
+    process = start_interrupted(
+        cli, f"cluster.connect:{moment}", *words, caller=caller, on_call=True, number=number
+    )
+    status = Path(f"/proc/{process.pid}/stat")
+    wait_for(lambda: status.read_text().rpartition(")")[2].split()[0] == "T", "the command is stopped")
+    ec2.terminate_instances(InstanceIds=live(ec2, cli.cluster))
+    wait_for(lambda: not live(ec2, cli.cluster), "the nodes have terminated")
+    process.send_signal(signal.SIGCONT)
+    _, err = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 1, err
+    assert "somebody terminated it, with a `down` or another call" in err
+    assert "no node of the cluster is left" in err
+
+
 def test_launch_that_was_refused_is_not_resumed(cli: Any) -> None:
     direct(cli)
     cli.write("script.py", SCRIPT)
@@ -176,6 +202,12 @@ def test_launch_that_was_killed_before_its_start_is_not_resumed(cli: Any) -> Non
     done = cli("resume", "-d")
     assert done.returncode == 1
     assert "was not started on any node" in done.stderr
+    # As if that launch had --down: the nodes would end without a job.
+    path = max(Path(cli.env["CLOUDDDP_HOME"]).glob("clusters/*/job-*.json"), key=lambda one: one.name)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"poweroff": 1.0}))
+    end = f"within 1 h 01 min of the launch of job {path.stem[4:]} (--down), which is not completed"
+    assert end in cli.ok("status")
+    assert f"the nodes end {end}" in cli("jobs").stderr
 
 
 def test_nothing_to_resume(cli: Any, tmp_path: Path) -> None:

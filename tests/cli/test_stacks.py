@@ -87,7 +87,7 @@ def test_dumps_of_a_job_that_has_ended_are_analyzed(cli: Any) -> None:
     done = cli("stacks", job)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, sentence), done.stderr
     assert json.loads(cli.ok("stacks", job, "--json"))["collectives"] == [sentence]
-    cli("pull", "--job", job)
+    cli("pull", job)
     (analysis,) = Path(cli.cwd, "results", job).rglob("analysis.txt")
     assert "missing ranks: {1}" in analysis.read_text()
 

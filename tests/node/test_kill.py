@@ -107,7 +107,9 @@ def test_ranks_end_without_guard_and_supervisor_and_the_job_is_lost(node: Node) 
     assert node.cancel() == KillReply(0, 0, 1, phase=JobPhase.CANCELLED)
 
 
-def test_ranks_of_a_frozen_supervisor_are_asked_to_end_by_cancel(node: Node) -> None:
+@pytest.mark.parametrize("then", [signal.SIGCONT, signal.SIGKILL])
+def test_ranks_of_a_frozen_supervisor_are_asked_to_end_by_cancel(node: Node, then: signal.Signals) -> None:
+    """Also where its guard decides: the command has said that the job is cancelled."""
     node.start(FOREVER)
     pid, supervisor = node.rank_pid(), node.supervisor_pid()
     os.kill(supervisor, signal.SIGSTOP)
@@ -115,8 +117,10 @@ def test_ranks_of_a_frozen_supervisor_are_asked_to_end_by_cancel(node: Node) -> 
         assert node.cancel().left == 0
         assert not alive(pid)
     finally:
-        os.kill(supervisor, signal.SIGCONT)
+        os.kill(supervisor, then)
     found = node.follow().state
+    assert found.verdict is not None
+    assert found.verdict.phase is JobPhase.CANCELLED
     assert (found.phase, found.ranks[0].signal) == (JobPhase.CANCELLED, signal.SIGTERM)
 
 

@@ -59,16 +59,18 @@ def log(node: Node) -> str:
 
 def test_failure_is_sent_once_with_what_failed_first_and_no_secret(gangs: Make, hook: Webhook) -> None:
     gang = gangs(2)
-    gang.start(SLEEP, FAILS, env=ENV, grace=0.0, notify=hook.url)
+    gang.start(SLEEP, FAILS, env=ENV, grace=0.0, notify=hook.url, usd_hour=36_000.0)
     found = hook.wait("failed")
     gang.gone()
     assert hook.wait("failed") == found, "one node sends it"
+    assert found["usd"] == pytest.approx(10 * found["seconds"], abs=0.6)
     expected = {"job": gang[0].id(), "cluster": "demo", "node": 1, "rank": 1, "exit_code": 1}
     assert {name: found[name] for name in expected} == expected
     assert found["text"] == found["content"]
     assert found["text"] == (
-        f"[failed] job {gang[0].id()} on cluster demo: rank 1 on node 1 exited with code 1: "
-        "RuntimeError: < !channel> no login with ****"
+        f"[failed] script.py (job {gang[0].id()}) on cluster demo after "
+        f"{timedelta(seconds=round(found['seconds']))}, ${found['usd']:.2f}: "
+        "rank 1 on node 1 exited with code 1: RuntimeError: < !channel> no login with ****"
     )
     assert hook.paths == [f"/services/{SECRET}?a=b"]
     homes = [one.home for one in gang.nodes]
@@ -99,7 +101,9 @@ def test_report_gets_what_programs_wrote_without_values(
 def test_success_is_sent_with_the_progress(node: Node, hook: Webhook) -> None:
     node.start(REPORTS, env=ENV, notify=hook.url)
     found = hook.wait("succeeded")
-    assert found["text"] == f"[succeeded] job {node.id()} on cluster demo (step 120 of 3000)"
+    head = f"[succeeded] script.py (job {node.id()}) on cluster demo after "
+    assert found["text"] == f"{head}{timedelta(seconds=round(found['seconds']))} (step 120 of 3000)"
+    assert found["usd"] is None
     assert (found["node"], found["exit_code"]) == (None, 0)
 
 
@@ -193,6 +197,7 @@ def test_command_gets_the_event_and_the_variables(node: Node) -> None:
     expected["CLOUDDDP_DATA_X"] = str(node.project / "x")
     assert {name: given[name] for name in expected} == expected
     assert "$(touch hacked); `touch hacked`" in given["CLOUDDDP_TEXT"]
+    assert "CLOUDDDP_ALLOWED_MENTIONS" not in given
     assert not (node.project / "hacked").exists()
     assert "said" in (node.folder() / "supervisor.log").read_text()
     gone(node.home)
@@ -201,11 +206,19 @@ def test_command_gets_the_event_and_the_variables(node: Node) -> None:
 
 @pytest.mark.parametrize(
     ("command", "why"),
-    [("./no-such-file", "was not found on the node"), ("/dev/null", "is not executable")],
+    [("true; ./no-such-file", "was not found on the node"), ('"/dev/null"', "is not executable")],
 )
 def test_command_that_cannot_run_is_noted(node: Node, command: str, why: str) -> None:
     node.start("", notify=command)
     until(lambda: f"notification of 'succeeded' was not sent: the command {why}" in log(node))
+
+
+@pytest.mark.parametrize("command", ["./notfy.sh", "send-mial --to me", "/dev/null"])
+def test_missing_command_is_noticed_before_the_job(node: Node, command: str) -> None:
+    done = node.run(node.starting("", notify=command))
+    assert done.returncode == 1
+    assert f"no program {command.split()[0]} was found on the node" in done.stderr.decode()
+    assert not node.folder().exists()
 
 
 # -- before the end ------------------------------------------------------------------------------------------
@@ -219,13 +232,14 @@ def test_spot_notice_is_sent_before_the_verdict(node: Node, hook: Webhook) -> No
     ends = datetime.now(UTC) + timedelta(seconds=120)
     notice = {"action": "terminate", "time": f"{ends:%Y-%m-%dT%H:%M:%SZ}"}
     metadata.found["spot/instance-action"] = json.dumps(notice)
-    found = hook.wait("notice", "preempted")
+    hook.wait("notice", "preempted")
     metadata.close()
     assert [one["exit_code"] for one in hook.bodies] == [None, 143]
     why = f"node 0 is about to end: AWS ends it at {ends:%H:%M:%S} UTC (spot notice)"
     why += "; the ranks were told to save"
-    assert hook.bodies[0]["text"] == f"[notice] job {node.id()} on cluster demo: {why}"
-    assert found["text"] == f"[preempted] job {node.id()} on cluster demo: {why}"
+    for one, event in zip(hook.bodies, ("notice", "preempted"), strict=True):
+        assert one["text"].startswith(f"[{event}] script.py (job {node.id()}) on cluster demo after 0:00:")
+        assert one["text"].endswith(f": {why}")
 
 
 def test_deadline_is_announced_by_the_first_node_only(gangs: Make, hook: Webhook) -> None:
@@ -233,12 +247,12 @@ def test_deadline_is_announced_by_the_first_node_only(gangs: Make, hook: Webhook
     deadline = Deadline(1799.0, "2030-01-01 12:00 UTC")
     gang.start(SLEEP, SLEEP, env=ENV, grace=0.0, notify=hook.url, deadline=deadline)
     found = hook.wait("deadline")
-    text = f"[deadline] job {gang[0].id()} on cluster demo: the cluster's deadline is at {deadline.at}"
-    assert found["text"] == text
+    assert found["text"].startswith(f"[deadline] script.py (job {gang[0].id()}) on cluster demo after 0:00:0")
+    assert found["text"].endswith(f": the cluster's deadline is at {deadline.at}")
     until(lambda: all((one.project / "ready").exists() for one in gang.nodes))  # nodes look before that
     gang[1].cancel(grace=0.0)
     gang.gone()
-    assert hook.wait("deadline", "cancelled")["text"].endswith("demo")
+    assert hook.wait("deadline", "cancelled")["text"].startswith("[cancelled] script.py")
 
 
 def test_stall_that_is_left_alone_is_sent_and_a_failed_delivery_is_no_activity(

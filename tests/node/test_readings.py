@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -18,8 +19,10 @@ from agent.jobs import rank_records
 from agent.node import store
 from agent.watch.gpus import Gpus, gpu_of
 from agent.watch.measure import Measuring, Recorder
+from agent.watch.rank_zero import RankZero
+from bench.report import event
 from cloudddp.agent.protocol.jobs import JobState, RankRecord
-from cloudddp.agent.protocol.readings import READINGS_FILE, GpuReading, Reading, ReadingsRequest
+from cloudddp.agent.protocol.readings import MAX_METRICS, READINGS_FILE, GpuReading, Reading, ReadingsRequest
 from cloudddp.agent.replies import FrameDecoder, decode
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
@@ -27,6 +30,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs
 REPORTS = """
 import json, os, time
 step = 0
+print("reported\\n", flush=True)
 while True:
     step += 1
     status = {"step": step, "loss": 0.5, "note": "x"}
@@ -71,8 +75,11 @@ def test_gpu_that_is_no_longer_printed_is_not_shown() -> None:
     ("text", "found"),
     [
         ('{"loss": 0.5, "step": 3, "lr": 1e-4}', {"loss": 0.5, "step": 3.0, "lr": 1e-4}),
-        ('{"a": true, "b": "1", "c": null, "d": NaN, "e": Infinity, "f": [1], "g": 1}', {"g": 1.0}),
-        ('{"huge": ' + "9" * 400 + ', "x": -1}', {"x": -1.0}),
+        (
+            '{"a": true, "b": "1", "c": null, "d": NaN, "e": Infinity, "f": [1], "g": 1}',
+            {"d": None, "e": None, "g": 1.0},
+        ),
+        ('{"huge": ' + "9" * 400 + ', "x": -1}', {"huge": None, "x": -1.0}),
         ("{" + ", ".join(f'"m{n}": {n}' for n in range(40)) + "}", {f"m{n}": float(n) for n in range(32)}),
         ("[1]", {}),
         ("not JSON", {}),
@@ -80,7 +87,7 @@ def test_gpu_that_is_no_longer_printed_is_not_shown() -> None:
     ids=["numbers", "other types", "a huge integer", "too many", "a list", "garbage"],
 )
 def test_metrics_are_the_numbers_of_the_status_file(
-    tmp_path: Path, text: str, found: dict[str, float]
+    tmp_path: Path, text: str, found: dict[str, float | None]
 ) -> None:
     (tmp_path / store.STATUS_FILE).write_text(text)
     assert rank_records.metrics(tmp_path) == found
@@ -122,7 +129,7 @@ def records(folder: Path) -> list[Reading]:
     return [decode(line, Reading) for line in (folder / READINGS_FILE).read_bytes().splitlines()]
 
 
-@pytest.mark.parametrize(("age", "pause"), [(0.0, 10.0), (50_000.0, 100.0)])
+@pytest.mark.parametrize(("age", "pause"), [(0.0, 1.0), (60.0, 3.0), (900.0, 10.0), (50_000.0, 100.0)])
 def test_record_of_a_long_job_has_longer_pauses(tmp_path: Path, age: float, pause: float) -> None:
     recorder = Recorder(tmp_path, Gpus(1.0))
     recorder._began -= age
@@ -131,6 +138,8 @@ def test_record_of_a_long_job_has_longer_pauses(tmp_path: Path, age: float, paus
     assert before + pause <= recorder._due <= time.monotonic() + pause + 1.0
     recorder.turn()
     assert len(records(tmp_path)) == 1
+    recorder.turn(last=True)
+    assert len(records(tmp_path)) == 2
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/full")])
@@ -145,6 +154,45 @@ def test_step_of_rank_zero_may_be_in_the_training_status(tmp_path: Path) -> None
     assert [measuring._rank(rank, None, None).step for rank in (0, 1)] == [7, None]
 
 
+def test_what_rank_zero_shows_without_a_report(tmp_path: Path) -> None:
+    """Of its event files only the ends are read: they may have any size, and be cut or no file at all."""
+    job, project = tmp_path / "job", tmp_path / "project"
+    (job / "ranks").mkdir(parents=True)
+    (job / "began").touch()
+    runs, now = project / "runs" / "deep", time.time()
+    runs.mkdir(parents=True)
+    zero = RankZero(job, project)
+    assert (zero.is_here, zero.scalars(), zero.last_line()) == (False, {}, "")
+    (job / "ranks" / "0.log").write_bytes(b"begin\nepoch 1:  10%\repoch 1:  20% \xff\r\n \n")
+    huge = runs / "events.out.tfevents.1"
+    with huge.open("wb") as file:
+        file.write(event(1, at=now, old=1.0))
+        file.truncate(1 << 40)
+        file.seek(0, os.SEEK_END)
+        file.writelines(event(step, at=now, loss=step / 4, lr=math.nan) for step in range(9))
+        file.write(event(9, at=now, loss=9.0)[:30])
+    (runs / "earlier.tfevents.2").write_bytes(event(1, at=now - 90, earlier=1.0))
+    (runs / "many.tfevents.3").write_bytes(b"".join(event(n, at=now, **{f"m{n}": 1.0}) for n in range(99)))
+    os.mkfifo(runs / "pipe.tfevents.4")
+    (runs / "link.tfevents.5").symlink_to("/dev/zero")
+    zero._searched = -math.inf
+    assert (zero.is_here, zero.last_line()) == (True, "epoch 1:  20% \N{REPLACEMENT CHARACTER}")
+    found = zero.scalars()
+    assert len(found) == MAX_METRICS
+    (runs / "many.tfevents.3").unlink()
+    zero = RankZero(job, project)
+    assert zero.scalars() == {"loss": 2.0, "lr": None}
+    with huge.open("ab") as file:
+        file.write(event(9, at=now, loss=9.0)[30:])
+    assert zero.scalars()["loss"] == 9.0
+    measured = Measuring(job, Gpus(1.0), 1.0, zero).take()
+    assert (measured.metrics["loss"], measured.line[:5]) == (9.0, "epoch")
+    (job / store.STATUS_FILE).write_text('{"step": 1, "loss": 3}')
+    assert Measuring(job, Gpus(1.0), 1.0, zero).take().metrics == {"step": 1.0, "loss": 3.0}
+    (job / store.STATUS_FILE).write_text('{"step": 1}')
+    assert Measuring(job, Gpus(1.0), 1.0, zero).take().metrics["loss"] == 9.0
+
+
 @pytest.fixture
 def gpus(node: Node) -> None:
     folder = nvidia.install(node.home / "bin", 2).parent
@@ -156,7 +204,7 @@ def test_readings_are_streamed_until_the_laptop_disconnects(node: Node) -> None:
     node.start(REPORTS, REPORTS)
     until((node.folder() / "steps" / "1.json").exists)
     until((node.folder() / store.STATUS_FILE).exists)
-    step = node.begin(ReadingsRequest(0.2))
+    step = node.begin(ReadingsRequest(0.2, "project"))
     assert step.stdout is not None
     frames, found = FrameDecoder(), []
     while sum(isinstance(one, Reading) for one in found) < 3:
@@ -171,7 +219,8 @@ def test_readings_are_streamed_until_the_laptop_disconnects(node: Node) -> None:
     assert [(one.rank, one.seconds) for one in last.ranks] == [(0, 0.25), (1, 0.25)]
     assert all(one.cores is not None and (one.step or 0) > 1 for one in last.ranks)
     assert last.metrics["loss"] == 0.5
-    assert last.metrics["step"] > 1
+    assert (last.metrics["step"] or 0) > 1
+    assert last.line == "reported"
     step.stdout.close()
     assert step.wait(10) == 0
     node.cancel(grace=0)
@@ -189,7 +238,7 @@ def test_readings_are_kept_with_a_job_and_end_with_it(node: Node) -> None:
 
 
 def test_node_without_job_and_gpu(node: Node) -> None:
-    step = node.begin(ReadingsRequest(0.2))
+    step = node.begin(ReadingsRequest(0.2, "project"))
     assert step.stdout is not None
     assert processes_of(node.home)
     (reading,) = FrameDecoder().feed(step.stdout.readline())

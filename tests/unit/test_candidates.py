@@ -104,6 +104,8 @@ def test_types_are_a_list_or_a_text_with_commas(value: Any, textual: bool) -> No
             "cluster.instance_type: no instance type has a GPU X9000",
             "a type such as g5.xlarge, or T4, V100, A10G",
         ),
+        ({"instance_type": "g5xlarge"}, "no instance type is called g5xlarge", "did you mean g5.xlarge?"),
+        ({"instance_type": "p4d24xlarge"}, "no instance type is called", "did you mean p4d.24xlarge?"),
         ({"instance_type": "A10:1"}, "no instance type has a GPU A10", "did you mean A10G or A100?"),
         ({"instance_type": "H100:3"}, "no instance type has 3 x H100", "available: H100:1, H100:8"),
         ({"instance_type": "H100:0"}, "cluster.instance_type = 'H100:0' is not allowed", "A10G, H100:8"),

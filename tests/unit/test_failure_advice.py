@@ -77,7 +77,7 @@ def test_missing_module(line: str, environment: str, listed: bool, expected: str
         ("EOFError: EOF when reading a line", False, "ranks have no input"),
         (
             "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that "
-            "dataloader's workers are out of shared memory.",
+            "dataloader's workers are out of shared memory. Please try to raise your shared memory limit.",
             False,
             "/dev/shm",
         ),

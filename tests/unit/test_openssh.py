@@ -45,6 +45,12 @@ def test_proxy_command_has_the_region_and_no_token_of_openssh(tmp_path: Path) ->
     assert {"hostname 10.0.0.1", "port 2222", "user ec2-user", "identitiesonly yes"} <= set(found)
     assert not any(line.startswith("proxycommand") for line in asked(config, "x-11", tmp_path))
     assert f"hostname {(other := 'other')}" in asked(config, other, tmp_path)
+    for line in ("ProxyJump bastion.test", "ProxyCommand nc %h %p"):  # of the user, for all hosts
+        of_user = f"{config}\nHost *\n  {line}\n"
+        assert any(one.startswith(("proxyjump", "proxycommand")) for one in asked(of_user, other, tmp_path))
+        direct = asked(of_user, "x-11", tmp_path)
+        assert not any(one.startswith(("proxyjump", "proxycommand")) for one in direct)
+        assert f"proxycommand {command}" in asked(of_user, "x-1", tmp_path)
 
 
 def test_line_includes_the_hosts_of_every_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

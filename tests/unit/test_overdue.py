@@ -7,7 +7,6 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from support.instances import inventory_instance
 
-from cloudddp.cli.views.clusters import time_left
 from cloudddp.cluster.model import Cluster
 from cloudddp.tags import Tags
 
@@ -46,4 +45,4 @@ def test_nodes_that_run_after_their_deadline_are_named(
     warnings = [warning for warning in found.warnings if "should have terminated" in warning]
     assert len(warnings) == bool(named)
     assert all(warning.startswith(named) for warning in warnings)
-    assert ("overdue 1 h" in time_left(found)) == bool(named)
+    assert ("overdue 1 h" in found.time_left) == bool(named)

@@ -201,6 +201,7 @@ def test_job_without_nodes_is_refused() -> None:
 
 def test_nccl_gets_an_exact_interface_name_and_gloo_a_plain_one() -> None:
     for plan in make_plans(JobSpec(), [host(0), host(1)]):
+        assert plan.env["PYTHONFAULTHANDLER"] == "1"
         assert plan.env["NCCL_SOCKET_IFNAME"] == f"=ens{plan.node + 5}"
         assert {plan.env[f"{by}_SOCKET_IFNAME"] for by in ("GLOO", "TP")} == {f"ens{plan.node + 5}"}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import random
 import struct
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from bench import report as example
+from cloudddp.agent.protocol import event_files
 from cloudddp.agent.protocol.codec import encode
 from cloudddp.agent.protocol.gang import Facts
 from cloudddp.agent.protocol.jobs import Cause, Failure, Verdict
@@ -23,9 +25,10 @@ from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.progress import LeftStall, Straggler
 from cloudddp.agent.protocol.readings import GpuReading, RankReading, Reading
 from cloudddp.agent.protocol.results import Masked
+from cloudddp.config import packages
 from cloudddp.config.spec import ClusterSpec, Config, JobSpec, SetupSpec, SharedSpec
 from cloudddp.job.launch_record import LaunchFacts, LaunchRecord
-from cloudddp.job.report import chart, event_files, page, series
+from cloudddp.job.report import chart, page, series
 from cloudddp.job.report.page import Evidence
 from cloudddp.job.results.restore import results_here
 
@@ -108,7 +111,7 @@ def launch_record(text: str = "train.py", **facts: Any) -> LaunchRecord:
         config=Config(
             cluster=ClusterSpec(name="c"),
             job=JobSpec(retries=3),
-            setup=SetupSpec(run=(text,)),
+            setup=SetupSpec(run=(f"{packages.title('r.txt')}\nif true; then", text), environment="r.txt"),
             shared=(SharedSpec(path="shared"),),
         ),
         names=("WANDB_API_KEY",),
@@ -150,11 +153,16 @@ def test_page_shows_how_a_job_went(folder: Path) -> None:
             "job": "other",
             "text": "of another job",
         },
+        {"time": "1970-01-01T00:16:36.000+00:00", "event": "launch", "job": JOB, "text": "sending py-spy"},
         {"time": "1970-01-01T03:00:00.000+00:00", "event": "gone"},
         {"time": "soon", "event": "gone"},
         {"time": "0001-01-01T00:00:00+14:00", "event": "gone"},
         {"time": "0001-01-01T00:00:00", "event": "gone"},
     )
+    logs = folder / "cloudddp-logs" / "node0"
+    for name in ("stacks/0.txt", "stacks/²", "stacks/ras.txt", "ranks/0.log"):
+        (logs / name).parent.mkdir(exist_ok=True)
+        (logs / name).write_text(f"hang.py:8 in {name}")
     facts = {
         "hour": 98.32,
         "commit": "4f1e2d",
@@ -172,9 +180,11 @@ def test_page_shows_how_a_job_went(folder: Path) -> None:
         "straggler from step 60: rank 3 takes 2.0 x", "rank 3 has caught up", "stall: ranks 0 and 1 wait",
         "job failed, after 2 restarts", "8 x NVIDIA H100570.13.12.32.8.012.82.27.3", "WANDB_API_KEY",
         "i-1p5.48xlargeus-east-1a98.32", "job.retries3", "Commit 4f1e2d", " M train.py", "+lr = 2",
-        'shared[{"path": "shared"',
+        'shared[{"path": "shared"', "train.py: failed after 1 h 00 minWhat happenedjob",
+        'setup.run["train.py"]', "Stacks of rank 0hang.py:8 in stacks/0.txt",
     ):  # fmt: skip
         assert part in text, part
+    assert not [part for part in ("py-spy", "ras.txt", "²", "if true") if part in text]
     assert "very-secret" not in text
     assert "of another job" not in text
     assert "at most $" in text_of(folder, launch_record(hour=98.32, spot=True))
@@ -182,6 +192,13 @@ def test_page_shows_how_a_job_went(folder: Path) -> None:
     text = text_of(folder, launch_record(hour=60.0))
     assert "ran for15 s" in text
     assert "$1.00 for 60 s, the least that EC2 bills ($60.00 an hour" in text
+
+
+def test_columns_that_are_empty_are_left_out(folder: Path) -> None:
+    put(folder, facts=Facts("", "", "3.12.3", "2.8.0"))
+    assert "nodeinstancetypezoneUSD an hour, with disksPythontorch0i-1" in text_of(
+        folder, launch_record(hour=1.0)
+    )
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
@@ -219,7 +236,7 @@ def test_unreadable_records_are_left_out(folder: Path) -> None:
     for name in ("verdict", "state", "stragglers", "stall", "facts", "masked"):
         for content in (b"", b"{", b"[]", b"\xff", b'{"started": 1e300}', b'{"known": [1]}', b"[" * 100_000):
             (folder / "cloudddp-logs" / "node0" / f"{name}.json").write_bytes(content)
-            assert "Job 2026" in text_of(folder)
+            assert f"job {JOB}" in text_of(folder)
 
 
 def test_report_is_beside_the_logs_and_takes_the_place_of_a_link(folder: Path, tmp_path: Path) -> None:
@@ -320,6 +337,37 @@ def test_long_files_are_read_in_part(folder: Path) -> None:
     os.truncate(path, 1 << 36)
     assert len(list(series.lines(path, 1 << 20))) < 2000
     assert len(series.head(path, most)) == most
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ((2.3, 0.4, 0.02), ["last 0.02", "0.01</i>", "0.1</i>", "1</i>", "10</i>"]),  # its end is not flat
+        ((10.9, 4.0, 3.1), ["last 3.1", "0</i>", "5</i>"]),
+        ((0.01, 0.9), ["last 0.9", "0.2</i>"]),
+        ((2.3, 0.0), ["last 0<", "0.5</i>"]),
+        ((1e100, 1e-300), ["last 1e-300", "1e+100</i>"]),
+    ],
+)
+def test_axis_shows_the_end_of_a_curve(values: tuple[float, ...], shown: list[str]) -> None:
+    drawn = chart.figure(series.Chart("loss", "", "step", {"a": list(enumerate(values))}))
+    assert not [part for part in shown if part not in drawn]
+
+
+def test_curves_are_of_what_a_script_measures(folder: Path) -> None:
+    """Not of what only counts; and a value that is not finite is named."""
+    events = [example.event(n, **{"hp_metric": -1.0, "train/epoch": 1.0, "epoch": 1.0}) for n in range(3)]
+    events += [example.event(n, loss=math.nan if n > 1 else 1.0) for n in range(4)]
+    (folder / "x.tfevents.1").write_bytes(b"".join(events))
+    (folder / "metrics.jsonl").write_text('{"step": 4, "m": Infinity}')
+    readings = folder / "cloudddp-logs" / "node0" / "readings.jsonl"
+    of_rank, metrics = (RankReading(0, cores=1.5),), {"step": 3.0, "epoch": 1.0, "loss": None}
+    readings.write_bytes(encode(Reading(1.0, (), of_rank, metrics)))
+    assert charts_of(folder) == {"loss": {".": [(0, 1.0), (1, 1.0)]}}
+    assert [one.title for one in series.of_readings({0: readings})] == ["CPU cores in use"]
+    text = text_of(folder)
+    assert "loss is NaN or infinite at step 2, and 1 times later" in text
+    assert "m is NaN or infinite at step 4" in text
 
 
 def test_charts_are_limited(folder: Path) -> None:
@@ -441,6 +489,16 @@ def test_truncated_event_files_give_what_is_complete() -> None:
     for end in range(len(data)):
         assert read(data[:end]) == (whole[:1] if end >= len(example.event(1, a=1.0)) else [])
     assert read(data, 10) == whole[:1]
+
+
+def test_end_of_an_event_file_is_read_from_the_first_record_there() -> None:
+    data = b"".join(example.event(step, loss=float(step)) for step in range(300)) + struct.pack("<QI", 90, 0)
+    length = len(example.event(0, loss=0.0))
+    for most in (length + 20, 10 * length - 1, 10 * length, 10 * length + 7, len(data), 1 << 20):
+        found = [row.step for row in event_files.last_rows(io.BytesIO(data), len(data), most)]
+        assert found == list(range(300))[-((min(most, len(data)) - 12) // length) :]
+    attack = (b"\x10\0" + bytes(6) + b"abcd\x09" + bytes(8) + b"\x10") * 3000
+    assert event_files.last_rows(io.BytesIO(attack), len(attack), len(attack) - 1) == []
 
 
 def test_hostile_event_files_do_no_harm() -> None:

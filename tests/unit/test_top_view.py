@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -67,18 +68,34 @@ RUNNING = job("running", started=1.0)
 
 
 def test_table_of_gpus_and_ranks() -> None:
-    state = replace(RUNNING, training=TrainingStatus(NOW, step=1200, steps=3000))
+    state = replace(RUNNING, started=time.time() - 90.5, training=TrainingStatus(NOW, step=1200, steps=3000))
     metrics = {"step": 1200.0, "steps": 3000.0, "loss": 0.21341, "samples_per_second": 812.0}
     shown = texts(view({0: known(state=state, ranks=2, gpus=2, **metrics)}), width=200)
     assert shown[0].startswith("demo: $10.00 an hour, $10.")
     assert shown[0].endswith(" so far; terminates in 5 h 00 min")
-    assert shown[1:3] == ["ready: node 0", "job j: running, step 1200 of 3000"]
+    assert shown[1:3] == ["ready: node 0", "job j: running for 1 min 30 s, step 1200 of 3000"]
     assert shown[3] == "loss 0.2134  samples_per_second 812"
     assert [line.split() for line in shown[4:]] == [
-        "NODE RANK GPU TREND MEM-GIB TEMP POWER CORES STEP S/STEP SLOW".split(),
-        "0 0 90% █ 69.3/80 61C 651W 1.2 1200 0.213".split(),
-        "0 1 91% █ 69.3/80 61C 651W 1.2 1200 0.213".split(),
+        "NODE RANK GPU TREND MEM-GIB MEM-USE TEMP POWER CORES STEP S/STEP SLOW".split(),
+        "0 0 90% █ 69.3/80 40% 61C 651W 1.2 1200 0.213".split(),
+        "0 1 91% █ 69.3/80 40% 61C 651W 1.2 1200 0.213".split(),
     ]
+
+
+def test_script_that_reports_nothing_shows_scalars_and_its_last_line() -> None:
+    ended = job("failed", started=NOW - 90, ended=NOW, exit_code=1)
+    metrics: dict[str, float | None] = {"train/loss": None} | {
+        f"a/rather/long/name/{n}": n / 3 for n in range(4)
+    }
+    line = "epoch 3:  45%|####      | 45/100 [00:03<00:04, 12.9it/s]" + " x" * 40
+    shown = view({0: NodeReadings(ended, (replace(reading(gpus=1, ranks=1), metrics=metrics, line=line),))})
+    narrow, wide = texts(shown), texts(shown, 120)
+    assert narrow[2] == "job j: failed after 1 min 30 s"
+    assert narrow[3] == "train/loss nan/inf  a/rather/long/name/0 0  a/rather/long/name/1 0.3333  ..."
+    assert wide[3] == f"{narrow[3][:-3]}a/rather/long/name/2 0.6667  ..."
+    assert narrow[4].startswith("rank 0: epoch 3:  45%")
+    assert all(len(one) > len(other) for one, other in zip(wide[3:6], narrow[3:6], strict=True))
+    assert (len(narrow[4]), len(wide[4])) == (80, 120)
 
 
 def test_ranks_without_gpu_are_marked() -> None:
@@ -157,6 +174,7 @@ def test_json_of_a_reading() -> None:
         "cluster_id": "c-0123456789",
         "usd_per_hour": 20.0,
         "metrics": {"loss": 0.5},
+        "last_line": None,
         "nodes": [
             {
                 "node": 0,

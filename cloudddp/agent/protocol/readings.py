@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Annotated, Optional
 
-from cloudddp.agent.protocol.codec import Number, Time, at_most, within
+from cloudddp.agent.protocol.codec import Number, ProjectName, Time, at_most, within
 from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.jobs import MAX_RANKS
 from cloudddp.agent.protocol.phases import Rank
@@ -14,6 +14,7 @@ from cloudddp.agent.protocol.progress import MAX_STEP_SECONDS
 
 MAX_GPUS = 64
 MAX_METRICS = 32
+MAX_SHOWN_LINE = 500  # characters
 READINGS_FILE = "readings.jsonl"  # in a job's folder on each node: one Reading per line
 
 Measured = Annotated[float, within(0, 1e7)]
@@ -48,12 +49,14 @@ class RankReading:
 @frozen
 class Reading:
     """All that a node measured at `at`, in seconds since the epoch by its clock. `metrics`: the numbers that
-    rank 0 reports in its status file, by name, where it runs here."""
+    rank 0 reports in its status file, by name, where it runs here; None is not finite. For `top` also those
+    that it wrote last for TensorBoard, where it reports none but steps, and the last `line` of its log."""
 
     at: Time
     gpus: Annotated[tuple[GpuReading, ...], at_most(MAX_GPUS)] = ()
     ranks: Annotated[tuple[RankReading, ...], at_most(MAX_RANKS)] = ()
-    metrics: Annotated[dict[str, float], at_most(MAX_METRICS)] = field(default_factory=dict)
+    metrics: Annotated[dict[str, Optional[float]], at_most(MAX_METRICS)] = field(default_factory=dict)
+    line: Annotated[str, at_most(MAX_SHOWN_LINE)] = ""
 
 
 @frozen
@@ -62,5 +65,6 @@ class ReadingsRequest:
     the state of its newest job whenever that has changed (frames.py)."""
 
     interval: float
+    project: ProjectName
 
     STEP = "readings"

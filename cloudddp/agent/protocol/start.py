@@ -200,6 +200,7 @@ class StartRequest:
     version: Size = 0
     paths: DataPaths = field(default_factory=dict)  # as for SetupRequest
     notify: PathText = ""
+    usd_hour: Annotated[float, within(0, 1e6)] = 0.0  # of all nodes, for what `notify` gets; 0: unknown
     container: Optional[Container] = None  # in which the ranks run
 
     STEP = "start"

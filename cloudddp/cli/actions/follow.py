@@ -118,7 +118,7 @@ def _followed(
             return follower.run()
         except KeyboardInterrupt as interrupt:
             waiting.stop()
-            match _answer(console, interrupt):
+            match _answer(console, interrupt, follower.has_ended):
                 case Answer.CANCEL:
                     cancel_now()
                 case Answer.DETACH:
@@ -135,26 +135,29 @@ def _followed(
             raise
 
 
-def _answer(console: Console, interrupt: KeyboardInterrupt) -> Answer:
+def _answer(console: Console, interrupt: KeyboardInterrupt, has_ended: Callable[[], bool]) -> Answer:
     if isinstance(interrupt, signals.HungUp):
         raise interrupt  # the terminal is closed; the job continues
     if isinstance(interrupt, signals.Terminated) or not sys.stdin.isatty():
         return Answer.CANCEL
     signals.arm()  # a second Ctrl-C is an answer, too
     try:
-        return Answer(
-            console.choose(
-                "\nCancel the job on every node? y: cancel, n: keep watching, d: detach, the job keeps "
-                "running",
-                [one.value for one in Answer],
-            )
+        answer = console.choose(
+            "\nCancel the job on every node? y: cancel, n: keep watching, d: detach, the job keeps running",
+            [one.value for one in Answer],
+            has_ended,
         )
+    except signals.HungUp:
+        raise
     except KeyboardInterrupt:
         return Answer.CANCEL
-    except click.Abort as abort:  # click raises it for every interrupt, and at the end of the input
-        if isinstance(abort.__context__, signals.HungUp) or not sys.stdin.isatty():
+    except (click.Abort, OSError):  # the end of the input
+        if not sys.stdin.isatty():
             raise signals.HungUp from None  # the terminal was closed at the question
         return Answer.CANCEL
+    if not answer:
+        console.log("\nthe job has ended meanwhile")
+    return Answer(answer) if answer else Answer.WATCH
 
 
 def _cancel_now(console: Console, runner: Runner, job_id: str, grace: float) -> NoReturn:

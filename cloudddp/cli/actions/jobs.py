@@ -11,13 +11,14 @@ from cloudddp.errors import NodeError
 from cloudddp.job import cancel as cancelling
 from cloudddp.job import status
 from cloudddp.job.results import new_files
+from cloudddp.operations import termination
 from cloudddp.operations.node_connections import connected
 from cloudddp.operations.results import report_held
 
 
 def jobs(console: Console, options: GlobalOptions, *, anyone: bool, as_json: bool) -> None:
     session = sessions.start(console, options, anyone=anyone)
-    with connected(session, partly=True, listing=True) as (_, runner):
+    with connected(session, partly=True, listing=True) as (cluster, runner):
         silent: dict[int, NodeError] = {}
         known = status.list_jobs(runner, silent=silent)
         if as_json:
@@ -37,6 +38,8 @@ def jobs(console: Console, options: GlobalOptions, *, anyone: bool, as_json: boo
             )
         else:
             console.log("no jobs")
+        if (end := termination.planned(cluster)) is not None and not end.started:
+            console.log(f"the nodes end {end.text}")
         if silent:
             raise silent[min(silent)]
 

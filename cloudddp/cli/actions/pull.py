@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cloudddp.agent.client import Runner
+from cloudddp.agent.protocol.codec import has_job_id_format
 from cloudddp.cli import session as sessions
 from cloudddp.cli.actions.pull_from_s3 import pull_from_s3, report_pulled
 from cloudddp.cli.console import Console
@@ -53,6 +54,8 @@ def pull(
     all_nodes: bool,
     to: Path | None,
 ) -> None:
+    if job_id is None and len(paths) == 1 and has_job_id_format(paths[0]):
+        (job_id,), paths = paths, ()  # as other verbs take it
     session = sessions.start(console, options, anyone=anyone, tolerant_verb="pull")
     wanted = PullRequest(paths, node, all_nodes, to)
     pulling.check_names(paths)

@@ -49,6 +49,7 @@ from cloudddp.job.results import checkpoints, new_files
 from cloudddp.job.status import JobRecord
 from cloudddp.local_state import ClusterFolder
 from cloudddp.operations import deadlines
+from cloudddp.operations.node_connections import with_cause
 from cloudddp.operations.results import report_lost
 from cloudddp.operations.start_job import check_nodes_min
 from cloudddp.text import node_list, one_line
@@ -67,6 +68,7 @@ class Request:
     replaced: frozenset[int] = frozenset()
     detach: bool = False
     suggest: bool = True
+    yes: bool = False  # other files on the nodes may be replaced
     more: tuple[str, ...] = ()  # arguments of the script, after those that it had
 
 
@@ -77,6 +79,7 @@ def resume(
     flags: Sequence[Flag],
     job_id: str | None,
     detach: bool,
+    yes: bool,
     replaced: Sequence[str],
     variables: Sequence[str],
     env_files: Sequence[str],
@@ -85,7 +88,7 @@ def resume(
     nodes = frozenset(map(_node, replaced))
     session = sessions.start(console, options, flags=flags, variables=variables, env_files=env_files)
     try:
-        finished = resume_job(session, flags, Request(job_id, nodes, detach, more=tuple(more)))
+        finished = resume_job(session, flags, Request(job_id, nodes, detach, yes=yes, more=tuple(more)))
     except (JobStopped, Detached) as ended:
         return _left(console, ended)
     return 0 if finished is None else finished.exit_code
@@ -153,10 +156,12 @@ def resume_job(
         script = replace(record.script, args=(*record.script.args, *wanted.more))
         job = NewJob(script, record.poweroff, record.job, record.keep)
         own.console.log(f"resuming job {record.job} as {job.id} on {counted(len(cluster.nodes), 'node')}")
-        with closing(connect.connect(cluster, own.settings.cluster, progress=own.console.log)) as runner:
-            return start_and_follow(
-                own, runner, cluster, job, detach=wanted.detach, suggest=wanted.suggest, on_start=lock.close
-            )
+        flags_of = {"detach": wanted.detach, "suggest": wanted.suggest, "yes": wanted.yes}
+        try:
+            with closing(connect.connect(cluster, own.settings.cluster, progress=own.console.log)) as runner:
+                return start_and_follow(own, runner, cluster, job, on_start=lock.close, **flags_of)
+        except NodeError as error:
+            raise with_cause(own, cluster, error) from None
 
 
 def _lock(stack: ExitStack, folder: ClusterFolder, cluster: Cluster) -> None:

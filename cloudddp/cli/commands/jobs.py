@@ -258,6 +258,7 @@ resume = _Resume(
     params=[
         JOB,
         click.Option(["-d", "--detach"], is_flag=True, help="Start the job and return."),
+        YES,
         click.Option(
             ["--replace", "replaced"],
             multiple=True,

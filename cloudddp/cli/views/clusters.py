@@ -47,10 +47,7 @@ def _earlier(found: Cluster, planned: PlannedEnd | None) -> list[str]:
     """Return what ends the nodes before the deadline."""
     lines = []
     if planned is not None:
-        lines.append(
-            f"or {duration(60 * planned.minutes)} after the end of job {planned.job}, which ends its "
-            "nodes (--down)"
-        )
+        lines.append(f"or {planned.text}")
     if found.idle_minutes:
         lines.append(
             f"or after {duration(60 * found.idle_minutes)} without a job and an SSH connection (idle_minutes)"

@@ -12,26 +12,26 @@ from cloudddp.agent.protocol.progress import current_stragglers
 from cloudddp.agent.protocol.readings import GpuReading, RankReading
 from cloudddp.cli.views.clusters import spending
 from cloudddp.cli.views.jobs import iso, jobs_json, state_text
-from cloudddp.formats import cut, table
+from cloudddp.formats import cut, duration, table
 from cloudddp.job.readings import READY, NodeReadings, Snapshot
-from cloudddp.text import node_list, one_line
+from cloudddp.text import columns, node_list, one_line
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 TREND, CELL = 8, 15.0  # characters of a trend, and seconds of each
-NAME = 24  # columns of the name of a metric: a long one does not hide the others
-HEADER = "NODE RANK GPU TREND MEM-GIB TEMP POWER CORES STEP S/STEP SLOW".split()
-_SPARE = "TEMP POWER TREND MEM-GIB CORES".split()  # left out first where the terminal is too narrow
+NAME = 24  # columns of the name of a metric, at least: a long one does not hide the others
+HEADER = "NODE RANK GPU TREND MEM-GIB MEM-USE TEMP POWER CORES STEP S/STEP SLOW".split()
+_SPARE = "MEM-USE TEMP POWER TREND MEM-GIB CORES".split()  # left out first where the terminal is too narrow
 
 
 def lines(view: Snapshot, width: int = 0) -> list[str]:
     """Return what is shown on a terminal of so many columns (0: on none)."""
     rows = sorted(_rows(view), key=lambda row: -row[0])  # a terminal may not have room for all
     text = table(HEADER, [cells for _, cells in rows], spare=_SPARE, width=width)
-    found = [one_line(line) for line in (*_head(view), *text.split("\n"))]
+    found = [one_line(line) for line in (*_head(view, width), *text.split("\n"))]
     return [cut(line, width) for line in found] if width else found
 
 
-def _head(view: Snapshot) -> Iterator[str]:
+def _head(view: Snapshot, width: int) -> Iterator[str]:
     yield f"{view.cluster.name}: {spending(view.cluster)}"
     for state in dict.fromkeys(view.states.values()):
         nodes = [node for node, one in view.states.items() if one == state]
@@ -40,9 +40,23 @@ def _head(view: Snapshot) -> Iterator[str]:
         yield f"{state}: {node_list(nodes)}{why}"
     if (job := view.job) is not None:
         progress = job.training.progress if job.training is not None else ""
-        yield ", ".join(filter(None, (f"job {job.id}: {state_text(job)}", progress)))
+        when = "after" if job.status.ended else "for"
+        lasted = "" if job.seconds is None else f" {when} {duration(job.seconds)}"
+        yield ", ".join(filter(None, (f"job {job.id}: {state_text(job)}{lasted}", progress)))
     if metrics := {name: value for name, value in view.metrics.items() if name not in ("step", "steps")}:
-        yield "  ".join(f"{cut(one_line(name), NAME)} {value:.4g}" for name, value in metrics.items())
+        most = max(NAME, width * 3 // 10)
+        shown = [f"{cut(one_line(name), most)} {_number(value)}" for name, value in metrics.items()]
+        text = "  ".join(shown)
+        while width and len(shown) > 1 and columns(text) > width:
+            text = "  ".join((*shown[:-1], "..."))  # a number that is cut would be another one
+            shown.pop()
+        yield text
+    if view.line:
+        yield f"rank 0: {view.line}"
+
+
+def _number(value: float | None) -> str:
+    return "nan/inf" if value is None else f"{value:.4g}"
 
 
 def _rows(view: Snapshot) -> Iterator[tuple[float, list[str]]]:
@@ -65,6 +79,7 @@ def _cells(gpu: GpuReading | None, rank: RankReading | None, loads: str) -> Iter
     yield loads
     gpu, rank = gpu or GpuReading(0), rank or RankReading(0)
     yield _shown(gpu.memory and gpu.memory / 1024, ".1f", f"/{(gpu.memory_total or 0) / 1024:.0f}")
+    yield _shown(gpu.memory_utilization, ".0f", "%")
     yield _shown(gpu.temperature, ".0f", "C")
     yield _shown(gpu.power, ".0f", "W")
     yield _shown(rank.cores, ".1f")
@@ -101,6 +116,7 @@ def top_json(view: Snapshot) -> dict[str, Any]:
         "usd_so_far": None if bill.usd is None else round(bill.usd, 4),
         "job": None if job is None else jobs_json([job])[0],
         "metrics": view.metrics,
+        "last_line": view.line or None,
         "nodes": [_node_json(view, node, state) for node, state in view.states.items()],
     }
 

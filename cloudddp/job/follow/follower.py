@@ -40,6 +40,7 @@ from cloudddp.job.follow.state import FollowState, Line
 from cloudddp.job.follow.stream import EVERYTHING, Connections, Liveness, LogSelection, NodeStream
 from cloudddp.job.follow.verdict import JobResult, verdict
 
+MOST_UNREPORTED = 100_000  # lines: nobody may answer a question for days
 POLL = 0.2  # seconds between two looks at the clock while nothing happens
 
 OnLine = Callable[[int, int, str], None]  # node, rank, line
@@ -115,6 +116,18 @@ class JobFollower:
                 case Done():
                     return verdict(self._state, self.job, time.time())
 
+    def has_ended(self) -> bool:
+        """Go on for a moment without a report; return whether the job has ended. The next `run` reports what
+        has arrived, of very much the last lines."""
+        match decide(self._state, self.policy, self._liveness.clock()):
+            case Continue():
+                self._advance()
+            case AskAws():
+                self._ask_aws()
+            case Done():
+                return True
+        return False
+
     def close(self) -> None:
         """Stop reading, and replacing connections: replacing one closes the old one, which the caller may be
         using."""
@@ -161,7 +174,7 @@ class JobFollower:
     def _apply(self, event: Event, following: int | None = None) -> None:
         before = self._progress
         state = before.state.apply(event, self._liveness.clock())
-        unreported: deque[Line | NodeQuiet | NodeResponding | Silence] = deque(state.lines)
+        unreported = deque((*before.unreported, *state.lines), MOST_UNREPORTED)
         if isinstance(event, NodeQuiet | NodeResponding | Silence):
             unreported.append(event)
         # A single assignment: an interrupt comes before or after it.

@@ -13,6 +13,8 @@ from cloudddp.text import visible
 
 _POINTS, _OF_LINE, _LINES = 6000, 800, 250  # of a chart: points, of one line at most, and lines
 _COLOURS = 8
+_MARKS = 5  # of an axis, about
+_STEEP = 20  # how far a curve falls whose axis is logarithmic
 _LOGIN = re.compile(r"(://)[^/@\s'\"]+@")  # of a URL
 
 
@@ -40,11 +42,25 @@ def tag(_name: str, *inside: object, **attributes: object) -> Html:
     return Html(f"<{_name}{given}>{joined(*inside)}</{_name}>")
 
 
-def ticks(low: float, high: float, most: int = 5) -> list[float]:
+def ticks(low: float, high: float, most: int = _MARKS) -> list[float]:
     """Return round numbers that cover the range."""
     step = 10.0 ** math.floor(math.log10((high - low) / most))
     step *= next((one for one in (1, 2, 5) if (high - low) / (step * one) <= most), 10)
     return [number * step for number in range(math.floor(low / step), math.ceil(high / step) + 1)]
+
+
+def _exponents(low: float, high: float) -> list[float]:
+    """Return whole numbers that cover the range, the marks of a logarithmic axis."""
+    first, last = math.floor(low), math.ceil(high)
+    step = math.ceil((last - first) / _MARKS)
+    return [float(exponent) for exponent in range(first, last + step, step)]
+
+
+def _is_steep(lines: Collection[list[Point]]) -> bool:
+    """Whether a linear axis would hide the ends of these lines: all fall to a small part of the highest
+    value."""
+    values = [y for line in lines for _, y in line]
+    return min(values) > 0 and max(line[-1][1] for line in lines) < max(values) / _STEEP
 
 
 def figure(chart: Chart, marked: Collection[str] = ()) -> Html:
@@ -61,8 +77,16 @@ def figure(chart: Chart, marked: Collection[str] = ()) -> Html:
     lines = {name: thin(one, most) for name, one in chart.lines.items()}
     xs = [x for line in lines.values() for x, _ in line]
     left, right = min(xs), max(xs)
-    marks = ticks(*_range([y for line in lines.values() for _, y in line], chart.unit))
-    scale = [tag("i", f"{y:.6g}", style=f"bottom:{_percent(y, marks):.1f}%") for y in marks]
+    ends = f"last {next(iter(lines.values()))[-1][1]:.4g}" if len(lines) == 1 else ""
+    if is_log := _is_steep(lines.values()):
+        lines = {name: [(x, math.log10(y)) for x, y in line] for name, line in lines.items()}
+    values = [y for line in lines.values() for _, y in line]
+    marks = _exponents(min(values), max(values)) if is_log else ticks(*_range(values, chart.unit))
+    labels = [10.0**y if is_log else y for y in marks]
+    scale = [
+        tag("i", f"{label:.6g}", style=f"bottom:{_percent(y, marks):.1f}%")
+        for label, y in zip(labels, marks, strict=True)
+    ]
     paths = [tag("path", d=f"M0 {100 - _percent(y, marks):.1f}h1000", class_="grid") for y in marks]
     for name in sorted(lines, key=lambda name: name in marked)[-_LINES:]:
         path = _path(lines[name], left, (right - left) or 1, marks)
@@ -71,7 +95,7 @@ def figure(chart: Chart, marked: Collection[str] = ()) -> Html:
     box = {"viewBox": "0 0 1000 100", "preserveAspectRatio": "none", "role": "img", "aria_label": chart.title}
     return tag(
         "figure",
-        tag("figcaption", chart.title, tag("span", f" {chart.unit}")),
+        tag("figcaption", chart.title, tag("span", " ", ", ".join(filter(None, (chart.unit, ends))))),
         tag("div", tag("div", *scale, class_="y"), tag("svg", *paths, **box), class_="plot"),
         tag("div", tag("i", f"{left:.6g}"), tag("i", chart.x), tag("i", f"{right:.6g}"), class_="x"),
         tag("ul", *legend) if len(chart.lines) > 1 else "",

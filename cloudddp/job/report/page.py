@@ -7,7 +7,7 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,17 +22,20 @@ from cloudddp.agent.protocol.jobs import StateFile, Verdict
 from cloudddp.agent.protocol.progress import LeftStall, Stragglers
 from cloudddp.agent.protocol.readings import READINGS_FILE
 from cloudddp.agent.protocol.results import FACTS_FILE, MASKED_FILE, Masked
+from cloudddp.agent.protocol.stacks import MAX_STACK
 from cloudddp.cluster.prices import billed_hours
+from cloudddp.config import packages
 from cloudddp.config.schema import LISTS
 from cloudddp.config.spec import Config
 from cloudddp.files import Folder
-from cloudddp.formats import counted, dollars, duration
+from cloudddp.formats import counted, cut, dollars, duration
 from cloudddp.job import failure_text
 from cloudddp.job.launch_record import LaunchFacts, LaunchRecord
 from cloudddp.job.report import series
 from cloudddp.job.report.chart import Html, figure, joined, tag
 from cloudddp.job.results.safe_names import LOGS
 from cloudddp.local_state import LAUNCH
+from cloudddp.text import one_line
 
 MAX_NODES = 256
 REPORT = "report.html"
@@ -43,6 +46,8 @@ _HEAD = Html(f"""<!doctype html>
 <meta http-equiv="Content-Security-Policy" content="{POLICY}"><meta name="color-scheme" content="light dark">
 """)
 _NOTES = 20  # that are shown
+STACKS = "stacks"  # the folder of a node's logs with RANK.txt
+_RANKS = 64  # whose stacks are shown
 _EVENTS = {"made": "nodes launched", "ready": "nodes ready", "gone": "cluster removed"}
 
 T = TypeVar("T")
@@ -65,6 +70,8 @@ class Evidence:
         self.started = min((at for at in starts if at), default=None)
         # Whole seconds, as file systems may have them. Without a start no rank has written anything.
         self.began = float(int(self.started)) if self.started else math.inf if starts else 0.0
+        at = self.verdict.at if self.verdict else None
+        self.seconds = max(at - self.started, 0.0) if self.started and at else None
         self.slow = next(iter(self.read("stragglers.json", Stragglers).values()), Stragglers()).known
 
     def read(self, name: str, kind: type[T]) -> dict[int, T]:
@@ -96,8 +103,18 @@ def page(found: Evidence) -> Html:
     }
     parts = [tag("section", tag("h2", name), section(found)) for name, section in sections.items()]
     style = tag("style", Html(Path(__file__).with_suffix(".css").read_text()))
-    title, footer = f"Job {found.job}", f"Written by cloudddp at {_when(datetime.now(UTC).timestamp())}."
+    title, footer = _title(found), f"Written by cloudddp at {_when(datetime.now(UTC).timestamp())}."
     return joined(_HEAD, tag("title", title), style, tag("h1", title), *parts, tag("footer", footer))
+
+
+def _title(found: Evidence) -> str:
+    """Return what was run, and how it ended."""
+    scripts = [found.launch.script.shown] if found.launch else [one.script for one in found.states.values()]
+    script = cut(one_line(next(filter(None, scripts), f"job {found.job}")), 100)
+    if found.verdict is None:
+        return script
+    ran = f" after {duration(found.seconds)}" if found.seconds else ""
+    return f"{script}: {found.verdict.phase.value}{ran}"
 
 
 def _when(seconds: float) -> str:
@@ -105,14 +122,19 @@ def _when(seconds: float) -> str:
 
 
 def _table(rows: Iterable[Sequence[object]], header: str = "") -> Html:
+    """Return a table without the columns of its header that are empty."""
+    rows, names = list(rows), header.split("|") if header else []
+    used = [at for at in range(len(names)) if any(row[at] != "" for row in rows)]
+    rows = [[row[at] for at in used] for row in rows] if names else rows
     lines = [tag("tr", *(tag("td", one) for one in row)) for row in rows]
-    head = [tag("tr", *(tag("th", one) for one in header.split("|")))] if header else []
+    head = [tag("tr", *(tag("th", names[at]) for at in used))] if names else []
     return tag("div", tag("table", *head, *lines), class_="wide") if lines else Html()
 
 
 def _what_happened(found: Evidence) -> Html:
     verdict, launch, facts = found.verdict, found.launch, found.facts
-    rows: list[tuple[str, object]] = [("script", launch and tag("code", launch.script.shown))]
+    script = launch and tag("code", launch.script.shown)
+    rows: list[tuple[str, object]] = [("job", found.job), ("script", script)]
     rows += [("continues", launch and launch.resumed_from)]
     if verdict is None:
         rows += [("state", "unknown: it had not ended when its logs were pulled, or they were not pulled")]
@@ -122,11 +144,19 @@ def _what_happened(found: Evidence) -> Html:
     first = verdict.first and replace(verdict.first, detail=found.masked.detail)
     rows += [("failed first", first and failure_text.sentence(first))]
     rows += [("not restarted", verdict.refusal)]
-    if found.started and verdict.at:
-        seconds = max(verdict.at - found.started, 0.0)
-        rows += [("ran for", duration(seconds)), ("cost", _cost(facts, seconds))]
+    if found.seconds is not None:
+        rows += [("ran for", duration(found.seconds)), ("cost", _cost(facts, found.seconds))]
     lines = tag("pre", "\n".join(found.masked.last_lines)) if any(found.masked.last_lines) else Html()
-    return joined(_table(row for row in rows if row[1]), lines)
+    return joined(_table(row for row in rows if row[1]), lines, *_stacks(found))
+
+
+def _stacks(found: Evidence) -> Iterator[Html]:
+    """Yield the stacks of the ranks, as they were read while the job did nothing."""
+    files = [one for path in found.nodes.values() for one in path.glob(f"{STACKS}/*.txt")]
+    own = (one for one in files if re.fullmatch("[0-9]{1,5}", one.stem))
+    for path in sorted(own, key=lambda one: int(one.stem))[:_RANKS]:
+        if text := series.head(path, MAX_STACK).decode(errors="replace").strip():
+            yield tag("details", tag("summary", f"Stacks of rank {path.stem}"), tag("pre", text))
 
 
 def _cost(facts: LaunchFacts | None, seconds: float) -> str:
@@ -149,9 +179,10 @@ def _timeline(found: Evidence) -> Html:
         with contextlib.suppress(ValueError, OverflowError):
             at = datetime.fromisoformat(str(event.get("time"))).timestamp()
             check_range("time", at, 0, MAX_TIME)
-            rows += [(at, str(what))] if what else []
+            rows += [(at, str(what))] if what and "py-spy" not in str(what) else []
     for node, state in found.states.items():
-        rows += [(state.started, f"ranks started on node {node}")] if state.started else []
+        what = "ranks" if any(found.nodes[node].glob("ranks/*.log")) else "launcher"
+        rows += [(state.started, f"{what} started on node {node}")] if state.started else []
     for one in found.slow:
         rows += [(one.since, f"straggler from step {one.step}: {one.text}")]
         rows += [(one.until, f"rank {one.rank} has caught up, or ended")] if one.until else []
@@ -196,6 +227,10 @@ def _settings(found: Evidence) -> Html:
     given, standard = (msgspec.to_builtins(one) for one in (found.launch.config, Config()))
     lists = [(name, given.pop(name)) for name in LISTS]
     rows = [(name, json.dumps(value)) for name, value in lists if value]
+    if environment := given["setup"]["environment"]:  # its command is cloudddp's own
+        run = given["setup"]["run"]
+        own = (one for one in run if not one.startswith(packages.title(environment)))
+        given["setup"]["run"] = type(run)(own)
     for section, values in given.items():
         changed = [(key, value) for key, value in values.items() if value != standard[section].get(key)]
         rows += [(f"{section}.{key}", json.dumps(value, ensure_ascii=False)) for key, value in changed]

@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from cloudddp.agent import replies
+from cloudddp.agent.protocol import event_files
 from cloudddp.agent.protocol.codec import ProtocolError
+from cloudddp.agent.protocol.event_files import EVENTS, STEP, Row
 from cloudddp.agent.protocol.readings import Reading
-from cloudddp.job.report import event_files
-from cloudddp.job.report.event_files import STEP, Row
 from cloudddp.job.results.safe_names import LOGS
 
 METRICS = "metrics.jsonl"
-EVENTS = "tfevents"  # in the names of TensorBoard's files
 MAX_CHARTS, MAX_FILES = 60, 200
 # Bytes of all such files: nodes may wait for the report. Of longer ones pieces are looked at.
 MAX_READ = 8 << 20
@@ -29,6 +28,7 @@ MAX_LINE, PIECE = 1 << 16, 1 << 14  # bytes
 _SPAN = 1e100  # larger numbers are not drawn
 _TIMES = ("time", "timestamp", "wall_time")
 _NO_METRICS = frozenset((STEP, *_TIMES))
+_NO_CURVES = frozenset(("epoch", "step", "steps"))  # what only counts
 _EPOCH = 1e9  # seconds: smaller times are durations
 
 Point = tuple[float, float]
@@ -110,6 +110,13 @@ def of_results(
         name = parent.relative_to(folder).as_posix()
         for row in (*current, *(row for row in since if row.x != STEP)):
             values += [(title, "", row.x, name, row.step, value) for title, value in row.values.items()]
+    broken: dict[tuple[str, str], list[str]] = {}
+    for title, _, x, name, step, value in values:
+        if type(value) is float and not math.isfinite(value):
+            broken.setdefault((name, title), []).append(f"{x} {step}")
+    for (name, title), at in broken.items():
+        more = f", and {len(at) - 1} times later" if at[1:] else ""
+        notes.append((folder / name, f"{title} is NaN or infinite at {at[0]}{more}"))
     return _charts(values), [(run.relative_to(folder).as_posix(), note) for run, note in notes]
 
 
@@ -156,6 +163,8 @@ def _charts(values: Iterable[tuple[str, str, str, str, Any, Any]]) -> list[Chart
     found: dict[tuple[str, str], Chart] = {}
     for title, unit, x, name, at, value in values:
         key = title, x
+        if title.partition(",")[0].rpartition("/")[2] in _NO_CURVES:
+            continue
         if _is_drawable(at) and _is_drawable(value) and (key in found or len(found) <= MAX_CHARTS):
             found.setdefault(key, Chart(title, unit, x, {})).lines.setdefault(name, []).append((at, value))
     return list(found.values())
@@ -200,10 +209,10 @@ def _readings(path: Path, most: int) -> Iterator[Reading]:
 def _measured(node: int, row: Reading) -> Iterator[tuple[str, str, str, float | None]]:
     for rank in row.ranks:
         yield "Step time", "s", f"rank {rank.rank}", rank.seconds
+        yield "CPU cores in use", "", f"rank {rank.rank}", rank.cores
     for gpu in row.gpus:
         name = f"node {node}, GPU {gpu.index}"
         yield "GPU utilization", "%", name, gpu.utilization
         yield "GPU memory", "GiB", name, gpu.memory and gpu.memory / 1024
     for metric, value in row.metrics.items():
-        if metric != "steps":
-            yield f"{metric}, as reported", "", f"node {node}", value
+        yield f"{metric}, as reported", "", f"node {node}", value

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from agent.gang import step, supervisor
+from agent.gang import decision, step, supervisor
 from agent.jobs import job_record, phases, poweroff
 from agent.jobs.notify import Notifier
 from agent.node import deadline, kernel, processes, store
@@ -157,6 +157,7 @@ def _record(folder: Path, request: StartRequest, error: str) -> None:
     connections close. Raises OSError."""
     task = phases.task(folder, request.node, own=True)
     processes.end(task, min(request.stop_grace, step.FAILURE_GRACE))
-    failure = Failure(request.node, Cause.AGENT, detail=error)
-    verdict = Verdict(JobPhase.FAILED, 1, request.node, failure)
+    verdict = Verdict(JobPhase.FAILED, 1, request.node, Failure(request.node, Cause.AGENT, detail=error))
+    if phases.cancelled_at(folder) is not None:  # as a supervisor would decide
+        verdict = Verdict(JobPhase.CANCELLED, decision.CANCELLED, request.node)
     job_record.end_own(request, store.read(folder / phases.STATE_FILE, StateFile), verdict)

@@ -19,12 +19,13 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any, Optional
 from urllib.parse import urlsplit, urlunsplit
 
 from agent.jobs import job_record, phases, rank_records
 from agent.node import store
-from agent.node.commands import activated, agent_command, program, variables
+from agent.node.commands import activated, agent_command, program, succeeds, variables
 from cloudddp.agent.protocol.codec import MAX_TEXT, decode, encode
 from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.jobs import Cause, Failure
@@ -38,6 +39,7 @@ ANNOUNCE_SECONDS = 1800.0  # before the deadline
 ORDER_SECONDS = 3.0  # for an earlier message to arrive before the verdict
 LONGEST, LONGEST_DETAIL = 2000, 300  # characters; Discord takes no more
 FAILED = {126: "the command is not executable", 127: "the command was not found on the node"}  # by exit code
+_WORD = re.compile(r"[\w./~+-]+(?=\s|$)")  # a program, where that is plain to see
 TRY_SECONDS, SECONDS = 9.5, 20.0  # for one POST; for a delivery
 
 
@@ -103,10 +105,28 @@ class Notifier:
                     stdin.write(encode(self._request) + b"\n" + encode(news))
 
 
-def payload(request: StartRequest, news: News, training: Optional[TrainingStatus]) -> dict[str, Any]:
-    """Return the message as JSON: `text` is what Slack shows, `content` what Discord shows. Pure."""
+def missing(request: StartRequest) -> str:
+    """Return why the command cannot be run, before it is needed; '' where its first word is found, or is not
+    plain to see."""
+    word = _WORD.match(request.notify)
+    if word is None or succeeds(["bash", "-lc", f"type {word[0]}"], SECONDS, **_place(request)):
+        return ""
+    return f"job.notify: no program {word[0]} was found on the node. No rank was started"
+
+
+def payload(
+    request: StartRequest, news: News, training: Optional[TrainingStatus], seconds: Optional[float]
+) -> dict[str, Any]:
+    """Return the message as JSON: `text` is what Slack shows, `content` what Discord shows. `seconds`: since
+    the ranks were started, None where they were not. Pure."""
     failure, cluster = news.failure, request.env.get("CLOUDDDP_CLUSTER", "")
-    text = f"[{news.event}] job {request.job} on cluster {cluster}"
+    script, usd = _clean(request, request.script)[:LONGEST_DETAIL], None
+    text = f"[{news.event}] {script} (job {request.job}) on cluster {cluster}"
+    if seconds is not None:
+        text += f" after {timedelta(seconds=round(seconds))}"
+        if request.usd_hour:
+            usd = round(request.usd_hour * seconds / 3600, 2)
+            text += f", ${usd:.2f}"
     if failure is not None:
         detail = _clean(request, failure.detail)[:LONGEST_DETAIL]
         text += f": {detail if news.event == DEADLINE else what_failed(failure, detail)}"
@@ -119,6 +139,9 @@ def payload(request: StartRequest, news: News, training: Optional[TrainingStatus
         "event": news.event,
         "job": request.job,
         "cluster": cluster,
+        "script": script,
+        "seconds": seconds,
+        "usd": usd,
         "node": failure and failure.node,
         "rank": failure and failure.rank,
         "exit_code": news.exit_code,
@@ -139,7 +162,10 @@ def main() -> int:
     request, news = decode(head, StartRequest), decode(body, News)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])  # the guard blocks it
     folder = store.job_folder(request.job)
-    message = payload(request, news, rank_records.training_status(folder))
+    state = phases.recorded(folder)
+    now = time.time() if state is None or state.ended is None else state.ended
+    seconds = round(max(now - state.started, 0.0), 1) if state and state.started else None
+    message = payload(request, news, rank_records.training_status(folder), seconds)
 
     def log(why: str) -> None:
         note = _clean(request, f"notification of '{news.event}' was not sent: {why}")
@@ -188,17 +214,22 @@ def _post(target: str, body: str) -> str:
 def _run(request: StartRequest, message: dict[str, Any]) -> str:
     """Return why the command failed, or ''. It is in a variable: an argument would be in the list of
     processes."""
-    project = store.project_folder(request.project)
     own = {f"CLOUDDDP_{name.upper()}": "" if one is None else str(one) for name, one in message.items()}
-    env = {**os.environ, **activated(program(request.program, project)), **variables(request, project), **own}
+    del own["CLOUDDDP_ALLOWED_MENTIONS"]
     try:
         done = subprocess.run(
             ["bash", "-lc", 'eval "$CLOUDDDP_NOTIFY"'],
-            cwd=project,
-            env={**env, "CLOUDDDP_NOTIFY": request.notify},
+            **_place(request, **own, CLOUDDDP_NOTIFY=request.notify),
             check=False,
         )
     except (OSError, ValueError) as error:  # ValueError: a NUL in a variable
         return f"the command could not be started: {type(error).__name__}"
     why = f"the command exited with code {done.returncode}"
     return FAILED.get(done.returncode, why) if done.returncode else ""
+
+
+def _place(request: StartRequest, **own: str) -> dict[str, Any]:
+    """Return where a command runs, and its environment: as the ranks."""
+    project = store.project_folder(request.project)
+    env = {**os.environ, **activated(program(request.program, project)), **variables(request, project), **own}
+    return {"cwd": project, "env": env}

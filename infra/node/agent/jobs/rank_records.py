@@ -65,12 +65,13 @@ def training_status(folder: Path) -> Optional[TrainingStatus]:
     return TrainingStatus(reported=written, **found) if found else None
 
 
-def metrics(folder: Path) -> dict[str, float]:
-    """Return the numbers that rank 0 last reported, whatever their names; the first ones of too many."""
+def metrics(folder: Path) -> dict[str, Optional[float]]:
+    """Return the numbers that rank 0 last reported, whatever their names; the first ones of too many. None is
+    not finite."""
     numbers = [
-        (name, float(value))
+        (name, float(value) if abs(value) < LARGEST_METRIC else None)
         for name, value in _report(folder)[0].items()
-        if type(value) in (int, float) and abs(value) < LARGEST_METRIC
+        if type(value) in (int, float)
     ]
     return dict(numbers[:MAX_METRICS])
 

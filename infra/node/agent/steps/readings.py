@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Optional
 
 from agent.jobs import phases
+from agent.node import store
 from agent.steps import jobs
 from agent.watch.gpus import Gpus
 from agent.watch.measure import Measuring
+from agent.watch.rank_zero import RankZero
 from cloudddp.agent.protocol.frames import encode_frame
 from cloudddp.agent.protocol.phases import MAX_RUNNING
 from cloudddp.agent.protocol.readings import Reading, ReadingsRequest
@@ -27,7 +29,8 @@ def step(request: ReadingsRequest) -> int:
     while True:
         folder = _newest_job()
         if folder is not None and (measuring is None or measuring.folder != folder):
-            measuring = Measuring(folder, gpus, request.interval)
+            zero = RankZero(folder, store.project_folder(request.project))
+            measuring = Measuring(folder, gpus, request.interval, zero)
             measuring.take()
             time.sleep(FIRST_PAUSE)
         if folder is not None and (state := encode_frame(jobs.state_of(folder))) != last_state:

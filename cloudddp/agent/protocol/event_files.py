@@ -10,7 +10,10 @@ SummaryWriter writes scalars; TensorFlow's, in tensors, are not read.
 from __future__ import annotations
 
 import contextlib
+import io
+import itertools
 import math
+import re
 import struct
 from collections.abc import Iterator
 from typing import Any, BinaryIO, NamedTuple
@@ -19,7 +22,9 @@ MAX_RECORD = 1 << 16  # bytes; longer ones are images or graphs
 MAX_TAG = 200  # bytes
 _NOT_AN_EVENT = (ValueError, TypeError, LookupError, AttributeError, struct.error)
 
+_PLACEHOLDER = "hp_metric"  # Lightning writes -1 where a script has no metric for its hyperparameters
 STEP = "step"
+EVENTS = "tfevents"  # in the names of such files
 
 
 class Row(NamedTuple):
@@ -52,6 +57,23 @@ def rows(file: BinaryIO, most: int) -> Iterator[Row]:
                 yield row
 
 
+# The head of a record, and the beginning of its message: wall_time, then the step, or the summary of step 0.
+_RECORD = re.compile(rb"(?s)..\0{6}.{4}\x09.{8}[\x10\x2a]")
+_TRIES = 8
+
+
+def last_rows(file: BinaryIO, size: int, most: int) -> list[Row]:
+    """Return the rows in the last `most` of the `size` bytes of a file, from the first record that begins
+    there."""
+    file.seek(max(size - most, 0))
+    data = file.read(most)
+    starts = (found.start() for found in _RECORD.finditer(data)) if size > most else [0]
+    for start in itertools.islice(starts, _TRIES):
+        if found := list(rows(io.BytesIO(data[start:]), most)):
+            return found
+    return []
+
+
 def _event(data: bytes) -> Row:
     event, values = _message(data), {}
     step = event.get(2, [0])[0]
@@ -59,7 +81,8 @@ def _event(data: bytes) -> Row:
         for one in map(_message, _message(summary).get(1, ())):
             if 2 in one:
                 name = one[1][0][:MAX_TAG].decode(errors="replace")
-                values[name] = float(struct.unpack("<f", one[2][0])[0])
+                if name != _PLACEHOLDER:
+                    values[name] = float(struct.unpack("<f", one[2][0])[0])
     at = struct.unpack("<d", event[1][0])[0] if 1 in event else math.inf
     restarts = any(_message(log).get(1) == [1] for log in event.get(7, ()))
     return Row(step - (step >> 63 << 64), values, at, restarts)

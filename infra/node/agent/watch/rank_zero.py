@@ -1,0 +1,88 @@
+"""What rank 0 shows of a training on this node without reporting it: the newest scalars in TensorBoard's
+event files, and the last line of its log. Of files only the ends are read, and a search has a time limit: a
+project may have millions of files, and an event file may have any size."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Optional
+
+from agent.files import shared
+from agent.files.scan import CACHES
+from agent.jobs import phases
+from agent.node import store
+from cloudddp.agent.protocol import event_files
+from cloudddp.agent.protocol.readings import MAX_METRICS, MAX_SHOWN_LINE
+
+SEARCH_SECONDS, AGAIN_SECONDS = 0.5, 10.0  # of a search, and between two
+MAX_FILES = 8  # the newest; add_scalars writes one for each curve
+FILE_BYTES, LOG_BYTES = 1 << 16, 1 << 14  # of the end of a file
+
+
+class RankZero:
+    """Rank 0 of a job. `project` is the folder of its files."""
+
+    def __init__(self, folder: Path, project: Path) -> None:
+        self._project = project
+        self._log = folder / "ranks" / "0.log"
+        self._since = phases.began_at(folder)
+        self._files: list[Path] = []
+        self._searched = float("-inf")
+        self._read: dict[Path, int] = {}  # how long each file was
+        self._newest: dict[str, tuple[float, float]] = {}  # when it was written, and its value
+
+    @property
+    def is_here(self) -> bool:
+        return os.path.lexists(self._log)
+
+    def scalars(self) -> dict[str, Optional[float]]:
+        """Return the newest value of each scalar that was written since the job began, of too many those that
+        were written last; None is not finite."""
+        if time.monotonic() - self._searched >= AGAIN_SECONDS:
+            self._files = [path for _, path in sorted(self._found())[-MAX_FILES:]]
+            self._searched = time.monotonic()
+        for path in self._files:
+            with contextlib.suppress(OSError), store.open_regular(path) as file:
+                size = os.fstat(file.fileno()).st_size
+                if self._read.get(path) != size:
+                    self._read[path] = size
+                    for row in event_files.last_rows(file, size, FILE_BYTES):
+                        if row.at >= self._since / 1e9 - 1:  # clocks of file systems lag
+                            self._newest.update({tag: (row.at, one) for tag, one in row.values.items()})
+        oldest = sorted(self._newest, key=lambda tag: self._newest[tag][0])
+        for tag in oldest[: max(len(oldest) - MAX_METRICS, 0)]:
+            del self._newest[tag]
+        return {tag: one if math.isfinite(one) else None for tag, (_, one) in self._newest.items()}
+
+    def _found(self) -> Iterator[tuple[int, Path]]:
+        """Yield event files that were written since the job began, with when they were, as far as the search
+        gets in its time: folders that are not deep come first."""
+        until, folders = time.monotonic() + SEARCH_SECONDS, deque([str(self._project), str(shared.FOLDER)])
+        while folders and time.monotonic() < until:
+            with contextlib.suppress(OSError), os.scandir(folders.popleft()) as entries:
+                for entry in entries:
+                    if time.monotonic() > until:
+                        return
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.extend([entry.path] if entry.name not in CACHES else [])
+                    elif event_files.EVENTS in entry.name:
+                        written = entry.stat(follow_symlinks=False).st_ctime_ns
+                        if written >= self._since:
+                            yield written, Path(entry.path)
+
+    def last_line(self) -> str:
+        """Return the last line of its log that is not blank, and the last state of a progress bar."""
+        with contextlib.suppress(OSError), store.open_regular(self._log) as file:
+            size = os.fstat(file.fileno()).st_size
+            text = os.pread(file.fileno(), LOG_BYTES, max(size - LOG_BYTES, 0)).decode(errors="replace")
+            return next((one.strip() for one in reversed(re.split(r"[\r\n]", text)) if one.strip()), "")[
+                :MAX_SHOWN_LINE
+            ]
+        return ""
