@@ -95,6 +95,15 @@ def test_types_with_cpu_credits_get_none_that_are_billed() -> None:
     assert "CreditSpecification" not in params(planned(), "nodes")
 
 
+def test_elastic_ips_of_a_local_zone_belong_to_it() -> None:
+    """Those of the region cannot be used there (EC2 API reference, AllocateAddress)."""
+    (local,) = ClusterSpec(zones=("us-west-2-lax-1a",)).zones
+    cards = (Interface(), Interface(1, 0, "efa-only"))
+    for zone, group in (("us-west-2a", None), (local, "us-west-2-lax-1")):
+        context = replace(CONTEXT, region="us-west-2", subnets=(subnet(zone),), interfaces=cards)
+        assert params(planned(context=context), "address-0").get("NetworkBorderGroup") == group
+
+
 # -- requests ------------------------------------------------------------------------------------------------
 
 

@@ -64,8 +64,31 @@ _VERSIONS = """\
 echo "systemd=$(systemctl --version | head -n 1)"; echo "cloud-init=$(cloud-init --version 2>&1 | head -n 1)"
 echo "ssh=$(ssh -V 2>&1 | head -n 1)"; echo "python=$(python3 --version)"
 echo "driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2> /dev/null | head -n 1)"
+echo "date=$(date --version | head -n 1)"
+PATH=$PATH:/usr/sbin:/sbin
+programs=
+for name in python pip uv aws docker exportfs mount.nfs4 mount.lustre apt-get dnf nvidia-fabricmanager; do
+    if command -v $name > /dev/null; then programs="$programs $name"; fi
+done
+echo "programs=$programs"
+for name in pip ensurepip boto3 torch; do
+    if ! python3 -c "import $name" 2> /dev/null; then continue; fi
+    modules="${modules:-} $name"
+done
+echo "modules of python3=${modules:-none}"
+for folder in /opt/pytorch /opt/dlami/nvme; do
+    if [ ! -e $folder ]; then echo "$folder=missing"; continue; fi
+    may=; [ -w $folder ] || may="not "
+    is=; mountpoint -q $folder && is=", a mount"
+    echo "$folder=mode $(stat -c %a $folder), ${may}writable$is"
+done
+case " $(id -nG) " in *" docker "*) echo "group docker=yes" ;; *) echo "group docker=no" ;; esac
+echo "nofile=soft $(ulimit -Sn), hard $(ulimit -Hn)"; echo "memlock=soft $(ulimit -Sl), hard $(ulimit -Hl)"
 """
-_VERSION_LINE = re.compile(r"(os|kernel|systemd|cloud-init|ssh|python|driver)=([A-Za-z0-9 ._+~:,()/-]{1,80})")
+_VERSION_LINE = re.compile(
+    r"(os|kernel|systemd|cloud-init|ssh|python|driver|date|programs|modules of python3|/opt/pytorch"
+    r"|/opt/dlami/nvme|group docker|nofile|memlock)= *([A-Za-z0-9][A-Za-z0-9 ._+~:,()/-]{0,119})"
+)
 _PACKAGES = ("boto3", "botocore", "paramiko", "click")
 _EXPECTED = "DryRunOperation"  # what EC2 answers to a dry run of a call that it would allow
 _BEFORE_LAUNCH = (UsageError, click.UsageError, NotConfirmed, click.Abort)  # Abort: Ctrl-C at the question
