@@ -97,8 +97,8 @@ def test_reservation_that_nodes_cannot_use(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (with_value("state", "assessing"), "is assessing, not active -> repeat the command when it is active"),
-        (with_value("state", "delayed"), "is delayed, not active -> repeat the command when it is active"),
+        (with_value("state", "assessing"), "is assessing, not active -> repeat the command when it is"),
+        (with_value("state", "delayed"), "is delayed, not active -> repeat the command when it is"),
         (lambda body: body.replace(b"<ephemeralStorage>", INTERRUPTIBLE),
          "is interruptible: its instances need a market type that cloudddp does not use"),
     ],
