@@ -414,10 +414,11 @@ def test_packages_on_debian(cli: CommandLine) -> None:
 
 
 TORCHRUN = """\
-import os, runpy, sys
-if __name__ == "__main__":
+import os, sys
+def main():
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
-    runpy.run_path(next(word for word in sys.argv[1:] if word.endswith(".py")), run_name="__main__")
+    words = sys.argv[sys.argv.index("--no-python") + 1 :]
+    os.execvp(words[0], words)
 """
 
 
