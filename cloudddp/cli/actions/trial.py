@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import platform
 import re
@@ -29,6 +30,7 @@ from cloudddp.cli.actions.up import bring_up
 from cloudddp.cli.console import Console
 from cloudddp.cli.session import Session
 from cloudddp.cli.views import lifecycle
+from cloudddp.cluster import offers
 from cloudddp.cluster.doctor import Check, ChecksFailed
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.command_line import Flag, GlobalOptions
@@ -87,7 +89,7 @@ echo "nofile=soft $(ulimit -Sn), hard $(ulimit -Hn)"; echo "memlock=soft $(ulimi
 """
 _VERSION_LINE = re.compile(
     r"(os|kernel|systemd|cloud-init|ssh|python|driver|date|programs|modules of python3|/opt/pytorch"
-    r"|/opt/dlami/nvme|group docker|nofile|memlock)= *([A-Za-z0-9][A-Za-z0-9 ._+~:,()/-]{0,119})"
+    r"|/opt/dlami/nvme|group docker|nofile|memlock)= *([A-Za-z0-9/][A-Za-z0-9 ._+~:,()/-]{0,119})"
 )
 _PACKAGES = ("boto3", "botocore", "paramiko", "click")
 _EXPECTED = "DryRunOperation"  # what EC2 answers to a dry run of a call that it would allow
@@ -125,6 +127,7 @@ class Trial:
     cluster: Cluster | None = None
     node: Mapping[str, str] = field(default_factory=dict)
     checks: Sequence[Check] = ()
+    minutes: float = 0.0  # of its deadline; 0: as the user says
     suffix: str = field(default_factory=lambda: secrets.token_hex(3))
     report_folder: Path = field(default_factory=Path.cwd)
 
@@ -147,6 +150,7 @@ class Trial:
         try:
             with self._phase("doctor"):
                 self._check(session, check)
+                self._check_limit(session)
             self._use_node(session, yes=yes)
         finally:
             if self.cluster is not None or not self._ended_by(_BEFORE_LAUNCH):
@@ -163,8 +167,9 @@ class Trial:
         if "max_hours" not in given:
             # How many GPUs a type has is not known yet: as if it had several, but for that of _CHEAP.
             types = [str(one.value) for one in self.flags if one.key == "instance_type"]
-            minutes = max((power_minutes(one, 2) for one in types), default=power_minutes("", 0)) + _USE
-            flags.append(Flag("--max-hours", "cluster", "max_hours", f"{minutes / 60:.4f}"))
+            boots = max((power_minutes(one, 2) for one in types), default=power_minutes("", 0))
+            self.minutes = boots + _USE
+            flags.append(Flag("--max-hours", "cluster", "max_hours", str(math.ceil(self.minutes / 0.006) / 1e4)))
         session = sessions.start(
             self.console, replace(self.options, cluster=f"trial-{self.suffix}"), flags=flags
         )
@@ -184,6 +189,18 @@ class Trial:
             raise CloudDDPError(
                 failure.message, hint=("without a GPU, which needs another quota: ", Command(*words))
             ) from None
+
+    def _check_limit(self, session: Session) -> None:
+        """Raise UsageError if max_cost ends the trial before its node has to be ready: it would be paid for
+        nothing."""
+        spec = session.settings.cluster.candidates[0]
+        cost = offers.price(session.clouds()[0], spec).hour * self.minutes / 60
+        if spec.max_cost is not None and cost > spec.max_cost:
+            raise UsageError(
+                f"a {spec.instance_type} may take {self.minutes - _USE:.0f} minutes to boot, and max_cost is "
+                f"${spec.max_cost:.2f}: a trial of {self.minutes:.0f} minutes costs up to ${cost:.2f}",
+                hint=f"give --max-cost {math.ceil(cost)}, or --max-hours",
+            )
 
     def _use_node(self, session: Session, *, yes: bool) -> None:
         try:
