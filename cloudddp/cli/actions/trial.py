@@ -169,7 +169,8 @@ class Trial:
             types = [str(one.value) for one in self.flags if one.key == "instance_type"]
             boots = max((power_minutes(one, 2) for one in types), default=power_minutes("", 0))
             self.minutes = boots + _USE
-            flags.append(Flag("--max-hours", "cluster", "max_hours", str(math.ceil(self.minutes / 0.006) / 1e4)))
+            hours = math.ceil(self.minutes / 0.006) / 1e4
+            flags.append(Flag("--max-hours", "cluster", "max_hours", str(hours)))
         session = sessions.start(
             self.console, replace(self.options, cluster=f"trial-{self.suffix}"), flags=flags
         )
