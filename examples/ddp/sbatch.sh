@@ -65,6 +65,7 @@ node() {
   export PYTHONUNBUFFERED=1
   export NCCL_SOCKET_IFNAME="=$interface"
   export GLOO_SOCKET_IFNAME="$interface"
+  export TP_SOCKET_IFNAME="$interface"
   export NCCL_DEBUG=WARN
   export TORCH_NCCL_ASYNC_ERROR_HANDLING=3
   export OMP_NUM_THREADS="$threads"
