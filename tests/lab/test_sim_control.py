@@ -297,5 +297,3 @@ def test_settings_of_a_boot_that_other_nodes_have_are_refused(sim: control.Simul
     ):
         control.conditions(sim, {"boot": {"ssh_socket": 1}})
     assert control.conditions(sim, {})["boot"] == {}
-    with pytest.raises(CloudDDPError, match="no_nfs: expected 0 or 1"):
-        control.conditions(sim, {"boot": {"no_nfs": 2}})

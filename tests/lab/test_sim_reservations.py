@@ -167,14 +167,6 @@ def test_reservation_without_a_group_does_not_fill_one(account: Account, reserva
     account.launch(2, **into(reservation))
 
 
-def test_group_of_another_account_cannot_be_named(account: Account) -> None:
-    name = reserve(account, PlacementGroupArn="arn:aws:ec2:us-east-1:210987654321:placement-group/theirs")
-    with refused("InvalidPlacementGroup.Unknown"):
-        account.launch(**into(name, Placement={"GroupName": "theirs"}))
-    account.launch(**into(name))
-    account.ec2.cancel_capacity_reservation(CapacityReservationId=name)
-
-
 @pytest.mark.over_http
 def test_block_attributes(account: Account) -> None:
     block(account)
