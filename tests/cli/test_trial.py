@@ -128,7 +128,6 @@ def test_type_and_price_of_the_configuration_do_not_count(cli: Any) -> None:
             "-t p5.48xlarge --price 55 --max-cost 30",
             "costs up to $36.69\n  -> give --max-cost 37, or --max-hours",
         ),
-        ("-t p5.48xlarge --price 55 --max-cost 30 --max-hours 0.4", "in 24 min 00 s: the nodes then"),
     ],
 )
 def test_trial_outlasts_the_boot_of_its_type(cli: Any, faults: Any, words: str, shown: str) -> None:

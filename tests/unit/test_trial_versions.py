@@ -16,8 +16,7 @@ from cloudddp.cli.actions.trial import versions
         (b"os=\x1b[31mred\nssh=" + b"x" * 121, {}),
         (b"welcome to bash\nsystemd=systemd 257 (257.13-1)", {"systemd": "systemd 257 (257.13-1)"}),
         (b"os=\xff\xfe", {}),
-        (b"/opt/pytorch=mode 755, not writable", {"/opt/pytorch": "mode 755, not writable"}),
-        (b"programs= python aws\n/home/me=mode 700", {"programs": "python aws"}),
+        (b"programs= aws\n/me=x\n/opt/pytorch=mode 755", {"programs": "aws", "/opt/pytorch": "mode 755"}),
         (b"group docker=no\nmodules of python3=none", {"group docker": "no", "modules of python3": "none"}),
     ],
 )  # fmt: skip
