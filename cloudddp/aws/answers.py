@@ -104,6 +104,7 @@ CREDENTIALS_HINT: tuple[Part, ...] = (
 
 AGAIN = (Command("down"), ", then ", Command("up"), " again")
 
+SHORTAGES = ("InsufficientInstanceCapacity", "InsufficientHostCapacity")  # HTTP status 500
 # error code -> what to do next
 HINTS: dict[str, Text] = {
     "AuthFailure": (
@@ -130,10 +131,11 @@ HINTS: dict[str, Text] = {
         " names the quota",
     ),
     "PendingVerification": "AWS is verifying the account and sends an e-mail when it has finished",
-    "InsufficientInstanceCapacity": "AWS has no free capacity in this zone now: add --zones or --regions, "
-    "keep trying with --wait-capacity 2h, or choose another --instance-type",
-    "InsufficientHostCapacity": "AWS has no free capacity in this zone now: add --zones or --regions, keep "
-    "trying with --wait-capacity 2h, or choose another --instance-type",
+    **dict.fromkeys(
+        SHORTAGES,
+        "AWS has no free capacity in this zone now: add --zones or --regions, use --no-placement-group, keep "
+        "trying with --wait-capacity 2h, or choose another --instance-type",
+    ),
     "Unsupported": "this zone does not offer the type: give other --zones",
     "SpotMaxPriceTooLow": "omit --spot",
     "IdempotentInstanceTerminated": ("the nodes of this launch have already terminated: ", *AGAIN),
@@ -169,7 +171,6 @@ REGION_REFUSED = ("AuthFailure", "OptInRequired")
 """The codes of a region that refuses credentials which other regions accept."""
 _SHOWN_TEXT = 600  # characters of a message of AWS, which names roles and resources, and can be long
 _SHOWN_CODE = 100
-SHORTAGES = ("InsufficientInstanceCapacity", "InsufficientHostCapacity")  # HTTP status 500
 THROTTLED = ("RequestLimitExceeded", "Throttling", "ThrottlingException", "RequestThrottled")
 _MOST_SKEW = 240.0  # seconds; a signature is valid for 300
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -38,10 +39,10 @@ class _Interface(Record, frozen=True):
     vpc_id: Id
 
 
-def find(aws: AWS, name: str, node: Instance) -> str:
+def find(aws: AWS, name: str, node: Instance, warn: Callable[[str], None]) -> str:
     """Return what mount(8) mounts for a file system that the nodes reach. Raises UsageError if there is none
     of this id and of a type that is supported; CloudDDPError if it is not available, or in another VPC. Makes
-    2 or 3 calls."""
+    2 or 3 calls. `warn` gets what costs more than it has to."""
     targets = _found(aws, "efs", "describe_mount_targets", "MountTargets", _Target, FileSystemId=name)
     if targets is not None:
         usable = [one for one in targets if one.life_cycle_state == "available"]
@@ -50,6 +51,11 @@ def find(aws: AWS, name: str, node: Instance) -> str:
             hint = f"create one in zone {node.zone}, in the cluster's VPC"
             raise CloudDDPError(f"{name} has no mount target that is available", hint=hint)
         _check_network(aws, name, node, (usable[0].network_interface_id,))
+        if (zone := usable[0].availability_zone_name) not in ("", node.zone):
+            warn(
+                f"{name} has no mount target in zone {node.zone}: nodes use that of {one_line(zone, 40)}, "
+                "and AWS bills what they read and write between zones"
+            )
         return f"{usable[0].ip_address}:/"
     listed = _found(aws, "fsx", "describe_file_systems", "FileSystems", _Lustre, FileSystemIds=[name])
     if not listed:

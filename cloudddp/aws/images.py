@@ -21,6 +21,7 @@ _BEFORE_TURING = ("K80", "M60", "P100", "V100")
 _SUPPORTED = re.compile(r"Supported EC2 instances:\s*([A-Za-z0-9 ,-]{1,400})\.")
 # The Deep Learning AMI without a framework.
 _BASE = "/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
+_ALLOWED = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-allowed-amis.html"
 
 LINUX = "Linux/UNIX"  # EC2's name of the platform
 
@@ -74,22 +75,16 @@ def find(aws: AWS, spec: ClusterSpec, info: TypeInfo) -> Image:
     """Return the image of `spec.image`, an id or an SSM parameter. Two AWS calls at most.
 
     Raises UsageError if the type cannot run it: another architecture, no EBS root volume, Windows, or a GPU
-    that the image has no driver for. What an image's text says of itself is a warning for an image other than
-    the default.
+    that the image has no driver for. What an image's text says of itself is a warning: AWS's images of the
+    same weeks have the same driver, and only those without PyTorch list G7 and P6-B300 (Deep Learning AMI
+    release notes, July 2026).
     """
     _require_driver(spec, info)
     image_id = _image_id(aws, spec, info.arch)
     found = _describe(aws, image_id)
     _require_bootable(image_id, found, info)
     name = one_line(found.name, 128)
-    warning = _unsupported(image_id, found, info)
-    if warning and _is_default(spec):
-        raise UsageError(
-            f"the default image cannot be used: {warning}",
-            hint="AWS's image without PyTorch supports new types first: --image "
-            f"{_BASE.format(arch=info.arch)}, with a "
-            "`pip install torch` in [setup]; or an image of your own: --image ami-...",
-        )
+    warning = ". ".join(filter(None, (_unsupported(image_id, found, info), _other_volumes(found))))
     root = found.root_device_name
     platform = one_line(found.platform_details or LINUX, 60)
     return Image(image_id, name, root, _disk_gb(found, root), _login_user(name, root), warning, platform)
@@ -105,7 +100,8 @@ def _describe(aws: AWS, image_id: str) -> _Image:
     if not found:
         raise UsageError(
             f"image {image_id} does not exist in {aws.region}, or you may not use it",
-            hint="images belong to one region: see `image` in cloudddp.toml",
+            hint="images belong to one region: see `image` in cloudddp.toml. Allowed AMIs, a setting of the "
+            f"account, hides all others ({_ALLOWED})",
         )
     return found[0]
 
@@ -143,7 +139,8 @@ def _image_id(aws: AWS, spec: ClusterSpec, arch: str) -> str:
             raise
         raise UsageError(
             f"there is no SSM parameter {name} in {aws.region}",
-            hint="give an image id of this region (--image ami-...), or another parameter",
+            hint="give an image id of this region (--image ami-...), or another parameter: AWS may build "
+            "fewer versions for arm64, and moves to new ones",
         ) from None
     if not re.fullmatch(r"ami-[0-9a-f]{8,32}", value):
         raise UsageError(
@@ -179,7 +176,20 @@ def _unsupported(image_id: str, image: _Image, info: TypeInfo) -> str:
     family = info.family.lower()
     if any(family == one or re.fullmatch(rf"{re.escape(one)}[a-z-].*", family) for one in families if one):
         return ""
-    return f"{image_id} ({one_line(image.name, 80)}) supports {listed.group(1)}, not {info.name}"
+    return (
+        f"{image_id} ({one_line(image.name, 80)}) supports {listed.group(1)}, not {info.name}; if its GPUs "
+        f"do not appear: --image {_BASE.format(arch=info.arch)}, which has no PyTorch "
+        "(docs/how-to/environments.md)"
+    )
+
+
+def _other_volumes(image: _Image) -> str:
+    """Return what else an image creates for each node, or ''."""
+    disks = image.block_device_mappings
+    sizes = [one.ebs.volume_size for one in disks if one.device_name != image.root_device_name]
+    if not any(sizes):
+        return ""
+    return f"the image has {sum(sizes)} GiB of volumes beside the root volume: billed, and not counted above"
 
 
 def _disk_gb(image: _Image, root: str) -> int:

@@ -276,6 +276,7 @@ def on_demand_price(aws: AWS, instance_type: str) -> tuple[float, str] | None:
         "tenancy": "Shared",
         "preInstalledSw": "NA",
         "capacitystatus": "Used",
+        "marketoption": "OnDemand",  # capacity blocks are products of the same type
     }
     filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()]
     try:

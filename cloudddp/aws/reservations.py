@@ -3,10 +3,10 @@ one."""
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Annotated
 
-from msgspec import Meta, field
+from msgspec import Meta, field, structs
 
 from cloudddp.aws import inventory
 from cloudddp.aws.answers import Id, Record
@@ -33,6 +33,7 @@ class Reservation(Record, frozen=True):
     tenancy: _Text = ""
     start: datetime | None = field(name="StartDate", default=None)
     end: datetime | None = field(name="EndDate", default=None)
+    interruptible: bool = False
     placement_group_arn: _Text = ""
 
     def __post_init__(self) -> None:
@@ -50,9 +51,19 @@ class Reservation(Record, frozen=True):
         """The name of the group that it was created in, or ''."""
         return self.placement_group_arn.rpartition("/")[2]
 
+    @property
+    def ends_before(self) -> timedelta:
+        """How long before the end of a block EC2 begins to terminate its instances (EC2 User Guide, "Capacity
+        Blocks for ML": those of UltraServers, P6e, earlier)."""
+        return timedelta(minutes=60 if self.instance_type.startswith("p6e-") else 30)
+
 
 def find(aws: AWS, name: str) -> Reservation:
-    """Return a reservation by its id. Raises UsageError if there is none. One AWS call."""
+    """Return a reservation by its id. Raises UsageError if there is none. One AWS call, or two.
+
+    It has no placement group where that is of another account: names are for a group's owner only (EC2 User
+    Guide, "Shared placement groups"), and the reservation leads to the group.
+    """
     try:
         call = ("ec2", "describe_capacity_reservations", "CapacityReservations", Reservation)
         found = aws.listed(*call, CapacityReservationIds=[name])
@@ -68,6 +79,9 @@ def find(aws: AWS, name: str) -> Reservation:
                 " lists those of the account and region",
             ),
         )
+    group = found[0].placement_group_arn
+    if group and f":{aws.call('sts', 'get_caller_identity').get('Account')}:" not in group:
+        return structs.replace(found[0], placement_group_arn="")
     return found[0]
 
 

@@ -22,6 +22,7 @@ from cloudddp.cluster.created_ids import CreatedIds, Known
 from cloudddp.cluster.launch_errors import Attempt, Next, NotLaunched, attempt, next_step
 from cloudddp.cluster.name_lock import NameTaken
 from cloudddp.cluster.plan import Launch
+from cloudddp.cluster.preconditions import check_state
 from cloudddp.cluster.requests import PLACEMENT_STEP, Ref, Request
 from cloudddp.cluster.teardown import down, leftovers
 from cloudddp.config import timing
@@ -47,9 +48,9 @@ _SHOWN = {"key-pair": "key pair", "security-group": "security group", PLACEMENT_
 _NOT_RECORDED = ("UserData", "ClientToken")
 # Errors of a launch that end by themselves, and what is shown meanwhile.
 _REPEATED = {
-    reservations.EXCEEDED: "the capacity reservation is full; {}, since AWS may still be cleaning up after "
-    "instances that have ended",
-    **dict.fromkeys(THROTTLED, "AWS throttles launches of this account; {}"),
+    reservations.EXCEEDED: "the capacity reservation is full; trying again for up to 10 minutes, since AWS "
+    "may still be cleaning up after instances that have ended",
+    **dict.fromkeys(THROTTLED, "AWS throttles launches of this account; trying again for up to a minute"),
 }
 _CLEAN_UP_POLLS = 60  # in the time that a capacity reservation gets to clean up: every 10 s
 
@@ -209,22 +210,28 @@ class CreatedResources:
 
     def _run_instances(self, request: Request, answers: Mapping[str, Any]) -> None:
         """Start the nodes. A capacity reservation counts ended instances as available after minutes of
-        clean-up, so a full one is tried again, likewise a launch that AWS throttles; Ctrl-C ends the wait."""
-        seconds = timing.current().clean_up
-        deadline = time.monotonic() + seconds
-        shown = ""
+        clean-up, so a full one is tried again, and for a minute a launch that AWS throttles; Ctrl-C ends the
+        wait."""
+        limits = timing.current()
+        began, shown = 0.0, ""
         while True:
             try:
                 self._run_instances_once(request, answers)
                 return
             except AWSError as error:
-                if error.code not in _REPEATED or time.monotonic() > deadline:
+                began = began or time.monotonic()  # botocore has repeated a throttled call for a while
+                seconds = limits.minute if error.code in THROTTLED else limits.clean_up
+                if error.code not in _REPEATED or time.monotonic() - began > seconds:
                     raise
+                if error.code == reservations.EXCEEDED:
+                    target = request.params["CapacityReservationSpecification"]["CapacityReservationTarget"]
+                    check_state(
+                        reservations.find(self.aws, target["CapacityReservationId"])
+                    )  # it may have ended
                 if error.code != shown:
-                    again = f"trying again for up to {seconds / 60:.0f} minutes"
-                    self.progress(_REPEATED[error.code].format(again))
+                    self.progress(_REPEATED[error.code])
                     shown = error.code
-            time.sleep(seconds / _CLEAN_UP_POLLS)
+            time.sleep(limits.clean_up / _CLEAN_UP_POLLS)
 
     def _run_instances_once(self, request: Request, answers: Mapping[str, Any]) -> None:
         with signals.deferred(self._on_signal):

@@ -155,16 +155,17 @@ def advice(attempts: Sequence[Attempt], wider: Sequence[str]) -> Text:
     """Return what to do when no attempt has succeeded. `wider` are options that can add places
     (`widening`)."""
     if any(one.waiting_helps for one in attempts):
-        others = f"look further with {' or '.join(wider)}, " if wider else ""
-        return f"keep trying with --wait-capacity 2h, {others}or choose another --instance-type"
+        return f"keep trying with --wait-capacity 2h, {look_further(wider)}or choose another --instance-type"
     if any(next_step(one.code) is Next.REGION for one in attempts):
         return (
             "ask for a higher quota in the Service Quotas console, or use fewer nodes; ",
             Command("doctor"),
             " names the quota",
         )
-    return (
-        f"look further with {' or '.join(wider)}, or choose another --instance-type"
-        if wider
-        else "choose another --reservation"
-    )
+    further = look_further(wider)
+    return f"{further}or choose another --instance-type" if further else "choose another --reservation"
+
+
+def look_further(wider: Sequence[str]) -> str:
+    """Return the part of a sentence that names options that add places (`widening`), or ''."""
+    return f"look further with {' or '.join(wider)}, " if wider else ""

@@ -26,9 +26,11 @@ _RETRY_SECONDS = 0.5
 T = TypeVar("T")
 
 
-def requests(count: int, tags: list[dict[str, str]]) -> tuple[Request, ...]:
-    """Return the requests that allocate the addresses."""
-    params = {"Domain": "vpc", "TagSpecifications": tag_specifications(tags, "elastic-ip")}
+def requests(count: int, tags: list[dict[str, str]], zone: str, region: str) -> tuple[Request, ...]:
+    """Return the requests that allocate the addresses: those of a Local Zone (us-west-2-lax-1a) belong to its
+    group (us-west-2-lax-1), and can be used nowhere else (EC2 API reference, AllocateAddress)."""
+    group = {"NetworkBorderGroup": zone[:-1]} if zone[:-1] != region else {}
+    params = {"Domain": "vpc", **group, "TagSpecifications": tag_specifications(tags, "elastic-ip")}
     return tuple(Request(f"{STEP}-{index}", "allocate_address", params) for index in range(count))
 
 

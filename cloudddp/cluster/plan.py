@@ -122,8 +122,7 @@ def lifetime(
             raise UsageError(
                 f"the capacity block ends too soon: its nodes have to terminate by {latest:%Y-%m-%d %H:%M} "
                 "UTC",
-                hint="EC2 terminates them 30 minutes before the end of the block, and they save results "
-                "before",
+                hint="EC2 terminates them before the end of the block, and they save results before that",
             )
     if life < SHORTEST:
         least = int(price.hour * SHORTEST.total_seconds() / 36 + 1) / 100  # rounded up to a cent
@@ -233,7 +232,7 @@ def _addresses(spec: ClusterSpec, context: LaunchContext, tags: list[dict[str, s
     """Before the launch: where the account has too few, nothing has been billed."""
     if not needs_elastic_ip(context.interfaces, public=connection_mode(spec) == "public"):
         return ()
-    return node_addresses.requests(spec.nodes, tags)
+    return node_addresses.requests(spec.nodes, tags, context.subnets[0].zone, context.region)
 
 
 def _rules(direction: str, permissions: list[dict[str, Any]]) -> Request:

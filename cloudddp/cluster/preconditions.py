@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from cloudddp.aws import reservations
+from cloudddp.aws.answers import THROTTLED
 from cloudddp.aws.client import AWS
 from cloudddp.aws.reservations import Reservation
 from cloudddp.cluster.launch_errors import Next, next_step
@@ -56,8 +57,8 @@ def require_launch(aws: AWS, spec: ClusterSpec, launch: Request) -> None:
     try:
         aws.dry_run("ec2", launch.method, **dry_run_parameters(launch.params))
     except AWSError as error:
-        # Capacity is decided by the launch itself, in each zone.
-        if next_step(error.code) is Next.ZONE or is_about_default_group(error):
+        # Capacity is decided by the launch itself, in each zone, which also waits where AWS throttles.
+        if next_step(error.code) is Next.ZONE or error.code in THROTTLED or is_about_default_group(error):
             return
         hint = hint_of_denial(spec, error)
         raise AWSError(f"{error.message}; nothing was created", hint=hint, code=error.code) from None
@@ -133,10 +134,6 @@ def key_hint(key: str) -> Text:
     )
 
 
-BLOCK_END = timedelta(minutes=30)
-"""EC2 begins to terminate the instances of a capacity block this long before the block's end (EC2 User Guide,
-"Monitor Capacity Blocks using EventBridge")."""
-
 TIME_TO_SAVE = timedelta(minutes=10)
 """The nodes' own deadline is this much earlier: powering off lets ranks save a snapshot, and EC2's
 termination may not. EC2 gives the same time: its warning comes 40 minutes before the end of the block."""
@@ -171,12 +168,17 @@ def find_reservation(aws: AWS, spec: ClusterSpec) -> Reservation | None:
             f"{name} is in zone {found.zone}, not in {' or '.join(spec.zones)}",
             hint=f"give --zones {found.zone}",
         )
+    if found.interruptible:
+        raise UsageError(
+            f"{name} is interruptible: its instances need a market type that cloudddp does not use",
+            hint="use --spot, or another --reservation",
+        )
     if found.tenancy != "default":
         raise UsageError(
             f"{name} has tenancy {found.tenancy}, and nodes are launched with tenancy default",
             hint="use a reservation with tenancy default",
         )
-    _check_state(found)
+    check_state(found)
     _check_room(aws, found, spec)
     return found
 
@@ -197,10 +199,11 @@ def reservation_title(found: Reservation) -> str:
 def latest_reservation_end(found: Reservation) -> datetime | None:
     """Return until when the nodes may live; None for an on-demand reservation: its instances continue after
     its end."""
-    return found.end - BLOCK_END - TIME_TO_SAVE if found.block and found.end else None
+    return found.end - found.ends_before - TIME_TO_SAVE if found.block and found.end else None
 
 
-def _check_state(found: Reservation) -> None:
+def check_state(found: Reservation) -> None:
+    """Raise CloudDDPError unless the reservation is active."""
     if found.state == "active":
         return
     when = f"; it starts at {found.start.astimezone(UTC):%Y-%m-%d %H:%M} UTC" if found.start else ""
@@ -208,7 +211,7 @@ def _check_state(found: Reservation) -> None:
     raise CloudDDPError(
         f"{name} is {found.state}, not active{when if found.state == 'scheduled' else ''}",
         hint="repeat the command when it is active"
-        if found.state in ("scheduled", "pending", "payment-pending")
+        if found.state in ("scheduled", "pending", "payment-pending", "assessing", "delayed")
         else "give another --reservation, or omit it for on-demand capacity",
     )
 

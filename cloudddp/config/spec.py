@@ -62,7 +62,10 @@ Region = Annotated[
 ]
 Zone = Annotated[
     str,
-    limited(allowed="an availability zone such as us-east-1a", pattern=r"^[a-z]{2,5}(-[a-z]+)+-\d[a-z]\Z"),
+    limited(
+        allowed="an availability zone such as us-east-1a, or a Local Zone such as us-west-2-lax-1a",
+        pattern=r"^[a-z]{2,5}(-[a-z]+)+-\d(-[a-z]+-\d+)?[a-z]\Z",
+    ),
 ]
 Image = Annotated[
     str, limited(allowed="an image such as pytorch/pytorch", pattern=r"^[A-Za-z0-9][\w./:@-]{0,254}\Z")

@@ -28,6 +28,7 @@ _BUILT = re.compile(r"(?:Processing|Obtaining(?: file://\S+/project)?|Failed to 
 _ERROR = re.compile(r"^\s*(\w+Error\b.*|error: command .*)", re.MULTILINE)
 _NO_PIP = re.compile(
     r"(pip3?|python|uv): (command )?not found|externally-managed-environment|No module named '?pip"
+    r"|ensurepip is not\s+available"
 )
 
 

@@ -351,7 +351,10 @@ def _setup_error(node: int, reply: SetupReply, config: Config, read: PackageInpu
         last = reply.output.strip().rpartition("\n")[2] or f"exit code {reply.exit_code}"
         why = one_line(last.removeprefix(f"{command.rstrip('/')}: "), 400)
         if command.startswith("[[shared]]"):
-            hint: Text = ("correct it with ", Command("exec", "--", "COMMAND"), ", and repeat the command")
+            hint: Text = (
+                "give an --image that has what is missing; or ",
+                *(Command("up"), ", correct it with ", Command("exec", "--", "COMMAND"), ", then launch"),
+            )
             return NodeError(f"node {node}: {command} was not mounted: {why}", hint=hint)
         return NodeError(
             f"node {node}: {command} was not copied: {why}",

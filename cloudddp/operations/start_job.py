@@ -199,7 +199,8 @@ def _shared_sources(session: Session[Reporter], cluster: Cluster) -> dict[str, s
     asked."""
     names = {one.source for one in session.settings.shared} - {NODE_0}
     node = next(iter(cluster.nodes.values()))
-    return {name: file_systems.find(session.aws(), name, node) for name in sorted(names)}
+    warn = session.console.warn
+    return {name: file_systems.find(session.aws(), name, node, warn) for name in sorted(names)}
 
 
 def _without_torch(session: Session[ReporterT]) -> Session[ReporterT]:

@@ -33,4 +33,5 @@ END
     mv -f ~/.cloudddp/deadline.new ~/.cloudddp/deadline
 fi
 next=$(TZ=UTC systemctl show cloudddp-deadline.timer -p NextElapseUSecRealtime | cut -d = -f 2-)
-[ -z "$next" ] || date -u -d "$next" +%Y-%m-%dT%H:%M:%SZ
+set -- $next # "Sun 2026-11-29 12:00:00 UTC"; not every date(1) reads it
+[ $# -lt 3 ] || echo "$2T$3Z"

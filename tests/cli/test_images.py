@@ -31,20 +31,24 @@ def refused(cli: Any, faults: Any, *flags: str) -> str:
         ("g4ad.xlarge", "AMD Radeon Pro V520, and the default image has drivers for NVIDIA GPUs only"),
         ("inf2.xlarge", "AWS Inferentia2, and"),
         ("p3dn.24xlarge", "NVIDIA V100, and the driver of the default image requires a later GPU"),
-        ("g7.2xlarge", "supports G4dn, G5, G6, Gr6, G6e, P4d, P4de, P5, P5e, P5en, P6-B200, not g7.2xlarge"),
     ],
 )
 def test_default_image_is_refused_for_types_without_a_driver(
     cli: Any, faults: Any, instance_type: str, reason: str
 ) -> None:
-    """The Deep Learning AMI with the open NVIDIA driver supports Turing and later; its description lists the
-    families ("Supported EC2 instances: ...", release notes of PyTorch 2.12)."""
+    """The Deep Learning AMI with the open NVIDIA driver supports Turing and later."""
     message = refused(cli, faults, "-t", instance_type)
     assert reason in message
     assert "--image" in message
-    if instance_type == "g7.2xlarge":  # another image of AWS supports it
-        assert f"--image {BASE}" in message
-        assert "[setup]" in message
+
+
+@pytest.mark.parametrize("instance_type", ["g7.2xlarge", "g7e.2xlarge", "p6-b300.48xlarge"])
+def test_types_that_are_newer_than_the_default_image_are_a_warning(cli: Any, instance_type: str) -> None:
+    """Its description lists the families ("Supported EC2 instances: ...", release notes of PyTorch 2.12)."""
+    del cli.env["CLOUDDDP_YES"]  # the plan is shown, and nothing is created
+    shown = cli("up", "-n", "1", "-t", instance_type, **PRICED).stderr
+    assert f"supports G4dn, G5, G6, Gr6, G6e, P4d, P4de, P5, P5e, P5en, P6-B200, not {instance_type}" in shown
+    assert f"if its GPUs do not appear: --image {BASE}" in shown
 
 
 def test_default_image_of_an_arm64_type_is_for_arm64(cli: Any, ec2: Any, remains: Any) -> None:
@@ -96,6 +100,16 @@ def test_own_image_whose_description_excludes_the_type_is_a_warning(
     assert "price" in done.stderr, done.stderr
     assert (f"warning   {image} (own-0) supports G4dn, P4, P6, not {instance_type}" in done.stderr) is warned
     assert ("warning" in done.stderr) is warned
+
+
+def test_other_volumes_of_an_image_are_named(cli: Any, faults: Any) -> None:
+    """They are created for each node, as its mapping says."""
+    disk = b"<item><deviceName>/dev/sdb</deviceName><ebs><volumeSize>500</volumeSize></ebs></item>"
+    mapping = b"<blockDeviceMapping>"
+    faults.rewrite("DescribeImages", lambda body: body.replace(mapping, mapping + disk))
+    del cli.env["CLOUDDDP_YES"]
+    done = cli("up", "-n", "1", "-t", "g5.xlarge", **PRICED)
+    assert "warning   the image has 500 GiB of volumes beside the root volume: billed" in done.stderr
 
 
 def test_image_of_another_architecture_is_refused(cli: Any, faults: Any, register: Any) -> None:

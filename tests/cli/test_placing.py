@@ -62,11 +62,21 @@ def test_capacity_that_is_missing_after_the_launch_leads_to_the_next_zone(
 def test_throttled_launches_reach_the_zone_that_has_capacity(cli: Any, conditions: Any, remains: Any) -> None:
     """A lack of capacity is HTTP 500, and is not repeated in its zone: that would use up the bucket of
     RunInstances."""
-    rate = {"RunInstances": {"bucket": 2, "refill": 0.2}}
+    rate = {"RunInstances": {"bucket": 2, "refill": 0.5}}
     conditions(capacity=full(*G5_ZONES[:4]), request_rate=rate)
     done = cli("up", "-n", "1", **SCALED)
     assert done.returncode == 0, done.stderr
     assert len(remains().instances) == 1
+
+
+def test_throttle_that_lasts_longer_than_the_wait(cli: Any, conditions: Any, remains: Any) -> None:
+    conditions(throttle={"RunInstances": 9999})
+    words = ("up", "-n", "1", "--zones", "us-east-1a", "--wait-capacity", "2s")
+    err = cli.fails(1, *words, CLOUDDDP_TIME_SCALE="0.02")
+    assert "AWS throttles launches of this account; trying again for up to a minute" in err
+    assert "in any of these zones within 2s" in err
+    assert "RequestLimitExceeded" in err
+    assert remains().nothing
 
 
 def test_table_shows_what_was_tried(cli: Any, conditions: Any, faults: Any, remains: Any) -> None:

@@ -28,7 +28,8 @@ def plan(cli: Any, *flags: str, **env: str) -> str:
 
 
 def test_price_list_of_aws_is_preferred(cli: Any, conditions: Any, faults: Any) -> None:
-    """GetProducts of the Pricing API, whose PriceList holds JSON texts (AWS Price List API reference)."""
+    """GetProducts of the Pricing API, whose PriceList holds JSON texts (AWS Price List API reference). A
+    capacity block is another product of the type."""
     conditions(prices={"g5.xlarge": 1.5})
     shown = plan(cli)
     assert "$1.50 per node (on-demand price of AWS, list of 2026-11-01)" in shown
@@ -68,6 +69,14 @@ def test_two_prices_for_one_type_are_none(cli: Any, conditions: Any, faults: Any
 
     faults.rewrite("GetProducts", twice)
     assert "on-demand list price of 2026-07-20" in plan(cli)
+
+
+def test_cpu_credits_are_not_bought(cli: Any, ec2: Any, remains: Any) -> None:
+    """Which would be billed beside the price: about 84 % more for a t3.large at full load."""
+    done = cli("up", "-n", "1", "-t", "t3.large", "--allow-cpu", "--price", "0.09")
+    assert "  CPU       at the baseline of the type once its CPU credits are used up" in done.stderr
+    found = ec2.describe_instance_credit_specifications(InstanceIds=remains().instances)
+    assert [one["CpuCredits"] for one in found["InstanceCreditSpecifications"]] == ["standard"]
 
 
 def test_given_price_needs_no_call(cli: Any, faults: Any) -> None:

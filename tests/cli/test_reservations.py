@@ -9,10 +9,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from support.faults import with_value
 from support.harness import interrupt, running_instances, wait_for
 
 TYPE, ZONE = "p4d.24xlarge", "us-east-1b"
 BLOCK = "cr-0123456789abcdef0"
+INTERRUPTIBLE = b"<interruptible>true</interruptible><ephemeralStorage>"
 Conditions = Callable[..., dict[str, Any]]
 
 
@@ -56,15 +58,17 @@ def available(ec2: Any, name: str) -> int:
 
 
 def test_up_launches_into_the_reservation(cli: Any, ec2: Any, reserve: Any, remains: Any) -> None:
-    """The zone is that of the reservation, without --zone; one DescribeCapacityReservations call."""
+    """The zone is that of the reservation, without --zone. A placement group might not hold all of its
+    instances, which were reserved without one."""
     name = reserve()
     done = cli("up", "-n", "2", "-t", "g5.12xlarge", "--reservation", name)
     assert done.returncode == 0, done.stderr
     assert f"capacity reservation {name} in {ZONE}" in done.stderr
+    assert "no placement group: the reservation was not created in one" in done.stderr
     found = running_instances(ec2, cli.cluster)
     assert {node["CapacityReservationId"] for node in found} == {name}
     assert {node["Placement"]["AvailabilityZone"] for node in found} == {ZONE}
-    assert len(remains().placement_groups) == 1
+    assert remains().placement_groups == []
     assert available(ec2, name) == 0
     cli.ok("down", "-y")
     assert remains().nothing
@@ -88,6 +92,23 @@ def test_reservation_that_nodes_cannot_use(
     assert done.returncode == 2, done.stderr
     assert all(message in done.stderr for message in messages)
     assert not [call for call in faults.calls if not call.startswith(("Describe", "Get"))]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (with_value("state", "assessing"), "is assessing, not active -> repeat the command when it is"),
+        (with_value("state", "delayed"), "is delayed, not active -> repeat the command when it is"),
+        (lambda body: body.replace(b"<ephemeralStorage>", INTERRUPTIBLE),
+         "is interruptible: its instances need a market type that cloudddp does not use"),
+    ],
+)  # fmt: skip
+def test_reservation_in_another_state(cli: Any, faults: Any, reserve: Any, change: Any, message: str) -> None:
+    faults.rewrite("DescribeCapacityReservations", change)
+    done = cli("up", "-t", "g5.12xlarge", "--reservation", reserve())
+    assert done.returncode in (1, 2), done.stderr
+    assert message in " ".join(done.stderr.split())
+    assert faults.count("ImportKeyPair") == 0
 
 
 def test_subnet_in_another_zone_than_the_reservation(cli: Any, ec2: Any, faults: Any, reserve: Any) -> None:
@@ -176,6 +197,31 @@ def test_reservation_in_a_placement_group_uses_that_group(
     cli.ok("down", "-y")
     assert remains().nothing
     ec2.delete_placement_group(GroupName="of-another")
+
+
+def test_placement_group_of_another_account_is_not_named(cli: Any, ec2: Any, reserve: Any) -> None:
+    """EC2 knows names for their owner only; the reservation leads there."""
+    name = reserve(PlacementGroupArn="arn:aws:ec2:us-east-1:210987654321:placement-group/theirs")
+    cli.ok("up", "-n", "2", "-t", "g5.12xlarge", "--reservation", name)
+    assert {node["CapacityReservationId"] for node in running_instances(ec2, cli.cluster)} == {name}
+
+
+def test_reservation_that_ends_while_its_launch_is_repeated(
+    cli: Any, ec2: Any, conditions: Conditions, faults: Any, remains: Any, reserve: Any
+) -> None:
+    name = reserve(1)
+    words = ("up", "-n", "1", "-t", "g5.12xlarge", "--reservation", name)
+    cli.ok(*words)
+    conditions(cleanup={"reservations": 1000})
+    cli.ok("down", "-y")
+    before = faults.count("RunInstances")
+    process = cli.start(*words, CLOUDDDP_TIME_SCALE="0.1")
+    wait_for(lambda: faults.count("RunInstances") >= before + 2, "the launch is tried again")
+    faults.rewrite("DescribeCapacityReservations", with_value("state", "expired"))
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1, err
+    assert f"capacity reservation {name} is expired, not active" in err
+    assert remains().nothing
 
 
 # -- capacity blocks -----------------------------------------------------------------------------------------

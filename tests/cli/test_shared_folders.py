@@ -37,6 +37,14 @@ def test_ranks_share_a_folder_whose_results_are_pulled_once(cli: Any) -> None:
     assert cli.ok("exec", "echo $(ls shared)").count("rank-0 rank-1 setup") == 2
 
 
+def test_image_without_nfs_gets_its_packages(cli: Any, conditions: Any) -> None:
+    conditions(boot={"no_nfs": 1})
+    direct(cli, nodes=2)
+    cli.write("cloudddp.toml", '[[shared]]\npath = "shared"\n[setup]\nrun = ["echo done > shared/setup"]\n')
+    cli.write("train.py", SCRIPT)
+    assert cli.ok("launch", "train.py").count("all here done") == 2
+
+
 def test_unknown_file_system_is_refused_before_a_node_is_asked(cli: Any) -> None:
     direct(cli)
     cli.write("cloudddp.toml", '[[shared]]\npath = "shared"\nsource = "fs-0123456789abcdef0"\n')

@@ -43,6 +43,9 @@ def test_trial_creates_uses_and_removes_a_node_and_reports_each_phase(cli: Any, 
     assert [phase["name"] for phase in report["phases"]] == ["doctor", "up", "exec", "down"]
     assert report["checks"]["quota"] == "pass"
     assert report["node"]["python"].startswith("Python 3.")
+    assert {"programs", "modules of python3", "/opt/pytorch", "group docker", "nofile"} <= report[
+        "node"
+    ].keys()
     assert report["cluster"]["type"] == "g4dn.xlarge"
     names = {step["name"] for step in report["steps"]}
     assert {"AWS ec2 run_instances", "SSH connect", "wait: nodes are terminated"} <= names
@@ -114,6 +117,24 @@ def test_type_and_price_of_the_configuration_do_not_count(cli: Any) -> None:
     assert "1 x g4dn.xlarge (1 x NVIDIA T4 each)" in done.stderr
     assert "$0.53 per node (on-demand list price" in done.stderr
     assert report_in(cli.cwd)["cluster"]["spot"] is False
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ("--price 1", "in 20 min 00 s: the nodes then"),
+        ("-t p5.48xlarge --price 30 --max-cost 30", "in 40 min 00 s: the nodes then"),
+        (
+            "-t p5.48xlarge --price 55 --max-cost 30",
+            "costs up to $36.69\n  -> give --max-cost 37, or --max-hours",
+        ),
+    ],
+)
+def test_trial_outlasts_the_boot_of_its_type(cli: Any, faults: Any, words: str, shown: str) -> None:
+    """Or it is refused, with its price: a node of several GPUs may take 30 minutes to boot."""
+    del cli.env["CLOUDDDP_YES"]  # the plan is shown, and nothing is created
+    assert shown in cli.fails(2, "doctor", "--trial", *words.split())
+    assert "ImportKeyPair" not in faults.calls
 
 
 def test_quota_of_one_of_several_regions(cli: Any, conditions: Any) -> None:

@@ -27,6 +27,18 @@ def test_all_instances_have_the_profile(account: Account) -> None:
     assert len(account.instances()) == 3
 
 
+def test_cpu_credits(account: Account) -> None:
+    """`unlimited`, which is billed, is the default of T types but T2."""
+    given = {"CreditSpecification": {"CpuCredits": "standard"}}
+    found = [
+        account.launch(InstanceType=name, **more)[0]["InstanceId"]
+        for name, more in (("t3.large", {}), ("t3.large", given), ("t2.large", {}))
+    ]
+    answer = account.ec2.describe_instance_credit_specifications(InstanceIds=found)
+    shown = {one["InstanceId"]: one["CpuCredits"] for one in answer["InstanceCreditSpecifications"]}
+    assert [shown[name] for name in found] == ["unlimited", "standard", "standard"]
+
+
 def test_volume_performance(account: Account) -> None:
     ebs = {"VolumeSize": 100, "VolumeType": "gp3", "Iops": 6000, "Throughput": 500}
     ebs["VolumeInitializationRate"] = 300

@@ -159,6 +159,14 @@ def test_reservation_in_a_placement_group(account: Account) -> None:
     account.ec2.cancel_capacity_reservation(CapacityReservationId=name)
 
 
+def test_reservation_without_a_group_does_not_fill_one(account: Account, reservation: str) -> None:
+    """Its instances may be anywhere in the zone (https://github.com/eksctl-io/eksctl/issues/7949)."""
+    account.ec2.create_placement_group(GroupName="near", Strategy="cluster")
+    with refused("InsufficientInstanceCapacity"):
+        account.launch(2, **into(reservation, Placement={"GroupName": "near"}))
+    account.launch(2, **into(reservation))
+
+
 @pytest.mark.over_http
 def test_block_attributes(account: Account) -> None:
     block(account)

@@ -77,6 +77,21 @@ def test_prefix_is_copied_and_only_what_differs_is_read_again(node: Node, s3: S3
     assert set(files(node)) == {"a b/\u65e5", "large"}
 
 
+def test_bucket_in_another_region_is_named(node: Node, s3: S3) -> None:
+    """Transfers between regions are billed."""
+    elsewhere = {"CreateBucketConfiguration": {"LocationConstraint": "eu-west-1"}}
+    s3.client.create_bucket(Bucket="far", **elsewhere)
+    for bucket, said in (("far", True), (BUCKET, False)):
+        s3.client.put_object(Bucket=bucket, Key="sets/one/a", Body=b"1")
+        data = (DataCopy(bucket, "sets/one", "data"),)
+        assert node.set_up(data=data, python=sys.executable, job=bucket).exit_code == 0
+        shown = (node.home / f".cloudddp/jobs/{node.id(bucket)}/setup.log").read_text()
+        text = (
+            f"s3://{bucket} is in eu-west-1, and this node in us-east-1: AWS bills transfers between regions"
+        )
+        assert (text in shown) is said, shown
+
+
 def test_another_prefix_takes_the_place_of_the_first(node: Node, s3: S3) -> None:
     put(s3, **{"sets/one/a": "1", "sets/two/b": "2"})
     assert copy(node).exit_code == 0

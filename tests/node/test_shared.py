@@ -166,7 +166,21 @@ def test_missing_program_and_a_folder_in_its_place_are_named(pair: tuple[Node, N
     reply = set_up(second, OTHER)
     assert (reply.exit_code, reply.data) == (1, True)
     assert "[[shared]] path = shared: the project has a file or folder there" in reply.output
+
+
+def test_missing_programs_are_installed_first(pair: tuple[Node, Node]) -> None:
+    """Those of NFS by apt-get or dnf; the Lustre client by [setup], which then comes before the mount."""
+    first, _ = pair
+    folder = first.home.parent / "bin"
+    lustre = SharedFolder("fsx", "fs-1.fsx.amazonaws.com@tcp:/abc", owned=True)
+    reply = set_up(first, lustre)
+    assert reply.output.startswith("the Lustre client (mount.lustre) is missing: install it in [setup] run")
+    client = folder / "mount.lustre"
+    reply = set_up(first, lustre, commands=(f"echo > {client}; chmod +x {client}",))
+    assert (reply.exit_code, reply.command) == (32, "[[shared]] fsx"), "mounted after the commands"
+    assert "mount -t lustre -o relatime,flock" in calls(first)[-1]
     if shutil.which("exportfs", path="/usr/sbin:/sbin") is None:
-        (first.home.parent / "bin/exportfs").unlink()
-        reply = set_up(first, OWN)
-        assert reply.output == "exportfs is missing: install nfs-kernel-server (on Amazon Linux nfs-utils)"
+        (folder / "exportfs").rename(folder / "not-installed-exportfs")
+        (folder / "apt-get").symlink_to("/bin/true")
+        assert set_up(first, OWN).exit_code == 0
+        assert "sudo -n apt-get -qq install --no-install-recommends nfs-kernel-server" in calls(first)

@@ -43,12 +43,14 @@ def package(folder: Path, text: str, more: str = "") -> None:
     )
 
 
-def wheel(folder: Path, name: str, text: str) -> None:
-    """Write a wheel, as `pip download` would: the same one for the same text."""
+def wheel(folder: Path, name: str, text: str, **modules: str) -> None:
+    """Write a wheel, as `pip download` would: the same one for the same text. `modules`: those of a
+    package."""
     folder.mkdir(exist_ok=True)
     info = f"{name}-1.0.dist-info"
     files = {
-        f"{name}.py": text,
+        **({f"{name}/__init__.py": text} if modules else {f"{name}.py": text}),
+        **{f"{name}/{path}.py": content for path, content in modules.items()},
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         f"{info}/RECORD": "",

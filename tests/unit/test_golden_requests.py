@@ -1,5 +1,5 @@
-"""The exact requests of `up`, for six instance types, and for two of them in five other accounts, are those
-in tests/golden/requests.
+"""The exact requests of `up`, for six instance types, for two of them in five other accounts, and for a type
+without GPU, are those in tests/golden/requests.
 
 A change shows as a diff, a call on each line. After one that is wanted:
 UPDATE_GOLDEN=1 python -m pytest tests/unit/test_golden_requests.py
@@ -92,10 +92,12 @@ ACCOUNTS: dict[str, Callable[[Any, str], dict[str, Any]]] = {
     "organization": lambda aws, _: organization(aws),
     "spot": lambda *_: {"spot": True},
     "reservation": reserved,
+    "cpu": lambda *_: {"allow_cpu": True, "price": 0.09},
 }
 CASES = [
     *[("default", name) for name in TYPES],
-    *[(account, name) for account in ACCOUNTS if account != "default" for name in (SEVERAL_CARDS, ONE_CARD)],
+    *[(name, one) for name in list(ACCOUNTS)[1:-1] for one in (SEVERAL_CARDS, ONE_CARD)],
+    ("cpu", "t3.large"),  # with CPU credits
 ]
 
 

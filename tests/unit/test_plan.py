@@ -17,6 +17,7 @@ from cloudddp import __version__
 from cloudddp.aws.images import Image
 from cloudddp.aws.instance_types import MAX_TCP_TIMEOUT, TypeInfo
 from cloudddp.aws.networks import Subnet
+from cloudddp.aws.reservations import Reservation
 from cloudddp.cli.views import lifecycle
 from cloudddp.cluster.plan import Plan, plan, plan_replacement
 from cloudddp.cluster.prices import Price
@@ -93,6 +94,26 @@ def test_types_with_cpu_credits_get_none_that_are_billed() -> None:
     nodes = params(planned(context=burstable), "nodes")
     assert nodes["CreditSpecification"] == {"CpuCredits": "standard"}
     assert "CreditSpecification" not in params(planned(), "nodes")
+
+
+@pytest.mark.parametrize(("kind", "minutes"), [("p5.48xlarge", 40), ("p6e-gb200.36xlarge", 70)])
+def test_deadline_before_the_end_of_a_block(kind: str, minutes: int) -> None:
+    """EC2 terminates the instances of UltraServers 60 minutes before, others 30; ten are for saving."""
+    end = NOW.replace(microsecond=0) + timedelta(hours=3)
+    block = Reservation("cr-1", "active", kind, "us-east-1a", 2, 2, "capacity-block", end=end)
+    found = planned(context=replace(CONTEXT, reservation=block))
+    assert found.expires == end - timedelta(minutes=minutes)
+    shown = lifecycle.plan(found, CONTEXT.info, ClusterSpec())
+    assert f"EC2 terminates its nodes {minutes - 10} minutes before" in shown
+
+
+def test_elastic_ips_of_a_local_zone_belong_to_it() -> None:
+    """Those of the region cannot be used there (EC2 API reference, AllocateAddress)."""
+    (local,) = ClusterSpec(zones=("us-west-2-lax-1a",)).zones
+    cards = (Interface(), Interface(1, 0, "efa-only"))
+    for zone, group in (("us-west-2a", None), (local, "us-west-2-lax-1")):
+        context = replace(CONTEXT, region="us-west-2", subnets=(subnet(zone),), interfaces=cards)
+        assert params(planned(context=context), "address-0").get("NetworkBorderGroup") == group
 
 
 # -- requests ------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from ipaddress import ip_network
 from pathlib import Path
@@ -116,8 +116,11 @@ class Account:
         )
         return name
 
-    def find(self, name: str) -> str:
-        return file_systems.find(AWS(region="us-east-1"), name, self.node)
+    def find(self, name: str, *, warnings: Sequence[str] = ()) -> str:
+        shown: list[str] = []
+        found = file_systems.find(AWS(region="us-east-1"), name, self.node, shown.append)
+        assert shown == list(warnings)
+        return found
 
 
 @pytest.fixture
@@ -134,6 +137,12 @@ def test_efs_is_mounted_by_the_address_in_the_nodes_zone(account: Account) -> No
     source = account.find(name)
     (target,) = boto3.client("efs", "us-east-1").describe_mount_targets(FileSystemId=name)["MountTargets"]
     assert source == f"{target['IpAddress']}:/"
+
+
+def test_mount_target_in_another_zone_costs_more(account: Account) -> None:
+    name, own = account.efs(account.subnets[1]), account.node.zone
+    text = f"{name} has no mount target in zone {own}: nodes use that of us-east-1b, and AWS bills what "
+    account.find(name, warnings=[f"{text}they read and write between zones"])
 
 
 def test_unknown_file_system_is_a_usage_error(account: Account) -> None:

@@ -279,6 +279,7 @@ def test_plain_cluster_name_is_accepted(name: str) -> None:
         ("region", "us_east_1"),
         ("region", "us-east-1\n"),
         ("zones", ["us-east-1"]),
+        ("zones", ["us-west-2-lax-1"]),
         ("subnets", ["vpc-0abc"]),
         ("vpc", "Name=training"),
         ("regions", "us-east-1,nowhere"),

@@ -93,6 +93,7 @@ METADATA = (
     "token=$(curl -sX PUT -H 'X-aws-ec2-metadata-token-ttl-seconds: 60' $base/api/token) && "
     'curl -sH "X-aws-ec2-metadata-token: $token" $base/meta-data/{path}'
 )
+BASE = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
 CGROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
 HUNG = "[Service]\nExecStart=/bin/sleep infinity\nExecStop=/bin/sleep infinity\nTimeoutStopSec=infinity"
 EXAMINED = (
@@ -410,3 +411,33 @@ def test_packages_on_debian(cli: CommandLine) -> None:
     cli.write("show.py", "import greeting, mine, sys, torch; print(greeting.TEXT, mine.TEXT, sys.prefix)")
     cli.write("cloudddp.toml", setup.format("", "uv.lock"))
     assert "] hello mine /home/ubuntu/project/.venv\n" in cli.ok("launch", "show.py")
+
+
+TORCHRUN = """\
+import os, sys
+def main():
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
+    words = sys.argv[sys.argv.index("--no-python") + 1 :]
+    os.execvp(words[0], words)
+"""
+
+
+def test_image_without_torch_and_pip_gets_them_from_requirements(cli: CommandLine) -> None:
+    """As docs/how-to/environments.md says. A command of [setup] with pip or venv fails, with that hint. The
+    package torch is a stand-in: the nodes reach no package index."""
+    (pip,) = Path(ensurepip.__file__).parent.glob("_bundled/pip-*.whl")
+    wheel(cli.cwd / "wheels", "torch", "", **{"distributed/__init__": "", "distributed/run": TORCHRUN})
+    shutil.copy(pip, cli.cwd / "wheels")
+    cli.write("requirements.txt", "torch\n")
+    cli.write("show.py", "import torch, sys; print('torch of', sys.prefix)")
+    cli.ok("up", "-n", "1", *TYPE, "--image", BASE)
+    assert cli.ok("exec", "ls -d /opt/pytorch || echo none").endswith("none\n")
+    for command in ("pip install torch", "python3 -m pip install torch", "python3 -m venv .venv"):
+        cli.write("cloudddp.toml", f'[setup]\nrun = ["{command}"]\n')
+        failed = cli("launch", "show.py")
+        assert failed.returncode == 1
+        assert (
+            'list the packages in requirements.txt: [setup] environment = "requirements.txt"' in failed.stderr
+        )
+    cli.write("cloudddp.toml", '[setup]\nenvironment = "requirements.txt"\nwheels = "wheels"\n')
+    assert "] torch of /usr\n" in cli.ok("launch", "show.py")

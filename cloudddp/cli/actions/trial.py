@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import platform
 import re
@@ -29,6 +30,7 @@ from cloudddp.cli.actions.up import bring_up
 from cloudddp.cli.console import Console
 from cloudddp.cli.session import Session
 from cloudddp.cli.views import lifecycle
+from cloudddp.cluster import offers
 from cloudddp.cluster.doctor import Check, ChecksFailed
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.command_line import Flag, GlobalOptions
@@ -64,8 +66,31 @@ _VERSIONS = """\
 echo "systemd=$(systemctl --version | head -n 1)"; echo "cloud-init=$(cloud-init --version 2>&1 | head -n 1)"
 echo "ssh=$(ssh -V 2>&1 | head -n 1)"; echo "python=$(python3 --version)"
 echo "driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2> /dev/null | head -n 1)"
+echo "date=$(date --version | head -n 1)"
+PATH=$PATH:/usr/sbin:/sbin
+programs=
+for name in python pip uv aws docker exportfs mount.nfs4 mount.lustre apt-get dnf nvidia-fabricmanager; do
+    if command -v $name > /dev/null; then programs="$programs $name"; fi
+done
+echo "programs=$programs"
+for name in pip ensurepip boto3 torch; do
+    if ! python3 -c "import $name" 2> /dev/null; then continue; fi
+    modules="${modules:-} $name"
+done
+echo "modules of python3=${modules:-none}"
+for folder in /opt/pytorch /opt/dlami/nvme; do
+    if [ ! -e $folder ]; then echo "$folder=missing"; continue; fi
+    may=; [ -w $folder ] || may="not "
+    is=; mountpoint -q $folder && is=", a mount"
+    echo "$folder=mode $(stat -c %a $folder), ${may}writable$is"
+done
+case " $(id -nG) " in *" docker "*) echo "group docker=yes" ;; *) echo "group docker=no" ;; esac
+echo "nofile=soft $(ulimit -Sn), hard $(ulimit -Hn)"; echo "memlock=soft $(ulimit -Sl), hard $(ulimit -Hl)"
 """
-_VERSION_LINE = re.compile(r"(os|kernel|systemd|cloud-init|ssh|python|driver)=([A-Za-z0-9 ._+~:,()/-]{1,80})")
+_VERSION_LINE = re.compile(
+    r"(os|kernel|systemd|cloud-init|ssh|python|driver|date|programs|modules of python3|/opt/pytorch"
+    r"|/opt/dlami/nvme|group docker|nofile|memlock)= *([A-Za-z0-9/][A-Za-z0-9 ._+~:,()/-]{0,119})"
+)
 _PACKAGES = ("boto3", "botocore", "paramiko", "click")
 _EXPECTED = "DryRunOperation"  # what EC2 answers to a dry run of a call that it would allow
 _BEFORE_LAUNCH = (UsageError, click.UsageError, NotConfirmed, click.Abort)  # Abort: Ctrl-C at the question
@@ -102,6 +127,7 @@ class Trial:
     cluster: Cluster | None = None
     node: Mapping[str, str] = field(default_factory=dict)
     checks: Sequence[Check] = ()
+    minutes: float = 0.0  # of its deadline; 0: as the user says
     suffix: str = field(default_factory=lambda: secrets.token_hex(3))
     report_folder: Path = field(default_factory=Path.cwd)
 
@@ -124,6 +150,7 @@ class Trial:
         try:
             with self._phase("doctor"):
                 self._check(session, check)
+                self._check_limit(session)
             self._use_node(session, yes=yes)
         finally:
             if self.cluster is not None or not self._ended_by(_BEFORE_LAUNCH):
@@ -140,8 +167,10 @@ class Trial:
         if "max_hours" not in given:
             # How many GPUs a type has is not known yet: as if it had several, but for that of _CHEAP.
             types = [str(one.value) for one in self.flags if one.key == "instance_type"]
-            minutes = max((power_minutes(one, 2) for one in types), default=power_minutes("", 0)) + _USE
-            flags.append(Flag("--max-hours", "cluster", "max_hours", f"{minutes / 60:.4f}"))
+            boots = max((power_minutes(one, 2) for one in types), default=power_minutes("", 0))
+            self.minutes = boots + _USE
+            hours = math.ceil(self.minutes / 0.006) / 1e4
+            flags.append(Flag("--max-hours", "cluster", "max_hours", str(hours)))
         session = sessions.start(
             self.console, replace(self.options, cluster=f"trial-{self.suffix}"), flags=flags
         )
@@ -161,6 +190,18 @@ class Trial:
             raise CloudDDPError(
                 failure.message, hint=("without a GPU, which needs another quota: ", Command(*words))
             ) from None
+
+    def _check_limit(self, session: Session) -> None:
+        """Raise UsageError if max_cost ends the trial before its node has to be ready: it would be paid for
+        nothing."""
+        spec = session.settings.cluster.candidates[0]
+        cost = offers.price(session.clouds()[0], spec).hour * self.minutes / 60
+        if spec.max_cost is not None and cost > spec.max_cost:
+            raise UsageError(
+                f"a {spec.instance_type} may take {self.minutes - _USE:.0f} minutes to boot, and max_cost is "
+                f"${spec.max_cost:.2f}: a trial of {self.minutes:.0f} minutes costs up to ${cost:.2f}",
+                hint=f"give --max-cost {math.ceil(cost)}, or --max-hours",
+            )
 
     def _use_node(self, session: Session, *, yes: bool) -> None:
         try:

@@ -78,6 +78,10 @@ def plan(the_plan: Plan, info: TypeInfo, spec: ClusterSpec, credentials_end: dat
             f"  idle      a node ends after {duration(60 * spec.idle_minutes)} without a job and an SSH "
             "connection"
         )
+    if info.burstable:
+        lines.append(
+            "  CPU       at the baseline of the type once its CPU credits are used up; more are not bought"
+        )
     if (how := _access(spec)) is not None:
         lines.append(f"  access    {how}")
     if price.spot:
@@ -116,7 +120,8 @@ def _parts(price: Price) -> tuple[str, str, str]:
 def _capacity(found: Reservation) -> str:
     if not found.block:
         return f"{reservation_title(found)} in {found.zone}"
-    ends = f", until {moment(found.end)}; EC2 terminates its nodes 30 minutes before" if found.end else ""
+    minutes = f"{found.ends_before.total_seconds() / 60:.0f} minutes"
+    ends = f", until {moment(found.end)}; EC2 terminates its nodes {minutes} before" if found.end else ""
     return f"{reservation_title(found)} in {found.zone}{ends}"
 
 
@@ -131,6 +136,15 @@ def _network(the_plan: Plan, info: TypeInfo, spec: ClusterSpec) -> list[str]:
         found.append(f"one of the type's {info.cards} network cards, without EFA: slow between nodes")
     if context.own_placement_group:
         found.append("nodes close together in a placement group")
+    elif (reserved := context.reservation) is not None and spec.nodes > 1 and not reserved.block:
+        group = reserved.placement_group
+        found.append(
+            f"placement group {group} of the reservation"
+            if group
+            else "no placement group: the reservation was not created in one, and might not fill it"
+        )
+    if nat := context.subnets[0].nat:
+        found.append(f"{nat} to the internet and S3, billed per GB (a gateway endpoint for S3 is free)")
     if the_plan.elastic_ips:
         addresses = counted(the_plan.elastic_ips, "Elastic IP")
         found.append(f"{addresses}: billed until `down` releases them, also after the deadline")

@@ -124,8 +124,13 @@ class AdminApi:
     def _check_boot(self, body: Any) -> None:
         """Raise InvalidCondition for a setting of a boot that would have no effect on this kind of nodes."""
         given = body.get("boot") if isinstance(body, dict) else None
-        machines = self._backend.kind == "machine"
+        kind = self._backend.kind
+        machines = kind == "machine"
         for name, value in given.items() if isinstance(given, dict) else ():
+            if value and name == "no_nfs" and kind != "process":
+                raise InvalidCondition(
+                    f"boot: {name} has no effect on {kind} nodes; only process nodes have it"
+                )
             if value and (name not in _BOOT_OF_MACHINES if machines else name == "ssh_socket"):
                 have = "these" if machines else "only machine nodes"
                 known = f"have {', '.join(_BOOT_OF_MACHINES)}" if machines else "have it"

@@ -107,10 +107,10 @@ def _denied(environ: Environ, call: Call, session: Any) -> _Refusal | None:
         f"arn:aws:s3:::{bucket}/{key}" if key else f"arn:aws:s3:::{bucket}",
         {} if key or prefix is None else {"s3:prefix": (prefix,)},
     )
-    decision = evaluate(check, role_sessions.policy_of(session))
+    decision, region = evaluate(check, role_sessions.policy_of(session)), _region_of(bucket)
     if not decision.allowed:
-        return _Refusal(403, "AccessDenied", denials.reason(check, decision, session.arn))
-    region = _region_of(bucket)
+        where = (("x-amz-bucket-region", region),) if region else ()
+        return _Refusal(403, "AccessDenied", denials.reason(check, decision, session.arn), where)
     if region not in (None, call.region):
         text = (
             "The bucket you are attempting to access must be addressed using the specified endpoint. Please "

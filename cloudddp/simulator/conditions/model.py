@@ -94,6 +94,7 @@ class Boot:
     failed_gpus: int = 0  # of the GPUs of the type: lost by nvidia-smi, and unusable in PyTorch
     unusable_gpus: int = 0  # likewise, but nvidia-smi lists them, as without a fabric manager
     ssh_socket: int = 0  # 1: systemd's ssh.socket starts sshd; machine nodes only
+    no_nfs: int = 0  # 1: exportfs and mount.nfs4 are missing until they are installed; process nodes only
 
 
 @dataclass(frozen=True, slots=True)

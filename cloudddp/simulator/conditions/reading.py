@@ -288,7 +288,7 @@ def _launch_failure(name: str, value: Any) -> LaunchFailure:
 
 
 def _boot_setting(name: str, value: Any) -> float:
-    if name == "ssh_socket":
+    if name in ("ssh_socket", "no_nfs"):
         _expect(name, "0 or 1", value, is_met=_is_integer(value, 0, 1))
         return int(value)
     if not name.endswith("_gpus"):

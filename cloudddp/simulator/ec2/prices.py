@@ -48,7 +48,15 @@ def products(request: dict[str, Any], prices: Any) -> list[str]:
     """Return the price list for the type that a request filters by."""
     wanted = {one["Field"]: one["Value"] for one in request.get("Filters", []) if one["Type"] == "TERM_MATCH"}
     name = wanted.get("instanceType", "")
-    return [json.dumps(_entry(wanted, prices[name]))] if name in prices else []
+    if name not in prices:
+        return []
+    # A capacity block is a product of the same type, at another price.
+    markets = {"OnDemand": prices[name], "CapacityBlock": prices[name] / 2}
+    return [
+        json.dumps(_entry({**wanted, "marketoption": market}, usd))
+        for market, usd in markets.items()
+        if wanted.get("marketoption", market) == market
+    ]
 
 
 def _entry(wanted: dict[str, str], usd: float) -> dict[str, Any]:

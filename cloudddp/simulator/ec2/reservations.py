@@ -216,7 +216,9 @@ def _reservation_class() -> type[Any]:
                 request.tenancy,
             ):
                 return False
-            group = (self.placement_group_arn or "").rpartition("/")[2]
+            # Only the owner of a group can name it; of another account's, the reservation leads there.
+            own = f":{self.owner_id}:" in (self.placement_group_arn or "")
+            group = (self.placement_group_arn or "").rpartition("/")[2] if own else ""
             return self.instance_platform == _PLATFORM and group in ("", request.placement_group)
 
     return CapacityReservation

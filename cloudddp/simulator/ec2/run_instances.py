@@ -44,6 +44,7 @@ def install() -> None:
     from moto.ec2.responses.instances import InstanceResponse
 
     override(InstanceResponse, "run_instances", _respond)
+    override(InstanceResponse, "describe_instance_credit_specifications", _credits)
     override(EC2Backend, "run_instances", _launch)
 
 
@@ -294,7 +295,18 @@ def _all_or_none(backend: Any, launch: Callable[[], Any]) -> Any:
         raise
 
 
+def _credits(original: Callable[..., Any], self: Any) -> Any:
+    """Show how CPU beyond the baseline is paid for, which moto says is `standard`: without a setting it is
+    `unlimited`, billed by the hour, but for T2 (EC2 User Guide, "Burstable performance instances")."""
+    answer = original(self)
+    for one in answer.result["InstanceCreditSpecifications"]:
+        one["CpuCredits"] = self.ec2_backend.get_instance(one["InstanceId"])._credits
+    return answer
+
+
 def _complete(instance: Any, group: Any, kwargs: dict[str, Any]) -> None:
+    credit = (parameters().get("CreditSpecification") or {}).get("CpuCredits")
+    instance._credits = credit or ("standard" if instance.instance_type.startswith("t2.") else "unlimited")
     tags = kwargs.get("tags") or {}
     market = kwargs.get("instance_market_options")
     for interface in instance.nics.values():

@@ -208,6 +208,7 @@ def _create_files(folder: Path, spec: NodeSpec) -> None:
         user_data=spec.user_data,
         address=spec.private_ip,
         failed_gpus=spec.boot.failed_gpus,
+        nfs=not spec.boot.no_nfs,
     )
     for name, text in scripts.items():
         (folder / "bin" / name).write_text(text)

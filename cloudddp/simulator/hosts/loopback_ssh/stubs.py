@@ -14,6 +14,7 @@ from cloudddp.simulator.hosts.node_spec import UserData
 
 _REFUSED = ("poweroff", "shutdown", "reboot", "halt", "exportfs", "mount.nfs4", "mount.lustre")
 
+_NFS = ("exportfs", "mount.nfs4")
 _REFUSAL = """#!/bin/sh
 echo "simulated node: $(basename "$0") is refused: the node shares this computer" >&2
 exit 1
@@ -58,6 +59,17 @@ case "$1 $2 $3 $4 $5" in
     ;;
 "-n umount --lazy "*)
     rm "$4"
+    ;;
+"-n apt-get -qq update "*) ;;
+"-n apt-get -qq install --no-install-recommends")
+    shift 5
+    for package in "$@"; do
+        case $package in
+        nfs-kernel-server) mv ../bin/not-installed-exportfs ../bin/exportfs ;;
+        nfs-common) mv ../bin/not-installed-mount.nfs4 ../bin/mount.nfs4 ;;
+        *) echo "E: Unable to locate package $package" >&2; exit 100 ;;
+        esac
+    done
     ;;
 *)
     echo "simulated node: sudo is refused: the node shares this computer" >&2
@@ -178,9 +190,10 @@ def scripts(
     user_data: UserData,
     address: str,
     failed_gpus: int = 0,
+    nfs: bool = True,
 ) -> dict[str, str]:
     """Return name and text of each command, for a node with these GPUs, of which the last have failed, EFA
-    devices and address."""
+    devices and address; where `nfs` is False, NFS has to be installed first."""
     elapse = services.systemd_time(user_data.deadline.timestamp()) if user_data.deadline else ""
     systemctl = _SYSTEMCTL.format(timer=shlex.quote(user_data.timer), elapse=shlex.quote(elapse))
     good = len(gpus) - min(failed_gpus, len(gpus))
@@ -191,8 +204,10 @@ def scripts(
         f"provider: efa\n    fabric: efa\n    domain: rdmap{16 + index}s27-rdm\n    type: FI_EP_RDM"
         for index in range(efa_devices)
     )
+    refused = [name if nfs or name not in _NFS else f"not-installed-{name}" for name in _REFUSED]
     return {
-        **dict.fromkeys(_REFUSED, _REFUSAL),
+        **dict.fromkeys(refused, _REFUSAL),
+        **({} if nfs else {"apt-get": _REFUSAL}),
         "cloud-init": _CLOUD_INIT,
         "sudo": _SUDO.replace("@ADDRESS@", address),
         "findmnt": _FINDMNT,

@@ -105,13 +105,14 @@ def _build(node: MachineNode) -> Path:
     kernel.mount("overlay", root, "overlay", options=options)
     if is_new:  # later, root of the node may have put links there that lead out of it
         layout.write(root, node.layout, environment=node.setup.environment, host_name=node.setup.host_name)
-        python_environment.create(
-            root / python_environment.PYTORCH,
-            Path("/", python_environment.PYTORCH),
-            prefix=node.setup.prefix,
-            base_prefix=node.setup.base_prefix,
-            chown_to_user=_chown_to_user,
-        )
+        if node.layout.pytorch:
+            python_environment.create(
+                root / python_environment.PYTORCH,
+                Path("/", python_environment.PYTORCH),
+                prefix=node.setup.prefix,
+                base_prefix=node.setup.base_prefix,
+                chown_to_user=_chown_to_user,
+            )
         (root / "root").chmod(0o711)  # the computer's Python may be below its /root
     return root
 

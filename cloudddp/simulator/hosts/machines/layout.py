@@ -55,20 +55,22 @@ _NOLOGIN = (
 
 class Layout(NamedTuple):
     """How an image differs. `ssh_socket`: systemd's socket starts sshd. `nologin_seconds`: how much longer
-    /run/nologin exists."""
+    /run/nologin exists. `pytorch`: whether /opt/pytorch is there."""
 
     user: str
     groups: str  # "adm, sudo"
     is_amazon_linux: bool
     ssh_socket: bool
     nologin_seconds: float
+    pytorch: bool = True
 
 
 def layout_of(image_name: str, *, ssh_socket: bool, nologin_seconds: float) -> Layout:
     """Return the layout of an image by its name."""
     if "Amazon Linux" in image_name:
         return Layout("ec2-user", "adm, wheel, systemd-journal", True, ssh_socket, nologin_seconds)
-    return Layout("ubuntu", "adm, sudo", False, ssh_socket, nologin_seconds)
+    is_base = "Base OSS" in image_name  # AWS's images without a framework
+    return Layout("ubuntu", "adm, sudo", False, ssh_socket, nologin_seconds, not is_base)
 
 
 def write(root: Path, layout: Layout, *, environment: dict[str, str], host_name: str) -> None:

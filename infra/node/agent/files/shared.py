@@ -38,11 +38,12 @@ printf '%s\\n' "$2" > /etc/exports.d/cloudddp.exports
 systemctl start nfs-server
 exportfs -ra
 """
-PACKAGES = {
-    "exportfs": "nfs-kernel-server (on Amazon Linux nfs-utils)",
-    "mount.nfs4": "nfs-common (on Amazon Linux nfs-utils)",
-    "mount.lustre": "the Lustre client",
-}
+# Program -> its package on Ubuntu. Amazon Linux has both in nfs-utils.
+PACKAGES = {"exportfs": "nfs-kernel-server", "mount.nfs4": "nfs-common"}
+INSTALL = (
+    "if command -v apt-get > /dev/null; then sudo -n apt-get -qq update && "
+    "sudo -n apt-get -qq install --no-install-recommends {}; else sudo -n dnf -qy install nfs-utils; fi"
+)
 
 
 @frozen
@@ -61,9 +62,27 @@ def is_below(name: str, folders: Collection[str]) -> bool:
     return any(f"{name}/".startswith(f"{one}/") for one in folders)
 
 
+def missing(folders: Sequence[SharedFolder]) -> set[str]:
+    """Return the programs that this node lacks."""
+    needed = {
+        f"mount.{_kind(one.source)}" if one.source else "exportfs"
+        for one in folders
+        if one.source or one.clients
+    }
+    path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
+    return {name for name in needed if shutil.which(name, path=path) is None}
+
+
 def commands(folders: Sequence[SharedFolder]) -> Iterator[tuple[list[str], bytes]]:
-    """Yield what has to run, with its stdin, so that the file systems are mounted, and no others. Raises
-    OSError, also for a program that this node lacks."""
+    """Yield what has to run, with its stdin, so that the file systems are mounted, and no others; what NFS
+    needs is installed first. Raises OSError, also where the node lacks the Lustre client."""
+    lacking = missing(folders)
+    if lacking - PACKAGES.keys():
+        raise FileNotFoundError(
+            "the Lustre client (mount.lustre) is missing: install it in [setup] run, or give an image with it"
+        )
+    if lacking:
+        yield ["bash", "-c", INSTALL.format(" ".join(sorted(PACKAGES[name] for name in lacking)))], b""
     wanted = {str(_mount_point(one)): one.source for one in folders if one.source}
     listed = run_quietly(["findmnt", "-rno", "TARGET", "-t", ",".join(OPTIONS)]).splitlines()
     mounted = {one for one in listed if one.startswith(f"{FOLDER}/")}
@@ -73,21 +92,17 @@ def commands(folders: Sequence[SharedFolder]) -> Iterator[tuple[list[str], bytes
         if not one.source:
             (EXPORTED / one.below).mkdir(parents=True, exist_ok=True)
     if clients := next((one.clients for one in folders if one.clients), ()):
-        _require("exportfs")
         line = " ".join([f'"{EXPORTED}"', *(f"{address}({EXPORT_OPTIONS})" for address in clients)])
         yield ["sudo", "-n", "sh", "-s", "--", "share-folder", line], EXPORT
     for target in sorted(wanted.keys() - mounted):
         source = wanted[target]
-        kind = "lustre" if "@" in source else "nfs4"
-        _require(f"mount.{kind}")
+        kind = _kind(source)
         os.makedirs(target, exist_ok=True)
         yield ["sudo", "-n", *LIMIT, "mount", "-t", kind, "-o", OPTIONS[kind], source, target], b""
 
 
-def _require(name: str) -> None:
-    path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
-    if shutil.which(name, path=path) is None:
-        raise FileNotFoundError(f"{name} is missing: install {PACKAGES[name]}")
+def _kind(source: str) -> str:
+    return "lustre" if "@" in source else "nfs4"
 
 
 def _mount_point(one: SharedFolder) -> Path:

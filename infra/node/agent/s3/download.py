@@ -47,6 +47,7 @@ def main() -> int:
     url = f"s3://{request['bucket']}/{request['prefix']}"
     try:
         client = _client(request["region"])
+        _warn_of_region(client, request["bucket"], request["region"])
         objects = list(_objects(client, request["bucket"], request["prefix"]))
         if not objects:
             raise Refused("it has no objects: is the prefix right?")
@@ -80,6 +81,18 @@ def _client(region: str) -> Any:
         max_pool_connections=CONNECTIONS,
     )
     return boto3.session.Session().client("s3", region_name=region, config=config)
+
+
+def _warn_of_region(client: Any, bucket: str, own: str) -> None:
+    """Log if the bucket is in another region. S3 says so also to those who may not ask (API reference,
+    "HeadBucket")."""
+    try:
+        answer = client.head_bucket(Bucket=bucket)
+    except client.exceptions.ClientError as error:
+        answer = error.response
+    where = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region", own)
+    if own and where != own:
+        _log(f"s3://{bucket} is in {where}, and this node in {own}: AWS bills transfers between regions")
 
 
 def _objects(client: Any, bucket: str, prefix: str) -> Iterator[Object]:
