@@ -22,7 +22,7 @@ from cloudddp.agent.protocol import ExitCode
 from cloudddp.agent.protocol.codec import MAX_REPLY, ProtocolError, encode
 from cloudddp.agent.replies import decode
 from cloudddp.agent.session import AgentSession
-from cloudddp.errors import NodeError, Text
+from cloudddp.errors import NodeError
 from cloudddp.files import payload_text
 from cloudddp.ssh.connection import Connection
 from cloudddp.ssh.fleet import Outcome
@@ -97,7 +97,7 @@ def run_script(
     name: str,
     *words: str,
     problem: str,
-    hint: Text = "",
+    hint: str = "",
     root: bool = False,
     seconds: float = 60.0,
     on_stdout: Callable[[bytes], None] | None = None,

@@ -33,7 +33,7 @@ from cloudddp.agent.protocol.jobs import MAX_RANKS, JobState
 from cloudddp.agent.protocol.manifest import MAX_FILES
 from cloudddp.agent.protocol.phases import VersionConflict
 from cloudddp.agent.protocol.readings import Reading
-from cloudddp.errors import Command, NodeError, Text
+from cloudddp.errors import Message, NodeError, q
 from cloudddp.ssh.running import Result
 from cloudddp.text import one_line
 
@@ -99,10 +99,9 @@ class OtherAgentVersion(RefusedByAgent):
         super().__init__(
             f"node {node}: job {jobs} runs under agent version {conflict.store}, this cloudddp has version "
             f"{conflict.agent}",
-            hint=(
-                "wait until it has ended, or cancel it with the cloudddp that started it; ",
-                Command("down"),
-                " ends the nodes and the job",
+            hint=Message(
+                "wait until it has ended, or cancel it with the cloudddp that started it; `cloudddp down` "
+                "ends the nodes and the job"
             ),
         )
         self.jobs = conflict.jobs
@@ -112,7 +111,7 @@ def named_step(step: str, error: NodeError) -> NodeError:
     """Return an error of the connection for the user, who does not know the command."""
     if not error.reason:
         return error
-    return NodeError(f"{error.reason}, in step {step!r} of the agent", hint=error.advice, reason=error.reason)
+    return NodeError(f"{error.reason}, in step {step!r} of the agent", hint=error.hint, reason=error.reason)
 
 
 def raise_refusal(node: int, result: Result) -> None:
@@ -136,12 +135,10 @@ def unreadable(node: int, step: str, error: ProtocolError) -> NodeError:
     )
 
 
-def replaced_hint(node: int) -> Text:
-    return (
-        "a program on that node has replaced the agent or writes into its output; look with ",
-        Command("ssh", str(node)),
-        ", or end the cluster with ",
-        Command("down"),
+def replaced_hint(node: int) -> str:
+    return Message(
+        "a program on that node has replaced the agent or writes into its output; look with `cloudddp ssh "
+        f"{q(node)}`, or end the cluster with `cloudddp down`"
     )
 
 

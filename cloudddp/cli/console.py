@@ -25,7 +25,7 @@ import click
 
 from cloudddp import timings
 from cloudddp.config.command_line import GlobalOptions
-from cloudddp.errors import CloudDDPError, NotConfirmed, StepUpdate, Text, parts, render
+from cloudddp.errors import CloudDDPError, NotConfirmed, StepUpdate, render
 from cloudddp.formats import wrapped
 from cloudddp.operations.reporter import StepLines
 from cloudddp.text import one_line, visible_in_colour, without_colours
@@ -106,7 +106,7 @@ _SHOWN_SECONDS = 1.0  # a step that took less has no time
 class Progress:
     """Call it with the text of each step. On a terminal the current step has a spinner, and then its time."""
 
-    def __init__(self, log: Callable[[str], None], render: Callable[[Text], str]) -> None:
+    def __init__(self, log: Callable[[str], None], render: Callable[[str], str]) -> None:
         """`log` writes a line that stays; `render` writes the commands in a text as this user has to type
         them."""
         self._log = log
@@ -130,7 +130,7 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def __call__(self, text: Text) -> None:
+    def __call__(self, text: str) -> None:
         """Report the next step. It never fails, and may be called by a signal handler."""
         try:
             self._report(text)
@@ -148,7 +148,7 @@ class Progress:
         self._console.print(RichText.from_ansi(visible_in_colour(text)), soft_wrap=True)
         return True
 
-    def _report(self, message: Text) -> None:
+    def _report(self, message: str) -> None:
         text = one_line(self._render(message))  # rich writes to the terminal directly
         if text == self._step:
             return  # a poll that found nothing new
@@ -212,25 +212,24 @@ class Console:
         self.options = options or GlobalOptions()
         self._progress: Progress | None = None
 
-    def render(self, text: Text) -> str:
+    def render(self, text: str) -> str:
         """Return a message as a string, its commands with the global options of this run."""
         return render(text, self.options.command_line)
 
-    def log(self, *texts: Text) -> None:
+    def log(self, text: str) -> None:
         """Write a progress message to stderr.
 
         It never fails: after the terminal is closed every write is an error, and a teardown must not stop for
         that. It may be called by a signal handler, in the middle of another write (RuntimeError).
         """
         try:
-            text = tuple(part for one in texts for part in parts(one))
             dim = sys.stderr.isatty() and colour() is not False
             self._write_error(click.style(wrapped(self.render(text), sys.stderr), dim=dim or None))
         except (OSError, ValueError, RuntimeError):
             pass
 
-    def warn(self, *texts: Text) -> None:
-        self.log("warning: ", *texts)
+    def warn(self, text: str) -> None:
+        self.log(type(text)(f"warning: {text}"))
 
     def fail(self, message: str) -> None:
         """Write what went wrong to stderr."""
@@ -241,8 +240,8 @@ class Console:
         """Write an error and its hint to stderr. It never fails, as `log`."""
         try:
             self.fail(error.message)
-            if error.advice:
-                hint = wrapped(f"  -> {self.render(error.advice)}", sys.stderr)
+            if error.hint:
+                hint = wrapped(f"  -> {self.render(error.hint)}", sys.stderr)
                 click.secho(hint, err=True, color=colour())
         except (OSError, ValueError, RuntimeError):
             pass  # the terminal is closed; the exit code still reports the error

@@ -132,7 +132,7 @@ def check_route(spec: ClusterSpec) -> None:
         except ConnectError as error:
             if error.patience:
                 raise
-            raise UsageError(error.message, hint=error.advice) from None
+            raise UsageError(error.message, hint=error.hint) from None
 
 
 def _programs(command: str) -> Iterator[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cloudddp.config.timing import Timing
-from cloudddp.errors import Command, NodeError
+from cloudddp.errors import Message, NodeError
 from cloudddp.ssh import login_shell
 from cloudddp.ssh.time_limits import Activity, Overdue
 from cloudddp.text import one_line
@@ -310,11 +310,8 @@ class RunningCommand:
         return NodeError(
             f"{reason} to: {short(self._command)}",
             reason=reason,
-            hint=(
-                "is the node alive? ",
-                Command("status"),
-                " shows its state; try ",
-                Command("exec", "--", "uptime"),
+            hint=Message(
+                "is the node alive? `cloudddp status` shows its state; try `cloudddp exec -- uptime`"
             ),
         )
 
@@ -330,7 +327,7 @@ class RunningCommand:
         return NodeError(
             f"{reason} in: {short(self._command)}",
             reason=reason,
-            hint=(Command("status"), " shows whether the node still exists"),
+            hint=Message("`cloudddp status` shows whether the node still exists"),
         )
 
 

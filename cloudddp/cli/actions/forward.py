@@ -17,7 +17,7 @@ from cloudddp.cli.console import Console
 from cloudddp.cluster import connect
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.config.command_line import GlobalOptions
-from cloudddp.errors import CloudDDPError, Command, NodeError, UsageError
+from cloudddp.errors import CloudDDPError, Message, NodeError, UsageError, q
 from cloudddp.job import status
 from cloudddp.job import tensorboard as boards
 from cloudddp.operations.node_connections import connected
@@ -41,8 +41,10 @@ def forward(
         console.log("Ctrl-C ends this")
         while connection.is_open:
             time.sleep(_POLL)
-        again = Command("forward", *ports, "--node", str(node))
-        raise NodeError(f"{connection.target.label}: the SSH connection broke", hint=("repeat ", again))
+        raise NodeError(
+            f"{connection.target.label}: the SSH connection broke",
+            hint=Message(f"repeat `cloudddp forward {q(*ports)} --node {node}`"),
+        )
 
 
 def _listening(given: str) -> Forward:

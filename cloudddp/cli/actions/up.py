@@ -18,7 +18,7 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.up import UpResult
 from cloudddp.config.command_line import Flag, GlobalOptions
-from cloudddp.errors import CloudDDPError, Command, Interrupted
+from cloudddp.errors import CloudDDPError, Interrupted, Message
 from cloudddp.formats import dollars
 from cloudddp.operations import lifecycle as operation
 
@@ -36,15 +36,15 @@ def up(console: Console, options: GlobalOptions, *, flags: Sequence[Flag], dry_r
     except KeyboardInterrupt:  # while resources are created it is an Interrupted, with everything removed
         raise Interrupted(
             "interrupted while nothing was being created",
-            hint=(Command("status"), " shows whether there is a cluster"),
+            hint=Message("`cloudddp status` shows whether there is a cluster"),
         ) from None
     signals.ignore()  # the cluster is up, whether or not this is printed
     console.print_text(lifecycle.up(created))
     if created.plan is None:
         _require_limits(created.cluster, session, flags)
-    console.log("next: ", Command("launch", "SCRIPT"), "   (", Command("down"), " stops the bill)")
+    console.log(Message("next: `cloudddp launch SCRIPT`   (`cloudddp down` stops the bill)"))
     if created.plan is not None and len(local_state.history(session.aws().endpoint)) == 1:  # the first ever
-        console.log("editors, rsync, scp: ", Command("ssh-config"), " names the nodes for OpenSSH")
+        console.log(Message("editors, rsync, scp: `cloudddp ssh-config` names the nodes for OpenSSH"))
 
 
 def _require_limits(existing: Cluster, session: Session, flags: Sequence[Flag]) -> None:
@@ -63,13 +63,14 @@ def _require_limits(existing: Cluster, session: Session, flags: Sequence[Flag]) 
     if beyond:
         raise CloudDDPError(
             f"cluster {existing.name!r} was created before and {' and '.join(beyond)}. Nothing was changed",
-            hint=("leave that option out, or move the deadline: ", Command("extend", "--until", "TIME")),
+            hint=Message("leave that option out, or move the deadline: `cloudddp extend --until TIME`"),
         )
     if "max_hours" in given:
         session.console.log(
-            f"cluster {existing.name!r} was created before, and ends in {time_left(existing)}: ",
-            Command("extend", "--hours", "H"),
-            " moves its deadline",
+            Message(
+                f"cluster {existing.name!r} was created before, and ends in {time_left(existing)}: `cloudddp "
+                "extend --hours H` moves its deadline"
+            )
         )
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from cloudddp.agent.protocol.codec import MAX_REASON
 from cloudddp.agent.protocol.manifest import LINK
 from cloudddp.agent.protocol.results import MAX_LEFT, LeftFile
-from cloudddp.errors import CloudDDPError, Command, Text
+from cloudddp.errors import CloudDDPError, Message
 from cloudddp.files import Descent, Folder
 from cloudddp.job.results import safe_names
 from cloudddp.job.results.safe_names import Parts
@@ -92,10 +92,8 @@ class Notes:
         return [line for line in self._stderr.decode(errors="replace").split("\n") if line.strip()]
 
 
-FREE_SPACE_HINT: Text = (
-    "free some, pull less (",
-    Command("pull", "PATH"),
-    "), or choose another folder with --to",
+FREE_SPACE_HINT: str = Message(
+    "free some, pull less (`cloudddp pull PATH`), or choose another folder with --to"
 )
 OTHER_FOLDER_HINT = "choose another folder with --to"
 _FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
 from cloudddp.config.timing import Timing
-from cloudddp.errors import ConnectError, Text
+from cloudddp.errors import ConnectError
 from cloudddp.ssh.target import Stream, Target
 from cloudddp.text import one_line
 
@@ -39,7 +39,7 @@ class ProxyCommand:
     """A route by one command line, for one node. `environment` is added to that of this process."""
 
     def __init__(self, command: str, environment: Mapping[str, str]) -> None:
-        self.silent_hint: Text = f"does the proxy command connect? {one_line(command, 300)}"
+        self.silent_hint = f"does the proxy command connect? {one_line(command, 300)}"
         self._command = command
         self._environment = dict(environment)
 

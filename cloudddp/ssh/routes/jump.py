@@ -22,7 +22,7 @@ from pathlib import Path
 
 from cloudddp.config import timing
 from cloudddp.config.timing import Timing
-from cloudddp.errors import Command, ConnectError, Text, ToolCommand, UsageError
+from cloudddp.errors import ConnectError, Message, UsageError, q
 from cloudddp.ssh.routes.command import ProcessStream
 from cloudddp.ssh.target import EARLY_CLOSE_HINT, Stream, Target, early_close, known_hosts_name
 from cloudddp.text import one_line
@@ -92,10 +92,9 @@ class Jump:
     """A route through `[user@]host[:port]`."""
 
     def __init__(self, given: str) -> None:
-        self.silent_hint: Text = (
-            "does the jump host reach the node's subnet, and does the security group of the nodes admit it? ",
-            Command("allow-me"),
-            " admits its present address",
+        self.silent_hint: str = Message(
+            "does the jump host reach the node's subnet, and does the security group of the nodes admit it? "
+            "`cloudddp allow-me` admits its present address"
         )
         self._given = given
         user, host, port = split(given)
@@ -172,32 +171,34 @@ class Jump:
         return [_program(), *options, *_files(), "-W", to, *self._login]
 
     @property
-    def _login_hint(self) -> Text:
-        return ("does ", ToolCommand("ssh", *self._login), " work?")
+    def _login_hint(self) -> str:
+        return Message(f"does `ssh {q(*self._login)}` work?")
 
     def _failure(self, errors: str) -> ConnectError:
         """Return what ssh has written as an error of the jump host, with patience if waiting may help."""
-        host, login = self.host, ToolCommand("ssh", *self._login)
+        host, login = self.host, f"`ssh {q(*self._login)}`"
         kind, line = failure_in(errors)
         match kind:
             case "unknown":
                 return ConnectError(
                     f"{host.where}: its host key is not in {_KNOWN_HOSTS}, so it cannot be verified: refused",
-                    hint=("log in once, compare the fingerprint, and accept it: ", login),
+                    hint=Message(f"log in once, compare the fingerprint, and accept it: {login}"),
                 )
             case "changed":
                 known_as = shlex.quote(known_hosts_name(host.host, host.port))
                 remove = f"if the jump host was replaced: `ssh-keygen -R {known_as}`, then "
                 return ConnectError(
                     f"{host.where}: its host key is not the one in {_KNOWN_HOSTS}: refused",
-                    hint=(remove, login),
+                    hint=Message(remove + login),
                 )
             case "revoked":
                 return ConnectError(f"{host.where}: its host key is revoked in {_KNOWN_HOSTS}: refused")
             case "login":
                 return ConnectError(
                     f"{host.where}: it accepts none of your keys ({line})",
-                    hint=("does ", login, " log in without asking? add your key to the agent with `ssh-add`"),
+                    hint=Message(
+                        f"does {login} log in without asking? add your key to the agent with `ssh-add`"
+                    ),
                 )
             case "forbidden":
                 return ConnectError(
