@@ -25,7 +25,7 @@ class Message(str):
     """A text of ours: `` Message(f"job {job} runs; `cloudddp cancel {q(job)}` stops it") ``.
 
     Its commands of cloudddp, aws and ssh are shown with the global options of this run (`render`). Values in
-    a command are quoted with `q`; other text of ranks, nodes or AWS has no place in it.
+    a command are quoted with `q`, text of ranks, nodes and AWS goes through `inert`.
     """
 
     __slots__ = ()
@@ -34,6 +34,11 @@ class Message(str):
 def q(*words: object) -> str:
     """Return words as a shell reads them."""
     return shlex.join(str(word) for word in words)
+
+
+def inert(text: str) -> str:
+    """Return a text of others in which nothing passes for a command of ours."""
+    return text.replace("`", "'")
 
 
 def render(text: str, as_typed: Callable[[list[str]], str]) -> str:
@@ -191,7 +196,7 @@ class ConnectError(NodeError):
             return self._hint
         return Message(
             "other nodes answer, so it is the node itself: `cloudddp status` shows its state, `cloudddp "
-            f"resume --replace {self.other_node}` replaces it and starts the job again"
+            f"resume --replace {q(self.other_node)}` replaces it and starts the job again"
         )
 
 

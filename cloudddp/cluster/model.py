@@ -263,7 +263,8 @@ class Cluster:
         if len(self.nodes) == 1:
             return start
         return Message(
-            f"{start}; `cloudddp resume --replace {rank}` terminates it, with its disk, and launches another"
+            f"{start}; `cloudddp resume --replace {q(rank)}` terminates it, with its disk, and launches "
+            "another"
         )
 
     def require_node(self, rank: int) -> Instance:

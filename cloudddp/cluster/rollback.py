@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -128,7 +127,7 @@ def after_removal(error: ConnectError) -> NodeError:
     """Return the error for a node that did not answer in time and was removed: no command can look at it any
     more."""
     hint = error.hint
-    if re.search(r"`cloudddp (status|down)`", hint):
+    if "`cloudddp status`" in hint or "`cloudddp down`" in hint:
         hint = Message(
             "for an image that boots more slowly, set a larger ready_minutes in cloudddp.toml; else the "
             "node has failed, and `cloudddp up` starts others"

@@ -23,7 +23,7 @@ from cloudddp.cluster.connect import PROJECT
 from cloudddp.cluster.lookup import EndedNode
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.spec import Config, JobSpec
-from cloudddp.errors import CloudDDPError, Message, NodeError, q
+from cloudddp.errors import CloudDDPError, Message, NodeError, inert, q
 from cloudddp.formats import counted, from_here, toml
 from cloudddp.job import launch_record, project_files
 from cloudddp.job.follow.verdict import JobResult
@@ -408,7 +408,8 @@ def report_held(console: Reporter, replies: Mapping[int, NewFilesReply], setting
     if found := [one for one in held if one.outputs]:
         elsewhere = any(not replies[one.node].rank_zero for one in found)
         listed = ", ".join(f"node {one.node}: {new_files.describe(one.outputs)}" for one in found)
-        console.log(Message(f"results: {listed}; next: `cloudddp pull{' --all-nodes' if elsewhere else ''}`"))
+        pull = "`cloudddp pull --all-nodes`" if elsewhere else "`cloudddp pull`"
+        console.log(Message(f"results: {inert(listed)}; next: {pull}"))
     for one in held:
         if one.left:
             console.warn(f"left out by a pull: {line_of(one)}")
@@ -428,7 +429,8 @@ def report_held(console: Reporter, replies: Mapping[int, NewFilesReply], setting
         + "; ".join(f"node {one.node}: {new_files.describe(one.others)}" for one in others)
     )
     copies = pull_command(others, replies)
-    console.log(Message(f"  {copies} copies them; or set outputs = {toml(names)} in [job] of cloudddp.toml"))
+    outputs = inert(toml(names))
+    console.log(Message(f"  {copies} copies them; or set outputs = {outputs} in [job] of cloudddp.toml"))
 
 
 def line_of(held: NodeFiles) -> str:

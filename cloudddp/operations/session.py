@@ -269,7 +269,7 @@ def is_elsewhere(
 ) -> CloudDDPError:
     """Return the error for a cluster that is in other regions than the one that was asked."""
     where = [aws.region for aws in places]
-    commands = "; or ".join(f"`cloudddp {verb} --region {q(region)}`" for region in where)
+    commands = "; or ".join(f"`cloudddp {q(verb)} --region {q(region)}`" for region in where)
     return CloudDDPError(
         f"cluster {name!r} is in {' and '.join(where)}, not in {asked.region}",
         hint=Message(f"repeat the command with that region, for example {commands}"),

@@ -80,7 +80,7 @@ def _confirm(console: Console, session: Session, live: Mapping[AWS, list[Cluster
         console.print_text("\n".join(lifecycle.summary(cluster) for _, cluster in found), err=True)
         for aws, cluster in found:
             for line in unsaved_work(cluster, session.settings, aws=aws):
-                console.log(Message(f"  warning: {line}"))
+                console.log(type(line)(f"  warning: {line}"))
         console.must_confirm("Terminate these nodes?", yes=yes)
 
 

@@ -22,7 +22,7 @@ from cloudddp.cli.session import Session
 from cloudddp.cli.views.jobs import after_reboot
 from cloudddp.cluster import lookup
 from cloudddp.cluster.model import Cluster
-from cloudddp.errors import AWSError, Message, q
+from cloudddp.errors import AWSError, Message, inert, q
 from cloudddp.formats import counted, duration
 from cloudddp.job import cancel, unsent
 from cloudddp.job.failure_text import advice, exited_text
@@ -318,7 +318,7 @@ def _report_ended(
         return frozenset()
     for node, one in found.items():
         next_step = ("; ", *cluster.stopped_hint(node)) if one.stopped else ()
-        console.log(Message(f"node {node}: AWS reports {one.report}{next_step}"))
+        console.log(Message(f"node {node}: AWS reports {inert(one.report)}{next_step}"))
     for node, text in lookup.status_problems(aws, cluster, set(lost) - found.keys()).items():
         console.log(f"node {node}: {text}")
     return frozenset(found)

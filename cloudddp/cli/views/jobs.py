@@ -10,7 +10,7 @@ from typing import Any
 
 from cloudddp.agent.protocol.copies import Copied, CopyPhase
 from cloudddp.agent.protocol.progress import LeftStall, Straggler, TrainingStatus, current_stragglers
-from cloudddp.errors import Message, q
+from cloudddp.errors import Message, inert, q
 from cloudddp.formats import counted, duration, moment, table, width_of
 from cloudddp.job.status import JobRecord
 from cloudddp.text import node_list, one_line, size_of
@@ -99,8 +99,8 @@ def stalled(job_id: str, stall: LeftStall) -> str:
     """Return since when a job does nothing, and where its ranks are."""
     length = duration(time.time() - stall.since)
     return Message(
-        f"job {job_id} stalled {length} ago and was left alone (on_stall = leave): {stall.detail}; `cloudddp "
-        f"stacks {q(job_id)}` shows where each rank is now, `cloudddp cancel {q(job_id)}` ends it"
+        f"job {job_id} stalled {length} ago and was left alone (on_stall = leave): {inert(stall.detail)}; "
+        f"`cloudddp stacks {q(job_id)}` shows where each rank is now, `cloudddp cancel {q(job_id)}` ends it"
     )
 
 
