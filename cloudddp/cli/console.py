@@ -17,6 +17,7 @@ import json
 import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO
@@ -123,6 +124,9 @@ class Progress:
         self._warning = ""
         self._since = time.monotonic()
         self._lines = StepLines()
+        # Threads of several nodes report: rich would write a step into the row of a spinner that another one
+        # starts. A signal handler may interrupt a report and make its own.
+        self._lock = threading.RLock()
 
     def __enter__(self) -> Progress:
         return self
@@ -133,7 +137,8 @@ class Progress:
     def __call__(self, text: str) -> None:
         """Report the next step. It never fails, and may be called by a signal handler."""
         try:
-            self._report(text)
+            with self._lock:
+                self._report(text)
         except Exception:  # the terminal is closed, or a signal handler interrupted: the work must continue
             self._live, self._status = False, None
 
@@ -187,12 +192,10 @@ class Progress:
 
     def stop(self) -> None:
         """End the last step; the next output starts on a new line."""
-        try:
+        with self._lock, contextlib.suppress(OSError, ValueError):
             if self._status is not None:
                 self._status.stop()
                 self._finish_step()
-        except (OSError, ValueError):
-            pass
         self._status, self._step = None, ""
 
 

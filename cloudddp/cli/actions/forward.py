@@ -8,7 +8,6 @@ import threading
 import time
 import webbrowser
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 from cloudddp import signals
 from cloudddp.agent.client import Runner
@@ -71,7 +70,7 @@ def _serve(console: Console, forwards: Sequence[Forward], runner: Runner, node: 
             raise UsageError(f"{same}itself", hint=f"give another one: LOCAL:{one.remote}")
     for one in forwards:
         text = f"port {one.remote} of node {node} does not answer; does a program listen there yet? "
-        one.start(connection, partial(console.log, text))
+        one.start(connection, lambda refused, text=text: console.log(text + refused))
     return connection
 
 
