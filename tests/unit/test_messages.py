@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,11 @@ from cloudddp.cli.main import main
 
 FOLDER = Path(cloudddp.__file__).parent
 COMMAND = re.compile(r"`cloudddp ([^`]+)`")
+
+
+@functools.cache
+def modules() -> dict[Path, ast.Module]:
+    return {path: ast.parse(path.read_text()) for path in FOLDER.rglob("*.py")}
 
 
 def texts(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -55,8 +61,7 @@ def problem(words: list[str]) -> str:
 def test_commands_are_in_backticks_and_hints_with_commands_are_messages() -> None:
     """Otherwise they would lack the options of this run. `sim` and `init` take none."""
     verb = "|".join(sorted(set(main.table) - {"init", "sim"}))
-    for path in FOLDER.rglob("*.py"):
-        tree = ast.parse(path.read_text())
+    for path, tree in modules().items():
         named = [one.value for one in ast.walk(tree) if isinstance(one, ast.keyword) and one.arg == "hint"]
         is_help = path.parent.name == "commands" or path.name in ("main.py", "reference.py")
         for line, text in () if is_help else texts(tree):
@@ -70,8 +75,8 @@ def test_commands_are_in_backticks_and_hints_with_commands_are_messages() -> Non
 def test_commands_of_messages_exist_and_quote_their_values() -> None:
     commands = [
         (f"{path.relative_to(FOLDER)}:{line}: {command}", problem(command.split()))
-        for path in FOLDER.rglob("*.py")
-        for line, text in texts(ast.parse(path.read_text()))
+        for path, tree in modules().items()
+        for line, text in texts(tree)
         for command in COMMAND.findall(text)
     ]
     assert len(commands) > 200

@@ -69,8 +69,12 @@ def _serve(console: Console, forwards: Sequence[Forward], runner: Runner, node: 
             same = f"the simulator's process nodes share this computer's ports: {one.local} would lead to "
             raise UsageError(f"{same}itself", hint=f"give another one: LOCAL:{one.remote}")
     for one in forwards:
-        text = f"port {one.remote} of node {node} does not answer; does a program listen there yet? "
-        one.start(connection, lambda refused, text=text: console.log(text + refused))
+        text = f"port {one.remote} of node {node} does not answer; does a program listen there yet?"
+
+        def report(reason: str, text: str = text) -> None:
+            console.log(f"{text} {reason}")
+
+        one.start(connection, report)
     return connection
 
 
