@@ -1,7 +1,7 @@
 """The generated files of the repository: docs/configuration.md from config/spec.py, docs/commands.md from the
 commands' own help, and the sbatch script of the example, as `cloudddp export slurm train.py` prints it.
 
-`python -m cloudddp.cli.reference` writes them; a test compares them with what is generated.
+`python -m docs.reference` writes them; a test compares them with what is generated.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from cloudddp.config import schema, settings
 from cloudddp.job import slurm
 from cloudddp.job.job_request import Script
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 WIDTH = 78  # what click uses on a terminal of 80 columns
-GENERATED = "by `python -m cloudddp.cli.reference`; do not edit."
+GENERATED = "by `python -m docs.reference`; do not edit."
 
 
 def configuration_page() -> str:
