@@ -45,7 +45,7 @@ def configuration_page() -> str:
         text = " ".join(str(schema.SECTIONS[section].__doc__).split()).partition(": ")[2]
         out += ["", f"## [{section}]", "", text[0].upper() + text[1:], ""]
         out += ["| key | default | allowed | environment | meaning |", "|---|---|---|---|---|"]
-        for key, default in _defaults(section).items():
+        for key, default in defaults(section).items():
             shown = "" if default is None else f"`{schema.toml_value(default)}`"
             variable = settings.variable_of(section, key)
             allowed = schema.allowed(schema.fields(section)[key])
@@ -58,7 +58,7 @@ def configuration_page() -> str:
     return "\n".join(out) + "\n"
 
 
-def _defaults(section: str) -> dict[str, Any]:
+def defaults(section: str) -> dict[str, Any]:
     """Return {key: default} of a section."""
     kind = schema.SECTIONS[section]
     empty = kind(**{one.name: None for one in msgspec.structs.fields(kind) if one.required})

@@ -86,7 +86,7 @@ def test_options_that_are_settings_show_the_default_of_the_setting() -> None:
     for option in options:
         if option.opts == ["--gpu"]:  # the default is a type
             continue
-        default = schema.defaults(option.section)[option.key]
+        default = reference.defaults(option.section)[option.key]
         shown = (
             ""
             if default is None or isinstance(default, (bool, tuple, dict))
