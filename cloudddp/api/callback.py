@@ -31,6 +31,8 @@ class Callback:
         except Exception as error:
             warnings.warn(f"on_progress failed: {error!r}", RuntimeWarning, stacklevel=2)
 
+    suggest = log
+
     def warn(self, text: str) -> None:
         self.log(f"warning: {text}")
 

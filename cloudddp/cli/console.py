@@ -26,7 +26,7 @@ import click
 
 from cloudddp import timings
 from cloudddp.config.command_line import GlobalOptions
-from cloudddp.errors import CloudDDPError, NotConfirmed, StepUpdate, render
+from cloudddp.errors import CloudDDPError, Message, NotConfirmed, StepUpdate, render
 from cloudddp.formats import wrapped
 from cloudddp.operations.reporter import StepLines
 from cloudddp.text import one_line, visible_in_colour, without_colours
@@ -230,6 +230,10 @@ class Console:
             self._write_error(click.style(wrapped(self.render(text), sys.stderr), dim=dim or None))
         except (OSError, ValueError, RuntimeError):
             pass
+
+    def suggest(self, text: str) -> None:
+        """Log a text of ours (`Message`), which names commands."""
+        self.log(Message(text))
 
     def warn(self, text: str) -> None:
         self.log(type(text)(f"warning: {text}"))

@@ -86,8 +86,8 @@ def report_leaving(reporter: Reporter, cluster: Cluster, settings: Config, job: 
         else ""
     )
     price = "an unknown amount" if cluster.hour is None else f"{dollars(cluster.hour)} an hour"
-    reporter.log(
-        Message(f"{nodes} {verb} {price}{_at_most(cluster)}{idle}; `cloudddp down` ends them now; {kept}")
+    reporter.suggest(
+        f"{nodes} {verb} {price}{_at_most(cluster)}{idle}; `cloudddp down` ends them now; {kept}"
     )
 
 
@@ -105,23 +105,19 @@ def report_not_started(reporter: Reporter, cluster: Cluster | None, job: NewJob,
     if they do not; `cluster` None: it is not known."""
     if left is not None:
         which = "this" if job.poweroff is not None else "an earlier"
-        reporter.log(
-            Message(
-                f"job {job.id} was not started; the nodes end by themselves in {duration(left)}, since "
-                f"{which} job was launched with --down, unless another job is started: `cloudddp launch` "
-                "does that, `cloudddp down` ends them now"
-            )
+        reporter.suggest(
+            f"job {job.id} was not started; the nodes end by themselves in {duration(left)}, since "
+            f"{which} job was launched with --down, unless another job is started: `cloudddp launch` "
+            "does that, `cloudddp down` ends them now"
         )
     elif job.poweroff is not None:
         hour = cluster.hour if cluster is not None else None
         price = "" if hour is None else f" and cost {dollars(hour)} an hour"
         ends = deadline(cluster) if cluster is not None else None
         until = f" until {moment(ends)}" if ends else ""
-        reporter.log(
-            Message(
-                f"job {job.id} was not started, so its --down does not end the nodes: they stay "
-                f"up{until}{price}; `cloudddp down` stops the bill"
-            )
+        reporter.suggest(
+            f"job {job.id} was not started, so its --down does not end the nodes: they stay "
+            f"up{until}{price}; `cloudddp down` stops the bill"
         )
 
 
@@ -129,8 +125,8 @@ def report_copies(reporter: Reporter, settings: Config, job_id: str) -> None:
     """Report where the nodes copy the results of a job that has ended, if they do."""
     place = s3_place_of(settings, job_id)
     if place is not None:
-        reporter.log(
-            Message(f"the nodes copy outputs and logs to {place.url}; `cloudddp jobs` shows how far they are")
+        reporter.suggest(
+            f"the nodes copy outputs and logs to {place.url}; `cloudddp jobs` shows how far they are"
         )
 
 
@@ -153,10 +149,8 @@ def report_if_passed(
     copied = ""
     if place is not None:
         copied = f", but for what the nodes have copied to {place.url}: `cloudddp pull --job {q(job_id)}`"
-    reporter.log(
-        Message(
-            f"the deadline of cluster {cluster.name}, {moment(ends)}, ended job {job_id}; results that were "
-            f"not pulled are lost{copied}"
-        )
+    reporter.suggest(
+        f"the deadline of cluster {cluster.name}, {moment(ends)}, ended job {job_id}; results that were "
+        f"not pulled are lost{copied}"
     )
-    reporter.log(Message("next time: `cloudddp extend --hours H`, and `cloudddp pull` while the job runs"))
+    reporter.suggest("next time: `cloudddp extend --hours H`, and `cloudddp pull` while the job runs")

@@ -110,7 +110,7 @@ def enter_simulator(reporter: Reporter) -> None:
     if found is not None and wanted not in ("auto", found.nodes):
         reporter.warn(f"CLOUDDDP_SIM_NODES={wanted} has no effect: a simulator with {found.nodes} nodes runs")
     if found is None:
-        reporter.log(Message("starting the simulator (`cloudddp sim stop` stops it)"))
+        reporter.suggest("starting the simulator (`cloudddp sim stop` stops it)")
         with timings.span("start of the simulator"):
             found = control.start(state_home(), nodes=wanted, report=reporter.log)
         if found.why:

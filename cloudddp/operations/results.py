@@ -409,7 +409,7 @@ def report_held(console: Reporter, replies: Mapping[int, NewFilesReply], setting
         elsewhere = any(not replies[one.node].rank_zero for one in found)
         listed = ", ".join(f"node {one.node}: {new_files.describe(one.outputs)}" for one in found)
         pull = "`cloudddp pull --all-nodes`" if elsewhere else "`cloudddp pull`"
-        console.log(Message(f"results: {inert(listed)}; next: {pull}"))
+        console.suggest(f"results: {inert(listed)}; next: {pull}")
     for one in held:
         if one.left:
             console.warn(f"left out by a pull: {line_of(one)}")
@@ -421,7 +421,7 @@ def report_held(console: Reporter, replies: Mapping[int, NewFilesReply], setting
             + "; ".join(f"node {one.node}: {new_files.describe(one.others)}" for one in others)
         )
         copies = pull_command(others, replies)
-        console.log(Message(f"  {copies} copies these; what nobody needs belongs in [job] scratch"))
+        console.suggest(f"  {copies} copies these; what nobody needs belongs in [job] scratch")
         return
     names = [*settings.job.outputs, *names_of(new for one in others for new in one.others)]
     console.warn(
@@ -430,7 +430,7 @@ def report_held(console: Reporter, replies: Mapping[int, NewFilesReply], setting
     )
     copies = pull_command(others, replies)
     outputs = inert(toml(names))
-    console.log(Message(f"  {copies} copies them; or set outputs = {outputs} in [job] of cloudddp.toml"))
+    console.suggest(f"  {copies} copies them; or set outputs = {outputs} in [job] of cloudddp.toml")
 
 
 def line_of(held: NodeFiles) -> str:

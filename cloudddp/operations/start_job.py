@@ -61,11 +61,9 @@ def report_results_here(session: Session[Reporter], how: str, cluster: Cluster |
     folder = None if cluster is None else ClusterFolder(cluster.id)
     is_new = folder is None or (not folder.jobs() and folder.read(folder.restored) is None)
     if is_new and (found := results_here(session.root)):
-        session.console.log(
-            Message(
-                "results of earlier jobs are on this computer and not on the nodes (the newest: "
-                f"{found[-1]}); if the script continues from them: {how}"
-            )
+        session.console.suggest(
+            "results of earlier jobs are on this computer and not on the nodes (the newest: "
+            f"{found[-1]}); if the script continues from them: {how}"
         )
 
 

@@ -104,11 +104,9 @@ def _report(
     for text in others:
         console.log(f"not removed, because it is not yours: {text} (--anyone removes it)")
     for region in created_elsewhere:
-        console.log(
-            Message(
-                f"a cluster {name!r} was also created in {region} from this computer, and may still be up "
-                f"there: `cloudddp down --region {q(region)}` removes it"
-            )
+        console.suggest(
+            f"a cluster {name!r} was also created in {region} from this computer, and may still be up "
+            f"there: `cloudddp down --region {q(region)}` removes it"
         )
 
 

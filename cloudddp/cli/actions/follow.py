@@ -126,11 +126,9 @@ def _followed(
                 case Answer.WATCH:
                     console.log(f"still following job {job_id}")
         except Exception:
-            console.log(
-                Message(
-                    f"job {job_id} may still be running: `cloudddp logs -f {q(job_id)}`, `cloudddp cancel "
-                    f"{q(job_id)}`"
-                )
+            console.suggest(
+                f"job {job_id} may still be running: `cloudddp logs -f {q(job_id)}`, `cloudddp cancel "
+                f"{q(job_id)}`"
             )
             raise
 
@@ -218,11 +216,9 @@ def silence_reporter(console: Console, job_id: str) -> Callable[[Silence], None]
             else f"; rank {silent.rank} was the last{step}"
         )
         exited = f"; {exited_text(silent.exited)}" if silent.exited else ""
-        console.log(
-            Message(
-                f"no output from any rank for {_length(silent.seconds)}{last}{exited}. `cloudddp stacks "
-                f"{q(job_id)}` shows where each rank is"
-            )
+        console.suggest(
+            f"no output from any rank for {_length(silent.seconds)}{last}{exited}. `cloudddp stacks "
+            f"{q(job_id)}` shows where each rank is"
         )
 
     return report
@@ -266,12 +262,10 @@ def report_end(session: Session, runner: Runner, cluster: Cluster, finished: Job
             )
         )
     elif unchecked:
-        console.log(
-            Message(
-                f"processes of the job may still run on {node_list(unchecked)}: `cloudddp cancel "
-                f"{q(finished.job)}` ends them once it responds; `cloudddp resume` connects to it again, and "
-                "starts the job again"
-            )
+        console.suggest(
+            f"processes of the job may still run on {node_list(unchecked)}: `cloudddp cancel "
+            f"{q(finished.job)}` ends them once it responds; `cloudddp resume` connects to it again, and "
+            "starts the job again"
         )
 
 
@@ -318,7 +312,7 @@ def _report_ended(
         return frozenset()
     for node, one in found.items():
         next_step = ("; ", *cluster.stopped_hint(node)) if one.stopped else ()
-        console.log(Message(f"node {node}: AWS reports {inert(one.report)}{next_step}"))
+        console.suggest(f"node {node}: AWS reports {inert(one.report)}{next_step}")
     for node, text in lookup.status_problems(aws, cluster, set(lost) - found.keys()).items():
         console.log(f"node {node}: {text}")
     return frozenset(found)

@@ -79,11 +79,9 @@ def launch(
             hint = Message(f"`cloudddp cancel {q(job.id)}`, and again if necessary")
         raise Interrupted(f"{stopped.outcome}; the cluster is still up", hint=hint) from None
     except Detached:
-        console.log(
-            Message(
-                f"job {job.id} keeps running: `cloudddp logs -f {q(job.id)}` follows it, "
-                f"`cloudddp cancel {q(job.id)}` ends it"
-            )
+        console.suggest(
+            f"job {job.id} keeps running: `cloudddp logs -f {q(job.id)}` follows it, "
+            f"`cloudddp cancel {q(job.id)}` ends it"
         )
         return EXIT_LEFTOVERS
     if finished is None:
@@ -95,30 +93,24 @@ def launch(
 def _report_next(console: Console, finished: JobResult) -> None:
     """Report what to type after a job that has failed."""
     if finished.lost and finished.exit_code:
-        console.log(
-            Message(
-                "next: `cloudddp status`; with the remaining nodes: `cloudddp pull`, `cloudddp down`, or "
-                "`cloudddp resume`, which replaces the lost ones"
-            )
+        console.suggest(
+            "next: `cloudddp status`; with the remaining nodes: `cloudddp pull`, `cloudddp down`, or "
+            "`cloudddp resume`, which replaces the lost ones"
         )
     elif finished.leaving is not None:
-        console.log(
-            Message(
-                "next: `cloudddp resume` replaces a node that AWS ends, and starts the job again from its "
-                "snapshot; after the cluster's deadline: `cloudddp down`, `cloudddp up --max-hours HOURS` "
-                "and `cloudddp launch SCRIPT`"
-            )
+        console.suggest(
+            "next: `cloudddp resume` replaces a node that AWS ends, and starts the job again from its "
+            "snapshot; after the cluster's deadline: `cloudddp down`, `cloudddp up --max-hours HOURS` "
+            "and `cloudddp launch SCRIPT`"
         )
     elif finished.exit_code:
-        console.log(
-            Message(
-                f"the cluster is still up; `cloudddp pull --job {q(finished.job)}` copies logs, verdict and "
-                "stacks, `cloudddp down` stops the bill"
-            )
+        console.suggest(
+            f"the cluster is still up; `cloudddp pull --job {q(finished.job)}` copies logs, verdict and "
+            "stacks, `cloudddp down` stops the bill"
         )
     if any(WATCHDOG in line for line in finished.last_lines):
-        console.log(
-            Message(f"`cloudddp stacks {q(finished.job)}` names the ranks that did not join the collective")
+        console.suggest(
+            f"`cloudddp stacks {q(finished.job)}` names the ranks that did not join the collective"
         )
 
 

@@ -119,7 +119,7 @@ def logs(
             return 0
         report_end(session, runner, cluster, finished)
         if finished.leaving is not None:
-            console.log(Message(f"before the nodes end: `cloudddp pull --all-nodes --job {q(record.id)}`"))
+            console.suggest(f"before the nodes end: `cloudddp pull --all-nodes --job {q(record.id)}`")
         return finished.exit_code
 
 
@@ -166,7 +166,7 @@ def _read(
         try:
             return follower.run()
         except KeyboardInterrupt:
-            console.log(Message(f"the job keeps running; `cloudddp cancel {q(record.id)}` ends it"))
+            console.suggest(f"the job keeps running; `cloudddp cancel {q(record.id)}` ends it")
             raise
 
 
@@ -235,11 +235,9 @@ def _refuse_incomplete(finished: JobResult) -> None:
 
 def _report_setup(console: Console, record: JobRecord) -> None:
     if record.status == "setup":
-        console.log(
-            Message(
-                f"job {record.id} is still in its setup: `cloudddp logs -f {q(record.id)}` follows it, "
-                f"`cloudddp cancel {q(record.id)}` ends it"
-            )
+        console.suggest(
+            f"job {record.id} is still in its setup: `cloudddp logs -f {q(record.id)}` follows it, "
+            f"`cloudddp cancel {q(record.id)}` ends it"
         )
 
 

@@ -62,6 +62,4 @@ def ssh_config(console: Console, _: GlobalOptions) -> None:
     if hosts := openssh_names():
         console.log(f"names now: {' '.join(hosts)}")
     else:
-        console.log(
-            Message("no node has a name yet: `cloudddp up` on this computer adds those of its cluster")
-        )
+        console.suggest("no node has a name yet: `cloudddp up` on this computer adds those of its cluster")

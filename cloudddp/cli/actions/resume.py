@@ -121,9 +121,7 @@ def _node(text: str) -> int:
 
 def _left(console: Console, ended: JobStopped | Detached) -> int:
     if isinstance(ended, Detached):
-        console.log(
-            Message(f"job {ended.job_id} keeps running: `cloudddp logs -f {q(ended.job_id)}` follows it")
-        )
+        console.suggest(f"job {ended.job_id} keeps running: `cloudddp logs -f {q(ended.job_id)}` follows it")
         return EXIT_LEFTOVERS
     raise Interrupted(
         f"{ended}; the cluster is still up", hint=Message("`cloudddp down` stops the bill")

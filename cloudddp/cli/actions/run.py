@@ -338,12 +338,10 @@ def _leave_running(cluster: Cluster) -> NoReturn:
 def _leave_failed(console: Console, cluster: Cluster, ending: _Ending) -> None:
     """Report what happens to the nodes of a job that has failed, with --keep-on-failure."""
     minutes = 60 * (ending.keep or 0.0)
-    console.log(
-        Message(
-            f"the job has failed: its nodes stay for {duration(minutes)} at {_price(cluster)}, and end by "
-            "themselves then (--keep-on-failure): `cloudddp ssh`, `cloudddp logs`, `cloudddp pull`; "
-            "`cloudddp down` ends them now, and removes what is left"
-        )
+    console.suggest(
+        f"the job has failed: its nodes stay for {duration(minutes)} at {_price(cluster)}, and end by "
+        "themselves then (--keep-on-failure): `cloudddp ssh`, `cloudddp logs`, `cloudddp pull`; "
+        "`cloudddp down` ends them now, and removes what is left"
     )
     for line in ending.held.lines:
         console.warn(f"not pulled: {one_line(line, 1000)}")

@@ -51,7 +51,7 @@ def status(console: Console, options: GlobalOptions, *, as_json: bool, watch: bo
         return
     console.print_text("\n\n".join(views.cluster(c, ownership, termination.planned(c)) for c in live))
     if any(termination.planned(c) for c in live):
-        console.log(Message("`cloudddp jobs` shows when the nodes end because of --down"))
+        console.suggest("`cloudddp jobs` shows when the nodes end because of --down")
     if ending := credentials_end(credentials):
         console.print(f"\nyour AWS {ending}")
 

@@ -42,9 +42,9 @@ def up(console: Console, options: GlobalOptions, *, flags: Sequence[Flag], dry_r
     console.print_text(lifecycle.up(created))
     if created.plan is None:
         _require_limits(created.cluster, session, flags)
-    console.log(Message("next: `cloudddp launch SCRIPT`   (`cloudddp down` stops the bill)"))
+    console.suggest("next: `cloudddp launch SCRIPT`   (`cloudddp down` stops the bill)")
     if created.plan is not None and len(local_state.history(session.aws().endpoint)) == 1:  # the first ever
-        console.log(Message("editors, rsync, scp: `cloudddp ssh-config` names the nodes for OpenSSH"))
+        console.suggest("editors, rsync, scp: `cloudddp ssh-config` names the nodes for OpenSSH")
 
 
 def _require_limits(existing: Cluster, session: Session, flags: Sequence[Flag]) -> None:
@@ -66,11 +66,9 @@ def _require_limits(existing: Cluster, session: Session, flags: Sequence[Flag]) 
             hint=Message("leave that option out, or move the deadline: `cloudddp extend --until TIME`"),
         )
     if "max_hours" in given:
-        session.console.log(
-            Message(
-                f"cluster {existing.name!r} was created before, and ends in {time_left(existing)}: `cloudddp "
-                "extend --hours H` moves its deadline"
-            )
+        session.console.suggest(
+            f"cluster {existing.name!r} was created before, and ends in {time_left(existing)}: `cloudddp "
+            "extend --hours H` moves its deadline"
         )
 
 
