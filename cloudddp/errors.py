@@ -67,7 +67,7 @@ def ignore_progress(_: str) -> None:
 
 
 class CloudDDPError(Exception):
-    """Something failed. `hint` says what to type or change next, a Message if it names a command.
+    """Something failed. `hint` says what to type or change next; it is a Message.
 
     `more_nodes` is how many other nodes failed at the same time; set by code that runs a step on several
     nodes.
@@ -78,7 +78,7 @@ class CloudDDPError(Exception):
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self._message = message
-        self._hint = hint
+        self._hint = Message(hint)
         self.more_nodes = 0
 
     @property
@@ -90,7 +90,7 @@ class CloudDDPError(Exception):
         return f" (and {more} more node{'s' * (more > 1)})" if more else ""
 
     @property
-    def hint(self) -> str:
+    def hint(self) -> Message:
         return self._hint
 
     def __str__(self) -> str:
@@ -136,13 +136,13 @@ class CredentialsError(AWSError):
     """
 
     def __init__(self, message: str, *, renew: str, hint: str = "", code: str = "") -> None:
-        super().__init__(message, hint=hint or Message(f"{renew}, then repeat the command"), code=code)
+        super().__init__(message, hint=hint or f"{renew}, then repeat the command", code=code)
         self.renew = renew
 
 
-def renewal_first(error: BaseException, hint: str) -> Message:
+def renewal_first(error: BaseException, hint: str) -> str:
     """Return a hint, after how to renew the credentials if they were the reason."""
-    return Message(f"{error.renew}, then {hint}" if isinstance(error, CredentialsError) else hint)
+    return f"{error.renew}, then {hint}" if isinstance(error, CredentialsError) else hint
 
 
 class NodeError(CloudDDPError):
@@ -191,7 +191,7 @@ class ConnectError(NodeError):
         return gave_up + super()._details()
 
     @property
-    def hint(self) -> str:
+    def hint(self) -> Message:
         if self.other_node is None or self.closed_early:
             return self._hint
         return Message(

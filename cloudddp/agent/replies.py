@@ -99,10 +99,8 @@ class OtherAgentVersion(RefusedByAgent):
         super().__init__(
             f"node {node}: job {jobs} runs under agent version {conflict.store}, this cloudddp has version "
             f"{conflict.agent}",
-            hint=Message(
-                "wait until it has ended, or cancel it with the cloudddp that started it; `cloudddp down` "
-                "ends the nodes and the job"
-            ),
+            hint="wait until it has ended, or cancel it with the cloudddp that started it; `cloudddp down` "
+            "ends the nodes and the job",
         )
         self.jobs = conflict.jobs
 

@@ -15,7 +15,7 @@ from cloudddp.aws import inventory
 from cloudddp.cluster import model as clusters
 from cloudddp.cluster.extend import deadline
 from cloudddp.cluster.teardown import STILL_REMOVING
-from cloudddp.errors import CloudDDPError, Leftovers, Message
+from cloudddp.errors import CloudDDPError, Leftovers
 from cloudddp.job import cancel as cancelling
 from cloudddp.job import project_files, status
 from cloudddp.job.follow.decide import Policy
@@ -102,7 +102,7 @@ class Job:
         if left.lines:
             raise CloudDDPError(
                 f"not all results of job {self.id} were copied: {'; '.join(left.lines)}",
-                hint=Message(f"the nodes keep these files until they terminate; {left.pull}"),
+                hint=f"the nodes keep these files until they terminate; {left.pull}",
             )
         raise_incomplete(left.incomplete, all_nodes=True)
         return session.root / project_files.RESULTS / self.id

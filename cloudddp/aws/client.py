@@ -24,7 +24,7 @@ from cloudddp import __version__, timings
 from cloudddp.aws import answers
 from cloudddp.aws.answers import EXPIRED, action, explain
 from cloudddp.config.schema import nearest
-from cloudddp.errors import AWSError, CloudDDPError, CredentialsError, Message, UsageError
+from cloudddp.errors import AWSError, CloudDDPError, CredentialsError, UsageError
 from cloudddp.text import one_line, some
 
 _LISTED = 12  # profiles in an error message
@@ -217,7 +217,7 @@ class AWS:
         else:
             raise CloudDDPError(
                 f"{self.endpoint or 'AWS'} has made {action(service, method)} instead of a dry run",
-                hint=Message("`cloudddp down` removes what it created"),
+                hint="`cloudddp down` removes what it created",
             )
         if self._observe:
             self._observe(service, method, {**params, "DryRun": True}, {})

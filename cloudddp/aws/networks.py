@@ -14,7 +14,7 @@ from cloudddp.aws.answers import Count, Id, Record, Tagged
 from cloudddp.aws.client import AWS
 from cloudddp.aws.internet_access import PublicAccessBlock, RouteTable, public_access_block
 from cloudddp.config.spec import ClusterSpec
-from cloudddp.errors import CloudDDPError, Message, UsageError, q
+from cloudddp.errors import CloudDDPError, UsageError, q
 from cloudddp.text import one_line, some
 
 _LISTED = 12  # subnets in an error message
@@ -129,10 +129,8 @@ def _no_default_vpc(aws: AWS, found: Sequence[Subnet], reached_from: Sequence[st
     if not found:
         return UsageError(
             f"{head}, and no subnet",
-            hint=Message(
-                f"create a default VPC: `aws ec2 create-default-vpc --region {q(aws.region)}`; or try "
-                "another region"
-            ),
+            hint=f"create a default VPC: `aws ec2 create-default-vpc --region {q(aws.region)}`; or try "
+            "another region",
         )
     tables = internet_access.route_tables(aws)
     blocks = reached_from or ("0.0.0.0/0",)
@@ -283,7 +281,7 @@ def _unblocked(found: Sequence[Subnet], blocked: PublicAccessBlock | None, regio
     raise UsageError(
         f"{_BLOCK_PUBLIC_ACCESS} is {blocked.mode} in {region}, so SSH cannot reach public addresses in "
         f"{_listed(found)}",
-        hint=Message(f"give a subnet that is excluded from it with --subnets; or {_PRIVATE}{exclude}"),
+        hint=f"give a subnet that is excluded from it with --subnets; or {_PRIVATE}{exclude}",
     )
 
 

@@ -11,7 +11,7 @@ from msgspec import Meta, field
 from cloudddp.aws import inventory
 from cloudddp.aws.answers import Id, Record
 from cloudddp.aws.client import AWS
-from cloudddp.errors import AWSError, Message, UsageError, q
+from cloudddp.errors import AWSError, UsageError, q
 
 EXCEEDED = "ReservationCapacityExceeded"
 _NOT_FOUND = ("InvalidCapacityReservationId.NotFound", "InvalidCapacityReservationId.Malformed")
@@ -63,10 +63,8 @@ def find(aws: AWS, name: str) -> Reservation:
     if not found:
         raise UsageError(
             f"there is no capacity reservation {name} in {aws.region}",
-            hint=Message(
-                f"`aws ec2 describe-capacity-reservations --region {q(aws.region)}` lists those of the "
-                "account and region"
-            ),
+            hint=f"`aws ec2 describe-capacity-reservations --region {q(aws.region)}` lists those of the "
+            "account and region",
         )
     return found[0]
 

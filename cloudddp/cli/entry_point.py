@@ -21,7 +21,6 @@ from cloudddp.errors import (
     EXIT_USAGE,
     CloudDDPError,
     Interrupted,
-    Message,
     UsageError,
 )
 from cloudddp.files import state_home, write_atomic
@@ -144,7 +143,7 @@ def _bug(console: Console, error: Exception, arguments: Sequence[str]) -> int:
     except (OSError, CloudDDPError):
         details = "".join(traceback.format_exception_only(error)).strip()
     message = f"a bug in cloudddp: {type(error).__name__}: {error}"
-    console.error(CloudDDPError(message, hint=Message(f"{details}; `cloudddp down` still works")))
+    console.error(CloudDDPError(message, hint=f"{details}; `cloudddp down` still works"))
     return EXIT_FAILED
 
 

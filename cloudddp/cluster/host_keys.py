@@ -25,7 +25,7 @@ import msgspec
 from cloudddp import timings
 from cloudddp.agent import client
 from cloudddp.agent.client import Runner
-from cloudddp.errors import CloudDDPError, ConnectError, Message, NodeError, ProgressCallback
+from cloudddp.errors import CloudDDPError, ConnectError, NodeError, ProgressCallback
 from cloudddp.local_state import ClusterFolder
 from cloudddp.ssh.fleet import Outcome
 from cloudddp.ssh.target import public_key
@@ -88,7 +88,7 @@ def read(folder: ClusterFolder) -> KnownKeys:
     except (ValueError, RecursionError) as error:  # msgspec's own errors are ValueErrors
         raise CloudDDPError(
             f"{path}: cannot read the host keys of this cluster's nodes: {error}",
-            hint=Message("without them no node can be verified; `cloudddp down` stops the bill without SSH"),
+            hint="without them no node can be verified; `cloudddp down` stops the bill without SSH",
         ) from None
     return KnownKeys(shared, folder.created_instances(), nodes)
 

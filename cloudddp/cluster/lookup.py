@@ -21,7 +21,7 @@ from cloudddp.aws.client import AWS
 from cloudddp.aws.inventory import Instance, Resource
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.prices import PUBLIC_IPV4_HOUR
-from cloudddp.errors import CloudDDPError, Message
+from cloudddp.errors import CloudDDPError
 from cloudddp.formats import moment
 from cloudddp.local_state import ClusterFolder
 from cloudddp.tags import Tags
@@ -247,7 +247,7 @@ def get(aws: AWS, name: str, ownership: Ownership | None = None) -> Cluster:
     if not usable:
         raise NoCluster(
             "; ".join([f"there is no cluster {name!r} in {aws.region}", *_last_deadline(known)]),
-            hint=Message("create one: `cloudddp up`; `cloudddp ls` lists all"),
+            hint="create one: `cloudddp up`; `cloudddp ls` lists all",
             last=last_ended(known),
         )
     if not own:
@@ -262,7 +262,7 @@ def ambiguous(name: str, region: str, found: Iterable[Cluster]) -> CloudDDPError
     ids = [cluster.id for cluster in found]
     return CloudDDPError(
         f"there are {len(ids)} clusters named {name!r} in {region}: {', '.join(ids)}",
-        hint=Message("remove them all with `cloudddp down`, or wait for their deadlines"),
+        hint="remove them all with `cloudddp down`, or wait for their deadlines",
     )
 
 

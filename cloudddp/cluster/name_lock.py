@@ -100,10 +100,8 @@ def taken(aws: AWS, name: str, by: Holder | Instance) -> NameTaken:
         return NameTaken(
             f"the name {name!r} is taken in {aws.region} by {kind} {resource.id}, whose tags hold no "
             "readable cluster id; nothing was created",
-            hint=Message(
-                "choose another name with -c; or, if it is yours: `cloudddp down --anyone`, or delete it in "
-                "the AWS console"
-            ),
+            hint="choose another name with -c; or, if it is yours: `cloudddp down --anyone`, or delete it in "
+            "the AWS console",
         )
     since = by.since if isinstance(by, Holder) else tags.created or by.launched
     when = f"{since:%Y-%m-%d %H:%M:%S} UTC" if since else "an unknown time"

@@ -37,7 +37,7 @@ from cloudddp.cluster.requests import (
 from cloudddp.cluster.user_data import Identity, idle_guard, new_identity, units
 from cloudddp.config import timing
 from cloudddp.config.spec import ClusterSpec, connection_mode
-from cloudddp.errors import CloudDDPError, Message, UsageError
+from cloudddp.errors import CloudDDPError, UsageError
 
 _ROUNDING = 0.001  # USD
 
@@ -150,7 +150,7 @@ class Offers:
         raise CloudDDPError(
             f"the price in {region} has risen from ${self._confirmed[now[0].key]:.2f} to ${hour:.2f} an hour "
             "while `up` was waiting for capacity; nothing is running",
-            hint=Message("to accept it: `cloudddp up` again"),
+            hint="to accept it: `cloudddp up` again",
         )
 
 

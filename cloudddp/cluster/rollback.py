@@ -76,7 +76,7 @@ def roll_back(
         raise CloudDDPError(
             f"cluster {name!r} ({cluster_id}) was removed by another command while it was being created; "
             "nothing of it is left",
-            hint=Message("create it again: `cloudddp up`"),
+            hint="create it again: `cloudddp up`",
         ) from None
 
 
@@ -140,9 +140,7 @@ def after_loss_of_state(gone: Path) -> CloudDDPError:
     had created."""
     return CloudDDPError(
         f"{gone} has gone while the cluster was being created; everything that was created has been removed",
-        hint=Message(
-            "set CLOUDDDP_HOME to a folder that stays, if this one may go again; then repeat `cloudddp up`"
-        ),
+        hint="set CLOUDDDP_HOME to a folder that stays, if this one may go again; then repeat `cloudddp up`",
     )
 
 

@@ -343,5 +343,5 @@ def leftovers(report: DownReport) -> Leftovers:
     if report.credentials is not None:
         return Leftovers(text, hint=renewal_first(report.credentials, Message("`cloudddp down`")))
     return Leftovers(
-        text, hint=Message("repeat `cloudddp down`; if it fails again, delete these ids in the AWS console")
+        text, hint="repeat `cloudddp down`; if it fails again, delete these ids in the AWS console"
     )

@@ -32,7 +32,7 @@ from cloudddp.cluster.user_data import new_identity
 from cloudddp.cluster.wait_ready import check_intact, make_ready, wait_running
 from cloudddp.config import timing
 from cloudddp.config.spec import ClusterSpec, connection_mode
-from cloudddp.errors import AWSError, CloudDDPError, ConnectError, Leftovers, Message, ProgressCallback
+from cloudddp.errors import AWSError, CloudDDPError, ConnectError, Leftovers, ProgressCallback
 from cloudddp.formats import counted
 from cloudddp.local_state import ClusterFolder, ClusterRecord
 from cloudddp.tags import iso
@@ -255,7 +255,7 @@ def _check_existing(
     if differences:
         raise CloudDDPError(
             f"cluster {cluster.name!r} already exists, but {'; '.join(differences)}. Nothing was changed",
-            hint=Message("`cloudddp down` first, or another name with -c"),
+            hint="`cloudddp down` first, or another name with -c",
         )
     for rank, node in cluster.nodes.items():
         if node.state != "pending":

@@ -39,9 +39,11 @@ class GlobalOptions:
 
         An option that the command itself names is not repeated. A command of another program acts on this
         run's account: it gets the profile, or with --sim the simulator's environment; its region, if it needs
-        one, is in the command.
+        one, is in the command. One that only sets up credentials is complete.
         """
         program, *words = words
+        if program == "aws" and words[0] in ("configure", "login", "sso"):
+            return shlex.join([program, *words])
         if program != "cloudddp":
             if self.sim:
                 return shlex.join(["cloudddp", "sim", "exec", "--", program, *words])

@@ -94,7 +94,7 @@ def read_toml(path: Path) -> Layer:
         # tomllib's own errors, invalid UTF-8, thousands of digits or brackets.
         raise UsageError(
             f"{path}: not valid TOML: {one_line(str(error), 300)}{_line_of(str(error), content)}",
-            hint=Message("for an example, run `cloudddp init` in an empty folder"),
+            hint="for an example, run `cloudddp init` in an empty folder",
         ) from None
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}", hint=CREATE) from None

@@ -191,17 +191,15 @@ def check_nodes(
         for job in reply.running:
             raise CloudDDPError(
                 f"job {job} is still running on node {node}",
-                hint=Message(f"`cloudddp logs -f {q(job)}` follows it, `cloudddp cancel {q(job)}` stops it"),
+                hint=f"`cloudddp logs -f {q(job)}` follows it, `cloudddp cancel {q(job)}` stops it",
             )
         # One rank on the CPU would start instead.
         if reply.gpus < cluster.gpus and not config.cluster.allow_cpu:
             raise NodeError(
                 f"node {node} ({cluster.nodes[node].id}) shows {reply.gpus} of {cluster.gpus} GPUs "
                 "(nvidia-smi -L)",
-                hint=Message(
-                    "`cloudddp exec -- nvidia-smi` shows the reason; `cloudddp down` and `cloudddp up` "
-                    "replace the machine; allow_cpu = true in [cluster] uses what it has"
-                ),
+                hint="`cloudddp exec -- nvidia-smi` shows the reason; `cloudddp down` and `cloudddp up` "
+                "replace the machine; allow_cpu = true in [cluster] uses what it has",
             )
         if not reply.python and not (config.job.python and config.setup.run):  # setup may install it
             what = f"no {config.job.python}" if config.job.python else "no Python found"
@@ -300,7 +298,7 @@ def _set_up(
     if any(reply.cancelled for reply in replies.values()):
         raise Interrupted(
             f"job {job.id} was cancelled during its setup",
-            hint=Message("`cloudddp launch SCRIPT` starts it again"),
+            hint="`cloudddp launch SCRIPT` starts it again",
         )
     for node, reply in replies.items():
         if reply.exit_code:

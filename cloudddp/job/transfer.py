@@ -30,7 +30,7 @@ from cloudddp.agent.protocol.sending import OnSent, Sender, UnreadableFile, Want
 from cloudddp.agent.protocol.transfer import PLAIN, ZLIB, Listing, Record, Wants
 from cloudddp.agent.replies import decode
 from cloudddp.cluster.connect import PROJECT
-from cloudddp.errors import CloudDDPError, Message, NodeError, q
+from cloudddp.errors import CloudDDPError, NodeError, q
 from cloudddp.job.transfer_state import Action, Close, GiveUp, NodeState, Note, Offer, Send, TransferState
 from cloudddp.ssh.fleet import Outcome
 
@@ -313,10 +313,8 @@ def _given_up(one: GiveUp) -> NodeError:
     reason = f"node {one.rank}: {one.why}"
     return NodeError(
         reason,
-        hint=Message(
-            f"is the node overloaded, or its disk? Look with `cloudddp ssh {q(one.rank)}`; `cloudddp sync` "
-            "continues"
-        ),
+        hint=f"is the node overloaded, or its disk? Look with `cloudddp ssh {q(one.rank)}`; `cloudddp sync` "
+        "continues",
         reason=reason,
     )
 

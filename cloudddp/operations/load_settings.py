@@ -14,7 +14,7 @@ from cloudddp.config.project import Project
 from cloudddp.config.schema import example_name
 from cloudddp.config.settings import Layer
 from cloudddp.config.spec import Config
-from cloudddp.errors import Message, UsageError, q
+from cloudddp.errors import UsageError, q
 from cloudddp.files import state_home
 from cloudddp.operations.reporter import Reporter
 
@@ -37,7 +37,7 @@ def tolerated(warn: Callable[[str], None], options: GlobalOptions, where: Projec
     except UsageError as doubt:
         raise UsageError(
             f"{doubt.message}. It may be about the cluster's name",
-            hint=Message(f"fix it, or give the name: `cloudddp {q(verb)} -c NAME`"),
+            hint=f"fix it, or give the name: `cloudddp {q(verb)} -c NAME`",
         ) from None
     for message in dict.fromkeys(messages):
         warn(message)

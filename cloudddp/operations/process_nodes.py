@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from cloudddp.config.settings import uses_of_role
 from cloudddp.config.spec import Config
-from cloudddp.errors import Message, UsageError
+from cloudddp.errors import UsageError
 from cloudddp.files import state_home
 
 if TYPE_CHECKING:
@@ -34,10 +34,8 @@ def refuse(what: str, instead: str) -> None:
     if found := in_use():
         raise UsageError(
             what,
-            hint=Message(
-                f"{instead}; or use namespace nodes (now processes: {found.why}): `cloudddp sim stop`, then "
-                "`cloudddp sim start --nodes namespace`"
-            ),
+            hint=f"{instead}; or use namespace nodes (now processes: {found.why}): `cloudddp sim stop`, then "
+            "`cloudddp sim start --nodes namespace`",
         )
 
 

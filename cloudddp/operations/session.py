@@ -272,5 +272,5 @@ def is_elsewhere(
     commands = "; or ".join(f"`cloudddp {q(verb)} --region {q(region)}`" for region in where)
     return CloudDDPError(
         f"cluster {name!r} is in {' and '.join(where)}, not in {asked.region}",
-        hint=Message(f"repeat the command with that region, for example {commands}"),
+        hint=f"repeat the command with that region, for example {commands}",
     )

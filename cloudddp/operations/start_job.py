@@ -15,7 +15,7 @@ from cloudddp.agent.client import Runner
 from cloudddp.aws import file_systems
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.spec import NODE_0, Config
-from cloudddp.errors import CloudDDPError, Message, NotConfirmed, StepUpdate, UsageError
+from cloudddp.errors import CloudDDPError, NotConfirmed, StepUpdate, UsageError
 from cloudddp.files import project_id
 from cloudddp.formats import counted
 from cloudddp.job import launch, launch_record, project_files
@@ -224,9 +224,7 @@ def origin_of(session: Session[Reporter], *, yes: bool = False) -> Origin:
         if answer is None:
             raise CloudDDPError(
                 f"{held}; nothing was changed",
-                hint=Message(
-                    "`cloudddp sync --yes` replaces them; -c NAME chooses a cluster for this project"
-                ),
+                hint="`cloudddp sync --yes` replaces them; -c NAME chooses a cluster for this project",
             )
         if not answer:
             raise NotConfirmed

@@ -285,8 +285,6 @@ class Target:
         if not self.host_keys:
             raise ConnectError(
                 f"{self.label}: no host key is recorded for it, so it cannot be verified: refused",
-                hint=Message(
-                    "it has the cluster's tags, but this cluster's `up` did not start it: find out who did; "
-                    "`cloudddp down` terminates it with the cluster"
-                ),
+                hint="it has the cluster's tags, but this cluster's `up` did not start it: find out who did; "
+                "`cloudddp down` terminates it with the cluster",
             )

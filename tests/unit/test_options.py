@@ -46,6 +46,8 @@ NAMED = GlobalOptions(cluster="x", region="r")
             "aws ec2 create-default-vpc --region us-west-2 --profile 'my work'",
         ),
         (GlobalOptions(profile="work"), "ssh a@b", "ssh a@b"),
+        (GlobalOptions(profile="work"), "aws sso login", "aws sso login"),  # of the role's source profile
+        (GIVEN, "aws configure", "aws configure"),
         (GIVEN, "aws ec2 x", "cloudddp sim exec -- aws ec2 x"),
         (GIVEN, "ssh a@b", "cloudddp sim exec -- ssh a@b"),
         # The options after `--` or a script are not cloudddp's.

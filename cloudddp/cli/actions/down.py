@@ -95,7 +95,7 @@ def _report(
         listed = "".join(f"\n  {text}" for text in others)
         raise CloudDDPError(
             f"cluster {name!r} is not yours; {ownership.caller}. Nothing was removed:{listed}",
-            hint=Message("to remove it anyway: `cloudddp down --anyone`"),
+            hint="to remove it anyway: `cloudddp down --anyone`",
         )
     removed = {region: report for region, report in reports.items() if not report.nothing}
     for region, report in removed.items():
@@ -117,7 +117,7 @@ def _in_several(name: str, places: Mapping[AWS, Sequence[Cluster]]) -> Leftovers
     commands = "; or ".join(f"`cloudddp down --region {q(aws.region)}`" for aws in places)
     return Leftovers(
         f"there is a cluster {name!r} in {len(places)} regions. Nothing was removed:{found}",
-        hint=Message(f"remove one with {commands}"),
+        hint=f"remove one with {commands}",
     )
 
 
@@ -130,7 +130,7 @@ def _report_unanswered(console: Console, session: Session, name: str, asked: Sea
         return
     raise Leftovers(
         f"{text}. There is none in {region_list(asked.regions)}",
-        hint=Message("repeat `cloudddp down`; to look in one region only: `cloudddp down --region REGION`"),
+        hint="repeat `cloudddp down`; to look in one region only: `cloudddp down --region REGION`",
     )
 
 
@@ -180,7 +180,7 @@ def _release_name(console: Console, aws: AWS, name: str, ownership: Ownership) -
         owner = holder.key.tags.owner or views.UNKNOWN_OWNER
         raise CloudDDPError(
             f"the name {name!r} is reserved by key pair {holder.key.id} of {owner}",
-            hint=Message("`cloudddp down --anyone` deletes it; or choose another name with -c"),
+            hint="`cloudddp down --anyone` deletes it; or choose another name with -c",
         )
     if (error := removal.delete(aws, holder.key)) is not None:
         raise error

@@ -16,7 +16,7 @@ from cloudddp.cli.console import Console
 from cloudddp.cluster import connect
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.config.command_line import GlobalOptions
-from cloudddp.errors import CloudDDPError, Message, NodeError, UsageError, q
+from cloudddp.errors import CloudDDPError, NodeError, UsageError, q
 from cloudddp.job import status
 from cloudddp.job import tensorboard as boards
 from cloudddp.operations.node_connections import connected
@@ -42,7 +42,7 @@ def forward(
             time.sleep(_POLL)
         raise NodeError(
             f"{connection.target.label}: the SSH connection broke",
-            hint=Message(f"repeat `cloudddp forward {q(*ports)} --node {node}`"),
+            hint=f"repeat `cloudddp forward {q(*ports)} --node {node}`",
         )
 
 

@@ -42,7 +42,7 @@ def launch(
     if ends and not detach:
         raise UsageError(
             "--down needs -d",
-            hint=Message("`cloudddp run` removes its cluster, too, and pulls results first"),
+            hint="`cloudddp run` removes its cluster, too, and pulls results first",
         )
     flags = [*flags, *variable_flags(variables, env_files, os.environ)]
     session = sessions.start(

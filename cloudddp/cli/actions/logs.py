@@ -29,7 +29,7 @@ from cloudddp.cli.views.jobs import stalled
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.command_line import GlobalOptions
 from cloudddp.config.spec import seconds_of
-from cloudddp.errors import Message, NodeError, UsageError, q
+from cloudddp.errors import NodeError, UsageError, q
 from cloudddp.job import status
 from cloudddp.job.follow.decide import Policy
 from cloudddp.job.follow.follower import JobFollower
@@ -229,7 +229,7 @@ def _refuse_incomplete(finished: JobResult) -> None:
         reasons = [f"node {node}: {reason}" for node, reason in zip(finished.lost, reasons, strict=True)]
     raise NodeError(
         f"cannot read all logs of {node_list(finished.lost)}: {'; '.join(reasons)}",
-        hint=Message("repeat the command; `cloudddp status` shows the nodes"),
+        hint="repeat the command; `cloudddp status` shows the nodes",
     )
 
 

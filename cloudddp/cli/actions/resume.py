@@ -123,9 +123,7 @@ def _left(console: Console, ended: JobStopped | Detached) -> int:
     if isinstance(ended, Detached):
         console.suggest(f"job {ended.job_id} keeps running: `cloudddp logs -f {q(ended.job_id)}` follows it")
         return EXIT_LEFTOVERS
-    raise Interrupted(
-        f"{ended}; the cluster is still up", hint=Message("`cloudddp down` stops the bill")
-    ) from None
+    raise Interrupted(f"{ended}; the cluster is still up", hint="`cloudddp down` stops the bill") from None
 
 
 # -- resuming ----------------------------------------------------------------------------------------------
@@ -175,7 +173,7 @@ def _lock(stack: ExitStack, folder: ClusterFolder, cluster: Cluster) -> None:
         time.sleep(_LOCK_PAUSE)
     raise Busy(
         f"another cloudddp command is resuming a job of cluster {cluster.name!r}",
-        hint=Message("`cloudddp jobs` lists it once it has started"),
+        hint="`cloudddp jobs` lists it once it has started",
     )
 
 
@@ -226,7 +224,7 @@ def _check_replaced(cluster: Cluster, replaced: frozenset[int]) -> None:
     if replaced and not set(cluster.nodes) - replaced:
         raise UsageError(
             "--replace names every node that is left, and a replacement needs one that stays",
-            hint=Message("`cloudddp down` and `cloudddp up` replace them all"),
+            hint="`cloudddp down` and `cloudddp up` replace them all",
         )
 
 
@@ -283,10 +281,8 @@ def _check_files(session: Session, runner: Runner, cluster: Cluster, replaced: f
     if blocking := known.blocking(range(len(cluster.nodes) + cluster.missing)):
         raise CloudDDPError(
             f"{one_line(refusal(blocking[0], known.problems), 1000)}. No job was started",
-            hint=Message(
-                "`cloudddp pull --all-nodes` copies what there is of it. Then `cloudddp exec -- rm -rf "
-                f"{q(blocking[0])}` removes it, and `cloudddp resume` begins with what is left"
-            ),
+            hint="`cloudddp pull --all-nodes` copies what there is of it. Then `cloudddp exec -- rm -rf "
+            f"{q(blocking[0])}` removes it, and `cloudddp resume` begins with what is left",
         )
 
 
@@ -341,23 +337,21 @@ def _check_ended(
         if job is None and has_run:
             raise CloudDDPError(
                 f"job {record.job} was not started on any node that is left, so there is nothing to resume",
-                hint=Message("`cloudddp jobs` lists those that were"),
+                hint="`cloudddp jobs` lists those that were",
             )
         if job is None:
             return None
         if job.status is JobStatus.SUCCEEDED:
             raise CloudDDPError(
                 f"job {job.id} has succeeded: there is nothing to resume",
-                hint=Message("start it again with `cloudddp launch SCRIPT`"),
+                hint="start it again with `cloudddp launch SCRIPT`",
             )
         if job.status.ended:
             return job
         if time.monotonic() >= limit:
             raise CloudDDPError(
                 f"job {job.id} is still running",
-                hint=Message(
-                    f"`cloudddp logs -f {q(job.id)}` follows it, `cloudddp cancel {q(job.id)}` ends it"
-                ),
+                hint=f"`cloudddp logs -f {q(job.id)}` follows it, `cloudddp cancel {q(job.id)}` ends it",
             )
         if not reported:
             console.log(
@@ -384,10 +378,8 @@ def _restored(session: Session, cluster: Cluster, replaced: frozenset[int]) -> C
                 raise NotReplaced(
                     f"{node_list(replacing.missing_ranks(left))} could not be replaced: {failure.message}; "
                     f"{counted(len(left.nodes), 'node')} left",
-                    hint=Message(
-                        "keep trying: `cloudddp resume --wait-capacity 2h`; or go on with fewer nodes: "
-                        f"`cloudddp resume --nodes-min {q(len(left.nodes))}`"
-                    ),
+                    hint="keep trying: `cloudddp resume --wait-capacity 2h`; or go on with fewer nodes: "
+                    f"`cloudddp resume --nodes-min {q(len(left.nodes))}`",
                 ) from None
             console.warn(f"{failure.message}: going on with {counted(len(left.nodes), 'node')}")
             return left
@@ -396,7 +388,7 @@ def _restored(session: Session, cluster: Cluster, replaced: frozenset[int]) -> C
             if found is None or not found.nodes:
                 raise CloudDDPError(
                     f"cluster {cluster.name!r} was removed while a node of it was being replaced",
-                    hint=Message("`cloudddp up` creates it again"),
+                    hint="`cloudddp up` creates it again",
                 ) from None
             raise
 

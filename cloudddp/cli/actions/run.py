@@ -181,7 +181,7 @@ def _refuse_existing(session: Session) -> None:
 def _exists(name: str) -> CloudDDPError:
     return CloudDDPError(
         f"cluster {name!r} already exists; `run` creates and removes a cluster of its own",
-        hint=Message("use `cloudddp launch`, or choose another name with -c"),
+        hint="use `cloudddp launch`, or choose another name with -c",
     )
 
 
@@ -196,7 +196,7 @@ def _check(yes: bool, plans: Sequence[Plan], aws: AWS) -> None:
     raise UsageError(
         f"your AWS {credentials_end(ends)}, before the cluster's deadline ({moment(deadline)}): `run` may "
         "be unable to remove the cluster, which then costs money until that deadline. Nothing was created",
-        hint=Message(f"{aws.renewal_now}; or {shorter}or --yes to run anyway"),
+        hint=f"{aws.renewal_now}; or {shorter}or --yes to run anyway",
     )
 
 
@@ -328,10 +328,8 @@ def _leave_running(cluster: Cluster) -> NoReturn:
     raise Leftovers(
         f"lost connection to all nodes, so the {counted(len(cluster.nodes), 'node')} were left running; "
         f"they terminate at {_deadline(cluster)}",
-        hint=Message(
-            "when the network is back: `cloudddp allow-me`, then `cloudddp logs -f`, `cloudddp pull`, "
-            "`cloudddp down`"
-        ),
+        hint="when the network is back: `cloudddp allow-me`, then `cloudddp logs -f`, `cloudddp pull`, "
+        "`cloudddp down`",
     )
 
 
@@ -352,7 +350,7 @@ def _leave_job(cluster: Cluster, job_id: str) -> NoReturn:
     raise Leftovers(
         f"job {job_id} keeps running; the cluster stays up at "
         f"{_price(cluster)} until its deadline, {_deadline(cluster)}",
-        hint=Message(f"`cloudddp logs -f {q(job_id)}`, `cloudddp pull`, `cloudddp down`"),
+        hint=f"`cloudddp logs -f {q(job_id)}`, `cloudddp pull`, `cloudddp down`",
     )
 
 
@@ -372,10 +370,8 @@ def _keep(console: Console, settings: Config, cluster: Cluster, ending: _Ending)
     raise Leftovers(
         f"cluster {cluster.name} is kept {_end_nodes_later(settings.cluster, cluster, ending)}: not all "
         f"files that the job wrote were pulled{listed}",
-        hint=Message(
-            f"{left.pull}, then `cloudddp down`. {advice} [job] scratch; --discard terminates the nodes "
-            "anyway"
-        ),
+        hint=f"{left.pull}, then `cloudddp down`. {advice} [job] scratch; --discard terminates the nodes "
+        "anyway",
     )
 
 

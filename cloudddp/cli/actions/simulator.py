@@ -154,7 +154,7 @@ def _cluster(options: GlobalOptions, nodes: tuple[str, ...]) -> str | None:
 def _running() -> Simulator:
     found = control.find(state_home())
     if found is None:
-        raise CloudDDPError("the simulator is not running", hint=Message("start it: `cloudddp sim start`"))
+        raise CloudDDPError("the simulator is not running", hint="start it: `cloudddp sim start`")
     return found
 
 

@@ -155,7 +155,7 @@ class Trial:
             words = ("doctor", "--trial", "-t", "t3.large", "--price", "0.09", "--allow-cpu")
             raise CloudDDPError(
                 failure.message,
-                hint=Message(f"without a GPU, which needs another quota: `cloudddp {q(*words)}`"),
+                hint=f"without a GPU, which needs another quota: `cloudddp {q(*words)}`",
             ) from None
 
     def _use_node(self, session: Session, *, yes: bool) -> None:

@@ -18,7 +18,7 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.up import UpResult
 from cloudddp.config.command_line import Flag, GlobalOptions
-from cloudddp.errors import CloudDDPError, Interrupted, Message
+from cloudddp.errors import CloudDDPError, Interrupted
 from cloudddp.formats import dollars
 from cloudddp.operations import lifecycle as operation
 
@@ -36,7 +36,7 @@ def up(console: Console, options: GlobalOptions, *, flags: Sequence[Flag], dry_r
     except KeyboardInterrupt:  # while resources are created it is an Interrupted, with everything removed
         raise Interrupted(
             "interrupted while nothing was being created",
-            hint=Message("`cloudddp status` shows whether there is a cluster"),
+            hint="`cloudddp status` shows whether there is a cluster",
         ) from None
     signals.ignore()  # the cluster is up, whether or not this is printed
     console.print_text(lifecycle.up(created))
@@ -63,7 +63,7 @@ def _require_limits(existing: Cluster, session: Session, flags: Sequence[Flag]) 
     if beyond:
         raise CloudDDPError(
             f"cluster {existing.name!r} was created before and {' and '.join(beyond)}. Nothing was changed",
-            hint=Message("leave that option out, or move the deadline: `cloudddp extend --until TIME`"),
+            hint="leave that option out, or move the deadline: `cloudddp extend --until TIME`",
         )
     if "max_hours" in given:
         session.console.suggest(

@@ -201,7 +201,7 @@ class Pull:
                     raise
                 raise NodeError(
                     f"{error.reason}; what had arrived is kept",
-                    hint=Message(f"repeat `cloudddp pull`, which continues; {error.hint}"),
+                    hint=f"repeat `cloudddp pull`, which continues; {error.hint}",
                     reason=error.reason,
                 ) from None
         return Pulled(
@@ -255,7 +255,7 @@ class Pull:
             after = "what had arrived is kept" if kept else "nothing was kept"
             return NodeError(
                 f"node {self.node}: the results are incomplete: {why}; {after}",
-                hint=Message("repeat `cloudddp pull`"),
+                hint="repeat `cloudddp pull`",
             )
         return NodeError(
             f"node {self.node} sent results that cloudddp refuses: {why}; nothing was kept",

@@ -73,10 +73,8 @@ def chain(root: Path, job_id: str | None) -> tuple[list[Path], list[str]]:
         without = shlex.join(["mkdir", "-p", *(str(base / one) for one in missing)])
         raise UsageError(
             f"job {last} continued {', '.join(missing)}, of which {base} has nothing; no results were sent",
-            hint=Message(
-                f"`cloudddp pull --job {q(missing[0])}` copies results while nodes have them; `{without}` "
-                "goes on without them"
-            ),
+            hint=f"`cloudddp pull --job {q(missing[0])}` copies results while nodes have them; `{without}` "
+            "goes on without them",
         )
     return [base / one for one in jobs], [one for one in later if not (base / one).is_dir()]
 
@@ -116,7 +114,7 @@ def restore(
         for running in reply.running:  # it may be writing these files
             raise CloudDDPError(
                 f"job {running} is running on node {node}: no results were sent",
-                hint=Message(f"repeat when it has ended; `cloudddp cancel {q(running)}` stops it"),
+                hint=f"repeat when it has ended; `cloudddp cancel {q(running)}` stops it",
             )
     count = 0
     for root, found, nodes, known in parts:

@@ -182,7 +182,7 @@ class Jump:
             case "unknown":
                 return ConnectError(
                     f"{host.where}: its host key is not in {_KNOWN_HOSTS}, so it cannot be verified: refused",
-                    hint=Message(f"log in once, compare the fingerprint, and accept it: {login}"),
+                    hint=f"log in once, compare the fingerprint, and accept it: {login}",
                 )
             case "changed":
                 known_as = shlex.quote(known_hosts_name(host.host, host.port))
@@ -196,9 +196,7 @@ class Jump:
             case "login":
                 return ConnectError(
                     f"{host.where}: it accepts none of your keys ({line})",
-                    hint=Message(
-                        f"does {login} log in without asking? add your key to the agent with `ssh-add`"
-                    ),
+                    hint=f"does {login} log in without asking? add your key to the agent with `ssh-add`",
                 )
             case "forbidden":
                 return ConnectError(
