@@ -1,7 +1,7 @@
-"""A connection between two agents, for files: those of gang/mesh.py carry short messages.
+"""A connection between two agents.
 
 Both sides prove that they know the secret of the job, or of the sync, and for what they have connected. What
-is said about files carries an HMAC under it, and the files come as frames (protocol/transfer.py).
+they say carries an HMAC under it, and files come as frames (protocol/transfer.py).
 """
 
 from __future__ import annotations
@@ -29,6 +29,10 @@ REFUSED = (OSError, ValueError, KeyError, TypeError, RecursionError)
 
 class LinkError(OSError):
     """The other side has not kept to what was agreed; the text says how."""
+
+
+class WrongSecret(LinkError):
+    """The other side does not know the secret."""
 
 
 class Link:
@@ -81,17 +85,17 @@ class Link:
         found = self._read(ANSWER)
         self._names = (self._names[0], own, str(found["nonce"]))
         self._check(found, "accept")
-        self._write({"seal": self._seal("connect")})
+        self._write({"seal": self.seal("connect")})
 
     def accept(self) -> None:
         """The same, for the side that has listened."""
         own, theirs = secrets.token_hex(16), str(self._read(ANSWER)["nonce"])
         self._names = (self._names[0], theirs, own)
-        self._write({"nonce": own, "seal": self._seal("accept")})
+        self._write({"nonce": own, "seal": self.seal("accept")})
         self._check(self._read(ANSWER), "connect")
 
     def write(self, name: str, text: str) -> None:
-        self._write({"text": text, "seal": self._seal(name, text)})
+        self._write({"text": text, "seal": self.seal(name, text)})
 
     def read(self, name: str, seconds: float) -> str:
         found = self._read(seconds)
@@ -112,6 +116,12 @@ class Link:
         """Send a part of a file, which has it."""
         self._socket.settimeout(STALLED)
         self._socket.sendfile(file, offset, size)
+
+    def detach(self) -> tuple[socket.socket, bytes]:
+        """Return the connection, which does not block from now on, and what came with the proof. The link
+        may be closed then, and still makes HMACs. Raises OSError."""
+        self._socket.setblocking(False)
+        return self._socket.dup(), self._input.read1()
 
     def end(self) -> None:
         """Wake the thread that uses the connection; it has to close it."""
@@ -146,12 +156,13 @@ class Link:
                 break
         return line
 
-    def _seal(self, name: str, text: str = "") -> str:
+    def seal(self, name: str, text: str = "") -> str:
+        """Return the HMAC of a text that is sent as `name` on this connection."""
         return hmac.new(self._secret, json.dumps([name, *self._names, text]).encode(), "sha256").hexdigest()
 
     def _check(self, found: dict[str, Any], name: str, text: str = "") -> None:
-        if not hmac.compare_digest(str(found["seal"]).encode(), self._seal(name, text).encode()):
-            raise LinkError("the other side does not know the secret of the job")
+        if not hmac.compare_digest(str(found["seal"]).encode(), self.seal(name, text).encode()):
+            raise WrongSecret("the other side does not know the secret of the job")
 
 
 class Server:
