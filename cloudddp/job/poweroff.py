@@ -51,14 +51,13 @@ def restore(runner: Runner, plans: Mapping[int, tuple[str, float]]) -> float | N
     job runs."""
 
     def change(node: int) -> PowerOffReply:
-        if node not in plans:
-            return PowerOffReply()
         runner.reconnect(node)
         job, seconds = plans[node]
         return client.call(runner, node, PowerOffRequest(Change.CHANGE, seconds, job))
 
-    replies = runner.each(change, fatal=lambda _: False).values
-    changed = [one for node, one in replies.items() if node in plans and one.job == plans[node][0]]
+    nodes = [node for node in runner.nodes if node in plans]
+    replies = runner.each(change, nodes=nodes, fatal=lambda _: False).values
+    changed = [one for node, one in replies.items() if one.job == plans[node][0]]
     return min((one.left for one in changed if one.left is not None), default=None)
 
 

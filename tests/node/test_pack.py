@@ -9,18 +9,15 @@ import socket
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support.agentnode import Node
 from support.packed import sent
 
-from agent.files.tree import Found, leads_to
+from agent.files.tree import Found
 from agent.steps.pack import Item, Output, Packer, listings
 from cloudddp.agent.protocol import file_steps
 from cloudddp.agent.protocol.codec import encode
 from cloudddp.agent.protocol.file_steps import PackRequest
 from cloudddp.agent.protocol.manifest import LINK, Entry
-from cloudddp.job.results import safe_names
 
 
 def packed(node: Node, *names: str) -> tuple[dict[str, tuple[str, str | bytes]], list[str]]:
@@ -89,20 +86,6 @@ def test_special_files_are_left_out(node: Node) -> None:
         "left out runs/socket",
         "missing nowhere",
     ]
-
-
-words = st.lists(st.sampled_from(["a", "b", "..", ".", "", "runs"]), max_size=6).map("/".join)
-
-
-@given(
-    st.lists(st.sampled_from(["a", "b", "runs"]), min_size=1, max_size=4),
-    words,
-    st.sampled_from([["runs"], ["."], ["runs/a", "b"]]),
-)
-def test_agent_and_laptop_accept_the_same_links(name: list[str], target: str, roots: list[str]) -> None:
-    end = safe_names.link_end(tuple(name), target)
-    taken = end is not None and safe_names.covers(safe_names.requested(roots), end)
-    assert leads_to("/".join(name), target, roots) == taken
 
 
 def evidence(node: Node) -> tuple[dict[str, tuple[str, str | bytes]], list[str]]:

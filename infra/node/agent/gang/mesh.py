@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Optional, Union
 
 from agent.gang.events import ConnectionClosed, MessageReceived
-from agent.node.link import ANSWER, REFUSED, Link, LinkError, Server, WrongSecret
+from agent.node.link import HELLO, REFUSED, Link, LinkError, Server, WrongSecret
 from agent.node.shared_memory import mark_start
 from cloudddp.agent.protocol.codec import ProtocolError, decode, encode
 from cloudddp.agent.protocol.gang import LONGEST_MESSAGE, Gang, Message, Unreachable
@@ -168,7 +168,7 @@ class Mesh:
 
     def _welcome(self, link: Link) -> None:
         """Take the connection of a node of the job."""
-        node, to = json.loads(link.read("nodes", ANSWER))
+        node, to = json.loads(link.read("nodes", HELLO))
         if to != self._node or node not in self.heard:
             raise LinkError("not a node of this job")
         self._add(node, link, outgoing=False)

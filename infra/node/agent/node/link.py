@@ -18,7 +18,8 @@ from typing import Any, BinaryIO, Callable
 
 from cloudddp.agent.protocol.phases import Peer
 
-ANSWER = 5.0  # seconds for the other side to prove who it is
+ANSWER = 5.0  # seconds for the side that has listened to prove who it is
+HELLO = 10.0  # seconds for the one that has connected
 STALLED = 15.0  # seconds without which nothing more of the file is taken or comes
 LONGEST_LINE = 1 << 16  # bytes
 RETRY, LONGEST_RETRY = 0.002, 0.05  # seconds until a connection is tried again, doubled each time
@@ -88,11 +89,15 @@ class Link:
         self._write({"seal": self.seal("connect")})
 
     def accept(self) -> None:
-        """The same, for the side that has listened."""
-        own, theirs = secrets.token_hex(16), str(self._read(ANSWER)["nonce"])
+        """The same, for the side that has listened, within HELLO: a stranger may send byte by byte."""
+        limit = threading.Timer(HELLO, self.end)
+        limit.daemon = True
+        limit.start()
+        own, theirs = secrets.token_hex(16), str(self._read(HELLO)["nonce"])
         self._names = (self._names[0], theirs, own)
         self._write({"nonce": own, "seal": self.seal("accept")})
-        self._check(self._read(ANSWER), "connect")
+        self._check(self._read(HELLO), "connect")
+        limit.cancel()
 
     def write(self, name: str, text: str) -> None:
         self._write({"text": text, "seal": self.seal(name, text)})
@@ -136,25 +141,11 @@ class Link:
         self._socket.sendall(json.dumps(value).encode() + b"\n")
 
     def _read(self, seconds: float) -> dict[str, Any]:
-        line = self._line(time.monotonic() + seconds)
+        self._socket.settimeout(seconds)
+        line = self._input.readline(LONGEST_LINE)
         if not line.endswith(b"\n"):
             raise LinkError("the connection has ended")
         return dict(json.loads(line))
-
-    def _line(self, deadline: float) -> bytes:
-        """Return what comes until a line break, the end, or LONGEST_LINE bytes. The whole line has to come in
-        time: the socket's own limit is for each piece of it."""
-        line = b""
-        while len(line) < LONGEST_LINE:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise TimeoutError("timed out")
-            self._socket.settimeout(left)
-            piece = self._input.peek(1)  # receives once at most
-            line += self._input.read(piece.find(b"\n") + 1 or min(len(piece), LONGEST_LINE - len(line)))
-            if not piece or line.endswith(b"\n"):
-                break
-        return line
 
     def seal(self, name: str, text: str = "") -> str:
         """Return the HMAC of a text that is sent as `name` on this connection."""
@@ -195,9 +186,13 @@ class Server:
             link.end()
 
     def _accept(self) -> None:
-        with self._listener, contextlib.suppress(OSError):
+        with self._listener:
             while not self._closed:
-                link = Link(self._listener.accept()[0], self._secret, self._purpose)
+                try:
+                    link = Link(self._listener.accept()[0], self._secret, self._purpose)
+                except OSError:  # it is closed, or too many files are open
+                    time.sleep(LONGEST_RETRY)
+                    continue
                 with self._lock:
                     is_wanted = not self._closed and len(self._links) < self._most
                     if is_wanted:
