@@ -29,9 +29,7 @@ class PutOff:
     def extend(self, runner: Runner, seconds: float) -> None:
         """Let no node that answers power off within `seconds` because of a plan."""
         request = PowerOffRequest(Change.EXTEND, seconds)
-        replies = runner.each(
-            lambda node: client.call(runner, node, request, ship=True), fatal=lambda _: False
-        )
+        replies = runner.each(lambda node: client.call(runner, node, request), fatal=lambda _: False)
         for node, reply in replies.values.items():
             if reply.job and reply.before is not None:
                 self._before.setdefault(node, (reply.job, time.monotonic() + reply.before))
