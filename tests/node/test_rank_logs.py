@@ -16,11 +16,13 @@ import pytest
 from support.agentnode import FOREVER, HANG_GUARD, Followed, Node, Refused, alive, until
 from support.gangs import parent_of
 
+from agent.ranks import rank_log
 from agent.ranks.rank_log import NOTE
 from cloudddp.agent.protocol import LAUNCHER_RANK, ExitCode
-from cloudddp.agent.protocol.frames import Frame, Log
+from cloudddp.agent.protocol.frames import MAX_PIECE, Frame, Log
 from cloudddp.agent.protocol.jobs import JobState
 from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.protocol.sending import FixedSize
 from cloudddp.agent.protocol.start import Process
 from cloudddp.agent.replies import FrameDecoder
 
@@ -73,6 +75,22 @@ def test_long_log_keeps_its_beginning_and_its_end(node: Node) -> None:
     short, long = node.follow(tail=100), node.follow(tail=count - 1000)
     assert (short.dropped, len(short.logs[0])) == ({}, 100 * LINE)
     assert (long.starts[0], numbers_after_note(long.logs[0], begin, end)[0]) == (end, first)
+
+
+def test_hole_that_goes_beyond_what_was_there_when_reading_began_is_skipped(tmp_path: Path) -> None:
+    path, hole = tmp_path / "0.log", (MAX_PIECE, 64 * MAX_PIECE)
+    path.write_bytes(b"a" * 2 * MAX_PIECE)
+    frames = rank_log.new_frames(0, path, 0)
+    assert next(frames).data == b"a" * MAX_PIECE
+    with path.open("r+b") as log:
+        log.truncate(hole[0])
+        log.seek(hole[1])
+        log.write(b"b" * MAX_PIECE)
+        assert rank_log.hole_of(log.fileno()) == hole
+        contents = FixedSize(log.fileno(), 2 * MAX_PIECE, hole)
+        assert (contents.size, contents.read(MIB), contents.read(MIB)) == (MAX_PIECE, b"a" * MAX_PIECE, b"")
+    assert list(frames) == []
+    assert [one.data for one in rank_log.new_frames(0, path, MAX_PIECE)] == [b"b" * MAX_PIECE]
 
 
 def wrapper_of(node: Node) -> int:

@@ -58,6 +58,7 @@ class FixedSize:
     """A file of the size that it had when it was opened, without a hole in it: `size` bytes."""
 
     def __init__(self, descriptor: int, end: int, hole: tuple[int, int]) -> None:
+        end = max(end, hole[1])  # the file may have grown since
         self.size = end - (hole[1] - hole[0])
         self._descriptor, self._hole, self._end, self._at = descriptor, hole, end, 0
 

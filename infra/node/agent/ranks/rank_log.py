@@ -18,6 +18,8 @@ import signal
 import struct
 import threading
 import time
+from array import array
+from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Optional
@@ -31,7 +33,7 @@ BLOCK = 1 << 16  # holes begin and end at a multiple of it: no file system on no
 PUNCH_HOLE = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE (fallocate(2))
 NOTE = b"\n[cloudddp: %d bytes of this log were dropped here; it was longer than job.log_mb]\n"
 MAX_TIMES = 64 << 20  # bytes of `N.times`: 24 days of a rank that always writes
-_TIME = struct.Struct("<dQ")  # seconds since the epoch, bytes
+_TIME = struct.Struct("@dQ")  # seconds since the epoch, bytes
 
 
 # -- writing -----------------------------------------------------------------------------------------------
@@ -132,7 +134,8 @@ def new_frames(rank: int, path: Path, offset: int, limit: int = MAX_COUNT) -> It
         size, hole = os.fstat(descriptor).st_size, hole_of(descriptor)
         while offset < size and limit:
             if hole[0] <= offset < hole[1]:
-                offset = hole[1]
+                offset = hole[1]  # which may be beyond `size` by now
+                continue
             end = hole[0] if offset < hole[0] else size
             data = os.pread(descriptor, min(end - offset, MAX_PIECE, limit), offset)
             if not data:
@@ -166,23 +169,12 @@ def _size_at(path: Path, moment: float) -> int:
     """Return the size of a log at a time, as far as it was recorded: all later bytes were written after
     it."""
     try:
-        file = store.open_regular(path)
+        data = store.read_bytes(path, MAX_TIMES + _TIME.size)
     except OSError:
         return 0
-    with file:
-        low, high = 0, os.fstat(file.fileno()).st_size // _TIME.size
-        found = 0
-        while low < high:
-            middle = (low + high) // 2
-            entry = os.pread(file.fileno(), _TIME.size, middle * _TIME.size)
-            if len(entry) < _TIME.size:
-                return found
-            at, size = _TIME.unpack(entry)
-            if at <= moment:
-                low, found = middle + 1, size
-            else:
-                high = middle
-        return found
+    data = data[: len(data) // _TIME.size * _TIME.size]
+    count = bisect_right(array("d", data)[::2], moment)
+    return array("Q", data)[2 * count - 1] if count else 0
 
 
 def _line_start(descriptor: int, offset: int) -> int:
