@@ -20,6 +20,7 @@ from support.exposed import command_lines, files_with
 from support.gangs import Make
 
 from agent.gang.mesh import PURPOSE, Mesh
+from agent.node.link import HELLO as HELLO_SECONDS
 from agent.node.link import Link
 from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.agent.protocol.gang import Gang, Kind, Message, Observed, Report
@@ -273,3 +274,14 @@ def test_gang_that_names_a_node_twice_is_refused() -> None:
     peer = gang_of().peers[0]
     with pytest.raises(ProtocolError, match="twice"):
         Gang((peer, peer), "0" * 64)
+
+
+def test_refused_connection_leaves_no_thread() -> None:
+    """A stranger may connect again and again: threads would add up."""
+    ours, theirs = socket.socketpair()
+    with theirs, contextlib.closing(Link(ours, "secret", PURPOSE)) as link:
+        before = threading.active_count()
+        theirs.sendall(b"7\n")
+        with pytest.raises(TypeError):
+            link.accept()
+        until(lambda: threading.active_count() <= before, HELLO_SECONDS / 2)

@@ -93,11 +93,13 @@ class Link:
         limit = threading.Timer(HELLO, self.end)
         limit.daemon = True
         limit.start()
-        own, theirs = secrets.token_hex(16), str(self._read(HELLO)["nonce"])
-        self._names = (self._names[0], theirs, own)
-        self._write({"nonce": own, "seal": self.seal("accept")})
-        self._check(self._read(HELLO), "connect")
-        limit.cancel()
+        try:
+            own, theirs = secrets.token_hex(16), str(self._read(HELLO)["nonce"])
+            self._names = (self._names[0], theirs, own)
+            self._write({"nonce": own, "seal": self.seal("accept")})
+            self._check(self._read(HELLO), "connect")
+        finally:
+            limit.cancel()
 
     def write(self, name: str, text: str) -> None:
         self._write({"text": text, "seal": self.seal(name, text)})
