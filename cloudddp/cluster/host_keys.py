@@ -180,12 +180,10 @@ class _Replacement:
 
     def _each(self, step: Callable[[int], str]) -> dict[int, str]:
         """Run a step on every node that has not failed; return the keys by node."""
-        outcome: Outcome[str] = self.runner.each(
-            lambda node: step(node) if node in self.todo and node not in self.failed else "",
-            fatal=lambda _: not self.partly,
-        )
+        nodes = [node for node in self.runner.nodes if node in self.todo and node not in self.failed]
+        outcome = self.runner.each(step, nodes=nodes, fatal=lambda _: not self.partly)
         self.failed.update(outcome.errors)
-        return {node: key for node, key in outcome.values.items() if key}
+        return outcome.values
 
     def _record(self, found: Mapping[int, str], make: Callable[[str], NodeKeys]) -> None:
         """Record the keys; then raise the first error, unless errors are to be returned."""

@@ -73,7 +73,7 @@ def list_jobs(
     more than `seconds`. `silent` takes the nodes whose connection breaks meanwhile; otherwise that is an
     error, too."""
     replies = client.call_all(
-        runner, lambda _: JobsRequest(), ship=True, timeout=seconds, limit=MAX_LISTING, silent=silent
+        runner, lambda _: JobsRequest(), timeout=seconds, limit=MAX_LISTING, silent=silent
     )
     jobs: dict[str, dict[int, JobState]] = {}
     for node, reply in replies.items():

@@ -177,9 +177,7 @@ def pull_from(
                 return Outcome({node: one(node)})
             except (CloudDDPError, OSError) as error:
                 return Outcome(errors={node: error})
-        nothing = Pulled(0, 0, ())
-        outcome = runner.each(lambda node: one(node) if node in chosen else nothing, fatal=lambda _: False)
-    return Outcome({node: found for node, found in outcome.values.items() if node in chosen}, outcome.errors)
+        return runner.each(one, nodes=chosen, fatal=lambda _: False)
 
 
 def resumed(runner: Runner, node: int, once: Callable[[], Pulled]) -> Pulled:

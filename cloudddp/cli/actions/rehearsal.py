@@ -125,10 +125,10 @@ class Nodes:
                 yield from _process(start.env, process, self.hidden)
         elif step == SetupRequest.STEP:
             yield from (f"  < {line}" for line in decode(message, SetupRequest).commands)
-        elif data and data != program.compressed_agent() and step:
+        elif data and step:
             yield f"  < {message.decode()}"
         elif data:
-            yield f"  < {len(data)} bytes: {'the agent' if step else 'infra/node/host-key.sh'}"
+            yield f"  < {len(data)} bytes: infra/node/host-key.sh"
 
     def _answer(self, step: str) -> bytes:
         replies: dict[str, ProbeReply | SetupReply | StartReply] = {

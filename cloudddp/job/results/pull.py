@@ -234,7 +234,7 @@ class Pull:
                 body=receive.answer,
                 on_stdout=functools.partial(self._take, receive, receive.feed),
                 on_stderr=functools.partial(self._take, receive, receive.feed_notes),
-                alone=True,
+                is_last=True,
             )
             if result.exit_code:
                 raise NodeError(f"node {node}: {self.notes.last() or replies.failure_text(result)}")

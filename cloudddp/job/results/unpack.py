@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cloudddp.agent.protocol.codec import MAX_REASON
-from cloudddp.agent.protocol.manifest import LINK
+from cloudddp.agent.protocol.manifest import LINK, link_end
 from cloudddp.agent.protocol.results import MAX_LEFT, LeftFile
 from cloudddp.errors import CloudDDPError, Message
 from cloudddp.files import Descent, Folder
@@ -195,7 +195,7 @@ class Unpack:
         if not safe_names.covers(self._roots, path):
             raise Refused(f"{entry.name!r} was not requested")
         if entry.kind == LINK:
-            end = safe_names.link_end(path, entry.target)
+            end = link_end(path, entry.target)
             if end is None or not safe_names.covers(self._roots, end):
                 raise Refused(f"{entry.name!r} is a link to {entry.target!r}, which was not requested")
         return path

@@ -16,6 +16,7 @@ import shlex
 import shutil
 import subprocess
 import threading
+import time
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -110,24 +111,23 @@ class Jump:
         words = self._limited_command(f"[{target.host}]:{target.port}", timeout, limits)
         _LOGGING_IN.acquire()
         try:
-            stream = ProcessStream(words, {}, on_start=_LOGGING_IN.release)
+            return ProcessStream(words, {}, limits.dead, on_start=_LOGGING_IN.release)
         except BaseException:
             _LOGGING_IN.release()
             raise
-        stream.settimeout(timeout)
-        return stream
 
     def check(self, timeout: float) -> None:
         """Log in to the jump host. Raises ConnectError, UsageError."""
-        host = self.host
-        stream = ProcessStream(self._limited_command(_SELF, timeout, timing.current()), {})
-        stream.settimeout(timeout)
-        try:
-            has_answered = bool(stream.recv(1))
-        except TimeoutError:
-            raise ConnectError(f"{host.where}: no answer", hint=self._login_hint, patience=inf) from None
-        finally:
-            stream.close()
+        host, limits, deadline = self.host, timing.current(), time.monotonic() + timeout
+        with contextlib.closing(
+            ProcessStream(self._limited_command(_SELF, timeout, limits), {}, limits.dead)
+        ) as stream:
+            has_answered: bool | None = None
+            while has_answered is None:
+                with contextlib.suppress(TimeoutError):
+                    has_answered = bool(stream.recv(1))
+                if has_answered is None and time.monotonic() > deadline:
+                    raise ConnectError(f"{host.where}: no answer", hint=self._login_hint, patience=inf)
         if not has_answered and failure_in(stream.errors())[0] not in _AFTER_LOGIN:
             raise self._failure(stream.errors())
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from agent.s3.boto_process import NO_CREDENTIALS
+from agent.s3 import boto_process
 
 PART = 16 << 20  # bytes; larger objects are read in parts
 CONNECTIONS = 32
@@ -46,7 +46,9 @@ def main() -> int:
     request = json.load(sys.stdin)
     url = f"s3://{request['bucket']}/{request['prefix']}"
     try:
-        client = _client(request["region"])
+        client = boto_process.client(
+            request["region"], attempts=ATTEMPTS, connections=CONNECTIONS, connect=10, read=60
+        )
         objects = list(_objects(client, request["bucket"], request["prefix"]))
         if not objects:
             raise Refused("it has no objects: is the prefix right?")
@@ -60,26 +62,13 @@ def main() -> int:
         return 1
     except Exception as error:  # botocore's have no common base, and a disk may be full
         name = type(error).__name__
-        why = NO_CREDENTIALS if name == "NoCredentialsError" else f"{name}: {error}"[:500]
+        why = boto_process.NO_CREDENTIALS if name == "NoCredentialsError" else f"{name}: {error}"[:500]
         _log(f"{url}: {why}")
         return 1
     _log(
         f"{url}: {len(objects)} files, {_size(sum(one.size for one in objects))}, are in {request['folder']}"
     )
     return 0
-
-
-def _client(region: str) -> Any:
-    import boto3
-    from botocore.config import Config
-
-    config = Config(
-        connect_timeout=10,
-        read_timeout=60,
-        retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
-        max_pool_connections=CONNECTIONS,
-    )
-    return boto3.session.Session().client("s3", region_name=region, config=config)
 
 
 def _objects(client: Any, bucket: str, prefix: str) -> Iterator[Object]:
