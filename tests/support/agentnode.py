@@ -387,7 +387,8 @@ class Node:
     def end(self) -> list[int]:
         """Cancel every job; return the processes that are left, after they were killed."""
         self.end_steps()
-        for folder in (self.store / "jobs").glob(f"{self._mark}-*"):
+        jobs = (self.store / "jobs").glob(f"{self._mark}-*") if processes_of(self.home) else ()
+        for folder in jobs:
             request = KillRequest(folder.name, 0.0, secrets.token_hex(8))
             done = self.run(request)
             assert done.returncode in (0, ExitCode.OTHER_VERSION), done.stderr.decode()

@@ -1,6 +1,7 @@
 """Makes moto faster: its imports, and what it computes for every request though it never changes.
 
-The simulator's server takes 1.2 s of processor time to start instead of 2.0 s, and a small call a third less.
+The simulator's server takes 1.2 s of processor time to start instead of 2.0 s, its first call 0.7 s less, and a
+small call a third less.
 """
 
 from __future__ import annotations
@@ -11,14 +12,25 @@ import gc
 from collections.abc import Iterator
 from typing import Any
 
-from cloudddp.simulator.ec2.patch import wrap
+from cloudddp.simulator.ec2.patch import override, wrap
 
 
 def install() -> None:
     """Let moto compute the names of the methods of a class only once."""
     from moto.core import responses
+    from moto.iam import models
 
     wrap(responses, "method_names_from_class", functools.cache)
+    override(models, "get_account_id_from", _account_of)
+
+
+def _account_of(_original: object, access_key: str) -> str:
+    """Return whose key it is, as moto does, without creating IAM for each partition: that parses 1 MB of
+    policies."""
+    from moto.iam.models import DEFAULT_ACCOUNT_ID, iam_backends
+
+    used = [(name, iam) for name, account in list(iam_backends.items()) for iam in list(account.values())]
+    return next((name for name, iam in used if access_key in iam.access_keys), DEFAULT_ACCOUNT_ID)
 
 
 def install_in_server() -> None:
