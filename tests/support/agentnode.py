@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import compileall
 import functools
 import io
 import itertools
@@ -45,12 +46,13 @@ HANG_GUARD = 60.0  # seconds; only a hang is this long
 
 @functools.cache
 def agent_file() -> Path:
-    """Return the agent's folder, as `ship` unpacks it, built once for each test process."""
+    """Return the agent's folder, as `ship` unpacks it, built once for each test process, with its byte code."""
     folder = tempfile.mkdtemp(prefix="cloudddp-agent-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = Path(folder) / "agent"
     with zipfile.ZipFile(io.BytesIO(program.archive())) as archive:
         archive.extractall(path)
+    compileall.compile_dir(path, quiet=2)
     return path
 
 
