@@ -15,7 +15,6 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from agent.s3 import boto_process
@@ -49,10 +48,7 @@ def main() -> int:
         client = boto_process.client(
             request["region"], attempts=ATTEMPTS, connections=CONNECTIONS, connect=10, read=60
         )
-        objects = list(_objects(client, request["bucket"], request["prefix"]))
-        if not objects:
-            raise Refused("it has no objects: is the prefix right?")
-        _refuse_files_that_are_folders(objects)
+        objects = files_of(client, request["bucket"], request["prefix"])
         _set_writable(request["folder"], writable=True)
         _copy(client, request["bucket"], objects, request["folder"], url)
         _compare(objects, request["folder"])
@@ -71,9 +67,10 @@ def main() -> int:
     return 0
 
 
-def _objects(client: Any, bucket: str, prefix: str) -> Iterator[Object]:
-    """Yield the objects below a prefix. Raises Refused for a key that is no path below a folder."""
+def files_of(client: Any, bucket: str, prefix: str) -> list[Object]:
+    """Return the objects below a prefix. Raises Refused where they cannot be the files of a folder."""
     beginning = f"{prefix.rstrip('/')}/" if prefix else ""
+    objects: dict[str, Object] = {}
     for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=beginning):
         for found in page.get("Contents", ()):
             key = found["Key"]
@@ -83,16 +80,14 @@ def _objects(client: Any, bucket: str, prefix: str) -> Iterator[Object]:
             parts = name.split("/")
             if any(part in ("", ".", "..") or len(part.encode()) > 255 or "\0" in part for part in parts):
                 raise Refused(f"the key {key!r} is no path of a file")
-            yield Object(key, name, found["Size"], int(found["LastModified"].timestamp()))
-
-
-def _refuse_files_that_are_folders(objects: list[Object]) -> None:
-    keys = {one.name: one.key for one in objects}
-    for one in objects:
-        folder = one.name
+            objects[name] = Object(key, name, found["Size"], int(found["LastModified"].timestamp()))
+    for folder in objects:
         while folder := folder.rpartition("/")[0]:
-            if folder in keys:
-                raise Refused(f"{keys[folder]} is an object and has objects below it")
+            if folder in objects:
+                raise Refused(f"{objects[folder].key} is an object and has objects below it")
+    if not objects:
+        raise Refused("it has no objects: is the prefix right?")
+    return list(objects.values())
 
 
 def _set_writable(folder: str, *, writable: bool) -> None:
