@@ -98,7 +98,7 @@ types: $(VENV)/.installed  ## mypy --strict
 	@$(BIN)/mypy examples/ddp/train.py  # apart: its train.py has the name of the package train/
 
 docs: $(VENV)/.installed  ## write the generated files: pages and pictures of docs/, the example's sbatch.sh
-	@$(BIN)/python -m cloudddp.cli.reference
+	@$(BIN)/python -m docs.reference
 	@$(BIN)/python -m docs.record
 
 $(SITE)/.installed: docs/requirements-site.txt

@@ -3,44 +3,54 @@
 Every layer raises these; only the command line turns them into text and an exit code. Any other exception is
 a bug of cloudddp and is reported as one.
 
-A hint may contain commands of cloudddp. They are data (`Command`), not text, because how a command has to be
-typed depends on the global options of this run, which only the command line has.
+A message may name commands, in backticks. How a command has to be typed depends on the global options of
+this run, which only the command line has: it adds them to the commands in a `Message`, never to text that
+came from a rank, a node or AWS.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_LEFTOVERS = 3
 EXIT_INTERRUPTED = 130
+_COMMAND = re.compile(r"`((?:cloudddp|aws|ssh) [^`]+)`")
 
 
-@dataclass(frozen=True, slots=True, init=False)
-class Command:
-    """A command that a message suggests, without the global options: `Command("logs", "-f", job)`."""
+class Message(str):
+    """A text of ours: `` Message(f"job {job} runs; `cloudddp cancel {q(job)}` stops it") ``.
 
-    words: tuple[str, ...]
-
-    def __init__(self, *words: str) -> None:
-        object.__setattr__(self, "words", words)
-
-
-class ToolCommand(Command):
-    """A command of another program that a message suggests: `ToolCommand("aws", "ec2", ...)`, or `ssh`.
-
-    It acts on this run's account or nodes, which its options and, with --sim, `cloudddp sim exec` choose:
-    without them it would act on the user's own account.
+    Its commands of cloudddp, aws and ssh are shown with the global options of this run (`render`). Values in
+    a command are quoted with `q`, text of ranks, nodes and AWS goes through `inert`.
     """
 
     __slots__ = ()
 
 
-Part = str | Command
-Text = Part | tuple[Part, ...]  # ("repeat ", Command("down")) reads "repeat `cloudddp down`"
+def q(*words: object) -> str:
+    """Return words as a shell reads them."""
+    return shlex.join(str(word) for word in words)
+
+
+def inert(text: str) -> str:
+    """Return a text of others in which nothing passes for a command of ours."""
+    return text.replace("`", "'")
+
+
+def render(text: str, as_typed: Callable[[list[str]], str]) -> str:
+    """Return a text as a plain string, each command of a Message as `as_typed` returns it from its words."""
+
+    def typed(found: re.Match[str]) -> str:
+        try:
+            return f"`{as_typed(shlex.split(found[1]))}`"
+        except ValueError:  # a value with a backtick
+            return found[0]
+
+    return _COMMAND.sub(typed, text) if isinstance(text, Message) else str(text)
 
 
 class StepUpdate(str):
@@ -49,30 +59,15 @@ class StepUpdate(str):
     __slots__ = ()
 
 
-ProgressCallback = Callable[[Text], None]  # by which long operations report progress, one sentence at a time
+ProgressCallback = Callable[[str], None]  # by which long operations report progress, one sentence at a time
 
 
-def ignore_progress(_: Text) -> None:
+def ignore_progress(_: str) -> None:
     """Report nothing."""
 
 
-def parts(text: Text) -> tuple[Part, ...]:
-    return text if isinstance(text, tuple) else (text,)
-
-
-def command_line(command: Command) -> str:
-    """Return a command as it is typed without any global option."""
-    return shlex.join([*([] if isinstance(command, ToolCommand) else ["cloudddp"]), *command.words])
-
-
-def render(text: Text, as_typed: Callable[[Command], str] = command_line) -> str:
-    """Return a message as a string, its commands in backticks."""
-    return "".join(f"`{as_typed(part)}`" if isinstance(part, Command) else part for part in parts(text))
-
-
 class CloudDDPError(Exception):
-    """Something failed. `hint` says what to type or change next; `advice` is the same, with its commands as
-    data.
+    """Something failed. `hint` says what to type or change next; it is a Message.
 
     `more_nodes` is how many other nodes failed at the same time; set by code that runs a step on several
     nodes.
@@ -80,10 +75,10 @@ class CloudDDPError(Exception):
 
     exit_code = EXIT_FAILED
 
-    def __init__(self, message: str, *, hint: Text = "") -> None:
+    def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self._message = message
-        self._advice = hint
+        self._hint = Message(hint)
         self.more_nodes = 0
 
     @property
@@ -95,12 +90,8 @@ class CloudDDPError(Exception):
         return f" (and {more} more node{'s' * (more > 1)})" if more else ""
 
     @property
-    def advice(self) -> Text:
-        return self._advice
-
-    @property
-    def hint(self) -> str:
-        return render(self.advice)
+    def hint(self) -> Message:
+        return self._hint
 
     def __str__(self) -> str:
         return self.message
@@ -128,7 +119,7 @@ class AWSError(CloudDDPError):
     `organization`: a policy of the organization denies the call.
     """
 
-    def __init__(self, message: str, *, hint: Text = "", code: str = "") -> None:
+    def __init__(self, message: str, *, hint: str = "", code: str = "") -> None:
         super().__init__(message, hint=hint)
         self.code = code
         self.retries = 0
@@ -144,14 +135,14 @@ class CredentialsError(AWSError):
     this reason its error says so.
     """
 
-    def __init__(self, message: str, *, renew: Text, hint: Text = "", code: str = "") -> None:
-        super().__init__(message, hint=hint or (*parts(renew), ", then repeat the command"), code=code)
+    def __init__(self, message: str, *, renew: str, hint: str = "", code: str = "") -> None:
+        super().__init__(message, hint=hint or f"{renew}, then repeat the command", code=code)
         self.renew = renew
 
 
-def renewal_first(error: BaseException, *hint: Part) -> Text:
+def renewal_first(error: BaseException, hint: str) -> str:
     """Return a hint, after how to renew the credentials if they were the reason."""
-    return (*parts(error.renew), ", then ", *hint) if isinstance(error, CredentialsError) else hint
+    return f"{error.renew}, then {hint}" if isinstance(error, CredentialsError) else hint
 
 
 class NodeError(CloudDDPError):
@@ -161,7 +152,7 @@ class NodeError(CloudDDPError):
     does not name a command.
     """
 
-    def __init__(self, message: str, *, hint: Text = "", reason: str = "") -> None:
+    def __init__(self, message: str, *, hint: str = "", reason: str = "") -> None:
         super().__init__(message, hint=hint)
         self.reason = reason
 
@@ -181,7 +172,7 @@ class ConnectError(NodeError):
         self,
         message: str,
         *,
-        hint: Text = "",
+        hint: str = "",
         patience: float = 0.0,
         shown: str = "",
         silent: bool = False,
@@ -200,15 +191,12 @@ class ConnectError(NodeError):
         return gave_up + super()._details()
 
     @property
-    def advice(self) -> Text:
+    def hint(self) -> Message:
         if self.other_node is None or self.closed_early:
-            return self._advice
-        return (
-            "other nodes answer, so it is the node itself: ",
-            Command("status"),
-            " shows its state, ",
-            Command("resume", "--replace", str(self.other_node)),
-            " replaces it and starts the job again",
+            return self._hint
+        return Message(
+            "other nodes answer, so it is the node itself: `cloudddp status` shows its state, `cloudddp "
+            f"resume --replace {q(self.other_node)}` replaces it and starts the job again"
         )
 
 

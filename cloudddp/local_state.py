@@ -21,7 +21,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from cloudddp.errors import CloudDDPError, Command
+from cloudddp.errors import CloudDDPError
 from cloudddp.files import Folder, open_private, state_home
 from cloudddp.tags import parse_cluster_id
 
@@ -135,7 +135,7 @@ class StateLost(CloudDDPError):
     def __init__(self, gone: Path) -> None:
         super().__init__(
             f"{gone} has gone: without it the nodes cannot be used, and they may be running and billed",
-            hint=(Command("down"), " removes them"),
+            hint="`cloudddp down` removes them",
         )
         self.gone = gone
 
@@ -269,12 +269,7 @@ class ClusterFolder:
             raise CloudDDPError(
                 f"this computer has no key for cluster {self.id}: it was created elsewhere, or the key was "
                 "lost",
-                hint=(
-                    "use the computer that ran ",
-                    Command("up"),
-                    ", or stop the bill with ",
-                    Command("down"),
-                ),
+                hint="use the computer that ran `cloudddp up`, or stop the bill with `cloudddp down`",
             )
         return self.private_key
 

@@ -22,7 +22,7 @@ from cloudddp.agent.protocol import ExitCode
 from cloudddp.agent.protocol.codec import MAX_REPLY, ProtocolError, encode
 from cloudddp.agent.replies import decode
 from cloudddp.agent.session import AgentSession
-from cloudddp.errors import NodeError, Text
+from cloudddp.errors import NodeError
 from cloudddp.files import payload_text
 from cloudddp.ssh.connection import Connection
 from cloudddp.ssh.fleet import Outcome
@@ -85,7 +85,6 @@ class Request(Step, Protocol[Reply]):
 class Options(TypedDict, total=False):
     """How a step is run: as for `run_step`."""
 
-    ship: bool
     timeout: float | None
     limit: int
     then: Sequence[str]
@@ -97,7 +96,7 @@ def run_script(
     name: str,
     *words: str,
     problem: str,
-    hint: Text = "",
+    hint: str = "",
     root: bool = False,
     seconds: float = 60.0,
     on_stdout: Callable[[bytes], None] | None = None,
@@ -122,25 +121,21 @@ def run_step(
     request: Step,
     *,
     body: Callable[[], Iterable[bytes]] | None = None,
-    ship: bool = False,
     timeout: float | None = 60.0,
     limit: int = MAX_REPLY,
     on_stdout: Callable[[bytes], None] | None = None,
     on_stderr: Callable[[bytes], None] | None = None,
     span: bool = True,
     is_last: bool = False,
-    alone: bool = False,
     then: Sequence[str] = (),
 ) -> Result:
     """Run one step of the agent on a node and return what it wrote.
 
-    What `body` returns follows the request on stdin. With `ship` the agent itself is on stdin, and the
-    request in argv, which every user of the node can read: no request with secrets is sent like that. An
-    agent that turns out to be missing or changed is shipped for a second try.
+    What `body` returns follows the request on stdin. An agent that is missing or changed is sent for a second
+    try.
 
-    `span`: record its time for --timings. `is_last`: of this node, as far as is known; its output may be any
-    bytes. `alone`: in a process of its own, so that its output may be any bytes, too. `then`: the steps that
-    are likely to follow. Raises RefusedByAgent, NodeError, ProtocolError.
+    `span`: record its time for --timings. `is_last`: of the agent's process, so that its output may be any
+    bytes. `then`: the steps that are likely to follow. Raises RefusedByAgent, NodeError, ProtocolError.
     """
     spec = CommandSpec(
         program.step_command(request.STEP),
@@ -151,28 +146,17 @@ def run_step(
         # A reply must arrive completely within the time limit; a stream has no limit.
         total_timeout=timeout if on_stdout is None and body is None else None,
     )
-    once = functools.partial(
-        _run_once, runner, node, request, spec, body, is_last=is_last, alone=alone, then=then
-    )
+    once = functools.partial(_run_once, runner, node, request, spec, body, is_last=is_last, then=then)
     try:
         with timings.span(f"agent: {request.STEP}", node) if span else contextlib.nullcontext():
-            if ship:
-                result = _run_shipped(runner, node, request, spec)
-            else:
-                result = once()
-                if result.exit_code == ExitCode.NO_AGENT:
-                    again = CommandSpec(program.ship("exit 0"), program.compressed_agent())
-                    shipped = runner.run(node, again)
-                    result = shipped if shipped.exit_code else once()
+            result = once()
+            if result.exit_code == ExitCode.NO_AGENT:
+                shipped = runner.run(node, CommandSpec(program.ship(), program.compressed_agent()))
+                result = shipped if shipped.exit_code else once()
         replies.raise_refusal(node, result)
     except NodeError as error:
         raise replies.named_step(request.STEP, error) from None
     return result
-
-
-def _run_shipped(runner: Runner, node: int, request: Step, spec: CommandSpec) -> Result:
-    command = program.ship(program.agent_command(request.STEP, encode(request).decode()))
-    return runner.run(node, replace(spec, command=command, stdin=program.compressed_agent()))
 
 
 def _run_once(
@@ -183,13 +167,12 @@ def _run_once(
     body: Callable[[], Iterable[bytes]] | None,
     *,
     is_last: bool,
-    alone: bool,
     then: Sequence[str],
 ) -> Result:
     """Run a step in the agent's process that serves the node, or in one of its own where that is not
     possible."""
     message = encode(request)
-    connection = None if alone else runner.connection(node)
+    connection = runner.connection(node)
     if connection is not None:
         session = AgentSession.of(connection, node, program.step_command("serve"))
         after = replace(spec, stdin=b"" if body is None else body())

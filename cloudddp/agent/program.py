@@ -12,7 +12,6 @@ import gzip
 import hashlib
 import io
 import re
-import shlex
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,10 +90,6 @@ def _is_intact() -> str:
     return f'[ "$({folder} && {hashed} 2>/dev/null)" = "{_agent_hash()}  -" ]'
 
 
-def agent_command(*words: str) -> str:
-    return f'exec {_PYTHON} "$HOME"/{agent_path()} {shlex.join(words)}'
-
-
 @functools.cache
 def compressed_agent() -> bytes:
     """Return the agent's archive, gzipped. Nothing depends on the bytes, so the version of zlib does not
@@ -102,9 +97,8 @@ def compressed_agent() -> bytes:
     return gzip.compress(archive(), 6, mtime=0)
 
 
-def ship(then: str) -> str:
-    """Return the command that takes the agent, compressed, from stdin and puts it in place whole, then runs
-    `then`.
+def ship() -> str:
+    """Return the command that takes the agent, compressed, from stdin and puts it in place whole.
 
     An intact agent is kept: a node whose disk is full can still be queried, and a process that runs from it
     imports the rest from it. So of two laptops that ship at once, one puts its folder there.
@@ -119,11 +113,12 @@ def ship(then: str) -> str:
     )
     return (
         'umask 077; mkdir -p "$HOME"/.cloudddp && '
-        f"if {_is_intact()}; then cat > /dev/null; else {install}; fi && {then}"
+        f"if {_is_intact()}; then cat > /dev/null; else {install}; fi"
     )
 
 
 def step_command(step: str) -> str:
     """Return the command that does a step if the agent is there and whole, and exits with NO_AGENT
     otherwise."""
-    return f"{{ {_is_intact()}; }} || exit {ExitCode.NO_AGENT.value}; {agent_command(step)}"
+    agent = f'exec {_PYTHON} "$HOME"/{agent_path()} {step}'
+    return f"{{ {_is_intact()}; }} || exit {ExitCode.NO_AGENT.value}; {agent}"

@@ -8,7 +8,6 @@ import threading
 import warnings
 from collections.abc import Callable
 
-from cloudddp.errors import Text, parts, render
 from cloudddp.operations.reporter import StepLines
 
 OnProgress = Callable[[str], None]
@@ -22,18 +21,20 @@ class Callback:
         self._lock = threading.RLock()  # a signal handler may report, too
         self._lines = StepLines()
 
-    def log(self, *texts: Text) -> None:
+    def log(self, text: str) -> None:
         """Pass on a message. An error of the callback is a warning: it must not stop a teardown."""
         if self._call is None:
             return
         try:
             with self._lock:
-                self._call(render(tuple(part for one in texts for part in parts(one))))
+                self._call(str(text))
         except Exception as error:
             warnings.warn(f"on_progress failed: {error!r}", RuntimeWarning, stacklevel=2)
 
-    def warn(self, *texts: Text) -> None:
-        self.log("warning: ", *texts)
+    suggest = log
+
+    def warn(self, text: str) -> None:
+        self.log(f"warning: {text}")
 
     def progress(self) -> Callback:
         return self
@@ -50,7 +51,7 @@ class Callback:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def __call__(self, text: Text) -> None:
+    def __call__(self, text: str) -> None:
         if self._lines.has_next(text):
             self.log(text)
 

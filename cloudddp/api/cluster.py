@@ -15,7 +15,7 @@ from cloudddp.aws import inventory
 from cloudddp.cluster import model as clusters
 from cloudddp.cluster.extend import deadline
 from cloudddp.cluster.teardown import STILL_REMOVING
-from cloudddp.errors import CloudDDPError, Leftovers, render
+from cloudddp.errors import CloudDDPError, Leftovers
 from cloudddp.job import cancel as cancelling
 from cloudddp.job import project_files, status
 from cloudddp.job.follow.decide import Policy
@@ -102,7 +102,7 @@ class Job:
         if left.lines:
             raise CloudDDPError(
                 f"not all results of job {self.id} were copied: {'; '.join(left.lines)}",
-                hint=("the nodes keep these files until they terminate; ", left.pull),
+                hint=f"the nodes keep these files until they terminate; {left.pull}",
             )
         raise_incomplete(left.incomplete, all_nodes=True)
         return session.root / project_files.RESULTS / self.id
@@ -218,7 +218,7 @@ class Cluster:
         members = inventory.instances(aws, inventory.with_id(self.id))  # `resume` may have replaced a node
         self._found = clusters.Cluster.of(members, name=self.name, cluster_id=self.id, region=self.region)
         if self._found.nodes and not discard:
-            held = [render(line) for line in unsaved_work(self._found, session.settings, aws=aws)]
+            held = unsaved_work(self._found, session.settings, aws=aws)
             if held:
                 raise Leftovers(
                     f"cluster {self.name} was not removed: {'; '.join([*held, *unfinished])}",

@@ -96,7 +96,7 @@ def run(
     checked_script(session, script_of(script, args, module=module), fresh=True)
     process_nodes.check(session.settings)
     if not results_of(session, results):
-        report_results_here(session, ("run(..., results=True)",))
+        report_results_here(session, "run(..., results=True)")
     new = _up(call)
     if not new.created:
         raise UsageError(

@@ -20,7 +20,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from cloudddp.aws import denials
-from cloudddp.errors import AWSError, Command, CredentialsError, Part, Text, ToolCommand, UsageError
+from cloudddp.errors import AWSError, CredentialsError, Message, UsageError
 from cloudddp.text import one_line
 
 T = TypeVar("T")
@@ -97,38 +97,34 @@ def check_creating(answer: object, method: str, call: str, region: str) -> None:
         decode(answer, kind, call, region)
 
 
-CREDENTIALS_HINT: tuple[Part, ...] = (
-    "run `aws configure`, or set AWS_PROFILE; to try cloudddp without an account: ",
-    Command("--sim", "up"),
+CREDENTIALS_HINT = Message(
+    "run `aws configure`, or set AWS_PROFILE; to try cloudddp without an account: `cloudddp --sim up`"
 )
 
-AGAIN = (Command("down"), ", then ", Command("up"), " again")
+AGAIN = Message("`cloudddp down`, then `cloudddp up` again")
 
 SHORTAGES = ("InsufficientInstanceCapacity", "InsufficientHostCapacity")  # HTTP status 500
 # error code -> what to do next
-HINTS: dict[str, Text] = {
-    "AuthFailure": (
-        "if only this region refuses them, enable it for the account or choose another; else ",
-        *CREDENTIALS_HINT,
+HINTS: dict[str, str] = {
+    "AuthFailure": Message(
+        "if only this region refuses them, enable it for the account or choose another; else "
+        f"{CREDENTIALS_HINT}"
     ),
     "InvalidClientTokenId": CREDENTIALS_HINT,
     "UnrecognizedClientException": CREDENTIALS_HINT,
     "SignatureDoesNotMatch": CREDENTIALS_HINT,
-    "AuthFailure.ServiceLinkedRoleCreationNotPermitted": (
-        "spot's first use: ",
-        ToolCommand("aws", "iam", "create-service-linked-role", "--aws-service-name", "spot.amazonaws.com"),
+    "AuthFailure.ServiceLinkedRoleCreationNotPermitted": Message(
+        "spot's first use: `aws iam create-service-linked-role --aws-service-name spot.amazonaws.com`"
     ),
     "OptInRequired": "enable the region or EC2 for this account in the AWS console",
-    "VcpuLimitExceeded": (
-        "ask for a higher EC2 vCPU quota of this family in the Service Quotas console, or use fewer nodes; ",
-        Command("doctor"),
-        " names the quota",
+    "VcpuLimitExceeded": Message(
+        "ask for a higher EC2 vCPU quota of this family in the Service Quotas console, or use fewer nodes; "
+        "`cloudddp doctor` names the quota"
     ),
     "InstanceLimitExceeded": "ask for a higher EC2 quota in the Service Quotas console, or use fewer nodes",
-    "MaxSpotInstanceCountExceeded": (
-        "ask for a higher spot quota in the Service Quotas console, or omit --spot; ",
-        Command("doctor"),
-        " names the quota",
+    "MaxSpotInstanceCountExceeded": Message(
+        "ask for a higher spot quota in the Service Quotas console, or omit --spot; `cloudddp doctor` names "
+        "the quota"
     ),
     "PendingVerification": "AWS is verifying the account and sends an e-mail when it has finished",
     **dict.fromkeys(
@@ -138,8 +134,8 @@ HINTS: dict[str, Text] = {
     ),
     "Unsupported": "this zone does not offer the type: give other --zones",
     "SpotMaxPriceTooLow": "omit --spot",
-    "IdempotentInstanceTerminated": ("the nodes of this launch have already terminated: ", *AGAIN),
-    "IdempotentParameterMismatch": ("an earlier launch had other parameters: ", *AGAIN),
+    "IdempotentInstanceTerminated": Message(f"the nodes of this launch have already terminated: {AGAIN}"),
+    "IdempotentParameterMismatch": Message(f"an earlier launch had other parameters: {AGAIN}"),
     "InsufficientAddressCapacity": "AWS has no free public address now: wait some minutes and repeat the "
     "command",
     "InsufficientFreeAddressesInSubnet": "the subnet is full: give other --subnets",
@@ -183,9 +179,7 @@ def action(service: str, method: str) -> str:
 
 
 @contextlib.contextmanager
-def explain(
-    call: str, region: str, renew: Text = "", decode: denials.Decode = lambda _: ""
-) -> Iterator[None]:
+def explain(call: str, region: str, renew: str = "", decode: denials.Decode = lambda _: "") -> Iterator[None]:
     """Raise errors of botocore inside the block as ours. `call` is for messages, for example
     ec2:RunInstances.
 
@@ -249,7 +243,7 @@ def unreachable(purpose: str, error: Exception) -> AWSError:
     return found
 
 
-def _refused(call: str, region: str, refusal: Any, renew: Text, decode: denials.Decode) -> AWSError:
+def _refused(call: str, region: str, refusal: Any, renew: str, decode: denials.Decode) -> AWSError:
     response: Mapping[str, Any] = refusal.response
     error = response.get("Error", {})
     code, message = one_line(str(error.get("Code", "")), _SHOWN_CODE), str(error.get("Message", ""))

@@ -24,7 +24,7 @@ from cloudddp import __version__, timings
 from cloudddp.aws import answers
 from cloudddp.aws.answers import EXPIRED, SHORTAGES, action, explain
 from cloudddp.config.schema import nearest
-from cloudddp.errors import AWSError, CloudDDPError, Command, CredentialsError, Text, UsageError
+from cloudddp.errors import AWSError, CloudDDPError, CredentialsError, UsageError
 from cloudddp.text import one_line, some
 
 _LISTED = 12  # profiles in an error message
@@ -198,12 +198,12 @@ class AWS:
         return self._credentials.ends()
 
     @property
-    def renewal(self) -> Text:
+    def renewal(self) -> str:
         """How to renew the credentials, as a phrase that ", then ..." can follow."""
         return self._credentials.source.renewal
 
     @property
-    def renewal_now(self) -> Text:
+    def renewal_now(self) -> str:
         """How to renew credentials that have not ended yet, as a sentence without its full stop."""
         return self._credentials.renewal_now()
 
@@ -218,7 +218,7 @@ class AWS:
         else:
             raise CloudDDPError(
                 f"{self.endpoint or 'AWS'} has made {action(service, method)} instead of a dry run",
-                hint=(Command("down"), " removes what it created"),
+                hint="`cloudddp down` removes what it created",
             )
         if self._observe:
             self._observe(service, method, {**params, "DryRun": True}, {})

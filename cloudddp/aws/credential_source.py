@@ -21,7 +21,7 @@ from typing import Any
 from botocore import exceptions
 
 from cloudddp.aws.answers import CREDENTIALS_HINT, shown, skewed, unreachable
-from cloudddp.errors import AWSError, CloudDDPError, Command, CredentialsError, Text, UsageError
+from cloudddp.errors import AWSError, CloudDDPError, CredentialsError, Message, UsageError
 from cloudddp.text import one_line
 
 _MOST_PROFILES = 10  # in a chain of roles; botocore reports a loop
@@ -53,14 +53,14 @@ class Source:
         return f"profile {one_line(self.profile, 100)!r}"
 
     @property
-    def renewal(self) -> Text:
+    def renewal(self) -> str:
         """How to renew the credentials, as a phrase that ", then ..." can follow."""
         if self.mfa:
-            return (Command("status"), " in a terminal, where it asks for a new MFA code")
+            return Message("`cloudddp status` in a terminal, where it asks for a new MFA code")
         return self.login
 
     @property
-    def login(self) -> Text:
+    def login(self) -> str:
         """How to renew what the role is assumed with."""
         option = "" if self.profile == "default" else f" --profile {shlex.quote(one_line(self.profile, 100))}"
         return {

@@ -22,7 +22,7 @@ from botocore.exceptions import ClientError, RefreshWithMFAUnsupportedError
 from botocore.utils import JSONFileCache
 
 from cloudddp.aws.credential_source import Source, explained, moment, source, unreadable_token
-from cloudddp.errors import CredentialsError, Text, parts
+from cloudddp.errors import CredentialsError, Message
 from cloudddp.text import one_line, size_of
 
 AskCode = Callable[[str], str | None]
@@ -187,7 +187,7 @@ class Credentials:
         """Return when the user has to log in again; None if never, or unknown. Makes no call."""
         return self.source.ends(self._cache.ends)
 
-    def renewal_now(self) -> Text:
+    def renewal_now(self) -> str:
         """Return how to renew credentials that have not ended yet. Makes no call.
 
         botocore asks for an MFA code only in the last 15 minutes of a cached session
@@ -196,11 +196,8 @@ class Credentials:
         """
         ends = self._cache.ends
         if not self.source.mfa or ends is None or ends - datetime.now(UTC) < _ASKS_BEFORE_END:
-            return ("renew them: ", *parts(self.source.renewal))
-        return (
-            f"renew them now: `rm {_CACHE}/{self._cache.name}`, then ",
-            *parts(self.source.renewal),
-        )
+            return Message(f"renew them: {self.source.renewal}")
+        return Message(f"renew them now: `rm {_CACHE}/{self._cache.name}`, then {self.source.renewal}")
 
     def _frozen(self) -> Any:
         for _ in range(_QUESTIONS):

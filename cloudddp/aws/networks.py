@@ -14,7 +14,7 @@ from cloudddp.aws.answers import Count, Id, Record, Tagged
 from cloudddp.aws.client import AWS
 from cloudddp.aws.internet_access import PublicAccessBlock, RouteTable, public_access_block
 from cloudddp.config.spec import ClusterSpec
-from cloudddp.errors import AWSError, CloudDDPError, ToolCommand, UsageError
+from cloudddp.errors import AWSError, CloudDDPError, UsageError, q
 from cloudddp.text import one_line, some
 
 _LISTED = 12  # subnets in an error message
@@ -132,11 +132,8 @@ def _no_default_vpc(aws: AWS, found: Sequence[Subnet], reached_from: Sequence[st
     if not found:
         return UsageError(
             f"{head}, and no subnet",
-            hint=(
-                "create a default VPC: ",
-                ToolCommand("aws", "ec2", "create-default-vpc", "--region", aws.region),
-                "; or try another region",
-            ),
+            hint=f"create a default VPC: `aws ec2 create-default-vpc --region {q(aws.region)}`; or try "
+            "another region",
         )
     tables = internet_access.route_tables(aws)
     blocks = reached_from or ("0.0.0.0/0",)
@@ -277,26 +274,17 @@ def _unblocked(found: Sequence[Subnet], blocked: PublicAccessBlock | None, regio
         return list(found) if blocked is None else chosen
     exclude = (
         (
-            "; or exclude one from it, which takes some minutes: ",
-            ToolCommand(
-                "aws",
-                "ec2",
-                "create-vpc-block-public-access-exclusion",
-                "--region",
-                region,
-                "--subnet-id",
-                found[0].id,
-                "--internet-gateway-exclusion-mode",
-                "allow-bidirectional",
-            ),
+            "; or exclude one from it, which takes some minutes: `aws ec2 "
+            f"create-vpc-block-public-access-exclusion --region {q(region)} --subnet-id {q(found[0].id)} "
+            "--internet-gateway-exclusion-mode allow-bidirectional`"
         )
         if blocked.exclusions_allowed
-        else ("; your organization allows no exclusions",)
+        else "; your organization allows no exclusions"
     )
     raise UsageError(
         f"{_BLOCK_PUBLIC_ACCESS} is {blocked.mode} in {region}, so SSH cannot reach public addresses in "
         f"{_listed(found)}",
-        hint=(f"give a subnet that is excluded from it with --subnets; or {_PRIVATE}", *exclude),
+        hint=f"give a subnet that is excluded from it with --subnets; or {_PRIVATE}{exclude}",
     )
 
 

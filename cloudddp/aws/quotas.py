@@ -11,7 +11,7 @@ import msgspec
 from cloudddp.aws import inventory
 from cloudddp.aws.answers import Count, Id, Record
 from cloudddp.aws.client import AWS
-from cloudddp.errors import AWSError, Command, Text, ToolCommand, parts
+from cloudddp.errors import AWSError, Message, q
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,22 +51,13 @@ class Usage:
         name = f"{self.quota.name} ({self.quota.code})"
         return f"{name}: {self.limit} vCPUs, {self.used} in use, {self.needed} needed"
 
-    def increase(self, region: str) -> Text:
+    def increase(self, region: str) -> str:
         """Return how to ask for a sufficient quota in a region."""
-        request = ToolCommand(
-            "aws",
-            "service-quotas",
-            "request-service-quota-increase",
-            "--region",
-            region,
-            "--service-code",
-            "ec2",
-            "--quota-code",
-            self.quota.code,
-            "--desired-value",
-            str(self.used + self.needed),
+        return Message(
+            "ask for more (hours to days): `aws service-quotas request-service-quota-increase "
+            f"--region {q(region)} --service-code ec2 --quota-code {q(self.quota.code)} --desired-value "
+            f"{q(self.used + self.needed)}`"
         )
-        return ("ask for more (hours to days): ", request)
 
 
 _STANDARD = ("a", "c", "d", "h", "i", "im", "is", "m", "r", "t", "z")
@@ -166,11 +157,8 @@ def explained(aws: AWS, error: AWSError, instance_type: str, vcpus: int, *, spot
         return error
     fewer = "omit --spot" if spot else "use fewer nodes"
     uncertain = caveat(instance_type, spot=spot)
-    hint = (
-        f"{found.detail}{f' ({uncertain})' if uncertain else ''}; ",
-        *parts(found.increase(aws.region)),
-        f", or {fewer}; ",
-        Command("doctor"),
-        " checks it",
+    hint = Message(
+        f"{found.detail}{f' ({uncertain})' if uncertain else ''}; {found.increase(aws.region)}, or {fewer}; "
+        "`cloudddp doctor` checks it"
     )
     return AWSError(error.message, hint=hint, code=error.code)

@@ -11,7 +11,7 @@ from msgspec import Meta, field, structs
 from cloudddp.aws import inventory
 from cloudddp.aws.answers import Id, Record
 from cloudddp.aws.client import AWS
-from cloudddp.errors import AWSError, ToolCommand, UsageError
+from cloudddp.errors import AWSError, UsageError, q
 
 EXCEEDED = "ReservationCapacityExceeded"
 _NOT_FOUND = ("InvalidCapacityReservationId.NotFound", "InvalidCapacityReservationId.Malformed")
@@ -74,10 +74,8 @@ def find(aws: AWS, name: str) -> Reservation:
     if not found:
         raise UsageError(
             f"there is no capacity reservation {name} in {aws.region}",
-            hint=(
-                ToolCommand("aws", "ec2", "describe-capacity-reservations", "--region", aws.region),
-                " lists those of the account and region",
-            ),
+            hint=f"`aws ec2 describe-capacity-reservations --region {q(aws.region)}` lists those of the "
+            "account and region",
         )
     group = found[0].placement_group_arn
     if group and f":{aws.call('sts', 'get_caller_identity').get('Account')}:" not in group:

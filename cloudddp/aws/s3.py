@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from cloudddp.aws.client import AWS
-from cloudddp.errors import AWSError, CloudDDPError
+from cloudddp.errors import AWSError, CloudDDPError, q
 from cloudddp.text import one_line
 
 MAX_OBJECTS = 200_000  # of one job
@@ -47,7 +47,7 @@ def listed(aws: AWS, bucket: str, prefix: str) -> list[Object]:
         if len(found) > MAX_OBJECTS:
             raise CloudDDPError(
                 f"there are more than {MAX_OBJECTS} objects in s3://{bucket}/{one_line(prefix)}",
-                hint=f"copy them with `aws s3 sync s3://{bucket}/{one_line(prefix)} FOLDER`",
+                hint=f"copy them with `aws s3 sync {q(f's3://{bucket}/{one_line(prefix)}')} FOLDER`",
             )
         token = {"ContinuationToken": page.following}
 

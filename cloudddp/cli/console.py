@@ -18,6 +18,7 @@ import os
 import re
 import select
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO
@@ -26,7 +27,7 @@ import click
 
 from cloudddp import timings
 from cloudddp.config.command_line import GlobalOptions
-from cloudddp.errors import CloudDDPError, NotConfirmed, StepUpdate, Text, parts, render
+from cloudddp.errors import CloudDDPError, Message, NotConfirmed, StepUpdate, render
 from cloudddp.formats import wrapped
 from cloudddp.operations.reporter import StepLines
 from cloudddp.text import one_line, visible_in_colour, without_colours
@@ -107,7 +108,7 @@ _SHOWN_SECONDS = 1.0  # a step that took less has no time
 class Progress:
     """Call it with the text of each step. On a terminal the current step has a spinner, and then its time."""
 
-    def __init__(self, log: Callable[[str], None], render: Callable[[Text], str]) -> None:
+    def __init__(self, log: Callable[[str], None], render: Callable[[str], str]) -> None:
         """`log` writes a line that stays; `render` writes the commands in a text as this user has to type
         them."""
         self._log = log
@@ -124,6 +125,9 @@ class Progress:
         self._warning = ""
         self._since = time.monotonic()
         self._lines = StepLines()
+        # Threads of several nodes report: rich would write a step into the row of a spinner that another one
+        # starts. A signal handler may interrupt a report and make its own.
+        self._lock = threading.RLock()
 
     def __enter__(self) -> Progress:
         return self
@@ -131,10 +135,11 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def __call__(self, text: Text) -> None:
+    def __call__(self, text: str) -> None:
         """Report the next step. It never fails, and may be called by a signal handler."""
         try:
-            self._report(text)
+            with self._lock:
+                self._report(text)
         except Exception:  # the terminal is closed, or a signal handler interrupted: the work must continue
             self._live, self._status = False, None
 
@@ -149,7 +154,7 @@ class Progress:
         self._console.print(RichText.from_ansi(visible_in_colour(text)), soft_wrap=True)
         return True
 
-    def _report(self, message: Text) -> None:
+    def _report(self, message: str) -> None:
         text = one_line(self._render(message))  # rich writes to the terminal directly
         if text == self._step:
             return  # a poll that found nothing new
@@ -188,12 +193,10 @@ class Progress:
 
     def stop(self) -> None:
         """End the last step; the next output starts on a new line."""
-        try:
+        with self._lock, contextlib.suppress(OSError, ValueError):
             if self._status is not None:
                 self._status.stop()
                 self._finish_step()
-        except (OSError, ValueError):
-            pass
         self._status, self._step = None, ""
 
 
@@ -213,25 +216,28 @@ class Console:
         self.options = options or GlobalOptions()
         self._progress: Progress | None = None
 
-    def render(self, text: Text) -> str:
+    def render(self, text: str) -> str:
         """Return a message as a string, its commands with the global options of this run."""
         return render(text, self.options.command_line)
 
-    def log(self, *texts: Text) -> None:
+    def log(self, text: str) -> None:
         """Write a progress message to stderr.
 
         It never fails: after the terminal is closed every write is an error, and a teardown must not stop for
         that. It may be called by a signal handler, in the middle of another write (RuntimeError).
         """
         try:
-            text = tuple(part for one in texts for part in parts(one))
             dim = sys.stderr.isatty() and colour() is not False
             self._write_error(click.style(wrapped(self.render(text), sys.stderr), dim=dim or None))
         except (OSError, ValueError, RuntimeError):
             pass
 
-    def warn(self, *texts: Text) -> None:
-        self.log("warning: ", *texts)
+    def suggest(self, text: str) -> None:
+        """Log a text of ours (`Message`), which names commands."""
+        self.log(Message(text))
+
+    def warn(self, text: str) -> None:
+        self.log(type(text)(f"warning: {text}"))
 
     def fail(self, message: str) -> None:
         """Write what went wrong to stderr."""
@@ -242,8 +248,8 @@ class Console:
         """Write an error and its hint to stderr. It never fails, as `log`."""
         try:
             self.fail(error.message)
-            if error.advice:
-                hint = wrapped(f"  -> {self.render(error.advice)}", sys.stderr)
+            if error.hint:
+                hint = wrapped(f"  -> {self.render(error.hint)}", sys.stderr)
                 click.secho(hint, err=True, color=colour())
         except (OSError, ValueError, RuntimeError):
             pass  # the terminal is closed; the exit code still reports the error

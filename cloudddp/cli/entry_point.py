@@ -20,7 +20,6 @@ from cloudddp.errors import (
     EXIT_INTERRUPTED,
     EXIT_USAGE,
     CloudDDPError,
-    Command,
     Interrupted,
     UsageError,
 )
@@ -144,7 +143,7 @@ def _bug(console: Console, error: Exception, arguments: Sequence[str]) -> int:
     except (OSError, CloudDDPError):
         details = "".join(traceback.format_exception_only(error)).strip()
     message = f"a bug in cloudddp: {type(error).__name__}: {error}"
-    console.error(CloudDDPError(message, hint=(f"{details}; ", Command("down"), " still works")))
+    console.error(CloudDDPError(message, hint=f"{details}; `cloudddp down` still works"))
     return EXIT_FAILED
 
 

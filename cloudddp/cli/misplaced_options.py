@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from cloudddp.cli.lazy_commands import Verb
-from cloudddp.errors import Command, UsageError
+from cloudddp.errors import UsageError, q
 
 # Options of `launch` and `run` whose loss costs money or results. All others reach the script: `--config`,
 # `-c`, `--env`, `--nodes`, `--tag` and `--profile` are common in scripts, and losing them changes nothing
@@ -69,16 +69,16 @@ class JobVerb(Verb):
                 continue
             path = _path(ctx)
             verb = " ".join(path)
-            for_script = Command(*path, *_options_again(ctx, self, words[:at]), "--", *words[at:])
+            again = q("cloudddp", *path, *_options_again(ctx, self, words[:at]), "--", *words[at:])
             if name in _names(self):
                 raise UsageError(
                     f"{name} comes after the script, where every word belongs to the script",
-                    hint=(f"put it before {script}; if it is meant for the script: ", for_script),
+                    hint=f"put it before {script}; if it is meant for the script: `{again}`",
                 )
             raise UsageError(
                 f"{name} is an option of {_verbs_with(ctx, name)}, not of {verb}, and comes after the "
                 "script, where every word belongs to the script",
-                hint=("if it is meant for the script: ", for_script),
+                hint=f"if it is meant for the script: `{again}`",
             )
 
 
@@ -185,7 +185,7 @@ def _unknown_option(ctx: click.Context, command: click.Command, name: str, words
     if name in _known_options(ctx, command):
         return UsageError(
             f"{name} is an option of {_verbs_with(ctx, name)}, not of {verb}",
-            hint=("see ", Command(*path, "--help")),
+            hint=f"see `cloudddp {q(*path)} --help`",
         )
     known = [n for n, option in _spellings(command.params) if not option.hidden or n.startswith("--")]
     similar = difflib.get_close_matches(name, known, n=1, cutoff=SIMILAR)
@@ -193,7 +193,7 @@ def _unknown_option(ctx: click.Context, command: click.Command, name: str, words
     suggestion = f"did you mean {similar[0]}? Options" if similar else "options"
     return UsageError(
         f"{verb} has no option {name}",
-        hint=(f"{suggestion} of the script go after it: ", Command(*path, script, name)),
+        hint=f"{suggestion} of the script go after it: `cloudddp {q(*path)} {q(script)} {q(name)}`",
     )
 
 

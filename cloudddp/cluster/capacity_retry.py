@@ -24,7 +24,7 @@ from cloudddp.cluster.offers import Offer
 from cloudddp.cluster.plan import Plan, lifetime
 from cloudddp.config import timing
 from cloudddp.config.spec import ClusterSpec, seconds_of
-from cloudddp.errors import AWSError, CloudDDPError, Command, Interrupted, ProgressCallback, UsageError
+from cloudddp.errors import AWSError, CloudDDPError, Interrupted, ProgressCallback, UsageError
 
 Create = Callable[[Offer, ClusterSpec], tuple[Cluster, Plan]]
 Look = Callable[[], tuple[Sequence[Offer], Sequence[Attempt]]]
@@ -182,7 +182,7 @@ def _remaining_budget(offer: Offer, waiting: _Waiting) -> ClusterSpec:
             "launches that AWS accepted and that ended before the nodes were ready cost at most "
             f"{waiting.cost}; what is left "
             f"of max_cost ({spec.max_cost:.2f}) is too little: {error.message}. Nothing is running",
-            hint=("raise --max-cost, or try again later: ", Command("up")),
+            hint="raise --max-cost, or try again later: `cloudddp up`",
         ) from None
     return paid
 

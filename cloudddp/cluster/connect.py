@@ -132,7 +132,7 @@ def check_route(spec: ClusterSpec) -> None:
         except ConnectError as error:
             if error.patience:
                 raise
-            raise UsageError(error.message, hint=error.advice) from None
+            raise UsageError(error.message, hint=error.hint) from None
 
 
 def _programs(command: str) -> Iterator[str]:
@@ -330,10 +330,10 @@ def probe(
     """Return the agent's probe reply for each node. Raises NodeError if no interface has the node's address.
 
     The boot may take `wait_boot` seconds; after it, a node has Timing.gpus seconds to show all `gpus` GPUs. 0
-    does not wait for any. `new` nodes get the agent with the request; others only if it turns out that they
-    do not have it. They look at the timer of their deadline, import torch and use each GPU, for up to
-    Timing.torch seconds. EFA devices are counted where `efa`, the number expected, is not 0. `only_files`: no
-    GPUs are counted. `then`: steps that are likely to follow. `on_stage` is called as nodes get further.
+    does not wait for any. `new` nodes look at the timer of their deadline, import torch and use each GPU, for
+    up to Timing.torch seconds. EFA devices are counted where `efa`, the number expected, is not 0.
+    `only_files`: no GPUs are counted. `then`: steps that are likely to follow. `on_stage` is called as nodes
+    get further.
     """
     gpu_seconds = timing.current().gpus if gpus else 0.0
     torch_seconds = timing.current().torch if new else 0.0
@@ -356,7 +356,6 @@ def probe(
     replies = client.call_all(
         runner,
         request,
-        ship=new,
         # GPUs have gpu_seconds to be listed, and again to be usable.
         timeout=_PROBE_SECONDS + wait_boot + 2 * gpu_seconds + torch_seconds,
         limit=MAX_FOLDERS if manifest else MAX_REPLY,

@@ -26,13 +26,7 @@ from cloudddp.cluster.preconditions import check_state
 from cloudddp.cluster.requests import PLACEMENT_STEP, Ref, Request
 from cloudddp.cluster.teardown import down, leftovers
 from cloudddp.config import timing
-from cloudddp.errors import (
-    AWSError,
-    CloudDDPError,
-    Command,
-    ProgressCallback,
-    ignore_progress,
-)
+from cloudddp.errors import AWSError, CloudDDPError, ProgressCallback, ignore_progress
 from cloudddp.local_state import ClusterFolder
 from cloudddp.tags import TAG_NODE_RANK
 
@@ -195,7 +189,7 @@ class CreatedResources:
                 raise NameTaken(
                     f"the name {self.name!r} is taken in {self.aws.region}, by a key pair that AWS does "
                     "not list yet; nothing was created",
-                    hint=("repeat ", Command("up"), ", or choose another name with -c"),
+                    hint="repeat `cloudddp up`, or choose another name with -c",
                 )
             time.sleep(_RETRY_SECONDS)
 

@@ -40,7 +40,7 @@ from cloudddp.cluster.prices import Price
 from cloudddp.cluster.requests import Ref, Request, choose_interfaces, needs_elastic_ip
 from cloudddp.cluster.user_data import new_identity
 from cloudddp.config.spec import ClusterSpec, connection_mode
-from cloudddp.errors import AWSError, CloudDDPError, Text
+from cloudddp.errors import AWSError, CloudDDPError
 from cloudddp.files import state_home
 from cloudddp.text import one_line, reason_of
 
@@ -64,7 +64,7 @@ class Check:
     name: str
     status: Status
     detail: str
-    fix: Text = ""
+    fix: str = ""
     region: str = ""
     candidate: str = ""  # type and market, where there are several
 
@@ -229,7 +229,7 @@ def _not_checked(*names: str) -> Check:
 
 
 def _failed(name: str, error: CloudDDPError) -> Check:
-    return Check(name, "fail", error.message, error.advice)
+    return Check(name, "fail", error.message, error.hint)
 
 
 # -- one region ----------------------------------------------------------------------------------------------
@@ -340,7 +340,7 @@ def _quota(aws: AWS, spec: ClusterSpec, info: TypeInfo) -> Check:
     try:
         found = quotas.usage(aws, quota, spec.nodes * info.vcpus)
     except AWSError as error:
-        return Check("quota", "warn", f"{quota.name} cannot be read: {error.message}", error.advice)
+        return Check("quota", "warn", f"{quota.name} cannot be read: {error.message}", error.hint)
     if caveat := quotas.caveat(spec.instance_type, spot=spot):  # not a failure: another one may count
         fix = "" if found.suffices else found.increase(aws.region)
         return Check("quota", "warn", f"{found.detail}; {caveat}", fix)
@@ -357,7 +357,7 @@ def _key(aws: AWS, key: str) -> Check:
     except AWSError as error:
         if error.code in denials.CODES:  # `up` does not need the call
             return Check("KMS key", "note", f"{shown} is not checked: {error.message}")
-        return Check("KMS key", "fail", error.message, error.advice or key_hint(f"KMS key {shown}"))
+        return Check("KMS key", "fail", error.message, error.hint or key_hint(f"KMS key {shown}"))
     if problem:
         return Check("KMS key", "fail", f"{shown}: {problem}", key_hint(f"KMS key {shown}"))
     return Check("KMS key", "pass", f"{shown} is enabled; whether EC2 may use it, only a launch shows")

@@ -16,7 +16,7 @@ from cloudddp.agent.client import Runner
 from cloudddp.aws.client import AWS
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import timing
-from cloudddp.errors import CloudDDPError, Command, UsageError
+from cloudddp.errors import CloudDDPError, UsageError, q
 from cloudddp.formats import dollars, moment
 from cloudddp.local_state import MOVED, MOVING, ClusterFolder
 from cloudddp.ssh.fleet import Outcome
@@ -60,13 +60,13 @@ def new_deadline(
         raise UsageError(
             f"the new deadline, {moment(found)}, is in the past or less than a minute ahead (cost so far: "
             f"{dollars(limits.so_far)})",
-            hint=(Command("down"), " ends the cluster now"),
+            hint="`cloudddp down` ends the cluster now",
         )
     if found > limits.last:
         raise UsageError(
             f"{moment(found)} is too late: the cluster has to end {LONGEST.total_seconds() / 3600:.0f} hours "
             "after it was created, and before its capacity block does",
-            hint=("at the latest: ", Command("extend", "--until", iso(limits.last))),
+            hint=f"at the latest: `cloudddp extend --until {q(iso(limits.last))}`",
         )
     most, cost = limits.max_cost, limits.cost(found)
     if most is None or usd is not None or found <= limits.current:
@@ -116,7 +116,7 @@ def move(
     if changed := [node for node in before if current.get(node, before[node]) != before[node]]:
         raise CloudDDPError(
             f"another command has moved the deadline of {node_list(changed)} meanwhile; nothing was changed",
-            hint=(Command("status"), " shows it; then repeat the command"),
+            hint="`cloudddp status` shows it; then repeat the command",
         )
     folder = ClusterFolder(cluster.id)
     known = {node: current.get(node, cluster.nodes[node].tags.expires) for node in runner.nodes}

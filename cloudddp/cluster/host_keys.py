@@ -25,7 +25,7 @@ import msgspec
 from cloudddp import timings
 from cloudddp.agent import client
 from cloudddp.agent.client import Runner
-from cloudddp.errors import CloudDDPError, Command, ConnectError, NodeError, ProgressCallback
+from cloudddp.errors import CloudDDPError, ConnectError, NodeError, ProgressCallback
 from cloudddp.local_state import ClusterFolder
 from cloudddp.ssh.fleet import Outcome
 from cloudddp.ssh.target import public_key
@@ -88,7 +88,7 @@ def read(folder: ClusterFolder) -> KnownKeys:
     except (ValueError, RecursionError) as error:  # msgspec's own errors are ValueErrors
         raise CloudDDPError(
             f"{path}: cannot read the host keys of this cluster's nodes: {error}",
-            hint=("without them no node can be verified; ", Command("down"), " stops the bill without SSH"),
+            hint="without them no node can be verified; `cloudddp down` stops the bill without SSH",
         ) from None
     return KnownKeys(shared, folder.created_instances(), nodes)
 
@@ -180,12 +180,10 @@ class _Replacement:
 
     def _each(self, step: Callable[[int], str]) -> dict[int, str]:
         """Run a step on every node that has not failed; return the keys by node."""
-        outcome: Outcome[str] = self.runner.each(
-            lambda node: step(node) if node in self.todo and node not in self.failed else "",
-            fatal=lambda _: not self.partly,
-        )
+        nodes = [node for node in self.runner.nodes if node in self.todo and node not in self.failed]
+        outcome = self.runner.each(step, nodes=nodes, fatal=lambda _: not self.partly)
         self.failed.update(outcome.errors)
-        return {node: key for node, key in outcome.values.items() if key}
+        return outcome.values
 
     def _record(self, found: Mapping[int, str], make: Callable[[str], NodeKeys]) -> None:
         """Record the keys; then raise the first error, unless errors are to be returned."""

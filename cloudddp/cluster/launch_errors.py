@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from cloudddp.config.spec import ClusterSpec
-from cloudddp.errors import AWSError, CloudDDPError, Command, Text
+from cloudddp.errors import AWSError, CloudDDPError, Message
 
 
 class Next(Enum):
@@ -89,7 +89,7 @@ class NotLaunched(CloudDDPError):
         *,
         accepted: bool = False,
     ) -> None:
-        super().__init__(first.message, hint=first.advice)
+        super().__init__(first.message, hint=first.hint)
         self.attempts = tuple(attempts)
         self.first = first
         self.remaining = tuple(remaining)
@@ -151,16 +151,15 @@ def widening(spec: ClusterSpec) -> tuple[str, ...]:
     return (*["--zones"] * bool(spec.zones), *["--subnets"] * bool(spec.subnets), "--regions", *grouped)
 
 
-def advice(attempts: Sequence[Attempt], wider: Sequence[str]) -> Text:
+def advice(attempts: Sequence[Attempt], wider: Sequence[str]) -> str:
     """Return what to do when no attempt has succeeded. `wider` are options that can add places
     (`widening`)."""
     if any(one.waiting_helps for one in attempts):
         return f"keep trying with --wait-capacity 2h, {look_further(wider)}or choose another --instance-type"
     if any(next_step(one.code) is Next.REGION for one in attempts):
-        return (
-            "ask for a higher quota in the Service Quotas console, or use fewer nodes; ",
-            Command("doctor"),
-            " names the quota",
+        return Message(
+            "ask for a higher quota in the Service Quotas console, or use fewer nodes; `cloudddp doctor` "
+            "names the quota"
         )
     further = look_further(wider)
     return f"{further}or choose another --instance-type" if further else "choose another --reservation"

@@ -21,7 +21,7 @@ from cloudddp.aws.client import AWS
 from cloudddp.aws.inventory import Instance, Resource
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.prices import PUBLIC_IPV4_HOUR
-from cloudddp.errors import CloudDDPError, Command, Text
+from cloudddp.errors import CloudDDPError
 from cloudddp.formats import moment
 from cloudddp.local_state import ClusterFolder
 from cloudddp.tags import Tags
@@ -212,7 +212,7 @@ def _ended_by(instance: Instance, cluster: Cluster) -> str:
 class NoCluster(CloudDDPError):
     """No cluster of that name has nodes. `last`: the newest one whose instances AWS still lists, or None."""
 
-    def __init__(self, message: str, *, hint: Text = "", last: Cluster | None = None) -> None:
+    def __init__(self, message: str, *, hint: str = "", last: Cluster | None = None) -> None:
         super().__init__(message, hint=hint)
         self.last = last
 
@@ -247,7 +247,7 @@ def get(aws: AWS, name: str, ownership: Ownership | None = None) -> Cluster:
     if not usable:
         raise NoCluster(
             "; ".join([f"there is no cluster {name!r} in {aws.region}", *_last_deadline(known)]),
-            hint=("create one: ", Command("up"), "; ", Command("ls"), " lists all"),
+            hint="create one: `cloudddp up`; `cloudddp ls` lists all",
             last=last_ended(known),
         )
     if not own:
@@ -262,7 +262,7 @@ def ambiguous(name: str, region: str, found: Iterable[Cluster]) -> CloudDDPError
     ids = [cluster.id for cluster in found]
     return CloudDDPError(
         f"there are {len(ids)} clusters named {name!r} in {region}: {', '.join(ids)}",
-        hint=("remove them all with ", Command("down"), ", or wait for their deadlines"),
+        hint="remove them all with `cloudddp down`, or wait for their deadlines",
     )
 
 

@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from cloudddp.aws.inventory import Instance
 from cloudddp.cluster import prices
 from cloudddp.cluster.prices import Cost
-from cloudddp.errors import CloudDDPError, Command, NodeError, Part, ToolCommand
+from cloudddp.errors import CloudDDPError, Message, NodeError, q
 from cloudddp.formats import duration
 from cloudddp.tags import most_common
 
@@ -264,14 +264,18 @@ class Cluster:
             hint="repeat the command when it runs" if launched else self.stopped_hint(rank),
         )
 
-    def stopped_hint(self, rank: int) -> tuple[Part, ...]:
+    def stopped_hint(self, rank: int) -> str:
         """Return what to type for a node that was stopped."""
-        words = ("start-instances", "--region", self.region, "--instance-ids", self.nodes[rank].id)
-        start = (ToolCommand("aws", "ec2", *words), " starts it again")
+        start = Message(
+            f"`aws ec2 start-instances --region {q(self.region)} --instance-ids {q(self.nodes[rank].id)}` "
+            "starts it again"
+        )
         if len(self.nodes) == 1:
             return start
-        replace_it = Command("resume", "--replace", str(rank))
-        return (*start, "; ", replace_it, " terminates it, with its disk, and launches another")
+        return Message(
+            f"{start}; `cloudddp resume --replace {q(rank)}` terminates it, with its disk, and launches "
+            "another"
+        )
 
     def require_node(self, rank: int) -> Instance:
         """Return the node of that rank. Raises CloudDDPError if there is none, or it has ended."""

@@ -27,7 +27,7 @@ from cloudddp.aws.client import AWS
 from cloudddp.aws.inventory import Instance, Resource
 from cloudddp.cluster.lookup import Ownership
 from cloudddp.cluster.plan import key_name
-from cloudddp.errors import CloudDDPError, Command, Text
+from cloudddp.errors import CloudDDPError, Message
 from cloudddp.local_state import ClusterFolder
 
 DUPLICATE = "InvalidKeyPair.Duplicate"
@@ -100,11 +100,8 @@ def taken(aws: AWS, name: str, by: Holder | Instance) -> NameTaken:
         return NameTaken(
             f"the name {name!r} is taken in {aws.region} by {kind} {resource.id}, whose tags hold no "
             "readable cluster id; nothing was created",
-            hint=(
-                "choose another name with -c; or, if it is yours: ",
-                Command("down", "--anyone"),
-                ", or delete it in the AWS console",
-            ),
+            hint="choose another name with -c; or, if it is yours: `cloudddp down --anyone`, or delete it in "
+            "the AWS console",
         )
     since = by.since if isinstance(by, Holder) else tags.created or by.launched
     when = f"{since:%Y-%m-%d %H:%M:%S} UTC" if since else "an unknown time"
@@ -116,33 +113,21 @@ def taken(aws: AWS, name: str, by: Holder | Instance) -> NameTaken:
     )
 
 
-def _advice(aws: AWS, found: Resource | Instance) -> Text:
+def _advice(aws: AWS, found: Resource | Instance) -> str:
     ownership = Ownership(aws)
     if ownership.created_here(found):
         if ClusterFolder(found.cluster_id).is_being_created():
-            return (
-                "another ",
-                Command("up"),
-                " on this computer is creating it; ",
-                Command("status"),
-                " shows it",
+            return Message(
+                "another `cloudddp up` on this computer is creating it; `cloudddp status` shows it"
             )
-        return (
-            Command("status"),
-            " shows it; ",
-            Command("up"),
-            " again checks that it is ready, ",
-            Command("down"),
-            " removes it",
+        return Message(
+            "`cloudddp status` shows it; `cloudddp up` again checks that it is ready, `cloudddp down` "
+            "removes it"
         )
     if ownership.mine(found):
-        return (
-            "another computer of yours created it, or is still in ",
-            Command("up"),
-            ": ",
-            Command("status"),
-            " shows its nodes. Use it from there, or choose another name with -c; ",
-            Command("down"),
-            " removes it with its jobs and results",
+        return Message(
+            "another computer of yours created it, or is still in `cloudddp up`: `cloudddp status` shows "
+            "its nodes. Use it from there, or choose another name with -c; `cloudddp down` removes it with "
+            "its jobs and results"
         )
-    return ("choose another name with -c; or, if it is no longer needed: ", Command("down", "--anyone"))
+    return Message("choose another name with -c; or, if it is no longer needed: `cloudddp down --anyone`")

@@ -17,7 +17,7 @@ from cloudddp.aws.client import AWS
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.requests import Request, tag_specifications
 from cloudddp.config import timing
-from cloudddp.errors import AWSError, CloudDDPError, Command, ProgressCallback, Text
+from cloudddp.errors import AWSError, CloudDDPError, Message, ProgressCallback
 
 STEP = "address"
 _PARALLEL = 8  # calls at a time: 256 nodes take 32 rounds, and EC2's request rate is not exceeded
@@ -52,12 +52,10 @@ def check_limit(aws: AWS, name: str, count: int, abandoned: Callable[[], str]) -
     used -= sum(bool(removed) and one.cluster_id == removed for one in left)
     kept = sum(one.cluster_id != removed for one in left)
     if used + count > limit:
-        hint: Text = addresses_hint()
+        hint: str = addresses_hint()
         if kept:
-            hint = (
-                f"{kept} of them are left of cluster {name!r}: ",
-                Command("down"),
-                f" releases them; or {hint}",
+            hint = Message(
+                f"{kept} of them are left of cluster {name!r}: `cloudddp down` releases them; or {hint}"
             )
         raise CloudDDPError(
             f"{count} nodes with several network cards need {count} Elastic IPs; the account may have "

@@ -37,7 +37,7 @@ from cloudddp.cluster.requests import (
 from cloudddp.cluster.user_data import Identity, idle_guard, new_identity, units
 from cloudddp.config import timing
 from cloudddp.config.spec import ClusterSpec, connection_mode
-from cloudddp.errors import CloudDDPError, Command, UsageError
+from cloudddp.errors import CloudDDPError, UsageError
 
 _ROUNDING = 0.001  # USD
 
@@ -150,7 +150,7 @@ class Offers:
         raise CloudDDPError(
             f"the price in {region} has risen from ${self._confirmed[now[0].key]:.2f} to ${hour:.2f} an hour "
             "while `up` was waiting for capacity; nothing is running",
-            hint=("to accept it: ", Command("up"), " again"),
+            hint="to accept it: `cloudddp up` again",
         )
 
 
@@ -232,9 +232,7 @@ def subnets(
         return networks.candidates(aws, there, reached_from=sources)
     except UsageError as error:
         title = reservation_title(reservation)
-        raise UsageError(
-            f"{title} is in zone {reservation.zone}: {error.message}", hint=error.advice
-        ) from None
+        raise UsageError(f"{title} is in zone {reservation.zone}: {error.message}", hint=error.hint) from None
 
 
 def price(aws: AWS, spec: ClusterSpec, reservation: Reservation | None = None) -> Price:

@@ -31,7 +31,7 @@ from cloudddp.cluster.requests import (
 )
 from cloudddp.cluster.user_data import Identity, IdleGuard, user_data
 from cloudddp.config.spec import ClusterSpec, connection_mode
-from cloudddp.errors import CloudDDPError, Command, UsageError
+from cloudddp.errors import CloudDDPError, UsageError
 from cloudddp.tags import (
     TAG_CLUSTER,
     TAG_CREATED,
@@ -293,7 +293,7 @@ def plan_replacement(
     if expires - now < SHORTEST:
         raise CloudDDPError(
             f"the deadline of the cluster is at {expires:%Y-%m-%d %H:%M} UTC, too soon to replace a node",
-            hint=(Command("pull"), " what you need; then ", Command("down"), " and ", Command("up")),
+            hint="`cloudddp pull` what you need; then `cloudddp down` and `cloudddp up`",
         )
     params = {
         **launch,

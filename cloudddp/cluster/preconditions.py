@@ -20,7 +20,7 @@ from cloudddp.aws.reservations import Reservation
 from cloudddp.cluster.launch_errors import Next, next_step
 from cloudddp.cluster.requests import Ref, Request
 from cloudddp.config.spec import ClusterSpec
-from cloudddp.errors import AWSError, CloudDDPError, Command, Text, UsageError, parts
+from cloudddp.errors import AWSError, CloudDDPError, Message, UsageError
 
 # Not in the dry run: what `up` has yet to create, and what no permission depends on.
 _OMITTED = ("KeyName", "UserData", "ClientToken", "GroupName")
@@ -64,14 +64,14 @@ def require_launch(aws: AWS, spec: ClusterSpec, launch: Request) -> None:
         raise AWSError(f"{error.message}; nothing was created", hint=hint, code=error.code) from None
 
 
-def hint_of_denial(spec: ClusterSpec, error: AWSError) -> Text:
+def hint_of_denial(spec: ClusterSpec, error: AWSError) -> str:
     """Return what to do about a launch that AWS refuses in a dry run."""
     if spec.instance_profile and "iam:PassRole" in error.message:
         return (
             f"ask for iam:PassRole on the role of instance profile {spec.instance_profile} (for "
             "ec2.amazonaws.com), or remove instance_profile"
         )
-    return error.advice
+    return error.hint
 
 
 def dry_run_parameters(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,23 +110,17 @@ def is_about_default_group(error: AWSError) -> bool:
     )
 
 
-def hint_of_end(spec: ClusterSpec, reason_code: str, reason: str) -> Text:
+def hint_of_end(spec: ClusterSpec, reason_code: str, reason: str) -> str:
     """Return what to do about nodes that EC2 has ended instead of running them, or ''."""
     if not reason_code.startswith(_KEY_CODES) and not reason.startswith(_KEY_CODES):
         return ""
     which = (
         f"KMS key {spec.kms_key}" if spec.kms_key else "the account's KMS key for EBS, or that of the image,"
     )
-    return (
-        f"EC2 could not use {which} in this region: ",
-        *parts(key_hint("it")),
-        "; then ",
-        Command("up"),
-        " again",
-    )
+    return Message(f"EC2 could not use {which} in this region: {key_hint('it')}; then `cloudddp up` again")
 
 
-def key_hint(key: str) -> Text:
+def key_hint(key: str) -> str:
     """Return what to check about a KMS key that EC2 cannot use."""
     return (
         f"check that {key} exists in this region, is enabled and symmetric, and that its policy and yours "

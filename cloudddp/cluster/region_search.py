@@ -19,7 +19,7 @@ from cloudddp.cluster import lookup
 from cloudddp.cluster.lookup import Ownership
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.node_addresses import in_parallel
-from cloudddp.errors import AWSError, CloudDDPError, ProgressCallback, ToolCommand
+from cloudddp.errors import AWSError, CloudDDPError, ProgressCallback, q
 from cloudddp.local_state import known_clusters
 
 _NOT_LISTED = "other regions"  # of the account, if it does not say which it has
@@ -207,10 +207,8 @@ def not_enabled(found: Search, asked: AWS) -> dict[str, AWSError]:
         region: AWSError(
             f"{region} refuses the credentials that {accepting[0]} accepts ({code}): the account has not "
             "enabled this region, or they have a version 1 STS token, which opt-in regions refuse",
-            hint=(
-                "choose another region; or enable it, which takes some minutes: ",
-                ToolCommand("aws", "account", "enable-region", "--region-name", region),
-            ),
+            hint="choose another region; or enable it, which takes some minutes: `aws account enable-region "
+            f"--region-name {q(region)}`",
             code=code,
         )
         for region, code in codes.items()

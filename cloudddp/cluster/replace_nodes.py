@@ -33,7 +33,7 @@ from cloudddp.cluster.user_data import Identity, idle_guard, units
 from cloudddp.cluster.wait_ready import check_intact, make_ready, wait_running
 from cloudddp.config import timing
 from cloudddp.config.spec import ClusterSpec, seconds_of
-from cloudddp.errors import AWSError, CloudDDPError, Command, Interrupted, Leftovers, ProgressCallback
+from cloudddp.errors import AWSError, CloudDDPError, Interrupted, Leftovers, ProgressCallback
 from cloudddp.formats import moment
 from cloudddp.local_state import ClusterFolder
 from cloudddp.ssh.target import generate_key, public_key_of
@@ -102,7 +102,7 @@ def replace_lost(
         if whole.missing:
             raise CloudDDPError(
                 f"nodes of cluster {cluster.name!r} keep ending: {len(whole.nodes)} left",
-                hint=(Command("status"), " shows why"),
+                hint="`cloudddp status` shows why",
             )
         folder.journal(created_ids.READY, nodes={rank: node.id for rank, node in whole.nodes.items()})
     except BaseException as error:
@@ -116,7 +116,8 @@ def _refreshed(aws: AWS, cluster: Cluster) -> Cluster:
     found = lookup.refresh(aws, cluster.name, cluster.id)
     if found is None:
         raise CloudDDPError(
-            f"every node of cluster {cluster.name!r} has ended", hint=(Command("up"), " creates a new one")
+            f"every node of cluster {cluster.name!r} has ended",
+            hint="`cloudddp up` creates a new one",
         )
     return found
 
@@ -187,7 +188,7 @@ def _launch(
     expires = deadline_of(cluster)
     if expires is None:
         raise CloudDDPError(
-            "the deadline of the cluster is unknown", hint=(Command("down"), " and ", Command("up"))
+            "the deadline of the cluster is unknown", hint="`cloudddp down` and `cloudddp up`"
         )
     identity = _identity(folder)
     deadline = time.monotonic() + seconds_of(spec.wait_capacity)
@@ -244,7 +245,7 @@ def _recorded_launch(folder: ClusterFolder) -> dict[str, Any]:
         raise CloudDDPError(
             f"this computer has no record of how the nodes of cluster {folder.id} were launched, so it "
             "cannot replace one",
-            hint=(Command("pull"), " what you need, then ", Command("down"), " and ", Command("up")),
+            hint="`cloudddp pull` what you need, then `cloudddp down` and `cloudddp up`",
         )
     return found
 
@@ -304,7 +305,7 @@ def _remove(aws: AWS, cluster: Cluster, new: _New, error: BaseException, progres
     if interrupted:
         raise Interrupted(
             "interrupted; the new nodes were removed, and the others of the cluster were not changed",
-            hint=(Command("resume"), " tries again, ", Command("down"), " stops the bill"),
+            hint="`cloudddp resume` tries again, `cloudddp down` stops the bill",
         ) from None
 
 
@@ -326,7 +327,7 @@ def _remove_new(aws: AWS, cluster: Cluster, new: _New) -> None:
     if left:
         raise Leftovers(
             f"{', '.join(left)} {why}",
-            hint=("repeat ", Command("resume"), ", or remove the cluster: ", Command("down")),
+            hint="repeat `cloudddp resume`, or remove the cluster: `cloudddp down`",
         )
 
 

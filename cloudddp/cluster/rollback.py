@@ -18,15 +18,14 @@ from cloudddp.cluster.teardown import STILL_REMOVING, DownReport, down, leftover
 from cloudddp.config import timing
 from cloudddp.errors import (
     CloudDDPError,
-    Command,
     ConnectError,
     Interrupted,
     Leftovers,
+    Message,
     NodeError,
     ProgressCallback,
     UsageError,
     ignore_progress,
-    parts,
     renewal_first,
 )
 from cloudddp.local_state import ClusterFolder
@@ -77,7 +76,7 @@ def roll_back(
         raise CloudDDPError(
             f"cluster {name!r} ({cluster_id}) was removed by another command while it was being created; "
             "nothing of it is left",
-            hint=("create it again: ", Command("up")),
+            hint="create it again: `cloudddp up`",
         ) from None
 
 
@@ -108,9 +107,7 @@ def _remove(
             if not transient or not patient() or time.monotonic() > until:
                 raise Leftovers(
                     f"{_what_may_exist(cluster_id, created, known)}: {error}",
-                    hint=renewal_first(
-                        error, "repeat ", Command("down"), " until it reports that nothing is left"
-                    ),
+                    hint=renewal_first(error, "repeat `cloudddp down` until it reports that nothing is left"),
                 ) from None
         progress("AWS does not answer; removing everything again in a moment")
         time.sleep(limits.capacity_first)
@@ -129,13 +126,11 @@ def _what_may_exist(cluster_id: str, created: CreatedResources, known: Known) ->
 def after_removal(error: ConnectError) -> NodeError:
     """Return the error for a node that did not answer in time and was removed: no command can look at it any
     more."""
-    hint = error.advice
-    if any(isinstance(part, Command) and part.words[0] in ("status", "down") for part in parts(hint)):
-        hint = (
-            "for an image that boots more slowly, set a larger ready_minutes in cloudddp.toml; else the node "
-            "has failed, and ",
-            Command("up"),
-            " starts others",
+    hint = error.hint
+    if "`cloudddp status`" in hint or "`cloudddp down`" in hint:
+        hint = Message(
+            "for an image that boots more slowly, set a larger ready_minutes in cloudddp.toml; else the "
+            "node has failed, and `cloudddp up` starts others"
         )
     return NodeError(f"{error.message}; every node was removed", hint=hint, reason=error.reason)
 
@@ -145,10 +140,7 @@ def after_loss_of_state(gone: Path) -> CloudDDPError:
     had created."""
     return CloudDDPError(
         f"{gone} has gone while the cluster was being created; everything that was created has been removed",
-        hint=(
-            "set CLOUDDDP_HOME to a folder that stays, if this one may go again; then repeat ",
-            Command("up"),
-        ),
+        hint="set CLOUDDDP_HOME to a folder that stays, if this one may go again; then repeat `cloudddp up`",
     )
 
 

@@ -15,7 +15,7 @@ from cloudddp.cluster.connect import remembered, ssh_sources
 from cloudddp.cluster.lookup import Ownership
 from cloudddp.cluster.plan import CALLER_RULE, ssh_rule
 from cloudddp.config.spec import ClusterSpec, connection_mode
-from cloudddp.errors import CloudDDPError, Command, UsageError
+from cloudddp.errors import CloudDDPError, UsageError
 from cloudddp.local_state import ClusterFolder, ClusterRecord
 
 
@@ -28,13 +28,13 @@ def current_source(aws: AWS, spec: ClusterSpec, caller: Callable[[], str] = call
         raise UsageError(
             "allow-me has nothing to allow: SSH goes through cluster.proxy_command, and not from this "
             "computer's address",
-            hint=("Session Manager needs no rule; for another proxy, set ssh_from before ", Command("up")),
+            hint="Session Manager needs no rule; for another proxy, set ssh_from before `cloudddp up`",
         )
     if connection_mode(spec) == "private":
         raise UsageError(
             'allow-me does not apply to connect = "private": the nodes see the address that your VPN gives '
             "you, and not this computer's public one",
-            hint=("the security group admits the ssh_from of its ", Command("up")),
+            hint="the security group admits the ssh_from of its `cloudddp up`",
         )
     without = msgspec.structs.replace(spec, ssh_from=())
     return ssh_sources(aws, without, caller)[0]
@@ -76,7 +76,7 @@ def _own_groups(aws: AWS, name: str, ownership: Ownership) -> list[dict[str, Any
     found = inventory.security_groups(aws, inventory.named(name))
     if not found:
         raise lookup.NoCluster(
-            f"there is no cluster {name!r} in {aws.region}", hint=("create one: ", Command("up"))
+            f"there is no cluster {name!r} in {aws.region}", hint="create one: `cloudddp up`"
         )
     described = [(group, inventory.resource(aws, "security group", group)) for group in found]
     own = [group for group, resource in described if ownership.mine(resource)]

@@ -25,9 +25,9 @@ from cloudddp.config import timing
 from cloudddp.errors import (
     AWSError,
     CloudDDPError,
-    Command,
     CredentialsError,
     Leftovers,
+    Message,
     ProgressCallback,
     UsageError,
     renewal_first,
@@ -341,7 +341,7 @@ def leftovers(report: DownReport) -> Leftovers:
     )
     text = f"{what}, costing {rate}:\n" + "\n".join(lines) + because
     if report.credentials is not None:
-        return Leftovers(text, hint=renewal_first(report.credentials, Command("down")))
+        return Leftovers(text, hint=renewal_first(report.credentials, Message("`cloudddp down`")))
     return Leftovers(
-        text, hint=("repeat ", Command("down"), "; if it fails again, delete these ids in the AWS console")
+        text, hint="repeat `cloudddp down`; if it fails again, delete these ids in the AWS console"
     )

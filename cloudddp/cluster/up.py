@@ -32,7 +32,7 @@ from cloudddp.cluster.user_data import new_identity
 from cloudddp.cluster.wait_ready import check_intact, make_ready, wait_running
 from cloudddp.config import timing
 from cloudddp.config.spec import ClusterSpec, connection_mode
-from cloudddp.errors import AWSError, CloudDDPError, Command, ConnectError, Leftovers, ProgressCallback
+from cloudddp.errors import AWSError, CloudDDPError, ConnectError, Leftovers, ProgressCallback
 from cloudddp.formats import counted
 from cloudddp.local_state import ClusterFolder, ClusterRecord
 from cloudddp.tags import iso
@@ -159,7 +159,7 @@ def _create(
                 roll_back(aws, spec.name, the_plan.cluster_id, created, error, progress, patient=patient)
             except Leftovers as left:
                 raise (
-                    left if gone is None else Leftovers(f"{gone} has gone; {left.message}", hint=left.advice)
+                    left if gone is None else Leftovers(f"{gone} has gone; {left.message}", hint=left.hint)
                 ) from None
             if gone is not None:
                 raise after_loss_of_state(gone) from None
@@ -255,7 +255,7 @@ def _check_existing(
     if differences:
         raise CloudDDPError(
             f"cluster {cluster.name!r} already exists, but {'; '.join(differences)}. Nothing was changed",
-            hint=(Command("down"), " first, or another name with -c"),
+            hint="`cloudddp down` first, or another name with -c",
         )
     for rank, node in cluster.nodes.items():
         if node.state != "pending":

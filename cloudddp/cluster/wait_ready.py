@@ -20,7 +20,7 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.preconditions import hint_of_end
 from cloudddp.config import timing
 from cloudddp.config.spec import ClusterSpec, connection_mode
-from cloudddp.errors import AWSError, CloudDDPError, Command, NodeError, ProgressCallback, StepUpdate, Text
+from cloudddp.errors import AWSError, CloudDDPError, Message, NodeError, ProgressCallback, StepUpdate
 from cloudddp.ssh.fleet import Fleet
 from cloudddp.text import node_list, one_line
 
@@ -216,13 +216,10 @@ def _gpu_wait(expected: _Hardware) -> str:
     )
 
 
-def _other_machines(question: str) -> Text:
-    return (
-        "other machines may be whole: ",
-        Command("up"),
-        ", after ",
-        Command("down"),
-        f" if the cluster still exists; {question}",
+def _other_machines(question: str) -> str:
+    return Message(
+        "other machines may be whole: `cloudddp up`, after `cloudddp down` if the cluster still exists; "
+        f"{question}"
     )
 
 
@@ -292,7 +289,7 @@ def _while_booting(
     return check
 
 
-def _who_may_connect(aws: AWS, cluster: Cluster, spec: ClusterSpec, node: int, seconds: float) -> Text:
+def _who_may_connect(aws: AWS, cluster: Cluster, spec: ClusterSpec, node: int, seconds: float) -> str:
     """Return what to do about a node that does not answer: SSH may leave by another address than HTTPS (VPN,
     NAT pool)."""
     groups = inventory.security_groups(aws, inventory.with_id(cluster.id))
@@ -305,10 +302,7 @@ def _who_may_connect(aws: AWS, cluster: Cluster, spec: ClusterSpec, node: int, s
         return f"{admitted}, and it goes through cluster.proxy_command"
     if connection_mode(spec) == "private":
         return f"{admitted}: is the VPN up, and is the address that the nodes see behind it one of these?"
-    return (
-        f"{admitted}: if this computer connects from another one, stop this command (Ctrl-C) and give it: ",
-        Command("up", "--ssh-from", "BLOCK"),
-        ", or run ",
-        Command("allow-me"),
-        " in another terminal",
+    return Message(
+        f"{admitted}: if this computer connects from another one, stop this command (Ctrl-C) and give it: "
+        "`cloudddp up --ssh-from BLOCK`, or run `cloudddp allow-me` in another terminal"
     )

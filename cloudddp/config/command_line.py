@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from cloudddp.errors import Command, ToolCommand, UsageError
+from cloudddp.errors import UsageError
 from cloudddp.text import one_line
 
 # They need no cluster, so the options that choose one would only make a suggested command longer.
@@ -34,42 +34,43 @@ class GlobalOptions:
     verbose: bool = False
     timings: bool = False
 
-    def command_line(self, command: Command) -> str:
+    def command_line(self, words: Sequence[str]) -> str:
         """Return a command as this user has to type it: with the options that choose the cluster.
 
-        An option that the command itself names is not repeated. A command of another program gets the
-        profile, or with --sim the simulator's environment; its region, if it needs one, is in the command.
+        An option that the command itself names is not repeated. A command of another program acts on this
+        run's account: it gets the profile, or with --sim the simulator's environment; its region, if it needs
+        one, is in the command. One that only sets up credentials is complete.
         """
-        if isinstance(command, ToolCommand):
-            return self._of_tool(command)
+        program, *words = words
+        if program == "aws" and words[0] in ("configure", "login", "sso"):
+            return shlex.join([program, *words])
+        if program != "cloudddp":
+            if self.sim:
+                return shlex.join(["cloudddp", "sim", "exec", "--", program, *words])
+            profile = self.profile if program == "aws" and "--profile" not in words else None
+            return shlex.join([program, *words, *(["--profile", profile] if profile else [])])
+        if words[0] in WITHOUT_OPTIONS or words[0].startswith("-"):
+            return shlex.join([program, *words])
         chosen = {
             "-c": self.cluster,
             "--config": self.config,
             "--region": self.region,
             "--profile": self.profile,
         }
-        named = self._named(command, chosen)
-        words = ["--sim"] if self.sim else []
+        named = self._named(words, chosen)
+        given = ["--sim"] if self.sim else []
         for option, value in chosen.items():
-            words += [option, value] if value and option not in named else []
-        if command.words[0] in WITHOUT_OPTIONS or command.words[0].startswith("-"):
-            words = []
-        return shlex.join(["cloudddp", *words, *command.words])
+            given += [option, value] if value and option not in named else []
+        return shlex.join([program, *given, *words])
 
     @staticmethod
-    def _named(command: Command, options: Container[str]) -> list[str]:
-        """Return those of the options that the command itself names, right after the verb: not those of a
+    def _named(words: Sequence[str], options: Container[str]) -> Sequence[str]:
+        """Return those of the options that a command itself names, right after the verb: not those of a
         script."""
         at = 1
-        while at < len(command.words) and command.words[at] in options:
+        while at < len(words) and words[at] in options:
             at += 2
-        return list(command.words[1:at:2])
-
-    def _of_tool(self, command: ToolCommand) -> str:
-        if self.sim:
-            return shlex.join(["cloudddp", "sim", "exec", "--", *command.words])
-        is_aws = command.words[0] == "aws" and "--profile" not in command.words
-        return shlex.join([*command.words, *(["--profile", self.profile] if is_aws and self.profile else [])])
+        return words[1:at:2]
 
 
 @dataclass(frozen=True, slots=True)

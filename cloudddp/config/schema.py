@@ -18,7 +18,6 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from cloudddp.config.descriptions import DESCRIPTIONS
 from cloudddp.config.spec import ClusterSpec, DataSpec, JobSpec, SetupSpec, SharedSpec, SyncSpec
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {
@@ -36,11 +35,6 @@ LISTS = ("data", "shared")  # sections that a file may have several times: [[dat
 def fields(section: str) -> Mapping[str, Any]:
     """Return {key: annotated type} of a section, in the order of the reference."""
     return get_type_hints(SECTIONS[section], include_extras=True)
-
-
-def help_of(section: str, key: str) -> str:
-    """Return the description of a setting."""
-    return DESCRIPTIONS[section][key]
 
 
 def unwrap(hint: Any) -> tuple[Any, list[Meta]]:
@@ -108,11 +102,3 @@ def toml_value(value: Any) -> str:
     if isinstance(value, dict):
         return "{}"
     return json.dumps(value)
-
-
-def defaults(section: str) -> dict[str, Any]:
-    """Return {key: default} of a section."""
-    kind = SECTIONS[section]
-    empty = kind(**{one.name: None for one in msgspec.structs.fields(kind) if one.required})
-    found = {key: getattr(empty, key) for key in fields(section)}
-    return {**found, "name": None} if section == "cluster" else found  # the name is that of the folder

@@ -34,11 +34,11 @@ from cloudddp.config.spec import (
     seconds_of,
     why_not,
 )
-from cloudddp.errors import Command, UsageError
+from cloudddp.errors import Message, UsageError
 from cloudddp.tags import extra_tag_problem, too_many_extra_tags
 from cloudddp.text import one_line
 
-CREATE = ("create one with ", Command("init"))
+CREATE = Message("create one with `cloudddp init`")
 TABLES = ("env", "tags")  # settings that are tables: all sources are merged, and no variable sets them
 SHORTEST_IDLE = 5.0  # minutes of idle_minutes
 LONGEST = 1 << 20  # bytes of a configuration file
@@ -94,7 +94,7 @@ def read_toml(path: Path) -> Layer:
         # tomllib's own errors, invalid UTF-8, thousands of digits or brackets.
         raise UsageError(
             f"{path}: not valid TOML: {one_line(str(error), 300)}{_line_of(str(error), content)}",
-            hint=("for an example, run ", Command("init"), " in an empty folder"),
+            hint="for an example, run `cloudddp init` in an empty folder",
         ) from None
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}", hint=CREATE) from None

@@ -10,7 +10,7 @@ from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.jobs import KillReply, KillRequest
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.progress import TrainingStatus
-from cloudddp.errors import Command, NodeError
+from cloudddp.errors import NodeError
 
 REPLY_SECONDS = 60.0  # for an agent to answer, beyond the grace
 
@@ -51,7 +51,7 @@ def cancel(runner: Runner, job_id: str, *, grace: float) -> Cancelled:
         counts = ", ".join(f"{count} on node {node}" for node, count in surviving.items())
         raise NodeError(
             f"processes could not be killed: {counts}",
-            hint=("repeat the cancel; ", Command("down"), " terminates the nodes"),
+            hint="repeat the cancel; `cloudddp down` terminates the nodes",
         )
     done = Cancelled(
         ranks=sum(reply.ranks for reply in replies.values()),
@@ -65,7 +65,7 @@ def cancel(runner: Runner, job_id: str, *, grace: float) -> Cancelled:
         node, phase = next(iter(going_on.items()))
         raise NodeError(
             f"job {job_id}: nothing of it was stopped, and node {node} reports it as {phase.value}",
-            hint=("repeat the cancel; ", Command("down"), " terminates the nodes"),
+            hint="repeat the cancel; `cloudddp down` terminates the nodes",
         )
     return done
 

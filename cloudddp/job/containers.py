@@ -8,21 +8,21 @@ from collections.abc import Mapping
 from cloudddp.agent.protocol.machine import ProbeReply
 from cloudddp.agent.protocol.start import Container, SetupReply
 from cloudddp.config.spec import JobSpec
-from cloudddp.errors import Command, NodeError, Text
+from cloudddp.errors import Message, NodeError
 from cloudddp.text import one_line
 
 PYTHON = "python3"  # of an image, where job.python is empty
 
 # In a line of Docker, of the AWS CLI or of the agent's check (agent/node/docker.py) -> what to do.
-_HINTS: Mapping[str, Text] = {
+_HINTS: Mapping[str, str] = {
     "(docker|aws): (command )?not found|select device driver": (
         "use the Deep Learning AMI, or install Docker, NVIDIA's Container Toolkit and, for ECR, the AWS CLI"
     ),
-    "connect to the Docker daemon": (
-        Command("exec", "--", "sudo systemctl start docker && sudo usermod -aG docker $USER"),
-        " starts it, and lets the login user use it",
+    "connect to the Docker daemon": Message(
+        "`cloudddp exec -- 'sudo systemctl start docker && sudo usermod -aG docker $USER'` starts it, and "
+        "lets the login user use it"
     ),
-    "no space left on device": ("create the cluster with a larger disk: ", Command("up", "--disk-gb", "GIB")),
+    "no space left on device": Message("create the cluster with a larger disk: `cloudddp up --disk-gb GIB`"),
     "credentials|AccessDenied|authoriz|basic auth|denied|manifest|resolve reference|exec format": (
         "correct job.container, for the nodes' CPU architecture; nodes log in to ECR only, with the role of "
         "cluster.instance_profile (infra/iam/container.json)"

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from cloudddp.errors import Command, UsageError
+from cloudddp.errors import Message, UsageError, q
 from cloudddp.text import one_line, some
 
 LONGEST_SCRIPT = 1000  # characters of a script and its arguments in a list of jobs
@@ -187,10 +187,9 @@ def _starter(here: Path, root: Path, target: str, args: Sequence[str]) -> UsageE
     )
     rest = ["SCRIPT"] if at is None else list(args[at:])
     omitted = [target, *(args[:at] if at is not None else STARTERS.get(target, ()))]
-    hint: list[str | Command] = ["omit it: ", Command("launch", *rest)]
-    if target in INSTALLERS:
-        hint += ["; install what it needs with [setup] run in cloudddp.toml"]
-    return UsageError(f"cloudddp starts the ranks itself, without `{shlex.join(omitted)}`", hint=tuple(hint))
+    installs = "; install what it needs with [setup] run in cloudddp.toml" if target in INSTALLERS else ""
+    hint = Message(f"omit it: `cloudddp launch {q(*rest)}`{installs}")
+    return UsageError(f"cloudddp starts the ranks itself, without `{shlex.join(omitted)}`", hint=hint)
 
 
 def _path(root: Path, here: Path, target: str, listed: Collection[str]) -> str:

@@ -30,7 +30,7 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.config import package_inputs, packages
 from cloudddp.config.package_inputs import PackageInputs
 from cloudddp.config.spec import Config, SetupSpec
-from cloudddp.errors import CloudDDPError, Command, Interrupted, NodeError, Text, UsageError
+from cloudddp.errors import CloudDDPError, Interrupted, Message, NodeError, UsageError, q
 from cloudddp.formats import counted
 from cloudddp.job import containers, install_failure, project_files, ranks, shared_folders, sync, unsent
 from cloudddp.job import start_ranks as starting
@@ -166,20 +166,14 @@ def _check_efa(probes: Mapping[int, ProbeReply], *, tagged: bool) -> None:
             raise NodeError(
                 f"node {node} shows no EFA device (fi_info -p efa)",
                 hint=(
-                    (
-                        "the cluster was created with --require-efa: ",
-                        Command("down"),
-                        " and ",
-                        Command("up"),
-                        " replace its machines; ",
-                        Command("exec", "--", "fi_info -p efa"),
-                        " shows the reason",
+                    Message(
+                        "the cluster was created with --require-efa: `cloudddp down` and `cloudddp up` "
+                        "replace its machines; `cloudddp exec -- 'fi_info -p efa'` shows the reason"
                     )
                     if tagged
-                    else (
-                        "create the cluster with ",
-                        Command("up", "--require-efa"),
-                        ", or set require_efa = false in cloudddp.toml",
+                    else Message(
+                        "create the cluster with `cloudddp up --require-efa`, or set require_efa = false in "
+                        "cloudddp.toml"
                     )
                 ),
             )
@@ -197,21 +191,15 @@ def check_nodes(
         for job in reply.running:
             raise CloudDDPError(
                 f"job {job} is still running on node {node}",
-                hint=(Command("logs", "-f", job), " follows it, ", Command("cancel", job), " stops it"),
+                hint=f"`cloudddp logs -f {q(job)}` follows it, `cloudddp cancel {q(job)}` stops it",
             )
         # One rank on the CPU would start instead.
         if reply.gpus < cluster.gpus and not config.cluster.allow_cpu:
             raise NodeError(
                 f"node {node} ({cluster.nodes[node].id}) shows {reply.gpus} of {cluster.gpus} GPUs "
                 "(nvidia-smi -L)",
-                hint=(
-                    Command("exec", "--", "nvidia-smi"),
-                    " shows the reason; ",
-                    Command("down"),
-                    " and ",
-                    Command("up"),
-                    " replace the machine; allow_cpu = true in [cluster] uses what it has",
-                ),
+                hint="`cloudddp exec -- nvidia-smi` shows the reason; `cloudddp down` and `cloudddp up` "
+                "replace the machine; allow_cpu = true in [cluster] uses what it has",
             )
         if not reply.python and not (config.job.python and config.setup.run):  # setup may install it
             what = f"no {config.job.python}" if config.job.python else "no Python found"
@@ -310,7 +298,7 @@ def _set_up(
     if any(reply.cancelled for reply in replies.values()):
         raise Interrupted(
             f"job {job.id} was cancelled during its setup",
-            hint=(Command("launch", "SCRIPT"), " starts it again"),
+            hint="`cloudddp launch SCRIPT` starts it again",
         )
     for node, reply in replies.items():
         if reply.exit_code:
@@ -351,9 +339,9 @@ def _setup_error(node: int, reply: SetupReply, config: Config, read: PackageInpu
         last = reply.output.strip().rpartition("\n")[2] or f"exit code {reply.exit_code}"
         why = one_line(last.removeprefix(f"{command.rstrip('/')}: "), 400)
         if command.startswith("[[shared]]"):
-            hint: Text = (
-                "give an --image that has what is missing; or ",
-                *(Command("up"), ", correct it with ", Command("exec", "--", "COMMAND"), ", then launch"),
+            hint: str = Message(
+                "give an --image that has what is missing; or `cloudddp up`, correct it with `cloudddp exec "
+                "-- COMMAND`, then launch"
             )
             return NodeError(f"node {node}: {command} was not mounted: {why}", hint=hint)
         return NodeError(

@@ -23,7 +23,7 @@ from cloudddp.agent.protocol.copies import Destination, url_of
 from cloudddp.config import settings, timing
 from cloudddp.config.command_line import Flag, variable_flags
 from cloudddp.config.spec import Config, JobSpec
-from cloudddp.errors import CloudDDPError, Command, UsageError
+from cloudddp.errors import CloudDDPError, UsageError, q
 from cloudddp.files import project_id
 from cloudddp.job.job_request import KEEP_MINUTES, NewJob, Script
 from cloudddp.local_state import ClusterFolder, all_folders
@@ -132,7 +132,7 @@ def find(folder: ClusterFolder, wanted: str | None) -> LaunchRecord:
     if not ids:
         raise CloudDDPError(
             "no job of this cluster was launched from this computer, so none can be resumed here",
-            hint=("start one: ", Command("launch", "SCRIPT")),
+            hint="start one: `cloudddp launch SCRIPT`",
         )
     return _read(folder, choose(ids, wanted, "was not launched from this computer"))
 
@@ -204,7 +204,7 @@ def _read(folder: ClusterFolder, job_id: str) -> LaunchRecord:
     except (ValueError, RecursionError) as error:  # msgspec's and json's own errors are ValueErrors
         raise CloudDDPError(
             f"{path}: cannot read what job {job_id} was launched with: {one_line(str(error), 200)}",
-            hint=("start it again with ", Command("launch", "SCRIPT")),
+            hint="start it again with `cloudddp launch SCRIPT`",
         ) from None
 
 
@@ -232,7 +232,8 @@ def _unknown(record: LaunchRecord, names: Sequence[str], why: str) -> UsageError
     listed = ", ".join(one_line(name, 80) for name in names)
     verb = ("resume", record.job, *(word for name in names for word in ("-e", f"{one_line(name, 80)}=VALUE")))
     return UsageError(
-        f"the value of {listed} for job {record.job} {why}", hint=("give it again: ", Command(*verb))
+        f"the value of {listed} for job {record.job} {why}",
+        hint=f"give it again: `cloudddp {q(*verb)}`",
     )
 
 

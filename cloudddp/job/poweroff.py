@@ -29,9 +29,7 @@ class PutOff:
     def extend(self, runner: Runner, seconds: float) -> None:
         """Let no node that answers power off within `seconds` because of a plan."""
         request = PowerOffRequest(Change.EXTEND, seconds)
-        replies = runner.each(
-            lambda node: client.call(runner, node, request, ship=True), fatal=lambda _: False
-        )
+        replies = runner.each(lambda node: client.call(runner, node, request), fatal=lambda _: False)
         for node, reply in replies.values.items():
             if reply.job and reply.before is not None:
                 self._before.setdefault(node, (reply.job, time.monotonic() + reply.before))
@@ -51,14 +49,13 @@ def restore(runner: Runner, plans: Mapping[int, tuple[str, float]]) -> float | N
     job runs."""
 
     def change(node: int) -> PowerOffReply:
-        if node not in plans:
-            return PowerOffReply()
         runner.reconnect(node)
         job, seconds = plans[node]
         return client.call(runner, node, PowerOffRequest(Change.CHANGE, seconds, job))
 
-    replies = runner.each(change, fatal=lambda _: False).values
-    changed = [one for node, one in replies.items() if node in plans and one.job == plans[node][0]]
+    nodes = [node for node in runner.nodes if node in plans]
+    replies = runner.each(change, nodes=nodes, fatal=lambda _: False).values
+    changed = [one for node, one in replies.items() if one.job == plans[node][0]]
     return min((one.left for one in changed if one.left is not None), default=None)
 
 

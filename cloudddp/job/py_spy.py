@@ -30,7 +30,7 @@ from cloudddp.agent.protocol.start import StartReply
 from cloudddp.agent.protocol.transfer import Listing
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.cluster.model import Cluster
-from cloudddp.errors import CloudDDPError, Text
+from cloudddp.errors import CloudDDPError
 from cloudddp.job.transfer import Transfer
 from cloudddp.ssh.fleet import Outcome
 from cloudddp.text import one_line
@@ -51,7 +51,7 @@ class Tool:
     platform: str
 
     def send(
-        self, runner: Runner, addresses: Mapping[int, str], progress: Callable[[Text], None]
+        self, runner: Runner, addresses: Mapping[int, str], progress: Callable[[str], None]
     ) -> Outcome[ReceiveReply | None]:
         """Put it on nodes, by their private addresses: it leaves this computer once. Raises CloudDDPError if
         it cannot be read."""
@@ -96,7 +96,7 @@ class Sending:
         runner: Runner,
         cluster: Cluster,
         started: Mapping[int, StartReply],
-        progress: Callable[[Text], None],
+        progress: Callable[[str], None],
     ) -> None:
         self._runner, self._progress = runner, progress
         self._is_abandoned = False
@@ -125,7 +125,7 @@ class Sending:
         for one in errors:
             self._report(f"warning: could not send py-spy; stacks may be less exact: {one}")
 
-    def _report(self, text: Text) -> None:
+    def _report(self, text: str) -> None:
         if not self._is_abandoned:
             self._progress(text)
 
@@ -153,7 +153,7 @@ def _platform() -> str:
 
 
 def gather_stacks(
-    runner: Runner, cluster: Cluster, job_id: str, progress: Callable[[Text], None]
+    runner: Runner, cluster: Cluster, job_id: str, progress: Callable[[str], None]
 ) -> dict[int, StacksReply]:
     """Return the stacks of the ranks that run, by node.
 

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from cloudddp.config.spec import Config
-from cloudddp.errors import Command, UsageError, command_line
+from cloudddp.errors import UsageError
 from cloudddp.job.job_request import Script
 from cloudddp.job.ranks import Fact, Word, template
 from cloudddp.text import one_line
 
-MARK = f"# Written by `{command_line(Command('export', 'slurm'))}`."
+MARK = "# Written by `cloudddp export slurm`."
 MAX_REQUEUES = 10
 _TEMPLATE = Path(__file__).with_name("slurm.sh")
 _LONGEST_SIGNAL = 65535  # seconds of sbatch --signal

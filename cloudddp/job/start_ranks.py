@@ -20,7 +20,7 @@ from cloudddp.cluster.connect import PROJECT
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import timing
 from cloudddp.config.spec import Config, JobSpec
-from cloudddp.errors import Command, NodeError
+from cloudddp.errors import NodeError
 from cloudddp.formats import moment
 from cloudddp.job.job_request import NewJob
 from cloudddp.job.launch_record import s3_destination_of
@@ -157,17 +157,13 @@ def _not_connected(found: Mapping[int, Unreachable], gang: Gang, cluster: Cluste
     started."""
     for node, one in found.items():
         if one.error:
-            return NodeError(f"node {node}: {one_line(one.error)}", hint=("repeat ", Command("launch")))
+            return NodeError(f"node {node}: {one_line(one.error)}", hint="repeat `cloudddp launch`")
     problems = dict.fromkeys(one_line(text) for one in found.values() for text in one.problems)
     if problems:
         return NodeError(
             "the nodes are not fit for a job: " + "; ".join(list(problems)[:_LISTED_PROBLEMS]),
-            hint=(
-                Command("exec"),
-                " runs a command on all nodes, to correct it; ",
-                Command("launch", "--no-preflight"),
-                " starts all the same",
-            ),
+            hint="`cloudddp exec` runs a command on all nodes, to correct it; `cloudddp launch "
+            "--no-preflight` starts all the same",
         )
     ports = {peer.node: f"{peer.address}:{peer.port}" for peer in gang.peers}
     pairs = {
@@ -176,7 +172,8 @@ def _not_connected(found: Mapping[int, Unreachable], gang: Gang, cluster: Cluste
     if not pairs:
         nodes = ", ".join(map(str, sorted(found)))
         return NodeError(
-            f"not all nodes were ready in time; node {nodes} gave up", hint=("repeat ", Command("launch"))
+            f"not all nodes were ready in time; node {nodes} gave up",
+            hint="repeat `cloudddp launch`",
         )
     listed = "; ".join(
         f"node {node} cannot connect to node {other} ({ports.get(other, 'unknown')}): {one_line(reason)}"

@@ -13,7 +13,7 @@ from cloudddp.agent.protocol.copies import Copied
 from cloudddp.agent.protocol.jobs import MAX_LISTING, ConcludeRequest, JobsRequest, JobState, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.progress import LeftStall, Straggler, TrainingStatus
-from cloudddp.errors import CloudDDPError, Command, NodeError
+from cloudddp.errors import CloudDDPError, NodeError
 from cloudddp.job.failure_text import cause
 from cloudddp.job.job_request import LONGEST_SCRIPT
 from cloudddp.job.outcome import ExitedRank, JobStatus, agreed, exited_ranks, leaving, outcome, rebooted
@@ -73,7 +73,7 @@ def list_jobs(
     more than `seconds`. `silent` takes the nodes whose connection breaks meanwhile; otherwise that is an
     error, too."""
     replies = client.call_all(
-        runner, lambda _: JobsRequest(), ship=True, timeout=seconds, limit=MAX_LISTING, silent=silent
+        runner, lambda _: JobsRequest(), timeout=seconds, limit=MAX_LISTING, silent=silent
     )
     jobs: dict[str, dict[int, JobState]] = {}
     for node, reply in replies.items():
@@ -182,7 +182,7 @@ def find(jobs: Sequence[JobRecord], wanted: str | None) -> JobRecord:
     Raises UnknownJob for none, CloudDDPError for several."""
     if not jobs:
         raise UnknownJob(
-            "no job has been launched on this cluster", hint=("start one: ", Command("launch", "SCRIPT"))
+            "no job has been launched on this cluster", hint="start one: `cloudddp launch SCRIPT`"
         )
     if wanted is None:
         return next((one for one in reversed(jobs) if not one.status.ended), jobs[-1])
@@ -194,7 +194,7 @@ def find(jobs: Sequence[JobRecord], wanted: str | None) -> JobRecord:
         kind = CloudDDPError if found else UnknownJob
         newest = [one.id for one in (found or jobs)[-_NEWEST:]]
         some = "the newest jobs" if len(found or jobs) > _NEWEST else "jobs"
-        raise kind(what, hint=(f"{some}: {', '.join(newest)}; ", Command("jobs"), " lists all"))
+        raise kind(what, hint=f"{some}: {', '.join(newest)}; `cloudddp jobs` lists all")
     return found[0]
 
 

@@ -23,13 +23,13 @@ from cloudddp.cluster.connect import probe
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.schema import number
 from cloudddp.config.spec import Config
-from cloudddp.errors import Command, StepUpdate, Text, UsageError
+from cloudddp.errors import Message, StepUpdate, UsageError, q
 from cloudddp.job.file_contents import Contents
 from cloudddp.job.project_files import Snapshot
 from cloudddp.job.transfer import Transfer
 from cloudddp.text import one_line, size_of
 
-Progress = Callable[[Text], None]
+Progress = Callable[[str], None]
 
 SHOWN = 3  # files that are named
 REPORT = 5.0  # seconds between two lines about a transfer that lasts
@@ -144,15 +144,14 @@ def report_replaced(replies: Mapping[int, ReceiveReply | None], progress: Progre
             progress(_kept(node, reply.replaced))
 
 
-def _kept(node: int, replaced: Kept) -> Text:
+def _kept(node: int, replaced: Kept) -> str:
     """Return the warning about files of jobs that were moved out of the way of the files that were sent."""
     names = [one_line(path_from_wire(name), 80) for name in replaced.names[:SHOWN]]
     more = [f"{replaced.count - len(names)} more"] if replaced.count > len(names) else []
-    return (
+    return Message(
         f"warning: node {node}: a job wrote {', '.join(names + more)}, which was not pulled and is in the "
-        f"way of the files that were sent: it was moved to {REPLACED} on that node; ",
-        Command("pull", REPLACED, "--node", str(node)),
-        " copies it",
+        f"way of the files that were sent: it was moved to {REPLACED} on that node; `cloudddp pull "
+        f"{q(REPLACED)} --node {q(node)}` copies it"
     )
 
 

@@ -30,7 +30,7 @@ from cloudddp.agent.protocol.sending import OnSent, Sender, UnreadableFile, Want
 from cloudddp.agent.protocol.transfer import PLAIN, ZLIB, Listing, Record, Wants
 from cloudddp.agent.replies import decode
 from cloudddp.cluster.connect import PROJECT
-from cloudddp.errors import CloudDDPError, Command, NodeError, Text
+from cloudddp.errors import CloudDDPError, NodeError, q
 from cloudddp.job.transfer_state import Action, Close, GiveUp, NodeState, Note, Offer, Send, TransferState
 from cloudddp.ssh.fleet import Outcome
 
@@ -143,7 +143,7 @@ class Transfer:
     job: str = ""
     adds: bool = False
     approve: Callable[[int, Wants], None]
-    note: Callable[[Text], None]
+    note: Callable[[str], None]
     on_sent: OnSent = ignore
     on_bytes: Callable[[int], None] = lambda _size: None
     locate: Callable[[str], str] = str
@@ -313,13 +313,8 @@ def _given_up(one: GiveUp) -> NodeError:
     reason = f"node {one.rank}: {one.why}"
     return NodeError(
         reason,
-        hint=(
-            "is the node overloaded, or its disk? Look with ",
-            Command("ssh", str(one.rank)),
-            "; ",
-            Command("sync"),
-            " continues",
-        ),
+        hint=f"is the node overloaded, or its disk? Look with `cloudddp ssh {q(one.rank)}`; `cloudddp sync` "
+        "continues",
         reason=reason,
     )
 

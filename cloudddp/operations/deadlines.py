@@ -13,7 +13,7 @@ from cloudddp.cluster.extend import deadline
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import timing
 from cloudddp.config.spec import Config
-from cloudddp.errors import Command
+from cloudddp.errors import Message, q
 from cloudddp.formats import counted, dollars, duration, moment
 from cloudddp.job.job_request import NewJob
 from cloudddp.job.launch_record import s3_place_of
@@ -56,9 +56,9 @@ def _warn(reporter: Reporter, cluster: Cluster, settings: Config, done: threadin
         left = _left(ends)
         if ends is not None and left > 0 and any(left <= one * minute < previous for one in WARNINGS):
             when = f"in {duration(left)}, at {moment(ends)} (the cluster's deadline)"
-            reporter.warn(f"the nodes terminate {when}; ", Command("extend", "--hours", "H"), " moves it")
+            reporter.warn(Message(f"the nodes terminate {when}; `cloudddp extend --hours H` moves it"))
             for message in unsaved_work(cluster, settings, jobs=False):
-                reporter.warn(*message)
+                reporter.warn(message)
         previous = left
 
 
@@ -86,8 +86,8 @@ def report_leaving(reporter: Reporter, cluster: Cluster, settings: Config, job: 
         else ""
     )
     price = "an unknown amount" if cluster.hour is None else f"{dollars(cluster.hour)} an hour"
-    reporter.log(
-        f"{nodes} {verb} {price}{_at_most(cluster)}{idle}; ", Command("down"), f" ends them now; {kept}"
+    reporter.suggest(
+        f"{nodes} {verb} {price}{_at_most(cluster)}{idle}; `cloudddp down` ends them now; {kept}"
     )
 
 
@@ -104,25 +104,20 @@ def report_not_started(reporter: Reporter, cluster: Cluster | None, job: NewJob,
     """Report what happens to the nodes when a job was not started. `left`: seconds until they power off, None
     if they do not; `cluster` None: it is not known."""
     if left is not None:
-        reporter.log(
+        which = "this" if job.poweroff is not None else "an earlier"
+        reporter.suggest(
             f"job {job.id} was not started; the nodes end by themselves in {duration(left)}, since "
-            + ("this" if job.poweroff is not None else "an earlier")
-            + " job was launched with --down, unless another job is started: ",
-            Command("launch"),
-            " does that, ",
-            Command("down"),
-            " ends them now",
+            f"{which} job was launched with --down, unless another job is started: `cloudddp launch` "
+            "does that, `cloudddp down` ends them now"
         )
     elif job.poweroff is not None:
         hour = cluster.hour if cluster is not None else None
         price = "" if hour is None else f" and cost {dollars(hour)} an hour"
         ends = deadline(cluster) if cluster is not None else None
         until = f" until {moment(ends)}" if ends else ""
-        reporter.log(
+        reporter.suggest(
             f"job {job.id} was not started, so its --down does not end the nodes: they stay "
-            f"up{until}{price}; ",
-            Command("down"),
-            " stops the bill",
+            f"up{until}{price}; `cloudddp down` stops the bill"
         )
 
 
@@ -130,8 +125,8 @@ def report_copies(reporter: Reporter, settings: Config, job_id: str) -> None:
     """Report where the nodes copy the results of a job that has ended, if they do."""
     place = s3_place_of(settings, job_id)
     if place is not None:
-        reporter.log(
-            f"the nodes copy outputs and logs to {place.url}; ", Command("jobs"), " shows how far they are"
+        reporter.suggest(
+            f"the nodes copy outputs and logs to {place.url}; `cloudddp jobs` shows how far they are"
         )
 
 
@@ -151,12 +146,11 @@ def report_if_passed(
     if not ended or ends is None or ends > datetime.now(UTC):
         return
     place = s3_place_of(settings, job_id)
-    reporter.log(
-        f"the deadline of cluster {cluster.name}, {moment(ends)}, ended job {job_id}; results "
-        "that were not pulled are lost"
-        + ("" if place is None else f", but for what the nodes have copied to {place.url}: "),
-        *([Command("pull", "--job", job_id)] if place is not None else []),
+    copied = ""
+    if place is not None:
+        copied = f", but for what the nodes have copied to {place.url}: `cloudddp pull --job {q(job_id)}`"
+    reporter.suggest(
+        f"the deadline of cluster {cluster.name}, {moment(ends)}, ended job {job_id}; results that were "
+        f"not pulled are lost{copied}"
     )
-    reporter.log(
-        "next time: ", Command("extend", "--hours", "H"), ", and ", Command("pull"), " while the job runs"
-    )
+    reporter.suggest("next time: `cloudddp extend --hours H`, and `cloudddp pull` while the job runs")

@@ -18,7 +18,7 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.teardown import DownReport
 from cloudddp.cluster.up import UpResult
-from cloudddp.errors import CloudDDPError, Command
+from cloudddp.errors import CloudDDPError
 from cloudddp.formats import dollars
 from cloudddp.job import ranks
 from cloudddp.local_state import ClusterRecord
@@ -77,13 +77,12 @@ def require_limits(session: Session[Reporter], existing: Cluster, given: Collect
     if beyond:
         raise CloudDDPError(
             f"cluster {existing.name!r} was created before and {' and '.join(beyond)}. Nothing was changed",
-            hint=("leave that option out, or move the deadline: ", Command("extend", "--until", "TIME")),
+            hint="leave that option out, or move the deadline: `cloudddp extend --until TIME`",
         )
     if "max_hours" in given:
-        session.console.log(
-            f"cluster {existing.name!r} was created before, and ends in {existing.time_left}: ",
-            Command("extend", "--hours", "H"),
-            " moves its deadline",
+        session.console.suggest(
+            f"cluster {existing.name!r} was created before, and ends in {existing.time_left}: `cloudddp "
+            "extend --hours H` moves its deadline"
         )
 
 

@@ -14,7 +14,7 @@ from cloudddp.config.project import Project
 from cloudddp.config.schema import example_name
 from cloudddp.config.settings import Layer
 from cloudddp.config.spec import Config
-from cloudddp.errors import Command, UsageError
+from cloudddp.errors import UsageError, q
 from cloudddp.files import state_home
 from cloudddp.operations.reporter import Reporter
 
@@ -37,7 +37,7 @@ def tolerated(warn: Callable[[str], None], options: GlobalOptions, where: Projec
     except UsageError as doubt:
         raise UsageError(
             f"{doubt.message}. It may be about the cluster's name",
-            hint=("fix it, or give the name: ", Command(verb, "-c", "NAME")),
+            hint=f"fix it, or give the name: `cloudddp {q(verb)} -c NAME`",
         ) from None
     for message in dict.fromkeys(messages):
         warn(message)
@@ -110,7 +110,7 @@ def enter_simulator(reporter: Reporter) -> None:
     if found is not None and wanted not in ("auto", found.nodes):
         reporter.warn(f"CLOUDDDP_SIM_NODES={wanted} has no effect: a simulator with {found.nodes} nodes runs")
     if found is None:
-        reporter.log("starting the simulator (", Command("sim", "stop"), " stops it)")
+        reporter.suggest("starting the simulator (`cloudddp sim stop` stops it)")
         with timings.span("start of the simulator"):
             found = control.start(state_home(), nodes=wanted, report=reporter.log)
         if found.why:

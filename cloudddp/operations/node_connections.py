@@ -10,7 +10,7 @@ from cloudddp.agent import replies
 from cloudddp.agent.client import Runner
 from cloudddp.cluster import connect, lookup
 from cloudddp.cluster.model import Cluster
-from cloudddp.errors import CloudDDPError, Command, ConnectError, NodeError
+from cloudddp.errors import CloudDDPError, ConnectError, Message, NodeError
 from cloudddp.operations.reporter import Reporter
 from cloudddp.operations.session import Session
 from cloudddp.ssh.connection import paramiko_loaded_meanwhile
@@ -101,14 +101,9 @@ def _report_missing(reporter: Reporter, found: Cluster, *, refuse: bool) -> None
         f"{'is' if count == 1 else 'are'} gone"
     )
     if refuse:
-        hint = (
-            Command("resume"),
-            " replaces them and starts the last job again; or ",
-            Command("pull"),
-            " what you need, then ",
-            Command("down"),
-            " and ",
-            Command("up"),
+        hint = Message(
+            "`cloudddp resume` replaces them and starts the last job again; or `cloudddp pull` what you "
+            "need, then `cloudddp down` and `cloudddp up`"
         )
         raise CloudDDPError(gone, hint=hint)
     reporter.warn(gone)
@@ -129,5 +124,5 @@ def _not_queried(silent: dict[int, Exception]) -> NodeError:
     return NodeError(
         f"{node_list(silent)} could not be queried: the output does not include "
         f"{'them' if len(silent) > 1 else 'it'}",
-        hint=error.advice if isinstance(error, CloudDDPError) else "",
+        hint=error.hint if isinstance(error, CloudDDPError) else "",
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from cloudddp.config.settings import uses_of_role
 from cloudddp.config.spec import Config
-from cloudddp.errors import Command, Text, UsageError, parts
+from cloudddp.errors import UsageError
 from cloudddp.files import state_home
 
 if TYPE_CHECKING:
@@ -29,18 +29,13 @@ def in_use() -> Simulator | None:
     return found
 
 
-def refuse(what: str, instead: Text) -> None:
+def refuse(what: str, instead: str) -> None:
     """Raise UsageError if this command uses process nodes, with this message and what to do `instead`."""
     if found := in_use():
         raise UsageError(
             what,
-            hint=(
-                *parts(instead),
-                f"; or use namespace nodes (now processes: {found.why}): ",
-                Command("sim", "stop"),
-                ", then ",
-                Command("sim", "start", "--nodes", "namespace"),
-            ),
+            hint=f"{instead}; or use namespace nodes (now processes: {found.why}): `cloudddp sim stop`, then "
+            "`cloudddp sim start --nodes namespace`",
         )
 
 

@@ -6,7 +6,7 @@ import time
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
-from cloudddp.errors import StepUpdate, Text
+from cloudddp.errors import StepUpdate
 
 LINE_SECONDS = 5.0  # between two lines about the same step
 
@@ -15,10 +15,10 @@ class StepLines:
     """Chooses, where no text takes the place of another, those that are shown."""
 
     def __init__(self) -> None:
-        self._last: Text = ""
+        self._last = ""
         self._at = time.monotonic()
 
-    def has_next(self, text: Text) -> bool:
+    def has_next(self, text: str) -> bool:
         now = time.monotonic()
         if text == self._last or (isinstance(text, StepUpdate) and now < self._at + LINE_SECONDS):
             return False
@@ -29,7 +29,7 @@ class StepLines:
 class Steps(AbstractContextManager["Steps"], Protocol):
     """Call it with the text of each step of a long operation."""
 
-    def __call__(self, text: Text) -> None: ...
+    def __call__(self, text: str) -> None: ...
 
     def stop(self) -> None: ...
 
@@ -37,9 +37,11 @@ class Steps(AbstractContextManager["Steps"], Protocol):
 class Reporter(Protocol):
     """Takes messages, and asks questions where somebody can answer."""
 
-    def log(self, *texts: Text) -> None: ...
+    def log(self, text: str) -> None: ...
 
-    def warn(self, *texts: Text) -> None: ...
+    def suggest(self, text: str) -> None: ...  # a text of ours that names commands (`Message`)
+
+    def warn(self, text: str) -> None: ...
 
     def progress(self) -> Steps: ...
 

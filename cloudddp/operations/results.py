@@ -23,7 +23,7 @@ from cloudddp.cluster.connect import PROJECT
 from cloudddp.cluster.lookup import EndedNode
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.spec import Config, JobSpec
-from cloudddp.errors import CloudDDPError, Command, NodeError
+from cloudddp.errors import CloudDDPError, Message, NodeError, inert, q
 from cloudddp.formats import counted, from_here, toml
 from cloudddp.job import launch_record, project_files
 from cloudddp.job.follow.verdict import JobResult
@@ -41,7 +41,7 @@ from cloudddp.operations.session import Session
 from cloudddp.ssh.fleet import Outcome
 from cloudddp.text import node_list, one_line, size_of, some
 
-PULL = Command("pull")
+PULL = Message("`cloudddp pull`")
 PROJECT_ROOT = "."  # what is pulled where no outputs are configured
 SHOWN = 5  # files that were left out
 
@@ -70,7 +70,7 @@ class Left:
     """What the nodes still hold, one line per node, and the command that pulls it."""
 
     lines: tuple[str, ...] = ()
-    pull: Command = PULL
+    pull: str = PULL
     incomplete: tuple[str, ...] = ()  # checkpoints that were pulled, and why
 
 
@@ -177,9 +177,7 @@ def pull_from(
                 return Outcome({node: one(node)})
             except (CloudDDPError, OSError) as error:
                 return Outcome(errors={node: error})
-        nothing = Pulled(0, 0, ())
-        outcome = runner.each(lambda node: one(node) if node in chosen else nothing, fatal=lambda _: False)
-    return Outcome({node: found for node, found in outcome.values.items() if node in chosen}, outcome.errors)
+        return runner.each(one, nodes=chosen, fatal=lambda _: False)
 
 
 def resumed(runner: Runner, node: int, once: Callable[[], Pulled]) -> Pulled:
@@ -236,7 +234,9 @@ def merge_checkpoints(
 def raise_incomplete(incomplete: Sequence[str], *, all_nodes: bool) -> None:
     """Raise CloudDDPError where checkpoints that were pulled are incomplete, of all nodes or of some."""
     if incomplete:
-        others = Command("pull", "--all-nodes"), " completes a checkpoint if the other nodes have the rest"
+        others = Message(
+            "`cloudddp pull --all-nodes` completes a checkpoint if the other nodes have the rest"
+        )
         raise CloudDDPError("\n".join(incomplete), hint="" if all_nodes else others)
 
 
@@ -251,10 +251,9 @@ def raise_left_out(pulled: Mapping[int, Pulled], place: str = "") -> None:
             f"{node_list(found)}: not all results were copied: {listed}",
             hint=f"the warnings above say why; these files stay in {place}"
             if place
-            else (
-                "the warnings above say why; the nodes keep these files until they terminate; ",
-                Command("ssh", str(found[0])),
-                " looks at them",
+            else Message(
+                "the warnings above say why; the nodes keep these files until they terminate; `cloudddp ssh "
+                f"{q(found[0])}` looks at them"
             ),
         )
 
@@ -415,7 +414,8 @@ def report_held(console: Reporter, replies: Mapping[int, NewFilesReply], setting
     if found := [one for one in held if one.outputs]:
         elsewhere = any(not replies[one.node].rank_zero for one in found)
         listed = ", ".join(f"node {one.node}: {new_files.describe(one.outputs)}" for one in found)
-        console.log(f"results: {listed}; next: ", Command("pull", *(["--all-nodes"] if elsewhere else [])))
+        pull = "`cloudddp pull --all-nodes`" if elsewhere else "`cloudddp pull`"
+        console.suggest(f"results: {inert(listed)}; next: {pull}")
     for one in held:
         if one.left:
             console.warn(f"left out by a pull: {line_of(one)}")
@@ -426,20 +426,17 @@ def report_held(console: Reporter, replies: Mapping[int, NewFilesReply], setting
             f"`pull` copies at most job.pull_mb = {settings.job.pull_mb:g} MiB of a node, and leaves out "
             + "; ".join(f"node {one.node}: {new_files.describe(one.others)}" for one in others)
         )
-        console.log(
-            "  ", pull_command(others, replies), " copies these; what nobody needs belongs in [job] scratch"
-        )
+        copies = pull_command(others, replies)
+        console.suggest(f"  {copies} copies these; what nobody needs belongs in [job] scratch")
         return
     names = [*settings.job.outputs, *names_of(new for one in others for new in one.others)]
     console.warn(
         f"`pull` does not copy files outside job.outputs = {toml(settings.job.outputs)}: "
         + "; ".join(f"node {one.node}: {new_files.describe(one.others)}" for one in others)
     )
-    console.log(
-        "  ",
-        pull_command(others, replies),
-        f" copies them; or set outputs = {toml(names)} in [job] of cloudddp.toml",
-    )
+    copies = pull_command(others, replies)
+    outputs = inert(toml(names))
+    console.suggest(f"  {copies} copies them; or set outputs = {outputs} in [job] of cloudddp.toml")
 
 
 def line_of(held: NodeFiles) -> str:
@@ -452,7 +449,7 @@ def line_of(held: NodeFiles) -> str:
 
 def pull_command(
     held: list[NodeFiles], replies: Mapping[int, NewFilesReply], *, with_outputs: bool = False
-) -> Command:
+) -> str:
     """Return the command that pulls these files: from the node of rank 0, which is the default, or from all
     nodes.
 
@@ -464,7 +461,8 @@ def pull_command(
     names = dict.fromkeys(name for one in found for name in names_of(one) if _can_be_typed(name))
     elsewhere = any(not replies[one.node].rank_zero for one in held)
     end = ["--"] if any(name.startswith("-") for name in names) else []
-    return Command("pull", *(["--all-nodes"] if elsewhere else []), *end, *names)
+    words = [*(["--all-nodes"] if elsewhere else []), *end, *names]
+    return f"`{q('cloudddp', 'pull', *words)}`"
 
 
 def _can_be_typed(name: str) -> bool:

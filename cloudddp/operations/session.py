@@ -20,7 +20,7 @@ from cloudddp.cluster.region_search import Search
 from cloudddp.config import packages, project, settings
 from cloudddp.config.command_line import Flag, GlobalOptions
 from cloudddp.config.spec import Config
-from cloudddp.errors import CloudDDPError, Command, Part, UsageError
+from cloudddp.errors import CloudDDPError, Message, UsageError, q
 from cloudddp.files import check_private, state_home
 from cloudddp.operations import termination
 from cloudddp.operations.load_settings import enter_simulator, layers_of, report_other_region, tolerated
@@ -199,9 +199,9 @@ class Session(Generic[ReporterT_co]):
             self.console.warn(warning)
         record = local_state.ClusterFolder(found.id).record() if found.id else None
         if record is not None and record.extended == local_state.MOVING:
-            again = Command("extend", "--until", record.expires)
+            again = f"`cloudddp extend --until {q(record.expires)}`"
             self.console.warn(
-                "an `extend` was not completed, so nodes may end earlier: ", again, " completes it"
+                Message(f"an `extend` was not completed, so nodes may end earlier: {again} completes it")
             )
 
 
@@ -269,12 +269,8 @@ def is_elsewhere(
 ) -> CloudDDPError:
     """Return the error for a cluster that is in other regions than the one that was asked."""
     where = [aws.region for aws in places]
-    hint: list[Part] = []
-    for region in where:
-        hint += [
-            "; or " if hint else "repeat the command with that region, for example ",
-            Command(verb, "--region", region),
-        ]
+    commands = "; or ".join(f"`cloudddp {q(verb)} --region {q(region)}`" for region in where)
     return CloudDDPError(
-        f"cluster {name!r} is in {' and '.join(where)}, not in {asked.region}", hint=tuple(hint)
+        f"cluster {name!r} is in {' and '.join(where)}, not in {asked.region}",
+        hint=f"repeat the command with that region, for example {commands}",
     )

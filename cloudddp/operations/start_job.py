@@ -15,16 +15,7 @@ from cloudddp.agent.client import Runner
 from cloudddp.aws import file_systems
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.spec import NODE_0, Config
-from cloudddp.errors import (
-    CloudDDPError,
-    Command,
-    NotConfirmed,
-    Part,
-    StepUpdate,
-    Text,
-    UsageError,
-    render,
-)
+from cloudddp.errors import CloudDDPError, NotConfirmed, StepUpdate, UsageError
 from cloudddp.files import project_id
 from cloudddp.formats import counted
 from cloudddp.job import launch, launch_record, project_files
@@ -64,18 +55,15 @@ def checked_script(session: Session[Reporter], script: Script, *, fresh: bool = 
     return found
 
 
-def report_results_here(
-    session: Session[Reporter], how: Sequence[Part], cluster: Cluster | None = None
-) -> None:
+def report_results_here(session: Session[Reporter], how: str, cluster: Cluster | None = None) -> None:
     """Report that results of earlier jobs are on this computer, at the first launch on new nodes (None: that
     are not created yet): a script that continues from them would begin again. `how`: what sends them."""
     folder = None if cluster is None else ClusterFolder(cluster.id)
     is_new = folder is None or (not folder.jobs() and folder.read(folder.restored) is None)
     if is_new and (found := results_here(session.root)):
-        session.console.log(
-            f"results of earlier jobs are on this computer and not on the nodes (the newest: {found[-1]}); "
-            "if the script continues from them: ",
-            *how,
+        session.console.suggest(
+            "results of earlier jobs are on this computer and not on the nodes (the newest: "
+            f"{found[-1]}); if the script continues from them: {how}"
         )
 
 
@@ -159,11 +147,11 @@ def start_job(
     try:
         with session.console.progress() as progress:
 
-            def note(text: Text) -> None:
+            def note(text: str) -> None:
                 progress(text)
                 if not isinstance(text, StepUpdate):
                     with contextlib.suppress(OSError, UsageError):
-                        folder.journal(LAUNCH, job=job.id, text=render(text))
+                        folder.journal(LAUNCH, job=job.id, text=str(text))
 
             sending = launch.launch(
                 runner,
@@ -241,10 +229,7 @@ def origin_of(session: Session[Reporter], *, yes: bool = False) -> Origin:
         if answer is None:
             raise CloudDDPError(
                 f"{held}; nothing was changed",
-                hint=(
-                    Command("sync", "--yes"),
-                    " replaces them; -c NAME chooses a cluster for this project",
-                ),
+                hint="`cloudddp sync --yes` replaces them; -c NAME chooses a cluster for this project",
             )
         if not answer:
             raise NotConfirmed

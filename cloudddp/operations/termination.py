@@ -14,7 +14,7 @@ from cloudddp.cluster.lookup import NoCluster
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.region_search import Search
 from cloudddp.config import timing
-from cloudddp.errors import CloudDDPError, Command
+from cloudddp.errors import CloudDDPError, Message, q
 from cloudddp.formats import duration, region_list
 from cloudddp.job import launch_record
 from cloudddp.job.launch_record import LaunchRecord, s3_place_of
@@ -61,11 +61,10 @@ def no_cluster(error: NoCluster, name: str, asked: AWS, others: Search) -> NoClu
     record = copied_job(name, asked.endpoint)
     place = s3_place_of(record.config, record.job) if record is not None else None
     if record is None or place is None:
-        return NoCluster(message, hint=error.advice, last=error.last)
-    hint = (
-        f"job {record.job} was told to copy its results to {place.url}: ",
-        Command("pull", "--job", record.job),
-        " reads them",
+        return NoCluster(message, hint=error.hint, last=error.last)
+    hint = Message(
+        f"job {record.job} was told to copy its results to {place.url}: `cloudddp pull --job "
+        f"{q(record.job)}` reads them"
     )
     return NoCluster(message, hint=hint, last=error.last)
 

@@ -13,7 +13,7 @@ from cloudddp.cluster import connect, lookup
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import timing
 from cloudddp.config.spec import Config
-from cloudddp.errors import Part
+from cloudddp.errors import Message
 from cloudddp.job.results import new_files
 from cloudddp.operations.results import line_of, pull_command
 from cloudddp.ssh.fleet import Fleet
@@ -21,28 +21,26 @@ from cloudddp.ssh.target import Target
 from cloudddp.text import node_list
 
 
-def unsaved_work(
-    found: Cluster, settings: Config, *, jobs: bool = True, aws: AWS | None = None
-) -> list[tuple[Part, ...]]:
+def unsaved_work(found: Cluster, settings: Config, *, jobs: bool = True, aws: AWS | None = None) -> list[str]:
     """Return a message for each running job (with `jobs`) and each node with results that were not pulled.
     Never fails. `aws` is asked about nodes that do not answer."""
     try:
         targets, lost = connect.targets(found, settings.cluster)
     except Exception as error:
-        return [(f"cannot check for running jobs and results not pulled yet: {error}",)]
+        return [f"cannot check for running jobs and results not pulled yet: {error}"]
     limit = timing.current().at_stake
     replies: dict[int, NewFilesReply] = {}
     asking = threading.Thread(target=_ask, args=(targets, settings, replies, limit), daemon=True)
     asking.start()
     asking.join(limit)
-    unknown = [(f"{error}: jobs and results there are unknown",) for error in lost.values()]
+    unknown = [f"{error}: jobs and results there are unknown" for error in lost.values()]
     known = dict(replies)
     silent = [node for node in sorted(targets) if node not in known]
     problems = lookup.status_problems(aws, found, silent) if aws is not None else {}
     names = [f"node {node} did not answer ({text})" for node, text in sorted(problems.items())]
     if others := [node for node in silent if node not in problems]:
         names.append(f"{node_list(others)} did not answer")
-    unknown += [(f"{name}: jobs and results there are unknown",) for name in names]
+    unknown += [f"{name}: jobs and results there are unknown" for name in names]
     return [*_messages(known, jobs=jobs), *unknown]
 
 
@@ -58,19 +56,17 @@ def _ask(
         fleet.each(one, fatal=lambda _: False)
 
 
-def _messages(replies: dict[int, NewFilesReply], *, jobs: bool) -> list[tuple[Part, ...]]:
+def _messages(replies: dict[int, NewFilesReply], *, jobs: bool) -> list[str]:
     running: dict[str, list[int]] = {}
     for node, reply in sorted(replies.items()) if jobs else ():
         for job in reply.running:
             running.setdefault(job, []).append(node)
-    messages: list[tuple[Part, ...]] = [
-        (f"job {job} is running on {node_list(where)}",) for job, where in sorted(running.items())
-    ]
+    messages = [f"job {job} is running on {node_list(where)}" for job, where in sorted(running.items())]
     kept = new_files.by_node(replies)
     for held in kept:
         of = ", ".join(one.job for one in replies[held.node].jobs)
-        messages.append((f"not pulled from {line_of(held)}" + (f" of job {of}" if of else ""),))
+        messages.append(f"not pulled from {line_of(held)}" + (f" of job {of}" if of else ""))
     if kept:
         command = pull_command(kept, replies, with_outputs=True)
-        messages.append(("the files are deleted with the nodes; to keep them, first: ", command))
+        messages.append(Message(f"the files are deleted with the nodes; to keep them, first: {command}"))
     return messages

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from cloudddp import timings
 from cloudddp.config import timing
 from cloudddp.config.timing import Timing
-from cloudddp.errors import CloudDDPError, Command, ConnectError
+from cloudddp.errors import CloudDDPError, ConnectError
 from cloudddp.ssh.running import MAX_PACKET, BoundedBuffer, CommandSpec, Input, Result, RunningCommand
 from cloudddp.ssh.target import EARLY_CLOSE_HINT, Stream, Target, early_close_in
 from cloudddp.ssh.time_limits import Activity
@@ -237,7 +237,7 @@ def _login_key(target: Target) -> paramiko.PKey:
         why = f"cannot read the cluster's private key: {reason_of(error)}"
     raise ConnectError(
         f"{target.private_key}: {why}",
-        hint=("restore the file; without it the nodes cannot be used: ", Command("down"), " stops the bill"),
+        hint="restore the file; without it the nodes cannot be used: `cloudddp down` stops the bill",
     )
 
 
@@ -275,11 +275,7 @@ def _explain(target: Target, host_key: str, error: BaseException) -> ConnectErro
     if isinstance(error, ConnectionRefusedError):
         return ConnectError(
             f"{where}: connection refused",
-            hint=(
-                "its SSH server does not run: it is booting, or has failed; ",
-                Command("status"),
-                " shows its state",
-            ),
+            hint="its SSH server does not run: it boots, or has failed; `cloudddp status` shows its state",
             patience=inf,
         )
     if isinstance(error, TimeoutError) or getattr(error, "errno", None) in (
@@ -295,20 +291,15 @@ def _explain(target: Target, host_key: str, error: BaseException) -> ConnectErro
     if closed := early_close_in(error):
         return ConnectError(
             f"{where}: {one_line(closed, 300)}",
-            hint=(f"{EARLY_CLOSE_HINT}. Or it is booting: ", Command("status"), " shows its state"),
+            hint=f"{EARLY_CLOSE_HINT}. Or it is booting: `cloudddp status` shows its state",
             patience=inf,
             closed_early=True,
         )
     if any(text in str(error) for text in ("protocol banner", "protocol version", "No existing session")):
         return ConnectError(
             f"{where}: it accepts connections, but does not speak SSH",
-            hint=(
-                "it is booting, or hangs; ",
-                Command("status"),
-                " shows its state, ",
-                Command("resume", "--replace", "NODE"),
-                " replaces it and resumes the last job",
-            ),
+            hint="it is booting, or hangs; `cloudddp status` shows its state, `cloudddp resume --replace "
+            "NODE` replaces it and resumes the last job",
             patience=inf,
         )
     return ConnectError(f"{where}: {reason_of(error)}", patience=inf)
@@ -323,21 +314,14 @@ def _explain_login(target: Target, host_key: str, error: BaseException) -> Conne
         return ConnectError(
             f"{where}: its host key is not the one recorded for this node: refused "
             f"(expected {host_key.split()[1][-16:]}, got {error.key.get_base64()[-16:]})",
-            hint=(
-                "another machine answers at that address; run ",
-                Command("status"),
-                ", and do not log in by hand",
-            ),
+            hint="another machine answers at that address; run `cloudddp status`, and do not log in by hand",
             shown=f"{error.key.get_name()} {error.key.get_base64()}",
         )
     if isinstance(error, paramiko.AuthenticationException) and _closed_by_server(error):
         return ConnectError(
             f"{where}: it closes the connection during the login",
-            hint=(
-                "it is booting, and refuses logins until it has booted (/run/nologin); ",
-                Command("status"),
-                " shows its state",
-            ),
+            hint="it is booting, and refuses logins until it has booted (/run/nologin); `cloudddp status` "
+            "shows its state",
             patience=inf,
         )
     if isinstance(error, paramiko.AuthenticationException):

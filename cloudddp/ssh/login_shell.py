@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 
-from cloudddp.errors import Command, NodeError
+from cloudddp.errors import Message, NodeError, q
 from cloudddp.text import one_line
 
 MAX_NOISE = 16 << 20  # bytes that start files may write to each stream
@@ -148,6 +148,8 @@ def _lines(data: bytearray) -> list[str]:
     return [one_line(line.strip(), 100) for line in text.splitlines() if line.strip()]
 
 
-def _advice(label: str) -> tuple[str | Command, ...]:
+def _advice(label: str) -> str:
     node = re.match(r"node (\d+)", label)
-    return ("correct ~/.bashrc (or ~/.ssh/rc) there: ", Command("ssh", *(node.groups() if node else ())))
+    return Message(
+        f"correct ~/.bashrc (or ~/.ssh/rc) there: `{q('cloudddp', 'ssh', *(node.groups() if node else ()))}`"
+    )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cloudddp.config.timing import Timing
-from cloudddp.errors import Command, NodeError
+from cloudddp.errors import NodeError
 from cloudddp.ssh import login_shell
 from cloudddp.ssh.time_limits import Activity, Overdue
 from cloudddp.text import one_line
@@ -310,12 +310,7 @@ class RunningCommand:
         return NodeError(
             f"{reason} to: {short(self._command)}",
             reason=reason,
-            hint=(
-                "is the node alive? ",
-                Command("status"),
-                " shows its state; try ",
-                Command("exec", "--", "uptime"),
-            ),
+            hint="is the node alive? `cloudddp status` shows its state; try `cloudddp exec -- uptime`",
         )
 
     def _broken(self, error: Exception | None) -> NodeError:
@@ -330,7 +325,7 @@ class RunningCommand:
         return NodeError(
             f"{reason} in: {short(self._command)}",
             reason=reason,
-            hint=(Command("status"), " shows whether the node still exists"),
+            hint="`cloudddp status` shows whether the node still exists",
         )
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cloudddp.config.timing import Timing
-from cloudddp.errors import Command, ConnectError, Text
+from cloudddp.errors import ConnectError, Message
 
 _EARLY_CLOSE = "the server closed the connection before its SSH banner"
 
@@ -212,7 +212,7 @@ class Stream(Protocol):
 class Route(Protocol):
     """How SSH reaches nodes. Several threads may open streams at the same time."""
 
-    silent_hint: Text
+    silent_hint: str
     """What to check if a node does not answer."""
 
     def open(self, target: Target, timeout: float, limits: Timing) -> Stream:
@@ -229,10 +229,10 @@ class Route(Protocol):
 class Direct:
     """TCP from this computer to the node's address."""
 
-    def __init__(self, silent_hint: Text = "") -> None:
-        self.silent_hint: Text = silent_hint or (
-            "check security group, route and your own network; if your address has changed: ",
-            Command("allow-me"),
+    def __init__(self, silent_hint: str = "") -> None:
+        self.silent_hint: str = silent_hint or Message(
+            "check security group, route and your own network; if your address has changed: `cloudddp "
+            "allow-me`"
         )
 
     def open(self, target: Target, timeout: float, limits: Timing) -> NodeSocket:
@@ -285,9 +285,6 @@ class Target:
         if not self.host_keys:
             raise ConnectError(
                 f"{self.label}: no host key is recorded for it, so it cannot be verified: refused",
-                hint=(
-                    "it has the cluster's tags, but this cluster's `up` did not start it: find out who did; ",
-                    Command("down"),
-                    " terminates it with the cluster",
-                ),
+                hint="it has the cluster's tags, but this cluster's `up` did not start it: find out who did; "
+                "`cloudddp down` terminates it with the cluster",
             )

@@ -66,7 +66,7 @@ def test_up_prints_calls_parameters_and_price(dry_run: Any) -> None:
     assert len({key for _, key in made}) == 1
     assert len({key for _, key in made + installed}) == 3
     assert out.count("bytes: infra/node/host-key.sh") == 4
-    assert out.rindex("make-host-key") < out.index("install-host-key") < out.index(" probe ")
+    assert out.rindex("make-host-key") < out.index("install-host-key") < out.index(" probe\n")
 
 
 def test_launch_prints_commands_of_each_node_without_secrets(dry_run: Any, project: Path) -> None:

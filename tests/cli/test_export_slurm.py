@@ -18,12 +18,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.harness import CommandLine, cannot
 
-from cloudddp.cli import reference
 from cloudddp.cli.commands import export
 from cloudddp.config.value_checks import RESERVED_ENVIRONMENT
 from cloudddp.job import ranks, slurm
 from cloudddp.job.job_request import Script
 from cloudddp.job.ranks import Fact, bind, template
+from docs import reference
 
 NASTY = [
     *["", " ", "two words", "it's", '"quoted"', "$HOME", "$$", "${local_rank}", "`id`", "$(id)", "a;b", "*"],

@@ -92,40 +92,13 @@ def test_partial_extension_is_named_and_repaired(simulator: Any, cli: Any, ec2: 
     assert "warning" not in cli("status").stderr
 
 
-def test_tag_of_a_node_that_confirms_nothing_is_not_lowered(simulator: Any, cli: Any) -> None:
-    """It is connected, and its commands fail from before the first one on: `status` would call it overdue."""
-    cli.ok("up", "-n", "1", "-t", "g5.12xlarge", "--max-hours", "1")
-    before = ends(cli)
-    (node,) = listed_nodes(cli)
-    (folder,) = Path(simulator.home).glob(f"**/{node['instance_id']}/bin")
-    (folder / "date").write_text("#!/bin/sh\nexit 1\n")
-    (folder / "date").chmod(0o755)
-    earlier = (datetime.now(UTC) + timedelta(minutes=30)).replace(microsecond=0)
-    assert "is not confirmed by node 0" in cli.fails(1, "extend", "--until", earlier.isoformat())
-    assert (ends(cli), timers(simulator, cli)) == (before, {iso(before)})
-
-
 DENIED = {"CreateTags": {"code": "UnauthorizedOperation", "status": 403, "calls": 1}}
 
 
-def test_extension_that_changes_nothing_says_why(simulator: Any, cli: Any, ec2: Any) -> None:
-    """AWS refuses the tags; and no node can be reached."""
-    cli.ok("up", "-n", "1", "-t", "g5.12xlarge", "--max-hours", "1")
-    before = ends(cli)
-    cli.ok("sim", "conditions", json.dumps({"reject": DENIED}))
-    try:
-        assert "ec2:CreateTags" in cli.fails(1, "extend", "--hours", "2")
-    finally:
-        cli.ok("sim", "conditions", "--clear")
-    assert (ends(cli), timers(simulator, cli)) == (before, {iso(before)})
-    assert "warning" not in cli("status").stderr
-    ec2.stop_instances(InstanceIds=[node["instance_id"] for node in listed_nodes(cli)])
-    assert "is stop" in cli.fails(1, "extend", "--hours", "2")
-    assert ends(cli) == before
-
-
-def test_second_of_two_extensions_is_refused(simulator: Any, cli: Any) -> None:
-    """Both have read the deadline when the first one moves it."""
+def test_extension_that_is_refused_changes_nothing_and_says_why(simulator: Any, cli: Any, ec2: Any) -> None:
+    """Of two that have read the same deadline the second; where AWS refuses the tags; where a node is
+    connected and its commands fail from before the first one on, whose tag `status` would call overdue; and
+    where no node can be reached."""
     cli.ok("up", "-n", "1", "-t", "g5.12xlarge", "--max-hours", "1")
     before = ends(cli)
     folder = ClusterFolder(state_of(cli)["cluster_id"], root=Path(simulator.home))
@@ -140,3 +113,23 @@ def test_second_of_two_extensions_is_refused(simulator: Any, cli: Any) -> None:
     after = before + timedelta(hours=codes[0])
     assert (ends(cli), timers(simulator, cli)) == (after, {iso(after)})
     assert "another command has moved the deadline of node 0 meanwhile" in errors[codes[1]]
+
+    cli.ok("sim", "conditions", json.dumps({"reject": DENIED}))
+    try:
+        assert "ec2:CreateTags" in cli.fails(1, "extend", "--hours", "2")
+    finally:
+        cli.ok("sim", "conditions", "--clear")
+    assert (ends(cli), timers(simulator, cli)) == (after, {iso(after)})
+    assert "warning" not in cli("status").stderr
+
+    (node,) = listed_nodes(cli)
+    (programs,) = Path(simulator.home).glob(f"**/{node['instance_id']}/bin")
+    (programs / "date").write_text("#!/bin/sh\nexit 1\n")
+    (programs / "date").chmod(0o755)
+    earlier = (datetime.now(UTC) + timedelta(minutes=30)).replace(microsecond=0)
+    assert "is not confirmed by node 0" in cli.fails(1, "extend", "--until", earlier.isoformat())
+    assert (ends(cli), timers(simulator, cli)) == (after, {iso(after)})
+
+    ec2.stop_instances(InstanceIds=[node["instance_id"]])
+    assert "is stop" in cli.fails(1, "extend", "--hours", "2")
+    assert ends(cli) == after

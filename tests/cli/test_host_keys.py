@@ -21,7 +21,7 @@ from support.sshserver import Server, Site
 
 from cloudddp.cluster import host_keys
 from cloudddp.cluster.host_keys import KnownKeys, NodeKeys
-from cloudddp.errors import CloudDDPError, ConnectError, NodeError, render
+from cloudddp.errors import CloudDDPError, ConnectError, NodeError
 from cloudddp.local_state import ClusterFolder, ClusterRecord
 from cloudddp.ssh.connection import Connection
 from cloudddp.ssh.fleet import Fleet
@@ -93,7 +93,7 @@ def test_damaged_host_keys_are_refused(folder: ClusterFolder, text: str) -> None
     folder.host_keys.write_text(text)
     with pytest.raises(CloudDDPError, match=r"host_keys\.json") as caught:
         host_keys.read(folder)
-    assert "cloudddp down" in render(caught.value.hint)
+    assert "cloudddp down" in caught.value.hint
 
 
 def test_created_instances_from_a_truncated_journal(folder: ClusterFolder) -> None:

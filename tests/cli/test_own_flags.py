@@ -12,7 +12,7 @@ from support.commands import verb as command_of
 from cloudddp.cli.main import main
 from cloudddp.cli.misplaced_options import REFUSED
 from cloudddp.config.command_line import GlobalOptions
-from cloudddp.errors import Command, UsageError, render
+from cloudddp.errors import UsageError
 
 FOR_THE_SCRIPT = (
     "--config=x",
@@ -48,7 +48,7 @@ def refusal(*words: str) -> UsageError:
 
 
 def hint(error: UsageError) -> str:
-    return render(error.hint)
+    return error.hint
 
 
 def forms(name: str, option: click.Option) -> Iterator[tuple[str, ...]]:
@@ -98,7 +98,7 @@ def test_hint_repeats_options_before_the_script() -> None:
 
 
 def test_hint_keeps_global_options_that_the_script_has_too() -> None:
-    command = Command("launch", "--", "a.py", "-c", "cfg.yaml", "--region", "x")
+    command = "cloudddp launch -- a.py -c cfg.yaml --region x".split()
     shown = GlobalOptions(cluster="default", region="us-west-2").command_line(command)
     assert shown == "cloudddp -c default --region us-west-2 launch -- a.py -c cfg.yaml --region x"
 

@@ -9,10 +9,10 @@ import click
 import pytest
 from support.commands import commands, context_of
 
-from cloudddp.cli import reference
 from cloudddp.cli.lazy_commands import LazyGroup, SettingOption, Verb, load
 from cloudddp.config import schema, settings
 from cloudddp.config.descriptions import DESCRIPTIONS
+from docs import reference
 
 ROOT = Path(__file__).parents[2]
 EVERY = dict(commands())
@@ -24,8 +24,8 @@ SHORT = 12  # characters of a default that is shown in an option's help
 @pytest.mark.parametrize("page", sorted(reference.PAGES))
 def test_generated_page_is_up_to_date(page: str) -> None:
     path = ROOT / page
-    assert path.exists(), "write it with: python -m cloudddp.cli.reference"
-    assert path.read_text() == reference.PAGES[page](), "update it with: python -m cloudddp.cli.reference"
+    assert path.exists(), "write it with: python -m docs.reference"
+    assert path.read_text() == reference.PAGES[page](), "update it with: python -m docs.reference"
 
 
 def test_commands_and_options_have_help_and_are_in_the_manual() -> None:
@@ -86,7 +86,7 @@ def test_options_that_are_settings_show_the_default_of_the_setting() -> None:
     for option in options:
         if option.opts == ["--gpu"]:  # the default is a type
             continue
-        default = schema.defaults(option.section)[option.key]
+        default = reference.defaults(option.section)[option.key]
         shown = (
             ""
             if default is None or isinstance(default, (bool, tuple, dict))

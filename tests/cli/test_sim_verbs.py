@@ -257,7 +257,7 @@ def test_policies_of_start_are_shown_and_cannot_change_while_it_runs(own: Comman
     done = own("sim", "start", "--scp", "policy.json")
     assert done.returncode == 1
     assert "the simulator is already running, with no --scp" in done.stderr
-    again = f"`cloudddp sim stop && cloudddp sim start --scp {policy}`"
+    again = f"`cloudddp sim stop`, then `cloudddp sim start --scp {policy}`"
     assert again in done.stderr
     policy.write_text(json.dumps({**everything, "Id": "edited"}))
     done = own("sim", "start", "--policy", "policy.json")

@@ -43,8 +43,8 @@ def test_answering_no_changes_nothing(cli: Any, faults: Any) -> None:
 
 
 def test_manual_lists_the_short_form_of_help() -> None:
-    from cloudddp.cli import reference
     from cloudddp.cli.commands.clusters import up
+    from docs import reference
 
     # Without the group: click keeps the help option that it creates here.
     up.get_help(up.make_context("up", [], resilient_parsing=True))

@@ -18,7 +18,7 @@ from support.repositories import git
 
 from cloudddp.config import project
 from cloudddp.config.spec import Config, DataSpec, SyncSpec
-from cloudddp.errors import UsageError, render
+from cloudddp.errors import UsageError
 from cloudddp.job import launch, project_files, sync, unsent
 from cloudddp.job.job_request import Script
 
@@ -124,7 +124,7 @@ def test_repository_that_git_cannot_read_is_refused(
     for folder in (tmp_path, tmp_path / "sub"):
         with pytest.raises(UsageError) as caught:
             project_files.of_config(folder, Config())
-        assert text in caught.value.message + render(caught.value.hint)
+        assert text in caught.value.message + caught.value.hint
 
 
 # -- one project, one cluster --------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ def node(keys_of: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     with Fleet({0: keys_of.target(server.port)}) as fleet:
         fleet.connect()
         found = Node(fleet, server, home)
-        client.call_all(fleet, lambda _: JobsRequest(), ship=True)
+        fleet.run(0, CommandSpec(program.ship(), program.compressed_agent()))
         yield found
 
 

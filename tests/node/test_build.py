@@ -131,7 +131,7 @@ def test_several_laptops_ship_at_once(tmp_path: Path) -> None:
     """Each then runs a step, which imports its modules while the others are still at it."""
     home, agent = tmp_path / "a home", program.compressed_agent()
     home.mkdir()
-    processes = [start(home, program.ship(program.agent_command("jobs", "{}"))) for _ in range(6)]
+    processes = [start(home, f"{program.ship()} && echo {{}} | ({STEP})") for _ in range(6)]
     for process in processes:  # all of them have found no agent
         assert process.stdin is not None
         process.stdin.write(agent[:1000])
@@ -159,18 +159,18 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 def test_damaged_agent_is_not_run_and_is_shipped_again(tmp_path: Path) -> None:
     agent = tmp_path / program.agent_path()
     for damage in DAMAGE.values():
-        assert run(tmp_path, program.ship("exit 0"), program.compressed_agent()) == (0, "")
+        assert run(tmp_path, program.ship(), program.compressed_agent()) == (0, "")
         assert step(tmp_path) == (0, "")
         damage(agent)
         assert step(tmp_path)[0] == ExitCode.NO_AGENT.value
-    assert run(tmp_path, program.ship("exit 0"), program.compressed_agent()) == (0, "")
+    assert run(tmp_path, program.ship(), program.compressed_agent()) == (0, "")
     assert step(tmp_path) == (0, "")
     assert files(tmp_path) == [agent.name]
 
 
 def test_agent_that_arrives_in_part_is_not_put_in_place(tmp_path: Path) -> None:
-    code, _ = run(tmp_path, program.ship("exit 0"), program.compressed_agent()[:-1000])
+    code, _ = run(tmp_path, program.ship(), program.compressed_agent()[:-1000])
     assert code != 0
     assert list((tmp_path / ".cloudddp").iterdir()) == [], "each attempt would leave more on a disk"
     assert step(tmp_path)[0] == ExitCode.NO_AGENT.value
-    assert run(tmp_path, program.ship("exit 0"), program.compressed_agent()) == (0, "")
+    assert run(tmp_path, program.ship(), program.compressed_agent()) == (0, "")

@@ -14,6 +14,7 @@ from support.agentnode import Node
 from support.imds import Metadata, given_a_role
 from support.s3_server import S3
 
+from agent.s3 import download
 from cloudddp.agent.protocol.start import DataCopy, SetupReply
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
@@ -101,24 +102,27 @@ def test_another_prefix_takes_the_place_of_the_first(node: Node, s3: S3) -> None
     assert files(node, "deep/in/the/project") == {"b": b"2"}
 
 
+def test_prefix_without_objects_is_refused(node: Node, s3: S3) -> None:
+    put(s3, **{"sets/one/": "x"})
+    reply = copy(node, "touch never")
+    assert (reply.exit_code, reply.data, reply.command) == (1, True, "s3://results/sets/one/")
+    assert "it has no objects" in reply.output
+    assert not (node.project / "never").exists()
+
+
 @pytest.mark.parametrize(
     ("keys", "why"),
     [
-        ([], "it has no objects"),
-        (["sets/one/"], "it has no objects"),
         (["sets/one/../../up"], "is no path of a file"),
         (["sets/one//double"], "is no path of a file"),
         (["sets/one/" + "n" * 256], "is no path of a file"),
         (["sets/one/a", "sets/one/a/b"], "sets/one/a is an object and has objects below it"),
     ],
 )
-def test_prefix_that_cannot_be_a_folder_is_refused(node: Node, s3: S3, keys: list[str], why: str) -> None:
+def test_keys_that_cannot_be_files_of_a_folder_are_refused(s3: S3, keys: list[str], why: str) -> None:
     put(s3, **dict.fromkeys(keys, "x"))
-    reply = copy(node, "touch never")
-    assert (reply.exit_code, reply.data, reply.command) == (1, True, "s3://results/sets/one/")
-    assert why in reply.output
-    assert not (node.project / "never").exists()
-    assert not (node.project.parent / "up").exists()
+    with pytest.raises(download.Refused, match=why):
+        download.files_of(s3.client, BUCKET, "sets/one")
 
 
 def test_object_that_is_refused_or_cut_short_is_named(node: Node, s3: S3) -> None:

@@ -19,7 +19,9 @@ from support.agentnode import FOREVER, HANG_GUARD, WAITING, alive, environ, free
 from support.exposed import command_lines, files_with
 from support.gangs import Make
 
-from agent.gang.mesh import Mesh
+from agent.gang.mesh import PURPOSE, Mesh
+from agent.node.link import HELLO as HELLO_SECONDS
+from agent.node.link import Link
 from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.agent.protocol.gang import Gang, Kind, Message, Observed, Report
 from cloudddp.agent.protocol.jobs import Cause, Failure, Verdict
@@ -28,10 +30,7 @@ from cloudddp.agent.protocol.phases import JobPhase, Peer
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 
 
-def hello(sender: int, to: int, nonce: str = "0" * 32) -> bytes:
-    return json.dumps({"from": sender, "to": to, "nonce": nonce}).encode() + b"\n"
-
-
+HELLO = json.dumps({"nonce": "0" * 32}).encode() + b"\n"
 STRANGERS = {
     "garbage": os.urandom(4096),
     "garbage with line breaks": os.urandom(64) + b"\n\n\n" + os.urandom(64) + b"\n",
@@ -42,14 +41,10 @@ STRANGERS = {
     "nested JSON": b"[" * 1000 + b"\n",
     "nested JSON in an object": b'{"a":' * 200 + b"\n",
     "no object": b"7\n",
-    "a hello without proof": hello(0, 1),
-    "a hello with a wrong proof": hello(0, 1) + json.dumps({"proof": "0" * 64}).encode() + b"\n",
-    "a hello with a proof of another type": hello(0, 1) + b'{"proof": {"a": []}}\n',
-    "a proof that is no text": hello(0, 1) + b'{"proof": "\\ud800"}\n',
-    "a hello of an unknown node": hello(7, 1),
-    "a hello of the node itself": hello(1, 1),
-    "a hello of no node": b'{"from": null, "to": 1, "nonce": "x"}\n',
-    "a nonce with a colon": hello(0, 1, ":") + b'{"proof": ""}\n',
+    "a hello without proof": HELLO,
+    "a hello with a wrong proof": HELLO + json.dumps({"seal": "0" * 64}).encode() + b"\n",
+    "a hello with a proof of another type": HELLO + b'{"seal": {"a": []}}\n',
+    "a proof that is no text": HELLO + b'{"seal": "\\ud800"}\n',
     "a message without a hello": b'%s {"kind": "stop"}\n' % (b"0" * 64),
 }
 
@@ -75,6 +70,12 @@ def test_connections_of_strangers_do_not_disturb_the_job(gangs: Make) -> None:
                 open_ones.enter_context(visit(peer, data, stay=stay))
             assert all(alive(one.supervisor) for one in pids), name
         time.sleep(0.5)
+        # A connection that proves the secret, and is of no node or for no node of the job.
+        for text in ("[7, 1]", "[1, 1]", "[0, 7]", "[[], 1]", "[0]", "null", "0"):
+            link = Link.within(0.0, job.gang.peers[1], job.gang.secret, PURPOSE, connect=HANG_GUARD)
+            with contextlib.closing(link):
+                link.write("nodes", text)
+                assert link.read_all(1) == b"", text
         for number, node in enumerate(job.nodes):
             assert node.state().phase is JobPhase.RUNNING
             assert alive(pids[number].supervisor)
@@ -175,7 +176,7 @@ def test_connection_that_is_never_answered_is_opened_again_and_a_replayed_one_do
         pids = [job.pids(number) for number in range(2)]
         until(lambda: recorder.recorded.count(b"heartbeat") > 1)
         lines = bytes(recorder.recorded)
-        assert b'"proof"' in lines
+        assert b'"seal"' in lines
         with visit(job.gang.peers[1], lines, stay=True) as connection:
             with contextlib.suppress(ConnectionError):
                 while connection.recv(1 << 16):  # until the agent closes it
@@ -273,3 +274,14 @@ def test_gang_that_names_a_node_twice_is_refused() -> None:
     peer = gang_of().peers[0]
     with pytest.raises(ProtocolError, match="twice"):
         Gang((peer, peer), "0" * 64)
+
+
+def test_refused_connection_leaves_no_thread() -> None:
+    """A stranger may connect again and again: threads would add up."""
+    ours, theirs = socket.socketpair()
+    with theirs, contextlib.closing(Link(ours, "secret", PURPOSE)) as link:
+        before = threading.active_count()
+        theirs.sendall(b"7\n")
+        with pytest.raises(TypeError):
+            link.accept()
+        until(lambda: threading.active_count() <= before, HELLO_SECONDS / 2)

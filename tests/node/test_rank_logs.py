@@ -16,10 +16,13 @@ import pytest
 from support.agentnode import FOREVER, HANG_GUARD, Followed, Node, Refused, alive, until
 from support.gangs import parent_of
 
+from agent.ranks import rank_log
+from agent.ranks.rank_log import NOTE
 from cloudddp.agent.protocol import LAUNCHER_RANK, ExitCode
-from cloudddp.agent.protocol.frames import Frame, Log
+from cloudddp.agent.protocol.frames import MAX_PIECE, Frame, Log
 from cloudddp.agent.protocol.jobs import JobState
 from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.protocol.sending import FixedSize
 from cloudddp.agent.protocol.start import Process
 from cloudddp.agent.replies import FrameDecoder
 
@@ -43,6 +46,13 @@ def numbers(data: bytes) -> list[int]:
     return [int(data[at : at + LINE]) for at in range(0, len(data), LINE)]
 
 
+def numbers_after_note(data: bytes, begin: int, end: int) -> list[int]:
+    """The lines that begin after the note, which is at `end`, where a hole ends. `data` begins there."""
+    note = NOTE % (end - begin)
+    assert data.startswith(note)
+    return numbers(data[len(note) + -(end + len(note)) % LINE :])
+
+
 def disk_usage(path: Path) -> int:
     return path.stat().st_blocks * 512
 
@@ -56,15 +66,31 @@ def test_long_log_keeps_its_beginning_and_its_end(node: Node) -> None:
     until(lambda: disk_usage(path) <= 2 * MIB)
     found = node.follow()
     ((begin, end),) = found.dropped[0]
-    kept = numbers(found.logs[0])
-    assert kept == [*range(begin // LINE), *range(end // LINE, count)]
-    assert len(kept) * LINE <= 2 * MIB
+    first = -(-(end + len(NOTE % (end - begin))) // LINE)
+    assert numbers(found.logs[0][:begin]) == [*range(begin // LINE)]
+    assert numbers_after_note(found.logs[0][begin:], begin, end) == [*range(first, count)]
+    assert len(found.logs[0]) <= 2 * MIB
     assert begin >= MIB // 2
     assert count * LINE - end >= MIB
     short, long = node.follow(tail=100), node.follow(tail=count - 1000)
     assert (short.dropped, len(short.logs[0])) == ({}, 100 * LINE)
-    assert long.dropped[0] == [(begin, end)]
-    assert numbers(long.logs[0])[0] == end // LINE
+    assert (long.starts[0], numbers_after_note(long.logs[0], begin, end)[0]) == (end, first)
+
+
+def test_hole_that_goes_beyond_what_was_there_when_reading_began_is_skipped(tmp_path: Path) -> None:
+    path, hole = tmp_path / "0.log", (MAX_PIECE, 64 * MAX_PIECE)
+    path.write_bytes(b"a" * 2 * MAX_PIECE)
+    frames = rank_log.new_frames(0, path, 0)
+    assert next(frames).data == b"a" * MAX_PIECE
+    with path.open("r+b") as log:
+        log.truncate(hole[0])
+        log.seek(hole[1])
+        log.write(b"b" * MAX_PIECE)
+        assert rank_log.hole_of(log.fileno()) == hole
+        contents = FixedSize(log.fileno(), 2 * MAX_PIECE, hole)
+        assert (contents.size, contents.read(MIB), contents.read(MIB)) == (MAX_PIECE, b"a" * MAX_PIECE, b"")
+    assert list(frames) == []
+    assert [one.data for one in rank_log.new_frames(0, path, MAX_PIECE)] == [b"b" * MAX_PIECE]
 
 
 def wrapper_of(node: Node) -> int:
@@ -116,6 +142,7 @@ def test_client_that_comes_back_continues_after_the_gap(node: Node) -> None:
     inside = (begin + end) // 2
     third = node.follow(wait=False, offsets={0: inside})
     assert third.dropped[0] == [(inside, end)]
+    assert third.logs[0].startswith(b"\n[cloudddp: ")
     assert second.logs[0].endswith(third.logs[0])
     assert node.follow(wait=False, offsets=second.offsets).logs == {}
 

@@ -11,14 +11,13 @@ from support.localsync import LocalCluster
 
 from cloudddp.agent.protocol.stacks import TOOLS
 from cloudddp.agent.protocol.start import StartReply
-from cloudddp.errors import Text
 from cloudddp.job import py_spy
 
 pytestmark = pytest.mark.skipif(not Path(sys.executable).with_name("py-spy").exists(), reason="needs py-spy")
 
 
 def send(cluster: LocalCluster, started: dict[int, StartReply]) -> list[str]:
-    lines: list[Text] = []
+    lines: list[str] = []
     py_spy.Sending(cluster.runner, cluster.cluster, started, lines.append).wait()
     return [str(line) for line in lines]
 

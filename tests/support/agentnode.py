@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import compileall
 import functools
 import io
 import itertools
@@ -45,12 +46,13 @@ HANG_GUARD = 60.0  # seconds; only a hang is this long
 
 @functools.cache
 def agent_file() -> Path:
-    """Return the agent's folder, as `ship` unpacks it, built once for each test process."""
+    """Return the agent's folder, as `ship` unpacks it, built once for each test process, with byte code."""
     folder = tempfile.mkdtemp(prefix="cloudddp-agent-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = Path(folder) / "agent"
     with zipfile.ZipFile(io.BytesIO(program.archive())) as archive:
         archive.extractall(path)
+    compileall.compile_dir(path, quiet=2)
     return path
 
 
@@ -167,7 +169,7 @@ class Steps:
         assert process.stdin is not None
         process.stdin.write(codec.ask(request.STEP, encode(request)))
         process.stdin.flush()
-        written = {process.stdout: b"", process.stderr: b""}
+        written = {process.stdout: bytearray(), process.stderr: bytearray()}
         deadline = time.monotonic() + HANG_GUARD
         with selectors.DefaultSelector() as ready:
             for stream in written:
@@ -179,7 +181,7 @@ class Steps:
                     written[key.fileobj] += data
                     if not data:
                         ready.unregister(key.fileobj)
-        out, err = written.values()
+        out, err = map(bytes, written.values())
         assert self._has_ended(out, err), (
             f"{request.STEP}: the agent has ended: {err.decode(errors='replace')}"
         )
@@ -190,8 +192,8 @@ class Steps:
         return subprocess.CompletedProcess(request.STEP, code, output, err.replace(codec.STDERR_END, b""))
 
     @staticmethod
-    def _has_ended(out: bytes, err: bytes) -> bool:
-        return b"\0" in out and out.endswith(b"\n") and codec.STDERR_END in err
+    def _has_ended(out: bytes | bytearray, err: bytes | bytearray) -> bool:
+        return codec.STDERR_END in err and out.endswith(b"\n") and out[out.rfind(b"\0") + 1 : -1].isdigit()
 
     @property
     def runs(self) -> bool:
@@ -266,9 +268,8 @@ class Node:
         """Run a step in a process of its own."""
         return self.send(request.STEP, b"".join((encode(request), b"\n", *body)))
 
-    def call(self, request: Request[T]) -> T:
-        """Run a step in the node's `serve` process and return its reply, as the laptop decodes it. Raises
-        Refused."""
+    def serve(self, request: Step) -> bytes:
+        """Run a step in the node's `serve` process and return what it wrote. Raises Refused."""
         settings = self.python, self.agent, self.metadata, {**os.environ, **self.variables}
         if self._steps is None or self._steps[0] != settings or not self._steps[1].runs:
             self.end_steps()
@@ -276,8 +277,12 @@ class Node:
         done = self._steps[1].run(request)
         if done.returncode:
             raise Refused(done)
+        return done.stdout
+
+    def call(self, request: Request[T]) -> T:
+        """Run a step and return its reply, as the laptop decodes it. Raises Refused."""
         kind: Any = request.REPLY
-        reply: T = decode(done.stdout.rstrip(), kind, limit=MAX_FOLDERS)
+        reply: T = decode(self.serve(request).rstrip(), kind, limit=MAX_FOLDERS)
         return reply
 
     def probe(self, **changes: Any) -> ProbeReply:
@@ -351,10 +356,7 @@ class Node:
     def follow(
         self, job: str = "job-1", *, wait: bool = True, offsets: dict[int, int] | None = None, **changes: Any
     ) -> Followed:
-        done = self.run(self.following(job, wait=wait, offsets=offsets or {}, **changes))
-        if done.returncode:
-            raise Refused(done)
-        return Followed(done.stdout, offsets)
+        return Followed(self.serve(self.following(job, wait=wait, offsets=offsets or {}, **changes)), offsets)
 
     def cancel(self, job: str = "job-1", *, grace: float = 20.0) -> KillReply:
         return self.call(KillRequest(self.id(job), grace, secrets.token_hex(8)))
@@ -387,7 +389,8 @@ class Node:
     def end(self) -> list[int]:
         """Cancel every job; return the processes that are left, after they were killed."""
         self.end_steps()
-        for folder in (self.store / "jobs").glob(f"{self._mark}-*"):
+        jobs = (self.store / "jobs").glob(f"{self._mark}-*") if processes_of(self.home) else ()
+        for folder in jobs:
             request = KillRequest(folder.name, 0.0, secrets.token_hex(8))
             done = self.run(request)
             assert done.returncode in (0, ExitCode.OTHER_VERSION), done.stderr.decode()

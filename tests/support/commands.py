@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import click
 
-from cloudddp.cli import reference
 from cloudddp.cli.main import main
+from docs import reference
 
 
 def context_of(command: click.Command) -> click.Context:

@@ -22,7 +22,7 @@ from cloudddp.agent import program
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.spec import Config
-from cloudddp.errors import NodeError, Text
+from cloudddp.errors import NodeError
 from cloudddp.job import sync
 from cloudddp.job.project_files import of_config
 from cloudddp.ssh.fleet import Outcome, each
@@ -207,5 +207,5 @@ class LocalCluster:
     def _address(self, number: int) -> str:
         return self._addresses[number] if self._addresses else "127.0.0.1"
 
-    def _show(self, text: Text) -> None:
+    def _show(self, text: str) -> None:
         self.lines.append(str(text))

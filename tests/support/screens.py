@@ -37,10 +37,10 @@ class Recording:
         self._stream = pyte.ByteStream(self._screen)
         self._shown = ""
 
-    def run(self, cli: Any, *words: str) -> int:
-        """Run a command to its end, and return its exit code."""
+    def run(self, cli: Any, *words: str, **more: Any) -> int:
+        """Run a command to its end, and return its exit code. `more`: as of `Terminal`."""
         self._stream.feed(f"$ cloudddp {' '.join(words)}\r\n".encode())
-        window = Terminal(cli, *words)
+        window = Terminal(cli, *words, **more)
         code, shown = window.read_to_the_end()
         self._stream.feed(shown.encode())
         self._shown += shown

@@ -19,11 +19,13 @@ from support.processes import zygote
 class Terminal:
     """Runs a command on a pseudo-terminal. `seen` is what it has printed."""
 
-    def __init__(self, cli: Any, *words: str, term: str = "xterm") -> None:
+    def __init__(
+        self, cli: Any, *words: str, term: str = "xterm", program: tuple[str, ...] = ("-m", "cloudddp")
+    ) -> None:
         self.ours, theirs = pty.openpty()
         termios.tcsetwinsize(theirs, (24, 80))
         self.process = zygote().start(
-            ("-m", "cloudddp", *words),
+            (*program, *words),
             cli.cwd,
             {**cli.env, "TERM": term},
             session=True,

@@ -6,6 +6,7 @@ needs root.
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,18 +19,7 @@ TESTS = Path(__file__).parents[1]
 SLOW = {
     # Whole jobs on simulated hosts: 6 to 30 s of processor time each, as root.
     "lab/product": "whole jobs on namespace nodes; each verb runs on process nodes in tests/cli",
-    "lab/test_lab_boot.py": "namespace nodes",
-    "lab/test_lab_deadline.py": "namespace nodes",
-    "lab/test_lab_ends.py": "namespace nodes",
-    "lab/test_lab_firewall.py": "namespace nodes",
-    "lab/test_lab_guest.py": "namespace nodes",
-    "lab/test_lab_image.py": "namespace nodes",
-    "lab/test_lab_isolation.py": "namespace nodes",
-    "lab/test_lab_link.py": "namespace nodes",
-    "lab/test_lab_metadata.py": "namespace nodes",
-    "lab/test_lab_network.py": "namespace nodes",
-    "lab/test_lab_routes.py": "namespace nodes",
-    "lab/test_lab_s3.py": "namespace nodes",
+    "lab/test_lab_*.py": "namespace nodes",
     "lab/test_second_user.py": "needs root and a second user",
     "lab/test_late_messages.py": "the simulator's SSH server; tests/cli connects to it",
     "lab/test_sim_addresses.py::test_lab_node_responds_on_its_elastic_ip": "namespace nodes",
@@ -154,45 +144,16 @@ SLOW = {
 # each of which starts processes. Attacks by a node all run (pull_attacks, pull_streams, sync_attacks,
 # malicious_agent).
 FIRST_PARAMETERS = {
-    "cli/test_credentials.py",
-    "cli/test_doctor.py",
-    "cli/test_efa.py",
-    "cli/test_fuzz_command_line.py",
-    "cli/test_home.py",
-    "cli/test_host_keys.py",
-    "cli/test_images.py",
-    "cli/test_interrupts.py",
-    "cli/test_launch.py",
-    "cli/test_log_selection.py",
-    "cli/test_malformed_answers.py",
-    "cli/test_mfa.py",
-    "cli/test_networks.py",
-    "cli/test_organization.py",
-    "cli/test_own_flags.py",
-    "cli/test_ownership.py",
-    "cli/test_placing.py",
-    "cli/test_prices.py",
-    "cli/test_region.py",
-    "cli/test_regions_searched.py",
-    "cli/test_reservations.py",
-    "cli/test_run.py",
-    "cli/test_scarcity.py",
-    "cli/test_setup_commands.py",
-    "cli/test_sim_verbs.py",
-    "cli/test_tags.py",
-    "cli/test_teardown.py",
-    "cli/test_unwritable.py",
-    "cli/test_up.py",
-    "cli/test_variables.py",
-    "cli/test_what_is_sent.py",
-    "lab/test_sim_control.py",
-    "node/test_kill.py",
-    "node/test_left_out.py",
-    "node/test_probe.py",
-    "node/test_project_lock.py",
-    "node/test_pull_continues.py",
-    "node/test_setup.py",
-    "node/test_spread.py",
+    f"{folder}/test_{name}.py"
+    for folder, names in {
+        "cli": "credentials doctor efa fuzz_command_line home host_keys images interrupts launch "
+        "log_selection malformed_answers mfa networks organization own_flags ownership placing "
+        "prices region regions_searched reservations run scarcity setup_commands sim_verbs tags "
+        "teardown unwritable up variables what_is_sent",
+        "lab": "sim_control",
+        "node": "kill left_out probe project_lock pull_continues setup spread",
+    }.items()
+    for name in names.split()
 }
 
 
@@ -214,11 +175,8 @@ def mark_slow_tests(items: list[pytest.Item]) -> None:
 @functools.cache
 def is_slow(path: Path) -> bool:
     """Return whether all tests of a file or a folder are slow."""
-    return any(
-        place.relative_to(TESTS).as_posix() in SLOW
-        for place in (path, *path.parents)
-        if TESTS in place.parents
-    )
+    places = (place.relative_to(TESTS) for place in (path, *path.parents) if TESTS in place.parents)
+    return any(fnmatch.fnmatch(place.as_posix(), entry) for place in places for entry in SLOW)
 
 
 def missing(places: Iterable[str]) -> list[str]:
@@ -227,5 +185,5 @@ def missing(places: Iterable[str]) -> list[str]:
 
 
 def _exists(file: str, function: str) -> bool:
-    path = TESTS / file
-    return path.exists() and (not function or f"\ndef {function}(" in path.read_text(encoding="utf-8"))
+    found = list(TESTS.glob(file))
+    return bool(found) and (not function or f"\ndef {function}(" in found[0].read_text(encoding="utf-8"))

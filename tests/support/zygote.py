@@ -11,6 +11,7 @@ thread, because fork does not copy threads.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -24,7 +25,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 LARGEST = 1 << 20  # bytes of a request: the environment is the most of it
 
@@ -118,8 +119,27 @@ def become(
         stream = None if number in closed else text_stream(number)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
-    run(argv)
-    sys.exit()
+    run_to_the_end(argv)
+
+
+def run_to_the_end(argv: list[str]) -> NoReturn:
+    """Run the program and exit as the interpreter does, but without freeing every object: that would copy all
+    the memory which is shared with the zygote, and takes longer than most programs."""
+    try:
+        run(argv)
+        code = 0
+    except SystemExit as ended:
+        if not isinstance(ended.code, int | None):
+            raise
+        code = ended.code or 0
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    try:
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            stream.flush()
+    except (OSError, ValueError):
+        sys.exit(code)  # the interpreter fails to write it, too, and has an exit code for that
+    os._exit(code)
 
 
 def text_stream(number: int) -> Any:

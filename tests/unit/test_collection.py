@@ -48,22 +48,10 @@ def test_entry_of_the_slow_tests_that_names_nothing_is_an_error(monkeypatch: pyt
 def test_run_of_the_rest_has_the_slow_tests_and_those_that_were_skipped(tmp_path: Path) -> None:
     skipped = "tests/unit/test_collection.py::test_entry_of_the_slow_tests_that_names_nothing_is_an_error"
     (tmp_path / "skips").write_text(f"{skipped}\n")
+    collect = "-m pytest --collect-only -q -p no:cacheprovider tests/unit/test_collection.py"
+    env = clean_environment(TEST_SKIPPED=str(tmp_path / "skips"))
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "--collect-only",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "tests/unit/test_collection.py",
-        ],
-        cwd=ROOT,
-        env=clean_environment(TEST_SKIPPED=str(tmp_path / "skips")),
-        capture_output=True,
-        text=True,
-        check=True,
+        [sys.executable, *collect.split()], cwd=ROOT, env=env, capture_output=True, text=True, check=True
     )
     slow = "tests/unit/test_collection.py::test_collection_imports_torch_only_for_tests_of_torch"
     assert {line for line in done.stdout.splitlines() if "::" in line} == {slow, skipped}

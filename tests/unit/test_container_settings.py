@@ -14,7 +14,7 @@ from cloudddp.agent.protocol.start import Container, SetupReply
 from cloudddp.config import settings
 from cloudddp.config.settings import Layer
 from cloudddp.config.spec import Config, JobSpec
-from cloudddp.errors import UsageError, render
+from cloudddp.errors import UsageError
 from cloudddp.job import containers, slurm
 from cloudddp.job.job_request import Script
 
@@ -87,7 +87,7 @@ def test_every_problem_is_one_line_with_a_hint(line: str, hint: str) -> None:
     output = f"Using default tag: latest\n{line}\nRun 'docker run --help' for more information\n"
     found = containers.error(3, SetupReply(1, output=output, image=IMAGE), IMAGE)
     assert str(found) == f"node 3: {IMAGE}: {line}"
-    assert hint in render(found.hint)
+    assert hint in found.hint
 
 
 def test_line_with_a_hint_comes_before_the_last_one() -> None:

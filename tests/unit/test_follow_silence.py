@@ -63,14 +63,6 @@ def test_silence_is_not_reported_where_a_node_is_the_reason(event: Event) -> Non
     assert due(followed([LogData(0, 0, b"x"), event], nodes=nodes), 500.0) == []
 
 
-def test_gap_in_a_log_is_a_line() -> None:
-    state = followed([LogData(0, 3, b"begin\nunfin"), LogData(0, 3, b"on", 5 << 30)])
-    note = "[cloudddp: 5.0 GiB of this log were dropped here; it was longer than job.log_mb]"
-    assert state.lines == (Line(0, 3, "unfin"), Line(0, 3, note))
-    assert state.nodes[0].logs[3].tail == ("begin", "unfin", note)
-    assert followed([LogData(0, 3, b"", 1 << 20)]).lines[0].text.startswith("[cloudddp: 1.0 MiB of this log")
-
-
 def test_silence_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     for silent in (Silence(125.0, 2, "step 120"), Silence(30.0, None, "")):
         silence_reporter(Console(), "job-1")(silent)

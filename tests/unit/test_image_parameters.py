@@ -7,12 +7,14 @@ import time
 from typing import Any
 
 import pytest
-from moto.ssm import models
 
 from cloudddp.simulator.ec2 import images
+from cloudddp.simulator.ec2.speed import fast_imports
 
 
 def test_request_that_comes_while_parameters_are_added_finds_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    with fast_imports():  # not at the top: the collection of tests would parse the regions three times
+        from moto.ssm import models
     found = models.ParameterDict("123456789012", "us-east-1")
     last = images.IMAGES[-1].parameter
     seen: list[bool] = []

@@ -18,7 +18,7 @@ from support.hostilessh import listening
 from support.jumpserver import JumpServer
 from support.sshserver import Site, refusal
 
-from cloudddp.errors import ConnectError, NodeError, UsageError, render
+from cloudddp.errors import ConnectError, NodeError, UsageError
 from cloudddp.ssh.connection import Connection
 from cloudddp.ssh.fleet import Fleet
 from cloudddp.ssh.routes.jump import Jump, failure_in
@@ -160,7 +160,7 @@ def test_host_key_is_refused_and_not_added(
     jump.write_ssh_files(known=given)
     error = refusal(target)
     assert message in error.message
-    assert hint.format(port=jump.port) in render(error.hint)
+    assert hint.format(port=jump.port) in error.hint
     assert (error.patience, jump.logins) == (0, [])
     assert (home / ".ssh" / "known_hosts").read_text() == given
 
@@ -178,7 +178,7 @@ def test_key_that_is_not_accepted(target: Target, home: Path) -> None:
     (home / ".ssh" / "id_ed25519").write_text(generate_key().private)
     error = refusal(target)
     assert "accepts none of your keys" in error.message
-    assert "ssh-add" in render(error.hint)
+    assert "ssh-add" in error.hint
     assert error.patience == 0
 
 
@@ -206,7 +206,7 @@ def test_forwarding_that_is_forbidden(target: Target, jump: JumpServer) -> None:
     jump.allow = False
     error = refusal(target)
     assert "does not forward connections" in error.message
-    assert "AllowTcpForwarding" in render(error.hint)
+    assert "AllowTcpForwarding" in error.hint
     assert error.patience == 0
 
 
@@ -236,7 +236,7 @@ def test_jump_host_that_closes_connections_before_its_banner_names_penalties(
     with listening(lambda peer: peer.shutdown(socket.SHUT_RDWR)) as port:
         error = refusal(ssh_site.target(22, route=Jump(f"jumper@127.0.0.1:{port}")))
     assert f"127.0.0.1 port {port}: the server closed the connection before its SSH banner" in error.message
-    assert "PerSourcePenalties" in render(error.hint)
+    assert "PerSourcePenalties" in error.hint
     assert error.patience > 0
 
 
@@ -270,7 +270,7 @@ def test_user_configuration_that_ssh_cannot_read(home: Path) -> None:
     with pytest.raises(UsageError) as caught:
         _ = Jump("bastion").host
     assert "ssh cannot read the settings of the jump host bastion: " in caught.value.message
-    assert "~/.ssh/config" in render(caught.value.hint)
+    assert "~/.ssh/config" in caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from support.instances import inventory_instance
 
 from cloudddp.cluster import ssh_hosts
 from cloudddp.cluster.model import Cluster
-from cloudddp.errors import Text
 from cloudddp.local_state import ClusterFolder
 from cloudddp.ssh import openssh
 from cloudddp.ssh.routes.command import ProxyCommand
@@ -70,7 +69,7 @@ def test_hosts_are_replaced_but_not_by_a_part_of_the_cluster(
 ) -> None:
     """Nodes may have new addresses and keys. An error is a warning."""
     monkeypatch.setenv("CLOUDDDP_HOME", str(tmp_path))
-    folder, warnings = ClusterFolder("c-0123456789"), list[Text]()
+    folder, warnings = ClusterFolder("c-0123456789"), list[str]()
     for address, nodes, known in (("10.0.0.1", 1, 1), ("10.0.0.2", 1, 2), ("10.0.0.3", 2, 2)):
         target = Target("node 0", address, 22, "ubuntu", tmp_path / "key", (f"ssh-ed25519 {address}",))
         ssh_hosts.update(cluster(nodes), {0: target}, warnings.append)

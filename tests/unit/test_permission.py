@@ -7,7 +7,7 @@ import pytest
 from cloudddp.cluster.preconditions import dry_run_parameters, hint_of_end, require_key_region
 from cloudddp.cluster.requests import Ref
 from cloudddp.config.spec import ClusterSpec
-from cloudddp.errors import UsageError, render
+from cloudddp.errors import UsageError
 
 GROUP = Ref("security-group", "GroupId")
 
@@ -68,7 +68,7 @@ def test_dry_run_keeps_what_policies_refer_to_and_omits_what_does_not_exist_yet(
 def test_hint_names_the_key_where_it_is_the_cause(
     key: str | None, code: str, message: str, expected: str
 ) -> None:
-    hint = render(hint_of_end(ClusterSpec(kms_key=key), code, message))
+    hint = hint_of_end(ClusterSpec(kms_key=key), code, message)
     assert expected in hint
     assert ("kms:CreateGrant" in hint) == bool(expected)
 

@@ -12,7 +12,7 @@ from support.sshserver import Site, refusal
 
 from cloudddp.config.connection import check_connection, expand_proxy_command
 from cloudddp.config.spec import ClusterSpec, connection_mode
-from cloudddp.errors import ConnectError, UsageError, render
+from cloudddp.errors import ConnectError, UsageError
 from cloudddp.ssh.connection import Connection
 from cloudddp.ssh.routes.command import ProxyCommand
 from cloudddp.ssh.running import CommandSpec
@@ -94,7 +94,7 @@ def test_command_that_exits_at_once_is_explained(
     error = refusal(by(ssh_site, command))
     assert message in error.message
     assert "\033" not in error.message
-    assert command.split()[0] in render(error.hint)
+    assert command.split()[0] in error.hint
     assert bool(error.patience) is retry
 
 
@@ -114,7 +114,7 @@ def test_command_without_ssh_is_described_as_such(ssh_site: Site, command: str, 
     error = caught.value
     assert message in error.message
     assert "signal" not in error.message
-    assert f"does the proxy command connect? {command}" in render(error.hint)
+    assert f"does the proxy command connect? {command}" in error.hint
     assert error.patience > 0
     assert error.silent is ("silent" in message)
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cloudddp.agent.protocol.manifest import link_end
 from cloudddp.job.results import safe_names
 
 
@@ -51,7 +52,7 @@ def test_names_outside_the_project_are_refused(name: str) -> None:
     ],
 )
 def test_link_end(at: str, target: str, end: str | None) -> None:
-    found = safe_names.link_end(tuple(at.split("/")), target)
+    found = link_end(tuple(at.split("/")), target)
     assert found == (None if end is None else tuple(end.split("/")) if end else ())
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from cloudddp.config import schema, settings
+from cloudddp.config.descriptions import DESCRIPTIONS
 from cloudddp.config.settings import Layer
 from cloudddp.config.spec import Config, JobSpec
 from cloudddp.config.value_checks import RESERVED_ENVIRONMENT
@@ -408,7 +409,7 @@ def test_missing_file_is_refused_with_its_name(tmp_path: Path) -> None:
 def test_every_setting_has_help_and_a_description_of_allowed_values() -> None:
     for section in schema.SECTIONS:
         for key, hint in schema.fields(section).items():
-            assert schema.help_of(section, key).endswith("."), f"{section}.{key}"
+            assert DESCRIPTIONS[section][key].endswith("."), f"{section}.{key}"
             assert schema.allowed(hint), f"{section}.{key}"
 
 

@@ -21,7 +21,7 @@ from support.hostilessh import listening
 from support.sshserver import Server, Site, refusal
 
 from cloudddp.config import timing
-from cloudddp.errors import CloudDDPError, ConnectError, NodeError, render
+from cloudddp.errors import CloudDDPError, ConnectError, NodeError
 from cloudddp.ssh import login_shell
 from cloudddp.ssh.connection import Connection
 from cloudddp.ssh.running import CommandSpec
@@ -133,11 +133,11 @@ def test_connection_closed_before_the_banner_names_penalties(
     assert error.message == (
         f"node 0 (i-0) at 127.0.0.1 port {port}: the server closed the connection before its SSH banner{line}"
     )
-    assert "PerSourcePenalties, OpenSSH 9.8 and newer" in render(error.hint)
+    assert "PerSourcePenalties, OpenSSH 9.8 and newer" in error.hint
     assert error.patience > 0
     error.other_node = 1  # others answer, since penalties are those of one node: it must not be replaced
-    assert "PerSourcePenalties" in render(error.hint)
-    assert "--replace" not in render(error.hint)
+    assert "PerSourcePenalties" in error.hint
+    assert "--replace" not in error.hint
 
 
 def test_nagle_is_disabled(connection: Connection) -> None:
@@ -201,8 +201,8 @@ def test_shell_that_ends_before_the_command_is_named(ssh_site: Site) -> None:
     assert (
         "its login shell ended before it ran the command (exit code 7): This account" in caught.value.message
     )
-    assert "~/.bashrc" in render(caught.value.hint)
-    assert "cloudddp ssh 0" in render(caught.value.hint)
+    assert "~/.bashrc" in caught.value.hint
+    assert "cloudddp ssh 0" in caught.value.hint
 
 
 def test_syntax_error_is_the_command_s_own(connection: Connection) -> None:
@@ -265,7 +265,7 @@ def test_error_in_the_output_callback_is_raised(connection: Connection) -> None:
 def test_command_timeout_names_node_and_command(connection: Connection) -> None:
     with pytest.raises(NodeError, match=r"node 0 \(i-0\): no answer for 0\.5 s to: sleep 1000") as caught:
         connection.run(CommandSpec("sleep 1000", command_timeout=0.5))
-    assert "cloudddp status" in render(caught.value.hint)
+    assert "cloudddp status" in caught.value.hint
     assert connection.run(CommandSpec("echo on")).stdout == b"on\n"
 
 

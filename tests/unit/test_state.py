@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from cloudddp.config.spec import Config
-from cloudddp.errors import CloudDDPError, render
+from cloudddp.errors import CloudDDPError
 from cloudddp.files import state_home, write_atomic
 from cloudddp.job import launch_record
 from cloudddp.job.job_request import NewJob, Script
@@ -84,7 +84,7 @@ def test_missing_key_error_has_a_hint(tmp_path: Path) -> None:
     assert folder.record() is None
     with pytest.raises(CloudDDPError, match="c-9999999999") as caught:
         folder.login_key()
-    assert "cloudddp down" in render(caught.value.hint)
+    assert "cloudddp down" in caught.value.hint
 
 
 def damaged(**fields: Any) -> str:

@@ -284,16 +284,7 @@ def _optional(hint: Any) -> Converter:
     return lambda value: None if value is None else inner(value)
 
 
-def _list(value: Any) -> Any:
-    if type(value) is not list:
-        raise ProtocolError(f"expected a list, got {type(value).__name__}")
-    return value
-
-
-def _object(value: Any) -> Any:
-    if type(value) is not dict:
-        raise ProtocolError(f"expected an object, got {type(value).__name__}")
-    return value
+_list, _object = _exact(list), _exact(dict)
 
 
 def _sequence(hint: Any) -> Converter:

@@ -102,9 +102,9 @@ class ReceiveRequest:
 
 
 MAX_LEFT_OUT = 1000  # that are named
-MAX_LISTED = 50_000  # files in one listing
-MAX_NAMES = 4 << 20  # characters of their paths, and of the targets of links
-MAX_LEFT_OUT_TEXT = 32 << 20  # bytes of the text of one listing: a file has up to 150 besides its path
+MAX_LISTED = 10_000  # files in one listing
+MAX_NAMES = 1 << 20  # characters of their paths, and of the targets of links
+MAX_LEFT_OUT_TEXT = 8 << 20  # bytes of the text of one listing: a file has up to 150 besides its path
 
 
 @frozen

@@ -147,3 +147,20 @@ def _check_entry(entry: Entry) -> None:
             raise ProtocolError("a link's target is not bytes")
     if not (0 <= mode <= 0o7777 and 0 <= size <= MAX_SIZE and -MAX_SIZE <= mtime_ns <= MAX_SIZE):
         raise ProtocolError("a mode, a size or a time is out of range")
+
+
+def link_end(link: tuple[str, ...], target: str) -> Optional[tuple[str, ...]]:
+    """Return the path that a link in a folder points to, by its text alone, or None where it may leave that.
+
+    `..` is allowed at the beginning only, where it applies to real folders. After the name of another link it
+    would apply to that link's target, which is how chains of links escape.
+    """
+    if not target or target.startswith("/") or "\0" in target:
+        return None
+    words = [word for word in target.split("/") if word not in ("", ".")]
+    up = 0
+    while up < len(words) and words[up] == "..":
+        up += 1
+    if ".." in words[up:] or up >= len(link):
+        return None
+    return (*link[: len(link) - 1 - up], *words[up:])

@@ -14,7 +14,7 @@ import time
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any, Callable, NamedTuple, Optional, Protocol
+from typing import Any, Callable, NamedTuple, Optional
 
 from cloudddp.agent.protocol import transfer
 from cloudddp.agent.protocol.codec import MAX_SIZE
@@ -54,24 +54,21 @@ class UnreadableFile(Exception):
         self.path, self.error = path, error
 
 
-class Contents(Protocol):
-    """What is sent of a file: `size` bytes."""
-
-    size: int
-
-    def read(self, count: int) -> bytes:
-        """Return `count` bytes, fewer only at the end."""
-
-
 class FixedSize:
-    """A file of the size that it had when it was opened."""
+    """A file of the size that it had when it was opened, without a hole in it: `size` bytes."""
 
-    def __init__(self, descriptor: int, size: int) -> None:
-        self.size = size
-        self._descriptor, self._at = descriptor, 0
+    def __init__(self, descriptor: int, end: int, hole: tuple[int, int]) -> None:
+        end = max(end, hole[1])  # the file may have grown since
+        self.size = end - (hole[1] - hole[0])
+        self._descriptor, self._hole, self._end, self._at = descriptor, hole, end, 0
 
     def read(self, count: int) -> bytes:
-        data = os.pread(self._descriptor, min(count, self.size - self._at), self._at)
+        """Return up to `count` bytes, none only at the end."""
+        begin, end = self._hole
+        if begin <= self._at < end:
+            self._at = end
+        limit = begin if self._at < begin else self._end
+        data = os.pread(self._descriptor, min(count, limit - self._at), self._at)
         self._at += len(data)
         return data
 
@@ -87,9 +84,9 @@ def as_missing(_wanted: Wanted, _error: OSError) -> None:
     """Do nothing, as the `on_lost` of a Sender whose receiver knows another source."""
 
 
-def whole(_wanted: Wanted, descriptor: int, info: os.stat_result) -> Contents:
-    """Return what is sent of a file that is open: all of it."""
-    return FixedSize(descriptor, info.st_size)
+def no_hole(_wanted: Wanted, _descriptor: int) -> tuple[int, int]:
+    """Send all of a file."""
+    return 0, 0
 
 
 @dataclass(eq=False)
@@ -107,7 +104,7 @@ class Sender:
     on_sent: OnSent = ignore
     on_lost: Optional[Callable[[Wanted, OSError], None]] = None
     encode: Callable[[bytes], Encoded] = plain
-    contents: Callable[[Wanted, int, os.stat_result], Contents] = whole
+    hole: Callable[[Wanted, int], tuple[int, int]] = no_hole
     tries: int = TRIES
     locate: Callable[[str], str] = str
 
@@ -148,6 +145,9 @@ class Sender:
         finally:
             os.close(root)
 
+    def _contents(self, wanted: Wanted, descriptor: int, info: os.stat_result) -> FixedSize:
+        return FixedSize(descriptor, info.st_size, self.hole(wanted, descriptor))
+
     def _gone(self, wanted: Wanted, error: OSError) -> Record:
         """Return the record of a file that cannot be opened. Raises UnreadableFile."""
         if self.on_lost is not None:
@@ -170,7 +170,7 @@ class Sender:
             began = time.time_ns()
             if attempt:
                 before = os.fstat(descriptor)
-            contents = self.contents(wanted, descriptor, before)
+            contents = self._contents(wanted, descriptor, before)
             data = contents.read(min(contents.size, MAX_BODY)) if contents.size else b""  # it may have grown
             is_stable = len(data) == contents.size and _same(before, os.fstat(descriptor))
             if is_stable:
@@ -184,12 +184,12 @@ class Sender:
         offset = wanted.offset
         for attempt in range(self.tries):
             began, before = time.time_ns(), os.fstat(descriptor)
-            contents = self.contents(wanted, descriptor, before)
+            contents = self._contents(wanted, descriptor, before)
             digest, at = sha256(), 0
             if offset:
                 at = yield from _hash(contents, offset, digest)
                 if at < offset or (wanted.digest and digest.hexdigest() != wanted.digest):
-                    contents = self.contents(wanted, descriptor, before)
+                    contents = self._contents(wanted, descriptor, before)
                     digest, at = sha256(), 0
             while data := contents.read(min(PART_SIZE, contents.size - at)):
                 digest.update(data)
@@ -206,7 +206,7 @@ class Sender:
             offset = 0
 
 
-def _hash(contents: Contents, size: int, digest: Any) -> Generator[bytes, None, int]:
+def _hash(contents: FixedSize, size: int, digest: Any) -> Generator[bytes, None, int]:
     """Hash the first `size` bytes; return how many there are. Yield b"" from time to time."""
     at = 0
     while data := contents.read(min(PART_SIZE, size - at)):

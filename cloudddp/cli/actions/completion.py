@@ -10,7 +10,7 @@ from click.shell_completion import get_completion_class
 from cloudddp.cli.console import Console
 from cloudddp.cli.main import main
 from cloudddp.config.command_line import GlobalOptions
-from cloudddp.errors import Command, UsageError
+from cloudddp.errors import UsageError
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -21,6 +21,6 @@ def completion(console: Console, _: GlobalOptions, *, shell: str | None) -> None
     if found is None:
         raise UsageError(
             f"no completion for the shell {name!r}" if name else "SHELL is not set",
-            hint=("name one of these: ", Command("completion", "bash"), ", zsh or fish"),
+            hint="name one of these: `cloudddp completion bash`, zsh or fish",
         )
     console.print(found(main, {}, "cloudddp", "_CLOUDDDP_COMPLETE").source())

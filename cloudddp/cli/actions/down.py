@@ -22,7 +22,7 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.region_search import Search
 from cloudddp.cluster.teardown import DownReport
 from cloudddp.config.command_line import GlobalOptions
-from cloudddp.errors import CloudDDPError, Command, CredentialsError, Leftovers, Part, renewal_first
+from cloudddp.errors import CloudDDPError, CredentialsError, Leftovers, Message, q, renewal_first
 from cloudddp.formats import region_list
 from cloudddp.operations.lifecycle import take_down
 from cloudddp.operations.unsaved_work import unsaved_work
@@ -80,7 +80,7 @@ def _confirm(console: Console, session: Session, live: Mapping[AWS, list[Cluster
         console.print_text("\n".join(lifecycle.summary(cluster) for _, cluster in found), err=True)
         for aws, cluster in found:
             for line in unsaved_work(cluster, session.settings, aws=aws):
-                console.log("  warning: ", *line)
+                console.log(type(line)(f"  warning: {line}"))
         console.must_confirm("Terminate these nodes?", yes=yes)
 
 
@@ -95,7 +95,7 @@ def _report(
         listed = "".join(f"\n  {text}" for text in others)
         raise CloudDDPError(
             f"cluster {name!r} is not yours; {ownership.caller}. Nothing was removed:{listed}",
-            hint=("to remove it anyway: ", Command("down", "--anyone")),
+            hint="to remove it anyway: `cloudddp down --anyone`",
         )
     removed = {region: report for region, report in reports.items() if not report.nothing}
     for region, report in removed.items():
@@ -104,11 +104,9 @@ def _report(
     for text in others:
         console.log(f"not removed, because it is not yours: {text} (--anyone removes it)")
     for region in created_elsewhere:
-        console.log(
+        console.suggest(
             f"a cluster {name!r} was also created in {region} from this computer, and may still be up "
-            "there: ",
-            Command("down", "--region", region),
-            " removes it",
+            f"there: `cloudddp down --region {q(region)}` removes it"
         )
 
 
@@ -116,11 +114,10 @@ def _in_several(name: str, places: Mapping[AWS, Sequence[Cluster]]) -> Leftovers
     """Return the error for several clusters of that name, none of them where this computer would have created
     it."""
     found = "".join(f"\n  {lifecycle.summary(one)}" for clusters in places.values() for one in clusters)
-    hint: list[Part] = []
-    for aws in places:
-        hint += ["; or " if hint else "remove one with ", Command("down", "--region", aws.region)]
+    commands = "; or ".join(f"`cloudddp down --region {q(aws.region)}`" for aws in places)
     return Leftovers(
-        f"there is a cluster {name!r} in {len(places)} regions. Nothing was removed:{found}", hint=tuple(hint)
+        f"there is a cluster {name!r} in {len(places)} regions. Nothing was removed:{found}",
+        hint=f"remove one with {commands}",
     )
 
 
@@ -133,12 +130,7 @@ def _report_unanswered(console: Console, session: Session, name: str, asked: Sea
         return
     raise Leftovers(
         f"{text}. There is none in {region_list(asked.regions)}",
-        hint=(
-            "repeat ",
-            Command("down"),
-            "; to look in one region only: ",
-            Command("down", "--region", "REGION"),
-        ),
+        hint="repeat `cloudddp down`; to look in one region only: `cloudddp down --region REGION`",
     )
 
 
@@ -171,7 +163,7 @@ def _without_answer(aws: AWS, name: str, error: CloudDDPError) -> CloudDDPError:
         return error
     return Leftovers(
         f"{error.message}. Nothing was removed, and this may still be running:{''.join(lines)}",
-        hint=renewal_first(error, Command("down")),
+        hint=renewal_first(error, Message("`cloudddp down`")),
     )
 
 
@@ -188,7 +180,7 @@ def _release_name(console: Console, aws: AWS, name: str, ownership: Ownership) -
         owner = holder.key.tags.owner or views.UNKNOWN_OWNER
         raise CloudDDPError(
             f"the name {name!r} is reserved by key pair {holder.key.id} of {owner}",
-            hint=(Command("down", "--anyone"), " deletes it; or choose another name with -c"),
+            hint="`cloudddp down --anyone` deletes it; or choose another name with -c",
         )
     if (error := removal.delete(aws, holder.key)) is not None:
         raise error

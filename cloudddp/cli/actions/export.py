@@ -15,7 +15,7 @@ from cloudddp.cli.console import Console
 from cloudddp.cli.session import Session
 from cloudddp.config.command_line import Flag, GlobalOptions, variable_flags
 from cloudddp.config.value_checks import RESERVED_ENVIRONMENT
-from cloudddp.errors import Command, UsageError, command_line
+from cloudddp.errors import UsageError
 from cloudddp.files import Folder, resolved
 from cloudddp.job import project_files
 from cloudddp.job import slurm as renderer
@@ -117,7 +117,6 @@ def _check_replaceable(path: Path, shown: str) -> None:
         head = file.read(1 << 16)
     if renderer.MARK.encode() not in head:
         raise UsageError(
-            f"{shown} already exists and was not written by {command_line(Command('export', 'slurm'))}; it "
-            "was not changed",
+            f"{shown} already exists and was not written by `cloudddp export slurm`; it was not changed",
             hint="choose another file, or remove it",
         )

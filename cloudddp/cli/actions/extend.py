@@ -18,7 +18,7 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.preconditions import latest_reservation_end
 from cloudddp.cluster.prices import Cost
 from cloudddp.config.command_line import GlobalOptions
-from cloudddp.errors import Command, NodeError, UsageError
+from cloudddp.errors import NodeError, UsageError, q
 from cloudddp.formats import counted, duration, moment
 from cloudddp.local_state import ClusterFolder
 from cloudddp.operations.node_connections import connected
@@ -68,7 +68,7 @@ def extend(
         raise NodeError(
             f"the new deadline, {moment(new)}, is not confirmed by {node_list(missed)}, which may still have "
             f"the previous one, {moment(limits.current)}",
-            hint=("when it answers: ", Command("extend", "--until", iso(new))),
+            hint=f"when it answers: `cloudddp extend --until {q(iso(new))}`",
         )
     console.print(f"cluster {cluster.name}: the deadline is now {moment(new)}")
 

@@ -22,7 +22,7 @@ from cloudddp.cli.session import Session
 from cloudddp.cli.views.jobs import after_reboot
 from cloudddp.cluster import lookup
 from cloudddp.cluster.model import Cluster
-from cloudddp.errors import AWSError, Command
+from cloudddp.errors import AWSError, Message, inert, q
 from cloudddp.formats import counted, duration
 from cloudddp.job import cancel, unsent
 from cloudddp.job.failure_text import advice, exited_text
@@ -126,11 +126,9 @@ def _followed(
                 case Answer.WATCH:
                     console.log(f"still following job {job_id}")
         except Exception:
-            console.log(
-                f"job {job_id} may still be running: ",
-                Command("logs", "-f", job_id),
-                ", ",
-                Command("cancel", job_id),
+            console.suggest(
+                f"job {job_id} may still be running: `cloudddp logs -f {q(job_id)}`, `cloudddp cancel "
+                f"{q(job_id)}`"
             )
             raise
 
@@ -221,10 +219,9 @@ def silence_reporter(console: Console, job_id: str) -> Callable[[Silence], None]
             else f"; rank {silent.rank} was the last{step}"
         )
         exited = f"; {exited_text(silent.exited)}" if silent.exited else ""
-        console.log(
-            f"no output from any rank for {_length(silent.seconds)}{last}{exited}. ",
-            Command("stacks", job_id),
-            " shows where each rank is",
+        console.suggest(
+            f"no output from any rank for {_length(silent.seconds)}{last}{exited}. `cloudddp stacks "
+            f"{q(job_id)}` shows where each rank is"
         )
 
     return report
@@ -257,22 +254,21 @@ def report_end(session: Session, runner: Runner, cluster: Cluster, finished: Job
     ended = _report_ended(console, session.aws, cluster, finished.doubtful)
     deadlines.report_if_passed(console, cluster, session.settings, finished.job, ended)
     if finished.rebooted:
-        console.log(*after_reboot(finished.job, finished.rebooted))
+        console.log(after_reboot(finished.job, finished.rebooted))
     unchecked = set(finished.unverified) - ended
     if finished.status == "succeeded" and (silent := {*unchecked, *finished.lost} - ended):
         console.warn(
-            f"{node_list(silent)} {'does' if len(silent) == 1 else 'do'} not respond: its ranks have "
-            "finished, but the end of its logs may be missing; ",
-            Command("logs", finished.job),
-            " shows them once it responds",
+            Message(
+                f"{node_list(silent)} {'does' if len(silent) == 1 else 'do'} not respond: its ranks have "
+                f"finished, but the end of its logs may be missing; `cloudddp logs {q(finished.job)}` shows "
+                "them once it responds"
+            )
         )
     elif unchecked:
-        console.log(
-            f"processes of the job may still run on {node_list(unchecked)}: ",
-            Command("cancel", finished.job),
-            " ends them once it responds; ",
-            Command("resume"),
-            " connects to it again, and starts the job again",
+        console.suggest(
+            f"processes of the job may still run on {node_list(unchecked)}: `cloudddp cancel "
+            f"{q(finished.job)}` ends them once it responds; `cloudddp resume` connects to it again, and "
+            "starts the job again"
         )
 
 
@@ -319,7 +315,7 @@ def _report_ended(
         return frozenset()
     for node, one in found.items():
         next_step = ("; ", *cluster.stopped_hint(node)) if one.stopped else ()
-        console.log(f"node {node}: AWS reports {one.report}", *next_step)
+        console.suggest(f"node {node}: AWS reports {inert(one.report)}{next_step}")
     for node, text in lookup.status_problems(aws, cluster, set(lost) - found.keys()).items():
         console.log(f"node {node}: {text}")
     return frozenset(found)

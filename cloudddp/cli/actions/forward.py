@@ -8,7 +8,6 @@ import threading
 import time
 import webbrowser
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 from cloudddp import signals
 from cloudddp.agent.client import Runner
@@ -17,7 +16,7 @@ from cloudddp.cli.console import Console
 from cloudddp.cluster import connect
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.config.command_line import GlobalOptions
-from cloudddp.errors import CloudDDPError, Command, NodeError, UsageError
+from cloudddp.errors import CloudDDPError, NodeError, UsageError, q
 from cloudddp.job import status
 from cloudddp.job import tensorboard as boards
 from cloudddp.operations.node_connections import connected
@@ -41,8 +40,10 @@ def forward(
         console.log("Ctrl-C ends this")
         while connection.is_open:
             time.sleep(_POLL)
-        again = Command("forward", *ports, "--node", str(node))
-        raise NodeError(f"{connection.target.label}: the SSH connection broke", hint=("repeat ", again))
+        raise NodeError(
+            f"{connection.target.label}: the SSH connection broke",
+            hint=f"repeat `cloudddp forward {q(*ports)} --node {node}`",
+        )
 
 
 def _listening(given: str) -> Forward:
@@ -68,8 +69,12 @@ def _serve(console: Console, forwards: Sequence[Forward], runner: Runner, node: 
             same = f"the simulator's process nodes share this computer's ports: {one.local} would lead to "
             raise UsageError(f"{same}itself", hint=f"give another one: LOCAL:{one.remote}")
     for one in forwards:
-        text = f"port {one.remote} of node {node} does not answer; does a program listen there yet? "
-        one.start(connection, partial(console.log, text))
+        text = f"port {one.remote} of node {node} does not answer; does a program listen there yet?"
+
+        def report(reason: str, text: str = text) -> None:
+            console.log(f"{text} {reason}")
+
+        one.start(connection, report)
     return connection
 
 

@@ -20,7 +20,7 @@ from cloudddp.config.command_line import Flag, GlobalOptions
 from cloudddp.config.project import CONFIG_NAME
 from cloudddp.config.schema import example_name, toml_value
 from cloudddp.config.spec import ClusterSpec
-from cloudddp.errors import Command, UsageError
+from cloudddp.errors import UsageError, q
 from cloudddp.files import EXAMPLES, payload_example, resolved
 from cloudddp.job import file_listing, project_scan
 from cloudddp.job.project_scan import Found
@@ -72,7 +72,7 @@ def init(console: Console, _: GlobalOptions, *, folder: Path | None, example: st
     except OSError as error:
         raise UsageError(
             f"cannot write {error.filename or folder}: {one_line(str(error.strerror or error), 200)}",
-            hint=("choose another folder: ", Command("init", "FOLDER")),
+            hint="choose another folder: `cloudddp init FOLDER`",
         ) from None
     finally:
         for path in written:
@@ -96,10 +96,8 @@ def _example_and_folder(example: str | None, folder: Path | None) -> tuple[str |
         return _DEFAULT, Path(name)
     raise UsageError(
         f"--example: no example {name!r}",
-        hint=(
-            f"available: {', '.join(EXAMPLES)}; for a folder of that name: ",
-            Command("init", f"--example={_DEFAULT}", "FOLDER"),
-        ),
+        hint=f"available: {', '.join(EXAMPLES)}; for a folder of that name: `cloudddp init "
+        f"{q(f'--example={_DEFAULT}')} FOLDER`",
     )
 
 

@@ -26,9 +26,9 @@ def jobs(console: Console, options: GlobalOptions, *, anyone: bool, as_json: boo
         elif known:
             console.print(views.jobs_table(known))
             for sentence in views.troubles(known):
-                console.log(*sentence)
+                console.log(sentence)
             if ending := views.ending(known):
-                console.log(*ending)
+                console.log(ending)
             for line in views.copies(known):
                 console.log(line)
             report_held(

@@ -13,7 +13,7 @@ from cloudddp.cli.actions.start_job import start_and_follow
 from cloudddp.cli.console import Console
 from cloudddp.cli.session import Session
 from cloudddp.config.command_line import Flag, GlobalOptions, variable_flags
-from cloudddp.errors import EXIT_LEFTOVERS, Command, Interrupted, Text, UsageError
+from cloudddp.errors import EXIT_LEFTOVERS, Interrupted, Message, UsageError, q
 from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.job_request import KEEP_MINUTES, NewJob, Script
 from cloudddp.operations import deadlines, process_nodes
@@ -41,7 +41,8 @@ def launch(
 ) -> int:
     if ends and not detach:
         raise UsageError(
-            "--down needs -d", hint=(Command("run"), " removes its cluster, too, and pulls results first")
+            "--down needs -d",
+            hint="`cloudddp run` removes its cluster, too, and pulls results first",
         )
     flags = [*flags, *variable_flags(variables, env_files, os.environ)]
     session = sessions.start(
@@ -67,19 +68,21 @@ def launch(
     if ends:
         process_nodes.refuse(
             "--down needs nodes that power off by themselves; the simulator's process nodes do not",
-            ("leave it out, and ", Command("down"), " when the job has ended; or ", Command("run")),
+            Message("leave it out, and `cloudddp down` when the job has ended; or `cloudddp run`"),
         )
     job = NewJob(wanted, keep if ends else None, keep=keep)
     try:
         finished = _launch(session, job, detach=detach)
     except JobStopped as stopped:
-        hint: Text = (Command("down"), " stops the bill")
+        hint = Message("`cloudddp down` stops the bill")
         if stopped.cancel_again:
-            hint = (Command("cancel", job.id), ", and again if necessary")
+            hint = Message(f"`cloudddp cancel {q(job.id)}`, and again if necessary")
         raise Interrupted(f"{stopped.outcome}; the cluster is still up", hint=hint) from None
     except Detached:
-        follows, ends_it = Command("logs", "-f", job.id), Command("cancel", job.id)
-        console.log(f"job {job.id} keeps running: ", follows, " follows it, ", ends_it, " ends it")
+        console.suggest(
+            f"job {job.id} keeps running: `cloudddp logs -f {q(job.id)}` follows it, "
+            f"`cloudddp cancel {q(job.id)}` ends it"
+        )
         return EXIT_LEFTOVERS
     if finished is None:
         return 0
@@ -90,39 +93,25 @@ def launch(
 def _report_next(console: Console, finished: JobResult) -> None:
     """Report what to type after a job that has failed."""
     if finished.lost and finished.exit_code:
-        console.log(
-            "next: ",
-            Command("status"),
-            "; with the remaining nodes: ",
-            Command("pull"),
-            ", ",
-            Command("down"),
-            ", or ",
-            Command("resume"),
-            ", which replaces the lost ones",
+        console.suggest(
+            "next: `cloudddp status`; with the remaining nodes: `cloudddp pull`, `cloudddp down`, or "
+            "`cloudddp resume`, which replaces the lost ones"
         )
     elif finished.leaving is not None:
-        console.log(
-            "next: ",
-            Command("resume"),
-            " replaces a node that AWS ends, and starts the job again from its snapshot; after the "
-            "cluster's deadline: ",
-            Command("down"),
-            ", ",
-            Command("up", "--max-hours", "HOURS"),
-            " and ",
-            Command("launch", "SCRIPT"),
+        console.suggest(
+            "next: `cloudddp resume` replaces a node that AWS ends, and starts the job again from its "
+            "snapshot; after the cluster's deadline: `cloudddp down`, `cloudddp up --max-hours HOURS` "
+            "and `cloudddp launch SCRIPT`"
         )
     elif finished.exit_code:
-        console.log(
-            "the cluster is still up; ",
-            Command("pull", "--job", finished.job),
-            " copies logs, verdict and stacks, ",
-            Command("down"),
-            " stops the bill",
+        console.suggest(
+            f"the cluster is still up; `cloudddp pull --job {q(finished.job)}` copies logs, verdict and "
+            "stacks, `cloudddp down` stops the bill"
         )
     if any(WATCHDOG in line for line in finished.last_lines):
-        console.log(Command("stacks", finished.job), " names the ranks that did not join the collective")
+        console.suggest(
+            f"`cloudddp stacks {q(finished.job)}` names the ranks that did not join the collective"
+        )
 
 
 def _launch(session: Session, job: NewJob, *, detach: bool) -> JobResult | None:
@@ -133,7 +122,7 @@ def _launch(session: Session, job: NewJob, *, detach: bool) -> JobResult | None:
         except (Exception, KeyboardInterrupt):
             deadlines.report_not_started(session.console, None, job, None)
             raise
-        report_results_here(session, (Command("sync", "--results"), " first"), cluster)
+        report_results_here(session, Message("`cloudddp sync --results` first"), cluster)
         finished = start_and_follow(session, runner, cluster, job, detach=detach)
     retries = session.settings.job.retries
     if finished is None or not retries:

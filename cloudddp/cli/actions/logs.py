@@ -29,7 +29,7 @@ from cloudddp.cli.views.jobs import stalled
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.command_line import GlobalOptions
 from cloudddp.config.spec import seconds_of
-from cloudddp.errors import Command, NodeError, UsageError
+from cloudddp.errors import NodeError, UsageError, q
 from cloudddp.job import status
 from cloudddp.job.follow.decide import Policy
 from cloudddp.job.follow.follower import JobFollower
@@ -119,7 +119,7 @@ def logs(
             return 0
         report_end(session, runner, cluster, finished)
         if finished.leaving is not None:
-            console.log("before the nodes end: ", Command("pull", "--all-nodes", "--job", record.id))
+            console.suggest(f"before the nodes end: `cloudddp pull --all-nodes --job {q(record.id)}`")
         return finished.exit_code
 
 
@@ -166,7 +166,7 @@ def _read(
         try:
             return follower.run()
         except KeyboardInterrupt:
-            console.log("the job keeps running; ", Command("cancel", record.id), " ends it")
+            console.suggest(f"the job keeps running; `cloudddp cancel {q(record.id)}` ends it")
             raise
 
 
@@ -214,7 +214,7 @@ def _printer(console: Console, *, as_json: bool, raw: bool, launcher: bool) -> P
 def _report_stall(console: Console, record: JobRecord) -> None:
     """Report that a job that runs does nothing, which was left alone."""
     if record.stalled is not None:
-        console.log(*stalled(record.id, record.stalled))
+        console.log(stalled(record.id, record.stalled))
 
 
 def _refuse_incomplete(finished: JobResult) -> None:
@@ -229,18 +229,15 @@ def _refuse_incomplete(finished: JobResult) -> None:
         reasons = [f"node {node}: {reason}" for node, reason in zip(finished.lost, reasons, strict=True)]
     raise NodeError(
         f"cannot read all logs of {node_list(finished.lost)}: {'; '.join(reasons)}",
-        hint=("repeat the command; ", Command("status"), " shows the nodes"),
+        hint="repeat the command; `cloudddp status` shows the nodes",
     )
 
 
 def _report_setup(console: Console, record: JobRecord) -> None:
     if record.status == "setup":
-        console.log(
-            f"job {record.id} is still in its setup: ",
-            Command("logs", "-f", record.id),
-            " follows it, ",
-            Command("cancel", record.id),
-            " ends it",
+        console.suggest(
+            f"job {record.id} is still in its setup: `cloudddp logs -f {q(record.id)}` follows it, "
+            f"`cloudddp cancel {q(record.id)}` ends it"
         )
 
 

@@ -10,7 +10,7 @@ from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
 from cloudddp.cluster import connect, ssh_hosts
 from cloudddp.config.command_line import GlobalOptions
-from cloudddp.errors import CloudDDPError, Command, UsageError
+from cloudddp.errors import CloudDDPError, UsageError, q
 from cloudddp.local_state import openssh_names
 from cloudddp.ssh import openssh
 
@@ -26,7 +26,7 @@ def ssh(console: Console, options: GlobalOptions, *, anyone: bool, words: Sequen
     if program is None:
         raise CloudDDPError(
             "OpenSSH's `ssh` is not installed",
-            hint=("install openssh-client, or use ", Command("exec"), ", which does not need it"),
+            hint="install openssh-client, or use `cloudddp exec`, which does not need it",
         )
     connect.complete_host_keys(cluster, spec, progress=console.log)
     targets, lost = connect.targets(cluster, spec)
@@ -50,9 +50,7 @@ def _ssh_words(words: Sequence[str]) -> tuple[Sequence[str], int, Sequence[str]]
         at += 2 if first == len(letters) - 1 else 1  # the next word is its value, unless that is attached
     node = words[at] if at < len(words) else "0"
     if not (node.isascii() and node.isdigit()):
-        raise UsageError(
-            f"not a node number: {node!r}", hint=("for example: ", Command("ssh", "0", "--", node))
-        )
+        raise UsageError(f"not a node number: {node!r}", hint=f"for example: `cloudddp ssh 0 -- {q(node)}`")
     return words[:at], int(node), words[at + 1 :]
 
 
@@ -62,4 +60,4 @@ def ssh_config(console: Console, _: GlobalOptions) -> None:
     if hosts := openssh_names():
         console.log(f"names now: {' '.join(hosts)}")
     else:
-        console.log("no node has a name yet: ", Command("up"), " on this computer adds those of its cluster")
+        console.suggest("no node has a name yet: `cloudddp up` on this computer adds those of its cluster")

@@ -9,7 +9,7 @@ import msgspec
 from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
 from cloudddp.config.command_line import GlobalOptions
-from cloudddp.errors import Command
+from cloudddp.errors import q
 from cloudddp.formats import counted, table
 from cloudddp.job import preflight as checks
 from cloudddp.job.preflight import Measured
@@ -36,7 +36,7 @@ def preflight(
             console.print(f"\n{measured_table(found)}")
     for node, part in slow.items():
         console.fail(f"node {node} is slow: its fastest pair has {part:.0%} of that of the median node")
-        console.log(Command("resume", "--replace", str(node)), " replaces its machine")
+        console.suggest(f"`cloudddp resume --replace {q(node)}` replaces its machine")
     return 1 if slow else 0
 
 

@@ -15,7 +15,7 @@ from cloudddp.cluster import lookup
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import project
 from cloudddp.config.command_line import GlobalOptions
-from cloudddp.errors import CloudDDPError, Command, NodeError, UsageError
+from cloudddp.errors import CloudDDPError, NodeError, UsageError, q
 from cloudddp.files import resolved
 from cloudddp.formats import toml
 from cloudddp.job import launch_record, project_files, status
@@ -79,11 +79,7 @@ def _check_whole(to: Path, root: Path) -> None:
         raise UsageError(
             f"cannot write all results to {to}: the nodes choose their names, which could be those of "
             f"files in {what or 'a folder that contains the project'}",
-            hint=(
-                "name what you need: ",
-                Command("pull", "--to", str(to), "PATH"),
-                "; or choose another folder",
-            ),
+            hint=f"name what you need: `cloudddp pull --to {q(to)} PATH`; or choose another folder",
         )
 
 
@@ -164,7 +160,7 @@ def _first_node(cluster: Cluster, runner: Runner, record: JobRecord, wanted: Pul
     if first not in runner.nodes and not wanted.all_nodes:
         raise NodeError(
             f"node {first}, which has the results of rank 0, does not answer",
-            hint=("copy those of another node with ", Command("pull", "--node", "N")),
+            hint="copy those of another node with `cloudddp pull --node N`",
         )
     return first
 
@@ -174,12 +170,12 @@ def _nothing_to_pull(names: Sequence[str], outputs: Sequence[str], *, running: s
         return CloudDDPError(
             f"nothing to pull yet: job {running} is running and has not written any files in "
             f"{' or '.join(outputs) or 'the project'}",
-            hint=("see its progress: ", Command("logs", "-f"), " or ", Command("stacks")),
+            hint="see its progress: `cloudddp logs -f` or `cloudddp stacks`",
         )
     if list(names) == [PROJECT_ROOT]:
         return CloudDDPError(
             "nothing to pull: the jobs wrote no files in the project",
-            hint=("files elsewhere on a node: ", Command("exec", "--", "cp", "-r", "FOLDER", "."), " first"),
+            hint="files elsewhere on a node: `cloudddp exec -- cp -r FOLDER .` first",
         )
     return CloudDDPError(
         f"nothing to pull: no {' or '.join(names)} on the nodes",

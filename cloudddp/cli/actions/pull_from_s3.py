@@ -8,7 +8,7 @@ from cloudddp.agent.protocol.checkpoints import Checkpoints
 from cloudddp.agent.protocol.copies import CopyPhase
 from cloudddp.cli.console import Console
 from cloudddp.cli.session import Session
-from cloudddp.errors import CloudDDPError
+from cloudddp.errors import CloudDDPError, q
 from cloudddp.formats import counted, from_here
 from cloudddp.job.launch_record import LaunchRecord, s3_place_of
 from cloudddp.job.results import s3_pull
@@ -70,7 +70,7 @@ def pull_from_s3(
             f"{first} in {place.url}",
             hint="--all-nodes copies those of all nodes"
             if len(found) > 1 and not wanted.all_nodes
-            else f"look with `aws s3 ls --recursive {place.url}`",
+            else f"look with `aws s3 ls --recursive {q(place.url)}`",
         )
     incomplete = merge_checkpoints(console, base, targets, known, known, outputs)
     raise_left_out(outputs, place.url)

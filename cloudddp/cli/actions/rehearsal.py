@@ -38,7 +38,7 @@ from cloudddp.cluster.connect import Meanwhile, ssh_sources
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import Plan
 from cloudddp.config.spec import ClusterSpec, Config
-from cloudddp.errors import CloudDDPError, Text
+from cloudddp.errors import CloudDDPError
 from cloudddp.job import launch as starting
 from cloudddp.job import ranks
 from cloudddp.job.job_request import NewJob, Script
@@ -125,10 +125,10 @@ class Nodes:
                 yield from _process(start.env, process, self.hidden)
         elif step == SetupRequest.STEP:
             yield from (f"  < {line}" for line in decode(message, SetupRequest).commands)
-        elif data and data != program.compressed_agent() and step:
+        elif data and step:
             yield f"  < {message.decode()}"
         elif data:
-            yield f"  < {len(data)} bytes: {'the agent' if step else 'infra/node/host-key.sh'}"
+            yield f"  < {len(data)} bytes: infra/node/host-key.sh"
 
     def _answer(self, step: str) -> bytes:
         replies: dict[str, ProbeReply | SetupReply | StartReply] = {
@@ -346,7 +346,7 @@ def _bring_up(console: Console, aws: AWS, settings: Config, *, show: bool) -> st
     shown: list[str] = []
     left_out: list[str] = []
 
-    def progress(text: Text) -> None:
+    def progress(text: str) -> None:
         line = console.render(text)
         if not shown and line.startswith("left out: "):
             left_out.append(f"  {line}")

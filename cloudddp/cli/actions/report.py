@@ -7,7 +7,7 @@ from cloudddp.cli.console import Console
 from cloudddp.config import project
 from cloudddp.config.command_line import GlobalOptions
 from cloudddp.config.spec import RESULTS
-from cloudddp.errors import CloudDDPError, Command
+from cloudddp.errors import CloudDDPError, Message
 from cloudddp.formats import from_here
 from cloudddp.job.launch_record import choose
 from cloudddp.operations.report import write
@@ -17,7 +17,7 @@ def report(console: Console, options: GlobalOptions, *, job_id: str | None) -> N
     base = project.find(options.config).root / RESULTS
     pulled = sorted(path.name for path in base.glob("*") if has_job_id_format(path.name) and path.is_dir())
     if not pulled:
-        hint = (Command("pull"), " brings the results and logs of a job")
+        hint = Message("`cloudddp pull` brings the results and logs of a job")
         raise CloudDDPError(f"no job is in {from_here(base)}", hint=hint)
     found = choose(pulled, job_id, f"was not pulled to {from_here(base)}")
     console.print(from_here(write(found, base / found)))

@@ -33,10 +33,11 @@ from cloudddp.errors import (
     EXIT_LEFTOVERS,
     AWSError,
     CloudDDPError,
-    Command,
     Interrupted,
+    Message,
     NodeError,
     UsageError,
+    q,
 )
 from cloudddp.formats import counted, duration
 from cloudddp.job import launch, launch_record, poweroff, status
@@ -106,7 +107,11 @@ class Resumed(CloudDDPError):
     """The job was resumed before, as `job`."""
 
     def __init__(self, before: str, job: JobRecord) -> None:
-        follow = Command("logs", "-f", job.id) if not job.status.ended else Command("resume", job.id)
+        follow = (
+            Message(f"`cloudddp logs -f {q(job.id)}`")
+            if not job.status.ended
+            else Message(f"`cloudddp resume {q(job.id)}`")
+        )
         super().__init__(f"job {before} was resumed before, as {job.id} ({job.status})", hint=follow)
         self.job = job.id
 
@@ -119,11 +124,9 @@ def _node(text: str) -> int:
 
 def _left(console: Console, ended: JobStopped | Detached) -> int:
     if isinstance(ended, Detached):
-        console.log(f"job {ended.job_id} keeps running: ", Command("logs", "-f", ended.job_id), " follows it")
+        console.suggest(f"job {ended.job_id} keeps running: `cloudddp logs -f {q(ended.job_id)}` follows it")
         return EXIT_LEFTOVERS
-    raise Interrupted(
-        f"{ended}; the cluster is still up", hint=(Command("down"), " stops the bill")
-    ) from None
+    raise Interrupted(f"{ended}; the cluster is still up", hint="`cloudddp down` stops the bill") from None
 
 
 # -- resuming ----------------------------------------------------------------------------------------------
@@ -175,7 +178,7 @@ def _lock(stack: ExitStack, folder: ClusterFolder, cluster: Cluster) -> None:
         time.sleep(_LOCK_PAUSE)
     raise Busy(
         f"another cloudddp command is resuming a job of cluster {cluster.name!r}",
-        hint=(Command("jobs"), " lists it once it has started"),
+        hint="`cloudddp jobs` lists it once it has started",
     )
 
 
@@ -226,7 +229,7 @@ def _check_replaced(cluster: Cluster, replaced: frozenset[int]) -> None:
     if replaced and not set(cluster.nodes) - replaced:
         raise UsageError(
             "--replace names every node that is left, and a replacement needs one that stays",
-            hint=(Command("down"), " and ", Command("up"), " replace them all"),
+            hint="`cloudddp down` and `cloudddp up` replace them all",
         )
 
 
@@ -283,14 +286,8 @@ def _check_files(session: Session, runner: Runner, cluster: Cluster, replaced: f
     if blocking := known.blocking(range(len(cluster.nodes) + cluster.missing)):
         raise CloudDDPError(
             f"{one_line(refusal(blocking[0], known.problems), 1000)}. No job was started",
-            hint=(
-                Command("pull", "--all-nodes"),
-                " copies what there is of it. Then ",
-                Command("exec", "--", "rm", "-rf", blocking[0]),
-                " removes it, and ",
-                Command("resume"),
-                " begins with what is left",
-            ),
+            hint="`cloudddp pull --all-nodes` copies what there is of it. Then `cloudddp exec -- rm -rf "
+            f"{q(blocking[0])}` removes it, and `cloudddp resume` begins with what is left",
         )
 
 
@@ -312,9 +309,9 @@ def _check_seconds(job: JobSpec) -> float:
     return job.heartbeat + job.stop_grace + timing.current().quiet
 
 
-def _replace_hint(nodes: Sequence[int]) -> tuple[Command, str]:
+def _replace_hint(nodes: Sequence[int]) -> str:
     words = [word for node in nodes for word in ("--replace", str(node))]
-    return Command("resume", *words), " terminates it first and launches another"
+    return Message(f"`cloudddp resume {q(*words)}` terminates it first and launches another")
 
 
 def _about_to_end(
@@ -345,21 +342,21 @@ def _check_ended(
         if job is None and has_run:
             raise CloudDDPError(
                 f"job {record.job} was not started on any node that is left, so there is nothing to resume",
-                hint=(Command("jobs"), " lists those that were"),
+                hint="`cloudddp jobs` lists those that were",
             )
         if job is None:
             return None
         if job.status is JobStatus.SUCCEEDED:
             raise CloudDDPError(
                 f"job {job.id} has succeeded: there is nothing to resume",
-                hint=("start it again with ", Command("launch", "SCRIPT")),
+                hint="start it again with `cloudddp launch SCRIPT`",
             )
         if job.status.ended:
             return job
         if time.monotonic() >= limit:
             raise CloudDDPError(
                 f"job {job.id} is still running",
-                hint=(Command("logs", "-f", job.id), " follows it, ", Command("cancel", job.id), " ends it"),
+                hint=f"`cloudddp logs -f {q(job.id)}` follows it, `cloudddp cancel {q(job.id)}` ends it",
             )
         if not reported:
             console.log(
@@ -386,12 +383,8 @@ def _restored(session: Session, cluster: Cluster, replaced: frozenset[int]) -> C
                 raise NotReplaced(
                     f"{node_list(replacing.missing_ranks(left))} could not be replaced: {failure.message}; "
                     f"{counted(len(left.nodes), 'node')} left",
-                    hint=(
-                        "keep trying: ",
-                        Command("resume", "--wait-capacity", "2h"),
-                        "; or go on with fewer nodes: ",
-                        Command("resume", "--nodes-min", str(len(left.nodes))),
-                    ),
+                    hint="keep trying: `cloudddp resume --wait-capacity 2h`; or go on with fewer nodes: "
+                    f"`cloudddp resume --nodes-min {q(len(left.nodes))}`",
                 ) from None
             console.warn(f"{failure.message}: going on with {counted(len(left.nodes), 'node')}")
             return left
@@ -400,7 +393,7 @@ def _restored(session: Session, cluster: Cluster, replaced: frozenset[int]) -> C
             if found is None or not found.nodes:
                 raise CloudDDPError(
                     f"cluster {cluster.name!r} was removed while a node of it was being replaced",
-                    hint=(Command("up"), " creates it again"),
+                    hint="`cloudddp up` creates it again",
                 ) from None
             raise
 

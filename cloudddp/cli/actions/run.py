@@ -33,12 +33,12 @@ from cloudddp.config.command_line import Flag, GlobalOptions, variable_flags
 from cloudddp.config.spec import ClusterSpec, Config
 from cloudddp.errors import (
     CloudDDPError,
-    Command,
     Interrupted,
     Leftovers,
+    Message,
     UsageError,
     ignore_progress,
-    parts,
+    q,
     renewal_first,
 )
 from cloudddp.formats import counted, credentials_end, dollars, duration, moment, toml
@@ -61,7 +61,9 @@ from cloudddp.operations.start_job import (
 from cloudddp.text import node_list, one_line
 
 _TO_REPEAT = timedelta(minutes=5)
-_UNCHECKED = Left(("the nodes were not checked, so their files are unknown",), Command("pull", "--all-nodes"))
+_UNCHECKED = Left(
+    ("the nodes were not checked, so their files are unknown",), Message("`cloudddp pull --all-nodes`")
+)
 
 
 @dataclass(slots=True)
@@ -133,11 +135,11 @@ def run(
             )
         process_nodes.refuse(
             "run -d needs nodes that power off by themselves; the simulator's process nodes do not",
-            ("leave out -d: ", Command("run"), " then removes the nodes itself"),
+            Message("leave out -d: `cloudddp run` then removes the nodes itself"),
         )
     _refuse_existing(session)
     if not put_back:
-        report_results_here(session, ("add --results to this command",))
+        report_results_here(session, "add --results to this command")
     ending = _Ending(discard, keep, keep_files, results)
     try:
         with signals.interruptible():  # but not the teardown
@@ -179,7 +181,7 @@ def _refuse_existing(session: Session) -> None:
 def _exists(name: str) -> CloudDDPError:
     return CloudDDPError(
         f"cluster {name!r} already exists; `run` creates and removes a cluster of its own",
-        hint=("use ", Command("launch"), ", or choose another name with -c"),
+        hint="use `cloudddp launch`, or choose another name with -c",
     )
 
 
@@ -194,7 +196,7 @@ def _check(yes: bool, plans: Sequence[Plan], aws: AWS) -> None:
     raise UsageError(
         f"your AWS {credentials_end(ends)}, before the cluster's deadline ({moment(deadline)}): `run` may "
         "be unable to remove the cluster, which then costs money until that deadline. Nothing was created",
-        hint=(*parts(aws.renewal_now), f"; or {shorter}or --yes to run anyway"),
+        hint=f"{aws.renewal_now}; or {shorter}or --yes to run anyway",
     )
 
 
@@ -214,10 +216,9 @@ def _run_job(session: Session, script: Script, ending: _Ending) -> JobResult:
         _collect_again(session, ending, ending.cluster, finished)
         if ending.stays:
             raise
-        wait = Command("run", "--wait-capacity", "2h", *script.argv)
-        raise CloudDDPError(
-            failure.message, hint=("run it again later, or let it wait for capacity: ", wait)
-        ) from None
+        again_later = f"`cloudddp run --wait-capacity 2h {q(*script.argv)}`"
+        hint = Message(f"run it again later, or let it wait for capacity: {again_later}")
+        raise CloudDDPError(failure.message, hint=hint) from None
     except (Exception, KeyboardInterrupt):
         _collect_again(session, ending, ending.cluster, finished, interrupted=True)
         raise
@@ -308,9 +309,7 @@ def _end(session: Session, cluster: Cluster, ending: _Ending) -> None:
             raise Leftovers(
                 f"cannot confirm that {ids} have been terminated; they cost {_price(cluster)} "
                 f"until {_deadline(cluster)}: {error}",
-                hint=renewal_first(
-                    error, "repeat ", Command("down"), " until it reports that nothing is left"
-                ),
+                hint=renewal_first(error, "repeat `cloudddp down` until it reports that nothing is left"),
             ) from None
     console.log(lifecycle.down(report, session.settings.cluster.name, simulated=session.options.sim))
 
@@ -329,33 +328,18 @@ def _leave_running(cluster: Cluster) -> NoReturn:
     raise Leftovers(
         f"lost connection to all nodes, so the {counted(len(cluster.nodes), 'node')} were left running; "
         f"they terminate at {_deadline(cluster)}",
-        hint=(
-            "when the network is back: ",
-            Command("allow-me"),
-            ", then ",
-            Command("logs", "-f"),
-            ", ",
-            Command("pull"),
-            ", ",
-            Command("down"),
-        ),
+        hint="when the network is back: `cloudddp allow-me`, then `cloudddp logs -f`, `cloudddp pull`, "
+        "`cloudddp down`",
     )
 
 
 def _leave_failed(console: Console, cluster: Cluster, ending: _Ending) -> None:
     """Report what happens to the nodes of a job that has failed, with --keep-on-failure."""
     minutes = 60 * (ending.keep or 0.0)
-    console.log(
+    console.suggest(
         f"the job has failed: its nodes stay for {duration(minutes)} at {_price(cluster)}, and end by "
-        "themselves then (--keep-on-failure): ",
-        Command("ssh"),
-        ", ",
-        Command("logs"),
-        ", ",
-        Command("pull"),
-        "; ",
-        Command("down"),
-        " ends them now, and removes what is left",
+        "themselves then (--keep-on-failure): `cloudddp ssh`, `cloudddp logs`, `cloudddp pull`; "
+        "`cloudddp down` ends them now, and removes what is left"
     )
     for line in ending.held.lines:
         console.warn(f"not pulled: {one_line(line, 1000)}")
@@ -366,7 +350,7 @@ def _leave_job(cluster: Cluster, job_id: str) -> NoReturn:
     raise Leftovers(
         f"job {job_id} keeps running; the cluster stays up at "
         f"{_price(cluster)} until its deadline, {_deadline(cluster)}",
-        hint=(Command("logs", "-f", job_id), ", ", Command("pull"), ", ", Command("down")),
+        hint=f"`cloudddp logs -f {q(job_id)}`, `cloudddp pull`, `cloudddp down`",
     )
 
 
@@ -386,12 +370,8 @@ def _keep(console: Console, settings: Config, cluster: Cluster, ending: _Ending)
     raise Leftovers(
         f"cluster {cluster.name} is kept {_end_nodes_later(settings.cluster, cluster, ending)}: not all "
         f"files that the job wrote were pulled{listed}",
-        hint=(
-            left.pull,
-            ", then ",
-            Command("down"),
-            f". {advice} [job] scratch; --discard terminates the nodes anyway",
-        ),
+        hint=f"{left.pull}, then `cloudddp down`. {advice} [job] scratch; --discard terminates the nodes "
+        "anyway",
     )
 
 

@@ -18,7 +18,7 @@ from cloudddp import signals
 from cloudddp.cli.console import Console
 from cloudddp.cli.views import simulator as views
 from cloudddp.config.command_line import GlobalOptions
-from cloudddp.errors import CloudDDPError, Command, UsageError
+from cloudddp.errors import CloudDDPError, Message, UsageError
 from cloudddp.files import state_home
 from cloudddp.formats import counted
 from cloudddp.operations.load_settings import named_cluster
@@ -29,7 +29,7 @@ _REPLACED = {
     "policy": "the user's full access",
     "scp": "FullAWSAccess, which AWS attaches by default: add a statement that allows * on *",
 }
-EXAMPLE = ("for example: ", Command("sim", "conditions", '{"latency": {"*": 0.2}}'))
+EXAMPLE = Message('for example: `cloudddp sim conditions \'{"latency": {"*": 0.2}}\'`')
 
 
 def start(
@@ -154,7 +154,7 @@ def _cluster(options: GlobalOptions, nodes: tuple[str, ...]) -> str | None:
 def _running() -> Simulator:
     found = control.find(state_home())
     if found is None:
-        raise CloudDDPError("the simulator is not running", hint=("start it: ", Command("sim", "start")))
+        raise CloudDDPError("the simulator is not running", hint="start it: `cloudddp sim start`")
     return found
 
 

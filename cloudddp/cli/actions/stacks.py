@@ -9,7 +9,7 @@ from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
 from cloudddp.cli.views.jobs import iso
 from cloudddp.config.command_line import GlobalOptions
-from cloudddp.errors import CloudDDPError, Command
+from cloudddp.errors import CloudDDPError, q
 from cloudddp.job import status
 from cloudddp.job.failure_text import exited_text
 from cloudddp.job.py_spy import analyzed_dumps, gather_stacks
@@ -52,7 +52,7 @@ def _nothing(record: JobRecord) -> CloudDDPError:
     return CloudDDPError(
         f"job {record.id} ({record.status}): no rank runs, and none has left a dump of PyTorch's flight "
         "recorder",
-        hint=(Command("logs", record.id), " shows its last lines"),
+        hint=f"`cloudddp logs {q(record.id)}` shows its last lines",
     )
 
 

@@ -11,7 +11,7 @@ from cloudddp.cli.actions.follow import Detached, JobStopped, foreground, report
 from cloudddp.cli.console import Console
 from cloudddp.cli.session import Session
 from cloudddp.cluster.model import Cluster
-from cloudddp.errors import Command
+from cloudddp.errors import q
 from cloudddp.job import cancel
 from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.job_request import NewJob
@@ -46,9 +46,7 @@ def start_and_follow(
             if not suggest:
                 return None
             console.print(job.id)
-            console.log(
-                "next: ", Command("logs", "-f", job.id), "   (", Command("cancel", job.id), " ends it)"
-            )
+            console.suggest(f"next: `cloudddp logs -f {q(job.id)}`   (`cloudddp cancel {q(job.id)}` ends it)")
             deadlines.report_leaving(console, cluster, session.settings, job)
             return None
         try:
@@ -76,7 +74,7 @@ def pull_before_the_end(session: Session, runner: Runner, cluster: Cluster, fini
     for line in left.lines:
         session.console.warn(f"not pulled: {line}")
     if left.lines:
-        session.console.log("before the nodes end: ", left.pull)
+        session.console.suggest(f"before the nodes end: {left.pull}")
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.node_addresses import in_parallel
 from cloudddp.cluster.region_search import Search
 from cloudddp.config.command_line import GlobalOptions
-from cloudddp.errors import AWSError, CloudDDPError, Command, Text, parts
+from cloudddp.errors import AWSError, CloudDDPError, Message
 from cloudddp.formats import credentials_end, region_list
 from cloudddp.operations import termination
 
@@ -51,7 +51,7 @@ def status(console: Console, options: GlobalOptions, *, as_json: bool, watch: bo
         return
     console.print_text("\n\n".join(views.cluster(c, ownership, termination.planned(c)) for c in live))
     if any(termination.planned(c) for c in live):
-        console.log(Command("jobs"), " shows when the nodes end because of --down")
+        console.suggest("`cloudddp jobs` shows when the nodes end because of --down")
     if ending := credentials_end(credentials):
         console.print(f"\nyour AWS {ending}")
 
@@ -64,10 +64,10 @@ def _elsewhere(
     name = session.settings.cluster.name
     left = _remains(console, aws, [], name)
     for one in left:
-        console.log(*parts(views.remains_text(one)))
-    hint: Text = (Command("up"), " creates it; ", Command("ls"), " lists all clusters")
+        console.log(views.remains_text(one))
+    hint: str = Message("`cloudddp up` creates it; `cloudddp ls` lists all clusters")
     if left:
-        hint = (Command("down"), " removes what is left of it")
+        hint = Message("`cloudddp down` removes what is left of it")
     what = f"cluster {name!r} has no nodes" if left else f"there is no cluster {name!r}"
     aws = session.relocated(aws, lookup.NoCluster(f"{what} in {aws.region}", hint=hint, last=last))
     return aws, [c for c in lookup.find(aws, name) if c.live]
@@ -91,7 +91,7 @@ def ls(console: Console, options: GlobalOptions, *, as_json: bool, all_regions: 
         if found.every:
             console.print(views.clusters_table(found.every))
         for one in without_nodes:
-            console.log(*parts(views.remains_text(one)))
+            console.log(views.remains_text(one))
         if found.answers and not found.every and not without_nodes:
             console.log(f"no clusters in {region_list(found.regions)}")
     _report_unanswered(console, session, found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
 from cloudddp.config.command_line import GlobalOptions
-from cloudddp.errors import Command, UsageError
+from cloudddp.errors import UsageError, q
 from cloudddp.job import project_files, unsent
 from cloudddp.operations.node_connections import connected
 from cloudddp.operations.start_job import results_of, send_files
@@ -16,7 +16,7 @@ def sync(
 ) -> None:
     if job_id is not None and not put_back:
         raise UsageError(
-            "a job is for --results", hint=("send its results: ", Command("sync", "--results", job_id))
+            "a job is for --results", hint=f"send its results: `cloudddp sync --results {q(job_id)}`"
         )
     session = sessions.start(console, options, anyone=anyone)
     results = results_of(session, put_back and (job_id or True))

@@ -37,12 +37,13 @@ from cloudddp.config.command_line import Flag, GlobalOptions
 from cloudddp.config.spec import connection_mode
 from cloudddp.errors import (
     CloudDDPError,
-    Command,
     Interrupted,
     Leftovers,
+    Message,
     NodeError,
     NotConfirmed,
     UsageError,
+    q,
 )
 from cloudddp.operations.lifecycle import take_down
 from cloudddp.operations.node_connections import connected
@@ -188,7 +189,8 @@ class Trial:
                 raise
             words = ("doctor", "--trial", "-t", "t3.large", "--price", "0.09", "--allow-cpu")
             raise CloudDDPError(
-                failure.message, hint=("without a GPU, which needs another quota: ", Command(*words))
+                failure.message,
+                hint=f"without a GPU, which needs another quota: `cloudddp {q(*words)}`",
             ) from None
 
     def _check_limit(self, session: Session) -> None:
@@ -215,7 +217,7 @@ class Trial:
                 if result.exit_code:
                     raise NodeError(f"node 0: a command that prints versions exited with {result.exit_code}")
         except NodeError as failure:  # its hint is about a cluster that stays up
-            again = ("the trial's node is removed; to try another one: ", Command("doctor", "--trial"))
+            again = Message("the trial's node is removed; to try another one: `cloudddp doctor --trial`")
             raise CloudDDPError(failure.message, hint=again) from None
         finally:
             if self.cluster is not None:

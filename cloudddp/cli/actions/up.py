@@ -15,7 +15,7 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.up import UpResult
 from cloudddp.config.command_line import Flag, GlobalOptions
-from cloudddp.errors import Command, Interrupted
+from cloudddp.errors import Interrupted
 from cloudddp.operations import lifecycle as operation
 
 
@@ -32,15 +32,15 @@ def up(console: Console, options: GlobalOptions, *, flags: Sequence[Flag], dry_r
     except KeyboardInterrupt:  # while resources are created it is an Interrupted, with everything removed
         raise Interrupted(
             "interrupted while nothing was being created",
-            hint=(Command("status"), " shows whether there is a cluster"),
+            hint="`cloudddp status` shows whether there is a cluster",
         ) from None
     signals.ignore()  # the cluster is up, whether or not this is printed
     console.print_text(lifecycle.up(created))
     if created.plan is None:
         operation.require_limits(session, created.cluster, {flag.key for flag in flags})
-    console.log("next: ", Command("launch", "SCRIPT"), "   (", Command("down"), " stops the bill)")
+    console.suggest("next: `cloudddp launch SCRIPT`   (`cloudddp down` stops the bill)")
     if created.plan is not None and len(local_state.history(session.aws().endpoint)) == 1:  # the first ever
-        console.log("editors, rsync, scp: ", Command("ssh-config"), " names the nodes for OpenSSH")
+        console.suggest("editors, rsync, scp: `cloudddp ssh-config` names the nodes for OpenSSH")
 
 
 def bring_up(

@@ -9,7 +9,7 @@ from cloudddp.aws.inventory import Instance
 from cloudddp.cluster.lookup import Ownership, Remains
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.prices import Cost
-from cloudddp.errors import Command, Text
+from cloudddp.errors import Message, q
 from cloudddp.formats import counted, dollars, duration, table
 from cloudddp.operations.termination import PlannedEnd
 
@@ -92,7 +92,7 @@ def clusters_table(found: list[Cluster]) -> str:
     return table(header, rows, redundant=redundant, elastic=("OWNER",), spare=("ID",))
 
 
-def remains_text(found: Remains) -> Text:
+def remains_text(found: Remains) -> str:
     """Return one line for what is left of a cluster without nodes, and what removes it."""
     kinds = [one.kind for one in found.resources]
     listed = ", ".join(counted(kinds.count(kind), kind) for kind in dict.fromkeys(kinds))
@@ -103,10 +103,9 @@ def remains_text(found: Remains) -> Text:
     if found.being_created:
         return f"{who} is being created on this computer; it has no nodes yet"
     price = f", costing ${found.hour:.3f} an hour" if found.hour else ""
-    return (
-        f"{who} has no nodes; left: {listed}{price}: ",
-        Command("down", "-c", found.name, "--region", found.region),
-        " removes it",
+    return Message(
+        f"{who} has no nodes; left: {listed}{price}: `cloudddp down -c {q(found.name)} --region "
+        f"{q(found.region)}` removes it"
     )
 
 

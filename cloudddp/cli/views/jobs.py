@@ -10,12 +10,10 @@ from typing import Any
 
 from cloudddp.agent.protocol.copies import Copied, CopyPhase
 from cloudddp.agent.protocol.progress import LeftStall, Straggler, TrainingStatus, current_stragglers
-from cloudddp.errors import Command
+from cloudddp.errors import Message, inert, q
 from cloudddp.formats import counted, duration, moment, table, width_of
 from cloudddp.job.status import JobRecord
 from cloudddp.text import node_list, one_line, size_of
-
-Sentence = tuple[str | Command, ...]  # of Console.log
 
 _WIDE = 100  # columns of a terminal that has room for sentences in a table
 _SHOWN = 300  # characters of a job's command line in the table
@@ -50,65 +48,59 @@ def state_text(record: JobRecord) -> str:
     return record.status + (", stalled" if record.stalled else "") + restarts
 
 
-def ending(known: Sequence[JobRecord]) -> Sentence:
-    """Return when the nodes end because of a job, as a sentence, or ()."""
+def ending(known: Sequence[JobRecord]) -> str:
+    """Return when the nodes end because of a job, as a sentence, or ''."""
     for record in reversed(known):
         if record.ends is not None:
             why = "was launched with --down" if record.poweroff is not None else "stalled (on_stall = down)"
             left = record.ends - time.time()
             if left < 0:
-                return (
+                return Message(
                     f"the nodes should have ended at {_moment(record.ends)} (job {record.id} {why}) and "
-                    "still run: ",
-                    Command("down"),
-                    " ends them",
+                    "still run: `cloudddp down` ends them"
                 )
-            return (f"the nodes end in {duration(left)}, at {_moment(record.ends)}: job {record.id} {why}",)
+            return f"the nodes end in {duration(left)}, at {_moment(record.ends)}: job {record.id} {why}"
         if record.poweroff is not None and not record.status.ended:
             return (
                 f"the nodes end {duration(record.poweroff)} after job {record.id}, which was launched with "
-                "--down",
+                "--down"
             )
-    return ()
+    return ""
 
 
-def troubles(known: Sequence[JobRecord]) -> list[Sentence]:
+def troubles(known: Sequence[JobRecord]) -> list[str]:
     """Return what is wrong with jobs that run, as sentences with the next command: stragglers, and stalls
     that were left alone; and why the newest one has failed."""
-    found: list[Sentence] = []
+    found: list[str] = []
     for record in known:
         if record.stalled is not None:
             found.append(stalled(record.id, record.stalled))
         if not record.status.ended:
             for one in current_stragglers(record.stragglers):
                 length = duration(time.time() - one.since)
-                found.append((f"job {record.id}: {one.text} on node {one.node}, for {length}",))
+                found.append(f"job {record.id}: {one.text} on node {one.node}, for {length}")
     if known and known[-1].cause:
-        found.append((f"job {known[-1].id} {known[-1].status}: {known[-1].cause}",))
+        found.append(f"job {known[-1].id} {known[-1].status}: {known[-1].cause}")
     if known and known[-1].rebooted:
         found.append(after_reboot(known[-1].id, known[-1].rebooted))
     return found
 
 
-def after_reboot(job_id: str, nodes: Sequence[int]) -> Sentence:
+def after_reboot(job_id: str, nodes: Sequence[int]) -> str:
     """Return what to do after nodes were rebooted while a job ran."""
     runs = "runs" if len(nodes) == 1 else "run"
-    return (
-        f"{node_list(nodes)} {runs} again, and keeps what is on its disk: ",
-        Command("resume", job_id),
-        " starts the job again",
+    return Message(
+        f"{node_list(nodes)} {runs} again, and keeps what is on its disk: `cloudddp resume {q(job_id)}` "
+        "starts the job again"
     )
 
 
-def stalled(job_id: str, stall: LeftStall) -> Sentence:
+def stalled(job_id: str, stall: LeftStall) -> str:
     """Return since when a job does nothing, and where its ranks are."""
     length = duration(time.time() - stall.since)
-    return (
-        f"job {job_id} stalled {length} ago and was left alone (on_stall = leave): {stall.detail}; ",
-        Command("stacks", job_id),
-        " shows where each rank is now, ",
-        Command("cancel", job_id),
-        " ends it",
+    return Message(
+        f"job {job_id} stalled {length} ago and was left alone (on_stall = leave): {inert(stall.detail)}; "
+        f"`cloudddp stacks {q(job_id)}` shows where each rank is now, `cloudddp cancel {q(job_id)}` ends it"
     )
 
 

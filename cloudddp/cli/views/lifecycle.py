@@ -17,7 +17,7 @@ from cloudddp.cluster.requests import efa_devices, is_spot
 from cloudddp.cluster.teardown import DownReport
 from cloudddp.cluster.up import UpResult
 from cloudddp.config.spec import ClusterSpec, connection_mode
-from cloudddp.errors import Command, Text
+from cloudddp.errors import Message, q
 from cloudddp.formats import counted, dollars, duration, moment
 
 
@@ -211,14 +211,13 @@ def not_removed(report: DownReport) -> list[str]:
     return [f"cluster {owner}: {', '.join(ids)}" for owner, ids in found.items()]
 
 
-def others(found: Sequence[Cluster]) -> list[Text]:
+def others(found: Sequence[Cluster]) -> list[str]:
     """Return a line for each of the caller's other clusters: what it costs, and what removes it."""
     return [
-        (
+        Message(
             f"your cluster {one.name} in {one.region} also runs: {counted(len(one.live), 'node')}, "
-            f"{dollars(one.hour)} an hour; ",
-            Command("down", "-c", one.name, "--region", one.region),
-            " removes it",
+            f"{dollars(one.hour)} an hour; `cloudddp down -c {q(one.name)} --region {q(one.region)}` removes "
+            "it"
         )
         for one in found
     ]

@@ -28,14 +28,12 @@ from cloudddp.job.outcome import ExitedRank
 class LogData:
     """A piece of one rank's log, split anywhere. Rank LAUNCHER_RANK is torchrun's own output.
 
-    It is queued as bytes, since the same data as lines may take twenty times as much memory. `missing` bytes
-    before it no longer exist: the log was longer than its limit, and not read in time.
+    It is queued as bytes, since the same data as lines may take twenty times as much memory.
     """
 
     node: int
     rank: int
     data: bytes
-    missing: int = 0
 
 
 @dataclass(frozen=True, slots=True)

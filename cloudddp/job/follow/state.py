@@ -26,7 +26,6 @@ from cloudddp.job.follow.events import (
     Silence,
 )
 from cloudddp.job.follow.lines import OpenLine
-from cloudddp.text import size_of
 
 TAIL_LINES = 20  # of each rank, kept for the report of its failure
 TAIL_LINE_LENGTH = 4096  # characters; so that the size of a report is bounded
@@ -147,9 +146,8 @@ class FollowState:
         if before.began_at is None:
             before = replace(before, began_at=now)
         match event:
-            case LogData(node, rank, data, missing):
-                whole = before._with_gap(node, rank, missing) if missing else before
-                return whole._with_output(rank, data, now)._with_log(node, rank, data)
+            case LogData(node, rank, data):
+                return before._with_output(rank, data, now)._with_log(node, rank, data)
             case BarsDue():
                 return replace(before._with_bars(), bars_at=now)
             case Silence():
@@ -200,11 +198,6 @@ class FollowState:
         if rank < 0 or not data:
             return self
         return replace(self, output_at=now, output_rank=rank, silence_at=None)
-
-    def _with_gap(self, node: int, rank: int, size: int) -> FollowState:
-        """Return the state after a part of a log that no longer exists. The line before it is complete."""
-        note = f"[cloudddp: {size_of(size)} of this log were dropped here; it was longer than job.log_mb]"
-        return self._with_log(node, rank, b"", last=True)._with_lines(node, rank, [note])
 
     def _with_bars(self) -> FollowState:
         """Return the state in which each progress bar that has changed is a line to show."""

@@ -240,9 +240,8 @@ class NodeStream:
         """Return the event of a frame. Raises ProtocolError for a frame that no agent sends in this place."""
         match frame:
             case Log():
-                expected = self._offsets.get(frame.rank, 0) if frame.data else frame.offset
                 self._offsets[frame.rank] = frame.end
-                return LogData(self.node, frame.rank, frame.data, max(frame.offset - expected, 0))
+                return LogData(self.node, frame.rank, frame.data)
             case JobState():
                 if frame.job != self.job:
                     raise ProtocolError(f"it has the state of job {frame.job}")

@@ -27,7 +27,7 @@ from cloudddp.agent.protocol.checkpoints import Checkpoints
 from cloudddp.agent.protocol.file_steps import PackRequest, Selection
 from cloudddp.agent.protocol.results import EVIDENCE, LeftFile
 from cloudddp.cluster.connect import PROJECT
-from cloudddp.errors import Command, NodeError, UsageError, parts
+from cloudddp.errors import Message, NodeError, UsageError, q
 from cloudddp.files import Folder, resolved, state_home
 from cloudddp.job.results import incoming, safe_names
 from cloudddp.job.results.incoming import Incoming, identity_of
@@ -201,7 +201,7 @@ class Pull:
                     raise
                 raise NodeError(
                     f"{error.reason}; what had arrived is kept",
-                    hint=("repeat ", Command("pull"), ", which continues; ", *parts(error.advice)),
+                    hint=f"repeat `cloudddp pull`, which continues; {error.hint}",
                     reason=error.reason,
                 ) from None
         return Pulled(
@@ -234,7 +234,7 @@ class Pull:
                 body=receive.answer,
                 on_stdout=functools.partial(self._take, receive, receive.feed),
                 on_stderr=functools.partial(self._take, receive, receive.feed_notes),
-                alone=True,
+                is_last=True,
             )
             if result.exit_code:
                 raise NodeError(f"node {node}: {self.notes.last() or replies.failure_text(result)}")
@@ -246,7 +246,7 @@ class Pull:
         feed(data)
         if time.monotonic() - receive.progressed >= STALLED:
             reason = f"node {self.node}: it made no progress while it sent results"
-            look = "is the node overloaded, or its disk? Look with ", Command("ssh", str(self.node))
+            look = Message(f"is the node overloaded, or its disk? Look with `cloudddp ssh {q(self.node)}`")
             raise NodeError(reason, hint=look, reason=reason)
 
     def _refused(self, error: Refused, *, kept: bool) -> NodeError:
@@ -255,7 +255,7 @@ class Pull:
             after = "what had arrived is kept" if kept else "nothing was kept"
             return NodeError(
                 f"node {self.node}: the results are incomplete: {why}; {after}",
-                hint=("repeat ", Command("pull")),
+                hint="repeat `cloudddp pull`",
             )
         return NodeError(
             f"node {self.node} sent results that cloudddp refuses: {why}; nothing was kept",

@@ -32,7 +32,7 @@ from cloudddp.agent.protocol.transfer import Listing
 from cloudddp.cluster.connect import PROJECT, probe
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.spec import JobSpec
-from cloudddp.errors import CloudDDPError, Command, Text, UsageError
+from cloudddp.errors import CloudDDPError, Message, UsageError, q
 from cloudddp.formats import counted
 from cloudddp.job import launch_record, project_files
 from cloudddp.job.results import checkpoints, new_files, safe_names
@@ -64,7 +64,7 @@ def chain(root: Path, job_id: str | None) -> tuple[list[Path], list[str]]:
             hint=(
                 f"available: {', '.join(path.name for path in found[-5:])}"
                 if found
-                else (Command("pull"), " copies them")
+                else Message("`cloudddp pull` copies them")
             ),
         )
     last = chosen[-1].name
@@ -73,10 +73,8 @@ def chain(root: Path, job_id: str | None) -> tuple[list[Path], list[str]]:
         without = shlex.join(["mkdir", "-p", *(str(base / one) for one in missing)])
         raise UsageError(
             f"job {last} continued {', '.join(missing)}, of which {base} has nothing; no results were sent",
-            hint=(
-                Command("pull", "--job", missing[0]),
-                f" copies results while nodes have them; `{without}` goes on without them",
-            ),
+            hint=f"`cloudddp pull --job {q(missing[0])}` copies results while nodes have them; `{without}` "
+            "goes on without them",
         )
     return [base / one for one in jobs], [one for one in later if not (base / one).is_dir()]
 
@@ -105,7 +103,7 @@ def restore(
     folders: Sequence[Path],
     *,
     project: Collection[str],
-    progress: Callable[[Text], None],
+    progress: Callable[[str], None],
 ) -> int:
     """Send the results in `folders`, the oldest first, to the nodes, but for files of the `project`; return
     how many there are. A folder `nodeN` goes to that node only. Raises UsageError, NodeError; CloudDDPError
@@ -116,7 +114,7 @@ def restore(
         for running in reply.running:  # it may be writing these files
             raise CloudDDPError(
                 f"job {running} is running on node {node}: no results were sent",
-                hint=("repeat when it has ended; ", Command("cancel", running), " stops it"),
+                hint=f"repeat when it has ended; `cloudddp cancel {q(running)}` stops it",
             )
     count = 0
     for root, found, nodes, known in parts:

@@ -72,23 +72,6 @@ def too_long(path: Parts) -> bool:
     )
 
 
-def link_end(link: Parts, target: str) -> Parts | None:
-    """Return the path that a link points to, by its text alone, or None where it may leave the target folder.
-
-    `..` is allowed at the beginning only, where it applies to real folders. After the name of another link it
-    would apply to that link's target, which is how chains of links escape.
-    """
-    if not target or target.startswith("/") or "\0" in target:
-        return None
-    words = [word for word in target.split("/") if word not in ("", ".")]
-    up = 0
-    while up < len(words) and words[up] == "..":
-        up += 1
-    if ".." in words[up:] or up >= len(link):
-        return None
-    return (*link[: len(link) - 1 - up], *words[up:])
-
-
 def guarded(part: str) -> bool:
     """Return whether git or cloudddp would take a component for a file of its own, on any file system.
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cloudddp.agent.protocol.codec import MAX_REASON
-from cloudddp.agent.protocol.manifest import LINK
+from cloudddp.agent.protocol.manifest import LINK, link_end
 from cloudddp.agent.protocol.results import MAX_LEFT, LeftFile
-from cloudddp.errors import CloudDDPError, Command, Text
+from cloudddp.errors import CloudDDPError, Message
 from cloudddp.files import Descent, Folder
 from cloudddp.job.results import safe_names
 from cloudddp.job.results.safe_names import Parts
@@ -92,10 +92,8 @@ class Notes:
         return [line for line in self._stderr.decode(errors="replace").split("\n") if line.strip()]
 
 
-FREE_SPACE_HINT: Text = (
-    "free some, pull less (",
-    Command("pull", "PATH"),
-    "), or choose another folder with --to",
+FREE_SPACE_HINT: str = Message(
+    "free some, pull less (`cloudddp pull PATH`), or choose another folder with --to"
 )
 OTHER_FOLDER_HINT = "choose another folder with --to"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -197,7 +195,7 @@ class Unpack:
         if not safe_names.covers(self._roots, path):
             raise Refused(f"{entry.name!r} was not requested")
         if entry.kind == LINK:
-            end = safe_names.link_end(path, entry.target)
+            end = link_end(path, entry.target)
             if end is None or not safe_names.covers(self._roots, end):
                 raise Refused(f"{entry.name!r} is a link to {entry.target!r}, which was not requested")
         return path

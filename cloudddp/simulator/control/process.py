@@ -59,8 +59,8 @@ def start(
             if differences := options.differences(running):
                 raise CloudDDPError(
                     f"the simulator is already running, with {', '.join(differences)}",
-                    hint="to start it anew, without its nodes: `cloudddp sim stop && "
-                    f"{options.command_line()}`",
+                    hint="to start it anew, without its nodes: `cloudddp sim stop`, then "
+                    f"`{options.command_line()}`",
                 )
             return running
         _check_requirements()

@@ -1,6 +1,6 @@
 """Makes moto faster: its imports, and what it computes for every request though it never changes.
 
-The simulator's server takes 1.2 s of processor time to start instead of 2.0 s, and a small call a third less.
+The simulator's server takes 1 s of processor time to start instead of 2 s, and a small call a third less.
 """
 
 from __future__ import annotations
@@ -9,16 +9,26 @@ import contextlib
 import functools
 import gc
 from collections.abc import Iterator
-from typing import Any
 
-from cloudddp.simulator.ec2.patch import wrap
+from cloudddp.simulator.ec2.patch import override, wrap
 
 
 def install() -> None:
     """Let moto compute the names of the methods of a class only once."""
     from moto.core import responses
+    from moto.iam import models
 
     wrap(responses, "method_names_from_class", functools.cache)
+    override(models, "get_account_id_from", _account_of)
+
+
+def _account_of(_original: object, access_key: str) -> str:
+    """As moto's, but it creates no IAM in partitions that nothing uses: each parses 1 MB of policies."""
+    from moto.core.models import DEFAULT_ACCOUNT_ID
+    from moto.iam.models import iam_backends
+
+    used = [(name, iam) for name, account in list(iam_backends.items()) for iam in list(account.values())]
+    return next((name for name, iam in used if access_key in iam.access_keys), DEFAULT_ACCOUNT_ID)
 
 
 def install_in_server() -> None:
@@ -56,14 +66,8 @@ def data_files_parsed_once() -> Iterator[None]:
     from botocore.loaders import JSONFileLoader
 
     load_file = JSONFileLoader.load_file
-    loaded: dict[str, Any] = {}
-
-    def load_once(self: JSONFileLoader, path: str) -> Any:
-        if path not in loaded:
-            loaded[path] = load_file(self, path)
-        return loaded[path]
-
-    JSONFileLoader.load_file = load_once
+    load_once = functools.cache(lambda path: load_file(JSONFileLoader(), path))
+    JSONFileLoader.load_file = lambda _, path: load_once(path)
     try:
         yield
     finally:

@@ -259,9 +259,8 @@ class Lifecycle:
         while True:
             time.sleep(_DEADLINE_INTERVAL)
             now = datetime.now(UTC)
-            for record in list(self._records.values()):
-                deadline = self._deadline(record)
-                if deadline and deadline <= now and record.instance.state == "running":
+            for record in [one for one in list(self._records.values()) if one.instance.state == "running"]:
+                if (deadline := self._deadline(record)) and deadline <= now:
                     try:
                         self._powered_off(record)
                     except Exception:  # the thread must continue: other deadlines, and the next attempt

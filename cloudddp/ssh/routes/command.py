@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
 from cloudddp.config.timing import Timing
-from cloudddp.errors import ConnectError, Text
-from cloudddp.ssh.target import Stream, Target
+from cloudddp.errors import ConnectError
+from cloudddp.ssh.target import NodeSocket, Stream, Target
 from cloudddp.text import one_line
 
 _KEPT = 4096  # bytes of what the program writes to stderr
@@ -39,15 +39,13 @@ class ProxyCommand:
     """A route by one command line, for one node. `environment` is added to that of this process."""
 
     def __init__(self, command: str, environment: Mapping[str, str]) -> None:
-        self.silent_hint: Text = f"does the proxy command connect? {one_line(command, 300)}"
+        self.silent_hint = f"does the proxy command connect? {one_line(command, 300)}"
         self._command = command
         self._environment = dict(environment)
 
-    def open(self, _target: Target, timeout: float, _limits: Timing) -> Stream:
+    def open(self, _target: Target, _timeout: float, limits: Timing) -> Stream:
         shell = os.environ.get("SHELL") or "/bin/sh"
-        stream = ProcessStream([shell, "-c", f"exec {self._command}"], self._environment)
-        stream.settimeout(timeout)
-        return stream
+        return ProcessStream([shell, "-c", f"exec {self._command}"], self._environment, limits.dead)
 
     def explain(self, target: Target, stream: Stream | None) -> ConnectError | None:
         if not isinstance(stream, ProcessStream):
@@ -85,20 +83,22 @@ class ProxyCommand:
         return [f"ProxyCommand={f'env {given} {self._command}'.replace('%', '%%')}"]
 
 
-class ProcessStream:
+class ProcessStream(NodeSocket):
     """A program whose stdin and stdout are one end of a pair of sockets; this is the other end."""
 
     def __init__(
         self,
         command: Sequence[str],
         environment: Mapping[str, str],
+        dead: float,
         *,
         on_start: Callable[[], None] = lambda: None,
     ) -> None:
         """`on_start` is called once, when the first byte has come, or none will."""
         self._on_start = on_start
         self._has_started = threading.Lock()  # taken by whichever thread reports it
-        self._socket, theirs = socket.socketpair()
+        ours, theirs = socket.socketpair()
+        super().__init__(ours, dead)
         with theirs:
             self._process = subprocess.Popen(
                 command,
@@ -110,22 +110,16 @@ class ProcessStream:
                 # Ctrl-C is for cloudddp, which may still need the connection to stop a job.
                 start_new_session=True,
             )
-        self._closed = self._ended = self.signalled = False
+        self._ended = self.signalled = False
         self._start = b""  # of what it has sent
         self._errors = bytearray()
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
-    def settimeout(self, seconds: float | None) -> None:
-        self._socket.settimeout(seconds)
-
-    def round_trip(self) -> None:
-        """It is not known."""
-
     def recv(self, size: int) -> bytes:
         """Return what has arrived, b'' at the end. Raises TimeoutError."""
         try:
-            data = self._socket.recv(size)
+            data = super().recv(size)
         except TimeoutError:
             raise
         except OSError:  # it has ended without reading all that was sent, or the stream was closed here
@@ -135,20 +129,14 @@ class ProcessStream:
         self._start += data[: _STARTS - len(self._start)]
         return data
 
-    def send(self, data: bytes) -> int:
-        """Return how many bytes were sent. Raises TimeoutError, OSError if the program has ended."""
-        return self._socket.send(data)
-
     def close(self) -> None:
         """End the program, in the background if it takes time."""
         if self._closed:
             return
-        self._closed = True
         self._report_start()
         if not self._ended:  # one that has ended by itself keeps its exit code
             self._signal(signal.SIGTERM)
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # ends what other threads do with it
+        super().close()
         threading.Thread(target=self._end, daemon=True).start()
 
     def _end(self) -> None:
@@ -157,7 +145,6 @@ class ProcessStream:
         except subprocess.TimeoutExpired:
             self._signal(signal.SIGKILL)
             self._process.wait()
-        self._socket.close()
 
     def _signal(self, number: signal.Signals) -> None:
         """Send a signal to the program and what it has started."""

@@ -16,13 +16,14 @@ import shlex
 import shutil
 import subprocess
 import threading
+import time
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
 from cloudddp.config import timing
 from cloudddp.config.timing import Timing
-from cloudddp.errors import Command, ConnectError, Text, ToolCommand, UsageError
+from cloudddp.errors import ConnectError, Message, UsageError, q
 from cloudddp.ssh.routes.command import ProcessStream
 from cloudddp.ssh.target import EARLY_CLOSE_HINT, Stream, Target, early_close, known_hosts_name
 from cloudddp.text import one_line
@@ -92,10 +93,9 @@ class Jump:
     """A route through `[user@]host[:port]`."""
 
     def __init__(self, given: str) -> None:
-        self.silent_hint: Text = (
-            "does the jump host reach the node's subnet, and does the security group of the nodes admit it? ",
-            Command("allow-me"),
-            " admits its present address",
+        self.silent_hint: str = Message(
+            "does the jump host reach the node's subnet, and does the security group of the nodes admit it? "
+            "`cloudddp allow-me` admits its present address"
         )
         self._given = given
         user, host, port = split(given)
@@ -111,24 +111,23 @@ class Jump:
         words = self._limited_command(f"[{target.host}]:{target.port}", timeout, limits)
         _LOGGING_IN.acquire()
         try:
-            stream = ProcessStream(words, {}, on_start=_LOGGING_IN.release)
+            return ProcessStream(words, {}, limits.dead, on_start=_LOGGING_IN.release)
         except BaseException:
             _LOGGING_IN.release()
             raise
-        stream.settimeout(timeout)
-        return stream
 
     def check(self, timeout: float) -> None:
         """Log in to the jump host. Raises ConnectError, UsageError."""
-        host = self.host
-        stream = ProcessStream(self._limited_command(_SELF, timeout, timing.current()), {})
-        stream.settimeout(timeout)
-        try:
-            has_answered = bool(stream.recv(1))
-        except TimeoutError:
-            raise ConnectError(f"{host.where}: no answer", hint=self._login_hint, patience=inf) from None
-        finally:
-            stream.close()
+        host, limits, deadline = self.host, timing.current(), time.monotonic() + timeout
+        with contextlib.closing(
+            ProcessStream(self._limited_command(_SELF, timeout, limits), {}, limits.dead)
+        ) as stream:
+            has_answered: bool | None = None
+            while has_answered is None:
+                with contextlib.suppress(TimeoutError):
+                    has_answered = bool(stream.recv(1))
+                if has_answered is None and time.monotonic() > deadline:
+                    raise ConnectError(f"{host.where}: no answer", hint=self._login_hint, patience=inf)
         if not has_answered and failure_in(stream.errors())[0] not in _AFTER_LOGIN:
             raise self._failure(stream.errors())
 
@@ -172,32 +171,32 @@ class Jump:
         return [_program(), *options, *_files(), "-W", to, *self._login]
 
     @property
-    def _login_hint(self) -> Text:
-        return ("does ", ToolCommand("ssh", *self._login), " work?")
+    def _login_hint(self) -> str:
+        return Message(f"does `ssh {q(*self._login)}` work?")
 
     def _failure(self, errors: str) -> ConnectError:
         """Return what ssh has written as an error of the jump host, with patience if waiting may help."""
-        host, login = self.host, ToolCommand("ssh", *self._login)
+        host, login = self.host, f"`ssh {q(*self._login)}`"
         kind, line = failure_in(errors)
         match kind:
             case "unknown":
                 return ConnectError(
                     f"{host.where}: its host key is not in {_KNOWN_HOSTS}, so it cannot be verified: refused",
-                    hint=("log in once, compare the fingerprint, and accept it: ", login),
+                    hint=f"log in once, compare the fingerprint, and accept it: {login}",
                 )
             case "changed":
                 known_as = shlex.quote(known_hosts_name(host.host, host.port))
                 remove = f"if the jump host was replaced: `ssh-keygen -R {known_as}`, then "
                 return ConnectError(
                     f"{host.where}: its host key is not the one in {_KNOWN_HOSTS}: refused",
-                    hint=(remove, login),
+                    hint=Message(remove + login),
                 )
             case "revoked":
                 return ConnectError(f"{host.where}: its host key is revoked in {_KNOWN_HOSTS}: refused")
             case "login":
                 return ConnectError(
                     f"{host.where}: it accepts none of your keys ({line})",
-                    hint=("does ", login, " log in without asking? add your key to the agent with `ssh-add`"),
+                    hint=f"does {login} log in without asking? add your key to the agent with `ssh-add`",
                 )
             case "forbidden":
                 return ConnectError(

@@ -1,4 +1,4 @@
-"""The command line of the agent: `STEP [REQUEST]`, `serve`, `rank JOB COMMAND...`, `upload`, `download`,
+"""The command line of the agent: `STEP`, `serve`, `rank JOB COMMAND...`, `upload`, `download`,
 `notify`, `dumps FOLDER`."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main() -> int:
 
     if command == "serve":
         return dispatch.serve()
-    return dispatch.main(command, *(word.encode() for word in arguments))
+    return dispatch.main(command)
 
 
 def run() -> NoReturn:

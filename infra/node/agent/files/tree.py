@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Callable, NamedTuple, Optional, Protocol
 
 from agent.node import store
+from cloudddp.agent.protocol.manifest import link_end
 
 REPOSITORY = ".git"  # the laptop would not take it
 MAX_LINKS = 8  # that are followed inside one another
@@ -176,14 +177,6 @@ def _is_within(path: str, folder: str) -> bool:
 
 
 def leads_to(name: str, target: str, roots: Sequence[str]) -> bool:
-    """Return whether a link ends at or below one of `roots`, by its text: as link_end in
-    cloudddp/job/results/safe_names.py."""
-    words = [word for word in target.split("/") if word not in ("", ".")]
-    up = 0
-    while up < len(words) and words[up] == "..":
-        up += 1
-    above = name.split("/")[:-1]
-    if not target or target.startswith("/") or ".." in words[up:] or up > len(above):
-        return False
-    end = "/".join([*above[: len(above) - up], *words[up:]])
-    return any(root == "." or end == root or end.startswith(root + "/") for root in roots)
+    """Return whether a link ends at or below one of `roots`, by its text."""
+    end = link_end(tuple(name.split("/")), target)
+    return end is not None and any(root == "." or _is_within("/".join(end), root) for root in roots)

@@ -102,14 +102,18 @@ def note(folder: Path, text: str, *, launcher: bool = False, ranks: bool = True)
     """Write what the agents do with the job into the log of every rank on this node, unless not `ranks`; into
     that of the launcher, which `logs` shows as well, if no rank has one yet, or if `launcher`."""
     shown = "".join(char if char.isprintable() else "?" for char in text)  # it may hold names of files
-    line = f"{NOTE}{shown} ---\n".encode(errors="replace")
     logs = [path for _, path in phases.rank_files(folder, ".log")] if ranks else []
     for path in [*([folder / "launcher.log"] if launcher or not logs else []), *logs]:
-        with contextlib.suppress(OSError), open(path, "ab+") as log:
-            size = log.seek(0, os.SEEK_END)
-            # A progress bar ends with a carriage return: the note would overwrite its last state.
-            complete = size == 0 or os.pread(log.fileno(), 1, size - 1) == b"\n"
-            log.write(line if complete else b"\n" + line)
+        note_in(path, shown)
+
+
+def note_in(log: Path, text: str) -> None:
+    line = f"{NOTE}{text} ---\n".encode(errors="replace")
+    with contextlib.suppress(OSError), open(log, "ab+") as file:
+        size = file.seek(0, os.SEEK_END)
+        # A progress bar ends with a carriage return: the note would overwrite its last state.
+        complete = size == 0 or os.pread(file.fileno(), 1, size - 1) == b"\n"
+        file.write(line if complete else b"\n" + line)
 
 
 def end_own(request: StartRequest, state: Optional[StateFile], verdict: Verdict) -> None:

@@ -1,7 +1,7 @@
-"""A connection between two agents, for files: those of gang/mesh.py carry short messages.
+"""A connection between two agents.
 
 Both sides prove that they know the secret of the job, or of the sync, and for what they have connected. What
-is said about files carries an HMAC under it, and the files come as frames (protocol/transfer.py).
+they say carries an HMAC under it, and files come as frames (protocol/transfer.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Any, BinaryIO, Callable
 
 from cloudddp.agent.protocol.phases import Peer
 
-ANSWER = 5.0  # seconds for the other side to prove who it is
+ANSWER = 5.0  # seconds for the side that has listened to prove who it is
+HELLO = 10.0  # seconds for the one that has connected
 STALLED = 15.0  # seconds without which nothing more of the file is taken or comes
 LONGEST_LINE = 1 << 16  # bytes
 RETRY, LONGEST_RETRY = 0.002, 0.05  # seconds until a connection is tried again, doubled each time
@@ -29,6 +30,10 @@ REFUSED = (OSError, ValueError, KeyError, TypeError, RecursionError)
 
 class LinkError(OSError):
     """The other side has not kept to what was agreed; the text says how."""
+
+
+class WrongSecret(LinkError):
+    """The other side does not know the secret."""
 
 
 class Link:
@@ -81,17 +86,23 @@ class Link:
         found = self._read(ANSWER)
         self._names = (self._names[0], own, str(found["nonce"]))
         self._check(found, "accept")
-        self._write({"seal": self._seal("connect")})
+        self._write({"seal": self.seal("connect")})
 
     def accept(self) -> None:
-        """The same, for the side that has listened."""
-        own, theirs = secrets.token_hex(16), str(self._read(ANSWER)["nonce"])
-        self._names = (self._names[0], theirs, own)
-        self._write({"nonce": own, "seal": self._seal("accept")})
-        self._check(self._read(ANSWER), "connect")
+        """The same, for the side that has listened, within HELLO: a stranger may send byte by byte."""
+        limit = threading.Timer(HELLO, self.end)
+        limit.daemon = True
+        limit.start()
+        try:
+            own, theirs = secrets.token_hex(16), str(self._read(HELLO)["nonce"])
+            self._names = (self._names[0], theirs, own)
+            self._write({"nonce": own, "seal": self.seal("accept")})
+            self._check(self._read(HELLO), "connect")
+        finally:
+            limit.cancel()
 
     def write(self, name: str, text: str) -> None:
-        self._write({"text": text, "seal": self._seal(name, text)})
+        self._write({"text": text, "seal": self.seal(name, text)})
 
     def read(self, name: str, seconds: float) -> str:
         found = self._read(seconds)
@@ -113,6 +124,12 @@ class Link:
         self._socket.settimeout(STALLED)
         self._socket.sendfile(file, offset, size)
 
+    def detach(self) -> tuple[socket.socket, bytes]:
+        """Return the connection, which does not block from now on, and what came with the proof. The link
+        may be closed then, and still makes HMACs. Raises OSError."""
+        self._socket.setblocking(False)
+        return self._socket.dup(), self._input.read1()
+
     def end(self) -> None:
         """Wake the thread that uses the connection; it has to close it."""
         with contextlib.suppress(OSError):
@@ -126,32 +143,19 @@ class Link:
         self._socket.sendall(json.dumps(value).encode() + b"\n")
 
     def _read(self, seconds: float) -> dict[str, Any]:
-        line = self._line(time.monotonic() + seconds)
+        self._socket.settimeout(seconds)
+        line = self._input.readline(LONGEST_LINE)
         if not line.endswith(b"\n"):
             raise LinkError("the connection has ended")
         return dict(json.loads(line))
 
-    def _line(self, deadline: float) -> bytes:
-        """Return what comes until a line break, the end, or LONGEST_LINE bytes. The whole line has to come in
-        time: the socket's own limit is for each piece of it."""
-        line = b""
-        while len(line) < LONGEST_LINE:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise TimeoutError("timed out")
-            self._socket.settimeout(left)
-            piece = self._input.peek(1)  # receives once at most
-            line += self._input.read(piece.find(b"\n") + 1 or min(len(piece), LONGEST_LINE - len(line)))
-            if not piece or line.endswith(b"\n"):
-                break
-        return line
-
-    def _seal(self, name: str, text: str = "") -> str:
+    def seal(self, name: str, text: str = "") -> str:
+        """Return the HMAC of a text that is sent as `name` on this connection."""
         return hmac.new(self._secret, json.dumps([name, *self._names, text]).encode(), "sha256").hexdigest()
 
     def _check(self, found: dict[str, Any], name: str, text: str = "") -> None:
-        if not hmac.compare_digest(str(found["seal"]).encode(), self._seal(name, text).encode()):
-            raise LinkError("the other side does not know the secret of the job")
+        if not hmac.compare_digest(str(found["seal"]).encode(), self.seal(name, text).encode()):
+            raise WrongSecret("the other side does not know the secret of the job")
 
 
 class Server:
@@ -184,9 +188,13 @@ class Server:
             link.end()
 
     def _accept(self) -> None:
-        with self._listener, contextlib.suppress(OSError):
+        with self._listener:
             while not self._closed:
-                link = Link(self._listener.accept()[0], self._secret, self._purpose)
+                try:
+                    link = Link(self._listener.accept()[0], self._secret, self._purpose)
+                except OSError:  # it is closed, or too many files are open
+                    time.sleep(LONGEST_RETRY)
+                    continue
                 with self._lock:
                     is_wanted = not self._closed and len(self._links) < self._most
                     if is_wanted:

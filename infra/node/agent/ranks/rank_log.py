@@ -2,8 +2,9 @@
 
 The rank has the file as its stdout and stderr, so it never waits for another process, and what it has written
 survives any of them. Its wrapper looks at the file twice a second. It removes the middle of a log that is
-longer than its limit by punching a hole into the file: the bytes after it keep their offsets, so that a
-client continues where it was. Where the hole is, the file system knows (lseek(2), SEEK_HOLE).
+longer than its limit by punching a hole into the file, and writes a note after it: the other bytes keep their
+offsets, so that a client continues where it was. Where the hole is, the file system knows (lseek(2),
+SEEK_HOLE), and whoever sends the log skips it.
 
 `N.times` has the time and the size of the log, at most twice a second.
 """
@@ -17,6 +18,8 @@ import signal
 import struct
 import threading
 import time
+from array import array
+from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Optional
@@ -28,8 +31,9 @@ from cloudddp.agent.protocol.frames import MAX_PIECE, Log
 INTERVAL = 0.5  # seconds between two looks at the log
 BLOCK = 1 << 16  # holes begin and end at a multiple of it: no file system on nodes has larger blocks
 PUNCH_HOLE = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE (fallocate(2))
+NOTE = b"\n[cloudddp: %d bytes of this log were dropped here; it was longer than job.log_mb]\n"
 MAX_TIMES = 64 << 20  # bytes of `N.times`: 24 days of a rank that always writes
-_TIME = struct.Struct("<dQ")  # seconds since the epoch, bytes
+_TIME = struct.Struct("@dQ")  # seconds since the epoch, bytes
 
 
 # -- writing -----------------------------------------------------------------------------------------------
@@ -91,27 +95,32 @@ class Keeper:
     def _shorten(self, size: int) -> None:
         """Remove the middle of the log if it is too long; an eighth more than necessary, so that this is
         rare."""
-        begin, end = cut_of(self._log) or (self._head, self._head)
+        begin, end = hole_of(self._log)
+        if begin == end:
+            begin = end = self._head
         if self._limit is None or size - (end - begin) <= self._limit:
             return
         new_end = (size - (self._limit - self._head - self._limit // 8)) // BLOCK * BLOCK
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.fallocate(self._log, PUNCH_HOLE, ctypes.c_int64(end), ctypes.c_int64(new_end - end)):
             self._limit = None
+            return
+        with open(f"/proc/self/fd/{self._log}", "r+b") as log:  # the rank's own descriptor only appends
+            os.pwrite(log.fileno(), NOTE % (new_end - begin), new_end)
 
 
 # -- reading -----------------------------------------------------------------------------------------------
 
 
-def cut_of(descriptor: int) -> Optional[tuple[int, int]]:
-    """Return where the part begins and ends that was removed of a log, or None: the first hole that has data
-    after it. While a hole is punched, this waits."""
+def hole_of(descriptor: int) -> tuple[int, int]:
+    """Return where the first hole in a file begins and ends that has data after it; (0, 0) if it has none.
+    While a hole is punched, this waits."""
     try:
         begin = os.lseek(descriptor, 0, os.SEEK_HOLE)
         end = os.lseek(descriptor, begin, os.SEEK_DATA)
     except OSError:  # no data after it
-        return None
-    return (begin, end) if begin < end else None  # equal: the log has grown meanwhile
+        return 0, 0
+    return (begin, end) if begin < end else (0, 0)  # equal: the log has grown meanwhile
 
 
 def new_frames(rank: int, path: Path, offset: int, limit: int = MAX_COUNT) -> Iterator[Log]:
@@ -122,17 +131,17 @@ def new_frames(rank: int, path: Path, offset: int, limit: int = MAX_COUNT) -> It
         return
     with file:
         descriptor = file.fileno()
-        size, cut = os.fstat(descriptor).st_size, cut_of(descriptor)
+        size, hole = os.fstat(descriptor).st_size, hole_of(descriptor)
         while offset < size and limit:
-            if cut and cut[0] <= offset < cut[1]:
-                offset = cut[1]
+            if hole[0] <= offset < hole[1]:
+                offset = hole[1]  # which may be beyond `size` by now
                 continue
-            end = cut[0] if cut and offset < cut[0] else size
+            end = hole[0] if offset < hole[0] else size
             data = os.pread(descriptor, min(end - offset, MAX_PIECE, limit), offset)
             if not data:
                 return
-            before, cut = cut, cut_of(descriptor)
-            if cut == before:  # otherwise some of it may have been removed before it was read
+            before, hole = hole, hole_of(descriptor)
+            if hole == before:  # otherwise some of it may have been removed before it was read
                 yield Log(rank, offset, data)
                 offset, limit = offset + len(data), limit - len(data)
 
@@ -160,23 +169,12 @@ def _size_at(path: Path, moment: float) -> int:
     """Return the size of a log at a time, as far as it was recorded: all later bytes were written after
     it."""
     try:
-        file = store.open_regular(path)
+        data = store.read_bytes(path, MAX_TIMES + _TIME.size)
     except OSError:
         return 0
-    with file:
-        low, high = 0, os.fstat(file.fileno()).st_size // _TIME.size
-        found = 0
-        while low < high:
-            middle = (low + high) // 2
-            entry = os.pread(file.fileno(), _TIME.size, middle * _TIME.size)
-            if len(entry) < _TIME.size:
-                return found
-            at, size = _TIME.unpack(entry)
-            if at <= moment:
-                low, found = middle + 1, size
-            else:
-                high = middle
-        return found
+    data = data[: len(data) // _TIME.size * _TIME.size]
+    count = bisect_right(array("d", data)[::2], moment)
+    return array("Q", data)[2 * count - 1] if count else 0
 
 
 def _line_start(descriptor: int, offset: int) -> int:
@@ -189,11 +187,10 @@ def _line_start(descriptor: int, offset: int) -> int:
 
 
 def _tail_start(descriptor: int, size: int, lines: int) -> int:
-    """Return where the last lines begin. Where they would reach into what was removed, that is shown as
-    removed."""
+    """Return where the last lines begin, at the end of the hole at the latest."""
     if lines == 0:
         return size
-    begin_of_cut, lowest = cut_of(descriptor) or (0, 0)
+    _, lowest = hole_of(descriptor)
     position, wanted = size, lines
     while position > lowest:
         begin = max(lowest, position - MAX_PIECE)
@@ -207,7 +204,7 @@ def _tail_start(descriptor: int, size: int, lines: int) -> int:
             return begin + at + 1
         wanted -= count
         position = begin
-    return begin_of_cut
+    return lowest
 
 
 def _beside(path: Path, ending: str) -> Path:

@@ -8,6 +8,7 @@ import http.client
 import os
 import sys
 from collections.abc import Iterable
+from typing import Any
 
 from agent.node import imds
 from agent.node.commands import run_quietly
@@ -75,3 +76,17 @@ def environment() -> dict[str, str]:
     if address != imds.ADDRESS:
         found["AWS_EC2_METADATA_SERVICE_ENDPOINT"] = f"http://{address}/"
     return found
+
+
+def client(region: str, *, attempts: int, connections: int, connect: float, read: float) -> Any:
+    """Return a client of S3, in such a process."""
+    import boto3
+    from botocore.config import Config
+
+    config = Config(
+        connect_timeout=connect,
+        read_timeout=read,
+        retries={"mode": "standard", "total_max_attempts": attempts},
+        max_pool_connections=connections,
+    )
+    return boto3.session.Session().client("s3", region_name=region, config=config)

@@ -15,10 +15,9 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from agent.s3.boto_process import NO_CREDENTIALS
+from agent.s3 import boto_process
 
 PART = 16 << 20  # bytes; larger objects are read in parts
 CONNECTIONS = 32
@@ -46,12 +45,11 @@ def main() -> int:
     request = json.load(sys.stdin)
     url = f"s3://{request['bucket']}/{request['prefix']}"
     try:
-        client = _client(request["region"])
+        client = boto_process.client(
+            request["region"], attempts=ATTEMPTS, connections=CONNECTIONS, connect=10, read=60
+        )
         _warn_of_region(client, request["bucket"], request["region"])
-        objects = list(_objects(client, request["bucket"], request["prefix"]))
-        if not objects:
-            raise Refused("it has no objects: is the prefix right?")
-        _refuse_files_that_are_folders(objects)
+        objects = files_of(client, request["bucket"], request["prefix"])
         _set_writable(request["folder"], writable=True)
         _copy(client, request["bucket"], objects, request["folder"], url)
         _compare(objects, request["folder"])
@@ -61,26 +59,13 @@ def main() -> int:
         return 1
     except Exception as error:  # botocore's have no common base, and a disk may be full
         name = type(error).__name__
-        why = NO_CREDENTIALS if name == "NoCredentialsError" else f"{name}: {error}"[:500]
+        why = boto_process.NO_CREDENTIALS if name == "NoCredentialsError" else f"{name}: {error}"[:500]
         _log(f"{url}: {why}")
         return 1
     _log(
         f"{url}: {len(objects)} files, {_size(sum(one.size for one in objects))}, are in {request['folder']}"
     )
     return 0
-
-
-def _client(region: str) -> Any:
-    import boto3
-    from botocore.config import Config
-
-    config = Config(
-        connect_timeout=10,
-        read_timeout=60,
-        retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
-        max_pool_connections=CONNECTIONS,
-    )
-    return boto3.session.Session().client("s3", region_name=region, config=config)
 
 
 def _warn_of_region(client: Any, bucket: str, own: str) -> None:
@@ -95,9 +80,10 @@ def _warn_of_region(client: Any, bucket: str, own: str) -> None:
         _log(f"s3://{bucket} is in {where}, and this node in {own}: AWS bills transfers between regions")
 
 
-def _objects(client: Any, bucket: str, prefix: str) -> Iterator[Object]:
-    """Yield the objects below a prefix. Raises Refused for a key that is no path below a folder."""
+def files_of(client: Any, bucket: str, prefix: str) -> list[Object]:
+    """Return the objects below a prefix. Raises Refused where they cannot be the files of a folder."""
     beginning = f"{prefix.rstrip('/')}/" if prefix else ""
+    objects: dict[str, Object] = {}
     for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=beginning):
         for found in page.get("Contents", ()):
             key = found["Key"]
@@ -107,16 +93,14 @@ def _objects(client: Any, bucket: str, prefix: str) -> Iterator[Object]:
             parts = name.split("/")
             if any(part in ("", ".", "..") or len(part.encode()) > 255 or "\0" in part for part in parts):
                 raise Refused(f"the key {key!r} is no path of a file")
-            yield Object(key, name, found["Size"], int(found["LastModified"].timestamp()))
-
-
-def _refuse_files_that_are_folders(objects: list[Object]) -> None:
-    keys = {one.name: one.key for one in objects}
-    for one in objects:
-        folder = one.name
+            objects[name] = Object(key, name, found["Size"], int(found["LastModified"].timestamp()))
+    for folder in objects:
         while folder := folder.rpartition("/")[0]:
-            if folder in keys:
-                raise Refused(f"{keys[folder]} is an object and has objects below it")
+            if folder in objects:
+                raise Refused(f"{objects[folder].key} is an object and has objects below it")
+    if not objects:
+        raise Refused("it has no objects: is the prefix right?")
+    return list(objects.values())
 
 
 def _set_writable(folder: str, *, writable: bool) -> None:

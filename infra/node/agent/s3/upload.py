@@ -22,7 +22,7 @@ import threading
 import time
 from typing import Any, Optional
 
-from agent.s3.boto_process import NO_CREDENTIALS
+from agent.s3 import boto_process
 
 PART = 16 << 20  # bytes; files of that size and more are sent in parts
 CONNECTIONS = 16
@@ -96,18 +96,16 @@ class _Upload:
             self.fatal = _text(error)
 
     def _manager(self) -> Any:
-        import boto3
-        from botocore.config import Config
         from s3transfer.manager import TransferConfig, TransferManager
 
         longest = max(self._patience / 2, 1.0)
-        config = Config(
-            connect_timeout=min(CONNECT_SECONDS, longest),
-            read_timeout=min(READ_SECONDS, longest),
-            retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
-            max_pool_connections=CONNECTIONS,
+        client = boto_process.client(
+            self._region,
+            attempts=ATTEMPTS,
+            connections=CONNECTIONS,
+            connect=min(CONNECT_SECONDS, longest),
+            read=min(READ_SECONDS, longest),
         )
-        client = boto3.session.Session().client("s3", region_name=self._region, config=config)
         return TransferManager(client, TransferConfig(PART, PART, CONNECTIONS, max_request_queue_size=QUEUED))
 
     def sent(self) -> None:
@@ -125,7 +123,7 @@ class _Upload:
             if isinstance(error, OSError):
                 self._lose(number, (error.strerror or str(error))[:LONGEST])
             elif type(error).__name__ in ("NoCredentialsError", "CredentialRetrievalError"):
-                self.fatal = NO_CREDENTIALS
+                self.fatal = boto_process.NO_CREDENTIALS
             elif code in FOR_ALL:
                 self.fatal = _text(error)
             elif code is None or code in TRANSIENT or _status(error) >= 500:

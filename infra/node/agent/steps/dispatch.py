@@ -42,10 +42,10 @@ UNRECORDED, UNREADABLE = 1, 0  # before version 2 no version was recorded
 MAX_DIGITS = 8
 
 
-def main(step: str, *request: bytes) -> int:
+def main(step: str, request: Optional[bytes] = None) -> int:
     """Do a step and return the exit code. Without a `request`, it is on stdin."""
     try:
-        return run(step, *request)
+        return run(step, request)
     except BrokenPipeError:  # the laptop disconnected: the job continues
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -63,10 +63,10 @@ def load(step: str) -> ModuleType:
     return import_module(f"agent.steps.{step}")
 
 
-def run(step: str, *given: bytes) -> int:
+def run(step: str, given: Optional[bytes]) -> int:
     """Read a step's request, do it, write its reply; return the exit code."""
     module = load(step)
-    data = given[0] if given else sys.stdin.buffer.readline(MAX_REQUEST + 1)
+    data = sys.stdin.buffer.readline(MAX_REQUEST + 1) if given is None else given
     try:
         request = decode(data, module.REQUEST)
     except ProtocolError as error:

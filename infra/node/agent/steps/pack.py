@@ -5,6 +5,7 @@ them (cloudddp/agent/protocol/file_steps.py).
 from __future__ import annotations
 
 import bisect
+import contextlib
 import math
 import os
 import stat
@@ -25,9 +26,8 @@ from agent.ranks import rank_log
 from cloudddp.agent.protocol import file_steps, transfer
 from cloudddp.agent.protocol.codec import MAX_REASON
 from cloudddp.agent.protocol.file_steps import PackRequest, Selection
-from cloudddp.agent.protocol.frames import MAX_PIECE
 from cloudddp.agent.protocol.manifest import FILE, LINK, Entry, path_to_wire
-from cloudddp.agent.protocol.sending import Contents, Sender, Wanted, time_of, whole
+from cloudddp.agent.protocol.sending import Sender, Wanted, time_of
 from cloudddp.agent.protocol.transfer import MAX_ENTRIES, UNSEALED, Listing, Wants
 
 REQUEST = PackRequest
@@ -176,16 +176,14 @@ class Packer:
             for index, offset in wants.of([(item.found.name, item.entry) for item in listed])
         ]
 
-        def contents(one: Wanted, descriptor: int, info: os.stat_result) -> Contents:
-            is_own_log = self._of_job and is_log(listed[one.number].found.name)
-            cut = rank_log.cut_of(descriptor) if is_own_log else None
-            return whole(one, descriptor, info) if cut is None else CutLog(descriptor, cut)
+        def hole(one: Wanted, descriptor: int) -> tuple[int, int]:
+            return rank_log.hole_of(descriptor) if self._is_log(listed[one.number].found) else (0, 0)
 
         def lost(one: Wanted, error: OSError) -> None:
             if not isinstance(error, FileNotFoundError):  # else it has gone
                 self._output.left_out(listed[one.number].found.name, error.strerror or "cannot be read")
 
-        sender = Sender(self._folder, UNSEALED, on_lost=lost, contents=contents, tries=1)
+        sender = Sender(self._folder, UNSEALED, on_lost=lost, hole=hole, tries=1)
         for frame in sender.frames(wanted):
             if frame:
                 self._output.send(frame)
@@ -236,52 +234,23 @@ class Packer:
             return Entry(LINK, mode, 0, mtime_ns, path_to_wire(one.target))
         filled = info.st_blocks * 512
         if self._of_job and stat.S_ISREG(info.st_mode) and filled < size:  # it has holes
-            size = self._size_of_log(one) if is_log(one.name) else size
+            size -= self._dropped(one)
             if size - filled > max(filled, EMPTY):  # 1 TiB may take no space on the node's disk
                 why = f"{size >> 20} MiB, of which {filled >> 20} MiB were written"
                 self._output.left_out(one.name, why)
                 return None
-        return None if size < 0 else Entry(FILE, mode, size, mtime_ns, "")
+        return Entry(FILE, mode, size, mtime_ns, "")
 
-    def _size_of_log(self, one: Found) -> int:
-        """Return how many bytes of a log are sent; -1 if it is left out."""
-        try:
-            with store.open_regular(Path(one.path)) as file:
-                cut = rank_log.cut_of(file.fileno())
-                return CutLog(file.fileno(), cut).size if cut else one.info.st_size
-        except OSError as error:
-            self._output.left_out(one.name, error.strerror or "cannot be read")
-            return -1
+    def _is_log(self, one: Found) -> bool:
+        """Whether a file is the log of a rank, whose middle may have been dropped."""
+        folder, name = os.path.split(one.name)
+        return self._of_job and os.path.basename(folder) == "ranks" and name.endswith(".log")
 
-
-def is_log(name: str) -> bool:
-    """Whether a file of a job is the log of a rank, whose beginning may have been dropped."""
-    return os.path.basename(os.path.dirname(name)) == "ranks" and name.endswith(".log")
-
-
-class CutLog:
-    """A log without the part that ranks/rank_log.py has removed, which would be sent as zeros: a line says
-    how long it was."""
-
-    def __init__(self, descriptor: int, cut: tuple[int, int]) -> None:
-        (begin, end), self._descriptor = cut, descriptor
-        size = os.fstat(descriptor).st_size
-        self._note = b"\n[cloudddp: %d bytes of this log were dropped here]\n" % (end - begin)
-        self._pieces, self._rest = self._read((0, begin), (end, size)), b""
-        self.size = size - (end - begin) + len(self._note)
-
-    def read(self, count: int) -> bytes:
-        """Return `count` bytes, fewer only at the end."""
-        found = bytearray(self._rest)
-        while len(found) < count and (piece := next(self._pieces, b"")):
-            found += piece
-        self._rest = bytes(found[count:])
-        return bytes(found[:count])
-
-    def _read(self, *parts: tuple[int, int]) -> Iterator[bytes]:
-        for begin, end in parts:
-            if begin:
-                yield self._note
-            for at in range(begin, end, MAX_PIECE):
-                size = min(end - at, MAX_PIECE)
-                yield os.pread(self._descriptor, size, at).ljust(size, b"\0")  # it may have become shorter
+    def _dropped(self, one: Found) -> int:
+        """Return how many bytes of a file are not sent: those of the hole in a log."""
+        with contextlib.suppress(OSError):
+            if self._is_log(one):
+                with store.open_regular(Path(one.path)) as file:
+                    begin, end = rank_log.hole_of(file.fileno())
+                    return end - begin
+        return 0

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from agent.node import store
+from agent.node import kernel, store
 from agent.node.commands import succeeds
 from agent.watch import stack_dump
 from cloudddp.agent.protocol.stacks import MAX_TOOL, TOOLS
@@ -94,9 +94,7 @@ def dump(tool: str, pid: int) -> tuple[list[stack_dump.Thread], str]:
 
 def _is_stuck(pid: int) -> bool:
     """Whether the kernel lets nothing stop a process, and so no other attempt would end in time."""
-    with contextlib.suppress(OSError, IndexError):
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] == "D"
-    return False
+    return kernel.stat(pid)[:1] == ["D"]
 
 
 def _run(command: list[str]) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Optional
 
 from agent.jobs import rank_records
-from agent.node import processes, store
+from agent.node import kernel, processes, store
 from agent.ranks import launchers
 from agent.watch import py_spy, ras, stack_dump
 from cloudddp.agent.protocol.codec import is_plain
@@ -117,7 +117,7 @@ def _kernel_state(pid: Optional[int]) -> str:
             with contextlib.suppress(OSError, IndexError):
                 base = f"/proc/{pid}/task/{entry}"
                 name = Path(base, "comm").read_text(errors="replace").strip()
-                state = Path(base, "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+                state = kernel.stat(int(entry))[0]
                 waits = Path(base, "wchan").read_text(errors="replace")
                 lines.append(
                     f"thread {name}: state {state}"

@@ -7,7 +7,6 @@ connected, and a follower shows it once.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -131,5 +130,4 @@ def _note(folder: Path, one: Straggler) -> None:
     if one.until is not None:
         pace = f"{one.seconds:.3g} s per step, median {one.median:.3g} s"
         text = f"straggler: rank {one.rank} has caught up ({pace})"
-    with contextlib.suppress(OSError), open(folder / "ranks" / f"{one.rank}.log", "ab") as log:
-        log.write(f"--- cloudddp: {text} ---\n".encode())
+    job_record.note_in(folder / "ranks" / f"{one.rank}.log", text)

@@ -1,24 +1,27 @@
 """The generated files of the repository: docs/configuration.md from config/spec.py, docs/commands.md from the
 commands' own help, and the sbatch script of the example, as `cloudddp export slurm train.py` prints it.
 
-`python -m cloudddp.cli.reference` writes them; a test compares them with what is generated.
+`python -m docs.reference` writes them; a test compares them with what is generated.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
+import msgspec
 
 from cloudddp.cli.lazy_commands import EVERY_OPTION
 from cloudddp.cli.main import main
 from cloudddp.config import schema, settings
+from cloudddp.config.descriptions import DESCRIPTIONS
 from cloudddp.job import slurm
 from cloudddp.job.job_request import Script
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 WIDTH = 78  # what click uses on a terminal of 80 columns
-GENERATED = "by `python -m cloudddp.cli.reference`; do not edit."
+GENERATED = "by `python -m docs.reference`; do not edit."
 
 
 def configuration_page() -> str:
@@ -42,7 +45,7 @@ def configuration_page() -> str:
         text = " ".join(str(schema.SECTIONS[section].__doc__).split()).partition(": ")[2]
         out += ["", f"## [{section}]", "", text[0].upper() + text[1:], ""]
         out += ["| key | default | allowed | environment | meaning |", "|---|---|---|---|---|"]
-        for key, default in schema.defaults(section).items():
+        for key, default in defaults(section).items():
             shown = "" if default is None else f"`{schema.toml_value(default)}`"
             variable = settings.variable_of(section, key)
             allowed = schema.allowed(schema.fields(section)[key])
@@ -50,9 +53,17 @@ def configuration_page() -> str:
                 allowed = allowed.replace("a list in brackets, each", "a list in brackets, or one text; each")
             out.append(
                 f"| `{key}` | {shown} | {allowed} | {f'`{variable}`' if variable else ''} | "
-                f"{schema.help_of(section, key)} |"
+                f"{DESCRIPTIONS[section][key]} |"
             )
     return "\n".join(out) + "\n"
+
+
+def defaults(section: str) -> dict[str, Any]:
+    """Return {key: default} of a section."""
+    kind = schema.SECTIONS[section]
+    empty = kind(**{one.name: None for one in msgspec.structs.fields(kind) if one.required})
+    found = {key: getattr(empty, key) for key in schema.fields(section)}
+    return {**found, "name": None} if section == "cluster" else found  # the name is that of the folder
 
 
 def commands_page() -> str:
