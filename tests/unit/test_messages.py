@@ -47,8 +47,12 @@ def problem(words: list[str]) -> str:
     command: click.Command = main
     for word in words:
         options = {name for one in command.params for name in (*one.opts, *one.secondary_opts)}
-        if word in ("--", "--help", "VALUE"):
+        if word in ("--", "--help"):
             return ""
+        if word == "VALUE":
+            if command is main:
+                return ""
+            continue
         if word == "UNQUOTED" or (word.startswith("-") and word.partition("=")[0] not in options):
             return f"{word!r} of {command.name}"
         if isinstance(command, click.Group) and not word.startswith("-"):

@@ -70,7 +70,7 @@ def test_only_commands_of_messages_get_options() -> None:
     assert (
         render(text, as_typed) == "first `cloudddp --sim down`, then `cloudddp --sim up -n 'a b'`; `sudo x`"
     )
-    odd = Message(f"`cloudddp pull {q('a`b')}`")  # shown as it is
-    assert render(odd, as_typed) == odd
-    assert render(Message(inert("`cloudddp down`")), as_typed) == "'cloudddp down'"
+    assert render(Message(f"`cloudddp pull {q('a`b')}`"), as_typed) == "`cloudddp --sim pull 'a`b'`"
+    assert render(Message("of `aws  `"), as_typed) == "of `aws  `"
+    assert render(Message(inert("a`b `cloudddp down`")), as_typed) == "a`b 'cloudddp down`"
     assert render("a rank printed `cloudddp down`", as_typed) == "a rank printed `cloudddp down`"
