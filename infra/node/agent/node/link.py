@@ -159,8 +159,8 @@ class Link:
 
 
 class Server:
-    """Serves other agents, each in a thread of its own, at most `nodes` and some strangers at a time: with one
-    more the oldest stranger has to go, since a node proves at once who it is. `serve` may raise what REFUSED
+    """Serves other agents, each in a thread of its own, at most `nodes` and some strangers at a time: with
+    one more the oldest stranger has to go, since a node proves at once who it is. `serve` may raise what REFUSED
     names, and EOFError: a node was lost."""
 
     def __init__(self, secret: str, purpose: str, nodes: int, serve: Callable[[Link], None]) -> None:
