@@ -159,9 +159,9 @@ class Link:
 
 
 class Server:
-    """Serves other agents, each in a thread of its own, at most `nodes` and some strangers at a time: with
-    one more the oldest stranger has to go, since a node proves at once who it is. `serve` may raise what REFUSED
-    names, and EOFError: a node was lost."""
+    """Serves other agents, each in a thread of its own, at most `nodes` and some strangers at a time. With
+    one more the oldest stranger has to go, since a node proves at once who it is. `serve` may raise what
+    REFUSED names, and EOFError: a node was lost."""
 
     def __init__(self, secret: str, purpose: str, nodes: int, serve: Callable[[Link], None]) -> None:
         self._secret, self._purpose, self._serve = secret, purpose, serve
