@@ -83,20 +83,6 @@ def test_connections_of_strangers_do_not_disturb_the_job(gangs: Make) -> None:
         assert job.verdict() == Verdict(JobPhase.SUCCEEDED, 0, 0)
 
 
-def test_strangers_that_are_there_first_do_not_keep_the_nodes_apart(gangs: Make) -> None:
-    """They occupy every place that an agent has for connections that have not proved anything yet."""
-    job = gangs(2, join=40.0)
-    process = job[0].begin(job[0].starting("pass", gang=job.gang))
-    job[0].supervisor_pid()
-    with contextlib.ExitStack() as open_ones:
-        for _ in range(100):
-            open_ones.enter_context(visit(job.gang.peers[0], b"", stay=True))
-        reply = job[1].call(job[1].starting("pass", first_rank=1, gang=job.gang))
-        assert reply.unreachable is None
-        process.communicate(timeout=HANG_GUARD)
-        assert job.verdict().phase is JobPhase.SUCCEEDED
-
-
 def test_strangers_that_come_again_do_not_keep_a_node_out() -> None:
     """The oldest of them makes room."""
     served, over = threading.Event(), threading.Event()

@@ -39,7 +39,6 @@ NAMED = GlobalOptions(cluster="x", region="r")
             "cloudddp down --region us-east-1",
             "cloudddp -c x down --region us-east-1",
         ),
-        (GlobalOptions(), "ssh a@b", "ssh a@b"),
         (
             GlobalOptions(profile="my work"),
             "aws ec2 create-default-vpc --region us-west-2",
@@ -47,7 +46,6 @@ NAMED = GlobalOptions(cluster="x", region="r")
         ),
         (GlobalOptions(profile="work"), "ssh a@b", "ssh a@b"),
         (GlobalOptions(profile="work"), "aws sso login", "aws sso login"),  # of the role's source profile
-        (GIVEN, "aws configure", "aws configure"),
         (GIVEN, "aws ec2 x", "cloudddp sim exec -- aws ec2 x"),
         (GIVEN, "ssh a@b", "cloudddp sim exec -- ssh a@b"),
         # The options after `--` or a script are not cloudddp's.
