@@ -18,7 +18,8 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_LEFTOVERS = 3
 EXIT_INTERRUPTED = 130
-_COMMAND = re.compile(r"`((?:cloudddp|aws|ssh) [^`]+)`")
+# A command in backticks; in quoted arguments (`q`) there may be backticks, too.
+_COMMAND = re.compile(r"""`((?:cloudddp|aws|ssh) (?:'[^']*'|"[^"]*"|[^`'"])+)`""")
 
 
 class Message(str):
@@ -37,18 +38,16 @@ def q(*words: object) -> str:
 
 
 def inert(text: str) -> str:
-    """Return a text of others in which nothing passes for a command of ours."""
-    return text.replace("`", "'")
+    """Return foreign text without anything that looks like one of our commands."""
+    return re.sub("`(?=(cloudddp|aws|ssh) )", "'", text)
 
 
 def render(text: str, as_typed: Callable[[list[str]], str]) -> str:
     """Return a text as a plain string, each command of a Message as `as_typed` returns it from its words."""
 
     def typed(found: re.Match[str]) -> str:
-        try:
-            return f"`{as_typed(shlex.split(found[1]))}`"
-        except ValueError:  # a value with a backtick
-            return found[0]
+        words = shlex.split(found[1])
+        return f"`{as_typed(words)}`" if words[1:] else found[0]
 
     return _COMMAND.sub(typed, text) if isinstance(text, Message) else str(text)
 

@@ -197,7 +197,8 @@ class Progress:
             if self._status is not None:
                 self._status.stop()
                 self._finish_step()
-        self._status, self._step = None, ""
+        with self._lock:
+            self._status, self._step = None, ""
 
 
 _NOT_UTF8 = re.compile("([\udc80-\udcff]+)")

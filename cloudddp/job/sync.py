@@ -23,7 +23,7 @@ from cloudddp.cluster.connect import probe
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.schema import number
 from cloudddp.config.spec import Config
-from cloudddp.errors import Message, StepUpdate, UsageError, q
+from cloudddp.errors import Message, StepUpdate, UsageError, inert, q
 from cloudddp.job.file_contents import Contents
 from cloudddp.job.project_files import Snapshot
 from cloudddp.job.transfer import Transfer
@@ -146,7 +146,7 @@ def report_replaced(replies: Mapping[int, ReceiveReply | None], progress: Progre
 
 def _kept(node: int, replaced: Kept) -> str:
     """Return the warning about files of jobs that were moved out of the way of the files that were sent."""
-    names = [one_line(path_from_wire(name), 80) for name in replaced.names[:SHOWN]]
+    names = [inert(one_line(path_from_wire(name), 80)) for name in replaced.names[:SHOWN]]
     more = [f"{replaced.count - len(names)} more"] if replaced.count > len(names) else []
     return Message(
         f"warning: node {node}: a job wrote {', '.join(names + more)}, which was not pulled and is in the "

@@ -275,7 +275,7 @@ def _explain(target: Target, host_key: str, error: BaseException) -> ConnectErro
     if isinstance(error, ConnectionRefusedError):
         return ConnectError(
             f"{where}: connection refused",
-            hint="its SSH server does not run: it boots, or has failed; `cloudddp status` shows its state",
+            hint="its SSH server does not run: it is booting, or has failed; `cloudddp status` shows it",
             patience=inf,
         )
     if isinstance(error, TimeoutError) or getattr(error, "errno", None) in (

@@ -46,27 +46,23 @@ run = ["echo unpacking data/validation.zip; sleep 2; echo 812 files"]
 # Three threads begin a step at the same time, again and again.
 STEPS = """
 import sys, threading
+from concurrent.futures import ThreadPoolExecutor
 from cloudddp.cli.console import Console
 sys.setswitchinterval(1e-5)
-console = Console()
+barrier, console = threading.Barrier(3), Console()
+def begin(step):
+    barrier.wait()
+    progress(f"step {step}")
 for number in range(100):
-    barrier = threading.Barrier(3)
-    with console.progress() as progress:
-        def report(name):
-            barrier.wait()
-            progress(f"step {number} of thread {name}")
-        threads = [threading.Thread(target=report, args=(name,)) for name in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    with console.progress() as progress, ThreadPoolExecutor(3) as threads:
+        list(threads.map(begin, (f"{number} of {name}" for name in "abc")))
 """
 
 
 def test_steps_of_several_threads_have_a_row_each(line: CommandLine) -> None:
     recording = Recording()
     assert recording.run(line, program=("-c", STEPS)) == 0
-    steps = [f"step {number} of thread {name}" for number in range(100) for name in range(3)]
+    steps = [f"step {number} of {name}" for number in range(100) for name in "abc"]
     assert sorted(row for row in recording.rows() if row.startswith("step")) == sorted(steps)
     assert [row for row in recording.rows() if SPINNER.search(row)] == []
 

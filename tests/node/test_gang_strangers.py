@@ -21,7 +21,7 @@ from support.gangs import Make
 
 from agent.gang.mesh import PURPOSE, Mesh
 from agent.node.link import HELLO as HELLO_SECONDS
-from agent.node.link import Link
+from agent.node.link import MAX_STRANGERS, Link, Server
 from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.agent.protocol.gang import Gang, Kind, Message, Observed, Report
 from cloudddp.agent.protocol.jobs import Cause, Failure, Verdict
@@ -83,18 +83,26 @@ def test_connections_of_strangers_do_not_disturb_the_job(gangs: Make) -> None:
         assert job.verdict() == Verdict(JobPhase.SUCCEEDED, 0, 0)
 
 
-def test_strangers_that_are_there_first_do_not_keep_the_nodes_apart(gangs: Make) -> None:
-    """They occupy every place that an agent has for connections that have not proved anything yet."""
-    job = gangs(2, join=40.0)
-    process = job[0].begin(job[0].starting("pass", gang=job.gang))
-    job[0].supervisor_pid()
-    with contextlib.ExitStack() as open_ones:
-        for _ in range(100):
-            open_ones.enter_context(visit(job.gang.peers[0], b"", stay=True))
-        reply = job[1].call(job[1].starting("pass", first_rank=1, gang=job.gang))
-        assert reply.unreachable is None
-        process.communicate(timeout=HANG_GUARD)
-        assert job.verdict().phase is JobPhase.SUCCEEDED
+def test_strangers_that_come_again_do_not_keep_a_node_out() -> None:
+    """The oldest of them makes room."""
+    served, over = threading.Event(), threading.Event()
+    server = Server("secret", "test", 2, lambda _: served.set())
+    peer = Peer(0, "127.0.0.1", server.listen("127.0.0.1", 0), "i-0")
+    opened: list[int] = []
+
+    def stranger() -> None:
+        while not over.wait(0.2):
+            with contextlib.suppress(OSError), visit(peer, b"", stay=True) as connection:
+                opened.append(connection.fileno())
+                connection.recv(1)
+
+    for _ in range(MAX_STRANGERS + 10):
+        threading.Thread(target=stranger, daemon=True).start()
+    until(lambda: len(opened) > MAX_STRANGERS + 2)
+    Link.within(5.0, peer, "secret", "test", connect=5.0).close()
+    assert served.wait(HANG_GUARD)
+    over.set()
+    server.close()
 
 
 class Recorder:

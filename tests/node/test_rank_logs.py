@@ -46,9 +46,14 @@ def numbers(data: bytes) -> list[int]:
     return [int(data[at : at + LINE]) for at in range(0, len(data), LINE)]
 
 
+def note_of(begin: int, end: int) -> bytes:
+    """The note at the end of a hole, which itself takes the place of some bytes."""
+    return NOTE % (end - begin + len(NOTE % (end - begin)))
+
+
 def numbers_after_note(data: bytes, begin: int, end: int) -> list[int]:
     """The lines that begin after the note, which is at `end`, where a hole ends. `data` begins there."""
-    note = NOTE % (end - begin)
+    note = note_of(begin, end)
     assert data.startswith(note)
     return numbers(data[len(note) + -(end + len(note)) % LINE :])
 
@@ -66,7 +71,7 @@ def test_long_log_keeps_its_beginning_and_its_end(node: Node) -> None:
     until(lambda: disk_usage(path) <= 2 * MIB)
     found = node.follow()
     ((begin, end),) = found.dropped[0]
-    first = -(-(end + len(NOTE % (end - begin))) // LINE)
+    first = -(-(end + len(note_of(begin, end))) // LINE)
     assert numbers(found.logs[0][:begin]) == [*range(begin // LINE)]
     assert numbers_after_note(found.logs[0][begin:], begin, end) == [*range(first, count)]
     assert len(found.logs[0]) <= 2 * MIB

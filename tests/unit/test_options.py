@@ -39,7 +39,6 @@ NAMED = GlobalOptions(cluster="x", region="r")
             "cloudddp down --region us-east-1",
             "cloudddp -c x down --region us-east-1",
         ),
-        (GlobalOptions(), "ssh a@b", "ssh a@b"),
         (
             GlobalOptions(profile="my work"),
             "aws ec2 create-default-vpc --region us-west-2",
@@ -47,7 +46,6 @@ NAMED = GlobalOptions(cluster="x", region="r")
         ),
         (GlobalOptions(profile="work"), "ssh a@b", "ssh a@b"),
         (GlobalOptions(profile="work"), "aws sso login", "aws sso login"),  # of the role's source profile
-        (GIVEN, "aws configure", "aws configure"),
         (GIVEN, "aws ec2 x", "cloudddp sim exec -- aws ec2 x"),
         (GIVEN, "ssh a@b", "cloudddp sim exec -- ssh a@b"),
         # The options after `--` or a script are not cloudddp's.
@@ -70,7 +68,7 @@ def test_only_commands_of_messages_get_options() -> None:
     assert (
         render(text, as_typed) == "first `cloudddp --sim down`, then `cloudddp --sim up -n 'a b'`; `sudo x`"
     )
-    odd = Message(f"`cloudddp pull {q('a`b')}`")  # shown as it is
-    assert render(odd, as_typed) == odd
-    assert render(Message(inert("`cloudddp down`")), as_typed) == "'cloudddp down'"
+    assert render(Message(f"`cloudddp pull {q('a`b')}`"), as_typed) == "`cloudddp --sim pull 'a`b'`"
+    assert render(Message("of `aws  `"), as_typed) == "of `aws  `"
+    assert render(Message(inert("a`b `cloudddp down`")), as_typed) == "a`b 'cloudddp down`"
     assert render("a rank printed `cloudddp down`", as_typed) == "a rank printed `cloudddp down`"

@@ -63,14 +63,19 @@ class FixedSize:
         self._descriptor, self._hole, self._end, self._at = descriptor, hole, end, 0
 
     def read(self, count: int) -> bytes:
-        """Return up to `count` bytes, none only at the end."""
+        """Return `count` bytes, fewer only at the end."""
         begin, end = self._hole
-        if begin <= self._at < end:
-            self._at = end
-        limit = begin if self._at < begin else self._end
-        data = os.pread(self._descriptor, min(count, limit - self._at), self._at)
-        self._at += len(data)
-        return data
+        found = b""
+        while len(found) < count:
+            if begin <= self._at < end:
+                self._at = end
+            limit = begin if self._at < begin else self._end
+            data = os.pread(self._descriptor, min(count - len(found), limit - self._at), self._at)
+            if not data:
+                break
+            self._at += len(data)
+            found += data
+        return found
 
 
 OnSent = Callable[[str, Record, Optional[int]], None]  # path, record, inode or None

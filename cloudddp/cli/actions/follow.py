@@ -314,7 +314,7 @@ def _report_ended(
         console.warn(f"cannot find out what happened to {node_list(lost)}: {error}")
         return frozenset()
     for node, one in found.items():
-        next_step = ("; ", *cluster.stopped_hint(node)) if one.stopped else ()
+        next_step = f"; {cluster.stopped_hint(node)}" if one.stopped else ""
         console.suggest(f"node {node}: AWS reports {inert(one.report)}{next_step}")
     for node, text in lookup.status_problems(aws, cluster, set(lost) - found.keys()).items():
         console.log(f"node {node}: {text}")

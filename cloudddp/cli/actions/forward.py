@@ -42,7 +42,7 @@ def forward(
             time.sleep(_POLL)
         raise NodeError(
             f"{connection.target.label}: the SSH connection broke",
-            hint=f"repeat `cloudddp forward {q(*ports)} --node {node}`",
+            hint=f"repeat `cloudddp forward {q(*ports)} --node {q(node)}`",
         )
 
 

@@ -9,7 +9,7 @@ from cloudddp.aws.inventory import Instance
 from cloudddp.cluster.lookup import Ownership, Remains
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.prices import Cost
-from cloudddp.errors import Message, q
+from cloudddp.errors import Message, inert, q
 from cloudddp.formats import counted, dollars, duration, table
 from cloudddp.operations.termination import PlannedEnd
 
@@ -100,6 +100,7 @@ def remains_text(found: Remains) -> str:
         f"cluster {found.name} ({found.id or 'no id'}) in {found.region} of "
         f"{found.tags.owner or UNKNOWN_OWNER}"
     )
+    who = inert(who)
     if found.being_created:
         return f"{who} is being created on this computer; it has no nodes yet"
     price = f", costing ${found.hour:.3f} an hour" if found.hour else ""

@@ -163,6 +163,8 @@ class Receive:
         text = transfer.read_listing_text(frame, file_steps.MAX_LEFT_OUT_TEXT)
         self._text += len(text)
         listing = decode(text, Listing, limit=file_steps.MAX_LEFT_OUT_TEXT)
+        if len(listing.folders) > file_steps.MAX_LISTED:
+            raise Refused("a listing has more folders than files are sent in one")
         entries = listing.entries()
         first, self._listed = self._listed, self._listed + len(entries) + len(listing.modes)
         if self._listed > MAX_ENTRIES or self._text > MAX_TEXT:

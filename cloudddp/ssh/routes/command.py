@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
 from cloudddp.config.timing import Timing
-from cloudddp.errors import ConnectError
+from cloudddp.errors import ConnectError, inert
 from cloudddp.ssh.target import NodeSocket, Stream, Target
 from cloudddp.text import one_line
 
@@ -39,7 +39,7 @@ class ProxyCommand:
     """A route by one command line, for one node. `environment` is added to that of this process."""
 
     def __init__(self, command: str, environment: Mapping[str, str]) -> None:
-        self.silent_hint = f"does the proxy command connect? {one_line(command, 300)}"
+        self.silent_hint = f"does the proxy command connect? {inert(one_line(command, 300))}"
         self._command = command
         self._environment = dict(environment)
 
@@ -58,7 +58,7 @@ class ProxyCommand:
         permanent = code in _PERMANENT or any(word in error for word in _DENIED)
         return ConnectError(
             f"{target.label}: the proxy command {how}" + (f": {error}" if error else ""),
-            hint=f"it was: {one_line(self._command, 300)}",
+            hint=f"it was: {inert(one_line(self._command, 300))}",
             patience=0.0 if permanent else inf,
         )
 

@@ -1,7 +1,7 @@
 """A connection between two agents.
 
-Both sides prove that they know the secret of the job, or of the sync, and for what they have connected. What
-they say carries an HMAC under it, and files come as frames (protocol/transfer.py).
+Both sides prove that they know the secret of the job, or of the sync, and for what they have connected. Their
+messages carry an HMAC under it, and files come as frames (protocol/transfer.py).
 """
 
 from __future__ import annotations
@@ -83,29 +83,24 @@ class Link:
         """Prove who this side is, which has connected, and check the other one. Raises what REFUSED names."""
         own = secrets.token_hex(16)
         self._write({"nonce": own})
-        found = self._read(ANSWER)
+        found = self._read(time.monotonic() + ANSWER)
         self._names = (self._names[0], own, str(found["nonce"]))
         self._check(found, "accept")
         self._write({"seal": self.seal("connect")})
 
-    def accept(self) -> None:
-        """The same, for the side that has listened, within HELLO: a stranger may send byte by byte."""
-        limit = threading.Timer(HELLO, self.end)
-        limit.daemon = True
-        limit.start()
-        try:
-            own, theirs = secrets.token_hex(16), str(self._read(HELLO)["nonce"])
-            self._names = (self._names[0], theirs, own)
-            self._write({"nonce": own, "seal": self.seal("accept")})
-            self._check(self._read(HELLO), "connect")
-        finally:
-            limit.cancel()
+    def accept(self, seconds: float = HELLO) -> None:
+        """The same, for the side that has listened."""
+        until = time.monotonic() + seconds
+        own, theirs = secrets.token_hex(16), str(self._read(until)["nonce"])
+        self._names = (self._names[0], theirs, own)
+        self._write({"nonce": own, "seal": self.seal("accept")})
+        self._check(self._read(until), "connect")
 
     def write(self, name: str, text: str) -> None:
         self._write({"text": text, "seal": self.seal(name, text)})
 
     def read(self, name: str, seconds: float) -> str:
-        found = self._read(seconds)
+        found = self._read(time.monotonic() + seconds)
         text = str(found["text"])
         self._check(found, name, text)
         return text
@@ -142,11 +137,16 @@ class Link:
     def _write(self, value: dict[str, Any]) -> None:
         self._socket.sendall(json.dumps(value).encode() + b"\n")
 
-    def _read(self, seconds: float) -> dict[str, Any]:
-        self._socket.settimeout(seconds)
-        line = self._input.readline(LONGEST_LINE)
-        if not line.endswith(b"\n"):
-            raise LinkError("the connection has ended")
+    def _read(self, until: float) -> dict[str, Any]:
+        """Return a message, which the other side may send byte by byte, but not beyond `until`, by the
+        monotonic clock."""
+        line = b""
+        while not line.endswith(b"\n"):
+            self._socket.settimeout(max(until - time.monotonic(), 0.001))
+            here = self._input.peek(1)
+            if not here or len(line) > LONGEST_LINE or time.monotonic() > until:
+                raise LinkError("the connection has ended")
+            line += self._input.read(here.find(b"\n") + 1 or len(here))
         return dict(json.loads(line))
 
     def seal(self, name: str, text: str = "") -> str:
@@ -159,14 +159,15 @@ class Link:
 
 
 class Server:
-    """Serves other agents, each in a thread of its own, at most `nodes` and some strangers at a time. `serve`
-    may raise what REFUSED names, and EOFError: a stranger, or a node that was lost."""
+    """Serves other agents, each in a thread of its own, at most `nodes` and some strangers at a time. With
+    one more the oldest stranger has to go, since a node proves at once who it is. `serve` may raise what
+    REFUSED names, and EOFError: a node was lost."""
 
     def __init__(self, secret: str, purpose: str, nodes: int, serve: Callable[[Link], None]) -> None:
         self._secret, self._purpose, self._serve = secret, purpose, serve
         self._most = nodes + MAX_STRANGERS
         self._lock = threading.Lock()  # of what follows
-        self._links: set[Link] = set()
+        self._links: dict[Link, bool] = {}  # the oldest first, and whether it has proved itself
         self._closed = False
         self._listener = socket.socket()
 
@@ -196,21 +197,34 @@ class Server:
                     time.sleep(LONGEST_RETRY)
                     continue
                 with self._lock:
-                    is_wanted = not self._closed and len(self._links) < self._most
+                    if len(self._links) >= self._most:
+                        for stranger in [one for one, proven in self._links.items() if not proven][:1]:
+                            stranger.end()
+                            del self._links[stranger]
+                    if is_wanted := not self._closed and len(self._links) < self._most:
+                        self._links[link] = False
+                try:
                     if is_wanted:
-                        self._links.add(link)
-                if is_wanted:
-                    threading.Thread(target=self._run, args=(link,), daemon=True).start()
-                else:
-                    link.close()
+                        threading.Thread(target=self._run, args=(link,), daemon=True).start()
+                        continue
+                except RuntimeError:  # too many processes of this user
+                    pass
+                self._drop(link)
 
     def _run(self, link: Link) -> None:
         try:
             link.accept()
+            with self._lock:
+                if self._closed or link not in self._links:
+                    return
+                self._links[link] = True
             self._serve(link)
         except (*REFUSED, EOFError):
             pass
         finally:
-            with self._lock:
-                self._links.discard(link)
-            link.close()
+            self._drop(link)
+
+    def _drop(self, link: Link) -> None:
+        with self._lock:
+            self._links.pop(link, None)
+        link.close()

@@ -105,8 +105,9 @@ class Keeper:
         if libc.fallocate(self._log, PUNCH_HOLE, ctypes.c_int64(end), ctypes.c_int64(new_end - end)):
             self._limit = None
             return
+        note = NOTE % (new_end - begin)
         with open(f"/proc/self/fd/{self._log}", "r+b") as log:  # the rank's own descriptor only appends
-            os.pwrite(log.fileno(), NOTE % (new_end - begin), new_end)
+            os.pwrite(log.fileno(), NOTE % (new_end - begin + len(note)), new_end)
 
 
 # -- reading -----------------------------------------------------------------------------------------------

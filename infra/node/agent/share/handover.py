@@ -120,7 +120,7 @@ def _links(keeper: Peer, secret: str) -> Iterator[Link]:
                 accepted, _ = listener.accept()
                 with contextlib.closing(Link(accepted, secret, PURPOSE)) as link:
                     try:
-                        link.accept()
+                        link.accept(ANSWER)
                     except REFUSED:
                         continue  # a stranger
                     yield link
