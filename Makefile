@@ -6,8 +6,8 @@ MUTANTS := .venv-mutants
 LOWEST := .venv-lowest
 SITE := .venv-site
 PROCESSORS := $(shell nproc 2>/dev/null || echo 2)
-# Three more than there are processors: tests wait for nodes, but each worker imports what all the tests need.
-WORKERS ?= $(shell echo $$(( $(PROCESSORS) + 3 )))
+# Four more than there are processors: tests wait for nodes, but each worker imports what all the tests need.
+WORKERS ?= $(shell echo $$(( $(PROCESSORS) + 4 )))
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # Byte code is compiled at the first import: most of the installed modules are never imported.

@@ -46,7 +46,10 @@ def render(text: str, as_typed: Callable[[list[str]], str]) -> str:
     """Return a text as a plain string, each command of a Message as `as_typed` returns it from its words."""
 
     def typed(found: re.Match[str]) -> str:
-        words = shlex.split(found[1])
+        try:
+            words = shlex.split(found[1])
+        except ValueError:  # no command of ours
+            words = []
         return f"`{as_typed(words)}`" if words[1:] else found[0]
 
     return _COMMAND.sub(typed, text) if isinstance(text, Message) else str(text)

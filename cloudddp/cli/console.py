@@ -193,11 +193,11 @@ class Progress:
 
     def stop(self) -> None:
         """End the last step; the next output starts on a new line."""
-        with self._lock, contextlib.suppress(OSError, ValueError):
-            if self._status is not None:
-                self._status.stop()
-                self._finish_step()
         with self._lock:
+            with contextlib.suppress(OSError, ValueError):
+                if self._status is not None:
+                    self._status.stop()
+                    self._finish_step()
             self._status, self._step = None, ""
 
 

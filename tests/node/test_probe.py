@@ -95,7 +95,7 @@ def test_probe_reports_what_a_job_needs(node: Node) -> None:
     found = node.probe()
     assert found.interface == "lo"
     assert found.cpus == len(os.sched_getaffinity(0))
-    assert 1024 <= found.free_port < 65536
+    assert 1024 <= found.free_port < 32_768  # no connection gets such a port as its own
     assert os.access(found.python, os.X_OK)
     assert found.running == ()
     assert node.probe(python=sys.executable).python == sys.executable

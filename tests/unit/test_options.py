@@ -70,5 +70,6 @@ def test_only_commands_of_messages_get_options() -> None:
     )
     assert render(Message(f"`cloudddp pull {q('a`b')}`"), as_typed) == "`cloudddp --sim pull 'a`b'`"
     assert render(Message("of `aws  `"), as_typed) == "of `aws  `"
+    assert render(Message("of `aws \\`"), as_typed) == "of `aws \\`"
     assert render(Message(inert("a`b `cloudddp down`")), as_typed) == "a`b 'cloudddp down`"
     assert render("a rank printed `cloudddp down`", as_typed) == "a rank printed `cloudddp down`"

@@ -135,6 +135,7 @@ class Link:
         self._socket.close()
 
     def _write(self, value: dict[str, Any]) -> None:
+        self._socket.settimeout(STALLED)  # not what was left of the time of a read
         self._socket.sendall(json.dumps(value).encode() + b"\n")
 
     def _read(self, until: float) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import random
 import shutil
 import socket
 import struct
@@ -17,6 +18,7 @@ SIOCGIFADDR, SIOCGIFNETMASK = 0x8915, 0x891B  # linux/sockios.h
 NVIDIA_SMI_SECONDS = 120.0  # the first call on a cold node loads the driver, which may take seconds per GPU
 EFA_FI_INFO = "/opt/amazon/efa/bin/fi_info"  # of AWS's EFA installer; on PATH in login shells only
 INFINIBAND = "/sys/class/infiniband"
+PORTS = range(10_000, 32_768)  # below those of connections (ip_local_port_range)
 DEEP_LEARNING_AMI_PYTHON = "/opt/pytorch/bin/python"
 
 
@@ -95,11 +97,13 @@ def find_python(wanted: str, folder: Path) -> str:
 
 
 def free_ports() -> tuple[int, int]:
-    """Return two ports on which nobody listens."""
-    with socket.socket() as one, socket.socket() as other:
-        one.bind(("", 0))
-        other.bind(("", 0))
-        return int(one.getsockname()[1]), int(other.getsockname()[1])
+    """Return two ports on which nobody listens, and which no connection gets as its own meanwhile."""
+    found: list[int] = []
+    for port in random.sample(PORTS, 100):
+        with contextlib.suppress(OSError), socket.socket() as one:
+            one.bind(("", port))
+            found.append(port)
+    return found[0], found[1]
 
 
 def wait_for_boot(seconds: float) -> None:
