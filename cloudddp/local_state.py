@@ -381,5 +381,4 @@ class ClusterFolder:
 
 
 LAUNCH = "launch"  # an event for each step of the launch of a `job`
-STARTED = "started"  # of all ranks of a `job`
 _CREATED = "made"  # the event name in the journals of all versions

@@ -96,13 +96,6 @@ def default_route(table: RouteTable) -> str:
     return "no default route (0.0.0.0/0)"
 
 
-def nat_gateway(table: RouteTable) -> str:
-    """Return the NAT gateway through which nodes reach S3, '' if there is none, or a gateway endpoint."""
-    if any(route.gateway_id.startswith("vpce-") for route in table.routes):
-        return ""
-    return next((one.nat_gateway_id for one in table.routes if one.block == "0.0.0.0/0"), "")
-
-
 # Both block connections from outside; block-ingress leaves NAT gateways a way out.
 _BLOCKING = ("block-bidirectional", "block-ingress")
 _UNKNOWN_CALL = ("InvalidAction", "UnsupportedOperation")  # of a partition or an endpoint without the feature

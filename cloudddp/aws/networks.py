@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 from ipaddress import ip_network
 from typing import Any
 
-from msgspec import field, structs
+from msgspec import field
 
 from cloudddp.aws import internet_access
 from cloudddp.aws.answers import Count, Id, Record, Tagged
 from cloudddp.aws.client import AWS
 from cloudddp.aws.internet_access import PublicAccessBlock, RouteTable, public_access_block
 from cloudddp.config.spec import ClusterSpec
-from cloudddp.errors import AWSError, CloudDDPError, UsageError, q
+from cloudddp.errors import CloudDDPError, UsageError, q
 from cloudddp.text import one_line, some
 
 _LISTED = 12  # subnets in an error message
@@ -51,7 +51,6 @@ class Subnet(Tagged, frozen=True):
     block: str = field(name="CidrBlock", default="")  # its IPv4 addresses
     default: bool = field(name="DefaultForAz", default=False)  # the zone's default subnet
     assigns_public: bool = field(name="MapPublicIpOnLaunch", default=False)  # addresses to new instances
-    nat: str = ""  # of a private one: the NAT gateway through which its nodes reach S3 (not AWS's)
 
     @property
     def described(self) -> str:
@@ -78,8 +77,6 @@ def candidates(aws: AWS, spec: ClusterSpec, *, reached_from: Sequence[str]) -> t
     if reached_from:
         chosen = _reachable(chosen, internet_access.route_tables(aws, chosen[0].vpc_id), reached_from)
         chosen = _unblocked(chosen, public_access_block(aws), aws.region)
-    else:
-        chosen = _behind_nat(aws, chosen)
     return _one_per_zone(_large(spec, chosen))
 
 
@@ -286,19 +283,6 @@ def _unblocked(found: Sequence[Subnet], blocked: PublicAccessBlock | None, regio
         f"{_listed(found)}",
         hint=f"give a subnet that is excluded from it with --subnets; or {_PRIVATE}{exclude}",
     )
-
-
-def _behind_nat(aws: AWS, found: Sequence[Subnet]) -> list[Subnet]:
-    """Return the subnets with the NAT gateways through which their nodes reach S3, if the caller may know."""
-    try:
-        tables = internet_access.route_tables(aws, found[0].vpc_id)
-    except AWSError:  # it is shown, and decides nothing
-        return list(found)
-    own = [internet_access.table_of(one.id, one.vpc_id, tables) for one in found]
-    return [
-        structs.replace(one, nat=one_line(internet_access.nat_gateway(table), 60))
-        for one, table in zip(found, own, strict=True)
-    ]
 
 
 def _open(found: Sequence[Subnet], blocked: PublicAccessBlock | None) -> list[Subnet]:

@@ -203,14 +203,8 @@ def offer_of(
 
 def check_addresses(offer: Offer, spec: ClusterSpec) -> None:
     """Raise CloudDDPError if the nodes need more Elastic IPs than the account may have. Two AWS calls, or
-    none. UsageError if some could not be used in every zone of the offer."""
+    none."""
     if needs_elastic_ip(offer.context.interfaces, public=connection_mode(spec) == "public"):
-        groups = {one.zone[:-1] for one in offer.context.subnets}
-        if len(groups) > 1:
-            raise UsageError(
-                f"an Elastic IP is for one of {', '.join(sorted(groups))}, and the zones belong to several",
-                hint="give --zones of one of them",
-            )
         node_addresses.check_limit(offer.aws, spec.name, spec.nodes, lambda: _abandoned(offer.aws, spec.name))
 
 

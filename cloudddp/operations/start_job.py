@@ -28,7 +28,7 @@ from cloudddp.job.report import launched
 from cloudddp.job.results import restore
 from cloudddp.job.results.restore import results_here
 from cloudddp.job.sync import Origin
-from cloudddp.local_state import LAUNCH, STARTED, ClusterFolder
+from cloudddp.local_state import LAUNCH, ClusterFolder
 from cloudddp.operations import deadlines
 from cloudddp.operations.reporter import Reporter, ReporterT
 from cloudddp.operations.session import Session
@@ -153,7 +153,7 @@ def start_job(
                     with contextlib.suppress(OSError, UsageError):
                         folder.journal(LAUNCH, job=job.id, text=str(text))
 
-            sending = launch.launch(
+            return launch.launch(
                 runner,
                 cluster,
                 session.settings,
@@ -168,9 +168,6 @@ def start_job(
                 ),
                 sources=sources,
             )
-            with contextlib.suppress(OSError, UsageError):
-                folder.journal(STARTED, job=job.id)
-            return sending
     except signals.HungUp:
         raise  # what has started continues
     except (Exception, KeyboardInterrupt):

@@ -18,26 +18,24 @@ from cloudddp.errors import CloudDDPError, Message, q
 from cloudddp.formats import duration, region_list
 from cloudddp.job import launch_record
 from cloudddp.job.launch_record import LaunchRecord, s3_place_of
-from cloudddp.local_state import STARTED, ClusterFolder
+from cloudddp.local_state import ClusterFolder
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedEnd:
-    """The nodes power off `minutes` after `job`, which was launched with --down from this computer; or if it
-    was not `started`, that long after the time that a launch may take."""
+    """The nodes power off `minutes` after `job`, which was launched with --down from this computer."""
 
     job: str
     minutes: float
-    started: bool
 
     @property
     def text(self) -> str:
         """When they do, for people."""
-        if self.started:
-            after = duration(60 * self.minutes)
-            return f"{after} after the end of job {self.job}, which ends its nodes (--down)"
-        latest = timing.current().launch_hold + 60 * self.minutes
-        return f"within {duration(latest)} of the launch of job {self.job} (--down), which is not completed"
+        after, latest = 60 * self.minutes, timing.current().launch_hold + 60 * self.minutes
+        return (
+            f"{duration(after)} after the end of job {self.job}, which ends its nodes (--down); within "
+            f"{duration(latest)} of its launch if that was interrupted"
+        )
 
 
 def planned(cluster: Cluster) -> PlannedEnd | None:
@@ -46,9 +44,7 @@ def planned(cluster: Cluster) -> PlannedEnd | None:
     record = _newest(cluster.id)
     if record is None or record.poweroff is None:
         return None
-    events = ClusterFolder(cluster.id).events()
-    started = any((one.get("event"), one.get("job")) == (STARTED, record.job) for one in events)
-    return PlannedEnd(record.job, record.poweroff, started)
+    return PlannedEnd(record.job, record.poweroff)
 
 
 def no_cluster(error: NoCluster, name: str, asked: AWS, others: Search) -> NoCluster:

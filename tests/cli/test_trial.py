@@ -122,7 +122,7 @@ def test_type_and_price_of_the_configuration_do_not_count(cli: Any) -> None:
 @pytest.mark.parametrize(
     ("words", "shown"),
     [
-        ("--price 1", "in 20 min 00 s: the nodes then"),
+        ("--price 1", "in 40 min 00 s: the nodes then"),
         ("-t p5.48xlarge --price 30 --max-cost 30", "in 40 min 00 s: the nodes then"),
         (
             "-t p5.48xlarge --price 55 --max-cost 30",

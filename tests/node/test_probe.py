@@ -26,7 +26,8 @@ def test_interface_is_the_one_with_the_address(address: str, name: str) -> None:
 
 
 class NvidiaSMI:
-    """A program of that name on PATH that runs a shell script and counts its calls."""
+    """A program of that name on PATH that runs a shell script and counts its calls with -L. The threads that
+    tests of watch/gpus.py leave behind in this process call it with other arguments."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._folder = folder
@@ -35,7 +36,9 @@ class NvidiaSMI:
     def does(self, script: str) -> None:
         program = self._folder / "bin" / "nvidia-smi"
         program.parent.mkdir()
-        program.write_text(f"#!/bin/sh\necho 'GPU 0: simulated' >> {self._folder}/calls\n{script}\n")
+        program.write_text(
+            f"#!/bin/sh\n[ $1 = -L ] || exit 1\necho 'GPU 0: simulated' >> {self._folder}/calls\n{script}\n"
+        )
         program.chmod(0o755)
         self._monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
 

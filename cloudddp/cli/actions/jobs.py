@@ -37,9 +37,8 @@ def jobs(console: Console, options: GlobalOptions, *, anyone: bool, as_json: boo
                 session.settings,
             )
         else:
-            console.log("no jobs")
-        if (end := termination.planned(cluster)) is not None and not end.started:
-            console.log(f"the nodes end {end.text}")
+            end = termination.planned(cluster)
+            console.log("no jobs" if end is None else f"no jobs; the nodes end {end.text}")
         if silent:
             raise silent[min(silent)]
 

@@ -69,16 +69,12 @@ echo "ssh=$(ssh -V 2>&1 | head -n 1)"; echo "python=$(python3 --version)"
 echo "driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2> /dev/null | head -n 1)"
 echo "date=$(date --version | head -n 1)"
 PATH=$PATH:/usr/sbin:/sbin
-programs=
-for name in python pip uv aws docker exportfs mount.nfs4 mount.lustre apt-get dnf nvidia-fabricmanager; do
-    if command -v $name > /dev/null; then programs="$programs $name"; fi
-done
-echo "programs=$programs"
-for name in pip ensurepip boto3 torch; do
-    if ! python3 -c "import $name" 2> /dev/null; then continue; fi
-    modules="${modules:-} $name"
-done
-echo "modules of python3=${modules:-none}"
+has() { command -v $1 > /dev/null; }
+imports() { python3 -c "import $1" 2> /dev/null; }
+those() { for name in $2; do if $1 $name; then echo $name; fi; done | xargs; }
+names="python pip uv aws docker exportfs mount.nfs4 mount.lustre apt-get dnf nvidia-fabricmanager"
+echo "programs=$(those has "$names")"
+echo "modules of python3=$(those imports "sys pip ensurepip boto3 torch")"
 for folder in /opt/pytorch /opt/dlami/nvme; do
     if [ ! -e $folder ]; then echo "$folder=missing"; continue; fi
     may=; [ -w $folder ] || may="not "
@@ -166,10 +162,10 @@ class Trial:
         given = {flag.key for flag in self.flags}
         flags = [*(flag for flag in _CHEAP if flag.key not in given), *self.flags, _ONE]
         if "max_hours" not in given:
-            # How many GPUs a type has is not known yet: as if it had several, but for that of _CHEAP.
-            types = [str(one.value) for one in self.flags if one.key == "instance_type"]
-            boots = max((power_minutes(one, 2) for one in types), default=power_minutes("", 0))
-            self.minutes = boots + _USE
+            # How many GPUs a type has is not known yet: as if it had several.
+            self.minutes = _USE + max(
+                power_minutes(str(one.value), 2) for one in flags if one.key == "instance_type"
+            )
             hours = math.ceil(self.minutes / 0.006) / 1e4
             flags.append(Flag("--max-hours", "cluster", "max_hours", str(hours)))
         session = sessions.start(

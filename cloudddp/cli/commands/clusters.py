@@ -63,7 +63,7 @@ doctor = Verb(
     the settings that `up` would use. The exit code is 1 if a check fails.
 
     With --trial, it then asks, creates one cheap node, runs the checks of `up` and a command on it, and
-    removes it. The node's deadline is 20 minutes. The report has versions, times and AWS's error codes, and
+    removes it. The node's deadline is 40 minutes. The report has versions, times and AWS's error codes, and
     neither ids nor addresses: it can be attached to an issue.
 
     \b

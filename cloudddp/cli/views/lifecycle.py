@@ -137,14 +137,13 @@ def _network(the_plan: Plan, info: TypeInfo, spec: ClusterSpec) -> list[str]:
     if context.own_placement_group:
         found.append("nodes close together in a placement group")
     elif (reserved := context.reservation) is not None and spec.nodes > 1 and not reserved.block:
-        group = reserved.placement_group
         found.append(
-            f"placement group {group} of the reservation"
-            if group
+            f"the reservation's placement group {reserved.placement_group}"
+            if reserved.placement_group
             else "no placement group: the reservation was not created in one, and might not fill it"
         )
-    if nat := context.subnets[0].nat:
-        found.append(f"{nat} to the internet and S3, billed per GB (a gateway endpoint for S3 is free)")
+    if connection_mode(spec) == "private":
+        found.append("S3 by the VPC's own way: a NAT gateway is billed per GB, a gateway endpoint is free")
     if the_plan.elastic_ips:
         addresses = counted(the_plan.elastic_ips, "Elastic IP")
         found.append(f"{addresses}: billed until `down` releases them, also after the deadline")

@@ -13,8 +13,6 @@ from cloudddp.text import visible
 
 _POINTS, _OF_LINE, _LINES = 6000, 800, 250  # of a chart: points, of one line at most, and lines
 _COLOURS = 8
-_MARKS = 5  # of an axis, about
-_STEEP = 20  # how far a curve falls whose axis is logarithmic
 _LOGIN = re.compile(r"(://)[^/@\s'\"]+@")  # of a URL
 
 
@@ -42,25 +40,11 @@ def tag(_name: str, *inside: object, **attributes: object) -> Html:
     return Html(f"<{_name}{given}>{joined(*inside)}</{_name}>")
 
 
-def ticks(low: float, high: float, most: int = _MARKS) -> list[float]:
+def ticks(low: float, high: float, most: int = 5) -> list[float]:
     """Return round numbers that cover the range."""
     step = 10.0 ** math.floor(math.log10((high - low) / most))
     step *= next((one for one in (1, 2, 5) if (high - low) / (step * one) <= most), 10)
     return [number * step for number in range(math.floor(low / step), math.ceil(high / step) + 1)]
-
-
-def _exponents(low: float, high: float) -> list[float]:
-    """Return whole numbers that cover the range, the marks of a logarithmic axis."""
-    first, last = math.floor(low), math.ceil(high)
-    step = math.ceil((last - first) / _MARKS)
-    return [float(exponent) for exponent in range(first, last + step, step)]
-
-
-def _is_steep(lines: Collection[list[Point]]) -> bool:
-    """Whether a linear axis would hide the ends of these lines: all fall to a small part of the highest
-    value."""
-    values = [y for line in lines for _, y in line]
-    return min(values) > 0 and max(line[-1][1] for line in lines) < max(values) / _STEEP
 
 
 def figure(chart: Chart, marked: Collection[str] = ()) -> Html:
@@ -78,15 +62,8 @@ def figure(chart: Chart, marked: Collection[str] = ()) -> Html:
     xs = [x for line in lines.values() for x, _ in line]
     left, right = min(xs), max(xs)
     ends = f"last {next(iter(lines.values()))[-1][1]:.4g}" if len(lines) == 1 else ""
-    if is_log := _is_steep(lines.values()):
-        lines = {name: [(x, math.log10(y)) for x, y in line] for name, line in lines.items()}
-    values = [y for line in lines.values() for _, y in line]
-    marks = _exponents(min(values), max(values)) if is_log else ticks(*_range(values, chart.unit))
-    labels = [10.0**y if is_log else y for y in marks]
-    scale = [
-        tag("i", f"{label:.6g}", style=f"bottom:{_percent(y, marks):.1f}%")
-        for label, y in zip(labels, marks, strict=True)
-    ]
+    marks = ticks(*_range(lines.values(), chart.unit))
+    scale = [tag("i", f"{y:.6g}", style=f"bottom:{_percent(y, marks):.1f}%") for y in marks]
     paths = [tag("path", d=f"M0 {100 - _percent(y, marks):.1f}h1000", class_="grid") for y in marks]
     for name in sorted(lines, key=lambda name: name in marked)[-_LINES:]:
         path = _path(lines[name], left, (right - left) or 1, marks)
@@ -102,8 +79,12 @@ def figure(chart: Chart, marked: Collection[str] = ()) -> Html:
     )
 
 
-def _range(values: list[float], unit: str) -> tuple[float, float]:
-    """Return what the axis covers: from 0 on where that takes not much more space."""
+def _range(lines: Collection[list[Point]], unit: str) -> tuple[float, float]:
+    """Return what the axis covers: from 0 on where that takes not much more space. The first tenth of the
+    lines is cut off where it takes more than all the rest, as of a loss."""
+    values, rest = ([y for line in lines for _, y in line[len(line) * part // 10 :]] for part in (0, 1))
+    if max(rest) - min(rest) < (max(values) - min(values)) / 2:
+        values = rest
     low, high = (0.0, 100.0) if unit == "%" else (min(values), max(values))
     if high - low <= max(1e-9 * abs(high), 1e-250):  # a flat line
         return (0.0, high) if high > 1e-250 else (low, low + max(abs(low), 1.0))

@@ -23,7 +23,7 @@ from cloudddp.agent.protocol.readings import MAX_METRICS, MAX_SHOWN_LINE
 
 SEARCH_SECONDS, AGAIN_SECONDS = 0.5, 10.0  # of a search, and between two
 MAX_FILES = 8  # the newest; add_scalars writes one for each curve
-FILE_BYTES, LOG_BYTES = 1 << 16, 1 << 14  # of the end of a file
+FILE_BYTES, LOG_BYTES = 1 << 15, 1 << 14  # of the end of a file
 
 
 class RankZero:
@@ -35,8 +35,7 @@ class RankZero:
         self._since = phases.began_at(folder)
         self._files: list[Path] = []
         self._searched = float("-inf")
-        self._read: dict[Path, int] = {}  # how long each file was
-        self._newest: dict[str, tuple[float, float]] = {}  # when it was written, and its value
+        self._newest: dict[str, Optional[float]] = {}  # those that were written last come last
 
     @property
     def is_here(self) -> bool:
@@ -50,16 +49,17 @@ class RankZero:
             self._searched = time.monotonic()
         for path in self._files:
             with contextlib.suppress(OSError), store.open_regular(path) as file:
-                size = os.fstat(file.fileno()).st_size
-                if self._read.get(path) != size:
-                    self._read[path] = size
-                    for row in event_files.last_rows(file, size, FILE_BYTES):
-                        if row.at >= self._since / 1e9 - 1:  # clocks of file systems lag
-                            self._newest.update({tag: (row.at, one) for tag, one in row.values.items()})
-        oldest = sorted(self._newest, key=lambda tag: self._newest[tag][0])
-        for tag in oldest[: max(len(oldest) - MAX_METRICS, 0)]:
+                for row in event_files.last_rows(file, os.fstat(file.fileno()).st_size, FILE_BYTES):
+                    if row.at >= self._since / 1e9 - 1:  # clocks of file systems lag
+                        self._set(row.values)
+        for tag in [*self._newest][:-MAX_METRICS]:
             del self._newest[tag]
-        return {tag: one if math.isfinite(one) else None for tag, (_, one) in self._newest.items()}
+        return dict(self._newest)
+
+    def _set(self, values: dict[str, float]) -> None:
+        for tag, value in values.items():
+            self._newest.pop(tag, None)
+            self._newest[tag] = value if math.isfinite(value) else None
 
     def _found(self) -> Iterator[tuple[int, Path]]:
         """Yield event files that were written since the job began, with when they were, as far as the search
@@ -80,9 +80,7 @@ class RankZero:
     def last_line(self) -> str:
         """Return the last line of its log that is not blank, and the last state of a progress bar."""
         with contextlib.suppress(OSError), store.open_regular(self._log) as file:
-            size = os.fstat(file.fileno()).st_size
-            text = os.pread(file.fileno(), LOG_BYTES, max(size - LOG_BYTES, 0)).decode(errors="replace")
-            return next((one.strip() for one in reversed(re.split(r"[\r\n]", text)) if one.strip()), "")[
-                :MAX_SHOWN_LINE
-            ]
+            begin = max(os.fstat(file.fileno()).st_size - LOG_BYTES, 0)
+            text = os.pread(file.fileno(), LOG_BYTES, begin).decode(errors="replace").rstrip()
+            return re.split(r"[\r\n]", text)[-1].strip()[:MAX_SHOWN_LINE]
         return ""
