@@ -47,12 +47,13 @@ def _up(call: Call) -> Cluster:
             f"{moment(plans[0].expires)} at the latest"
         )
 
+    session = call.session()
     try:
-        done = bring_up(call.session(), agree)
+        done = bring_up(session, agree)
     except KeyboardInterrupt:
         raise Interrupted("interrupted while nothing was being created") from None
     if done.plan is None:
-        require_limits(call.session(), done.cluster, {flag.key for flag in call.flags})
+        require_limits(session, done.cluster, {flag.key for flag in call.flags})
     return Cluster(call, done.cluster, created=done.plan is not None)
 
 

@@ -145,7 +145,7 @@ class AWS:
                     f"{one_line(str(client.meta.endpoint_url), 100)}",
                     hint=f"fix ~/.aws/config: {_URL_HINT}",
                 )
-            client.meta.events.register_first("needs-retry.ec2.RunInstances", _without_repetition)
+            client.meta.events.register_first("needs-retry.ec2.RunInstances", _no_capacity_retries)
             self._clients[service] = client
         return self._clients[service]
 
@@ -313,9 +313,9 @@ def _config() -> Any:
     )
 
 
-def _without_repetition(response: Any, **_: Any) -> None:
-    """Have botocore's handler, which comes next, take a lack of capacity for a refusal: EC2 answers with HTTP
-    500, as in its own errors, and botocore would repeat the call 4 times in one zone."""
+def _no_capacity_retries(response: Any, **_: Any) -> None:
+    """Keep botocore, whose handler comes next, from retrying a lack of capacity: EC2 returns HTTP 500 for it,
+    and botocore would repeat the call 4 times in one zone."""
     if response is not None and response[1].get("Error", {}).get("Code") in SHORTAGES:
         response[0].status_code = 400
 

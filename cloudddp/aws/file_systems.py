@@ -42,7 +42,7 @@ class _Interface(Record, frozen=True):
 def find(aws: AWS, name: str, node: Instance, warn: Callable[[str], None]) -> str:
     """Return what mount(8) mounts for a file system that the nodes reach. Raises UsageError if there is none
     of this id and of a type that is supported; CloudDDPError if it is not available, or in another VPC. Makes
-    2 or 3 calls. `warn` gets what costs more than it has to."""
+    2 or 3 calls. `warn` is called if EFS has a mount target in another zone only."""
     targets = _found(aws, "efs", "describe_mount_targets", "MountTargets", _Target, FileSystemId=name)
     if targets is not None:
         usable = [one for one in targets if one.life_cycle_state == "available"]

@@ -84,7 +84,7 @@ def find(aws: AWS, spec: ClusterSpec, info: TypeInfo) -> Image:
     found = _describe(aws, image_id)
     _require_bootable(image_id, found, info)
     name = one_line(found.name, 128)
-    warning = ". ".join(filter(None, (_unsupported(image_id, found, info), _other_volumes(found))))
+    warning = "; ".join(filter(None, (_unsupported(image_id, found, info), _other_volumes(found))))
     root = found.root_device_name
     platform = one_line(found.platform_details or LINUX, 60)
     return Image(image_id, name, root, _disk_gb(found, root), _login_user(name, root), warning, platform)
@@ -100,19 +100,15 @@ def _describe(aws: AWS, image_id: str) -> _Image:
     if not found:
         raise UsageError(
             f"image {image_id} does not exist in {aws.region}, or you may not use it",
-            hint="images belong to one region: see `image` in cloudddp.toml. Allowed AMIs, a setting of the "
-            f"account, hides all others ({_ALLOWED})",
+            hint="images belong to one region: see `image` in cloudddp.toml. Or the "
+            f"account's Allowed AMIs setting hides it ({_ALLOWED})",
         )
     return found[0]
 
 
-def _is_default(spec: ClusterSpec) -> bool:
-    return spec.image == ClusterSpec().image
-
-
 def _require_driver(spec: ClusterSpec, info: TypeInfo) -> None:
     """Raise UsageError for an accelerator that the default image has no driver for."""
-    if not _is_default(spec):
+    if spec.image != ClusterSpec().image:
         return
     why = ""
     if info.accelerator:
@@ -139,8 +135,8 @@ def _image_id(aws: AWS, spec: ClusterSpec, arch: str) -> str:
             raise
         raise UsageError(
             f"there is no SSM parameter {name} in {aws.region}",
-            hint="give an image id of this region (--image ami-...), or another parameter: AWS may build "
-            "fewer versions for arm64, and moves to new ones",
+            hint="give an image id of this region (--image ami-...), or another parameter: AWS "
+            "publishes fewer versions for arm64, and replaces old ones",
         ) from None
     if not re.fullmatch(r"ami-[0-9a-f]{8,32}", value):
         raise UsageError(
@@ -186,10 +182,9 @@ def _unsupported(image_id: str, image: _Image, info: TypeInfo) -> str:
 def _other_volumes(image: _Image) -> str:
     """Return what else an image creates for each node, or ''."""
     disks = image.block_device_mappings
-    sizes = [one.ebs.volume_size for one in disks if one.device_name != image.root_device_name]
-    if not any(sizes):
-        return ""
-    return f"the image has {sum(sizes)} GiB of volumes beside the root volume: billed, and not counted above"
+    extra = sum(one.ebs.volume_size for one in disks if one.device_name != image.root_device_name)
+    text = f"the image has {extra} GiB of volumes beside the root volume: billed, and not counted above"
+    return text if extra else ""
 
 
 def _disk_gb(image: _Image, root: str) -> int:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Annotated
 
-from msgspec import Meta, field, structs
+from msgspec import Meta, field
 
 from cloudddp.aws import inventory
 from cloudddp.aws.answers import Id, Record
@@ -59,11 +59,7 @@ class Reservation(Record, frozen=True):
 
 
 def find(aws: AWS, name: str) -> Reservation:
-    """Return a reservation by its id. Raises UsageError if there is none. One AWS call, or two.
-
-    It has no placement group where that is of another account: names are for a group's owner only (EC2 User
-    Guide, "Shared placement groups"), and the reservation leads to the group.
-    """
+    """Return a reservation by its id. Raises UsageError if there is none. One AWS call."""
     try:
         call = ("ec2", "describe_capacity_reservations", "CapacityReservations", Reservation)
         found = aws.listed(*call, CapacityReservationIds=[name])
@@ -77,9 +73,6 @@ def find(aws: AWS, name: str) -> Reservation:
             hint=f"`aws ec2 describe-capacity-reservations --region {q(aws.region)}` lists those of the "
             "account and region",
         )
-    group = found[0].placement_group_arn
-    if group and f":{aws.call('sts', 'get_caller_identity').get('Account')}:" not in group:
-        return structs.replace(found[0], placement_group_arn="")
     return found[0]
 
 

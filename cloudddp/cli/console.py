@@ -215,6 +215,7 @@ class Console:
 
     def __init__(self, options: GlobalOptions | None = None) -> None:
         self.options = options or GlobalOptions()
+        self.yes = False  # -y: `agree` does not ask
         self._progress: Progress | None = None
 
     def render(self, text: str) -> str:
@@ -324,8 +325,8 @@ class Console:
 
     def choose(self, question: str, letters: Sequence[str], is_over: Callable[[], bool]) -> str:
         """Ask on the terminal for one of these letters, or a word that begins with it; the first one is the
-        default. Return '' if before an answer `is_over`, which is asked again and again, and waits itself.
-        Raises click.Abort at the end of the input."""
+        default. Return '' if `is_over()` is true before there is an answer. It is polled, and has to wait a
+        moment itself. Raises click.Abort at the end of the input."""
         shown = "/".join([letters[0].upper(), *letters[1:]])
         while True:
             click.echo(wrapped(f"{question} [{shown}]:", sys.stderr) + " ", nl=False, err=True)
@@ -341,6 +342,8 @@ class Console:
 
     def agree(self, question: str) -> bool | None:
         """Ask on the terminal, above a spinner. Return None if there is none."""
+        if self.yes:
+            return True
         if not sys.stdin.isatty():
             return None
         if self._progress is not None:

@@ -228,7 +228,7 @@ class Verb(_WithGlobalOptions):
         try:
             return super().parse_args(ctx, [*own, *args[at:]])
         except click.UsageError as error:
-            if "unexpected extra argument" in error.message:
+            if "unexpected extra argument" in error.message and any("-c" in one.opts for one in self.params):
                 raise click.UsageError(f"{error.message}. -c NAME names a cluster.", ctx) from None
             raise
 

@@ -44,7 +44,7 @@ _NOT_RECORDED = ("UserData", "ClientToken")
 _REPEATED = {
     reservations.EXCEEDED: "the capacity reservation is full; trying again for up to 10 minutes, since AWS "
     "may still be cleaning up after instances that have ended",
-    **dict.fromkeys(THROTTLED, "AWS throttles launches of this account; trying again for up to a minute"),
+    **dict.fromkeys(THROTTLED, "AWS throttles launches of this account; trying again"),
 }
 _CLEAN_UP_POLLS = 60  # in the time that a capacity reservation gets to clean up: every 10 s
 
@@ -207,25 +207,23 @@ class CreatedResources:
         clean-up, so a full one is tried again, and for a minute a launch that AWS throttles; Ctrl-C ends the
         wait."""
         limits = timing.current()
-        began, shown = 0.0, ""
+        target = request.params.get("CapacityReservationSpecification", {}).get("CapacityReservationTarget")
+        deadline, reported = 0.0, ""
         while True:
             try:
                 self._run_instances_once(request, answers)
                 return
             except AWSError as error:
-                began = began or time.monotonic()  # botocore has repeated a throttled call for a while
-                seconds = limits.minute if error.code in THROTTLED else limits.clean_up
-                if error.code not in _REPEATED or time.monotonic() - began > seconds:
+                # Only now: botocore has repeated a throttled call for a while.
+                deadline = deadline or time.monotonic() + (limits.clean_up if target else limits.minute)
+                if error.code not in _REPEATED or time.monotonic() > deadline:
                     raise
-                if error.code == reservations.EXCEEDED:
-                    target = request.params["CapacityReservationSpecification"]["CapacityReservationTarget"]
-                    check_state(
-                        reservations.find(self.aws, target["CapacityReservationId"])
-                    )  # it may have ended
-                if error.code != shown:
+                if error.code != reported:
                     self.progress(_REPEATED[error.code])
-                    shown = error.code
+                    reported = error.code
             time.sleep(limits.clean_up / _CLEAN_UP_POLLS)
+            if target:  # it may have ended
+                check_state(reservations.find(self.aws, target["CapacityReservationId"]))
 
     def _run_instances_once(self, request: Request, answers: Mapping[str, Any]) -> None:
         with signals.deferred(self._on_signal):

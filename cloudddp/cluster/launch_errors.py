@@ -143,8 +143,8 @@ def exhausted(
 
 
 def widening(spec: ClusterSpec) -> tuple[str, ...]:
-    """Return the options with which more places would do: without --zones, all zones of a region are tried,
-    and without a placement group the nodes may be far apart."""
+    """Return the options that allow more places: without --zones, all zones of a region are tried, and
+    without a placement group the nodes may be far apart."""
     if spec.reservation:
         return ()
     grouped = ["--no-placement-group"] * (spec.placement_group and spec.nodes > 1)
@@ -167,4 +167,4 @@ def advice(attempts: Sequence[Attempt], wider: Sequence[str]) -> str:
 
 def look_further(wider: Sequence[str]) -> str:
     """Return the part of a sentence that names options that add places (`widening`), or ''."""
-    return f"look further with {' or '.join(wider)}, " if wider else ""
+    return f"widen the search with {' or '.join(wider)}, " if wider else ""

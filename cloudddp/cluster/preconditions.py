@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
+
 from cloudddp.aws import reservations
 from cloudddp.aws.answers import THROTTLED
 from cloudddp.aws.client import AWS
@@ -145,8 +147,10 @@ def check_reservation_settings(spec: ClusterSpec) -> None:
 def find_reservation(aws: AWS, spec: ClusterSpec) -> Reservation | None:
     """Return the reservation of the settings, checked except for its platform; None where they name none.
 
-    Raises UsageError for settings that do not match it, CloudDDPError if it has no room. One AWS call, two
-    where it has too few instances available.
+    Raises UsageError for settings that do not match it, CloudDDPError if it has no room. It has no placement
+    group where that is of another account: names are for a group's owner only (EC2 User Guide, "Shared
+    placement groups"), and EC2 finds the group through the reservation. One AWS call, two where it has too
+    few instances available or a group.
     """
     if spec.reservation is None:
         return None
@@ -164,7 +168,7 @@ def find_reservation(aws: AWS, spec: ClusterSpec) -> Reservation | None:
         )
     if found.interruptible:
         raise UsageError(
-            f"{name} is interruptible: its instances need a market type that cloudddp does not use",
+            f"{name} is interruptible: its instances need a market type that cloudddp does not support",
             hint="use --spot, or another --reservation",
         )
     if found.tenancy != "default":
@@ -174,6 +178,9 @@ def find_reservation(aws: AWS, spec: ClusterSpec) -> Reservation | None:
         )
     check_state(found)
     _check_room(aws, found, spec)
+    group = found.placement_group_arn
+    if group and f":{aws.call('sts', 'get_caller_identity').get('Account')}:" not in group:
+        return msgspec.structs.replace(found, placement_group_arn="")
     return found
 
 

@@ -181,7 +181,7 @@ def wants_placement_group(spec: ClusterSpec, info: TypeInfo, reservation: Reserv
     """Return whether the cluster gets a placement group of its own.
 
     Not with a reservation: a capacity block supports no group, one that was created in a group needs that
-    one, and of any other EC2 may place only a part of the instances close together, and refuses the rest
+    one, and for any other one EC2 may find only some of the instances close together, and refuses the rest
     (https://github.com/eksctl-io/eksctl/issues/7949: 11 of 16).
     """
     return reservation is None and spec.placement_group and spec.nodes > 1 and info.cluster_placement

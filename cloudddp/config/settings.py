@@ -370,11 +370,9 @@ def _from_text(hint: Any, value: Any) -> Any:
 def _listed(section: str, hint: Any, value: Any) -> Any:
     """Return a list for one string where [cluster] takes a list: zones = "us-east-1a"; and a number where a
     word is allowed, too: nproc_per_node = "2"."""
-    inner = unwrap(hint)[0]
-    if get_origin(inner) is not tuple and any(get_origin(kind) is tuple for kind in get_args(inner)):
-        return _numeric(value)
-    takes_list = section == "cluster" and get_origin(inner) is tuple
-    return [value] if takes_list and isinstance(value, str) else value
+    if get_origin(unwrap(hint)[0]) is not tuple:
+        return _from_text(hint, value)
+    return [value] if section == "cluster" and isinstance(value, str) else value
 
 
 def _numeric(value: Any) -> Any:

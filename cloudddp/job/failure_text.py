@@ -128,7 +128,7 @@ def advice(
         if why := why_missing(quoted or word):
             return why
     if "EOFError: EOF when reading a line" in text:
-        return "ranks have no input: give what the script asks for in its arguments or its environment"
+        return "ranks have no stdin: pass the value as an argument of the script, or with -e NAME=VALUE"
     if _SHARED_MEMORY.search(text):
         return "the workers of a DataLoader filled /dev/shm: use fewer workers, or smaller batches"
     if _LOCAL_RANK.search(text):

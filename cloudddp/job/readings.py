@@ -81,7 +81,7 @@ class Snapshot:
 
     @property
     def metrics(self) -> dict[str, float | None]:
-        """The numbers that rank 0 last reported, or wrote for TensorBoard; None is not finite."""
+        """The numbers that rank 0 last reported, or wrote for TensorBoard; None for NaN and infinity."""
         newest = (one.readings[-1].metrics for one in self.ready.values())
         return next(filter(None, newest), {})
 

@@ -10,7 +10,7 @@ from cloudddp.agent import replies
 from cloudddp.agent.client import Runner
 from cloudddp.cluster import connect, lookup
 from cloudddp.cluster.model import Cluster
-from cloudddp.errors import CloudDDPError, ConnectError, Message, NodeError
+from cloudddp.errors import CloudDDPError, ConnectError, Message, NodeError, inert
 from cloudddp.operations.reporter import Reporter
 from cloudddp.operations.session import Session
 from cloudddp.ssh.connection import paramiko_loaded_meanwhile
@@ -44,48 +44,51 @@ def connected(
     if only is not None:
         found = found.only({found.require_node(only).id})
     silent: dict[int, Exception] = {}
-    try:
-        if partly:
-            runner, silent = connect.connect_reachable(
-                found, session.settings.cluster, progress=session.console.log
-            )
-        else:
-            runner = connect.connect(found, session.settings.cluster, progress=session.console.log)
-    except NodeError as failure:
-        if isinstance(failure, ConnectError):  # which names one node of several
+    with cause_named(session, found):
+        try:
+            if partly:
+                runner, silent = connect.connect_reachable(
+                    found, session.settings.cluster, progress=session.console.log
+                )
+            else:
+                runner = connect.connect(found, session.settings.cluster, progress=session.console.log)
+        except ConnectError:  # which names one node of several
             _warn_of_problems(session, found, found.nodes)
-        raise with_cause(session, found, failure) from None
-    try:
-        _warn_of_problems(session, found, silent)
-        booting = [node for node, error in silent.items() if listing and _boots(found, node, error)]
-        for node in booting:
-            session.console.log(f"node {node} is booting: it replaces a lost node")
-            del silent[node]
-        for node, error in silent.items():
-            if needed is not None and node in needed:
-                raise error
-            session.console.warn(str(error))
-        yield found, runner
-    except NodeError as failure:
-        raise with_cause(session, found, failure) from None
-    finally:
-        runner.close()
+            raise
+        with contextlib.closing(runner):
+            _warn_of_problems(session, found, silent)
+            booting = [node for node, error in silent.items() if listing and _boots(found, node, error)]
+            for node in booting:
+                session.console.log(f"node {node} is booting: it replaces a lost node")
+                del silent[node]
+            for node, error in silent.items():
+                if needed is not None and node in needed:
+                    raise error
+                session.console.warn(str(error))
+            yield found, runner
     if silent and needed is None:
         raise _not_queried(silent)
 
 
-def with_cause(session: Session[Reporter], cluster: Cluster, error: NodeError) -> NodeError:
-    """Return an error; where a connection broke because instances have ended, one that names that: another
+@contextlib.contextmanager
+def cause_named(session: Session[Reporter], cluster: Cluster) -> Iterator[None]:
+    """Raise NodeError with what AWS reports where a connection broke because instances have ended: another
     command may have removed the cluster."""
-    ended: dict[int, lookup.EndedNode] = {}
-    if replies.is_silence(error) or isinstance(error, ConnectError):
-        with contextlib.suppress(CloudDDPError):
-            ended = lookup.ended_nodes(session.aws(), cluster, cluster.nodes)
-    if not ended:
-        return error
-    node, first = min(ended.items())
-    others = "" if len(ended) < len(cluster.nodes) else "; no node of the cluster is left"
-    return NodeError(f"{error.reason or error.message}: AWS reports of node {node} {first.report}{others}")
+    try:
+        yield
+    except NodeError as error:
+        ended: dict[int, lookup.EndedNode] = {}
+        if replies.is_silence(error) or isinstance(error, ConnectError):
+            with contextlib.suppress(CloudDDPError):
+                ended = lookup.ended_nodes(session.aws(), cluster, cluster.nodes)
+        if not ended:
+            raise
+        node, first = min(ended.items())
+        others = "" if len(ended) < len(cluster.nodes) else "; no node of the cluster is left"
+        raise NodeError(
+            f"{error.reason or error.message}; node {node}: AWS reports {inert(first.report)}{others}",
+            hint=Message("`cloudddp status` shows what is left of the cluster"),
+        ) from None
 
 
 def _warn_of_problems(session: Session[Reporter], found: Cluster, nodes: Collection[int]) -> None:

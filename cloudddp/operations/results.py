@@ -381,9 +381,7 @@ def only_elsewhere(runner: Runner, name: str) -> str:
     )
 
 
-def report_new(
-    console: Reporter, runner: Runner, settings: Config, finished: JobResult, script: Path
-) -> None:
+def report_new(console: Reporter, runner: Runner, settings: Config, finished: JobResult) -> None:
     """Report at the end of a launch which results `pull` copies and which new files it does not, and which
     were lost with nodes. Never fails."""
     runner.leave_out([node for node in finished.lost if node in runner.nodes])
@@ -391,12 +389,8 @@ def report_new(
     report_lost(console, found)
     if not finished.lost:
         report_held(console, found, settings)
-    with contextlib.suppress(OSError):
-        if not new_files.by_node(found) and b"chdir(" in script.read_bytes():
-            console.warn(
-                f"{script.name} changes its folder, and no new file is in the project: `pull` copies nothing "
-                "that is outside"
-            )
+    if found and not new_files.by_node(found):
+        console.log("no new file is in the project; files that a script writes elsewhere are not pulled")
 
 
 def report_lost(console: Reporter, replies: Mapping[int, NewFilesReply]) -> None:

@@ -91,11 +91,10 @@ def send_files(
     results: Sequence[Path],
     *,
     files: Snapshot | None = None,
-    yes: bool = False,
 ) -> None:
     """Send the project's files, and put the `results` back."""
     files = files or project_files.of_config(session.root, session.settings)
-    origin = origin_of(session, yes=yes)
+    origin = origin_of(session)
     with session.console.progress() as progress:
         syncing.sync(runner, cluster, session.settings, files=files, progress=progress, origin=origin)
         if not results:
@@ -116,10 +115,9 @@ def start_job(
     job: NewJob,
     *,
     nodes_stay: bool = True,
-    yes: bool = False,
 ) -> Sending:
     """Start the job, and record what it was launched with; return what is still being sent. After
-    an interrupt the caller ends what has started, with `cancel.abort_launch`. `yes`: as for `origin_of`.
+    an interrupt the caller ends what has started, with `cancel.abort_launch`.
 
     If the job is not started, the nodes still power off where that was planned, and it is reported when; not
     where the caller removes them (`nodes_stay`).
@@ -162,7 +160,7 @@ def start_job(
                 progress=note,
                 hold=hold,
                 secret_files=secret_files,
-                origin=origin_of(session, yes=yes),
+                origin=origin_of(session),
                 on_setup_line=lambda node, line: session.console.log(
                     f"[setup | node {node}] {without_colours(line)}"
                 ),
@@ -212,7 +210,7 @@ def check_nodes_min(config: Config, nodes: int) -> None:
         )
 
 
-def origin_of(session: Session[Reporter], *, yes: bool = False) -> Origin:
+def origin_of(session: Session[Reporter]) -> Origin:
     """Return the project's id, and how to ask whether the files of another project may be replaced; where
     nobody can be asked they may not."""
 
@@ -222,7 +220,7 @@ def origin_of(session: Session[Reporter], *, yes: bool = False) -> Origin:
             f"{node_list(nodes)} of cluster {name!r} {'has' if len(nodes) == 1 else 'have'} the files of "
             "another project, or of this one from another computer or folder"
         )
-        answer = yes or session.console.agree(f"{held}. Replace them?")
+        answer = session.console.agree(f"{held}. Replace them?")
         if answer is None:
             raise CloudDDPError(
                 f"{held}; nothing was changed",

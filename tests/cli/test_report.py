@@ -49,7 +49,7 @@ def test_report_of_a_job(cli: Any) -> None:
         "train.py --lr 0.1", "failed, exit code 1",
         "rank 1 on node 1 exited with code 1", "&lt;/pre&gt;&lt;img src=x&gt;", "API_KEY", "OTHER_KEY",
         "<figcaption>loss", "g5.12xlarge", "Commit <code>", "starting job", "nodes ready",
-        "ranks started on node 1", "on demand for 2 nodes", "+rank = int(os.environ", "job.rendezvous",
+        "job started on node 1", "on demand for 2 nodes", "+rank = int(os.environ", "job.rendezvous",
         "runs/events.tfevents.1</td><td>left out: written before",
     ):  # fmt: skip
         assert part in page, part

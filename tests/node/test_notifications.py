@@ -63,13 +63,13 @@ def test_failure_is_sent_once_with_what_failed_first_and_no_secret(gangs: Make, 
     found = hook.wait("failed")
     gang.gone()
     assert hook.wait("failed") == found, "one node sends it"
-    assert found["usd"] == pytest.approx(10 * found["seconds"], abs=0.6)
+    assert found["usd"] == pytest.approx(10 * max(found["seconds"], 60), abs=0.6)
     expected = {"job": gang[0].id(), "cluster": "demo", "node": 1, "rank": 1, "exit_code": 1}
     assert {name: found[name] for name in expected} == expected
     assert found["text"] == found["content"]
     assert found["text"] == (
         f"[failed] script.py (job {gang[0].id()}) on cluster demo after "
-        f"{timedelta(seconds=round(found['seconds']))}, ${found['usd']:.2f}: "
+        f"{timedelta(seconds=round(found['seconds']))}, at most ${found['usd']:.2f}: "
         "rank 1 on node 1 exited with code 1: RuntimeError: < !channel> no login with ****"
     )
     assert hook.paths == [f"/services/{SECRET}?a=b"]
@@ -217,7 +217,7 @@ def test_command_that_cannot_run_is_noted(node: Node, command: str, why: str) ->
 def test_missing_command_is_noticed_before_the_job(node: Node, command: str) -> None:
     done = node.run(node.starting("", notify=command))
     assert done.returncode == 1
-    assert f"no program {command.split()[0]} was found on the node" in done.stderr.decode()
+    assert "the program of job.notify is not on the node, or is not executable" in done.stderr.decode()
     assert not node.folder().exists()
 
 
@@ -238,7 +238,8 @@ def test_spot_notice_is_sent_before_the_verdict(node: Node, hook: Webhook) -> No
     why = f"node 0 is about to end: AWS ends it at {ends:%H:%M:%S} UTC (spot notice)"
     why += "; the ranks were told to save"
     for one, event in zip(hook.bodies, ("notice", "preempted"), strict=True):
-        assert one["text"].startswith(f"[{event}] script.py (job {node.id()}) on cluster demo after 0:00:")
+        lasted = ", running for 0:00:" if event == "notice" else " after 0:00:"
+        assert one["text"].startswith(f"[{event}] script.py (job {node.id()}) on cluster demo{lasted}")
         assert one["text"].endswith(f": {why}")
 
 
@@ -247,7 +248,8 @@ def test_deadline_is_announced_by_the_first_node_only(gangs: Make, hook: Webhook
     deadline = Deadline(1799.0, "2030-01-01 12:00 UTC")
     gang.start(SLEEP, SLEEP, env=ENV, grace=0.0, notify=hook.url, deadline=deadline)
     found = hook.wait("deadline")
-    assert found["text"].startswith(f"[deadline] script.py (job {gang[0].id()}) on cluster demo after 0:00:0")
+    job = f"[deadline] script.py (job {gang[0].id()})"
+    assert found["text"].startswith(f"{job} on cluster demo, running for 0:00:0")
     assert found["text"].endswith(f": the cluster's deadline is at {deadline.at}")
     until(lambda: all((one.project / "ready").exists() for one in gang.nodes))  # nodes look before that
     gang[1].cancel(grace=0.0)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,8 +139,6 @@ def test_record_of_a_long_job_has_longer_pauses(tmp_path: Path, age: float, paus
     assert before + pause <= recorder._due <= time.monotonic() + pause + 1.0
     recorder.turn()
     assert len(records(tmp_path)) == 1
-    recorder.turn(last=True)
-    assert len(records(tmp_path)) == 2
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/full")])
@@ -161,8 +160,9 @@ def test_what_rank_zero_shows_without_a_report(tmp_path: Path) -> None:
     (job / "began").touch()
     runs, now = project / "runs" / "deep", time.time()
     runs.mkdir(parents=True)
+    nothing = Reading(now, metrics={"step": 1.0})
     zero = RankZero(job, project)
-    assert (zero.is_here, zero.scalars(), zero.last_line()) == (False, {}, "")
+    assert zero.added(nothing) == nothing
     (job / "ranks" / "0.log").write_bytes(b"begin\nepoch 1:  10%\repoch 1:  20% \xff\r\n \n")
     huge = runs / "events.out.tfevents.1"
     with huge.open("wb") as file:
@@ -175,22 +175,16 @@ def test_what_rank_zero_shows_without_a_report(tmp_path: Path) -> None:
     (runs / "many.tfevents.3").write_bytes(b"".join(event(n, at=now, **{f"m{n}": 1.0}) for n in range(99)))
     os.mkfifo(runs / "pipe.tfevents.4")
     (runs / "link.tfevents.5").symlink_to("/dev/zero")
-    zero._searched = -math.inf
-    assert (zero.is_here, zero.last_line()) == (True, "epoch 1:  20% \N{REPLACEMENT CHARACTER}")
-    found = zero.scalars()
-    assert len(found) == MAX_METRICS
+    found = zero.added(nothing)
+    assert (len(found.metrics), found.line) == (MAX_METRICS, "epoch 1:  20% \N{REPLACEMENT CHARACTER}")
     (runs / "many.tfevents.3").unlink()
     zero = RankZero(job, project)
-    assert zero.scalars() == {"loss": 2.0, "lr": None}
+    assert zero.added(nothing).metrics == {"loss": 2.0, "lr": None}
     with huge.open("ab") as file:
         file.write(event(9, at=now, loss=9.0)[30:])
-    assert zero.scalars()["loss"] == 9.0
-    measured = Measuring(job, Gpus(1.0), 1.0, zero).take()
-    assert (measured.metrics["loss"], measured.line[:5]) == (9.0, "epoch")
-    (job / store.STATUS_FILE).write_text('{"step": 1, "loss": 3}')
-    assert Measuring(job, Gpus(1.0), 1.0, zero).take().metrics == {"step": 1.0, "loss": 3.0}
-    (job / store.STATUS_FILE).write_text('{"step": 1}')
-    assert Measuring(job, Gpus(1.0), 1.0, zero).take().metrics["loss"] == 9.0
+    assert zero.added(nothing).metrics["loss"] == 9.0
+    reported = replace(nothing, metrics={"step": 1.0, "loss": 3.0})
+    assert zero.added(reported).metrics == reported.metrics
 
 
 @pytest.fixture

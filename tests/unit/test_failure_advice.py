@@ -74,7 +74,7 @@ def test_missing_module(line: str, environment: str, listed: bool, expected: str
         ('Error: No such file or directory (os error 2): "data/a.bin"', False, "data/a.bin is here"),
         ("cat: data/a.bin: No such file or directory", False, "data/a.bin is here"),
         ("ValueError: No module named x is fine", False, ""),
-        ("EOFError: EOF when reading a line", False, "ranks have no input"),
+        ("EOFError: EOF when reading a line", False, "ranks have no stdin"),
         (
             "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that "
             "dataloader's workers are out of shared memory. Please try to raise your shared memory limit.",

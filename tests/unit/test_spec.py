@@ -175,9 +175,8 @@ def test_value_of_another_type_is_refused(section: str, key: str, value: Any, te
     refusal(section, key, value, textual=textual)
 
 
-def test_number_as_text_in_a_file_is_a_number_where_a_word_is_allowed_too() -> None:
-    assert [one("job", "nproc_per_node", text) for text in ("2", "gpu")] == [2, "gpu"]
-    refusal("job", "nproc_per_node", "2,2")
+def test_text_in_a_file_is_what_the_flag_means() -> None:
+    assert [one("job", "nproc_per_node", text) for text in ("2", "gpu", "2,1")] == [2, "gpu", (2, 1)]
 
 
 # -- limits --------------------------------------------------------------------------------------------------

@@ -62,9 +62,9 @@ _RECORD = re.compile(rb"(?s)..\0{6}.{4}\x09.{8}[\x10\x2a]")
 _TRIES = 8
 
 
-def last_rows(file: BinaryIO, size: int, most: int) -> list[Row]:
-    """Return the rows in the last `most` of the `size` bytes of a file, from the first record that begins
-    there."""
+def last_rows(file: BinaryIO, most: int) -> list[Row]:
+    """Return the rows in the last `most` bytes of a file, from the first record that begins there."""
+    size = file.seek(0, io.SEEK_END)
     file.seek(max(size - most, 0))
     data = file.read(most)
     starts = (found.start() for found in _RECORD.finditer(data)) if size > most else [0]

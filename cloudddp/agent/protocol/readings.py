@@ -49,8 +49,9 @@ class RankReading:
 @frozen
 class Reading:
     """All that a node measured at `at`, in seconds since the epoch by its clock. `metrics`: the numbers that
-    rank 0 reports in its status file, by name, where it runs here; None is not finite. For `top` also those
-    that it wrote last for TensorBoard, where it reports none but steps, and the last `line` of its log."""
+    rank 0 reports in its status file, by name, where it runs here; None for NaN and infinity. For `top`
+    also those that it wrote last for TensorBoard, where it reports none but steps, and the last `line` of its
+    log."""
 
     at: Time
     gpus: Annotated[tuple[GpuReading, ...], at_most(MAX_GPUS)] = ()

@@ -28,7 +28,9 @@ def cost(console: Console, options: GlobalOptions, *, as_json: bool) -> None:
         console.print_json([asdict(one) for one in found])
     elif found:
         console.print(views.costs_text(found))
-        paid = "list prices, which simulated nodes do not cost" if options.sim else "list prices"
-        console.log(f"{paid}, with disks and addresses; without data transfer, snapshots and taxes")
+        console.log(
+            "list prices on AWS, with disks and addresses; without data transfer, snapshots and taxes. "
+            "Simulated nodes cost nothing"
+        )
     else:
         console.log("no clusters are known")

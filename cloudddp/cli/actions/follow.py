@@ -64,6 +64,7 @@ class Answer(enum.Enum):
     CANCEL = "y"
     WATCH = "n"
     DETACH = "d"
+    ENDED = ""  # the job has, before an answer
 
 
 @timings.span("job")
@@ -125,6 +126,8 @@ def _followed(
                     raise Detached(job_id) from None
                 case Answer.WATCH:
                     console.log(f"still following job {job_id}")
+                case Answer.ENDED:
+                    console.log("\nthe job has ended meanwhile")
         except Exception:
             console.suggest(
                 f"job {job_id} may still be running: `cloudddp logs -f {q(job_id)}`, `cloudddp cancel "
@@ -142,9 +145,10 @@ def _answer(console: Console, interrupt: KeyboardInterrupt, has_ended: Callable[
     try:
         answer = console.choose(
             "\nCancel the job on every node? y: cancel, n: keep watching, d: detach, the job keeps running",
-            [one.value for one in Answer],
+            [one.value for one in Answer if one is not Answer.ENDED],
             has_ended,
         )
+        return Answer(answer)
     except signals.HungUp:
         raise
     except KeyboardInterrupt:
@@ -153,9 +157,6 @@ def _answer(console: Console, interrupt: KeyboardInterrupt, has_ended: Callable[
         if not sys.stdin.isatty():
             raise signals.HungUp from None  # the terminal was closed at the question
         return Answer.CANCEL
-    if not answer:
-        console.log("\nthe job has ended meanwhile")
-    return Answer(answer) if answer else Answer.WATCH
 
 
 def _cancel_now(console: Console, runner: Runner, job_id: str, grace: float) -> NoReturn:

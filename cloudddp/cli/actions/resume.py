@@ -50,7 +50,7 @@ from cloudddp.job.results import checkpoints, new_files
 from cloudddp.job.status import JobRecord
 from cloudddp.local_state import ClusterFolder
 from cloudddp.operations import deadlines
-from cloudddp.operations.node_connections import with_cause
+from cloudddp.operations.node_connections import cause_named
 from cloudddp.operations.results import report_lost
 from cloudddp.operations.start_job import check_nodes_min
 from cloudddp.text import node_list, one_line
@@ -69,7 +69,6 @@ class Request:
     replaced: frozenset[int] = frozenset()
     detach: bool = False
     suggest: bool = True
-    yes: bool = False  # other files on the nodes may be replaced
     more: tuple[str, ...] = ()  # arguments of the script, after those that it had
 
 
@@ -86,10 +85,10 @@ def resume(
     env_files: Sequence[str],
     more: Sequence[str],
 ) -> int:
-    nodes = frozenset(map(_node, replaced))
+    nodes, console.yes = frozenset(map(_node, replaced)), yes
     session = sessions.start(console, options, flags=flags, variables=variables, env_files=env_files)
     try:
-        finished = resume_job(session, flags, Request(job_id, nodes, detach, yes=yes, more=tuple(more)))
+        finished = resume_job(session, flags, Request(job_id, nodes, detach, more=tuple(more)))
     except (JobStopped, Detached) as ended:
         return _left(console, ended)
     return 0 if finished is None else finished.exit_code
@@ -159,12 +158,13 @@ def resume_job(
         script = replace(record.script, args=(*record.script.args, *wanted.more))
         job = NewJob(script, record.poweroff, record.job, record.keep)
         own.console.log(f"resuming job {record.job} as {job.id} on {counted(len(cluster.nodes), 'node')}")
-        flags_of = {"detach": wanted.detach, "suggest": wanted.suggest, "yes": wanted.yes}
-        try:
-            with closing(connect.connect(cluster, own.settings.cluster, progress=own.console.log)) as runner:
-                return start_and_follow(own, runner, cluster, job, on_start=lock.close, **flags_of)
-        except NodeError as error:
-            raise with_cause(own, cluster, error) from None
+        with (
+            cause_named(own, cluster),
+            closing(connect.connect(cluster, own.settings.cluster, progress=own.console.log)) as runner,
+        ):
+            return start_and_follow(
+                own, runner, cluster, job, detach=wanted.detach, suggest=wanted.suggest, on_start=lock.close
+            )
 
 
 def _lock(stack: ExitStack, folder: ClusterFolder, cluster: Cluster) -> None:

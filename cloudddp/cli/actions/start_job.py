@@ -29,17 +29,16 @@ def start_and_follow(
     detach: bool,
     suggest: bool = True,
     nodes_stay: bool = True,
-    yes: bool = False,
     on_start: Callable[[], None] = lambda: None,
 ) -> JobResult | None:
     """Start the job, and follow it to its end unless `detach` is set. Raises JobStopped and Detached.
 
     `suggest`: report what to type next; not where the caller goes on by itself. `nodes_stay`: as for
-    `start_job`, `yes` too. `on_start` is called when the job has been started.
+    `start_job`. `on_start` is called when the job has been started.
     """
     console = session.console
     with stopped_if_interrupted(console, runner, job.id):
-        sending = start_job(session, runner, cluster, job, nodes_stay=nodes_stay, yes=yes)
+        sending = start_job(session, runner, cluster, job, nodes_stay=nodes_stay)
         on_start()
         if detach:
             sending.wait()
@@ -61,8 +60,7 @@ def start_and_follow(
     if finished.leaving is not None:
         pull_before_the_end(session, runner, cluster, finished)
     elif suggest:
-        script = session.root / job.script.target
-        report_new(console, runner, session.settings, finished, script)
+        report_new(console, runner, session.settings, finished)
     return finished
 
 

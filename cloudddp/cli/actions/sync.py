@@ -18,6 +18,7 @@ def sync(
         raise UsageError(
             "a job is for --results", hint=f"send its results: `cloudddp sync --results {q(job_id)}`"
         )
+    console.yes = yes
     session = sessions.start(console, options, anyone=anyone)
     results = results_of(session, put_back and (job_id or True))
     files = project_files.of_config(session.root, session.settings)
@@ -25,7 +26,7 @@ def sync(
         console.warn(note)
     with connected(session) as (cluster, runner):
         try:
-            send_files(session, runner, cluster, results, files=files, yes=yes)
+            send_files(session, runner, cluster, results, files=files)
         except KeyboardInterrupt:
             console.log("files that have arrived are kept; repeat the command to send the others")
             raise

@@ -24,7 +24,6 @@ import click
 from msgspec import structs
 
 from cloudddp import __version__, signals, timings
-from cloudddp.aws.instance_types import power_minutes
 from cloudddp.cli import session as sessions
 from cloudddp.cli.actions.up import bring_up
 from cloudddp.cli.console import Console
@@ -33,6 +32,7 @@ from cloudddp.cli.views import lifecycle
 from cloudddp.cluster import offers
 from cloudddp.cluster.doctor import Check, ChecksFailed
 from cloudddp.cluster.model import Cluster
+from cloudddp.cluster.wait_ready import ready_minutes
 from cloudddp.config.command_line import Flag, GlobalOptions
 from cloudddp.config.spec import connection_mode
 from cloudddp.errors import (
@@ -53,7 +53,7 @@ _CHEAP = (
     Flag("--instance-type", "cluster", "instance_type", "g4dn.xlarge"),
     Flag("--max-cost", "cluster", "max_cost", "1"),
 )
-_USE = 10.0  # minutes of a trial after its node is ready
+_USE_MINUTES = 10.0  # of a trial after its node is ready
 _ONE = Flag("--nodes", "cluster", "nodes", "1")
 # Settings of a file that are about its own type of nodes: defaults, unless they are given as flags.
 _OF_ANOTHER_TYPE: Mapping[str, Any] = {
@@ -69,12 +69,12 @@ echo "ssh=$(ssh -V 2>&1 | head -n 1)"; echo "python=$(python3 --version)"
 echo "driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2> /dev/null | head -n 1)"
 echo "date=$(date --version | head -n 1)"
 PATH=$PATH:/usr/sbin:/sbin
-has() { command -v $1 > /dev/null; }
-imports() { python3 -c "import $1" 2> /dev/null; }
-those() { for name in $2; do if $1 $name; then echo $name; fi; done | xargs; }
-names="python pip uv aws docker exportfs mount.nfs4 mount.lustre apt-get dnf nvidia-fabricmanager"
-echo "programs=$(those has "$names")"
-echo "modules of python3=$(those imports "sys pip ensurepip boto3 torch")"
+for name in python pip uv aws docker exportfs mount.nfs4 mount.lustre apt-get dnf nvidia-fabricmanager; do
+    if command -v $name > /dev/null; then programs="${programs:-} $name"; fi
+done
+echo "programs=${programs:-none}"
+echo "modules of python3=$(python3 -c 'from importlib.util import find_spec
+print(*[name for name in ("sys", "pip", "ensurepip", "boto3", "torch") if find_spec(name)])')"
 for folder in /opt/pytorch /opt/dlami/nvme; do
     if [ ! -e $folder ]; then echo "$folder=missing"; continue; fi
     may=; [ -w $folder ] || may="not "
@@ -161,18 +161,16 @@ class Trial:
         """Return the session of a cluster with one cheap node, whatever the configuration files say of it."""
         given = {flag.key for flag in self.flags}
         flags = [*(flag for flag in _CHEAP if flag.key not in given), *self.flags, _ONE]
-        if "max_hours" not in given:
-            # How many GPUs a type has is not known yet: as if it had several.
-            self.minutes = _USE + max(
-                power_minutes(str(one.value), 2) for one in flags if one.key == "instance_type"
-            )
-            hours = math.ceil(self.minutes / 0.006) / 1e4
-            flags.append(Flag("--max-hours", "cluster", "max_hours", str(hours)))
         session = sessions.start(
             self.console, replace(self.options, cluster=f"trial-{self.suffix}"), flags=flags
         )
         others = {key: value for key, value in _OF_ANOTHER_TYPE.items() if key not in given}
         spec = structs.replace(session.settings.cluster, **others)
+        if "max_hours" not in given:
+            self.minutes = (
+                ready_minutes(spec, 2) + _USE_MINUTES
+            )  # how many GPUs the type has is not known yet
+            spec = structs.replace(spec, max_hours=self.minutes / 60)
         return replace(session, settings=structs.replace(session.settings, cluster=spec))
 
     def _check(self, session: Session, check: Callable[[Session], Sequence[Check]]) -> None:
@@ -196,8 +194,8 @@ class Trial:
         cost = offers.price(session.clouds()[0], spec).hour * self.minutes / 60
         if spec.max_cost is not None and cost > spec.max_cost:
             raise UsageError(
-                f"a {spec.instance_type} may take {self.minutes - _USE:.0f} minutes to boot, and max_cost is "
-                f"${spec.max_cost:.2f}: a trial of {self.minutes:.0f} minutes costs up to ${cost:.2f}",
+                f"{spec.instance_type} may take {self.minutes - _USE_MINUTES:.0f} minutes to boot: a trial "
+                f"of {self.minutes:.0f} minutes costs up to ${cost:.2f}, and max_cost is ${spec.max_cost:.2f}",
                 hint=f"give --max-cost {math.ceil(cost)}, or --max-hours",
             )
 

@@ -123,7 +123,7 @@ pull = Verb(
 
     PATHS are files or folders of the project on the nodes (default: job.outputs, or every file that jobs
     wrote in the project, up to job.pull_mb of those not pulled yet); the id of a job is taken as --job. Files
-    that are here already are not sent again, and a transfer that broke continues. Exits with 1 if a result
+    that already exist here are not sent again, and a transfer that broke continues. Exits with 1 if a result
     was left out.
 
     \b

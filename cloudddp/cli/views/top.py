@@ -14,11 +14,11 @@ from cloudddp.cli.views.clusters import spending
 from cloudddp.cli.views.jobs import iso, jobs_json, state_text
 from cloudddp.formats import cut, duration, table
 from cloudddp.job.readings import READY, NodeReadings, Snapshot
-from cloudddp.text import columns, node_list, one_line
+from cloudddp.text import node_list, one_line
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 TREND, CELL = 8, 15.0  # characters of a trend, and seconds of each
-NAME = 24  # columns of the name of a metric, at least: a long one does not hide the others
+NAME = 24  # columns of the name of a metric: a long one does not hide the others
 HEADER = "NODE RANK GPU TREND MEM-GIB MEM-USE TEMP POWER CORES STEP S/STEP SLOW".split()
 _SPARE = "MEM-USE TEMP POWER TREND MEM-GIB CORES".split()  # left out first where the terminal is too narrow
 
@@ -27,11 +27,11 @@ def lines(view: Snapshot, width: int = 0) -> list[str]:
     """Return what is shown on a terminal of so many columns (0: on none)."""
     rows = sorted(_rows(view), key=lambda row: -row[0])  # a terminal may not have room for all
     text = table(HEADER, [cells for _, cells in rows], spare=_SPARE, width=width)
-    found = [one_line(line) for line in (*_head(view, width), *text.split("\n"))]
+    found = [one_line(line) for line in (*_head(view), *text.split("\n"))]
     return [cut(line, width) for line in found] if width else found
 
 
-def _head(view: Snapshot, width: int) -> Iterator[str]:
+def _head(view: Snapshot) -> Iterator[str]:
     yield f"{view.cluster.name}: {spending(view.cluster)}"
     for state in dict.fromkeys(view.states.values()):
         nodes = [node for node, one in view.states.items() if one == state]
@@ -44,13 +44,7 @@ def _head(view: Snapshot, width: int) -> Iterator[str]:
         lasted = "" if job.seconds is None else f" {when} {duration(job.seconds)}"
         yield ", ".join(filter(None, (f"job {job.id}: {state_text(job)}{lasted}", progress)))
     if metrics := {name: value for name, value in view.metrics.items() if name not in ("step", "steps")}:
-        most = max(NAME, width * 3 // 10)
-        shown = [f"{cut(one_line(name), most)} {_number(value)}" for name, value in metrics.items()]
-        text = "  ".join(shown)
-        while width and len(shown) > 1 and columns(text) > width:
-            text = "  ".join((*shown[:-1], "..."))  # a number that is cut would be another one
-            shown.pop()
-        yield text
+        yield "  ".join(f"{cut(one_line(name), NAME)} {_number(value)}" for name, value in metrics.items())
     if view.line:
         yield f"rank 0: {view.line}"
 

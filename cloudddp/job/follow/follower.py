@@ -107,19 +107,14 @@ class JobFollower:
                 raise TimeoutError(f"job {self.job} has not ended after {timeout:g} s")
             now = self._liveness.clock()  # before a report, which lasts as long as the terminal is paused
             self._report()
-            action = decide(self._state, self.policy, now)
-            match action:
-                case Continue():
-                    self._advance()
-                case AskAws():
-                    self._ask_aws()
-                case Done():
-                    return verdict(self._state, self.job, time.time())
+            if self.has_ended(now):
+                return verdict(self._state, self.job, time.time())
 
-    def has_ended(self) -> bool:
-        """Go on for a moment without a report; return whether the job has ended. The next `run` reports what
-        has arrived, of very much the last lines."""
-        match decide(self._state, self.policy, self._liveness.clock()):
+    def has_ended(self, now: float | None = None) -> bool:
+        """Return whether the job has ended; if not, handle the next event without reporting it, for which it
+        waits up to POLL seconds. The next `run` reports what has arrived, at most MOST_UNREPORTED lines.
+        `now`: by the clock of `_liveness`."""
+        match decide(self._state, self.policy, self._liveness.clock() if now is None else now):
             case Continue():
                 self._advance()
             case AskAws():

@@ -24,7 +24,6 @@ from cloudddp.agent.protocol.readings import READINGS_FILE
 from cloudddp.agent.protocol.results import FACTS_FILE, MASKED_FILE, Masked
 from cloudddp.agent.protocol.stacks import MAX_STACK
 from cloudddp.cluster.prices import billed_hours
-from cloudddp.config import packages
 from cloudddp.config.schema import LISTS
 from cloudddp.config.spec import Config
 from cloudddp.files import Folder
@@ -46,7 +45,6 @@ _HEAD = Html(f"""<!doctype html>
 <meta http-equiv="Content-Security-Policy" content="{POLICY}"><meta name="color-scheme" content="light dark">
 """)
 _NOTES = 20  # that are shown
-STACKS = "stacks"  # the folder of a node's logs with RANK.txt
 _RANKS = 64  # whose stacks are shown
 _EVENTS = {"made": "nodes launched", "ready": "nodes ready", "gone": "cluster removed"}
 
@@ -109,12 +107,9 @@ def page(found: Evidence) -> Html:
 
 def _title(found: Evidence) -> str:
     """Return what was run, and how it ended."""
-    scripts = [found.launch.script.shown] if found.launch else [one.script for one in found.states.values()]
-    script = cut(one_line(next(filter(None, scripts), f"job {found.job}")), 100)
-    if found.verdict is None:
-        return script
+    script = cut(one_line(found.launch.script.shown), 100) if found.launch else f"job {found.job}"
     ran = f" after {duration(found.seconds)}" if found.seconds else ""
-    return f"{script}: {found.verdict.phase.value}{ran}"
+    return f"{script}: {found.verdict.phase.value}{ran}" if found.verdict else script
 
 
 def _when(seconds: float) -> str:
@@ -152,9 +147,8 @@ def _what_happened(found: Evidence) -> Html:
 
 def _stacks(found: Evidence) -> Iterator[Html]:
     """Yield the stacks of the ranks, as they were read while the job did nothing."""
-    files = [one for path in found.nodes.values() for one in path.glob(f"{STACKS}/*.txt")]
-    own = (one for one in files if re.fullmatch("[0-9]{1,5}", one.stem))
-    for path in sorted(own, key=lambda one: int(one.stem))[:_RANKS]:
+    files = [one for path in found.nodes.values() for one in sorted(path.glob("stacks/[0-9]*.txt"))]
+    for path in files[:_RANKS]:
         if text := series.head(path, MAX_STACK).decode(errors="replace").strip():
             yield tag("details", tag("summary", f"Stacks of rank {path.stem}"), tag("pre", text))
 
@@ -181,8 +175,7 @@ def _timeline(found: Evidence) -> Html:
             check_range("time", at, 0, MAX_TIME)
             rows += [(at, str(what))] if what and "py-spy" not in str(what) else []
     for node, state in found.states.items():
-        what = "ranks" if any(found.nodes[node].glob("ranks/*.log")) else "launcher"
-        rows += [(state.started, f"{what} started on node {node}")] if state.started else []
+        rows += [(state.started, f"job started on node {node}")] if state.started else []
     for one in found.slow:
         rows += [(one.since, f"straggler from step {one.step}: {one.text}")]
         rows += [(one.until, f"rank {one.rank} has caught up, or ended")] if one.until else []
@@ -227,10 +220,8 @@ def _settings(found: Evidence) -> Html:
     given, standard = (msgspec.to_builtins(one) for one in (found.launch.config, Config()))
     lists = [(name, given.pop(name)) for name in LISTS]
     rows = [(name, json.dumps(value)) for name, value in lists if value]
-    if environment := given["setup"]["environment"]:  # its command is cloudddp's own
-        run = given["setup"]["run"]
-        own = (one for one in run if not one.startswith(packages.title(environment)))
-        given["setup"]["run"] = type(run)(own)
+    if given["setup"]["environment"]:  # the first command is cloudddp's own (packages.derived)
+        given["setup"]["run"] = given["setup"]["run"][1:]
     for section, values in given.items():
         changed = [(key, value) for key, value in values.items() if value != standard[section].get(key)]
         rows += [(f"{section}.{key}", json.dumps(value, ensure_ascii=False)) for key, value in changed]

@@ -28,7 +28,7 @@ MAX_LINE, PIECE = 1 << 16, 1 << 14  # bytes
 _SPAN = 1e100  # larger numbers are not drawn
 _TIMES = ("time", "timestamp", "wall_time")
 _NO_METRICS = frozenset((STEP, *_TIMES))
-_NO_CURVES = frozenset(("epoch", "step", "steps"))  # what only counts
+_COUNTERS = frozenset(("epoch", "step", "steps"))  # no curves
 _EPOCH = 1e9  # seconds: smaller times are durations
 
 Point = tuple[float, float]
@@ -110,13 +110,11 @@ def of_results(
         name = parent.relative_to(folder).as_posix()
         for row in (*current, *(row for row in since if row.x != STEP)):
             values += [(title, "", row.x, name, row.step, value) for title, value in row.values.items()]
-    broken: dict[tuple[str, str], list[str]] = {}
+    broken: dict[tuple[str, str], str] = {}
     for title, _, x, name, step, value in values:
         if type(value) is float and not math.isfinite(value):
-            broken.setdefault((name, title), []).append(f"{x} {step}")
-    for (name, title), at in broken.items():
-        more = f", and {len(at) - 1} times later" if at[1:] else ""
-        notes.append((folder / name, f"{title} is NaN or infinite at {at[0]}{more}"))
+            broken.setdefault((name, title), f"{title} is NaN or infinite, first at {x} {step}")
+    notes += [(folder / name, note) for (name, _), note in broken.items()]
     return _charts(values), [(run.relative_to(folder).as_posix(), note) for run, note in notes]
 
 
@@ -163,9 +161,13 @@ def _charts(values: Iterable[tuple[str, str, str, str, Any, Any]]) -> list[Chart
     found: dict[tuple[str, str], Chart] = {}
     for title, unit, x, name, at, value in values:
         key = title, x
-        if title.partition(",")[0].rpartition("/")[2] in _NO_CURVES:
-            continue
-        if _is_drawable(at) and _is_drawable(value) and (key in found or len(found) <= MAX_CHARTS):
+        counts = title.partition(",")[0].rpartition("/")[2] in _COUNTERS
+        if (
+            not counts
+            and _is_drawable(at)
+            and _is_drawable(value)
+            and (key in found or len(found) <= MAX_CHARTS)
+        ):
             found.setdefault(key, Chart(title, unit, x, {})).lines.setdefault(name, []).append((at, value))
     return list(found.values())
 

@@ -125,7 +125,6 @@ class _Supervisor:
                 self._send_heartbeat()
             for event in self._turn():
                 self._apply(event)
-        self._recorder.turn(last=True)
         self._mesh.flush(LAST_WORDS)
         if os.getppid() != self._guard:
             self._notifier.conclude()

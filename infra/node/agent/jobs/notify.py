@@ -39,7 +39,7 @@ ANNOUNCE_SECONDS = 1800.0  # before the deadline
 ORDER_SECONDS = 3.0  # for an earlier message to arrive before the verdict
 LONGEST, LONGEST_DETAIL = 2000, 300  # characters; Discord takes no more
 FAILED = {126: "the command is not executable", 127: "the command was not found on the node"}  # by exit code
-_WORD = re.compile(r"[\w./~+-]+(?=\s|$)")  # a program, where that is plain to see
+_WORD = re.compile(r"[\w./~+-]+(?=\s|$)")  # the name of a program
 TRY_SECONDS, SECONDS = 9.5, 20.0  # for one POST; for a delivery
 
 
@@ -106,12 +106,12 @@ class Notifier:
 
 
 def missing(request: StartRequest) -> str:
-    """Return why the command cannot be run, before it is needed; '' where its first word is found, or is not
-    plain to see."""
+    """Return why the command cannot be run, before it is needed; '' if its program is found, or it does not
+    begin with a plain name of one."""
     word = _WORD.match(request.notify)
     if word is None or succeeds(["bash", "-lc", f"type {word[0]}"], SECONDS, **_place(request)):
         return ""
-    return f"job.notify: no program {word[0]} was found on the node. No rank was started"
+    return "the program of job.notify is not on the node, or is not executable"
 
 
 def payload(
@@ -123,10 +123,12 @@ def payload(
     script, usd = _clean(request, request.script)[:LONGEST_DETAIL], None
     text = f"[{news.event}] {script} (job {request.job}) on cluster {cluster}"
     if seconds is not None:
-        text += f" after {timedelta(seconds=round(seconds))}"
+        text += (
+            f"{', running for' if news.exit_code is None else ' after'} {timedelta(seconds=round(seconds))}"
+        )
         if request.usd_hour:
-            usd = round(request.usd_hour * seconds / 3600, 2)
-            text += f", ${usd:.2f}"
+            usd = round(request.usd_hour * max(seconds, 60.0) / 3600, 2)  # EC2 bills a minute at least
+            text += f", at most ${usd:.2f}"
     if failure is not None:
         detail = _clean(request, failure.detail)[:LONGEST_DETAIL]
         text += f": {detail if news.event == DEADLINE else what_failed(failure, detail)}"

@@ -66,8 +66,8 @@ def training_status(folder: Path) -> Optional[TrainingStatus]:
 
 
 def metrics(folder: Path) -> dict[str, Optional[float]]:
-    """Return the numbers that rank 0 last reported, whatever their names; the first ones of too many. None is
-    not finite."""
+    """Return the numbers that rank 0 last reported, whatever their names; the first ones of too many. None
+    for NaN and infinity."""
     numbers = [
         (name, float(value) if abs(value) < LARGEST_METRIC else None)
         for name, value in _report(folder)[0].items()

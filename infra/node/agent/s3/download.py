@@ -9,6 +9,7 @@ file.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -69,15 +70,11 @@ def main() -> int:
 
 
 def _warn_of_region(client: Any, bucket: str, own: str) -> None:
-    """Log if the bucket is in another region. S3 says so also to those who may not ask (API reference,
-    "HeadBucket")."""
-    try:
-        answer = client.head_bucket(Bucket=bucket)
-    except client.exceptions.ClientError as error:
-        answer = error.response
-    where = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region", own)
-    if own and where != own:
-        _log(f"s3://{bucket} is in {where}, and this node in {own}: AWS bills transfers between regions")
+    """Log if the bucket is in another region."""
+    with contextlib.suppress(client.exceptions.ClientError):
+        headers = client.head_bucket(Bucket=bucket)["ResponseMetadata"]["HTTPHeaders"]
+        if own and (where := headers.get("x-amz-bucket-region", own)) != own:
+            _log(f"s3://{bucket} is in {where}, and this node in {own}: AWS bills transfers between regions")
 
 
 def files_of(client: Any, bucket: str, prefix: str) -> list[Object]:

@@ -102,9 +102,9 @@ def _set_up(request: SetupRequest, project: Path) -> SetupReply:
     store.write(task.record, own)
     with _open_log(folder) as log:
         setup = _Setup(request, project, folder, task.mark, _Copy(log))
-        # [setup] may install the Lustre client: it comes first where that is missing.
-        later = "mount.lustre" in shared.missing(request.shared) and bool(request.commands)
-        failed = (None if later else _share(setup)) or _copy_data(setup) or _pull(setup)
+        # [setup] may install the Lustre client: it runs before the mount if that is missing.
+        mount_after_setup = "mount.lustre" in shared.missing(request.shared) and bool(request.commands)
+        failed = (None if mount_after_setup else _share(setup)) or _copy_data(setup) or _pull(setup)
         if request.container and not failed:
             image = docker.id_of(request.container.image) or request.container.image
             request = replace(request, container=replace(request.container, image=image))
@@ -112,7 +112,7 @@ def _set_up(request: SetupRequest, project: Path) -> SetupReply:
         if not (failed or _is_done(request, project)):
             stamp.unlink(missing_ok=True)  # a run that fails may have removed what was installed before
             failed = _run_all(replace(setup, request=request))
-        if later and not failed:
+        if mount_after_setup and not failed:
             failed = _share(setup)
     if failed is None:
         task.record.unlink(missing_ok=True)

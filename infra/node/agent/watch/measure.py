@@ -13,25 +13,22 @@ from agent.jobs import rank_records
 from agent.node import kernel, processes, store
 from agent.watch.gpus import Gpus
 from agent.watch.pace import LOOKS, Reports, step_report
-from agent.watch.rank_zero import RankZero
 from cloudddp.agent.protocol.codec import ProtocolError, encode_utf8
 from cloudddp.agent.protocol.progress import Pace
 from cloudddp.agent.protocol.readings import READINGS_FILE, RankReading, Reading
 
 LIST_SECONDS = 10.0  # between two searches for children of ranks: a node has thousands of processes
-RECORD_SECONDS = 10.0  # between two readings that are kept with a job
-# Of a short job they are its age / SHORT_PART, so that there is a curve; of a long one its age / RECORD_PART.
-SHORT_PART, LEAST_SECONDS = 20, 1.0
-RECORD_PART = 500
+# Between two readings that are kept with a job: 1/20 of its age at first, so that a short job has a curve,
+# then 10 s, and 1/500 of its age from 5,000 s on.
+LEAST_SECONDS, RECORD_SECONDS = 1.0, 10.0
+SHORT_PART, RECORD_PART = 20, 500
 
 
 class Measuring:
-    """The GPUs, and the ranks of a job, measured every `interval` seconds; with `zero` also what rank 0 shows
-    besides its reports."""
+    """The GPUs, and the ranks of a job, measured every `interval` seconds."""
 
-    def __init__(self, folder: Path, gpus: Gpus, interval: float, zero: Optional[RankZero] = None) -> None:
+    def __init__(self, folder: Path, gpus: Gpus, interval: float) -> None:
         self.folder = folder
-        self._zero = zero
         self._gpus = gpus
         self._reports = Reports(folder, LOOKS / 2 * interval)
         self._trees: dict[int, list[int]] = {}  # by the process of each rank
@@ -43,12 +40,7 @@ class Measuring:
         cores = self._cores({one.rank: one.pid for one in running if one.pid})
         paces = {one.rank: one for one in self._reports.paces()}
         ranks = [self._rank(one.rank, cores.get(one.rank), paces.get(one.rank)) for one in running]
-        metrics, line = rank_records.metrics(self.folder), ""
-        if self._zero is not None and self._zero.is_here:
-            line = self._zero.last_line()
-            if not metrics.keys() - {"step", "steps"}:
-                metrics = self._zero.scalars() or metrics
-        return Reading(at, self._gpus.read(), tuple(ranks), metrics, line)
+        return Reading(at, self._gpus.read(), tuple(ranks), rank_records.metrics(self.folder))
 
     def _cores(self, roots: Mapping[int, int]) -> dict[int, float]:
         """Return how many cores each rank and its children have used since the last look. A process counts
@@ -81,15 +73,13 @@ class Recorder:
         self._measuring = Measuring(folder, gpus, RECORD_SECONDS)
         self._began = self._due = time.monotonic()
 
-    def turn(self, *, last: bool = False) -> None:
-        """Keep a reading if one is due, or it is the last one. A full disk, or a rank that damages the file,
-        ends no job."""
+    def turn(self) -> None:
+        """Keep a reading if one is due. A full disk, or a rank that damages the file, ends no job."""
         now = time.monotonic()
-        if now < self._due and not last:
+        if now < self._due:
             return
         age = now - self._began
-        usual = min(max(age / SHORT_PART, LEAST_SECONDS), RECORD_SECONDS)
-        self._due = now + max(usual, age / RECORD_PART)
+        self._due = now + max(LEAST_SECONDS, min(age / SHORT_PART, RECORD_SECONDS), age / RECORD_PART)
         path, access = self._measuring.folder / READINGS_FILE, os.O_RDWR | os.O_APPEND | os.O_CREAT
         with contextlib.suppress(OSError, ProtocolError), store.open_regular(path, access) as file:
             file.write(encode_utf8(self._measuring.take()) + b"\n")

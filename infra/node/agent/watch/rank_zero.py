@@ -9,19 +9,17 @@ import math
 import os
 import re
 import time
-from collections import deque
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Optional
 
-from agent.files import shared
-from agent.files.scan import CACHES
+from agent.files.scan import Scan
 from agent.jobs import phases
 from agent.node import store
 from cloudddp.agent.protocol import event_files
-from cloudddp.agent.protocol.readings import MAX_METRICS, MAX_SHOWN_LINE
+from cloudddp.agent.protocol.readings import MAX_METRICS, MAX_SHOWN_LINE, Reading
 
-SEARCH_SECONDS, AGAIN_SECONDS = 0.5, 10.0  # of a search, and between two
+SEARCH_SECONDS, AGAIN_SECONDS = 1.0, 10.0  # of a search, and between two
 MAX_FILES = 8  # the newest; add_scalars writes one for each curve
 FILE_BYTES, LOG_BYTES = 1 << 15, 1 << 14  # of the end of a file
 
@@ -37,19 +35,25 @@ class RankZero:
         self._searched = float("-inf")
         self._newest: dict[str, Optional[float]] = {}  # those that were written last come last
 
-    @property
-    def is_here(self) -> bool:
-        return os.path.lexists(self._log)
+    def added(self, reading: Reading) -> Reading:
+        """Return a reading with what rank 0 shows, where it runs here."""
+        if not os.path.lexists(self._log):
+            return reading
+        reports = reading.metrics.keys() - {"step", "steps"}
+        metrics = reading.metrics if reports else self._scalars() or reading.metrics
+        return replace(reading, metrics=metrics, line=self._last_line())
 
-    def scalars(self) -> dict[str, Optional[float]]:
+    def _scalars(self) -> dict[str, Optional[float]]:
         """Return the newest value of each scalar that was written since the job began, of too many those that
-        were written last; None is not finite."""
+        were written last; None for NaN and infinity."""
         if time.monotonic() - self._searched >= AGAIN_SECONDS:
-            self._files = [path for _, path in sorted(self._found())[-MAX_FILES:]]
+            new = Scan(self._project, (), (), self._since, again=0, seconds=SEARCH_SECONDS)
+            found = sorted((one.ctime, one.found.name) for one in new if event_files.EVENTS in one.found.name)
+            self._files = [self._project / name for _, name in found[-MAX_FILES:]]
             self._searched = time.monotonic()
         for path in self._files:
             with contextlib.suppress(OSError), store.open_regular(path) as file:
-                for row in event_files.last_rows(file, os.fstat(file.fileno()).st_size, FILE_BYTES):
+                for row in event_files.last_rows(file, FILE_BYTES):
                     if row.at >= self._since / 1e9 - 1:  # clocks of file systems lag
                         self._set(row.values)
         for tag in [*self._newest][:-MAX_METRICS]:
@@ -61,23 +65,7 @@ class RankZero:
             self._newest.pop(tag, None)
             self._newest[tag] = value if math.isfinite(value) else None
 
-    def _found(self) -> Iterator[tuple[int, Path]]:
-        """Yield event files that were written since the job began, with when they were, as far as the search
-        gets in its time: folders that are not deep come first."""
-        until, folders = time.monotonic() + SEARCH_SECONDS, deque([str(self._project), str(shared.FOLDER)])
-        while folders and time.monotonic() < until:
-            with contextlib.suppress(OSError), os.scandir(folders.popleft()) as entries:
-                for entry in entries:
-                    if time.monotonic() > until:
-                        return
-                    if entry.is_dir(follow_symlinks=False):
-                        folders.extend([entry.path] if entry.name not in CACHES else [])
-                    elif event_files.EVENTS in entry.name:
-                        written = entry.stat(follow_symlinks=False).st_ctime_ns
-                        if written >= self._since:
-                            yield written, Path(entry.path)
-
-    def last_line(self) -> str:
+    def _last_line(self) -> str:
         """Return the last line of its log that is not blank, and the last state of a progress bar."""
         with contextlib.suppress(OSError), store.open_regular(self._log) as file:
             begin = max(os.fstat(file.fileno()).st_size - LOG_BYTES, 0)
