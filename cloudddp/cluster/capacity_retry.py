@@ -137,7 +137,7 @@ def _create_in(
             failure.attempts = tuple(replace(one, what=offer.label) for one in failure.attempts)
             failures.append(failure)
             waiting.add(failure)
-            _check_accepted(failure, waiting, offer.spec)
+            _check_accepted(failure, waiting)
             remaining = failure.remaining
         except AWSError as error:
             if offer.spec.wait_capacity == "0" or not error.transient:
@@ -152,7 +152,7 @@ def _outage(error: AWSError, region: str) -> NotLaunched:
     return NotLaunched([attempt(region, "", error)], error)
 
 
-def _check_accepted(failure: NotLaunched, waiting: _Waiting, spec: ClusterSpec) -> None:
+def _check_accepted(failure: NotLaunched, waiting: _Waiting) -> None:
     """Raise CloudDDPError if too many launches were accepted and ended: each of them is billed."""
     code = failure.attempts[-1].code if failure.attempts else ""
     count = waiting.accepted[code]
@@ -162,7 +162,7 @@ def _check_accepted(failure: NotLaunched, waiting: _Waiting, spec: ClusterSpec) 
         f"{count} launches that AWS accepted ended before the nodes were ready, the last one with {code}: "
         f"{failure.attempts[-1].reason}. Such launches are billed: they cost at most {waiting.cost}; nothing "
         "is running",
-        hint=f"try again later, {launch_errors.look_further(launch_errors.widening(spec))}or choose another "
+        hint="try again later, or choose other --zones, --regions, --no-placement-group or another "
         "--instance-type",
     ) from None
 

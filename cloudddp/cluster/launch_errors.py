@@ -154,17 +154,12 @@ def widening(spec: ClusterSpec) -> tuple[str, ...]:
 def advice(attempts: Sequence[Attempt], wider: Sequence[str]) -> str:
     """Return what to do when no attempt has succeeded. `wider` are options that can add places
     (`widening`)."""
+    further = f"widen the search with {' or '.join(wider)}, " if wider else ""
     if any(one.waiting_helps for one in attempts):
-        return f"keep trying with --wait-capacity 2h, {look_further(wider)}or choose another --instance-type"
+        return f"keep trying with --wait-capacity 2h, {further}or choose another --instance-type"
     if any(next_step(one.code) is Next.REGION for one in attempts):
         return Message(
             "ask for a higher quota in the Service Quotas console, or use fewer nodes; `cloudddp doctor` "
             "names the quota"
         )
-    further = look_further(wider)
     return f"{further}or choose another --instance-type" if further else "choose another --reservation"
-
-
-def look_further(wider: Sequence[str]) -> str:
-    """Return the part of a sentence that names options that add places (`widening`), or ''."""
-    return f"widen the search with {' or '.join(wider)}, " if wider else ""

@@ -109,7 +109,7 @@ def test_other_volumes_of_an_image_are_named(cli: Any, faults: Any) -> None:
     faults.rewrite("DescribeImages", lambda body: body.replace(mapping, mapping + disk))
     del cli.env["CLOUDDDP_YES"]
     done = cli("up", "-n", "1", "-t", "g5.xlarge", **PRICED)
-    assert "warning   it has 500 GiB of volumes beside the root volume: billed" in done.stderr
+    assert "warning   the image has 500 GiB of volumes beside the root volume: billed" in done.stderr
 
 
 def test_image_of_another_architecture_is_refused(cli: Any, faults: Any, register: Any) -> None:

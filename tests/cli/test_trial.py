@@ -126,7 +126,7 @@ def test_type_and_price_of_the_configuration_do_not_count(cli: Any) -> None:
         ("-t p5.48xlarge --price 30 --max-cost 30", "in 40 min 00 s: the nodes then"),
         (
             "-t p5.48xlarge --price 55 --max-cost 30",
-            "costs up to $36.69, and max_cost is $30.00\n  -> give --max-cost 37, or --max-hours",
+            "costs up to $36.69; max_cost is $30.00\n  -> give --max-cost 37, or --max-hours",
         ),
     ],
 )

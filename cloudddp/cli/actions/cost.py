@@ -28,9 +28,6 @@ def cost(console: Console, options: GlobalOptions, *, as_json: bool) -> None:
         console.print_json([asdict(one) for one in found])
     elif found:
         console.print(views.costs_text(found))
-        console.log(
-            "list prices on AWS, with disks and addresses; without data transfer, snapshots and taxes. "
-            "Simulated nodes cost nothing"
-        )
+        console.log("list prices, also of simulated nodes; without data transfer, snapshots and taxes")
     else:
         console.log("no clusters are known")

@@ -76,10 +76,8 @@ echo "programs=${programs:-none}"
 echo "modules of python3=$(python3 -c 'from importlib.util import find_spec
 print(*[name for name in ("sys", "pip", "ensurepip", "boto3", "torch") if find_spec(name)])')"
 for folder in /opt/pytorch /opt/dlami/nvme; do
-    if [ ! -e $folder ]; then echo "$folder=missing"; continue; fi
     may=; [ -w $folder ] || may="not "
-    is=; mountpoint -q $folder && is=", a mount"
-    echo "$folder=mode $(stat -c %a $folder), ${may}writable$is"
+    echo "$folder=$(stat -c 'mode %a, mounted at %m' $folder 2> /dev/null || echo missing), ${may}writable"
 done
 case " $(id -nG) " in *" docker "*) echo "group docker=yes" ;; *) echo "group docker=no" ;; esac
 echo "nofile=soft $(ulimit -Sn), hard $(ulimit -Hn)"; echo "memlock=soft $(ulimit -Sl), hard $(ulimit -Hl)"
@@ -194,8 +192,8 @@ class Trial:
         cost = offers.price(session.clouds()[0], spec).hour * self.minutes / 60
         if spec.max_cost is not None and cost > spec.max_cost:
             raise UsageError(
-                f"{spec.instance_type} may take {self.minutes - _USE_MINUTES:.0f} minutes to boot: a trial "
-                f"of {self.minutes:.0f} minutes costs up to ${cost:.2f}, and max_cost is ${spec.max_cost:.2f}",
+                f"a trial of {spec.instance_type} takes up to {self.minutes:.0f} minutes, to boot and "
+                f"be used, and costs up to ${cost:.2f}; max_cost is ${spec.max_cost:.2f}",
                 hint=f"give --max-cost {math.ceil(cost)}, or --max-hours",
             )
 
