@@ -12,7 +12,7 @@ from rich.text import Text
 
 DOCS = Path(__file__).parent
 SCREENS = DOCS.parent / "tests/golden/screens"
-PICTURE, COMMAND = "run", "run -n 2 -t g5.xlarge --max-cost 5 train.py"
+PICTURE, COMMAND = "run", "--sim run -n 2 -t g5.xlarge --max-cost 5 train.py"
 TITLES = {
     "up": "Nodes that are ready to train",
     "launch": "A job, with its setup and the logs of all ranks",

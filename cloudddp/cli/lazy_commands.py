@@ -279,6 +279,15 @@ class Verb(_WithGlobalOptions):
         return found
 
 
+# Verbs, and words of other programs for them.
+_MEANT = {
+    "up": "create start provision",
+    "pull": "download fetch get",
+    "down": "delete destroy terminate stop remove rm kill",
+    "cancel": "stop kill",
+}
+
+
 class LazyGroup(_WithGlobalOptions, click.Group):
     """A group that loads a command when it is used, and lists all of them from its table: below these
     headings, which have every command once, or below one."""
@@ -313,7 +322,8 @@ class LazyGroup(_WithGlobalOptions, click.Group):
             # `--help` loads this module and needs no difflib.
             import difflib
 
-            near = [repr(name) for name in difflib.get_close_matches(args[0], self.table)]
+            meant = [name for name, words in _MEANT.items() if args[0] in words and name in self.table]
+            near = [repr(name) for name in meant or difflib.get_close_matches(args[0], self.table)]
             ctx.fail(
                 f"No such command {args[0]!r}." + (f" Did you mean {' or '.join(near)}?" if near else "")
             )

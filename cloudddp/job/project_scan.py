@@ -94,6 +94,12 @@ class Found:
         }
 
 
+def saved_outside(root: Path, script: str) -> list[str]:
+    """Return the paths outside the project to which a script saves."""
+    found = _read(root, script)
+    return [path for path in found.saves if _is_outside(path)] if found else []
+
+
 def scan(root: Path, ignored: Sequence[str] = ()) -> Found:
     """Return what is found below a folder. `ignored`: what git ignores there, folders with a / at the end."""
     scripts = [one for path in _python_files(root) if (one := _read(root, path))]

@@ -18,7 +18,7 @@ from cloudddp.config.spec import NODE_0, Config
 from cloudddp.errors import CloudDDPError, NotConfirmed, StepUpdate, UsageError
 from cloudddp.files import project_id
 from cloudddp.formats import counted
-from cloudddp.job import launch, launch_record, project_files
+from cloudddp.job import launch, launch_record, project_files, project_scan
 from cloudddp.job import sync as syncing
 from cloudddp.job.job_request import NewJob, Script
 from cloudddp.job.poweroff import Hold
@@ -49,6 +49,10 @@ def checked_script(session: Session[Reporter], script: Script, *, fresh: bool = 
     if (here := Path.cwd()) != session.root and here.is_relative_to(session.root):
         session.console.log(
             f"the project is {session.root}: ranks start there, not in {here.relative_to(session.root)}/"
+        )
+    for name in project_scan.saved_outside(session.root, found.target):
+        session.console.warn(
+            f"{found.target} saves to {one_line(name, 100)}, outside the project: that is lost"
         )
     if fresh:
         check_nodes_min(session.settings, session.settings.cluster.nodes)

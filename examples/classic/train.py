@@ -48,6 +48,8 @@ def train(args):
         model.load_state_dict(checkpoint["model"])
         optimizer.load_state_dict(checkpoint["optimizer"])
         first_epoch = checkpoint["epoch"] + 1
+        if rank == 0:
+            print(f"{CHECKPOINT} has {first_epoch} of {args.epochs} epochs", flush=True)
 
     model = DistributedDataParallel(model)
     for epoch in range(first_epoch, args.epochs):

@@ -119,7 +119,7 @@ def test_job_on_a_terminal_from_up_to_down(cli: CommandLine) -> None:
         "down": ("down",),
     }.items():
         recording = Recording()
-        assert recording.run(cli, *words) == 0, recording.rows()
+        assert recording.run(cli, "--sim", *words) == 0, recording.rows()
         screens[name] = recording.rows()
         assert recording.broken_words() == []
         assert [row for row in recording.rows() if SPINNER.search(row)] == []

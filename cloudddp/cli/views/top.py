@@ -45,7 +45,9 @@ def _head(view: Snapshot) -> Iterator[str]:
         yield ", ".join(filter(None, (f"job {job.id}: {state_text(job)}{lasted}", progress)))
     if metrics := {name: value for name, value in view.metrics.items() if name not in ("step", "steps")}:
         yield "  ".join(f"{cut(one_line(name), NAME)} {_number(value)}" for name, value in metrics.items())
-    if view.line:
+    if job is not None and job.cause:
+        yield job.cause
+    elif view.line:
         yield f"rank 0: {view.line}"
 
 

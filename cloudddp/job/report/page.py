@@ -132,7 +132,8 @@ def _what_happened(found: Evidence) -> Html:
     rows: list[tuple[str, object]] = [("job", found.job), ("script", script)]
     rows += [("continues", launch and launch.resumed_from)]
     if verdict is None:
-        rows += [("state", "unknown: it had not ended when its logs were pulled, or they were not pulled")]
+        runs = any(not one.state.ended for one in found.states.values())
+        rows += [("state", "running when its logs were pulled" if runs else "unknown: no logs were pulled")]
         return _table(row for row in rows if row[1])
     state = f"{verdict.phase.value}, exit code {verdict.exit_code}"
     rows += [("state", tag("b", state, class_=verdict.phase.value))]

@@ -7,6 +7,7 @@ All output says that it is simulated. No program can use a GPU, or send through 
 from __future__ import annotations
 
 import sys
+import time
 
 from . import on_node
 
@@ -63,7 +64,13 @@ def answer_nvidia_smi(gpus: list[dict[str, Any]], arguments: list[str]) -> int:
             print(f"GPU {index}: {gpu['name']} (simulated) (UUID: {_uuid(gpu, index)})")
         return 0
     if "--query-gpu" in options:
-        return _query(gpus, _split(options["--query-gpu"]), _split(options.get("--format", "")))
+        fields, form = _split(options["--query-gpu"]), _split(options.get("--format", ""))
+        code = _query(gpus, fields, form)
+        while "-lms" in arguments and not code:
+            sys.stdout.flush()
+            time.sleep(int(arguments[arguments.index("-lms") + 1]) / 1000)
+            code = _query(gpus, fields, form)
+        return code
     print(f"nvidia-smi (simulated): unsupported: {arguments[0]}", file=sys.stderr)
     return 2
 

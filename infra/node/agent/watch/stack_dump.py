@@ -11,7 +11,7 @@ from cloudddp.agent.protocol.stacks import MAX_STACK, MAX_WORD, Position, RankSt
 
 MAX_FRAMES = 400  # of one thread
 MAX_DUMP = 1 << 24  # characters; a thread of 1,000 frames takes 300,000
-LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python\d|^<")
+LIBRARY = re.compile(r"/(site|dist)-packages/|/torch/|/lib(64)?/python\d|^<")
 # Between torch and the script: a decorator of all collectives, and those of profilers and dynamo.
 WRAPPERS = re.compile(r"(^|\.)(wrapper|inner|decorate_context|_fn|wrapped_func)$|<locals>\.")
 # Native functions that wait for the other ranks: ProcessGroup and Work (c10d), gloo, NCCL.
