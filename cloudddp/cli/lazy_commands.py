@@ -218,12 +218,6 @@ class Verb(_WithGlobalOptions):
         would take the script in `run --spot train.py` for it."""
         while args[(at := self.own_words(ctx, args)) - 1 : at + 1] == ["--spot", "prefer"]:
             args = [*args[: at - 1], "--prefer-spot", *args[at + 1 :]]
-        if args[at - 1 : at] == ["--spot"] and at < len(args) and not ctx.resilient_parsing:
-            # As in resolve_command.
-            import difflib
-
-            if difflib.get_close_matches("prefer", args[at : at + 1], cutoff=0.82):
-                ctx.fail(f"--spot {args[at]!r} is not allowed. Did you mean `--spot prefer`?")
         own = ["--prefer-spot" if word == "--spot=prefer" else word for word in args[:at]]
         try:
             return super().parse_args(ctx, [*own, *args[at:]])
@@ -279,13 +273,8 @@ class Verb(_WithGlobalOptions):
         return found
 
 
-# Verbs, and words of other programs for them.
-_MEANT = {
-    "up": "create start provision",
-    "pull": "download fetch get",
-    "down": "delete destroy terminate stop remove rm kill",
-    "cancel": "stop kill",
-}
+# Verbs, and the words of other programs for them.
+_MEANT = {"up": "create start", "pull": "download fetch", "down": "delete destroy terminate stop rm kill"}
 
 
 class LazyGroup(_WithGlobalOptions, click.Group):
@@ -317,12 +306,14 @@ class LazyGroup(_WithGlobalOptions, click.Group):
             if not args[1:]:
                 click.echo(ctx.get_help(), color=ctx.color)
                 ctx.exit()
-            args = [args[1], "--help"]
+            args = [*args[1:], "--help"]
         if args[0] not in self.table and not args[0].startswith("-") and not ctx.resilient_parsing:
             # `--help` loads this module and needs no difflib.
             import difflib
 
-            meant = [name for name, words in _MEANT.items() if args[0] in words and name in self.table]
+            meant = [
+                name for name, words in _MEANT.items() if args[0] in words.split() and name in self.table
+            ]
             near = [repr(name) for name in meant or difflib.get_close_matches(args[0], self.table)]
             ctx.fail(
                 f"No such command {args[0]!r}." + (f" Did you mean {' or '.join(near)}?" if near else "")

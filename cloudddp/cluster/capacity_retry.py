@@ -25,6 +25,7 @@ from cloudddp.cluster.plan import Plan, lifetime
 from cloudddp.config import timing
 from cloudddp.config.spec import ClusterSpec, seconds_of
 from cloudddp.errors import AWSError, CloudDDPError, Interrupted, ProgressCallback, UsageError
+from cloudddp.formats import moment
 
 Create = Callable[[Offer, ClusterSpec], tuple[Cluster, Plan]]
 Look = Callable[[], tuple[Sequence[Offer], Sequence[Attempt]]]
@@ -99,17 +100,11 @@ def _create_in_any(
         seconds = min(pause * random.uniform(0.5, 1.0), left)  # noqa: S311
         billed = f"; cost so far at most {waiting.cost}" if waiting.usd else ""
         progress(
-            f"{_why(attempts)}: next attempt in {seconds:.0f} s, until {_time(until)} (Ctrl-C ends; nothing "
+            f"{_why(attempts)}: next attempt in {seconds:.0f} s, until {moment(until)} (Ctrl-C ends; nothing "
             f"is running{billed})"
         )
         time.sleep(seconds)
         pause = min(pause * 1.5, limits.capacity_longest)
-
-
-def _time(until: datetime) -> str:
-    """Return a time in UTC, with its date where that is not today's."""
-    today = until.date() == datetime.now(UTC).date()
-    return f"{until:%H:%M} UTC" if today else f"{until:%Y-%m-%d %H:%M} UTC"
 
 
 def _why(attempts: Sequence[Attempt]) -> str:

@@ -6,6 +6,7 @@ found by tag, since new resources may not be found by tag for a while.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import time
@@ -223,7 +224,8 @@ class CreatedResources:
                     reported = error.code
             time.sleep(limits.clean_up / _CLEAN_UP_POLLS)
             if target:  # it may have ended
-                check_state(reservations.find(self.aws, target["CapacityReservationId"]))
+                with contextlib.suppress(AWSError):
+                    check_state(reservations.find(self.aws, target["CapacityReservationId"]))
 
     def _run_instances_once(self, request: Request, answers: Mapping[str, Any]) -> None:
         with signals.deferred(self._on_signal):

@@ -31,7 +31,7 @@ def problem(wanted: str) -> tuple[str, str] | None:
     name, _, count = wanted.upper().partition(":")
     if types(wanted):
         return None
-    if size := re.fullmatch(r"(\w*?\d[A-Z]*?)(\d*X?LARGE|METAL.*|MEDIUM|SMALL)", name):
+    if size := re.fullmatch(r"([A-Z]\w*?\d[A-Z]*?)(\d*X?LARGE|METAL.*|MEDIUM|SMALL|MICRO)", name):
         return f"no instance type is called {wanted}", f"did you mean {'.'.join(size.groups()).lower()}?"
     if name not in table():
         near = " or ".join(difflib.get_close_matches(name, table(), cutoff=0.75))

@@ -66,8 +66,11 @@ def prepare(
     `here` is the user's current folder. `fresh`: the nodes will be new, so every file will be sent. `warn`
     gets what is not sent. Raises UsageError; calls nothing.
     """
-    _ = config.job.notify_target  # whether it has a value
+    told = config.job.notify_target.partition(" ")[0]
     files = project_files.of_config(root, config, secret_files=secret_files)
+    is_sent = posixpath.normpath(told) in files.manifest and os.access(root / told, os.X_OK)
+    if told.startswith("./") and not is_sent:
+        raise UsageError(f"job.notify: {told} is not among the files that are sent, or not executable")
     _check_inputs(root, config.setup, files.manifest)
     found, file = find_script(root, here, script, files.manifest, config.job.env)
     unsent.require_sent(files, config, file)

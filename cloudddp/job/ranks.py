@@ -166,7 +166,7 @@ def nproc(job: JobSpec, gpus: Sequence[int]) -> list[int]:
                 f"node {node} has {available} GPU{'s' * (available != 1)}, fewer than the {ranks} ranks of "
                 "job.nproc_per_node",
                 hint="omit --nproc-per-node for one rank per GPU, or choose an instance type with more "
-                "GPUs; for ranks on the CPU, a type without GPUs: -t m5.large --allow-cpu",
+                "GPUs; for ranks on the CPU: `cloudddp up -t t3.large --price 0.1 --allow-cpu`",
             )
     return counts
 

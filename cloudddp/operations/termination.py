@@ -13,7 +13,6 @@ from cloudddp.cluster import lookup
 from cloudddp.cluster.lookup import NoCluster
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.region_search import Search
-from cloudddp.config import timing
 from cloudddp.errors import CloudDDPError, Message, q
 from cloudddp.formats import duration, region_list
 from cloudddp.job import launch_record
@@ -31,10 +30,9 @@ class PlannedEnd:
     @property
     def text(self) -> str:
         """When they do, for people."""
-        after, latest = 60 * self.minutes, timing.current().launch_hold + 60 * self.minutes
         return (
-            f"{duration(after)} after the end of job {self.job}, which ends its nodes (--down); within "
-            f"{duration(latest)} of its launch if that was interrupted"
+            f"{duration(60 * self.minutes)} after the end of job {self.job}, which ends its nodes (--down); "
+            "an hour later if its launch was interrupted"
         )
 
 

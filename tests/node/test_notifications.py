@@ -213,17 +213,6 @@ def test_command_that_cannot_run_is_noted(node: Node, command: str, why: str) ->
     until(lambda: f"notification of 'succeeded' was not sent: the command {why}" in log(node))
 
 
-@pytest.mark.parametrize("command", ["./notfy.sh", "send-mial --to me", "/dev/null"])
-def test_missing_command_is_noticed_before_the_job(node: Node, command: str) -> None:
-    done = node.run(node.starting("", notify=command))
-    assert done.returncode == 1
-    assert "the program of job.notify is not on the node, or is not executable" in done.stderr.decode()
-    assert not node.folder().exists()
-
-
-# -- before the end ------------------------------------------------------------------------------------------
-
-
 def test_spot_notice_is_sent_before_the_verdict(node: Node, hook: Webhook) -> None:
     metadata = Metadata()
     node.metadata = metadata.address

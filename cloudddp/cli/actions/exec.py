@@ -42,10 +42,10 @@ def exec_(
         work = _Execution(console, runner, text, ranks, prefixed=not is_one)
         runs = {rank: partial(work.run, rank) for rank in ranks}
         outcome = fleet.each(runs, fatal=lambda _: False, on_stop=work.end)
-    if any(outcome.values.values()):
-        rows = [(str(rank), str(code)) for rank, code in sorted(outcome.values.items())]
-        console.print(table(("NODE", "EXIT CODE"), rows), err=True)
-    return max(outcome.all().values(), default=0)
+        if any(outcome.values.values()):
+            rows = [(str(rank), str(code)) for rank, code in sorted(outcome.values.items())]
+            console.print(table(("NODE", "EXIT CODE"), rows), err=True)
+        return max(outcome.all().values(), default=0)
 
 
 class _Execution:

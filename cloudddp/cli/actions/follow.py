@@ -64,7 +64,7 @@ class Answer(enum.Enum):
     CANCEL = "y"
     WATCH = "n"
     DETACH = "d"
-    ENDED = ""  # the job has, before an answer
+    ENDED = ""  # the job has, or contact was lost, before an answer
 
 
 @timings.span("job")
@@ -127,7 +127,7 @@ def _followed(
                 case Answer.WATCH:
                     console.log(f"still following job {job_id}")
                 case Answer.ENDED:
-                    console.log("\nthe job has ended meanwhile")
+                    console.log("\nno answer is needed any more")
         except Exception:
             console.suggest(
                 f"job {job_id} may still be running: `cloudddp logs -f {q(job_id)}`, `cloudddp cancel "
@@ -139,7 +139,7 @@ def _followed(
 def _answer(console: Console, interrupt: KeyboardInterrupt, has_ended: Callable[[], bool]) -> Answer:
     if isinstance(interrupt, signals.HungUp):
         raise interrupt  # the terminal is closed; the job continues
-    if isinstance(interrupt, signals.Terminated) or not sys.stdin.isatty():
+    if isinstance(interrupt, signals.Terminated) or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return Answer.CANCEL
     signals.arm()  # a second Ctrl-C is an answer, too
     try:

@@ -69,7 +69,7 @@ echo "ssh=$(ssh -V 2>&1 | head -n 1)"; echo "python=$(python3 --version)"
 echo "driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2> /dev/null | head -n 1)"
 echo "date=$(date --version | head -n 1)"
 PATH=$PATH:/usr/sbin:/sbin
-for name in python pip uv aws docker exportfs mount.nfs4 mount.lustre apt-get dnf nvidia-fabricmanager; do
+for name in python pip uv aws docker exportfs mount.nfs4 mount.lustre apt-get dnf nv-fabricmanager; do
     if command -v $name > /dev/null; then programs="${programs:-} $name"; fi
 done
 echo "programs=${programs:-none}"
@@ -144,8 +144,8 @@ class Trial:
             timings.enable()
         try:
             with self._phase("doctor"):
-                self._check(session, check)
                 self._check_limit(session)
+                self._check(session, check)
             self._use_node(session, yes=yes)
         finally:
             if self.cluster is not None or not self._ended_by(_BEFORE_LAUNCH):
@@ -188,14 +188,16 @@ class Trial:
     def _check_limit(self, session: Session) -> None:
         """Raise UsageError if max_cost ends the trial before its node has to be ready: it would be paid for
         nothing."""
-        spec = session.settings.cluster.candidates[0]
-        cost = offers.price(session.clouds()[0], spec).hour * self.minutes / 60
-        if spec.max_cost is not None and cost > spec.max_cost:
-            raise UsageError(
-                f"a trial of {spec.instance_type} takes up to {self.minutes:.0f} minutes, to boot and "
-                f"be used, and costs up to ${cost:.2f}; max_cost is ${spec.max_cost:.2f}",
-                hint=f"give --max-cost {math.ceil(cost)}, or --max-hours",
-            )
+        for spec in session.settings.cluster.candidates:
+            cost = 0.0
+            with contextlib.suppress(CloudDDPError):  # without a price, the checks say why
+                cost = offers.price(session.clouds()[0], spec).hour * self.minutes / 60
+            if spec.max_cost is not None and cost > spec.max_cost:
+                raise UsageError(
+                    f"a trial of {spec.instance_type} takes up to {self.minutes:.0f} minutes, to boot and be "
+                    f"used, and costs up to ${cost:.2f}; max_cost is ${spec.max_cost:.2f}",
+                    hint=f"give --max-cost {math.ceil(cost)}, or --max-hours",
+                )
 
     def _use_node(self, session: Session, *, yes: bool) -> None:
         try:

@@ -78,10 +78,6 @@ def plan(the_plan: Plan, info: TypeInfo, spec: ClusterSpec, credentials_end: dat
             f"  idle      a node ends after {duration(60 * spec.idle_minutes)} without a job and an SSH "
             "connection"
         )
-    if info.burstable:
-        lines.append(
-            "  CPU       at the baseline of the type once its CPU credits are used up; more are not bought"
-        )
     if (how := _access(spec)) is not None:
         lines.append(f"  access    {how}")
     if price.spot:
@@ -140,7 +136,7 @@ def _network(the_plan: Plan, info: TypeInfo, spec: ClusterSpec) -> list[str]:
         found.append(
             f"the reservation's placement group {reserved.placement_group}"
             if reserved.placement_group
-            else "no placement group: the reservation was not created in one, and might not fill it"
+            else "no placement group of the cluster's own: the reservation might not fill it"
         )
     if connection_mode(spec) == "private":
         found.append("S3 by the VPC's own way: a NAT gateway is billed per GB, a gateway endpoint is free")

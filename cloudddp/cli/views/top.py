@@ -44,15 +44,14 @@ def _head(view: Snapshot) -> Iterator[str]:
         lasted = "" if job.seconds is None else f" {when} {duration(job.seconds)}"
         yield ", ".join(filter(None, (f"job {job.id}: {state_text(job)}{lasted}", progress)))
     if metrics := {name: value for name, value in view.metrics.items() if name not in ("step", "steps")}:
-        yield "  ".join(f"{cut(one_line(name), NAME)} {_number(value)}" for name, value in metrics.items())
+        yield "  ".join(
+            f"{cut(one_line(name), NAME)} {'nan/inf' if value is None else format(value, '.4g')}"
+            for name, value in metrics.items()
+        )
     if job is not None and job.cause:
         yield job.cause
     elif view.line:
         yield f"rank 0: {view.line}"
-
-
-def _number(value: float | None) -> str:
-    return "nan/inf" if value is None else f"{value:.4g}"
 
 
 def _rows(view: Snapshot) -> Iterator[tuple[float, list[str]]]:

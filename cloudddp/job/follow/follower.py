@@ -16,6 +16,7 @@ from dataclasses import KW_ONLY, dataclass, field
 
 from cloudddp import signals
 from cloudddp.agent.client import Runner
+from cloudddp.agent.protocol import LAUNCHER_RANK, NOTE
 from cloudddp.job.follow.decide import (
     AskAws,
     Continue,
@@ -40,7 +41,7 @@ from cloudddp.job.follow.state import FollowState, Line
 from cloudddp.job.follow.stream import EVERYTHING, Connections, Liveness, LogSelection, NodeStream
 from cloudddp.job.follow.verdict import JobResult, verdict
 
-MOST_UNREPORTED = 100_000  # lines: nobody may answer a question for days
+MOST_UNREPORTED = 5000  # lines: nobody may answer a question for days
 POLL = 0.2  # seconds between two looks at the clock while nothing happens
 
 OnLine = Callable[[int, int, str], None]  # node, rank, line
@@ -169,7 +170,10 @@ class JobFollower:
     def _apply(self, event: Event, following: int | None = None) -> None:
         before = self._progress
         state = before.state.apply(event, self._liveness.clock())
-        unreported = deque((*before.unreported, *state.lines), MOST_UNREPORTED)
+        unreported = deque((*before.unreported, *state.lines))
+        if len(unreported) > MOST_UNREPORTED:
+            note = f"{NOTE}earlier lines are not shown here; `cloudddp logs` has all of them"
+            unreported = deque((Line(0, LAUNCHER_RANK, note), *list(unreported)[-MOST_UNREPORTED // 2 :]))
         if isinstance(event, NodeQuiet | NodeResponding | Silence):
             unreported.append(event)
         # A single assignment: an interrupt comes before or after it.

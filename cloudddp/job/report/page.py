@@ -45,7 +45,6 @@ _HEAD = Html(f"""<!doctype html>
 <meta http-equiv="Content-Security-Policy" content="{POLICY}"><meta name="color-scheme" content="light dark">
 """)
 _NOTES = 20  # that are shown
-_RANKS = 64  # whose stacks are shown
 _EVENTS = {"made": "nodes launched", "ready": "nodes ready", "gone": "cluster removed"}
 
 T = TypeVar("T")
@@ -149,7 +148,7 @@ def _what_happened(found: Evidence) -> Html:
 def _stacks(found: Evidence) -> Iterator[Html]:
     """Yield the stacks of the ranks, as they were read while the job did nothing."""
     files = [one for path in found.nodes.values() for one in sorted(path.glob("stacks/[0-9]*.txt"))]
-    for path in files[:_RANKS]:
+    for path in files:
         if text := series.head(path, MAX_STACK).decode(errors="replace").strip():
             yield tag("details", tag("summary", f"Stacks of rank {path.stem}"), tag("pre", text))
 

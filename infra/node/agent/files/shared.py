@@ -41,7 +41,7 @@ exportfs -ra
 # Program -> its package on Ubuntu. Amazon Linux has both in nfs-utils.
 PACKAGES = {"exportfs": "nfs-kernel-server", "mount.nfs4": "nfs-common"}
 INSTALL = (
-    "if command -v apt-get > /dev/null; then sudo -n apt-get -qq update && "
+    "if command -v apt-get > /dev/null; then sudo -n apt-get -qq update; "
     "sudo -n apt-get -qq install --no-install-recommends {}; else sudo -n dnf -qy install nfs-utils; fi"
 )
 

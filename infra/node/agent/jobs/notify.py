@@ -25,7 +25,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from agent.jobs import job_record, phases, rank_records
 from agent.node import store
-from agent.node.commands import activated, agent_command, program, succeeds, variables
+from agent.node.commands import activated, agent_command, program, variables
 from cloudddp.agent.protocol.codec import MAX_TEXT, decode, encode
 from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.jobs import Cause, Failure
@@ -39,7 +39,6 @@ ANNOUNCE_SECONDS = 1800.0  # before the deadline
 ORDER_SECONDS = 3.0  # for an earlier message to arrive before the verdict
 LONGEST, LONGEST_DETAIL = 2000, 300  # characters; Discord takes no more
 FAILED = {126: "the command is not executable", 127: "the command was not found on the node"}  # by exit code
-_WORD = re.compile(r"[\w./~+-]+(?=\s|$)")  # the name of a program
 TRY_SECONDS, SECONDS = 9.5, 20.0  # for one POST; for a delivery
 
 
@@ -105,22 +104,15 @@ class Notifier:
                     stdin.write(encode(self._request) + b"\n" + encode(news))
 
 
-def missing(request: StartRequest) -> str:
-    """Return why the command cannot be run, before it is needed; '' if its program is found, or it does not
-    begin with a plain name of one."""
-    word = _WORD.match(request.notify)
-    if word is None or succeeds(["bash", "-lc", f"type {word[0]}"], SECONDS, **_place(request)):
-        return ""
-    return "the program of job.notify is not on the node, or is not executable"
-
-
 def payload(
     request: StartRequest, news: News, training: Optional[TrainingStatus], seconds: Optional[float]
 ) -> dict[str, Any]:
     """Return the message as JSON: `text` is what Slack shows, `content` what Discord shows. `seconds`: since
     the ranks were started, None where they were not. Pure."""
     failure, cluster = news.failure, request.env.get("CLOUDDDP_CLUSTER", "")
-    script, usd = _clean(request, request.script)[:LONGEST_DETAIL], None
+    # Without its arguments, which may have a token.
+    script = " ".join(request.script.split()[: 2 if request.script.startswith("-m ") else 1])
+    script, usd = _clean(request, script)[:LONGEST_DETAIL], None
     text = f"[{news.event}] {script} (job {request.job}) on cluster {cluster}"
     if seconds is not None:
         text += (
@@ -216,22 +208,18 @@ def _post(target: str, body: str) -> str:
 def _run(request: StartRequest, message: dict[str, Any]) -> str:
     """Return why the command failed, or ''. It is in a variable: an argument would be in the list of
     processes."""
+    project = store.project_folder(request.project)
     own = {f"CLOUDDDP_{name.upper()}": "" if one is None else str(one) for name, one in message.items()}
     del own["CLOUDDDP_ALLOWED_MENTIONS"]
+    env = {**os.environ, **activated(program(request.program, project)), **variables(request, project), **own}
     try:
         done = subprocess.run(
             ["bash", "-lc", 'eval "$CLOUDDDP_NOTIFY"'],
-            **_place(request, **own, CLOUDDDP_NOTIFY=request.notify),
+            cwd=project,
+            env={**env, "CLOUDDDP_NOTIFY": request.notify},
             check=False,
         )
     except (OSError, ValueError) as error:  # ValueError: a NUL in a variable
         return f"the command could not be started: {type(error).__name__}"
     why = f"the command exited with code {done.returncode}"
     return FAILED.get(done.returncode, why) if done.returncode else ""
-
-
-def _place(request: StartRequest, **own: str) -> dict[str, Any]:
-    """Return where a command runs, and its environment: as the ranks."""
-    project = store.project_folder(request.project)
-    env = {**os.environ, **activated(program(request.program, project)), **variables(request, project), **own}
-    return {"cwd": project, "env": env}

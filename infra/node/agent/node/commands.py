@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Union
+from typing import Optional, Union
 
 from cloudddp.agent.protocol.start import SetupRequest, StartRequest
 
@@ -45,12 +45,12 @@ def started(argv: list[str], timeout: float = 20.0, *, partly: bool = False) -> 
     return output
 
 
-def succeeds(argv: list[str], timeout: float, **place: Any) -> bool:
+def succeeds(argv: list[str], timeout: float, *, cwd: Optional[str] = None) -> bool:
     """Run a program without input and output; return whether it exited with 0 in time."""
     silent = subprocess.DEVNULL
     try:
         done = subprocess.run(
-            argv, stdin=silent, stdout=silent, stderr=silent, timeout=timeout, check=False, **place
+            argv, stdin=silent, stdout=silent, stderr=silent, timeout=timeout, cwd=cwd, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return False

@@ -139,7 +139,8 @@ def end_of_log(path: Path, exit_code: Optional[int] = None) -> tuple[tuple[str, 
             data = file.read(TAIL_BYTES)
     except OSError:
         return (), last_error((), exit_code)
-    lines = data.decode(errors="replace").splitlines()
+    # Of a crash only the stack of the thread that has crashed, which faulthandler writes last.
+    lines = re.sub(r"(?m)^Thread 0x.*\n(?:  .*\n)*", "", data.decode(errors="replace")).splitlines()
     if size > TAIL_BYTES and len(lines) > 1:
         del lines[0]  # begins in its middle
     begin = max((n for n, line in enumerate(lines, 1) if line.startswith(RESTART_NOTE)), default=0)

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from agent.files import project_lock
 from agent.gang import guard
-from agent.jobs import notify, phases
+from agent.jobs import phases
 from agent.node import kernel, shared_memory, store
 from agent.watch import py_spy
 from cloudddp.agent.protocol.gang import Unreachable
@@ -29,8 +29,6 @@ def step(request: StartRequest) -> StartReply:
     shared_memory.begin_start()
     folder = store.job_folder(request.job)
     project = store.project_folder(request.project)
-    if why := notify.missing(request):
-        raise SystemExit(why)
     # No sync of another launch comes between: it is refused from now on, since this job runs.
     with project_lock.held(project, within=BUSY) as lock, store.locked("jobs"):
         lock.check(request.version)

@@ -18,10 +18,8 @@ from cloudddp.agent.protocol.progress import Pace
 from cloudddp.agent.protocol.readings import READINGS_FILE, RankReading, Reading
 
 LIST_SECONDS = 10.0  # between two searches for children of ranks: a node has thousands of processes
-# Between two readings that are kept with a job: 1/20 of its age at first, so that a short job has a curve,
-# then 10 s, and 1/500 of its age from 5,000 s on.
-LEAST_SECONDS, RECORD_SECONDS = 1.0, 10.0
-SHORT_PART, RECORD_PART = 20, 500
+RECORD_SECONDS = 10.0  # between two readings that are kept with a job; of a long one its age / RECORD_PART
+RECORD_PART = 500
 
 
 class Measuring:
@@ -79,7 +77,8 @@ class Recorder:
         if now < self._due:
             return
         age = now - self._began
-        self._due = now + max(LEAST_SECONDS, min(age / SHORT_PART, RECORD_SECONDS), age / RECORD_PART)
+        # More often at first, so that a short job has a curve.
+        self._due = now + max(1.0, min(age / 20, RECORD_SECONDS), age / RECORD_PART)
         path, access = self._measuring.folder / READINGS_FILE, os.O_RDWR | os.O_APPEND | os.O_CREAT
         with contextlib.suppress(OSError, ProtocolError), store.open_regular(path, access) as file:
             file.write(encode_utf8(self._measuring.take()) + b"\n")

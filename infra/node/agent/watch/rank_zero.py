@@ -33,7 +33,7 @@ class RankZero:
         self._since = phases.began_at(folder)
         self._files: list[Path] = []
         self._searched = float("-inf")
-        self._newest: dict[str, Optional[float]] = {}  # those that were written last come last
+        self._newest: dict[str, Optional[float]] = {}
 
     def added(self, reading: Reading) -> Reading:
         """Return a reading with what rank 0 shows, where it runs here."""
@@ -44,8 +44,8 @@ class RankZero:
         return replace(reading, metrics=metrics, line=self._last_line())
 
     def _scalars(self) -> dict[str, Optional[float]]:
-        """Return the newest value of each scalar that was written since the job began, of too many those that
-        were written last; None for NaN and infinity."""
+        """Return the newest value of each scalar that was written since the job began, the first ones of too
+        many; None for NaN and infinity."""
         if time.monotonic() - self._searched >= AGAIN_SECONDS:
             new = Scan(self._project, (), (), self._since, again=0, seconds=SEARCH_SECONDS)
             found = sorted((one.ctime, one.found.name) for one in new if event_files.EVENTS in one.found.name)
@@ -55,15 +55,10 @@ class RankZero:
             with contextlib.suppress(OSError), store.open_regular(path) as file:
                 for row in event_files.last_rows(file, FILE_BYTES):
                     if row.at >= self._since / 1e9 - 1:  # clocks of file systems lag
-                        self._set(row.values)
-        for tag in [*self._newest][:-MAX_METRICS]:
-            del self._newest[tag]
+                        for tag, value in row.values.items():
+                            if tag in self._newest or len(self._newest) < MAX_METRICS:
+                                self._newest[tag] = value if math.isfinite(value) else None
         return dict(self._newest)
-
-    def _set(self, values: dict[str, float]) -> None:
-        for tag, value in values.items():
-            self._newest.pop(tag, None)
-            self._newest[tag] = value if math.isfinite(value) else None
 
     def _last_line(self) -> str:
         """Return the last line of its log that is not blank, and the last state of a progress bar."""
