@@ -133,8 +133,6 @@ def advice(
         return "the workers of a DataLoader filled /dev/shm: use fewer workers, or smaller batches"
     if _LOCAL_RANK.search(text):
         return 'torchrun passes no --local_rank: let the script read int(os.environ["LOCAL_RANK"])'
-    if simulated and re.search(
-        "Found no NVIDIA driver|requires at least one CUDA device|only supported with GPUs", text
-    ):
+    if simulated and re.search("no NVIDIA driver|one CUDA device|supported with GPUs", text):
         return "nodes of the simulator have no GPUs: there the script has to use the CPU and the backend gloo"
     return ""

@@ -68,9 +68,8 @@ def prepare(
     """
     told = config.job.notify_target.partition(" ")[0]
     files = project_files.of_config(root, config, secret_files=secret_files)
-    is_sent = posixpath.normpath(told) in files.manifest and os.access(root / told, os.X_OK)
-    if told.startswith("./") and not is_sent:
-        raise UsageError(f"job.notify: {told} is not among the files that are sent, or not executable")
+    if told.startswith("./") and str(PurePosixPath(told)) not in files.manifest:
+        raise UsageError(f"job.notify runs {told}, which is not among the files that are sent")
     _check_inputs(root, config.setup, files.manifest)
     found, file = find_script(root, here, script, files.manifest, config.job.env)
     unsent.require_sent(files, config, file)

@@ -84,9 +84,8 @@ def cause_named(session: Session[Reporter], cluster: Cluster) -> Iterator[None]:
         if not ended:
             raise
         node, first = min(ended.items())
-        others = "" if len(ended) < len(cluster.nodes) else "; no node of the cluster is left"
         raise NodeError(
-            f"{error.reason or error.message}; node {node}: AWS reports {inert(first.report)}{others}",
+            f"{error.reason or error.message}; node {node}: AWS reports {inert(first.report)}",
             hint=Message("`cloudddp status` shows what is left of the cluster"),
         ) from None
 

@@ -66,11 +66,12 @@ def test_script_that_is_a_part_of_a_package_gets_the_way_to_start_it(cli: Any) -
     direct(cli)
     cli.write("src/own/train.py", "from . import other")
     assert "start it as `-m own.train`, and add [job] env" in cli("launch", "src/own/train.py").stderr
-    cli.write("away.py", "import os\nos.chdir('..')\nopen('model.pt', 'w').close()")
-    assert (
-        "no new file is in the project; files that a script writes elsewhere are not pulled"
-        in cli("launch", "away.py").stderr
-    )
+    cli.write("away.py", "open('../model.pt', 'w').close()")
+    err = cli("launch", "away.py").stderr
+    assert "away.py saves to ../model.pt, outside the project: that is lost" in err
+    assert "no new file is in the project; files that a script writes elsewhere are not pulled" in err
+    refused = "job.notify runs ./notfy.sh, which is not among the files that are sent"
+    assert refused in cli.fails(2, "launch", "away.py", CLOUDDDP_NOTIFY="./notfy.sh --to me")
 
 
 def test_first_failing_rank_is_named_and_sets_the_exit_code(cli: Any) -> None:

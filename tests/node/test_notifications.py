@@ -213,6 +213,9 @@ def test_command_that_cannot_run_is_noted(node: Node, command: str, why: str) ->
     until(lambda: f"notification of 'succeeded' was not sent: the command {why}" in log(node))
 
 
+# -- before the end ------------------------------------------------------------------------------------------
+
+
 def test_spot_notice_is_sent_before_the_verdict(node: Node, hook: Webhook) -> None:
     metadata = Metadata()
     node.metadata = metadata.address

@@ -122,7 +122,6 @@ class Trial:
     cluster: Cluster | None = None
     node: Mapping[str, str] = field(default_factory=dict)
     checks: Sequence[Check] = ()
-    minutes: float = 0.0  # of its deadline; 0: as the user says
     suffix: str = field(default_factory=lambda: secrets.token_hex(3))
     report_folder: Path = field(default_factory=Path.cwd)
 
@@ -165,10 +164,8 @@ class Trial:
         others = {key: value for key, value in _OF_ANOTHER_TYPE.items() if key not in given}
         spec = structs.replace(session.settings.cluster, **others)
         if "max_hours" not in given:
-            self.minutes = (
-                ready_minutes(spec, 2) + _USE_MINUTES
-            )  # how many GPUs the type has is not known yet
-            spec = structs.replace(spec, max_hours=self.minutes / 60)
+            # How many GPUs the type has is not known yet: as if it had several.
+            spec = structs.replace(spec, max_hours=(ready_minutes(spec, 2) + _USE_MINUTES) / 60)
         return replace(session, settings=structs.replace(session.settings, cluster=spec))
 
     def _check(self, session: Session, check: Callable[[Session], Sequence[Check]]) -> None:
@@ -191,11 +188,11 @@ class Trial:
         for spec in session.settings.cluster.candidates:
             cost = 0.0
             with contextlib.suppress(CloudDDPError):  # without a price, the checks say why
-                cost = offers.price(session.clouds()[0], spec).hour * self.minutes / 60
+                cost = offers.price(session.clouds()[0], spec).hour * spec.max_hours
             if spec.max_cost is not None and cost > spec.max_cost:
                 raise UsageError(
-                    f"a trial of {spec.instance_type} takes up to {self.minutes:.0f} minutes, to boot and be "
-                    f"used, and costs up to ${cost:.2f}; max_cost is ${spec.max_cost:.2f}",
+                    f"a trial of {spec.instance_type} takes up to {60 * spec.max_hours:.0f} minutes, to boot "
+                    f"and be used, and costs up to ${cost:.2f}; max_cost is ${spec.max_cost:.2f}",
                     hint=f"give --max-cost {math.ceil(cost)}, or --max-hours",
                 )
 

@@ -133,11 +133,8 @@ def _network(the_plan: Plan, info: TypeInfo, spec: ClusterSpec) -> list[str]:
     if context.own_placement_group:
         found.append("nodes close together in a placement group")
     elif (reserved := context.reservation) is not None and spec.nodes > 1 and not reserved.block:
-        found.append(
-            f"the reservation's placement group {reserved.placement_group}"
-            if reserved.placement_group
-            else "no placement group of the cluster's own: the reservation might not fill it"
-        )
+        own = "of the cluster: none, as the reservation might not fill it"
+        found.append(f"placement group {reserved.placement_group or own}")
     if connection_mode(spec) == "private":
         found.append("S3 by the VPC's own way: a NAT gateway is billed per GB, a gateway endpoint is free")
     if the_plan.elastic_ips:
