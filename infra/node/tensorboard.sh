@@ -22,8 +22,8 @@ install_it() {
 
 end_it() {
     trap '' HUP INT TERM
+    rm -rf "$work" # first: this shell may be killed, too
     [ -z "$pid" ] || { kill -s TERM -- "-$pid" && sleep 1 && kill -s KILL -- "-$pid"; } 2> /dev/null
-    rm -rf "$work"
 }
 
 main() {

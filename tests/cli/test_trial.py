@@ -128,6 +128,7 @@ def test_type_and_price_of_the_configuration_do_not_count(cli: Any) -> None:
             "-t p5.48xlarge --price 55 --max-cost 30",
             "costs up to $36.69; max_cost is $30.00\n  -> give --max-cost 37, or --max-hours",
         ),
+        ("-t g5.xlarge,p5.48xlarge --max-cost 30", "give --max-cost 37, or --max-hours"),
     ],
 )
 def test_trial_outlasts_the_boot_of_its_type(cli: Any, faults: Any, words: str, shown: str) -> None:

@@ -126,6 +126,19 @@ def test_process_that_aborts_while_it_exits(
     assert verdict.restarts == 0
 
 
+def test_stack_of_the_thread_that_crashed_is_at_the_end(node: Node) -> None:
+    """faulthandler writes those of all other threads before it."""
+    script = "import ctypes, threading, time\nprint('before', flush=True)\nfor _ in range(20):\n"
+    script += (
+        "    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\nctypes.string_at(0)\n"
+    )
+    node.start(script, env={"PYTHONFAULTHANDLER": "1"})
+    last = "\n".join(ended(node).last_lines)
+    assert "before" in last
+    assert "Current thread" in last
+    assert "in <module>" in last
+
+
 def test_lost_connection_is_no_cause_beside_an_own_exception() -> None:
     own = ("Traceback (most recent call last):", "ValueError: x")
     gloo = ("terminate called after throwing an instance of 'gloo::IoException'", "  what():  broken pipe")

@@ -92,6 +92,35 @@ def follower(nodes: Nodes, *, lines: list[tuple[int, int, str]] | None = None, *
     return JobFollower(nodes, "j", range(nodes.count), chosen, on_line=lambda *line: shown.append(line))
 
 
+def test_lines_that_arrive_while_a_question_waits_are_limited() -> None:
+    """And what was left out is named; elsewhere none is."""
+    texts: list[str] = []
+
+    def follow(_node: int, _request: FollowRequest, write: Write) -> None:
+        offset = 0
+        for size in (9000, 1, 3000, 3000):
+            data = b"a line\n" * size
+            write(encode_frame(Log(0, offset, data)))
+            offset += len(data)
+        write(ended(0, 0))
+
+    def show(_node: int, _rank: int, text: str) -> None:
+        texts.append(text)
+        if len(texts) == 9000:
+            raise KeyboardInterrupt
+
+    found = JobFollower(Nodes(follow, 1), "j", range(1), Policy(timing=FAST), on_line=show)
+    with pytest.raises(KeyboardInterrupt):
+        found.run()
+    while not found.has_ended():
+        pass
+    assert found.run().exit_code == 0
+    assert [text for text in texts[:9000] if text != "a line"] == []
+    (note,) = [text for text in texts if text != "a line"]
+    assert "earlier lines are not shown here" in note
+    assert 9000 + 2500 < len(texts) < 9000 + 6000
+
+
 def test_quiet_node_is_not_awaited_once_the_others_have_agreed() -> None:
     """Node 1 hangs: it accepts connections, and nothing arrives."""
     closed = threading.Event()

@@ -122,7 +122,7 @@ def launch_record(text: str = "train.py", **facts: Any) -> LaunchRecord:
 def test_page_names_what_is_missing(tmp_path: Path) -> None:
     text = text_of(tmp_path / JOB)
     for sentence in (
-        "it had not ended when its logs were pulled",
+        "unknown: no logs were pulled",
         "Nothing is known of when it ran.",
         "No metrics.jsonl, TensorBoard file or reading",
         "its settings are not known here",
