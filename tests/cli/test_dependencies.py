@@ -31,7 +31,7 @@ OTHERS = {
     "aws": ("boto3", "botocore", "http.client"),
 }
 # Our own attributes of moto's objects.
-MARKS = {"_capacity", "_deep_learning", "_left_reservation", "_status_code"}
+MARKS = {"_capacity", "_credits", "_deep_learning", "_left_reservation", "_status_code"}
 PRIVATE = re.compile(r"_[a-z]\w*")
 
 

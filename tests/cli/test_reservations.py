@@ -100,7 +100,7 @@ def test_reservation_that_nodes_cannot_use(
         (with_value("state", "assessing"), "is assessing, not active -> repeat the command when it is"),
         (with_value("state", "delayed"), "is delayed, not active -> repeat the command when it is"),
         (lambda body: body.replace(b"<ephemeralStorage>", INTERRUPTIBLE),
-         "is interruptible: its instances need a market type that cloudddp does not use"),
+         "is interruptible: its instances need a market type that cloudddp does not support"),
     ],
 )  # fmt: skip
 def test_reservation_in_another_state(cli: Any, faults: Any, reserve: Any, change: Any, message: str) -> None:

@@ -37,8 +37,10 @@ def jobs(console: Console, options: GlobalOptions, *, anyone: bool, as_json: boo
                 session.settings,
             )
         else:
-            end = termination.planned(cluster)
-            console.log("no jobs" if end is None else f"no jobs; the nodes end {end.text}")
+            console.log("no jobs")
+        end = termination.planned(cluster)
+        if end is not None and end.job not in {one.id for one in known}:
+            console.log(f"the nodes end {end.text}")
         if silent:
             raise silent[min(silent)]
 
