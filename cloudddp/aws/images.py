@@ -175,7 +175,7 @@ def _unsupported(image_id: str, image: _Image, info: TypeInfo) -> str:
     return (
         f"{image_id} ({one_line(image.name, 80)}) supports {listed.group(1)}, not {info.name}; if its GPUs "
         f"do not appear: --image {_BASE.format(arch=info.arch)}, which has no PyTorch "
-        "(docs/how-to/environments.md)"
+        "(docs/aws.md, Images without PyTorch)"
     )
 
 

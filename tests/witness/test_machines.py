@@ -423,7 +423,7 @@ def main():
 
 
 def test_image_without_torch_and_pip_gets_them_from_requirements(cli: CommandLine) -> None:
-    """As docs/how-to/environments.md says. A command of [setup] with pip or venv fails, with that hint. The
+    """As docs/aws.md says. A command of [setup] with pip or venv fails, with that hint. The
     package torch is a stand-in: the nodes reach no package index."""
     (pip,) = Path(ensurepip.__file__).parent.glob("_bundled/pip-*.whl")
     wheel(cli.cwd / "wheels", "torch", "", **{"distributed/__init__": "", "distributed/run": TORCHRUN})
