@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import contextlib
 import os
 import signal
 import sys
@@ -117,7 +118,8 @@ def test_ranks_of_a_frozen_supervisor_are_asked_to_end_by_cancel(node: Node, the
         assert node.cancel().left == 0
         assert not alive(pid)
     finally:
-        os.kill(supervisor, then)
+        with contextlib.suppress(ProcessLookupError):  # a slow computer: its guard has killed it
+            os.kill(supervisor, then)
     found = node.follow().state
     assert found.verdict is not None
     assert found.verdict.phase is JobPhase.CANCELLED
