@@ -148,7 +148,6 @@ class Progress:
         one."""
         if self._status is None:
             return False
-        # Imported where a terminal needs it, as above.
         from rich.text import Text as RichText
 
         self._console.print(RichText.from_ansi(visible_in_colour(text)), soft_wrap=True)
@@ -173,12 +172,18 @@ class Progress:
         self._finish_step()
         self._step, self._since = text, time.monotonic()
         if self._status is None:
-            self._status = self._console.status(self)
-            self._status.start()
+            from rich.live import Live
+            from rich.spinner import Spinner
+
+            self._status = Live(
+                Spinner("dots", self, style="status.spinner"), console=self._console, transient=True
+            )
+            self._status.start(
+                refresh=True
+            )  # now: rich's thread would write the first row while another prints
 
     def __rich__(self) -> Any:
         """Return the current step for the spinner, which asks several times a second."""
-        # Imported where a terminal needs it, as above.
         from rich.text import Text as RichText
 
         seconds = int(time.monotonic() - self._since)

@@ -59,7 +59,6 @@ def rows(file: BinaryIO, most: int) -> Iterator[Row]:
 
 # The head of a record, and the beginning of its message: wall_time, then the step, or the summary of step 0.
 _RECORD = re.compile(rb"(?s)..\0{6}.{4}\x09.{8}[\x10\x2a]")
-_TRIES = 8
 
 
 def last_rows(file: BinaryIO, most: int) -> list[Row]:
@@ -68,7 +67,7 @@ def last_rows(file: BinaryIO, most: int) -> list[Row]:
     file.seek(max(size - most, 0))
     data = file.read(most)
     starts = (found.start() for found in _RECORD.finditer(data)) if size > most else [0]
-    for start in itertools.islice(starts, _TRIES):
+    for start in itertools.islice(starts, 8):
         if found := list(rows(io.BytesIO(data[start:]), most)):
             return found
     return []

@@ -164,7 +164,6 @@ class Trial:
         others = {key: value for key, value in _OF_ANOTHER_TYPE.items() if key not in given}
         spec = structs.replace(session.settings.cluster, **others)
         if "max_hours" not in given:
-            # How many GPUs the type has is not known yet: as if it had several.
             spec = structs.replace(spec, max_hours=(ready_minutes(spec, 2) + _USE_MINUTES) / 60)
         return replace(session, settings=structs.replace(session.settings, cluster=spec))
 

@@ -169,9 +169,9 @@ def _watched(session: Session, folder: ClusterFolder, job_id: str, put_off: PutO
         jobs = status.list_jobs(runner, seconds=max(session.settings.job.heartbeat, _LIST_SECONDS))
         while later := [one.id for one in jobs if one.resumed_from == job_id]:
             job_id = later[-1]
-        job = status.find(jobs, job_id)
-        if not job.status.ended and _is_resuming(folder):
+        if not status.find(jobs, job_id).status.ended and _is_resuming(folder):
             raise _Resuming
+        job = status.find_job(runner, job_id)  # again: it may have been starting, and had fewer nodes
         follower = JobFollower(
             runner,
             job.id,

@@ -40,8 +40,7 @@ def _head(view: Snapshot) -> Iterator[str]:
         yield f"{state}: {node_list(nodes)}{why}"
     if (job := view.job) is not None:
         progress = job.training.progress if job.training is not None else ""
-        when = "after" if job.status.ended else "for"
-        lasted = "" if job.seconds is None else f" {when} {duration(job.seconds)}"
+        lasted = f" {'after' if job.status.ended else 'for'} {duration(job.seconds)}" if job.seconds else ""
         yield ", ".join(filter(None, (f"job {job.id}: {state_text(job)}{lasted}", progress)))
     if metrics := {name: value for name, value in view.metrics.items() if name not in ("step", "steps")}:
         yield "  ".join(

@@ -18,8 +18,8 @@ from cloudddp.agent.protocol.progress import Pace
 from cloudddp.agent.protocol.readings import READINGS_FILE, RankReading, Reading
 
 LIST_SECONDS = 10.0  # between two searches for children of ranks: a node has thousands of processes
-RECORD_SECONDS = 10.0  # between two readings that are kept with a job; of a long one its age / RECORD_PART
-RECORD_PART = 500
+RECORD_SECONDS = 10.0  # between two readings that are kept; less at first, so that short jobs have curves
+RECORD_PART = 500  # of the age of a long job
 
 
 class Measuring:
@@ -77,7 +77,6 @@ class Recorder:
         if now < self._due:
             return
         age = now - self._began
-        # More often at first, so that a short job has a curve.
         self._due = now + max(1.0, min(age / 20, RECORD_SECONDS), age / RECORD_PART)
         path, access = self._measuring.folder / READINGS_FILE, os.O_RDWR | os.O_APPEND | os.O_CREAT
         with contextlib.suppress(OSError, ProtocolError), store.open_regular(path, access) as file:
