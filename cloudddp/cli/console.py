@@ -178,9 +178,7 @@ class Progress:
             self._status = Live(
                 Spinner("dots", self, style="status.spinner"), console=self._console, transient=True
             )
-            self._status.start(
-                refresh=True
-            )  # now: rich's thread would write the first row while another prints
+            self._status.start(refresh=True)  # rich's thread would write the first row while another prints
 
     def __rich__(self) -> Any:
         """Return the current step for the spinner, which asks several times a second."""

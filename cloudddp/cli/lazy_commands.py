@@ -274,7 +274,7 @@ class Verb(_WithGlobalOptions):
 
 
 # Verbs, and the words of other programs for them.
-_MEANT = {"up": "create start", "pull": "download fetch", "down": "delete destroy terminate stop rm kill"}
+_MEANT = {"up": "create start", "pull": "download fetch", "down": "delete destroy terminate stop rm"}
 
 
 class LazyGroup(_WithGlobalOptions, click.Group):

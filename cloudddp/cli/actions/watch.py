@@ -125,7 +125,8 @@ def _resume(
 
 
 class _Resuming(Exception):
-    """Another command of this computer starts the job again: not all of its nodes are known yet."""
+    """Another command starts a job again, or has done so: not all nodes of that job (the argument) were
+    looked at."""
 
 
 def _is_resuming(folder: ClusterFolder) -> bool:
@@ -148,7 +149,8 @@ def _followed(session: Session, cluster: Cluster, job_id: str, put_off: PutOff) 
         _wait_for_other(session.console, folder)
         try:
             return _watched(session, folder, job_id, put_off)
-        except _Resuming:
+        except _Resuming as again:
+            (job_id,) = again.args
             continue
         except (NodeError, AWSError) as error:
             permanent = isinstance(error, AWSError) and not error.transient
@@ -167,11 +169,11 @@ def _watched(session: Session, folder: ClusterFolder, job_id: str, put_off: PutO
         for error in silent.values():
             console.warn(str(error))
         jobs = status.list_jobs(runner, seconds=max(session.settings.job.heartbeat, _LIST_SECONDS))
-        while later := [one.id for one in jobs if one.resumed_from == job_id]:
-            job_id = later[-1]
-        if not status.find(jobs, job_id).status.ended and _is_resuming(folder):
-            raise _Resuming
-        job = status.find_job(runner, job_id)  # again: it may have been starting, and had fewer nodes
+        if later := [one.id for one in jobs if one.resumed_from == job_id]:
+            raise _Resuming(later[-1])
+        job = status.find(jobs, job_id)
+        if not job.status.ended and _is_resuming(folder):
+            raise _Resuming(job_id)
         follower = JobFollower(
             runner,
             job.id,

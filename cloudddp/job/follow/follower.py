@@ -172,7 +172,7 @@ class JobFollower:
         state = before.state.apply(event, self._liveness.clock())
         unreported = deque((*before.unreported, *state.lines))
         if before.unreported and len(unreported) > MOST_UNREPORTED:
-            note = f"{NOTE}earlier lines are not shown here; `cloudddp logs` has all of them"
+            note = f"{NOTE}earlier lines are not shown here; the logs have all of them"
             unreported = deque((Line(0, LAUNCHER_RANK, note), *list(unreported)[-MOST_UNREPORTED // 2 :]))
         if isinstance(event, NodeQuiet | NodeResponding | Silence):
             unreported.append(event)
