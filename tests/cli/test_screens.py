@@ -78,15 +78,16 @@ def compare(name: str, rows: list[str]) -> None:
 
 
 def _words(text: str) -> list[str]:
-    """Return the lines without what a race decides: the order of lines of different ranks, and steps and
+    """Return the lines without what a race decides: the order of lines of different ranks and nodes, and steps and
     times that are shown only if they take long enough."""
     text = re.sub(r"\bloss \d+\.\d+", "loss", text)
     lines = [re.sub(r" {2,}", "  ", re.sub(r" +\([\d.]+ s\)$", "", line)) for line in text.splitlines()]
     # "creating the nodes" becomes "nodes running", unless they run before the first look at them.
     brief = ("not yet:", "waiting for", "creating the nodes", "nodes running:")
     kept = [line for line in lines if not any(text in line for text in brief)]
-    return sorted(line for line in kept if line.startswith("[")) + [
-        line for line in kept if not line.startswith("[")
+    raced = ("[", "node ")
+    return sorted(line for line in kept if line.startswith(raced)) + [
+        line for line in kept if not line.startswith(raced)
     ]
 
 
