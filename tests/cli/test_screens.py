@@ -78,8 +78,8 @@ def compare(name: str, rows: list[str]) -> None:
 
 
 def _words(text: str) -> list[str]:
-    """Return the lines without what a race decides: the order of lines of different ranks and nodes, and steps
-    and times that are shown only if they take long enough."""
+    """Return the lines without what a race decides: the order of lines of different ranks and nodes, and
+    steps and times that are shown only if they take long enough."""
     text = re.sub(r"\bloss \d+\.\d+", "loss", text)
     lines = [re.sub(r" {2,}", "  ", re.sub(r" +\([\d.]+ s\)$", "", line)) for line in text.splitlines()]
     # "creating the nodes" becomes "nodes running", unless they run before the first look at them.
